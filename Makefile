@@ -1,0 +1,53 @@
+# Every target sets up .venv by itself and again when its requirements change. Another interpreter: make train PYTHON=python3.12
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
+TORCH := $(shell grep '^torch==' requirements.txt)
+
+.DEFAULT_GOAL := help
+.PHONY: help train test test-learning lint bench tensorboard clean
+
+help:            ## this list
+	@grep -hE '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
+
+train: $(VENV)/.installed       ## train what the lines of utils/options.py say; ARGS="--config dqn-cartpole" overrides them
+	$(RUN) main.py $(ARGS)
+
+test: $(VENV)/.installed-dev    ## the tests, without those that train for minutes; ARGS="tests/utils -x" goes to pytest
+	$(RUN) -m pytest $(ARGS)
+
+test-learning: $(VENV)/.installed-dev  ## the tests that train until a score is reached
+	$(RUN) -m pytest -m learning --timeout 3600 $(ARGS)
+
+lint: $(VENV)/.installed-dev    ## ruff and mypy
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+
+bench: $(VENV)/.installed-bench ## speed against stable-baselines3, same work, side by side
+	$(RUN) -m benchmarks.speed $(ARGS)
+
+tensorboard: $(VENV)/.installed ## curves of every run, on this machine only: http://127.0.0.1:6006
+	$(RUN) -m tensorboard.main --logdir logs --host 127.0.0.1 --port 6006 $(ARGS)
+
+clean:           ## remove .venv and caches; models and logs stay
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build *.egg-info
+
+# A stamp is newer than the requirements it was made from. torch goes first, by itself and exactly.
+$(VENV)/.torch: requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, $(PYTHON) is " + sys.version) if sys.version_info < (3, 11) else 0'
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(PIP) $(TORCH)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch
+	$(PIP) -r requirements.txt
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.torch requirements-dev.txt requirements-minatar.txt requirements-video.txt requirements-plots.txt
+	$(PIP) -r requirements-dev.txt
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-bench: $(VENV)/.torch requirements-bench.txt
+	$(PIP) -r requirements-bench.txt
+	@touch $@ $(VENV)/.installed

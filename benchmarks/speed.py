@@ -1,0 +1,168 @@
+"""Agent steps per second of training against stable-baselines3 and against this machine's own ceiling: `make bench`.
+
+Same work on both sides: Pong, Nature CNN, plain DQN (no double, n = 1), uniform memory, 8 environments, 8 samples learnt from an agent
+step (batch 32: one update every 4 agent steps; batch 256: one every 32), all cores of this machine. The sides take turns (A B A B) in processes
+of their own; what is quoted is the median and the ratio of each pair. Start-up and the filling of the memory are not counted.
+The ceiling is measured apart: environment and acting alone on one core, and the learner's update on a batch in memory alone,
+combined as if nothing were lost between them.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NUM_ENVS, SAMPLES_PER_STEP, LEARN_START = 8, 8, 2_000
+
+
+def ours(batch_size: int, seconds: float) -> float:
+    """Agent steps per second of `python main.py`, read from the metrics file of the run."""
+    timestamp = f"bench{time.time_ns()}"
+    subprocess.run(
+        [sys.executable, "main.py", "--config", "dqn-pong-uniform", "--machine", "bench", "--timestamp", timestamp,
+         "--seconds", str(seconds), "--num_actors", "1", "--num_envs_per_actor", str(NUM_ENVS), "--agent.batch_size", str(batch_size),
+         "--agent.nstep", "1", "--agent.double", "false", "--clock.learn_start", str(LEARN_START), "--clock.tolerance", "100",
+         "--clock.samples_per_insert", str(SAMPLES_PER_STEP), "--evaluator.period", "1e9", "--evaluator.episodes", "1",
+         "--evaluator.max_steps", "1"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    lines = (ROOT / "logs" / f"bench_{timestamp}" / "metrics.jsonl").read_text().splitlines()
+    points = [(row["time"], row["step"]) for row in map(json.loads, lines) if row["step"] > LEARN_START + 1_000]
+    (start, first), (end, last) = points[0], points[-2]  # the last line may be written while the run ends
+    return (last - first) / (end - start)
+
+
+def stable_baselines3(batch_size: int, seconds: float) -> float:
+    """Agent steps per second of stable-baselines3's DQN, in this process."""
+    from stable_baselines3 import DQN
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_atari_env
+    from stable_baselines3.common.vec_env import VecFrameStack
+
+    class Stopwatch(BaseCallback):
+        started, first, rate = 0.0, 0, 0.0
+
+        def _on_step(self) -> bool:
+            if self.num_timesteps > LEARN_START + 1_000 and not self.started:
+                self.started, self.first = time.perf_counter(), self.num_timesteps
+            elapsed = time.perf_counter() - self.started
+            if self.started and elapsed > 1:
+                self.rate = (self.num_timesteps - self.first) / elapsed
+            return not self.started or elapsed < seconds
+
+    env = VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=NUM_ENVS, seed=0), n_stack=4)
+    steps_an_update = batch_size // SAMPLES_PER_STEP
+    train_freq, gradient_steps = max(steps_an_update // NUM_ENVS, 1), max(NUM_ENVS // steps_an_update, 1)
+    agent = DQN("CnnPolicy", env, buffer_size=100_000, learning_starts=LEARN_START, batch_size=batch_size, train_freq=train_freq,
+                gradient_steps=gradient_steps, target_update_interval=10_000, seed=0)
+    stopwatch = Stopwatch()
+    agent.learn(10_000_000, callback=stopwatch)
+    return stopwatch.rate
+
+
+def acting(seconds: float, network: bool = True) -> float:
+    """Agent steps per second of the bare vector environment on one core, with the network's forward or without."""
+    import numpy as np
+    import torch
+
+    from core.envs.atari import AtariEnv, AtariParams
+    from core.models.dqn_cnn import DQNCNN, DQNCNNParams
+
+    torch.set_num_threads(1)
+    env = AtariEnv(AtariParams(), "pong", NUM_ENVS)
+    model, timestep = DQNCNN(DQNCNNParams(), env.spec), env.reset(0)
+    started, steps = time.perf_counter(), 0
+    with torch.inference_mode():
+        while (elapsed := time.perf_counter() - started) < seconds:
+            if network:
+                model(torch.from_numpy(timestep.observation))
+            timestep = env.step(np.random.default_rng(steps).integers(6, size=NUM_ENVS))
+            steps += NUM_ENVS
+    env.close()
+    return steps / elapsed
+
+
+def updating(batch_size: int, threads: int, seconds: float) -> float:
+    """Samples per second of the agent's update on a batch that is there already."""
+    import numpy as np
+    import torch
+
+    from core.agents.dqn import DQN, DQNParams
+    from core.env import Discrete, EnvSpec
+    from core.memory import Batch, Keys
+    from core.models.dqn_cnn import DQNCNN, DQNCNNParams
+    from core.shared import ArraySpec
+    from core.trajectory import Window
+
+    torch.set_num_threads(threads)
+    spec = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)
+    agent = DQN(DQNParams(batch_size=batch_size, nstep=1, double=False), spec, lambda: DQNCNN(DQNCNNParams(), spec))
+    rows = torch.zeros(2, batch_size)
+    window = Window(torch.randint(0, 256, (2, batch_size, 4, 84, 84), dtype=torch.uint8), rows.bool(), rows.bool(), rows.long(), rows,
+                    rows + 1, {})
+    batch = Batch(window, Keys(np.zeros(batch_size, np.int64), np.zeros(batch_size, np.int64)), torch.ones(batch_size))
+    for _ in range(3):
+        agent.learn(batch)
+    started, samples = time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - started) < seconds:
+        agent.learn(batch)
+        samples += batch_size
+    return samples / elapsed
+
+
+def ceiling(batch_size: int, seconds: float) -> float:
+    """Agent steps per second if acting and updates shared the cores without loss."""
+    import os
+
+    cores = len(os.sched_getaffinity(0))
+    act = 1 / acting(seconds / 3)
+    update_one = SAMPLES_PER_STEP / updating(batch_size, 1, seconds / 3)
+    update_all = SAMPLES_PER_STEP / updating(batch_size, cores, seconds / 3)
+    return max(1 / max(update_one, act), 1 / (update_all + act / cores))
+
+
+SIDES = {"ours": ours, "stable-baselines3": stable_baselines3, "ceiling": ceiling}
+
+
+def measure(side: str, batch_size: int, seconds: float) -> float:
+    """One side in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.speed", "--side", side, "--batch_size", str(batch_size), "--seconds", str(seconds)]
+    output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return float(output.split()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--side", choices=SIDES)
+    parser.add_argument("--batch_size", type=int, default=0, help="0: 32 and 256")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each measurement")
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "speed.json")
+    options = parser.parse_args()
+    if options.side:
+        print(SIDES[options.side](options.batch_size, options.seconds))
+        return
+    packages = ("torch", "gymnasium", "ale-py", "stable-baselines3", "numpy")
+    result: dict[str, object] = {"command": "python -m benchmarks.speed " + " ".join(sys.argv[1:]), "machine": platform.processor() or platform.machine(),
+                                 "cpus": len(__import__("os").sched_getaffinity(0)), "seconds": options.seconds,
+                                 "versions": {name: version(name) for name in packages}}
+    for batch_size in [options.batch_size] if options.batch_size else [32, 256]:
+        rates: dict[str, list[float]] = {side: [] for side in SIDES}
+        for _ in range(options.pairs):
+            for side in SIDES:
+                rates[side].append(measure(side, batch_size, options.seconds))
+                print(f"batch {batch_size}: {side} {rates[side][-1]:.1f} agent steps/s", flush=True)
+        against, fraction = ([mine / other for mine, other in zip(rates["ours"], rates[side])] for side in list(SIDES)[1:])
+        result[f"batch {batch_size}"] = {**rates, "ours / stable-baselines3": against, "ours / ceiling": fraction}
+        print(f"batch {batch_size}: median {statistics.median(rates['ours']):.1f} agent steps/s, {statistics.median(against):.2f} times "
+              f"stable-baselines3, {statistics.median(fraction):.2f} of the ceiling")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The agent contract: what it stores, how it acts, how it learns.
+
+An agent sees a model, a batch and ops; never a process, a clock, a file or an environment class. Constructing one is cheap: networks,
+optimiser and target are made on first use, in the process that needs them.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from core.env import EnvSpec, TimeStep
+from core.memory import Batch
+from core.model import Model, State
+from core.shared import ArraySpec
+from core.trajectory import Window, WindowSpec
+
+
+class ActorOutput(NamedTuple):
+    action: np.ndarray             # [E, ...] as the action space wants it
+    extras: dict[str, np.ndarray]  # each [E, ...], the row fields that `Agent.extras` declares
+    state: State
+
+
+class LearnerOutput(NamedTuple):
+    statistics: dict[str, Tensor]  # scalars, left on their device
+    priorities: Tensor | None      # [B], non-negative
+    skipped: bool = False          # the loss or its gradient was not finite, nothing changed
+
+
+class Exploration(Protocol):
+    """How one actor departs from the greedy policy; made by the agent, kept by the actor, changing with the run's agent steps."""
+
+    def update(self, agent_steps: int) -> None: ...
+
+    def statistics(self) -> dict[str, float]: ...
+
+
+class Engine(Protocol):
+    def run(self, roles: list[tuple[str, int]]) -> int: ...
+
+
+class Agent(ABC):
+    """One algorithm. Class attributes say what it can be combined with, so that impossible rows are found before a start."""
+
+    Params: ClassVar[type]
+    head: ClassVar[str]                  # the Model.head it needs
+    actions: ClassVar[type]              # Discrete or Continuous
+    memories: ClassVar[tuple[str, ...]]  # memory types it can learn from
+
+    def __init__(self, params: Any, spec: EnvSpec, make_model: Callable[[], Model]):
+        self.params, self.spec, self._make_model = params, spec, make_model
+
+    # what it stores and samples ---------------------------------------------------------------------------------------
+    @property
+    @abstractmethod
+    def window(self) -> WindowSpec: ...
+
+    @property
+    def extras(self) -> dict[str, ArraySpec]:
+        """Row fields of its own, written by `act`."""
+        return {}
+
+    def initial_priorities(self, window: Window) -> np.ndarray:
+        """Priorities [B] of fresh windows from what the actor stored; only asked for by memories that want them."""
+        raise NotImplementedError(f"{type(self).__name__} gives no initial priorities")
+
+    # the actor's side -------------------------------------------------------------------------------------------------
+    @property
+    @abstractmethod
+    def model(self) -> Model:
+        """The network that acts and whose parameters are shared."""
+
+    @abstractmethod
+    def act(self, timestep: TimeStep, state: State, exploration: Exploration | None) -> ActorOutput:
+        """Actions of E streams; exploration None: greedy. Runs under inference mode."""
+
+    @abstractmethod
+    def exploration(self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator) -> Exploration: ...
+
+    @abstractmethod
+    def evaluation_exploration(self, num_envs: int, generator: np.random.Generator) -> Exploration | None: ...
+
+    # the learner's side -----------------------------------------------------------------------------------------------
+    @abstractmethod
+    def learn(self, batch: Batch) -> LearnerOutput:
+        """One update."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values that continue learning exactly: weights, target, optimiser, schedules, counters."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    # its processes ----------------------------------------------------------------------------------------------------
+    def launch(self, engine: Engine, mode: int, num_actors: int = 1, num_learners: int = 1) -> int:
+        """Hand the table of single-processes to the engine; returns the exit code."""
+        if mode == 2:
+            return engine.run([("tester", 1)])
+        return engine.run([("logger", 1), ("actor", num_actors), ("learner", num_learners), ("evaluator", 1)])

@@ -1,0 +1,63 @@
+"""What every single-process is given: the options, and the shared memory that connects it with the others."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from core.agent import Agent
+from core.clock import Clock
+from core.env import Env, EnvSpec
+from core.logs import LogRings
+from core.memory import Memory
+from core.parameters import ParameterStore
+
+ROLES = {"logger": 0, "actor": 1, "learner": 2, "evaluator": 3, "tester": 4}
+
+
+@dataclass
+class Context:
+    """Made by main, inherited by each spawned process.
+
+    `options` is a utils.options.Options; floors below know it by its fields only. `roles` lists every process of the run in order,
+    so that (role, index) has one number for heartbeats and logs.
+    """
+
+    options: Any
+    spec: EnvSpec
+    roles: tuple[tuple[str, int], ...]
+    memory: Memory | None       # None in mode 2, as the next three
+    parameters: ParameterStore
+    clock: Clock
+    logs: LogRings
+    resume_from: Path | None = None   # a verified full checkpoint
+    initial_weights: Path | None = None
+
+    def make_agent(self, device: str = "cpu") -> Agent:
+        return self.options.make_agent(self.spec, device)
+
+    def make_env(self, num_envs: int, *, training: bool, num_threads: int = 1, render_mode: str | None = None) -> Env:
+        options = self.options
+        return options.env_class(options.env, options.game, num_envs, training=training, num_threads=num_threads,
+                                 render_mode=render_mode)
+
+    def process_ind(self, role: str, index: int) -> int:
+        return self.roles.index((role, index))
+
+    def report(self, role: str, index: int, values: dict[str, float]) -> None:
+        """Send values to the logger under "role/name", at the run's current agent steps."""
+        self.logs.write(self.process_ind(role, index), {f"{role}/{name}": value for name, value in values.items()},
+                        self.clock.agent_steps)
+
+    def seed(self, role: str, index: int, salt: int = 0) -> int:
+        """A seed of its own for each process of a run; `salt` separates successive lives of one process."""
+        sequence = np.random.SeedSequence([self.options.seed, ROLES[role], index, salt])
+        return int(sequence.generate_state(1)[0] >> 1)
+
+    def seed_everything(self, role: str, index: int, salt: int = 0) -> np.random.Generator:
+        """Seed torch's global generator for this process and return a numpy generator for the rest."""
+        seed = self.seed(role, index, salt)
+        torch.manual_seed(seed)
+        return np.random.default_rng(seed)

@@ -1,0 +1,49 @@
+"""What runs inside a spawned process: the driver of one generator."""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+
+import torch
+
+from core.context import Context
+from core.engines import exit_codes
+
+IDLE_SECONDS = 0.002  # the nap of a process that has nothing to do
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+
+
+def main(process: Callable[[Context, int], Iterator[bool]], context: Context, role: str, index: int, threads: int,
+         parent: int, failure: Connection) -> None:
+    """Drive the generator to its end. An exception is sent to the supervisor as text; the exit code says of what kind it was."""
+    _die_with(parent)
+    ctypes.CDLL(None).prctl(PR_SET_NAME, f"{role} {index}".encode())  # what top and /proc/<pid>/comm show
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # main alone decides when a run ends
+    torch.set_num_threads(threads)
+    try:
+        drive(process(context, index), context, context.process_ind(role, index))
+    except BaseException as error:
+        failure.send((f"{type(error).__name__}: {error}", traceback.format_exc()))
+        failure.close()
+        sys.exit(exit_codes.of(error))
+
+
+def drive(generator: Iterator[bool], context: Context, process_ind: int) -> None:
+    """Beat after every slice of work; nap when there was none."""
+    for worked in generator:
+        context.clock.beat(process_ind)
+        if not worked:
+            time.sleep(IDLE_SECONDS)
+
+
+def _die_with(parent: int) -> None:
+    """Ask the kernel to kill this process when main dies, however it dies."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(exit_codes.TRAINING_FAILED)

@@ -1,0 +1,106 @@
+"""Inline engine: every single-process in this process, in a fixed order; bit-for-bit reproducible on a CPU.
+
+A round is one step of each actor, then the learner until it has caught up, then one slice of evaluator and logger. Each
+single-process keeps a torch random state of its own. A checkpoint is an episode boundary: actors begin afresh after it, so that a
+run resumed from it and the run that went on are the same run.
+"""
+
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+from core.context import Context
+from core.engines import exit_codes
+from core.engines.conditions import Conditions
+
+Process = Callable[[Context, int], Iterator[bool]]
+
+
+class InlineEngine:
+    def __init__(self, context: Context, processes: Mapping[str, Process]):
+        self._context, self._processes = context, processes
+        self._generators: dict[tuple[str, int], Iterator[bool]] = {}
+        self._random: dict[tuple[str, int], torch.Tensor] = {}
+        self._signal = 0
+
+    def run(self, roles: list[tuple[str, int]]) -> int:
+        """Run to the end. Returns the exit code; an error is printed, and the learner saves if it is not the learner's own."""
+        torch.set_num_threads(1)
+        handlers = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            for role, index in self._context.roles:
+                self._start(role, index)
+            self._loop()
+        except Exception as error:
+            traceback.print_exc()
+            self._context.clock.stop(interrupt=True)
+            self._finish("learner")
+            return exit_codes.of(error)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            for generator in self._generators.values():
+                generator.close()  # type: ignore[attr-defined]
+        return exit_codes.INTERRUPTED + self._signal if self._signal else exit_codes.DONE
+
+    def _loop(self) -> None:
+        clock, conditions = self._context.clock, Conditions(self._context)
+        actors = self._of("actor")
+        while not clock.stopped and self._generators:
+            for actor in actors:
+                self._advance(actor)
+            self._exhaust("learner")
+            conditions.check()
+            if clock.checkpoint_due and not clock.stopped:
+                self._exhaust("learner")
+                for actor in actors:
+                    self._restart(actor)
+            for key in self._of("evaluator") + self._of("logger") + self._of("tester"):
+                self._advance(key)
+        for role in ("actor", "learner", "evaluator"):
+            self._finish(role)
+        clock.end_logger()
+        self._finish("logger")
+
+    def _of(self, role: str) -> list[tuple[str, int]]:
+        return [key for key in self._generators if key[0] == role]
+
+    def _start(self, role: str, index: int) -> None:
+        self._random[role, index] = torch.get_rng_state()
+        self._generators[role, index] = self._processes[role](self._context, index)
+
+    def _restart(self, key: tuple[str, int]) -> None:
+        self._generators[key].close()  # type: ignore[attr-defined]
+        self._start(*key)
+
+    def _advance(self, key: tuple[str, int]) -> bool:
+        """One slice of a single-process with its own random state. False when it is idle or over."""
+        if key not in self._generators:
+            return False
+        torch.set_rng_state(self._random[key])
+        try:
+            return next(self._generators[key])
+        except StopIteration:
+            del self._generators[key]
+            return False
+        except Exception:
+            del self._generators[key]
+            raise
+        finally:
+            self._random[key] = torch.get_rng_state()
+
+    def _exhaust(self, role: str) -> None:
+        for key in self._of(role):
+            while self._advance(key):
+                pass
+
+    def _finish(self, role: str) -> None:
+        for key in self._of(role):
+            while key in self._generators:
+                self._advance(key)
+
+    def _interrupt(self, number: int, frame: object) -> None:
+        self._signal = number
+        self._context.clock.stop(interrupt=True)

@@ -1,0 +1,194 @@
+"""Local engine: one spawned process for each single-process, supervised by their sentinels and heartbeats."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing import connection, get_context
+from typing import Any
+
+from core.context import Context
+from core.engines import child, exit_codes
+from core.engines.conditions import Conditions
+from core.engines.inline import Process
+from core.settings import setting
+
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "268435456", "MALLOC_TRIM_THRESHOLD_": "268435456"}  # bytes: fewer page faults on large activations
+
+
+@dataclass(frozen=True)
+class SupervisorParams:
+    heartbeat_timeout: float = setting(60.0, above=0)  # seconds without a beat after which a process is replaced
+    start_timeout: float = setting(180.0, above=0)     # seconds a process may take to its first beat
+    max_restarts: int = setting(5, low=0)              # of one process; then the run is given up
+    stop_timeout: float = setting(12.0, above=0)       # seconds that processes have to end once interrupted
+    finish_timeout: float = setting(900.0, above=0)    # seconds for the last evaluation of a run that finished
+
+
+class Place:
+    """One process of the run's table and what is known of its successive lives."""
+
+    def __init__(self, role: str, index: int, threads: int):
+        self.role, self.index, self.threads = role, index, threads
+        self.process: Any = None
+        self.failure: Any = None
+        self.restarts, self.started, self.ended = 0, 0.0, False
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.index}"
+
+
+class LocalEngine:
+    """Spawns the table, forgives what can be forgiven, and leaves nothing behind."""
+
+    def __init__(self, context: Context, processes: Mapping[str, Process]):
+        self._context, self._processes, self._options = context, processes, context.options
+        self._clock = context.clock
+        self._spawn = get_context("spawn")
+        self._places = [Place(role, index, self._threads(role)) for role, index in context.roles]
+        self._signals: list[int] = []
+        self._exit_code = 0
+
+    def run(self, roles: list[tuple[str, int]]) -> int:
+        """Run to the end. Returns the exit code."""
+        os.environ.update({name: os.environ.get(name, value) for name, value in ALLOCATOR.items()})
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+        try:
+            for place in self._places:
+                self._start(place)
+            conditions = Conditions(self._context)
+            while not self._clock.stopped and self._alive():
+                connection.wait([place.process.sentinel for place in self._alive()], timeout=0.1)
+                self._supervise()
+                conditions.check()
+            self._end()
+        finally:
+            self._kill(self._alive())
+        return self._exit_code or (exit_codes.INTERRUPTED + self._signals[0] if self._signals else exit_codes.DONE)
+
+    # start ------------------------------------------------------------------------------------------------------------
+    def _threads(self, role: str) -> int:
+        """Intra-op threads: one each, and for the learner what is left of the cores (all of up to four)."""
+        cores = len(os.sched_getaffinity(0))
+        if role != "learner":
+            return 1
+        return self._options.learner.threads or (cores if cores <= 4 else max(cores - self._options.num_actors - 1, cores // 2))
+
+    def _start(self, place: Place) -> None:
+        receiver, sender = self._spawn.Pipe(duplex=False)
+        self._clock.forget_beat(self._process_ind(place))
+        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(place.threads)
+        place.process = self._spawn.Process(
+            target=child.main, name=str(place), daemon=True,
+            args=(self._processes[place.role], self._context, place.role, place.index, place.threads, os.getpid(), sender))
+        place.process.start()
+        sender.close()
+        place.failure, place.started = receiver, time.monotonic()
+
+    # supervise --------------------------------------------------------------------------------------------------------
+    def _alive(self) -> list[Place]:
+        return [place for place in self._places if place.process is not None and not place.ended]
+
+    def _supervise(self) -> None:
+        for place in self._alive():
+            if place.process.exitcode is not None:
+                self._bury(place)
+            elif (reason := self._silent(place)) is not None:
+                place.process.kill()
+                place.process.join()
+                self._bury(place, reason)
+
+    def _silent(self, place: Place) -> str | None:
+        """Why a process that still runs must be replaced."""
+        process_ind, params = self._process_ind(place), self._options.supervisor
+        if not self._clock.has_beaten(process_ind):
+            late = time.monotonic() - place.started > params.start_timeout
+            return f"did not start within {params.start_timeout:.0f} s" if late else None
+        silent, limit = self._clock.silent_seconds(process_ind), params.heartbeat_timeout
+        if place.role == "learner" and self._clock.checkpoint_due:
+            limit *= 10  # a large replay is being written
+        return f"gave no sign of life for {silent:.0f} s" if silent > limit else None
+
+    def _bury(self, place: Place, reason: str | None = None) -> None:
+        """A process is gone: it was done, or it is replaced, or the run ends."""
+        place.ended = True
+        exitcode, error = place.process.exitcode, self._last_words(place)
+        if exitcode == 0 and reason is None:
+            return
+        started = self._clock.has_beaten(self._process_ind(place))
+        reason = reason or error or f"was killed by signal {-exitcode}"
+        self._say(f"{place} (pid {place.process.pid}) {'failed: ' if error else ''}{reason}")
+        if place.role in ("learner", "tester") or (error and not started):
+            self._give_up(exitcode if error else exit_codes.TRAINING_FAILED)
+        elif place.restarts >= self._options.supervisor.max_restarts:
+            self._say(f"{place} was restarted {place.restarts} times, which is supervisor.max_restarts")
+            self._give_up(exit_codes.TRAINING_FAILED)
+        else:
+            place.restarts += 1
+            place.ended = False
+            self._clock.count_restart()
+            self._start(place)
+            self._say(f"{place} restarted ({place.restarts} of {self._options.supervisor.max_restarts})")
+
+    def _last_words(self, place: Place) -> str | None:
+        """The error a process sent before it ended; its traceback is shown the first time."""
+        try:
+            if not place.failure.poll():
+                return None
+            summary, text = place.failure.recv()
+        except (EOFError, OSError):
+            return None
+        if not place.restarts:
+            print(text, file=sys.stderr, flush=True)
+        return summary
+
+    def _give_up(self, exit_code: int) -> None:
+        self._exit_code = self._exit_code or exit_code
+        self._clock.stop(interrupt=True)
+
+    # end --------------------------------------------------------------------------------------------------------------
+    def _end(self) -> None:
+        """Let every process save and leave; the logger last."""
+        self._await([place for place in self._places if place.role != "logger"])
+        self._clock.end_logger()
+        self._await([place for place in self._places if place.role == "logger"], limit=5.0)
+        if self._options.mode == 1 and (self._exit_code or self._signals):
+            self._say(f"continue this run with: python main.py --config {self._options.config} --resume {self._options.signature}")
+
+    def _await(self, places: list[Place], limit: float | None = None) -> None:
+        params, started = self._options.supervisor, time.monotonic()
+        while waiting := [place for place in places if place in self._alive()]:
+            seconds = limit or (params.stop_timeout if self._clock.interrupted else params.finish_timeout)
+            if time.monotonic() - started > seconds or len(self._signals) > 1:
+                self._say(f"{', '.join(map(str, waiting))} did not end by themselves and are killed")
+                self._kill(waiting)
+                return
+            connection.wait([place.process.sentinel for place in waiting], timeout=0.1)
+            for place in waiting:
+                if place.process.exitcode is not None:
+                    place.ended = True
+                    if place.process.exitcode:
+                        self._say(f"{place} ended with {self._last_words(place) or f'exit code {place.process.exitcode}'}")
+                        if place.role in ("learner", "tester"):
+                            self._exit_code = self._exit_code or max(place.process.exitcode, 0) or exit_codes.TRAINING_FAILED
+
+    def _kill(self, places: list[Place]) -> None:
+        for place in places:
+            place.process.kill()
+        for place in places:
+            place.process.join()
+            place.ended = True
+
+    def _interrupt(self, number: int, frame: object) -> None:
+        """The first signal saves and leaves; a second one leaves at once."""
+        self._signals.append(number)
+        self._clock.stop(interrupt=True)
+
+    def _process_ind(self, place: Place) -> int:
+        return self._context.process_ind(place.role, place.index)
+
+    def _say(self, message: str) -> None:
+        print(f"supervisor: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,92 @@
+"""The environment contract: always vectorised, next-step autoreset.
+
+A step that ends an episode returns `last`; the step after it ignores its action, restarts that stream and returns `first` with
+reward 0. Both kinds of end keep the true final observation; a termination sets `discount` 0, a truncation leaves it 1.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from core.shared import ArraySpec
+
+
+class TimeStep(NamedTuple):
+    """What E streams return to one action each. `reward` and `discount` belong to the action just taken."""
+
+    observation: np.ndarray  # [E, *EnvSpec.observation_shape]
+    reward: np.ndarray       # [E] float32, transformed for training (clipped)
+    discount: np.ndarray     # [E] float32, 0 where the action terminated (or lost a life, in training), else 1
+    first: np.ndarray        # [E] bool, the observation starts an episode
+    last: np.ndarray         # [E] bool, the observation ended an episode
+    raw_reward: np.ndarray   # [E] float32, as the game gave it: the score is their sum over an episode
+
+
+class Discrete(NamedTuple):
+    """num_actions actions, 0 .. num_actions - 1; stored as int64 scalars."""
+
+    num_actions: int
+
+    @property
+    def array(self) -> ArraySpec:
+        return ArraySpec((), "int64")
+
+
+class Continuous(NamedTuple):
+    """Actions within [low, high], element by element; stored as float32 of this shape."""
+
+    low: np.ndarray
+    high: np.ndarray
+
+    @property
+    def array(self) -> ArraySpec:
+        return ArraySpec(self.low.shape, "float32")
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What agents, models and memories know of an environment."""
+
+    name: str                        # canonical game name: "pong", "CartPole-v1"
+    frame: ArraySpec                 # one observation of one stream as it is stored, without the stack
+    frame_stack: int                 # 0: observation is one frame; S >= 1: [S, *frame.shape], oldest first, zeros before the start
+    action: Discrete | Continuous
+    frames_per_step: int = 1         # emulator frames an agent step
+    is_image: bool = False           # [H, W], [H, W, C] or planes: wants a convolution
+    max_value: float = 1.0           # pixels are divided by it (255 for bytes)
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        return (self.frame_stack, *self.frame.shape) if self.frame_stack else self.frame.shape
+
+
+class Env(ABC):
+    """E environments stepped together. Constructing it must be cheap; nothing is shared between instances.
+
+    Raises ValueError for an unknown game (with the closest names) and ImportError (with the pip command) for a missing package.
+    """
+
+    Params: ClassVar[type]  # frozen dataclass of `setting` fields
+    spec: EnvSpec
+
+    @abstractmethod
+    def __init__(self, params: Any, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
+                 render_mode: str | None = None):
+        """`training` False: raw rewards, no life-loss discounts. `render_mode` "human" or "rgb_array": one stream only."""
+
+    @abstractmethod
+    def reset(self, seed: int) -> TimeStep:
+        """Start all streams; stream e is seeded from (seed, e), distinct for each. reward 0, discount 1, first True."""
+
+    @abstractmethod
+    def step(self, action: np.ndarray) -> TimeStep:
+        """Take action [E, ...] in every stream. Raises ValueError naming stream and value for an action outside the space."""
+
+    def render(self) -> np.ndarray:
+        """The colour picture [H, W, 3] uint8 of stream 0; only with render_mode "rgb_array"."""
+        raise NotImplementedError(f"{type(self).__name__} draws no pictures")
+
+    def close(self) -> None:
+        """Release threads and windows; further calls are errors."""

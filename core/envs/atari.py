@@ -1,0 +1,89 @@
+"""Atari 2600 on ale_py's C++ thread pool: E emulators step outside the GIL, python does a few numpy lines for all of them.
+
+Deviations from the emulator's own options, all on purpose: a lost life never ends a game here (`episodic_life` would restart it),
+rewards are clipped outside (the score needs them raw), and episodes are cut here (the emulator's own cut returns a final picture
+blended from two agent steps, and a truncated episode bootstraps from that picture).
+"""
+
+from typing import Any
+
+import numpy as np
+
+from core.env import Discrete, Env, EnvSpec, TimeStep
+from core.envs.atari_protocols import AtariParams
+from core.envs.checks import check_construction, checked_discrete, stream_seeds
+from core.envs.game_names import atari_game
+from core.envs.rewards import clipped
+from core.shared import ArraySpec
+
+
+class AtariEnv(Env):
+    """One game, E streams. `lives` of the last step stand in `self.lives` [E]."""
+
+    Params = AtariParams
+
+    def __init__(self, params: AtariParams, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
+                 render_mode: str | None = None):
+        check_construction(params, num_envs, num_threads, render_mode)
+        name = atari_game(game)
+        self._emulator = _emulator(params, name, num_envs, num_threads, render_mode)
+        self._num_envs, self._max_steps = num_envs, params.max_steps
+        self._life_loss = training and params.rules().life_loss
+        self._clipping = params.reward_clipping if training else "none"
+        self._render_mode = render_mode
+        shape = (params.size, params.size) if params.grayscale else (params.size, params.size, 3)
+        self._actions = Discrete(int(self._emulator.single_action_space.n))
+        self.spec = EnvSpec(name=name, frame=ArraySpec(shape, "uint8"), frame_stack=params.frame_stack, action=self._actions,
+                            frames_per_step=params.frameskip, is_image=True, max_value=255.0)
+
+    def reset(self, seed: int) -> TimeStep:
+        observation, info = self._emulator.reset(seed=stream_seeds(seed, self._num_envs))
+        self.lives = info["lives"]
+        self._steps = np.zeros(self._num_envs, np.int64)  # agent steps of the running episodes
+        self._ended = np.zeros(self._num_envs, bool)
+        self._cut = np.zeros(self._num_envs, bool)        # ended by the cap: the emulator does not know yet
+        zeros, ones = np.zeros(self._num_envs, np.float32), np.ones(self._num_envs, np.float32)
+        return TimeStep(self._stacked(observation), zeros, ones, ones.astype(bool), self._ended, zeros)
+
+    def step(self, action: np.ndarray) -> TimeStep:
+        action = checked_discrete(action, self._num_envs, self._actions)  # one outside hangs the emulator for ever
+        first = self._ended
+        observation, reward, terminated, _, info = self._emulator.step(action)
+        if self._cut.any():
+            observation, info = self._emulator.reset(options={"reset_mask": self._cut})  # the others stay as they are
+            terminated = terminated & ~self._cut
+        raw_reward = np.where(first, 0, reward).astype(np.float32)
+        dead = terminated | (info["lives"] < self.lives) & ~first if self._life_loss else terminated
+        self.lives = info["lives"]
+        self._steps = np.where(first, 0, self._steps + 1)
+        self._cut = (self._steps >= self._max_steps) & ~terminated
+        self._ended = terminated | self._cut
+        discount = 1.0 - dead.astype(np.float32)
+        return TimeStep(self._stacked(observation), clipped(raw_reward, self._clipping), discount, first, self._ended, raw_reward)
+
+    def render(self) -> np.ndarray:
+        if self._render_mode != "rgb_array":
+            return super().render()
+        return self._emulator.render()
+
+    def close(self) -> None:
+        self._emulator.close()
+        del self._emulator  # the last reference: the emulator's threads end here
+
+    def _stacked(self, observation: np.ndarray) -> np.ndarray:
+        return observation if self.spec.frame_stack else observation[:, 0]
+
+
+def _emulator(params: AtariParams, name: str, num_envs: int, num_threads: int, render_mode: str | None) -> Any:
+    if render_mode is not None:  # the thread pool draws nothing
+        from core.envs.atari_render import DrawnAtari
+        return DrawnAtari(params, name, render_mode)
+    from ale_py.vector_env import AtariVectorEnv
+    rules = params.rules()
+    return AtariVectorEnv(
+        name, num_envs, num_threads=min(num_threads, num_envs), frameskip=params.frameskip, stack_num=max(params.frame_stack, 1),
+        img_height=params.size, img_width=params.size, grayscale=params.grayscale, maxpool=params.maxpool,
+        noop_max=rules.noop_max + 1,  # it draws 0 .. noop_max - 1
+        repeat_action_probability=rules.repeat_action_probability, full_action_space=rules.full_action_space,
+        use_fire_reset=rules.use_fire_reset, episodic_life=False, reward_clipping=False,
+        max_num_frames_per_episode=(params.max_steps + 2) * params.frameskip)  # never reached: AtariEnv cuts before

@@ -1,0 +1,55 @@
+"""The settings of Atari, and the two protocols that results are reported under."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from core.envs.rewards import CLIPPINGS
+from core.settings import setting
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What differs between the ways of reporting Atari results; the fields are those of AtariParams."""
+
+    noop_max: int
+    repeat_action_probability: float
+    life_loss: bool
+    full_action_space: bool
+    use_fire_reset: bool
+
+
+PROTOCOLS = {
+    # DQN (Nature 2015) to LASER. FIRE starts the games that wait for it (OpenAI baselines).
+    "classic": Protocol(noop_max=30, repeat_action_probability=0.0, life_loss=True, full_action_space=False, use_fire_reset=True),
+    # Machado et al. 2018 (1709.06009): sticky actions instead of no-ops, nothing known of the game.
+    "machado": Protocol(noop_max=0, repeat_action_probability=0.25, life_loss=False, full_action_space=True, use_fire_reset=False),
+}
+
+
+@dataclass(frozen=True)
+class AtariParams:
+    """None: what the protocol says."""
+
+    protocol: str = setting("classic", choices=tuple(PROTOCOLS))
+    noop_max: int | None = setting(None, low=0)             # frames; each episode starts with 0 .. noop_max no-ops, FIRE is one
+    repeat_action_probability: float | None = setting(None, low=0.0, high=1.0)  # sticky actions, per frame
+    life_loss: bool | None = setting(None)                  # a lost life sets discount 0, in training only; the game goes on
+    full_action_space: bool | None = setting(None)          # all 18 actions instead of those the game reads
+    use_fire_reset: bool | None = setting(None)             # press FIRE at the start where the game has it
+    frameskip: int = setting(4, low=1)                      # frames an agent step
+    frame_stack: int = setting(4, low=0)                    # agent steps seen together; 0: one picture, without a stack axis
+    size: int = setting(84, low=8, high=1024)               # pixels, height and width
+    grayscale: bool = setting(True)                         # False: colour [H, W, 3]
+    maxpool: bool = setting(True)                           # of the last two frames: sprites that flicker stay visible
+    reward_clipping: str = setting("sign", choices=tuple(CLIPPINGS))  # in training only
+    max_frames: int = setting(108_000, low=1)               # frames an episode (30 minutes), then truncated
+
+    @property
+    def max_steps(self) -> int:
+        """Agent steps an episode."""
+        return max(1, self.max_frames // self.frameskip)
+
+    def rules(self) -> Protocol:
+        """The protocol, with what these settings say instead."""
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(Protocol)}
+        return dataclasses.replace(PROTOCOLS[self.protocol], **{name: value for name, value in given.items() if value is not None})

@@ -1,0 +1,127 @@
+"""The border to environments that others wrote: everything they return is checked and converted here, one stream at a time."""
+
+import reprlib
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from core.shared import ArraySpec
+
+OLD_API = ('the old gym API; return (observation, reward, terminated, truncated, info) from step and (observation, info) from '
+           'reset, or register the class with gym 0.26 and set legacy="v21" (shimmy\'s adapter, pip install -e ".[legacy-gym]")')
+
+MAX_REWARD = float(np.finfo(np.float32).max)
+
+
+def is_image(space: spaces.Space) -> bool:
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
+
+
+def frame_of(space: spaces.Space) -> ArraySpec:
+    """How an observation is stored: pictures as bytes, everything else as one float32 vector, discrete values one-hot.
+
+    Raises ValueError for a space without a fixed size.
+    """
+    if is_image(space):
+        return ArraySpec(tuple(space.shape or ()), "uint8")
+    if not space.is_np_flattenable:
+        raise ValueError(f"observations of {space} have no fixed size and cannot be stored")
+    return ArraySpec((spaces.flatdim(space),), "float32")
+
+
+class CheckedEnv(gym.Wrapper):
+    """Raises ValueError naming field, value, stream and step for whatever is no observation, reward or flag; cuts at max_steps.
+
+    Observations leave as `frame_of` says, byte vectors (RAM) scaled to 0 .. 1.
+    """
+
+    def __init__(self, env: gym.Env, stream: int, max_steps: int | None):
+        super().__init__(env)
+        self._stream, self._max_steps = stream, max_steps
+        self._frame, self._space = frame_of(env.observation_space), env.observation_space
+        low, high = (0, 255) if self._frame.dtype == "uint8" else (-np.inf, np.inf)
+        self.observation_space = spaces.Box(low, high, self._frame.shape, np.dtype(self._frame.dtype).type)
+        self._steps = self._total_steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        self._steps = 0
+        try:
+            result = self.env.reset(seed=seed, options=options)
+        except TypeError as error:
+            if "unexpected keyword argument" in str(error):
+                raise ValueError(f"reset of stream {self._stream}: {error}: {OLD_API}") from error
+            raise
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+            raise ValueError(f"reset of stream {self._stream} returned {reprlib.repr(result)}: {OLD_API}")
+        return self._observation(result[0]), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        self._total_steps += 1
+        result = self.env.step(action)
+        if not isinstance(result, tuple) or len(result) != 5:
+            values = len(result) if isinstance(result, tuple) else type(result).__name__
+            raise ValueError(f"step of stream {self._stream} returned {values} values, expected 5: {OLD_API}")
+        observation, reward, terminated, truncated, _ = result
+        cut = self._max_steps is not None and self._steps >= self._max_steps
+        return (self._observation(observation), self._reward(reward), self._flag("terminated", terminated),
+                self._flag("truncated", truncated) or cut, {})
+
+    def _observation(self, value: Any) -> np.ndarray:
+        if isinstance(self._space, spaces.Box):
+            array = self._array(value, self._space)
+        elif isinstance(self._space, spaces.Discrete):
+            array = self._one_hot(value, self._space)
+        else:
+            array = self._flattened(value)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            element = int(np.flatnonzero(~np.isfinite(array))[0])
+            raise self._fault("observation", array[element], f"finite values (element {element} of {array.size})")
+        return array
+
+    def _array(self, value: Any, space: spaces.Box) -> np.ndarray:
+        try:
+            array = np.asarray(value)
+        except ValueError:  # ragged
+            raise self._fault("observation", value, f"an array {list(space.shape)}") from None
+        bytes_only = space.dtype == np.uint8
+        if array.shape != space.shape or (array.dtype != np.uint8 if bytes_only else array.dtype.kind not in "fiub"):
+            raise self._fault("observation", value, f"{space.dtype} {list(space.shape)}")
+        if self._frame.dtype == "uint8":
+            return array
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf, and is reported as such
+            return array.reshape(-1).astype(np.float32) / np.float32(255 if bytes_only else 1)
+
+    def _one_hot(self, value: Any, space: spaces.Discrete) -> np.ndarray:
+        if not space.contains(value):
+            raise self._fault("observation", value, f"a value of {space}")
+        one_hot = np.zeros(self._frame.shape, np.float32)
+        one_hot[int(value) - int(space.start)] = 1
+        return one_hot
+
+    def _flattened(self, value: Any) -> np.ndarray:
+        try:
+            array = np.asarray(spaces.flatten(self._space, value), np.float32)
+        except Exception as error:  # whatever a foreign value does to gymnasium's flatten
+            raise self._fault("observation", value, f"a value of {self._space} ({error})") from error
+        if array.shape != self._frame.shape:
+            raise self._fault("observation", value, f"a value of {self._space}")
+        return array
+
+    def _reward(self, value: Any) -> float:
+        array = np.asarray(value) if not isinstance(value, list | tuple) else None
+        if array is None or array.shape != () or array.dtype.kind not in "fiub" or not abs(float(array)) <= MAX_REWARD:
+            raise self._fault("reward", value, "one finite number")
+        return float(array)
+
+    def _flag(self, field: str, value: Any) -> bool:
+        if not isinstance(value, bool | np.bool_):
+            raise self._fault(field, value, "a bool")
+        return bool(value)
+
+    def _fault(self, field: str, value: Any, expected: str) -> ValueError:
+        shape = f" ({value.dtype} {list(value.shape)})" if isinstance(value, np.ndarray) else ""
+        return ValueError(f"{field} of stream {self._stream} at step {self._total_steps} is {reprlib.repr(value)}{shape}, "
+                          f"expected {expected}")

@@ -1,0 +1,113 @@
+"""MinAtar (1903.03176): five Atari games on 10 x 10 boolean planes, the test bench for pixels that a CPU learns in minutes.
+
+The game rules are the package's own. Its `minatar.Environment` is not used: importing it brings pyplot and seaborn (seconds a
+process), and all it adds is the sticky action below.
+"""
+
+import importlib.util
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from core.env import Discrete, Env, EnvSpec, TimeStep
+from core.envs.checks import check_construction, checked_discrete, stream_seeds
+from core.envs.game_names import closest
+from core.envs.rewards import CLIPPINGS, clipped
+from core.settings import setting
+from core.shared import ArraySpec
+
+GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+PICTURE_SCALE = 32  # pixels a cell, in render
+
+
+@dataclass(frozen=True)
+class MinAtarParams:
+    sticky_action_prob: float = setting(0.1, low=0.0, high=1.0)  # the last action is repeated (the paper's protocol)
+    difficulty_ramping: bool = setting(True)
+    minimal_action_set: bool = setting(True)          # MinAtar/...-v1; False: all six actions, MinAtar/...-v0
+    max_steps: int = setting(5_000, low=1)            # agent steps, then truncated; ours: the package never ends a game that goes well
+    reward_clipping: str = setting("none", choices=tuple(CLIPPINGS))  # in training only
+
+
+class MinAtarEnv(Env):
+    """One game, E streams in one thread; spec.name is "minatar_" and the game, since Atari has games of the same names."""
+
+    Params = MinAtarParams
+
+    def __init__(self, params: MinAtarParams, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
+                 render_mode: str | None = None):
+        check_construction(params, num_envs, num_threads, render_mode)
+        if render_mode == "human":
+            raise ValueError('MinAtar opens no window; use render_mode "rgb_array"')
+        name = closest(game, GAMES)
+        self._games = [_game_module(name).Env(ramping=params.difficulty_ramping) for _ in range(num_envs)]
+        self._actions = np.array(self._games[0].minimal_action_set() if params.minimal_action_set else range(6))
+        self._params, self._num_envs, self._render_mode = params, num_envs, render_mode
+        self._clipping = params.reward_clipping if training else "none"
+        self._discrete = Discrete(len(self._actions))
+        self.spec = EnvSpec(name=f"minatar_{name}", frame=ArraySpec(tuple(self._games[0].state_shape()), "uint8"), frame_stack=0,
+                            action=self._discrete, is_image=True, max_value=1.0)
+
+    def reset(self, seed: int) -> TimeStep:
+        seeds = stream_seeds(seed, self._num_envs)
+        self._random = np.random.default_rng(seeds)  # of the sticky actions
+        for game, stream_seed in zip(self._games, seeds.tolist()):
+            game.random = np.random.RandomState(stream_seed)  # the kind whose methods the games call
+            game.reset()
+        self._last_actions = np.zeros(self._num_envs, np.int64)
+        self._steps = np.zeros(self._num_envs, np.int64)
+        self._ended = np.zeros(self._num_envs, bool)
+        zeros, ones = np.zeros(self._num_envs, np.float32), np.ones(self._num_envs, np.float32)
+        return TimeStep(self._observation(), zeros, ones, ones.astype(bool), self._ended, zeros)
+
+    def step(self, action: np.ndarray) -> TimeStep:
+        action = self._actions[checked_discrete(action, self._num_envs, self._discrete)]
+        first = self._ended
+        # An episode starts with nothing to stick to.
+        sticks = self._random.random(self._num_envs) < self._params.sticky_action_prob
+        self._last_actions = np.where(first, 0, np.where(sticks, self._last_actions, action))
+        raw_reward, terminated = np.zeros(self._num_envs, np.float32), np.zeros(self._num_envs, bool)
+        for stream, (game, restart, played) in enumerate(zip(self._games, first.tolist(), self._last_actions.tolist())):
+            if restart:
+                game.reset()
+            else:
+                raw_reward[stream], terminated[stream] = game.act(played)
+        self._steps = np.where(first, 0, self._steps + 1)
+        self._ended = terminated | (self._steps >= self._params.max_steps)
+        discount = 1.0 - terminated.astype(np.float32)
+        return TimeStep(self._observation(), clipped(raw_reward, self._clipping), discount, first, self._ended, raw_reward)
+
+    def render(self) -> np.ndarray:
+        if self._render_mode != "rgb_array":
+            return super().render()
+        state = self._games[0].state()  # [10, 10, C] bool
+        planes = np.arange(1, state.shape[2] + 1)
+        cells = _palette(state.shape[2])[(state * planes).max(2)]  # the highest plane covers the others
+        return cells.repeat(PICTURE_SCALE, 0).repeat(PICTURE_SCALE, 1)
+
+    def _observation(self) -> np.ndarray:
+        return np.stack([game.state() for game in self._games]).view(np.uint8)
+
+
+def _palette(num_planes: int) -> np.ndarray:
+    """Black and a colour for each plane, [1 + num_planes, 3] uint8: hues evenly apart."""
+    hues = np.arange(num_planes)[:, None] / num_planes + np.array([0, 1 / 3, 2 / 3])
+    colours = 140 + 110 * np.cos(2 * np.pi * hues)
+    return np.concatenate([np.zeros((1, 3)), colours]).astype(np.uint8)
+
+
+@cache
+def _game_module(name: str) -> ModuleType:
+    """minatar/environments/<name>.py without the package's __init__."""
+    package = importlib.util.find_spec("minatar")
+    if package is None or not package.submodule_search_locations:
+        raise ImportError('MinAtar is missing: pip install -e ".[minatar]"')
+    path = Path(package.submodule_search_locations[0], "environments", f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"core.envs.minatar_{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

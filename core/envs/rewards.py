@@ -1,0 +1,24 @@
+"""What training sees of a reward; the score is always the sum of raw rewards."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+
+def soft_asymmetric(reward: np.ndarray) -> np.ndarray:
+    """5 * (0.3 * min(tanh(r / 5), 0) + max(tanh(r / 5), 0)): the optimistic clipping of IMPALA (1802.01561, figure D.1)."""
+    squeezed = np.tanh(reward / 5.0)
+    return 5.0 * np.where(reward < 0, 0.3 * squeezed, squeezed)
+
+
+CLIPPINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "none": lambda reward: reward,
+    "sign": np.sign,                                  # DQN (Nature 2015): all positive rewards 1, all negative -1
+    "clamp": lambda reward: np.clip(reward, -1, 1),   # fractions survive
+    "soft_asymmetric": soft_asymmetric,
+}
+
+
+def clipped(reward: np.ndarray, clipping: str) -> np.ndarray:
+    """float32 rewards [E] under one of CLIPPINGS, in an array of their own."""
+    return CLIPPINGS[clipping](reward).astype(np.float32)

@@ -1,0 +1,157 @@
+"""Prioritised replay (1511.05952), proportional variant: P(i) = p_i^alpha / sum_k p_k^alpha with p_i = |td_i| + epsilon.
+
+Of the paper: stratified draws and importance weights w_i = (N P(i))^-beta / max_j w_j over the batch (section 3.4, algorithm 1),
+beta annealed linearly. Deviation: a new step takes the priority its actor computed (Ape-X, 1803.00933); an actor that supplies none
+leaves NaN in the row's `priority`, and the step starts at the largest priority seen, as in the paper.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from core.memories.drawing import check_batch_size, read_windows
+from core.memories.sum_tree import SumTree
+from core.memory import Batch, Keys, Memory
+from core.settings import setting
+from core.trajectory import Layout, WindowSpec
+
+
+@dataclass(frozen=True)
+class PrioritizedParams:
+    capacity: int = setting(100_000, low=1)          # agent steps
+    alpha: float = setting(0.6, low=0)               # 0: uniform (Ape-X .6, Rainbow .5)
+    beta_start: float = setting(0.4, low=0, high=1)
+    beta_end: float = setting(1.0, low=0, high=1)
+    beta_updates: int = setting(1_000_000, low=1)    # batches over which beta goes from start to end
+    epsilon: float = setting(1e-6, above=0)          # added to |td|: a step of no error can still be drawn
+
+
+class PrioritizedMemory(Memory):
+    """The tree has one leaf a slot. Of each actor the rows [low, high) have theirs set; all other leaves are zero."""
+
+    Params = PrioritizedParams
+    with_priority = True
+
+    def __init__(self, params: PrioritizedParams, layout: Layout, window: WindowSpec, seed: int):
+        super().__init__(params, layout, window, seed)
+        self._tree: SumTree | None = None  # made where it is used, not sent to every process
+        self._low = np.zeros(layout.num_actors, np.int64)
+        self._high = np.zeros(layout.num_actors, np.int64)
+        self._max_priority = 1.0
+        self._batches = 0
+
+    @property
+    def tree(self) -> SumTree:
+        if self._tree is None:
+            self._tree = SumTree(self.layout.num_slots)
+        return self._tree
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the next batch's importance weights."""
+        start, end = self.params.beta_start, self.params.beta_end
+        return start + (end - start) * min(self._batches / self.params.beta_updates, 1.0)
+
+    # sampling ---------------------------------------------------------------------------------------------------------
+    def sample(self, batch_size: int) -> Batch | None:
+        check_batch_size(batch_size)
+        self._ingest()  # once: rows of this batch keep their leaves even if a few of them are drawn again
+        read = read_windows(self.trajectories, self.window, self._draw, batch_size)
+        if read is None:
+            return None
+        window, keys = read
+        leaves = self.tree.leaves[self.trajectories.slots(*keys)]
+        weights = (leaves / leaves.min()) ** -self.beta  # N and the sum of all leaves cancel against the largest weight
+        self._batches += 1
+        return Batch(window, keys, torch.from_numpy(weights.astype(np.float32)))
+
+    def _draw(self, count: int) -> Keys | None:
+        """One start from each of `count` equal shares of the total."""
+        total = self.tree.total
+        if not total:
+            return None
+        slots = self.tree.find((np.arange(count) + self.generator.random(count)) / count * total)
+        return self._keys(slots)
+
+    def _keys(self, slots: np.ndarray) -> Keys:
+        """The live rows in these slots."""
+        rest, envs = np.divmod(slots, self.layout.num_envs)
+        actors, rows = np.divmod(rest, self.layout.rows)
+        low = self._low[actors]
+        return Keys(actors * self.layout.num_envs + envs, low + (rows - low) % self.layout.rows)
+
+    def _ingest(self) -> None:
+        """Bring the tree up to what actors wrote: leaves of lost rows are cleared, those of new starts set."""
+        low, high = self.trajectories.starts(self.window.length)
+        for actor in np.flatnonzero((low > self._low) | (high > self._high)):
+            lost = self._slots(int(actor), self._low[actor], min(low[actor], self._high[actor]))
+            self.tree.set(lost, np.zeros(len(lost)))
+            fresh = self._slots(int(actor), max(self._high[actor], low[actor]), high[actor])
+            self.tree.set(fresh, self._first_leaves(fresh))
+        self._low, self._high = low, high
+
+    def _slots(self, actor: int, low: int, high: int) -> np.ndarray:
+        """Of rows [low, high) of all streams of an actor, flat."""
+        first_stream = actor * self.layout.num_envs
+        streams = np.arange(first_stream, first_stream + self.layout.num_envs)
+        return self.trajectories.slots(streams, np.arange(low, max(high, low))[:, None]).ravel()
+
+    def _first_leaves(self, slots: np.ndarray) -> np.ndarray:
+        priorities = self.trajectories.flat("priority")[slots].astype(np.float64)
+        supplied = np.isfinite(priorities) & (priorities >= 0)
+        self._max_priority = float(priorities.max(initial=self._max_priority, where=supplied))
+        leaves = self._leaves(np.where(supplied, priorities, self._max_priority))
+        return np.where(self.trajectories.flat("last")[slots], 0.0, leaves)
+
+    def _leaves(self, priorities: np.ndarray) -> np.ndarray:
+        return (priorities + self.params.epsilon) ** self.params.alpha
+
+    # priorities -------------------------------------------------------------------------------------------------------
+    def update_priorities(self, keys: Keys, priorities: np.ndarray) -> None:
+        """Raises ValueError for priorities that are not [B], finite and non-negative."""
+        priorities = np.asarray(priorities, np.float64)
+        if priorities.shape != keys.serials.shape:
+            raise ValueError(f"priorities have shape {priorities.shape}, their keys {keys.serials.shape}")
+        bad = ~(np.isfinite(priorities) & (priorities >= 0))
+        if bad.any():
+            raise ValueError(f"priorities must be finite and not negative, not {priorities[bad][0]} (position {bad.argmax()})")
+        actors = keys.streams // self.layout.num_envs
+        live = (keys.serials >= self._low[actors]) & (keys.serials < self._high[actors])
+        self._max_priority = float(priorities.max(initial=self._max_priority, where=live))
+        self.tree.set(self.trajectories.slots(keys.streams[live], keys.serials[live]), self._leaves(priorities[live]))
+
+    def statistics(self) -> dict[str, float]:
+        """mean_priority: of p^alpha over all starts."""
+        mean = self.tree.total / max(int(np.count_nonzero(self.tree.leaves)), 1)
+        return {**super().statistics(), "mean_priority": mean, "max_priority": self._max_priority, "beta": self.beta}
+
+    # checkpoint -------------------------------------------------------------------------------------------------------
+    def state_dict(self, with_rows: bool) -> dict[str, Any]:
+        """Priorities only together with the rows they belong to; beta's progress always."""
+        state = {**super().state_dict(with_rows), "batches": self._batches}
+        if with_rows:
+            used = state["trajectories"]["last"].shape[1]
+            leaves = torch.from_numpy(self.tree.leaves.reshape(self._tree_shape)[:, :used].copy())
+            state["priorities"] = {"leaves": leaves, "low": self._low.tolist(), "high": self._high.tolist(),
+                                   "largest": self._max_priority}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._batches = state["batches"]
+        self._tree, self._max_priority = None, 1.0
+        self._low, self._high = np.zeros_like(self._low), np.zeros_like(self._high)
+        if "trajectories" in state:
+            self._load_priorities(**state["priorities"])
+
+    def _load_priorities(self, leaves: torch.Tensor, low: list[int], high: list[int], largest: float) -> None:
+        stored = np.zeros(self._tree_shape)
+        stored[:, :leaves.shape[1]] = leaves.numpy()
+        self.tree.set(np.arange(stored.size), stored.ravel())
+        self._low[:], self._high[:], self._max_priority = low, high, largest
+
+    @property
+    def _tree_shape(self) -> tuple[int, int, int]:
+        return self.layout.num_actors, self.layout.rows, self.layout.num_envs

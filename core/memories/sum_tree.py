@@ -1,0 +1,63 @@
+"""Sums of non-negative numbers that change one by one, and which of them a running sum falls into.
+
+A row of ROOTS partial sums, each the root of a binary tree; float64, every parent recomputed from its children, so nothing drifts.
+The row is searched by one cumulative sum, which saves half of a binary tree's levels. Measured with numpy on one core, find
+and set together, capacity 1e6, batch 32 / 256: plain binary tree 221 / 449 us, 64-ary blocks 184 / 1069 us, 2048 roots 127 / 276 us;
+capacity 1e5: 213 / 628, 151 / 768, 179 / 187 us.
+"""
+
+import numpy as np
+
+ROOTS = 2048
+
+
+class SumTree:
+    """`capacity` leaves, all zero at first."""
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        depth = max(-(-capacity // ROOTS) - 1, 0).bit_length()
+        self._levels = [np.zeros(ROOTS << level) for level in range(depth + 1)]  # roots first, leaves last
+
+    @property
+    def leaves(self) -> np.ndarray:
+        """[capacity] float64, a view: read only."""
+        return self._levels[-1][:self.capacity]
+
+    @property
+    def total(self) -> float:
+        return float(self._levels[0].sum())
+
+    def set(self, indices: np.ndarray, values: np.ndarray) -> None:
+        """leaves[indices] = values, [B] each; of equal indices the last one counts."""
+        assert indices.ndim == 1 and (len(indices) == 0 or (indices.min() >= 0 and indices.max() < self.capacity))
+        self._levels[-1][indices] = values
+        for parents, children in zip(self._levels[-2::-1], self._levels[:0:-1], strict=True):
+            indices = indices >> 1
+            if len(indices) > 512:  # many neighbours: sorting costs less than summing each parent twice
+                indices = np.unique(indices)
+            pairs = children.reshape(-1, 2)[indices]
+            parents[indices] = pairs[:, 0] + pairs[:, 1]
+
+    def find(self, prefix_sums: np.ndarray) -> np.ndarray:
+        """[B] leaves such that the leaves before each sum up to no more than its prefix sum in [0, total).
+
+        A leaf of value zero is never found while the total is positive, whatever rounding does.
+        """
+        ends = self._levels[0].cumsum()
+        below = np.minimum(prefix_sums, np.nextafter(ends[-1], 0))
+        indices = ends.searchsorted(below, side="right")
+        below = np.maximum(below - (ends - self._levels[0])[indices], 0)  # rounding may have left less than nothing
+        for children in self._levels[1:]:
+            pairs = children.reshape(-1, 2)[indices]
+            right = (below >= pairs[:, 0]) & (pairs[:, 1] > 0)
+            below = below - pairs[:, 0] * right
+            indices = 2 * indices + right
+        return indices
+
+    def check(self) -> None:
+        """Raises AssertionError unless leaves are finite and not negative and every parent is the sum of its children."""
+        assert np.isfinite(self._levels[-1]).all() and (self._levels[-1] >= 0).all()
+        assert not self._levels[-1][self.capacity:].any()
+        for parents, children in zip(self._levels[:-1], self._levels[1:], strict=True):
+            assert (parents == children.reshape(-1, 2).sum(1)).all()

@@ -1,0 +1,79 @@
+"""The memory contract: actors write rows, the learner samples windows; the rule between them is one file in core/memories."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from core.trajectory import ChunkWriter, Layout, Trajectories, Window, WindowSpec
+
+
+class Keys(NamedTuple):
+    """Where sampled windows start: serial numbers never repeat, so an overwritten row is recognised."""
+
+    streams: np.ndarray  # [B] int64, actor * streams per actor + stream
+    serials: np.ndarray  # [B] int64
+
+
+class Batch(NamedTuple):
+    window: Window
+    keys: Keys
+    weights: Tensor  # [B] float32 importance weights, 1 when uniform
+
+
+class Memory(ABC):
+    """Rows of all actors in shared memory, and a rule that samples windows of them.
+
+    Built by main with its shared memory; its learner-side state (trees, random generator) is made on the first `sample`.
+    Raises ValueError when the rows of a stream can never hold a whole window.
+    """
+
+    Params: ClassVar[type]
+    with_priority: ClassVar[bool] = False  # rows carry the actor's initial priority: Layout.of wants to know
+
+    def __init__(self, params: Any, layout: Layout, window: WindowSpec, seed: int):
+        least = layout.guard + max(layout.frame_stack - 1, 0) + window.length + 1
+        if window.length < 1 or layout.rows < least:
+            raise ValueError(f"{layout.rows} rows a stream are too few for windows of length {window.length}: at least {least} "
+                             "rows and length 1 are needed; raise the capacity or lower the number of streams")
+        self.params, self.layout, self.window, self.seed = params, layout, window, seed
+        self.trajectories = Trajectories(layout)
+
+    def writer(self, actor_ind: int, priorities: Callable[[Window], np.ndarray] | None = None) -> ChunkWriter:
+        """The one writer of this actor's ring. `priorities` as in ChunkWriter; rules without priorities ignore it."""
+        return ChunkWriter(self.trajectories, actor_ind, self.window, priorities if self.with_priority else None)
+
+    @cached_property
+    def generator(self) -> np.random.Generator:
+        """Randomness of sampling; only the learner's process uses it."""
+        return np.random.default_rng([self.seed, 0])
+
+    def size(self) -> int:
+        """Rows that can be read now."""
+        return self.trajectories.size()
+
+    @abstractmethod
+    def sample(self, batch_size: int) -> Batch | None:
+        """batch_size windows; None while no legal start exists. Raises ValueError for a batch size below 1."""
+
+    def update_priorities(self, keys: Keys, priorities: np.ndarray) -> None:
+        """Set |td| priorities [B]; rows overwritten since are dropped. Rules without priorities ignore it."""
+
+    def statistics(self) -> dict[str, float]:
+        """What the learner logs of this memory."""
+        return {"memory_size": float(self.size())}
+
+    def state_dict(self, with_rows: bool) -> dict[str, Any]:
+        """Tensors and plain values that continue sampling as if nothing had happened; rows included if asked."""
+        state: dict[str, Any] = {"generator": json.dumps(self.generator.bit_generator.state)}  # 128-bit integers
+        return {**state, "trajectories": self.trajectories.state_dict()} if with_rows else state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from state_dict. Without rows in it, whatever describes rows starts anew."""
+        self.generator.bit_generator.state = json.loads(state["generator"])
+        if "trajectories" in state:
+            self.trajectories.load_state_dict(state["trajectories"])

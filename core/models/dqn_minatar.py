@@ -1,0 +1,34 @@
+"""The MinAtar DQN network (1903.03176, section 4): one 3x3 convolution of 16 planes and a hidden layer of 128."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from core.env import EnvSpec
+from core.model import Model, State
+from core.models.torsos import image_shape, num_features, q_head, scaled_image
+from core.settings import setting
+
+
+@dataclass(frozen=True)
+class DQNMinAtarParams:
+    dueling: bool = setting(False)
+    planes: int = setting(16, low=1)
+    hidden: int = setting(128, low=1)
+
+
+class DQNMinAtar(Model):
+    Params = DQNMinAtarParams
+    head = "q"
+    observations = "image"
+
+    def __init__(self, params: DQNMinAtarParams, spec: EnvSpec):
+        super().__init__(params, spec)
+        shape = image_shape(spec)
+        self.torso = nn.Sequential(nn.Conv2d(shape[0], params.planes, 3), nn.ReLU(inplace=True), nn.Flatten())
+        self.q = q_head(num_features(self.torso, shape), params.hidden, spec.action.num_actions, params.dueling)  # type: ignore[union-attr]
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, observation: Tensor, state: State = ()) -> tuple[Tensor, State]:
+        return self.q(self.torso(scaled_image(observation, self.spec))), state

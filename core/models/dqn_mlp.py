@@ -1,0 +1,33 @@
+"""Action values of vector observations: a plain multi-layer perceptron."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from core.env import EnvSpec
+from core.model import Model, State
+from core.models.torsos import q_head
+from core.settings import setting
+
+
+@dataclass(frozen=True)
+class DQNMLPParams:
+    dueling: bool = setting(False)
+    hidden: int = setting(128, low=1)   # units of each of the two hidden layers
+
+
+class DQNMLP(Model):
+    Params = DQNMLPParams
+    head = "q"
+    observations = "vector"
+
+    def __init__(self, params: DQNMLPParams, spec: EnvSpec):
+        super().__init__(params, spec)
+        size = 1
+        for length in spec.observation_shape:
+            size *= length
+        self.torso = nn.Sequential(nn.Flatten(), nn.Linear(size, params.hidden), nn.ReLU())
+        self.q = q_head(params.hidden, params.hidden, spec.action.num_actions, params.dueling)  # type: ignore[union-attr]
+
+    def forward(self, observation: Tensor, state: State = ()) -> tuple[Tensor, State]:
+        return self.q(self.torso(observation.float())), state

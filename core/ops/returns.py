@@ -1,0 +1,33 @@
+"""Returns of a window."""
+
+import torch
+from torch import Tensor
+
+
+def n_step_return(rewards: Tensor, discounts: Tensor, lasts: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """The discounted reward of a window's steps and the factor of the value it bootstraps from (Sutton & Barto, eq. 12.1).
+
+        R = sum_{k<n} (prod_{j<k} gamma d_j) r_k,    D = prod_{k<n} gamma d_k
+
+    rewards, discounts [n + 1, B] float, lasts [n + 1, B] bool. Row k is a step unless it or a row before it is `last`: the n-step
+    return stops at the end of an episode, and a window cut there has bootstrap_position's row to bootstrap from.
+    Returns R [B] and D [B]; the target is R + D * bootstrap.
+    """
+    _assert_time_major(rewards, discounts, lasts)
+    live = ~torch.cummax(lasts[:-1].to(torch.uint8), dim=0).values.bool()  # [n, B]
+    factors = torch.cumprod(torch.where(live, gamma * discounts[:-1], torch.ones_like(discounts[:-1])), dim=0)  # [n, B]
+    before = torch.cat([torch.ones_like(factors[:1]), factors[:-1]])  # [n, B]
+    return (live * before * rewards[:-1]).sum(0), factors[-1]
+
+
+def bootstrap_position(lasts: Tensor) -> Tensor:
+    """Row of each window [n + 1, B] that n_step_return bootstraps from: the first `last` one, else row n. Returns [B] int64."""
+    padded = lasts.clone()
+    padded[-1] = True
+    return padded.to(torch.uint8).argmax(0)
+
+
+def _assert_time_major(*tensors: Tensor) -> None:
+    shapes = {tuple(tensor.shape) for tensor in tensors}
+    if len(shapes) != 1 or tensors[0].ndim != 2 or len(tensors[0]) < 2:
+        raise ValueError(f"windows must be [n + 1, B] of one shape with n >= 1, not {sorted(shapes)}")

@@ -1,0 +1,70 @@
+"""Optimiser, learning-rate schedule and clipping, shared by every agent."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from core.ops.schedules import SCHEDULES
+from core.settings import setting
+
+
+@dataclass(frozen=True)
+class OptimizerParams:
+    optimizer: str = setting("adam", choices=("adam", "rmsprop"))
+    lr: float = setting(1e-4, above=0)
+    eps: float = setting(1.5e-4, above=0)                     # added to the root of the second moment (Rainbow: 1.5e-4)
+    weight_decay: float = setting(0.0, low=0)
+    rmsprop_decay: float = setting(0.95, low=0, high=1)       # Ape-X: centred, 0.95
+    lr_schedule: str = setting("constant", choices=tuple(SCHEDULES))
+    lr_end: float = setting(0.0, low=0)                       # value that a schedule ends at
+    lr_updates: int = setting(1_000_000, low=1)               # updates a schedule takes; the period of "step"
+    lr_decay: float = setting(0.5, above=0)                   # factor of "step", exponent of "polynomial"
+    clip_norm: float = setting(10.0, low=0)                   # of the whole gradient; 0: off
+    clip_value: float = setting(0.0, low=0)                   # of each element; 0: off
+
+
+class Optimizer:
+    """One optimiser step with everything that belongs to it."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], params: OptimizerParams):
+        self._parameters, self._params, self._updates = list(parameters), params, 0
+        if params.optimizer == "adam":
+            self._optimizer: torch.optim.Optimizer = torch.optim.Adam(
+                self._parameters, lr=params.lr, eps=params.eps, weight_decay=params.weight_decay, fused=True)
+        else:
+            self._optimizer = torch.optim.RMSprop(
+                self._parameters, lr=params.lr, eps=params.eps, alpha=params.rmsprop_decay, centered=True,
+                weight_decay=params.weight_decay, foreach=True)
+
+    @property
+    def lr(self) -> float:
+        params = self._params
+        return SCHEDULES[params.lr_schedule](self._updates, params.lr, params.lr_end, params.lr_updates, params.lr_decay)
+
+    def step(self, loss: Tensor) -> tuple[Tensor, bool]:
+        """Backpropagate, clip, step. Returns the gradient's norm before clipping and whether the step was taken.
+
+        A loss or gradient that is not finite changes nothing.
+        """
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if self._params.clip_value:
+            nn.utils.clip_grad_value_(self._parameters, self._params.clip_value)
+        norm = nn.utils.clip_grad_norm_(self._parameters, self._params.clip_norm or float("inf"), foreach=True)
+        taken = bool(torch.isfinite(norm + loss.detach()))
+        if taken:
+            for group in self._optimizer.param_groups:
+                group["lr"] = self.lr
+            self._optimizer.step()
+        self._updates += 1
+        return norm, taken
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizer": self._optimizer.state_dict(), "updates": self._updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._updates = state["updates"]

@@ -1,0 +1,65 @@
+"""The shared model parameters: one writer, any number of readers, no lock, no torn read.
+
+Two halves of flat float32 and two counters. The writer announces version v + 1, fills the half that v does not use, then declares
+it complete. A reader copies the newest complete half and is safe as long as the writer has not announced the version
+after the next, which would reuse that half; otherwise it copies again. Relies on stores becoming visible in program order (x86).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from core.shared import ArraySpec, SharedArrays
+
+
+class ParameterStore:
+    """Holds the floating-point state of models of one shape. Version 0 means: nothing published yet."""
+
+    def __init__(self, size: int):
+        self._arrays = SharedArrays({"halves": ArraySpec((2, size), "float32"), "announced": ArraySpec((1,), "int64"),
+                                     "complete": ArraySpec((1,), "int64")})
+
+    @staticmethod
+    def size_of(model: nn.Module) -> int:
+        """Floats a model needs."""
+        return sum(tensor.numel() for tensor in _floats(model))
+
+    @property
+    def version(self) -> int:
+        return int(self._arrays["complete"][0])
+
+    def publish(self, model: nn.Module, version: int | None = None) -> int:
+        """Copy the model's parameters and buffers out. Returns their version, one more than before unless given (resume).
+
+        Raises ValueError for a version that does not rise: readers could not tell it from the last one.
+        """
+        version = self.version + 1 if version is None else version
+        if version <= self.version:
+            raise ValueError(f"version {version} must be greater than the published {self.version}")
+        self._arrays["announced"][0] = version
+        half = torch.from_numpy(self._arrays["halves"][version % 2])
+        _copy(_floats(model), half, out=True)
+        self._arrays["complete"][0] = version
+        return version
+
+    def pull(self, model: nn.Module, known_version: int) -> int:
+        """Bring the model up to date if there is anything newer than known_version. Returns the version it now holds."""
+        while (version := self.version) != known_version:
+            copy = self._arrays["halves"][version % 2].copy()
+            if self._arrays["announced"][0] <= version + 1:
+                _copy(_floats(model), torch.from_numpy(copy), out=False)
+                return version
+        return known_version
+
+
+def _floats(model: nn.Module) -> list[Tensor]:
+    return [tensor for tensor in model.state_dict().values() if tensor.is_floating_point()]
+
+
+@torch.no_grad()
+def _copy(tensors: list[Tensor], flat: Tensor, out: bool) -> None:
+    """One by one: channels_last tensors have no flat view."""
+    offset = 0
+    for tensor in tensors:
+        view = flat[offset:offset + tensor.numel()].view(tensor.shape)
+        view.copy_(tensor) if out else tensor.copy_(view)
+        offset += tensor.numel()

@@ -1,0 +1,136 @@
+"""Sampling ahead of the learner: one thread draws batches while the learner computes."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from core.memory import Batch, Keys, Memory
+
+RETRY_SECONDS = 0.005  # between attempts while the memory has nothing to sample
+
+
+class Prefetcher:
+    """At most `depth` batches of `batch_size` ready for `get`.
+
+    Once this is made only its thread touches the memory: everything else goes through `update_priorities` and `call`, which the
+    thread runs in order before its next draw. What the thread raises, `get` and `call` raise. depth 0: no thread, the same
+    calls run at once in the caller.
+    """
+
+    def __init__(self, memory: Memory, batch_size: int, depth: int):
+        self._memory, self._batch_size, self._depth = memory, batch_size, depth
+        self._batches: deque[Batch] = deque()
+        self._calls: deque[tuple[Callable[[], Any], Future | None]] = deque()
+        self._changed = threading.Condition()  # guards the two deques and the three below; nothing slow is done under it
+        self._error: BaseException | None = None
+        self._paused = self._closed = False
+        self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True) if depth else None
+        if self._thread:
+            self._thread.start()
+
+    def get(self, timeout: float) -> Batch | None:
+        """The oldest batch; None if there is none after `timeout` seconds (depth 0: at once)."""
+        if self._closed:
+            raise RuntimeError("the prefetcher is closed")
+        if not self._thread:
+            return self._memory.sample(self._batch_size)
+        with self._changed:
+            self._changed.wait_for(lambda: self._batches or self._error, timeout)
+            self._raise()
+            if not self._batches:
+                return None
+            batch = self._batches.popleft()
+            self._changed.notify_all()
+            return batch
+
+    def update_priorities(self, keys: Keys, priorities: np.ndarray) -> None:
+        """Applied before the next draw; an error of it is raised by a later `get`."""
+        self._submit(lambda: self._memory.update_priorities(keys, priorities), None)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """function() where and when the memory is consistent, after all priorities submitted so far; returns its result."""
+        result: Future = Future()
+        self._submit(function, result)
+        return result.result()
+
+    def pause(self) -> None:
+        """No more draws until `resume`; batches that are ready stay, priorities and calls still run."""
+        self.call(lambda: setattr(self, "_paused", True))
+
+    def resume(self) -> None:
+        self.call(lambda: setattr(self, "_paused", False))
+
+    def close(self) -> None:
+        """End the thread after what was submitted; further calls of get, call and update_priorities are errors."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread:
+            self._thread.join()
+
+    def _submit(self, function: Callable[[], Any], result: Future | None) -> None:
+        if not self._thread:
+            if self._closed:
+                raise RuntimeError("the prefetcher is closed")
+            _perform(function, result)
+            return
+        with self._changed:
+            self._raise()
+            if self._closed:
+                raise RuntimeError("the prefetcher is closed")
+            self._calls.append((function, result))
+            self._changed.notify_all()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    # the thread -------------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            while self._step():
+                pass
+        except BaseException as error:  # handed to the caller, whatever it is
+            with self._changed:
+                self._error = error
+                for _, result in self._calls:
+                    if result is not None:
+                        result.set_exception(error)
+                self._changed.notify_all()
+
+    def _step(self) -> bool:
+        """One thing that was submitted, or else one draw if there is room; False to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._calls or self._closed or self._has_room())
+            submitted = self._calls.popleft() if self._calls else None
+        if submitted:
+            _perform(*submitted)
+            return True
+        if self._closed:
+            return False
+        batch = self._memory.sample(self._batch_size)
+        with self._changed:
+            if batch is not None:
+                self._batches.append(batch)
+                self._changed.notify_all()
+            else:
+                self._changed.wait_for(lambda: self._calls or self._closed, RETRY_SECONDS)
+        return True
+
+    def _has_room(self) -> bool:
+        return not self._paused and len(self._batches) < self._depth
+
+
+def _perform(function: Callable[[], Any], result: Future | None) -> None:
+    """Without a result the error is the caller's."""
+    if result is None:
+        function()
+        return
+    try:
+        result.set_result(function())
+    except BaseException as error:
+        result.set_exception(error)

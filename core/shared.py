@@ -1,0 +1,93 @@
+"""Named numpy arrays in one anonymous shared mapping: the only memory that crosses a process border.
+
+The mapping is a memfd: it has no name in the file system, so nothing is left when the last process that holds it dies, however
+it dies. Its pages are allocated when it is made, so a shortage is an exception at the start and never a SIGBUS later.
+Children receive the file descriptor when they are spawned (multiprocessing's own mechanism); nothing is copied.
+"""
+
+import mmap
+import os
+from collections.abc import Mapping
+from multiprocessing import reduction
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+
+ALIGNMENT = 64  # bytes, a cache line: counters of different writers never share one
+
+
+class ArraySpec(NamedTuple):
+    """Shape and numpy dtype of an array."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+def total_bytes(specs: Mapping[str, ArraySpec]) -> int:
+    """Bytes that SharedArrays(specs) will allocate."""
+    return max(ALIGNMENT, sum(_aligned(spec.nbytes) for spec in specs.values()))
+
+
+def available_bytes() -> int:
+    """Bytes this process can still allocate: free memory of the machine, or of its cgroup where that is less."""
+    available = int(psutil.virtual_memory().available)
+    for limit_file, usage_file in (("memory.max", "memory.current"),
+                                   ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+        try:
+            with open(f"/sys/fs/cgroup/{limit_file}") as limit, open(f"/sys/fs/cgroup/{usage_file}") as usage:
+                available = min(available, int(limit.read()) - int(usage.read()))
+        except (OSError, ValueError):  # no such controller here, or "max"
+            continue
+    return available
+
+
+class SharedArrays:
+    """A dict of zero-initialised numpy arrays shared by every process that receives this object when it is spawned.
+
+    Raises MemoryError, before anything is allocated, when the machine does not have the bytes.
+    """
+
+    def __init__(self, specs: Mapping[str, ArraySpec]):
+        self._specs = dict(specs)
+        size = total_bytes(specs)
+        if size > available_bytes():
+            raise MemoryError(f"{size:,} bytes of shared memory are needed and {available_bytes():,} are free")
+        self._fd = os.memfd_create("shared_arrays")
+        os.posix_fallocate(self._fd, 0, size)
+        self._map()
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._arrays[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arrays
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"specs": self._specs, "fd": reduction.DupFd(self._fd)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._specs = state["specs"]
+        self._fd = state["fd"].detach()
+        self._map()
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", None) is not None and os is not None:
+            os.close(self._fd)
+
+    def _map(self) -> None:
+        mapping = mmap.mmap(self._fd, total_bytes(self._specs))
+        self._arrays, offset = {}, 0
+        for name, spec in self._specs.items():
+            count = int(np.prod(spec.shape, dtype=np.int64))
+            array = np.frombuffer(mapping, dtype=spec.dtype, count=count, offset=offset)
+            self._arrays[name] = array.reshape(spec.shape)
+            offset += _aligned(spec.nbytes)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

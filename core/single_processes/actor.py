@@ -1,0 +1,87 @@
+"""Actor: pull parameters, act, step, write rows."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from core.context import Context
+from core.env import TimeStep
+from core.settings import setting
+
+
+@dataclass(frozen=True)
+class ActorParams:
+    chunk_length: int = setting(8, low=1)          # rows of each stream published together
+    refresh_period: int = setting(100, low=1)      # agent steps of this actor between looks for newer parameters (Ape-X: 100)
+    log_period: float = setting(2.0, above=0)      # seconds between reports
+    env_threads: int = setting(1, low=1)           # emulator threads an actor
+
+
+def actor(context: Context, index: int) -> Iterator[bool]:
+    """Yields True after a step of all its streams, False while it waits for parameters or for the learner."""
+    options, clock = context.options, context.clock
+    salt = clock.agent_steps
+    generator = context.seed_everything("actor", index, salt)
+    num_envs = options.num_envs_per_actor
+    agent = context.make_agent()
+    env = context.make_env(num_envs, training=True, num_threads=options.actor.env_threads)
+    exploration = agent.exploration(index, options.num_actors, num_envs, generator)
+    assert context.memory is not None
+    writer = context.memory.writer(index, agent.initial_priorities)
+    tally = Tally(num_envs)
+    try:
+        timestep, state, version, until_refresh = env.reset(context.seed("actor", index, salt)), None, 0, 0
+        reported, steps, published_before = time.monotonic(), 0, 0
+        while not clock.stopped:
+            if until_refresh <= 0 or not version:
+                version, until_refresh = context.parameters.pull(agent.model, version), options.actor.refresh_period
+            if not version or not clock.may_act():
+                yield False
+                continue
+            state = agent.model.initial_state(num_envs) if state is None else state
+            exploration.update(clock.agent_steps)
+            output = agent.act(timestep, state, exploration)
+            after = env.step(output.action)
+            published = writer.append(timestep, output.action, after, output.extras)
+            timestep, state = after, output.state
+            until_refresh -= num_envs
+            steps += published
+            clock.acted(index, published, tally.add(after))
+            if tally.finished:
+                for episode in tally.take():
+                    context.report("actor", index, episode)
+            if time.monotonic() - reported >= options.actor.log_period:
+                seconds, reported = time.monotonic() - reported, time.monotonic()
+                context.report("actor", index, {
+                    **exploration.statistics(), "policy_lag": float(context.parameters.version - version),
+                    "agent_steps_per_second": (steps - published_before) / seconds})
+                published_before = steps
+            yield True
+    finally:
+        env.close()
+
+
+class Tally:
+    """Raw return and length of the episodes in progress, and of those that ended since they were last taken."""
+
+    def __init__(self, num_envs: int):
+        self._returns = np.zeros(num_envs)
+        self._lengths = np.zeros(num_envs, np.int64)
+        self.finished: list[dict[str, float]] = []
+
+    def add(self, timestep: TimeStep) -> int:
+        """Count a step of every stream. Returns the number of episodes it ended."""
+        self._returns += timestep.raw_reward
+        self._lengths += ~timestep.first
+        ended = np.flatnonzero(timestep.last)
+        for stream in ended:
+            self.finished.append({"episodic_return": float(self._returns[stream]), "episodic_length": float(self._lengths[stream])})
+        self._returns[ended] = 0
+        self._lengths[ended] = 0
+        return len(ended)
+
+    def take(self) -> list[dict[str, float]]:
+        finished, self.finished = self.finished, []
+        return finished

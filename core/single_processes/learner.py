@@ -1,0 +1,133 @@
+"""Learner: sample, learn, update priorities, publish parameters, save checkpoints when asked."""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from core.agent import Agent
+from core.context import Context
+from core.prefetch import Prefetcher
+from core.settings import setting
+from utils import checkpoint
+
+
+@dataclass(frozen=True)
+class LearnerParams:
+    threads: int = setting(0, low=0)                     # of torch; 0: all cores up to 4, then what the actors leave
+    prefetch: int = setting(2, low=0)                    # batches prepared ahead in a thread; the inline engine always uses 0
+    publish_period: int = setting(10, low=1)             # updates between publications of the parameters
+    log_period: float = setting(2.0, above=0)            # seconds between reports
+    max_bad_updates: int = setting(10, low=1)            # updates in a row with a non-finite loss before the run is given up
+    checkpoint_period: float = setting(600.0, above=0)   # seconds between full checkpoints; one more is written at the end
+    checkpoint_steps: int = setting(0, low=0)            # agent steps between full checkpoints; 0: by seconds only
+    checkpoint_keep: int = setting(2, low=1)             # newest full checkpoints kept
+    checkpoint_replay: bool = setting(False)             # store the replay too: an exact continuation, large files
+
+
+class TrainingDiverged(RuntimeError):
+    """Too many updates in a row were not finite."""
+
+
+def learner(context: Context, index: int) -> Iterator[bool]:
+    """Yields True after an update, False while it waits for the actors. Its last act is a full checkpoint."""
+    options, clock = context.options, context.clock
+    context.seed_everything("learner", index)
+    agent = context.make_agent(options.device)
+    _restore(context, agent)
+    depth = 0 if options.engine == "inline" else options.learner.prefetch
+    assert context.memory is not None
+    prefetcher = Prefetcher(context.memory, options.agent.batch_size, depth)
+    statistics = Statistics()
+    bad_updates, reported = 0, time.monotonic()
+    try:
+        while not clock.stopped:
+            if clock.checkpoint_due:
+                _save(context, agent, prefetcher)
+            batch = prefetcher.get(timeout=0.1) if clock.may_learn(options.agent.batch_size) else None
+            if batch is None:
+                yield False
+                continue
+            output = agent.learn(batch)
+            if output.priorities is not None:
+                prefetcher.update_priorities(batch.keys, output.priorities.cpu().numpy())
+            clock.learnt(index, options.agent.batch_size)
+            if clock.updates % options.learner.publish_period == 0:
+                context.parameters.publish(agent.model)
+            bad_updates = bad_updates + 1 if output.skipped else 0
+            if bad_updates >= options.learner.max_bad_updates:
+                raise TrainingDiverged(f"the loss was not finite in {bad_updates} updates in a row; the last checkpoint is sound. "
+                                       "A smaller agent.lr or agent.clip_norm may help")
+            statistics.add(output.statistics, output.skipped)
+            if time.monotonic() - reported >= options.learner.log_period:
+                reported = time.monotonic()
+                context.report("learner", index, {**statistics.take(), **context.memory.statistics()})
+            yield True
+        context.parameters.publish(agent.model)
+        _save(context, agent, prefetcher)
+    finally:
+        prefetcher.close()
+
+
+class Statistics:
+    """Running sums of an agent's statistics, left as tensors until they are reported."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._count = self._skipped = 0
+
+    def add(self, statistics: Mapping[str, Tensor], skipped: bool) -> None:
+        self._skipped += skipped
+        if not skipped:
+            self._sums = {name: self._sums[name] + value if name in self._sums else value for name, value in statistics.items()}
+            self._count += 1
+
+    def take(self) -> dict[str, float]:
+        """Means since the last call, and the number of skipped updates so far."""
+        means = {name: float(total) / self._count for name, total in self._sums.items()} if self._count else {}
+        self._sums, self._count = {}, 0
+        return {**means, "skipped_updates": float(self._skipped)}
+
+
+def _restore(context: Context, agent: Agent) -> None:
+    """Weights, optimiser, memory and random state of the run to continue; or weights only; then the first publication."""
+    version = 1
+    if context.resume_from is not None:
+        state = checkpoint.load(context.resume_from)[0]
+        agent.load_state_dict(state["agent"])
+        if "memory" in state:
+            assert context.memory is not None
+            context.memory.load_state_dict(state["memory"])
+        torch.set_rng_state(state["learner"]["torch_rng"])
+        version = state["learner"]["version"]
+    elif context.initial_weights is not None:
+        weights, _ = checkpoint.load_weights(context.initial_weights)
+        checkpoint.load_into(agent.model, weights, context.initial_weights)
+    context.parameters.publish(agent.model, version)
+
+
+def _save(context: Context, agent: Agent, prefetcher: Prefetcher) -> None:
+    """Publish, then write a full checkpoint. A full disk is reported and counted; training goes on."""
+    options = context.options
+    version = context.parameters.publish(agent.model)
+    try:
+        checkpoint.save(options.checkpoint_folder, _state(context, agent, prefetcher, version), context.clock.agent_steps,
+                        options.learner.checkpoint_keep)
+    except checkpoint.CheckpointError as error:
+        print(f"checkpoint not written, training goes on: {error}", file=sys.stderr, flush=True)
+        context.report("learner", 0, {"checkpoint_errors": 1.0})
+    context.clock.checkpoint_written()
+
+
+def _state(context: Context, agent: Agent, prefetcher: Prefetcher, version: int) -> dict[str, Any]:
+    memory, with_replay = context.memory, context.options.learner.checkpoint_replay
+    assert memory is not None
+    state: dict[str, Any] = {"agent": agent.state_dict(), "clock": context.clock.state_dict(),
+                             "learner": {"torch_rng": torch.get_rng_state(), "version": version}}
+    if with_replay:
+        state["memory"] = prefetcher.call(lambda: memory.state_dict(with_rows=True))
+    return state

@@ -1,0 +1,97 @@
+"""Logger: drains what the other processes report, into files, TensorBoard and the progress line."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from core.context import Context
+from core.logs import Record
+from core.machine import resident_memory_mb, versions
+from core.metrics import aggregate, with_human_normalized
+from core.metrics_files import MetricsFiles
+from core.progress import Progress
+from core.settings import setting
+
+SHORTEST_SPAN = 0.5  # seconds; over less, rates say nothing
+
+
+@dataclass(frozen=True)
+class LoggerParams:
+    period: float = setting(2.0, above=0)        # seconds between lines in the metrics files
+
+
+def logger(context: Context, index: int) -> Iterator[bool]:
+    """Runs until every other process has had its last word; what was reported by then is written."""
+    book = _Book(context)
+    try:
+        while not context.clock.logger_may_end:
+            due = book.due()
+            if due:
+                book.write_period()
+            yield due
+    finally:
+        book.close()
+
+
+class _Book:
+    def __init__(self, context: Context):
+        options, step = context.options, context.clock.agent_steps
+        self._context, self._period = context, options.logger.period
+        options.log_folder.mkdir(parents=True, exist_ok=True)
+        self._files = MetricsFiles(options.log_folder, step)
+        self._files.write_facts("options", options.to_dict(), step)
+        self._files.write_facts("versions", versions(), step)
+        self._rates = _Rates(context)
+        self._progress = Progress(options)
+        self._written, self._lost = time.monotonic(), 0
+
+    def due(self) -> bool:
+        return time.monotonic() - self._written >= self._period
+
+    def write_period(self) -> None:
+        self._written = time.monotonic()
+        reported, lost = self._context.logs.drain()
+        self._lost += lost
+        step, values = self._context.clock.agent_steps, self._global_values()
+        records = aggregate(reported) + [Record(name, value, step, time.time()) for name, value in values.items()]
+        self._files.write(with_human_normalized(records, self._context.options.env_class, self._context.spec.name), step)
+        for record in records:
+            if record.name == "evaluator/episodic_return_mean":
+                self._progress.evaluation(record.step, record.value)
+        self._progress.show(values, self._context.clock.scores)
+
+    def close(self) -> None:
+        self.write_period()
+        self._progress.close()
+
+    def _global_values(self) -> dict[str, float]:
+        clock, memory = self._context.clock, self._context.memory
+        values = {**self._rates.update(), "samples_per_insert": clock.ratio(), "resident_memory_mb": resident_memory_mb(),
+                  "restarts": clock.restarts, "lost_records": self._lost, "write_errors": self._files.errors,
+                  "wall_seconds": self._files.seconds}
+        if memory is not None:
+            values["memory_size"] = memory.size()
+        return {f"global/{name}": float(value) for name, value in values.items()}
+
+
+class _Rates:
+    """Counters of the run, and their growth a second since the last look (or the look before, when that was just now)."""
+
+    def __init__(self, context: Context):
+        self._context = context
+        self._before, self._time = self._read(), time.monotonic()
+        self._rates: dict[str, float] = {}
+
+    def update(self) -> dict[str, float]:
+        counts, elapsed = self._read(), time.monotonic() - self._time
+        if not self._rates or elapsed >= SHORTEST_SPAN:
+            self._rates = {name: (count - self._before[name]) / max(elapsed, 1e-6) for name, count in counts.items()}
+            self._before, self._time = counts, time.monotonic()
+        return {**counts, "fps": self._rates["frames"], "agent_steps_per_second": self._rates["agent_steps"],
+                "updates_per_second": self._rates["updates"]}
+
+    def _read(self) -> dict[str, float]:
+        clock = self._context.clock
+        steps = clock.agent_steps
+        return {"agent_steps": steps, "frames": steps * self._context.spec.frames_per_step, "episodes": clock.episodes,
+                "updates": clock.updates}

@@ -1,0 +1,83 @@
+"""Tester: plays a model's episodes (mode 2), prints what they scored and writes every raw return beside the model."""
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from core.agent import Exploration
+from core.context import Context
+from core.episodes import Episode, EpisodeResults, play_episodes
+from core.machine import versions
+from core.metrics import human_normalized
+from core.video import Video
+from utils.checkpoint import load_into, load_weights
+
+
+def tester(context: Context, index: int) -> Iterator[bool]:
+    """Raises CheckpointError for a model file that cannot be used, ImportError when recording wants a package."""
+    options = context.options
+    path = Path(options.model_file or options.model_path)
+    weights, metadata = load_weights(path)
+    agent = context.make_agent(options.device)
+    load_into(agent.model, weights, path)
+    num_envs = 1 if options.record or options.render else min(options.episodes, options.evaluator.num_envs)
+    with ExitStack() as stack:
+        env = context.make_env(num_envs, training=False, num_threads=min(num_envs, len(os.sched_getaffinity(0))),
+                               render_mode="rgb_array" if options.record else "human" if options.render else None)
+        stack.callback(env.close)
+        video = Video(path.with_name(f"{path.stem}_test.mp4"), context.spec.frames_per_step) if options.record else None
+        if video is not None:
+            stack.callback(video.close)
+        exploration = agent.evaluation_exploration(num_envs, context.seed_everything("tester", index))
+        results = yield from play_episodes(agent, env, options.episodes, options.evaluator.max_steps, exploration,
+                                           context.seed("tester", index), video.add if video else None, _Announcer(options.episodes))
+    summary = summarise(results, options.env_class, context.spec.name)
+    print(f"{path.name} on {context.spec.name}: " + ", ".join(f"{name} {_number(value)}" for name, value in summary.items()))
+    report = {"model_file": str(path), "model": metadata, "game": context.spec.name, "seed": options.seed, "summary": summary,
+              "protocol": _protocol(context, num_envs, exploration), **{name: array.tolist() for name, array in results._asdict().items()},
+              "versions": versions(), "time": time.time(), "options": options.to_dict()}
+    print(f"all returns: {_write_report(path.with_name(f'{path.stem}_test.json'), report)}")
+    if video is not None:
+        print(f"video: {video.path}")
+
+
+def summarise(results: EpisodeResults, env_class: Any, game: str) -> dict[str, float | int | None]:
+    """std is that of the population; human_normalized is None where it is not known."""
+    returns = results.returns
+    return {"episodes": len(returns), "mean": float(returns.mean()), "std": float(returns.std()), "median": float(np.median(returns)),
+            "min": float(returns.min()), "max": float(returns.max()), "mean_length": float(results.lengths.mean()),
+            "truncated": int(results.truncated.sum()), "human_normalized": human_normalized(env_class, game, float(returns.mean()))}
+
+
+class _Announcer:
+    def __init__(self, episodes: int):
+        self._episodes, self._number = episodes, 0
+
+    def __call__(self, episode: Episode) -> None:
+        self._number += 1
+        cut = ", truncated" if episode.truncated else ""
+        print(f"episode {self._number}/{self._episodes}: return {episode.score:g}, {episode.length} steps{cut}", flush=True)
+
+
+def _protocol(context: Context, num_envs: int, exploration: Exploration | None) -> dict[str, Any]:
+    return {"env_type": context.options.env_type, "env": dataclasses.asdict(context.options.env),
+            "max_steps": context.options.evaluator.max_steps, "num_envs": num_envs,
+            "exploration": None if exploration is None else exploration.statistics()}
+
+
+def _write_report(path: Path, report: dict[str, Any]) -> Path:
+    temporary = path.with_name(f".temporary_{path.name}")
+    temporary.write_text(json.dumps(report, indent=1, default=str) + "\n")
+    os.replace(temporary, path)
+    return path
+
+
+def _number(value: float | int | None) -> str:
+    return "unknown" if value is None else f"{value:g}" if isinstance(value, int) else f"{value:.2f}"

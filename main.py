@@ -1,0 +1,28 @@
+"""Train (mode 1) or test (mode 2) what utils/options.py and the command line say: `python main.py`, `python main.py --help`."""
+
+import sys
+from collections.abc import Sequence
+
+from utils.command_line import read_options, refuse
+from utils.factory import EnginesDict, ProcessesDict
+from utils.refused import Refused
+from utils.run import prepare
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit codes: 0 done, 2 bad configuration, 3 bad checkpoint, 4 training failed, 130 / 143 interrupted with the state saved."""
+    options = read_options(arguments)
+    try:
+        context, agent = prepare(options)
+    except Refused as refused:
+        refuse(refused)
+    options = context.options
+    engine = EnginesDict[options.engine](context, ProcessesDict)
+    return agent.launch(engine, options.mode, options.num_actors, options.num_learners)
+
+
+if __name__ == "__main__":  # spawned processes import this file
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:  # before the engine took over
+        sys.exit(130)

@@ -1,0 +1,159 @@
+"""DQN targets, updates and exploration against hand-made numbers."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from core.agents.dqn import DQN, DQNParams
+from core.env import Discrete, EnvSpec, TimeStep
+from core.memory import Batch, Keys
+from core.model import Model
+from core.shared import ArraySpec
+from core.trajectory import Window
+
+SPEC = EnvSpec("numbers", ArraySpec((1,), "float32"), 0, Discrete(2))
+
+
+class Linear(Model):
+    """Q(s, a) = w_a s."""
+
+    head = "q"
+    observations = "vector"
+    first = (1.0, 2.0)
+
+    def __init__(self):
+        super().__init__(None, SPEC)
+        self.weight = nn.Parameter(torch.tensor(self.first))
+
+    def forward(self, observation, state=()):
+        return observation * self.weight, state
+
+
+def make_agent(**settings):
+    return DQN(replace(DQNParams(optimizer="adam", lr=0.1, clip_norm=0.0, gamma=0.9, nstep=2), **settings), SPEC, Linear)
+
+
+def make_batch(observation, final, action, rewards, discounts, lasts, weights=(1.0,)):
+    columns = len(observation)
+    window = Window(torch.tensor([[[value] for value in observation], [[value] for value in final]]),
+                    torch.zeros(3, columns, dtype=torch.bool), torch.tensor(lasts).T, torch.tensor(action)[None].expand(3, -1),
+                    torch.tensor(rewards).T, torch.tensor(discounts).T, {})
+    return Batch(window, Keys(np.zeros(columns, np.int64), np.arange(columns)), torch.tensor(weights))
+
+
+ONE = ([2.0], [3.0], [0], [[1.0, 10.0, 0.0]], [[1.0, 1.0, 1.0]], [[False, False, False]])
+
+
+def spread(agent):
+    """Online and target network apart, so that it shows which of them chooses and which evaluates."""
+    agent.learn(make_batch(*ONE))
+    agent.model.weight.data = torch.tensor([5.0, 2.0])
+    agent._target.weight.data = torch.tensor([1.0, 2.0])
+
+
+def td_error(agent, batch):
+    return float(agent.learn(batch).priorities[0])
+
+
+def test_double_target_chooses_online_and_evaluates_with_the_target_network():
+    agent = make_agent(double=True)
+    spread(agent)
+    # R = 1 + .9 * 10 = 10; online chooses action 0 at s = 3, target values it 3; y = 10 + .81 * 3; Q = 5 * 2
+    assert td_error(agent, make_batch(*ONE)) == pytest.approx(abs(10 + 0.81 * 3 - 10), rel=1e-5)
+
+
+def test_plain_target_takes_the_largest_value_of_the_target_network():
+    agent = make_agent(double=False)
+    spread(agent)
+    assert td_error(agent, make_batch(*ONE)) == pytest.approx(abs(10 + 0.81 * 6 - 10), rel=1e-5)
+
+
+def test_termination_leaves_only_the_reward():
+    agent = make_agent()
+    spread(agent)
+    batch = make_batch([2.0], [3.0], [0], [[1.0, 10.0, 0.0]], [[0.0, 1.0, 1.0]], [[False, True, False]])
+    assert td_error(agent, batch) == pytest.approx(abs(1 - 10), rel=1e-5)
+
+
+def test_truncation_bootstraps_after_the_steps_there_were():
+    agent = make_agent()
+    spread(agent)
+    batch = make_batch([2.0], [3.0], [0], [[1.0, 10.0, 0.0]], [[1.0, 1.0, 1.0]], [[False, True, False]])
+    assert td_error(agent, batch) == pytest.approx(abs(1 + 0.9 * 3 - 10), rel=1e-5)
+
+
+@pytest.mark.parametrize("loss, gradient", [("huber", lambda error: np.clip(error, -1, 1)), ("squared", lambda error: 2 * error)])
+def test_the_gradient_is_the_one_derived_by_hand(loss, gradient):
+    agent = make_agent(loss=loss, double=False)
+    agent._prepare()
+    captured = {}
+    agent._optimizer.step = lambda value: (captured.update(grad=torch.autograd.grad(value, agent.model.weight)[0]), (value, True))[1]
+    batch = make_batch([2.0, 1.0], [3.0, 0.0], [0, 1], [[1.0, 10.0, 0.0], [0.0, 0.3, 0.0]], [[1.0] * 3] * 2, [[False] * 3] * 2, (0.5, 1.0))
+    agent.learn(batch)
+    first, second = 2.0 - (10 + 0.81 * 6), 2.0 - 0.27  # Q - y
+    expected = [0.5 * gradient(first) * 2 / 2, gradient(second) * 1 / 2]
+    assert captured["grad"].tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_hard_target_copies_on_time_and_soft_target_follows():
+    hard, soft = make_agent(target_update=2), make_agent(target_update=0.25)
+    for agent in (hard, soft):
+        agent.learn(make_batch(*ONE))
+    assert hard._target.weight.tolist() == list(Linear.first)
+    moved = soft.model.weight.detach() - torch.tensor(Linear.first)
+    assert (soft._target.weight - torch.tensor(Linear.first)).tolist() == pytest.approx((0.25 * moved).tolist(), abs=1e-6)
+    hard.learn(make_batch(*ONE))
+    assert hard._target.weight.tolist() == hard.model.weight.tolist()
+
+
+def test_a_loss_that_is_not_finite_changes_nothing():
+    agent = make_agent()
+    agent.learn(make_batch(*ONE))
+    before = agent.model.weight.detach().clone()
+    output = agent.learn(make_batch([2.0], [3.0], [0], [[float("nan"), 0.0, 0.0]], [[1.0] * 3], [[False] * 3]))
+    assert output.skipped and output.priorities is None
+    assert torch.equal(agent.model.weight, before)
+
+
+@pytest.mark.parametrize("settings", [{"clip_norm": 0.5}, {"clip_value": 0.5}])
+def test_clipping_bounds_the_gradient(settings):
+    agent = make_agent(loss="squared", **settings)
+    agent.learn(make_batch(*ONE))
+    gradient = agent.model.weight.grad
+    assert float(gradient.norm() if "clip_norm" in settings else gradient.abs().max()) == pytest.approx(0.5, rel=1e-3)
+
+
+def test_initial_priorities_are_the_td_errors_of_the_actors_values():
+    window = make_batch(*ONE).window._replace(
+        observations=torch.empty(0), extras={"q_taken": torch.tensor([[4.0], [0.0], [0.0]]), "q_max": torch.tensor([[0.0], [0.0], [6.0]])})
+    assert make_agent().initial_priorities(window).tolist() == pytest.approx([abs(10 + 0.81 * 6 - 4)])
+
+
+def test_actors_and_streams_share_one_ladder_without_repeats():
+    agent = make_agent(exploration="ladder")
+    generator = np.random.default_rng(0)
+    rungs = np.concatenate([agent.exploration(index, 2, 4, generator).epsilon for index in range(2)])
+    assert sorted(rungs, reverse=True) == pytest.approx([0.4 ** (1 + 7 * i / 7) for i in range(8)])
+
+
+def test_greedy_acting_takes_the_best_action_and_reports_its_values():
+    step = TimeStep(np.array([[2.0], [-2.0]], np.float32), *[np.zeros(2)] * 5)
+    output = make_agent().act(step, (), None)
+    assert output.action.tolist() == [1, 0]
+    assert output.extras["q_taken"].tolist() == output.extras["q_max"].tolist() == [4.0, -2.0]
+
+
+def test_a_restored_agent_goes_on_exactly():
+    straight, first, second = make_agent(lr_schedule="linear", lr_updates=10), make_agent(lr_schedule="linear", lr_updates=10), make_agent(
+        lr_schedule="linear", lr_updates=10)
+    for _ in range(6):
+        straight.learn(make_batch(*ONE))
+    for _ in range(3):
+        first.learn(make_batch(*ONE))
+    second.load_state_dict(first.state_dict())
+    for _ in range(3):
+        second.learn(make_batch(*ONE))
+    assert torch.equal(straight.model.weight, second.model.weight)

@@ -1,0 +1,89 @@
+"""The inline engine: reproducible for a seed, exact in its ratio, and a resumed run equals one that was not stopped (F26, F34)."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from core.context import Context
+from utils import checkpoint
+from utils.command_line import read_options
+from utils.factory import EnginesDict, ProcessesDict
+from utils.run import prepare
+
+SMALL = ("--engine", "inline", "--machine", "test", "--clock.learn_start", "100", "--num_envs_per_actor", "4", "--agent.batch_size", "16",
+         "--evaluator.period", "1e9", "--evaluator.episodes", "1", "--evaluator.max_steps", "20")
+CARTPOLE = ("--config", "dqn-cartpole", *SMALL)
+
+
+def train(root: Path, *arguments: str) -> Context:
+    options = read_options(["--root", str(root), *arguments])
+    context, agent = prepare(options)
+    engine = EnginesDict["inline"](context, ProcessesDict)
+    assert agent.launch(engine, 1, options.num_actors, options.num_learners) == 0
+    return context
+
+
+def saved(context: Context) -> dict:
+    return checkpoint.load(context.options.checkpoint_folder)[0]
+
+
+def differences(first, second, path="") -> list[str]:
+    """Where two nested states differ, to the bit."""
+    if isinstance(first, dict):
+        assert first.keys() == second.keys(), path
+        return [found for key in first for found in differences(first[key], second[key], f"{path}/{key}")]
+    if isinstance(first, (list, tuple)):
+        return [found for number, pair in enumerate(zip(first, second, strict=True)) for found in differences(*pair, f"{path}/{number}")]
+    same = torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
+    return [] if same else [path]
+
+
+def rows_seen(state: dict) -> dict:
+    """Without the rows that no reader may look at: those of the chunk in progress when the state was saved."""
+    rows = state["memory"]["trajectories"]
+    written, length = int(rows["written"][0, 0]), rows["frame"].shape[1]
+    assert written < length, "the test wants a memory that has not wrapped"
+    return {name: value[:, :written] if value.ndim > 2 or name not in ("written", "oldest") else value[:, 0] for name, value in rows.items()}
+
+
+@pytest.mark.parametrize("memory_type", ["shared", "prioritized"])
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path, memory_type):
+    arguments = (*CARTPOLE, "--steps", "600", "--memory_type", memory_type, "--num_actors", "2")
+    first, second = (saved(train(tmp_path / name, *arguments)) for name in ("a", "b"))
+    other = saved(train(tmp_path / "c", *arguments, "--seed", "2"))
+    assert not differences(first["agent"], second["agent"])
+    assert differences(first["agent"]["model"], other["agent"]["model"])
+
+
+@pytest.mark.parametrize("memory_type", ["shared", "prioritized"])
+def test_a_resumed_run_equals_the_run_that_was_not_stopped(tmp_path, memory_type):
+    exact = (*CARTPOLE, "--memory_type", memory_type, "--learner.checkpoint_replay", "true", "--timestamp", "one",
+             "--agent.lr_schedule", "linear", "--agent.lr_updates", "3000")
+    straight = train(tmp_path / "straight", *exact, "--learner.checkpoint_steps", "800", "--steps", "1600")
+    train(tmp_path / "halves", *exact, "--steps", "800")
+    resumed = train(tmp_path / "halves", "--config", "dqn-cartpole", "--resume", "test_one", "--steps", "1600")
+    first, second = saved(straight), saved(resumed)
+    assert not differences(first["agent"], second["agent"])
+    assert not differences(first["clock"], second["clock"])
+    assert not differences(rows_seen(first), rows_seen(second))
+    assert not differences({k: v for k, v in first["memory"].items() if k != "trajectories"},
+                           {k: v for k, v in second["memory"].items() if k != "trajectories"})
+    steps = [json.loads(line)["step"] for line in (tmp_path / "halves/logs/test_one/metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps)
+
+
+def test_samples_per_insert_is_exact(tmp_path):
+    context = train(tmp_path, *CARTPOLE, "--steps", "1000", "--clock.samples_per_insert", "4")
+    owed = (context.clock.inserted - 100) * 4 - context.clock.sampled
+    assert 0 <= owed < 16
+
+
+def test_weights_alone_can_start_a_new_run(tmp_path):
+    first = train(tmp_path, *CARTPOLE, "--steps", "400", "--timestamp", "one")
+    weights, _ = checkpoint.load_weights(first.options.model_path)
+    second = train(tmp_path, *CARTPOLE, "--steps", "50", "--timestamp", "two", "--model_file", str(first.options.model_path))
+    assert second.clock.updates == 0
+    assert all(np.array_equal(weights[name], value) for name, value in saved(second)["agent"]["model"].items())

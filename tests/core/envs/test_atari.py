@@ -1,0 +1,237 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from core.envs.atari import AtariEnv, AtariParams
+from core.envs.atari_protocols import PROTOCOLS
+
+PLAIN = {"noop_max": 0, "repeat_action_probability": 0.0}
+
+
+def play(env, num_steps, seed=0):
+    """The reset and num_steps random steps."""
+    random = np.random.default_rng(seed)
+    steps = [env.reset(seed)]
+    for _ in range(num_steps):
+        steps.append(env.step(random.integers(0, env.spec.action.num_actions, len(steps[0].reward))))
+    return steps
+
+
+@pytest.fixture(scope="module")
+def breakout():
+    """Random play ends a game of breakout about every 180 steps, at five lives a game."""
+    env = AtariEnv(AtariParams(**PLAIN), "breakout", 3, num_threads=2)
+    yield play(env, 600)
+    env.close()
+
+
+def test_the_stack_is_the_newest_frames_of_its_rows_with_zeros_before_the_episode(breakout):
+    for stream in range(3):
+        rows = []  # the newest frames of the running episode
+        for step in breakout:
+            if step.first[stream]:
+                rows = [np.zeros((84, 84), np.uint8)] * 3
+            rows = [*rows, step.observation[stream, -1]]
+            np.testing.assert_array_equal(step.observation[stream], np.stack(rows[-4:]))
+    assert sum(step.first.sum() for step in breakout) > 6, "the property must have met restarts"
+
+
+def test_a_newest_frame_is_never_empty(breakout):
+    assert all(step.observation[:, -1].any(axis=(1, 2)).all() for step in breakout)
+
+
+def test_the_step_after_an_end_is_first_and_earns_nothing(breakout):
+    assert breakout[0].first.all() and not breakout[0].last.any()
+    for before, after in pairwise(breakout):
+        np.testing.assert_array_equal(before.last, after.first)
+        assert not after.raw_reward[after.first].any() and (after.discount[after.first] == 1).all()
+
+
+def test_the_action_of_the_step_after_an_end_is_ignored():
+    games = [AtariEnv(AtariParams(**PLAIN), "breakout", 1) for _ in range(2)]
+    left, right = [play(game, 0) for game in games]
+    while not left[-1].last[0]:  # serving for ever and never moving loses all lives
+        left.append(games[0].step(np.array([1])))
+        right.append(games[1].step(np.array([1])))
+    assert right[-1].last[0]
+    restarts = games[0].step(np.array([0])), games[1].step(np.array([2]))
+    follow = games[0].step(np.array([0])), games[1].step(np.array([0]))
+    for a, b in (restarts, follow):
+        np.testing.assert_array_equal(a.observation, b.observation)
+
+
+def test_a_lost_life_sets_discount_zero_and_the_game_goes_on(breakout):
+    lost = [step.discount[stream] == 0 and not step.last[stream] for step in breakout for stream in range(3)]
+    ended = [step.last[stream] for step in breakout for stream in range(3)]
+    # Five lives: each game loses four before the one that ends it.
+    assert sum(ended) >= 6
+    assert 4 * sum(ended) <= sum(lost) <= 4 * (sum(ended) + 3)
+
+
+def test_a_lost_life_is_nothing_in_evaluation_and_under_machado():
+    for params, training in ((AtariParams(**PLAIN), False), (AtariParams(protocol="machado"), True)):
+        steps = play(AtariEnv(params, "breakout", 2, training=training), 350)
+        assert sum(step.last.sum() for step in steps) > 0
+        assert all((step.discount == 1.0 - step.last).all() for step in steps)
+
+
+def test_an_episode_is_cut_at_its_frames_and_bootstraps():
+    env = AtariEnv(AtariParams(**PLAIN, max_frames=40), "pong", 2, num_threads=2)
+    steps = play(env, 35)
+    lasts = [t for t, step in enumerate(steps) if step.last.all()]
+    assert lasts == [10, 21, 32]  # 10 actions of 4 frames, then the row that restarts
+    assert all(steps[t].discount.all() for t in lasts)
+    assert [t for t, step in enumerate(steps) if step.first.all()] == [0, 11, 22, 33]
+    assert not steps[11].observation[:, :3].any() and steps[11].observation[:, 3].any()
+
+
+def test_the_last_picture_of_a_cut_episode_is_the_true_one():
+    short, long = (AtariEnv(AtariParams(**PLAIN, max_frames=frames), "pong", 1) for frames in (120, 108_000))
+    cut, uncut = play(short, 30), play(long, 30)
+    assert cut[30].last[0] and not uncut[30].last[0]
+    np.testing.assert_array_equal(cut[30].observation, uncut[30].observation)
+
+
+def test_a_cut_restarts_its_own_stream_only():
+    env = AtariEnv(AtariParams(**PLAIN, max_frames=1000), "breakout", 2)  # games end by themselves at different times
+    steps = play(env, 700)
+    alone = [np.array([step.last[stream] for step in steps]) for stream in range(2)]
+    assert (alone[0] ^ alone[1]).any()
+    for stream in range(2):
+        starts = [t for t, step in enumerate(steps) if step.first[stream]]
+        assert max(np.diff(starts)) <= 251
+        for before, after in pairwise(steps):
+            if not after.first[stream]:
+                np.testing.assert_array_equal(before.observation[stream, 1:], after.observation[stream, :3])
+
+
+def test_streams_and_seeds_differ_and_the_same_seed_repeats():
+    def start(seed):
+        return play(AtariEnv(AtariParams(), "breakout", 2, num_threads=2), 60, seed)[-1].observation
+    again, other = start(5), start(6)
+    np.testing.assert_array_equal(start(5), again)
+    assert (again != other).any()
+    assert len({stream.tobytes() for stream in again}) == 2
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("action", [np.array([0, 4]), np.array([-1, 0])])
+def test_an_action_outside_the_space_is_an_error_and_does_not_hang(action):
+    env = AtariEnv(AtariParams(), "breakout", 2)
+    env.reset(0)
+    with pytest.raises(ValueError, match=r"action (4 of stream 1|-1 of stream 0) is outside 0 .. 3"):
+        env.step(action)
+    with pytest.raises(ValueError, match="integers"):
+        env.step(np.array([0.0, 1.0]))
+    with pytest.raises(ValueError, match=r"\[2\]"):
+        env.step(np.array([0]))
+    env.step(np.array([0, 1], np.int32))
+
+
+def test_rewards_are_clipped_in_training_and_the_score_stays_raw():
+    train, evaluate = (play(AtariEnv(AtariParams(**PLAIN), "space_invaders", 2, training=training), 250)
+                       for training in (True, False))
+    raw = np.concatenate([step.raw_reward for step in train])
+    assert raw.max() >= 5  # an invader earns 5 to 30
+    np.testing.assert_array_equal(np.concatenate([step.reward for step in train]), (raw > 0) * 1.0)
+    np.testing.assert_array_equal(np.concatenate([step.reward for step in evaluate]), raw)
+    assert train[0].reward.dtype == train[1].reward.dtype == train[1].raw_reward.dtype == np.float32
+
+
+def test_protocols_set_what_the_params_leave_open():
+    assert AtariParams().rules() == PROTOCOLS["classic"]
+    machado = AtariParams(protocol="machado", full_action_space=False).rules()
+    assert (machado.noop_max, machado.repeat_action_probability, machado.full_action_space) == (0, 0.25, False)
+    assert AtariEnv(AtariParams(protocol="machado"), "pong", 1).spec.action.num_actions == 18
+    assert AtariEnv(AtariParams(), "pong", 1).spec.action.num_actions == 6
+
+
+def test_episodes_start_after_at_most_noop_max_frames():
+    def starts(noop_max, count):
+        emulator = AtariEnv(AtariParams(noop_max=noop_max, use_fire_reset=False), "breakout", 1)._emulator
+        emulator.reset(seed=np.array([3]))
+        again = {"reset_mask": np.array([True])}
+        return {int(emulator.reset(options=again)[1]["episode_frame_number"][0]) for _ in range(count)}
+    assert starts(0, 5) == {0}
+    assert starts(5, 60) == {0, 1, 2, 3, 4, 5}
+
+
+def test_sticky_actions_repeat_the_last_action():
+    """With probability 1 the emulator repeats NOOP for ever: what is asked for makes no difference."""
+    stuck = [AtariEnv(AtariParams(noop_max=0, repeat_action_probability=1.0, use_fire_reset=False), "pong", 1) for _ in range(2)]
+    free = AtariEnv(AtariParams(**PLAIN, use_fire_reset=False), "pong", 1)
+    last = []
+    for env, action in zip([*stuck, free], (0, 2, 2)):
+        env.reset(0)
+        for _ in range(40):
+            step = env.step(np.array([action]))
+        last.append(step.observation)
+    np.testing.assert_array_equal(last[0], last[1])
+    assert (last[1] != last[2]).any()
+
+
+def test_spec_describes_what_steps_return():
+    for params in (AtariParams(), AtariParams(frame_stack=0), AtariParams(frame_stack=1, size=42), AtariParams(grayscale=False)):
+        env = AtariEnv(params, "PongNoFrameskip-v4", 2)
+        assert (env.spec.name, env.spec.frames_per_step, env.spec.max_value, env.spec.is_image) == ("pong", 4, 255.0, True)
+        for step in play(env, 5):
+            assert step.observation.shape == (2, *env.spec.observation_shape)
+            assert step.observation.dtype == env.spec.frame.dtype
+    assert env.spec.observation_shape == (4, 84, 84, 3)
+
+
+@pytest.mark.parametrize("grayscale", [True, False])
+def test_the_drawn_game_sees_what_the_thread_pool_sees(grayscale):
+    params = AtariParams(**PLAIN, grayscale=grayscale, max_frames=1200)
+    pooled = play(AtariEnv(params, "breakout", 1), 500)
+    drawn_env = AtariEnv(params, "breakout", 1, render_mode="rgb_array")
+    drawn = play(drawn_env, 500)
+    assert sum(step.last.sum() for step in pooled) >= 2
+    for a, b in zip(pooled, drawn):
+        for name in a._fields:
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
+            assert getattr(a, name).dtype == getattr(b, name).dtype
+    picture = drawn_env.render()
+    assert picture.shape == (210, 160, 3) and picture.dtype == np.uint8 and picture.any()
+
+
+def test_the_drawn_game_starts_with_no_ops_and_knows_sticky_actions():
+    env = AtariEnv(AtariParams(protocol="machado", noop_max=30), "space_invaders", 1, render_mode="rgb_array")
+    assert len({env.reset(seed).observation.tobytes() for seed in range(8)}) > 1
+    assert env.spec.action.num_actions == 18
+    play(env, 50)
+
+
+def test_mistakes_of_configuration_are_found_when_it_is_made():
+    for arguments, message in (((AtariParams(protocol="clasic"), "pong", 1), "protocol"),
+                               ((AtariParams(frameskip=0), "pong", 1), "frameskip"),
+                               ((AtariParams(), "pomg", 1), "pong"), ((AtariParams(), "pong", 0), "num_envs")):
+        with pytest.raises(ValueError, match=message):
+            AtariEnv(*arguments)
+    with pytest.raises(ValueError, match="num_threads"):
+        AtariEnv(AtariParams(), "pong", 1, num_threads=0)
+    with pytest.raises(ValueError, match="draws one stream"):
+        AtariEnv(AtariParams(), "pong", 2, render_mode="rgb_array")
+    with pytest.raises(NotImplementedError):
+        AtariEnv(AtariParams(), "pong", 1).render()
+
+
+def test_steps_do_not_overwrite_what_earlier_steps_returned():
+    env = AtariEnv(AtariParams(), "pong", 2)
+    kept = env.reset(0)
+    copies = [field.copy() for field in kept]
+    for _ in range(20):
+        env.step(np.array([2, 3]))
+    for field, copy in zip(kept, copies):
+        np.testing.assert_array_equal(field, copy)
+
+
+def test_fewer_lives_after_a_restart_are_no_lost_life():
+    """A game may be cut while it holds bonus lives."""
+    env = AtariEnv(AtariParams(**PLAIN, max_frames=4), "breakout", 1)
+    env.reset(0)
+    env.lives = np.array([9])
+    env._ended, env._cut, env._steps = np.array([True]), np.array([True]), np.array([1])
+    restart = env.step(np.array([0]))
+    assert restart.first[0] and restart.discount[0] == 1 and env.lives[0] == 5

@@ -1,0 +1,41 @@
+import pytest
+
+from core.envs.game_names import atari_game, atari_games
+from core.envs.human_scores import human_normalized, human_random_scores
+
+
+@pytest.mark.parametrize(("spelling", "canonical"), [
+    ("pong", "pong"), ("Pong", "pong"), ("PongNoFrameskip-v4", "pong"), ("ALE/Pong-v5", "pong"), ("PongDeterministic-v0", "pong"),
+    ("ms_pacman", "ms_pacman"), ("MsPacman", "ms_pacman"), ("mspacman", "ms_pacman"), ("ALE/MsPacman-v5", "ms_pacman"),
+    ("surround", "surround"), ("SurroundNoFrameskip-v4", "surround"), ("UpNDown-v4", "up_n_down"), ("space-invaders", "space_invaders")])
+def test_every_spelling_means_the_game(spelling, canonical):
+    assert atari_game(spelling) == canonical
+
+
+@pytest.mark.parametrize(("misspelt", "meant"), [("pomg", "pong"), ("SpaceInvader-v4", "space_invaders"), ("breakuot", "breakout")])
+def test_a_misspelt_game_names_the_closest(misspelt, meant):
+    with pytest.raises(ValueError, match=f"unknown game '{misspelt}'; did you mean .*{meant}"):
+        atari_game(misspelt)
+
+
+def test_nonsense_lists_the_games():
+    with pytest.raises(ValueError, match="adventure"):
+        atari_game("qqqqqqqq")
+
+
+def test_games_for_two_players_only_are_unknown():
+    with pytest.raises(ValueError, match="unknown game"):
+        atari_game("combat")
+
+
+def test_every_game_with_a_human_score_is_a_game():
+    assert len(human_random_scores()) == 57
+    assert {atari_game(name) for name in human_random_scores()} <= set(atari_games())
+
+
+def test_human_normalized_is_zero_for_random_and_one_for_human():
+    assert human_normalized("ALE/Pong-v5", -20.7) == pytest.approx(0.0)  # Wang et al. 2016, table of 30 no-op starts
+    assert human_normalized("pong", 14.6) == pytest.approx(1.0)
+    assert human_normalized("Breakout", 1.7 + 2 * 28.8) == pytest.approx(2.0)
+    assert human_normalized("pacman", 100.0) is None
+    assert human_normalized("CartPole-v1", 500.0) is None

@@ -1,0 +1,307 @@
+import sys
+import types
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from core.env import Continuous, Discrete
+from core.envs.gym import GymEnv, GymParams
+
+GOOD = (np.zeros(3), 1.0, False, False, {})
+
+
+class Told(gym.Env):
+    """Returns what it is told to: `faults` maps the step of an episode to the result of that step."""
+
+    def __init__(self, faults=None, observation_space=None, action_space=None, start=None, length=3):
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,)) if observation_space is None else observation_space
+        self.action_space = spaces.Discrete(2) if action_space is None else action_space
+        self.faults, self.start, self.length, self.actions = faults or {}, start, length, []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return (np.zeros(3), {}) if self.start is None else self.start
+
+    def step(self, action):
+        self.t += 1
+        self.actions.append(action)
+        same = self.start[0] if self.start else np.full(3, self.t, np.float64)
+        return self.faults.get(self.t, (same, float(self.t), self.t == self.length, False, {}))
+
+
+@pytest.fixture
+def told():
+    """Registers Told with the given arguments and makes E of them."""
+    def make(num_envs=2, params=GymParams(), limit=None, **arguments):  # noqa: B008
+        gym.registry.pop("Told-v0", None)
+        gym.register("Told-v0", Told, kwargs=arguments, max_episode_steps=limit)
+        return GymEnv(params, "Told-v0", num_envs)
+    yield make
+    gym.registry.pop("Told-v0", None)
+
+
+def test_a_terminated_episode_has_discount_zero_and_its_final_observation(told):
+    env = told(length=3)
+    steps = [env.reset(0), *(env.step(np.array([0, 1])) for _ in range(8))]
+    assert [bool(step.first[0]) for step in steps] == [True, False, False, False, True, False, False, False, True]
+    assert [bool(step.last[0]) for step in steps] == [False, False, False, True, False, False, False, True, False]
+    assert [float(step.discount[0]) for step in steps] == [1, 1, 1, 0, 1, 1, 1, 0, 1]
+    assert [float(step.reward[0]) for step in steps] == [0, 1, 2, 3, 0, 1, 2, 3, 0]
+    assert [float(step.observation[0, 0]) for step in steps] == [0, 1, 2, 3, 0, 1, 2, 3, 0]
+    assert steps[1].observation.dtype == steps[1].reward.dtype == np.float32
+
+
+@pytest.mark.parametrize(("params", "limit", "length"), [(GymParams(max_steps=2), None, 3), (GymParams(), 2, 3),
+                                                       (GymParams(max_steps=2), 9, 3), (GymParams(max_steps=4), 2, 9)])
+def test_a_truncated_episode_keeps_discount_one(told, params, limit, length):
+    env = told(params=params, limit=limit, length=length)
+    env.reset(0)
+    wanted = params.max_steps or limit
+    steps = [env.step(np.array([0, 0])) for _ in range(wanted + 1)]
+    assert [step.last.all() for step in steps] == [False] * (wanted - 1) + [True, False]
+    assert all(step.discount.all() for step in steps)
+    assert steps[wanted - 1].observation[0, 0] == wanted and steps[wanted].first.all()
+
+
+def test_the_limit_of_the_id_is_used_when_none_is_given():
+    env = GymEnv(GymParams(), "Pendulum-v1", 1)
+    env.reset(0)
+    lasts = [env.step(np.zeros((1, 1), np.float32)).last[0] for _ in range(201)]
+    assert np.flatnonzero(lasts).tolist() == [199]
+
+
+NAN, INF = np.array([0.0, np.nan, 0.0]), np.array([0.0, 0.0, np.inf])
+
+
+@pytest.mark.parametrize(("result", "message"), [
+    ((None, *GOOD[1:]), "observation of stream 0 at step 2 is .*None"),
+    ((NAN, *GOOD[1:]), "observation of stream 0 at step 2 is .*nan.*element 1"),
+    ((INF, *GOOD[1:]), "observation of stream 0 at step 2 is .*inf.*element 2"),
+    ((np.full(3, 1e300), *GOOD[1:]), "observation of stream 0 at step 2 is .*inf"),
+    ((np.zeros(4), *GOOD[1:]), r"observation of stream 0 at step 2 is .*float64 \[4\].*expected float32 \[3\]"),
+    (([[0], [1, 2]], *GOOD[1:]), "observation of stream 0 at step 2"),
+    ((np.array(["a", "b", "c"]), *GOOD[1:]), "observation of stream 0 at step 2 is .*<U1"),
+    ((GOOD[0], None, *GOOD[2:]), "reward of stream 0 at step 2 is None"),
+    ((GOOD[0], float("nan"), *GOOD[2:]), "reward of stream 0 at step 2 is nan"),
+    ((GOOD[0], -float("inf"), *GOOD[2:]), "reward of stream 0 at step 2 is -inf"),
+    ((GOOD[0], np.zeros(2), *GOOD[2:]), "reward of stream 0 at step 2"),
+    ((GOOD[0], "1", *GOOD[2:]), "reward of stream 0 at step 2 is '1'"),
+    ((*GOOD[:2], None, False, {}), "terminated of stream 0 at step 2 is None"),
+    ((*GOOD[:2], False, 0.5, {}), "truncated of stream 0 at step 2 is 0.5"),
+    ((*GOOD[:3], {}), "returned 4 values, expected 5: the old gym API.*v21.*legacy-gym"),
+    (None, "returned NoneType values")])
+def test_a_faulty_step_is_an_error_naming_field_value_stream_and_step(told, result, message):
+    env = told(num_envs=1, faults={2: result})
+    env.reset(0)
+    env.step(np.array([0]))
+    with pytest.raises(ValueError, match=message):
+        env.step(np.array([0]))
+
+
+def test_the_stream_at_fault_is_named(told):
+    env = told(num_envs=3)
+    env.reset(0)
+    env._vector.envs[2].env.unwrapped.faults[1] = (NAN, *GOOD[1:])
+    with pytest.raises(ValueError, match="stream 2 at step 1"):
+        env.step(np.zeros(3, np.int64))
+
+
+def test_an_old_reset_is_an_error_naming_the_adapter(told):
+    with pytest.raises(ValueError, match=r"reset of stream 0 returned array.*old gym API.*v21"):
+        told(start=np.zeros(3)).reset(0)
+    env = told()
+    env._vector.envs[0].env.unwrapped.reset = lambda: np.zeros(3)
+    with pytest.raises(ValueError, match=r"unexpected keyword argument.*old gym API.*v21"):
+        env.reset(0)
+
+
+def test_pictures_stay_bytes_and_must_be_bytes(told):
+    space, picture = spaces.Box(0, 255, (12, 10, 3), np.uint8), np.full((12, 10, 3), 9, np.uint8)
+    env = told(observation_space=space, start=(picture, {}))
+    assert env.spec.is_image and env.spec.max_value == 255 and env.spec.frame == ((12, 10, 3), "uint8")
+    np.testing.assert_array_equal(env.reset(0).observation, [picture, picture])
+    env._vector.envs[0].env.unwrapped.faults[1] = (picture.astype(np.float32), *GOOD[1:])
+    with pytest.raises(ValueError, match=r"float32.*expected uint8"):
+        env.step(np.array([0, 0]))
+
+
+@pytest.mark.parametrize(("space", "value", "stored"), [
+    (spaces.Discrete(4), 2, [0, 0, 1, 0]), (spaces.Discrete(3, start=5), np.int64(7), [0, 0, 1]),
+    (spaces.Box(0, 255, (2,), np.uint8), np.array([0, 51], np.uint8), [0, 0.2]), (spaces.MultiBinary(3), np.array([1, 0, 1]), [1, 0, 1]),
+    (spaces.Box(-9, 9, (2, 2), np.int64), np.array([[1, 2], [3, -4]]), [1, 2, 3, -4]),
+    (spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3))), (1, 0), [0, 1, 1, 0, 0])])
+def test_other_observations_become_one_float_vector(told, space, value, stored):
+    env = told(observation_space=space, start=(value, {}))
+    observation = env.reset(0).observation
+    np.testing.assert_allclose(observation, [stored, stored], rtol=1e-6)
+    assert not env.spec.is_image and env.spec.frame == ((len(stored),), "float32") and env.spec.max_value == 1
+    env.step(np.array([0, 0]))
+
+
+def test_a_discrete_observation_outside_its_space_is_an_error(told):
+    env = told(observation_space=spaces.Discrete(4), start=(4, {}))
+    with pytest.raises(ValueError, match="observation of stream 0 at step 0 is 4"):
+        env.reset(0)
+
+
+def test_observations_without_a_size_are_refused(told):
+    with pytest.raises(ValueError, match="no fixed size"):
+        told(observation_space=spaces.Sequence(spaces.Discrete(2)))
+
+
+def test_discrete_actions_may_start_anywhere(told):
+    env = told(action_space=spaces.Discrete(3, start=-1))
+    assert env.spec.action == Discrete(3)
+    env.reset(0)
+    env.step(np.array([0, 2]))
+    assert [one.env.unwrapped.actions[-1] for one in env._vector.envs] == [-1, 1]
+    with pytest.raises(ValueError, match="action 3 of stream 1"):
+        env.step(np.array([0, 3]))
+
+
+def test_continuous_actions_stay_within_their_bounds(told):
+    env = told(action_space=spaces.Box(np.array([-1.0, 0.0]), np.array([0.1, 2.0]), dtype=np.float64))
+    assert isinstance(env.spec.action, Continuous) and env.spec.action.high.dtype == np.float32
+    env.reset(0)
+    env.step(np.stack([env.spec.action.low, env.spec.action.high]))  # float32(0.1) is above 0.1
+    last = env._vector.envs[1].env.unwrapped
+    assert last.action_space.contains(last.actions[-1])
+    for bad, message in (([[0, 0], [0, 2.5]], r"action 2.5 of stream 1 \(element \[1\]\)"),
+                         ([[np.nan, 0], [0, 0]], "action nan of stream 0")):
+        with pytest.raises(ValueError, match=message):
+            env.step(np.array(bad, np.float32))
+
+
+@pytest.mark.parametrize("space", [spaces.Box(-np.inf, np.inf, (2,)), spaces.MultiDiscrete([2, 3]), spaces.Box(0, 3, (2,), np.int64)])
+def test_actions_no_agent_can_take_are_refused(told, space):
+    with pytest.raises(ValueError, match="actions of"):
+        told(action_space=space)
+
+
+def test_rewards_are_clipped_in_training_only(told):
+    env = told(params=GymParams(reward_clipping="sign"))
+    env.reset(0)
+    env.step(np.array([0, 0]))
+    step = env.step(np.array([0, 0]))
+    assert step.reward.tolist() == [1, 1] and step.raw_reward.tolist() == [2, 2]
+    evaluation = GymEnv(GymParams(reward_clipping="sign"), "Told-v0", 1, training=False)
+    evaluation.reset(0)
+    evaluation.step(np.array([0]))
+    assert evaluation.step(np.array([0])).reward.tolist() == [2]
+
+
+def test_streams_differ_and_the_same_seed_repeats():
+    def start(seed):
+        return GymEnv(GymParams(), "CartPole-v1", 3).reset(seed).observation
+    np.testing.assert_array_equal(start(4), start(4))
+    assert len(np.unique(np.concatenate([start(4), start(5)])[:, 0])) == 6
+
+
+@pytest.mark.parametrize(("game", "closest"), [("CartPol-v1", "CartPole-v1"), ("cartpole-v1", "CartPole-v1"),
+                                               ("CartPole-v7", "CartPole-v1"), ("nowhere/Thing-v0", "nowhere"),
+                                               ("no good id", "Malformed")])
+def test_an_unknown_id_is_an_error_naming_the_closest(game, closest):
+    with pytest.raises(ValueError, match=closest):
+        GymEnv(GymParams(), game, 1)
+
+
+def test_a_missing_package_is_an_error_with_the_pip_command(told):
+    def needs_a_package(**_):
+        raise gym.error.DependencyNotInstalled('Box2D is missing, run `pip install "gymnasium[box2d]"`')
+    gym.register("Told-v0", needs_a_package)
+    with pytest.raises(ImportError, match=r"Told-v0.*pip install"):
+        GymEnv(GymParams(), "Told-v0", 1)
+    with pytest.raises(ImportError, match=r"no_such_package.*pip install"):
+        GymEnv(GymParams(), "no_such_package:Thing-v0", 1)
+
+
+def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
+    (tmp_path / "my_games.py").write_text(
+        "import gymnasium\nfrom gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gymnasium.register('Mine-v0', CartPoleEnv, max_episode_steps=7)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    env = GymEnv(GymParams(), "my_games:Mine-v0", 1)
+    assert env.spec.name == "Mine-v0"
+    env.reset(0)
+    assert [bool(env.step(np.array([t % 2])).last[0]) for t in range(7)] == [False] * 6 + [True]
+    gym.registry.pop("Mine-v0")
+
+
+def test_legacy_without_the_old_gym_is_an_error_with_the_pip_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gym", None)
+    with pytest.raises(ImportError, match="legacy-gym"):
+        GymEnv(GymParams(legacy="v26"), "CartPole-v1", 1)
+
+
+@pytest.mark.parametrize(("legacy", "expected"), [("v26", {}), ("v21", {"apply_api_compatibility": True})])
+def test_legacy_ids_go_through_the_adapter(monkeypatch, legacy, expected):
+    asked = []
+    old_gym, shimmy, adapter = types.ModuleType("gym"), types.ModuleType("shimmy"), types.ModuleType("shimmy.openai_gym_compatibility")
+    old_gym.make = lambda game, **arguments: asked.append((game, arguments)) or Told()
+    old_gym.error = types.SimpleNamespace(DependencyNotInstalled=KeyError, Error=KeyError)
+    adapter.GymV26CompatibilityV0 = lambda env: env
+    for module in (old_gym, shimmy, adapter):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    env = GymEnv(GymParams(legacy=legacy), "Old-v0", 1)
+    assert asked == [("Old-v0", {"disable_env_checker": True, **expected})]
+    env.reset(0)
+    assert env.step(np.array([1])).reward.tolist() == [1]
+
+
+def test_the_real_old_gym_plays_when_it_is_installed():
+    pytest.importorskip("gym")
+    pytest.importorskip("shimmy")
+    env = GymEnv(GymParams(legacy="v26", max_steps=5), "CartPole-v1", 2)
+    env.reset(0)
+    assert [bool(env.step(np.array([t % 2, 1])).last[0]) for t in range(5)] == [False] * 4 + [True]
+
+
+class Drawn(gym.Env):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
+    observation_space, action_space = spaces.Box(-1, 1, (1,)), spaces.Discrete(2)
+
+    def __init__(self, picture, render_mode=None):
+        self.picture, self.render_mode = picture, render_mode
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1), {}
+
+    def render(self):
+        if isinstance(self.picture, Exception):
+            raise self.picture
+        return self.picture
+
+
+def test_pictures_are_drawn_or_refused_when_it_is_made():
+    picture = np.full((4, 6, 3), 7, np.uint8)
+    missing = gym.error.DependencyNotInstalled("pygame is not installed, run `pip install pygame`")
+    for drawn, error in ((picture, None), (None, ValueError), (missing, ImportError)):
+        gym.register("Drawn-v0", Drawn, kwargs={"picture": drawn})
+        if error is None:
+            np.testing.assert_array_equal(GymEnv(GymParams(), "Drawn-v0", 1, render_mode="rgb_array").render(), picture)
+        else:
+            with pytest.raises(error, match="Drawn-v0"):
+                GymEnv(GymParams(), "Drawn-v0", 1, render_mode="rgb_array")
+        gym.registry.pop("Drawn-v0")
+
+
+def test_mistakes_of_configuration_are_found_when_it_is_made():
+    for params, message in ((GymParams(max_steps=0), "max_steps"), (GymParams(reward_clipping="no"), "reward_clipping"),
+                            (GymParams(legacy="v1"), "legacy")):
+        with pytest.raises(ValueError, match=message):
+            GymEnv(params, "CartPole-v1", 1)
+    with pytest.raises(ValueError, match="draws one stream"):
+        GymEnv(GymParams(), "CartPole-v1", 2, render_mode="rgb_array")
+
+
+def test_steps_do_not_overwrite_what_earlier_steps_returned():
+    env = GymEnv(GymParams(), "CartPole-v1", 2)
+    kept = env.reset(0)
+    copies = [field.copy() for field in kept]
+    for _ in range(40):
+        env.step(np.array([0, 1]))
+    for field, copy in zip(kept, copies):
+        np.testing.assert_array_equal(field, copy)

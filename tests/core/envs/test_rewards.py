@@ -1,0 +1,24 @@
+import math
+
+import numpy as np
+import pytest
+
+from core.envs.rewards import CLIPPINGS, clipped
+
+REWARDS = np.array([-40.0, -1.0, -0.25, 0.0, 0.25, 1.0, 3.0, 400.0], np.float32)
+TRUTH = {"none": lambda r: r, "sign": lambda r: (r > 0) - (r < 0), "clamp": lambda r: max(-1.0, min(1.0, r)),
+         "soft_asymmetric": lambda r: 5.0 * max(math.tanh(r / 5.0), 0.0) + 5.0 * 0.3 * min(math.tanh(r / 5.0), 0.0)}
+
+
+@pytest.mark.parametrize("name", list(CLIPPINGS))
+def test_clipping_is_its_formula_on_both_sides_of_zero(name):
+    result = clipped(REWARDS, name)
+    np.testing.assert_allclose(result, [TRUTH[name](float(reward)) for reward in REWARDS], rtol=1e-6)
+    assert result.dtype == np.float32
+
+
+def test_clipping_leaves_the_raw_rewards_alone():
+    kept = REWARDS.copy()
+    for name in CLIPPINGS:
+        clipped(REWARDS, name)[:] = 7
+    np.testing.assert_array_equal(REWARDS, kept)

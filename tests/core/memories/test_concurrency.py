@@ -1,0 +1,104 @@
+import multiprocessing
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
+from core.memories.shared import SharedMemory, SharedParams
+from core.memory import Memory
+from core.trajectory import Trajectories, WindowSpec
+from tests.core.tapes import check_coded_window, coded_spec, small_layout, write_coded_row
+
+SPEC = WindowSpec(3, (0, 3))
+
+
+def make(memory_type: type[Memory], rows: int, num_actors: int = 2) -> Memory:
+    layout = small_layout(coded_spec((16, 16), 4), rows=rows, chunk_length=4, num_envs=2, num_actors=num_actors,
+                          with_priority=memory_type.with_priority)
+    params = PrioritizedParams() if memory_type is PrioritizedMemory else SharedParams()
+    return memory_type(params, layout, SPEC, 0)
+
+
+def random_priorities(window) -> np.ndarray:
+    return np.random.default_rng().random(window.lasts.shape[1])
+
+
+def write_without_end(memory: Memory, actor_ind: int, started) -> None:
+    writer, serial = memory.writer(actor_ind, random_priorities), 0
+    while True:
+        write_coded_row(writer, memory.layout, actor_ind, serial)
+        serial += 1
+        if serial == 2 * memory.layout.rows:
+            started.set()
+
+
+def start(memory: Memory, actor_ind: int) -> multiprocessing.Process:
+    context = multiprocessing.get_context("spawn")
+    started = context.Event()
+    process = context.Process(target=write_without_end, args=(memory, actor_ind, started), daemon=True)
+    process.start()
+    assert started.wait(60)
+    return process
+
+
+@pytest.mark.parametrize("memory_type", [SharedMemory, PrioritizedMemory])
+def test_a_sampler_never_sees_a_torn_or_stale_row_while_writers_lap_it(memory_type, monkeypatch):
+    memory = make(memory_type, rows=200)
+    lapped, intact = [], Trajectories.intact
+
+    def counting(self, streams, serials):
+        found = intact(self, streams, serials)
+        lapped.append(int((~found).sum()))
+        return found
+
+    monkeypatch.setattr(Trajectories, "intact", counting)
+    processes = [start(memory, actor) for actor in range(2)]
+    generator, batches, late = np.random.default_rng(0), 0, []
+    try:
+        before = memory.trajectories.written()
+        end = time.monotonic() + 10
+        while batches < 200 and time.monotonic() < end:
+            batch = memory.sample(32)
+            if batch is None:
+                continue
+            batches += 1
+            check_coded_window(memory.layout, SPEC, *batch.keys, batch.window)
+            assert np.isfinite(batch.weights.numpy()).all()
+            late.append(batch.keys)
+            if len(late) > 3:  # some of these rows are gone by now
+                memory.update_priorities(late.pop(0), generator.random(32))
+        if isinstance(memory, PrioritizedMemory):
+            memory.tree.check()
+        assert batches >= 20 and sum(lapped) > 0  # the race did happen, and was caught
+        assert (memory.trajectories.written() - before > 4).all()
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+@pytest.mark.parametrize("memory_type", [SharedMemory, PrioritizedMemory])
+def test_after_a_writer_was_killed_at_any_moment_sampling_and_its_successor_go_on(memory_type):
+    memory = make(memory_type, rows=40)
+    survivor = memory.writer(1, random_priorities)
+    process = start(memory, 0)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    written = int(memory.trajectories.written()[0])
+    for serial in range(60):
+        write_coded_row(survivor, memory.layout, 1, serial)
+        batch = memory.sample(16)
+        assert batch is not None
+        check_coded_window(memory.layout, SPEC, *batch.keys, batch.window)
+        assert (batch.keys.serials[batch.keys.streams < 2] + SPEC.length < written).all()
+    successor = memory.writer(0, random_priorities)
+    memory.trajectories.flat("last")[memory.trajectories.slots(np.arange(2), np.full(2, written - 1))] = (written - 1) % 7 == 6
+    for serial in range(written, written + 100):  # with the mark of the takeover removed, one coded tape goes through
+        write_coded_row(successor, memory.layout, 0, serial)
+        batch = memory.sample(16)
+        assert batch is not None
+        check_coded_window(memory.layout, SPEC, *batch.keys, batch.window)
+    assert int(memory.trajectories.written()[0]) == written + 100

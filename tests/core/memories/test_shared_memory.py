@@ -1,0 +1,140 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from core.memories.shared import SharedMemory, SharedParams
+from core.memory import Keys
+from core.trajectory import Layout, WindowSpec
+from tests.core.tapes import RandomPlay, observed, small_layout
+
+SPEC = WindowSpec(3, (0, 3))
+
+
+def filled(steps: int = 50, rows: int = 24, num_actors: int = 2, seed: int = 0):
+    plays = [RandomPlay(actor, 2) for actor in range(num_actors)]
+    memory = SharedMemory(SharedParams(100), small_layout(plays[0].spec, rows=rows, chunk_length=4, num_envs=2, num_actors=num_actors),
+                          SPEC, seed)
+    writers = [memory.writer(actor) for actor in range(num_actors)]
+    for play, writer in zip(plays, writers):
+        play.play(writer, steps)
+    return memory, plays, writers
+
+
+def legal_starts(memory: SharedMemory, plays: list[RandomPlay]) -> set[tuple[int, int]]:
+    low, high = memory.trajectories.starts(SPEC.length)
+    return {(actor * 2 + stream, serial) for actor, play in enumerate(plays) for stream in range(2)
+            for serial in range(low[actor], high[actor]) if not play.rows[stream][serial].last}
+
+
+def test_every_legal_start_is_drawn_equally_often_and_nothing_else():
+    memory, plays, _ = filled()
+    legal = legal_starts(memory, plays)
+    counts: dict[tuple[int, int], int] = {}
+    batches, batch_size = 400, 256
+    for _ in range(batches):
+        for key in zip(*memory.sample(batch_size).keys):
+            counts[key] = counts.get(key, 0) + 1
+    assert set(counts) == legal and len(legal) > 20
+    mean = batches * batch_size / len(legal)
+    chi_square = sum((count - mean) ** 2 / mean for count in counts.values())
+    freedom = len(legal) - 1
+    assert chi_square < freedom + 5 * np.sqrt(2 * freedom)
+
+
+def test_a_batch_holds_the_windows_of_its_keys_and_weights_of_one():
+    memory, plays, _ = filled()
+    batch = memory.sample(64)
+    assert batch.weights.equal(torch.ones(64)) and batch.window.observations.shape == (2, 64, 4, 2, 3)
+    for column, (stream, serial) in enumerate(zip(*batch.keys)):
+        rows = plays[stream // 2].rows[stream % 2]
+        for place, observation in enumerate(observed(rows, serial, SPEC)):
+            np.testing.assert_array_equal(batch.window.observations[place, column].numpy(), observation)
+
+
+def test_there_is_no_batch_before_the_first_legal_start():
+    memory, plays, writers = filled(steps=0)
+    assert memory.sample(8) is None
+    plays[0].play(writers[0], 3)
+    assert memory.sample(8) is None and memory.size() == 0
+    plays[0].play(writers[0], 5)
+    assert memory.sample(8) is not None and memory.size() == 16
+
+
+def test_there_is_no_batch_while_all_rows_end_episodes():
+    memory, _, _ = filled()
+    memory.trajectories.arrays["last"][...] = True
+    assert memory.sample(8) is None
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 2.5, True, "8"])
+def test_silly_batch_sizes_are_refused(batch_size):
+    memory, _, _ = filled()
+    with pytest.raises(ValueError, match="batch size"):
+        memory.sample(batch_size)
+
+
+def test_rows_that_were_overwritten_while_they_were_read_are_drawn_again(monkeypatch):
+    memory, _, _ = filled()
+    reads = []
+
+    def intact(streams, serials):
+        reads.append(Keys(streams.copy(), serials.copy()))
+        return np.arange(len(serials)) % 4 != 0 if len(reads) == 1 else np.ones(len(serials), bool)
+
+    monkeypatch.setattr(memory.trajectories, "intact", intact)
+    batch = memory.sample(32)
+    kept = np.arange(32) % 4 != 0
+    assert len(reads) == 2 and (batch.keys.serials[kept] == reads[0].serials[kept]).all()
+    assert not (batch.keys.serials[~kept] == reads[0].serials[~kept]).all()
+
+
+def test_a_memory_that_is_always_lapped_gives_no_batch_and_does_not_hang(monkeypatch):
+    memory, _, _ = filled()
+    monkeypatch.setattr(memory.trajectories, "intact", lambda streams, serials: np.zeros(len(serials), bool))
+    assert memory.sample(8) is None
+
+
+def test_the_same_seed_draws_the_same_batches_and_another_seed_others():
+    first, second, other = (filled(seed=seed)[0] for seed in (1, 1, 2))
+    keys = [[memory.sample(32).keys.serials.tolist() for _ in range(3)] for memory in (first, second, other)]
+    assert keys[0] == keys[1] != keys[2]
+
+
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_sampling_continues_from_a_state_as_if_nothing_had_happened(with_rows):
+    memory, _, _ = filled(seed=3)
+    for _ in range(3):
+        memory.sample(7)
+    state = memory.state_dict(with_rows)
+    assert ("trajectories" in state) == with_rows and json.loads(state["generator"])
+    resumed, _, _ = filled(seed=9)  # the same play: only the generator differs
+    if with_rows:
+        resumed = SharedMemory(memory.params, memory.layout, SPEC, 9)
+    resumed.load_state_dict(state)
+    for _ in range(3):
+        expected, found = memory.sample(16), resumed.sample(16)
+        assert (expected.keys.serials == found.keys.serials).all() and (expected.keys.streams == found.keys.streams).all()
+        assert expected.window.observations.equal(found.window.observations)
+
+
+def test_a_ring_too_small_for_its_windows_is_refused_at_once():
+    layout = small_layout(RandomPlay(0, 2).spec, rows=12, chunk_length=4, num_envs=2)
+    SharedMemory(SharedParams(), small_layout(RandomPlay(0, 2).spec, rows=16, chunk_length=4, num_envs=2), WindowSpec(4, (0,)), 0)
+    with pytest.raises(ValueError, match="12 rows a stream are too few"):
+        SharedMemory(SharedParams(), layout, WindowSpec(4, (0,)), 0)
+
+
+def test_the_smallest_ring_that_is_accepted_can_be_sampled():
+    play = RandomPlay(0, 2, end=0.0)
+    memory = SharedMemory(SharedParams(), small_layout(play.spec, rows=16, chunk_length=4, num_envs=2), WindowSpec(4, (0, 4)), 0)
+    writer = memory.writer(0)
+    for _ in range(60):
+        play.play(writer, 1)
+        assert memory.trajectories.written()[0] < 8 or memory.sample(4) is not None
+
+
+def test_size_is_reported():
+    memory, _, _ = filled()
+    assert memory.statistics() == {"memory_size": float(memory.size())} and isinstance(memory.layout, Layout)

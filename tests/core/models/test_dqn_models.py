@@ -1,0 +1,72 @@
+"""Action-value networks: shapes for every kind of observation, scaling, and the published sizes."""
+
+import numpy as np
+import pytest
+import torch
+
+from core.env import Discrete, EnvSpec
+from core.models.dqn_cnn import DQNCNN, DQNCNNParams
+from core.models.dqn_minatar import DQNMinAtar, DQNMinAtarParams
+from core.models.dqn_mlp import DQNMLP, DQNMLPParams
+from core.models.torsos import scaled_image
+from core.shared import ArraySpec
+
+
+def pixels(frame, stack):
+    return EnvSpec("game", ArraySpec(frame, "uint8"), stack, Discrete(6), is_image=True, max_value=255.0)
+
+
+@pytest.mark.parametrize("frame, stack", [((84, 84), 4), ((84, 84, 3), 4), ((84, 84), 1), ((84, 84), 0), ((96, 64), 2), ((84, 84, 3), 0)])
+@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("norm", ["none", "group"])
+def test_the_cnn_takes_every_shape_of_picture(frame, stack, dueling, norm):
+    spec = pixels(frame, stack)
+    model = DQNCNN(DQNCNNParams(dueling=dueling, norm=norm), spec)
+    values, state = model(torch.randint(0, 256, (5, *spec.observation_shape), dtype=torch.uint8))
+    assert values.shape == (5, 6) and state == ()
+
+
+def test_the_plain_cnn_has_the_published_number_of_parameters():
+    model = DQNCNN(DQNCNNParams(), pixels((84, 84), 4))
+    expected = (4 * 64 + 1) * 32 + (32 * 16 + 1) * 64 + (64 * 9 + 1) * 64 + (3136 + 1) * 512 + 513 * 6
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
+
+
+def test_pixels_are_scaled_to_one_and_planes_keep_their_order():
+    spec = pixels((84, 84, 3), 2)
+    observation = np.random.default_rng(0).integers(0, 256, (2, *spec.observation_shape), np.uint8)
+    image = scaled_image(torch.from_numpy(observation), spec)
+    assert image.shape == (2, 6, 84, 84) and image.is_contiguous(memory_format=torch.channels_last)
+    for frame in range(2):
+        for colour in range(3):
+            assert np.allclose(image[:, 3 * frame + colour].numpy(), observation[:, frame, :, :, colour] / 255.0, atol=1e-6)
+
+
+def test_a_dueling_network_centres_its_advantages():
+    model = DQNCNN(DQNCNNParams(dueling=True), pixels((84, 84), 4))
+    observation = torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8)
+    features = model.torso(scaled_image(observation, model.spec))
+    assert torch.allclose(model(observation)[0].mean(1, keepdim=True), model.q.value(features), atol=1e-5)
+
+
+def test_pictures_too_small_for_the_network_are_refused_with_their_size():
+    with pytest.raises(ValueError, match="16x16"):
+        DQNCNN(DQNCNNParams(), pixels((16, 16), 4))
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_minatar_planes_and_vectors_have_their_own_networks(dueling):
+    planes = EnvSpec("breakout", ArraySpec((10, 10, 4), "bool"), 0, Discrete(3), is_image=True)
+    values, _ = DQNMinAtar(DQNMinAtarParams(dueling=dueling), planes)(torch.zeros(2, 10, 10, 4, dtype=torch.bool))
+    assert values.shape == (2, 3)
+    vector = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 0, Discrete(2))
+    values, _ = DQNMLP(DQNMLPParams(dueling=dueling), vector)(torch.zeros(2, 4))
+    assert values.shape == (2, 2)
+
+
+def test_unrolling_a_feed_forward_model_is_the_same_as_stepping_it():
+    vector = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 0, Discrete(2))
+    model = DQNMLP(DQNMLPParams(), vector)
+    observations = torch.randn(5, 3, 4)
+    unrolled, _ = model.unroll(observations, torch.zeros(5, 3, dtype=torch.bool), ())
+    assert torch.allclose(unrolled, torch.stack([model(step)[0] for step in observations]), atol=1e-6)

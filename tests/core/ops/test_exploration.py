@@ -1,0 +1,32 @@
+"""Epsilon schedules against the papers' formulas."""
+
+import numpy as np
+import pytest
+
+from core.ops.exploration import epsilon_greedy, ladder, linear
+from core.ops.schedules import SCHEDULES
+
+
+def test_linear_decay_reaches_its_end_and_stays():
+    assert [linear(step, 1.0, 0.1, 10) for step in (0, 5, 10, 99)] == pytest.approx([1.0, 0.55, 0.1, 0.1])
+
+
+def test_the_ladder_is_the_one_of_ape_x():
+    assert ladder(8, 0.4, 7.0) == pytest.approx([0.4 ** (1 + 7 * i / 7) for i in range(8)])
+    assert ladder(1, 0.4, 7.0) == pytest.approx([0.4])
+
+
+def test_epsilon_greedy_explores_each_stream_at_its_own_rate():
+    generator = np.random.default_rng(0)
+    epsilon = np.array([0.0, 0.5, 1.0])
+    actions = np.array([epsilon_greedy(np.full(3, 2), 4, epsilon, generator) for _ in range(20_000)])
+    departed = (actions != 2).mean(0)
+    assert departed == pytest.approx(epsilon * 3 / 4, abs=0.02)
+
+
+def test_learning_rate_schedules_start_and_end_where_they_say():
+    values = {name: [schedule(update, 1.0, 0.2, 10, 0.5) for update in (0, 10, 30)] for name, schedule in SCHEDULES.items()}
+    assert values["constant"] == [1.0, 1.0, 1.0]
+    assert values["linear"] == pytest.approx([1.0, 0.2, 0.2])
+    assert values["polynomial"] == pytest.approx([1.0, 0.2, 0.2])
+    assert values["step"] == pytest.approx([1.0, 0.5, 0.2])

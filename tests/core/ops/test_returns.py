@@ -1,0 +1,59 @@
+"""n-step returns against a step-by-step walk in float64."""
+
+import numpy as np
+import pytest
+import torch
+
+from core.ops.returns import bootstrap_position, n_step_return
+
+
+def walk(rewards, discounts, lasts, gamma):
+    """The sum as the paper writes it, one window at a time."""
+    total, factor = 0.0, 1.0
+    length = len(rewards) - 1
+    for k in range(length):
+        if lasts[k]:
+            return total, factor, k
+        total += factor * rewards[k]
+        factor *= gamma * discounts[k]
+    return total, factor, length if not lasts[:length].any() else int(lasts.argmax())
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7])
+def test_returns_equal_the_step_by_step_sum(length):
+    generator = np.random.default_rng(length)
+    rewards = generator.normal(size=(length + 1, 400))
+    lasts = generator.random((length + 1, 400)) < 0.2
+    lasts[0] = False  # a last row is never a start
+    discounts = (generator.random((length + 1, 400)) > 0.15).astype(np.float64)
+    returns, factors = n_step_return(*map(torch.from_numpy, (rewards, discounts, lasts)), 0.97)
+    positions = bootstrap_position(torch.from_numpy(lasts))
+    for column in range(400):
+        expected = walk(rewards[:, column], discounts[:, column], lasts[:, column], 0.97)
+        assert (float(returns[column]), float(factors[column])) == pytest.approx(expected[:2], abs=1e-12)
+        if lasts[:, column].any():
+            assert int(positions[column]) == lasts[:, column].argmax()
+        else:
+            assert int(positions[column]) == length
+
+
+def test_a_terminated_episode_has_nothing_to_bootstrap_from():
+    rewards = torch.tensor([[1.0], [2.0], [0.0], [5.0]])
+    discounts = torch.tensor([[1.0], [0.0], [1.0], [1.0]])
+    lasts = torch.tensor([[False], [False], [True], [False]])
+    returns, factors = n_step_return(rewards, discounts, lasts, 0.5)
+    assert float(returns) == 2.0 and float(factors) == 0.0
+
+
+def test_a_truncated_episode_bootstraps_from_its_final_observation():
+    rewards = torch.tensor([[1.0], [2.0], [0.0], [5.0]])
+    discounts = torch.ones(4, 1)
+    lasts = torch.tensor([[False], [False], [True], [False]])
+    returns, factors = n_step_return(rewards, discounts, lasts, 0.5)
+    assert float(returns) == 2.0 and float(factors) == 0.25
+    assert int(bootstrap_position(lasts)) == 2
+
+
+def test_windows_of_different_shapes_are_refused():
+    with pytest.raises(ValueError, match=r"\[n \+ 1, B\]"):
+        n_step_return(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(3, 1, dtype=torch.bool), 0.9)

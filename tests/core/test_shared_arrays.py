@@ -1,0 +1,61 @@
+import multiprocessing
+import os
+
+import numpy as np
+import pytest
+
+from core.shared import ALIGNMENT, ArraySpec, SharedArrays, total_bytes
+
+SPECS = {"bytes": ArraySpec((3, 5), "uint8"), "flags": ArraySpec((7,), "bool"), "counters": ArraySpec((2, 8), "int64"),
+         "values": ArraySpec((4,), "float32"), "none": ArraySpec((0,), "float32")}
+
+
+def negate(arrays: SharedArrays) -> None:
+    arrays["values"][...] = -arrays["values"]
+    arrays["counters"][1, 0] = 1 << 40
+
+
+def test_a_spawned_process_shares_the_arrays_and_nothing_is_left_in_dev_shm():
+    before = set(os.listdir("/dev/shm"))
+    arrays = SharedArrays(SPECS)
+    arrays["values"][...] = [1, 2, 3, 4]
+    process = multiprocessing.get_context("spawn").Process(target=negate, args=(arrays,))
+    process.start()
+    assert not {name for name in set(os.listdir("/dev/shm")) - before if not name.startswith("sem.")}
+    process.join()
+    assert process.exitcode == 0
+    assert arrays["values"].tolist() == [-1, -2, -3, -4] and arrays["counters"].tolist()[1][0] == 1 << 40
+    del arrays
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_arrays_start_at_zero_and_do_not_overlap():
+    arrays = SharedArrays(SPECS)
+    for name, spec in SPECS.items():
+        assert arrays[name].shape == spec.shape and arrays[name].dtype == np.dtype(spec.dtype) and not arrays[name].any()
+        arrays[name][...] = 1
+    assert all((arrays[name] == 1).all() for name in SPECS) and "bytes" in arrays and "other" not in arrays
+    starts = [arrays[name].__array_interface__["data"][0] for name in SPECS if arrays[name].size]
+    assert all((start - starts[0]) % ALIGNMENT == 0 for start in starts)
+
+
+def test_shortage_is_a_memory_error_before_the_allocation(monkeypatch):
+    calls = []
+    monkeypatch.setattr("core.shared.available_bytes", lambda: 10_000)
+    monkeypatch.setattr(os, "memfd_create", lambda name: calls.append(name))
+    with pytest.raises(MemoryError, match=r"80,000 bytes .* 10,000"):
+        SharedArrays({"values": ArraySpec((10_000,), "float64")})
+    assert not calls
+
+
+def test_total_bytes_is_what_is_mapped():
+    arrays = SharedArrays(SPECS)
+    assert os.fstat(arrays._fd).st_size == total_bytes(SPECS) == 64 + 64 + 128 + 64
+
+
+def test_the_descriptor_is_closed_with_the_arrays():
+    arrays = SharedArrays(SPECS)
+    descriptor = arrays._fd
+    del arrays
+    with pytest.raises(OSError):
+        os.fstat(descriptor)

@@ -1,0 +1,96 @@
+"""The real program, run from outside: started, watched, signalled, killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+class Program:
+    """`python main.py` with its files under `root`. Use as a context manager: whatever happens, nothing is left running."""
+
+    def __init__(self, root: Path, *arguments: str):
+        self.root = root
+        self.output_path = root / f"output_{time.time_ns()}.txt"
+        self._output = self.output_path.open("w")
+        command = [sys.executable, str(PROJECT / "main.py"), "--root", str(root), "--machine", "test", *arguments]
+        self.process = subprocess.Popen(command, stdout=self._output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                                        start_new_session=True, cwd=root)
+        self.family: dict[int, psutil.Process] = {}
+
+    def __enter__(self) -> "Program":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.children()
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for child in self.family.values():
+            if child.is_running():
+                child.kill()
+        self._output.close()
+
+    @property
+    def output(self) -> str:
+        return self.output_path.read_text()
+
+    def children(self) -> dict[str, int]:
+        """Name (as "actor 0") -> pid of the single-processes running now."""
+        try:
+            members = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            members = []
+        self.family |= {member.pid: member for member in members}
+        names = {}
+        for member in members:
+            try:
+                name = Path(f"/proc/{member.pid}/comm").read_text().strip()
+            except OSError:
+                continue
+            if name.split(" ")[0] in ("actor", "learner", "evaluator", "logger", "tester"):
+                names[name] = member.pid
+        return names
+
+    def leftovers(self) -> list[str]:
+        """Processes of this program that still run."""
+        return [str(member) for member in self.family.values()
+                if member.is_running() and member.status() != psutil.STATUS_ZOMBIE]
+
+    def until(self, condition: Callable[[], object], seconds: float, what: str) -> None:
+        """Wait for a condition; fail with the program's output when it does not come."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {seconds} s: {what}\n{self.output}"
+            time.sleep(0.05)
+
+    def until_ended(self, seconds: float) -> int:
+        self.until(lambda: (self.children(), self.process.poll() is not None)[1], seconds, "the end of the program")
+        return self.process.returncode
+
+    def until_training(self, steps: int = 1, seconds: float = 60) -> None:
+        """Wait until the metrics show this many agent steps."""
+        self.until(lambda: (self.children(), self.agent_steps() >= steps)[1], seconds, f"{steps} agent steps")
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> int:
+        """Signal a single-process by name; returns the pid it had."""
+        self.until(lambda: name in self.children(), 30, f"{name} to run")
+        pid = self.children()[name]
+        os.kill(pid, number)
+        return pid
+
+    def metrics(self) -> list[dict]:
+        lines = [line for path in sorted(self.root.glob("logs/*/metrics.jsonl")) for line in path.read_text().splitlines()]
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def agent_steps(self) -> int:
+        rows = self.metrics()
+        return rows[-1]["step"] if rows else 0

@@ -1,0 +1,343 @@
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from utils import checkpoint
+from utils.checkpoint import CheckpointError, load, load_into, load_weights, save, save_weights
+
+
+def state_of(number: int) -> dict:
+    return {"learner": {"weights": torch.full((100,), float(number)), "count": number, "names": ["a", "b"], "pair": (1, None, True)},
+            "clock": {"random": np.random.default_rng(0).bit_generator.state, "by_index": {0: 1.5}}}
+
+
+def assert_state(state: dict, number: int) -> None:
+    assert torch.equal(state["learner"].pop("weights"), torch.full((100,), float(number)))
+    assert state["learner"] == {"count": number, "names": ["a", "b"], "pair": (1, None, True)}
+    assert state["clock"] == state_of(number)["clock"]
+
+
+def flip_byte(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0x10
+    path.write_bytes(data)
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Writing past it is an OSError, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "with space and ünicode"
+    path = save(folder, state_of(7), 7, keep=2)
+    state, loaded_from = load(folder)
+    assert_state(state, 7)
+    assert loaded_from == path == folder / "step_000000000007"
+    assert (folder / "latest").read_text() == "step_000000000007\n"
+
+
+def test_only_the_newest_are_kept_and_no_temporary_is_left(tmp_path: Path) -> None:
+    for step in (1, 2, 10, 3_000):
+        save(tmp_path, state_of(step), step, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000000000010", "step_000000003000"]
+
+
+def test_a_second_checkpoint_of_one_step_is_the_newer_one(tmp_path: Path) -> None:
+    for number in range(12):
+        save(tmp_path, state_of(number), 5, keep=20)
+    assert_state(load(tmp_path)[0], 11)
+
+
+def test_checkpoints_of_a_future_that_was_given_up_go(tmp_path: Path) -> None:
+    for number in (100, 200, 150):
+        save(tmp_path, state_of(number), number, keep=5)
+    assert_state(load(tmp_path)[0], 150)
+    assert not (tmp_path / "step_000000000200").exists()
+
+
+def test_functions_are_called_after_the_files_before_them_were_written(tmp_path: Path) -> None:
+    rows = torch.zeros(3)
+
+    def seal() -> dict[str, int]:
+        assert len(list(tmp_path.glob(".temporary_*/rows.pt"))) == 1
+        return {"oldest": 4}
+
+    save(tmp_path, {"rows": {"rows": rows}, "seal": seal}, 1, keep=1)
+    assert load(tmp_path)[0]["seal"] == {"oldest": 4}
+
+
+def test_a_view_stores_no_more_than_it_shows(tmp_path: Path) -> None:
+    path = save(tmp_path, {"view": torch.zeros(1_000_000)[:10]}, 1, keep=1)
+    assert (path / "view.pt").stat().st_size < 10_000
+
+
+def test_rows_that_change_while_they_are_written_still_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.zeros(3_000_000, dtype=torch.uint8)
+    write = checkpoint._HashingFile.write
+
+    def disturbed(file: checkpoint._HashingFile, data: memoryview) -> int:
+        rows.add_(1)
+        return write(file, data)
+
+    monkeypatch.setattr(checkpoint._HashingFile, "write", disturbed)
+    save(tmp_path, {"rows": rows}, 1, keep=1)
+    assert load(tmp_path)[0]["rows"].shape == rows.shape
+
+
+def test_large_files_load_mapped_and_can_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "MAPPED_BYTES", 1)
+    save(tmp_path, state_of(1), 1, keep=1)
+    state, _ = load(tmp_path)
+    state["learner"]["weights"].add_(1)
+    assert_state(load(tmp_path)[0], 1)
+
+
+@pytest.mark.parametrize("value", [np.float64(1), np.zeros(2), object(), {"deep": [np.int64(3)]}, {1, 2}, {np.int64(1): 2}])
+def test_values_that_could_not_be_loaded_again_are_refused(tmp_path: Path, value: object) -> None:
+    save(tmp_path, state_of(1), 1, keep=1)
+    with pytest.raises(TypeError, match=r"learner.odd"):
+        save(tmp_path, {"learner": {"odd": value}}, 2, keep=1)
+    assert_state(load(tmp_path)[0], 1)
+    assert not list(tmp_path.glob(".temporary_*"))
+
+
+@pytest.mark.parametrize("name", ["learner.pt", "clock.pt", "manifest.json"])
+def test_a_flipped_byte_is_named_and_the_checkpoint_before_is_taken(tmp_path: Path, name: str, capsys: pytest.CaptureFixture) -> None:
+    save(tmp_path, state_of(1), 1, keep=2)
+    newest = save(tmp_path, state_of(2), 2, keep=2)
+    generator = random.Random(0)
+    original = (newest / name).read_bytes()
+    for position in [0, len(original) - 1, *(generator.randrange(len(original)) for _ in range(20))]:
+        flip_byte(newest / name, position)
+        state, path = load(tmp_path)
+        assert_state(state, 1)
+        printed = capsys.readouterr().err
+        assert name in printed and "step_000000000002" in printed and f"falling back to checkpoint {path.name}" in printed
+        (newest / name).write_bytes(original)
+    assert_state(load(tmp_path)[0], 2)
+
+
+def test_missing_and_cut_files_are_damage_too(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, state_of(step), step, keep=3)
+    (tmp_path / "step_000000000003" / "clock.pt").unlink()
+    os.truncate(tmp_path / "step_000000000002" / "clock.pt", 100)
+    assert_state(load(tmp_path)[0], 1)
+    assert "clock.pt has 100 bytes" in capsys.readouterr().err
+
+
+def test_with_none_left_loading_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no checkpoint"):
+        load(tmp_path / "absent")
+    path = save(tmp_path, state_of(1), 1, keep=1)
+    flip_byte(path / "learner.pt", 50)
+    with pytest.raises(CheckpointError, match=r"every checkpoint .* damaged .*learner.pt"):
+        load(tmp_path)
+
+
+def test_a_malicious_checkpoint_with_a_valid_manifest_executes_nothing(tmp_path: Path) -> None:
+    path, victim = save(tmp_path, state_of(1), 1, keep=1), tmp_path / "victim"
+    torch.save(Malicious(victim), path / "learner.pt")
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["learner.pt"] = {"size": (path / "learner.pt").stat().st_size,
+                                       "sha256": checkpoint._file_digest(path / "learner.pt")}
+    manifest.pop("sha256")
+    (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": checkpoint._digest(manifest)}))
+    with pytest.raises(CheckpointError, match=r"refused"):
+        load(tmp_path)
+    assert not victim.exists()
+
+
+def test_a_full_disk_is_a_checkpoint_error_and_leaves_the_old_ones(tmp_path: Path) -> None:
+    save(tmp_path, state_of(1), 1, keep=1)
+    with file_size_limit(50_000), pytest.raises(CheckpointError, match=r"cannot write a checkpoint of step 2"):
+        save(tmp_path, {"learner": torch.zeros(1_000_000)}, 2, keep=1)
+    assert_state(load(tmp_path)[0], 1)
+    assert not list(tmp_path.glob(".temporary_*"))
+    save(tmp_path, state_of(3), 3, keep=1)
+    assert_state(load(tmp_path)[0], 3)
+
+
+def save_until_killed(folder: Path, step: int) -> None:
+    torch.set_num_threads(1)  # a thread pool does not survive a fork
+    while True:
+        save(folder, {**state_of(step), "replay": torch.full((200_000,), step)}, step, keep=2)
+        step += 1
+
+
+@pytest.mark.timeout(60)
+def test_a_writer_killed_at_random_times_always_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path, {**state_of(99), "replay": torch.full((200_000,), 99)}, 99, keep=2)
+    generator, steps = random.Random(1), [99]
+    for _ in range(12):
+        process = multiprocessing.get_context("fork").Process(target=save_until_killed, args=(tmp_path, steps[-1] + 1))
+        process.start()
+        time.sleep(generator.uniform(0.02, 0.2))
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        state, path = load(tmp_path)
+        steps.append(state["learner"]["count"])
+        assert torch.equal(state.pop("replay"), torch.full((200_000,), steps[-1]))
+        assert_state(state, steps[-1])
+        assert path.name == f"step_{steps[-1]:012d}" == max(entry.name for entry in tmp_path.glob("step_*"))
+    assert steps == sorted(steps) and steps[-1] > 99
+
+
+def die_at_call(folder: Path, number: int) -> None:
+    """Save a second checkpoint and die at the number-th system call that matters."""
+    calls = 0
+
+    def dying(function):  # type: ignore[no-untyped-def]
+        def call(*arguments, **keywords):  # type: ignore[no-untyped-def]
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                os._exit(9)
+            return function(*arguments, **keywords)
+        return call
+
+    for name in ("fsync", "replace", "mkdir", "rmdir", "unlink"):
+        setattr(os, name, dying(getattr(os, name)))
+    save(folder, state_of(2), 2, keep=1)
+    os._exit(0)
+
+
+@pytest.mark.timeout(60)
+def test_a_writer_killed_between_any_two_system_calls_leaves_the_old_or_the_new_checkpoint(tmp_path: Path,
+                                                                                           capsys: pytest.CaptureFixture) -> None:
+    loaded = []
+    for number in range(1, 100):
+        folder = tmp_path / str(number)
+        save(folder, state_of(1), 1, keep=1)
+        process = multiprocessing.get_context("fork").Process(target=die_at_call, args=(folder, number))
+        process.start()
+        process.join()
+        state, _ = load(folder)
+        loaded.append(state["learner"]["count"])
+        assert_state(state, loaded[-1])
+        save(folder, state_of(3), 3, keep=1)
+        assert sorted(path.name for path in folder.iterdir()) == ["latest", "step_000000000003"]
+        if process.exitcode == 0:
+            break
+    assert process.exitcode == 0 and loaded == sorted(loaded) and loaded[0] == 1 and loaded.count(2) > 3
+    assert "damaged" not in capsys.readouterr().err
+
+
+# model files ----------------------------------------------------------------------------------------------------------
+class Malicious:
+    def __init__(self, victim: Path):
+        self.victim = victim
+
+    def __reduce__(self):  # type: ignore[no-untyped-def]
+        return os.system, (f"touch '{self.victim}'",)
+
+
+def model_file(folder: Path) -> Path:
+    path = folder / "models" / "a model.pth"
+    save_weights(path, nn.Linear(3, 2).state_dict(), {"game": "pong", "score": 1.5})
+    return path
+
+
+def test_weights_and_metadata_come_back(tmp_path: Path) -> None:
+    model, path = nn.Linear(3, 2), tmp_path / "models" / "m.pth"
+    save_weights(path, model.state_dict(), {"game": "pong", "score": 1.5})
+    weights, metadata = load_weights(path)
+    other = nn.Linear(3, 2)
+    load_into(other, weights, path)
+    assert metadata == {"game": "pong", "score": 1.5}
+    assert torch.equal(other.weight, model.weight) and torch.equal(other.bias, model.bias)
+    assert [entry.name for entry in path.parent.iterdir()] == ["m.pth"]
+
+
+def test_a_missing_model_file_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"absent.pth does not exist"):
+        load_weights(tmp_path / "absent.pth")
+    with pytest.raises(CheckpointError, match=r"cannot be read: .*directory"):
+        load_weights(tmp_path)
+
+
+def test_every_truncation_of_a_model_file_is_an_error(tmp_path: Path) -> None:
+    path = model_file(tmp_path)
+    whole = path.read_bytes()
+    for size in range(0, len(whole), 97):
+        path.write_bytes(whole[:size])
+        with pytest.raises(CheckpointError, match="empty" if size == 0 else "truncated|damaged"):
+            load_weights(path)
+
+
+def test_random_bytes_are_not_a_model(tmp_path: Path) -> None:
+    path, generator = tmp_path / "random.pth", random.Random(3)
+    for start in (b"", b"PK\x03\x04", b"\x80\x02", b"text"):
+        path.write_bytes(start + generator.randbytes(5_000))
+        with pytest.raises(CheckpointError, match=r"random.pth is"):
+            load_weights(path)
+
+
+def test_a_flipped_weight_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "m.pth"
+    save_weights(path, {"weight": torch.full((1_000,), 3.0)}, {"k": 1})
+    position = path.read_bytes().index(torch.full((10,), 3.0).numpy().tobytes())
+    flip_byte(path, position + 20)
+    with pytest.raises(CheckpointError, match=r"damaged: .*data/0 fails its checksum"):
+        load_weights(path)
+
+
+def test_malicious_files_are_refused_and_nothing_in_them_is_executed(tmp_path: Path) -> None:
+    path, victim = tmp_path / "evil.pth", tmp_path / "victim"
+    writers = [lambda: path.write_bytes(pickle.dumps(Malicious(victim))),
+               lambda: torch.save({"weights": {"a": Malicious(victim)}, "metadata": {}}, path),
+               lambda: torch.save({"weights": Malicious(victim)}, path, _use_new_zipfile_serialization=False)]
+    for write in writers:
+        write()
+        with pytest.raises(CheckpointError, match=r"refused, nothing in it was executed"):
+            load_weights(path)
+        assert not victim.exists()
+    assert os.system(pickle.loads(pickle.dumps(f"touch '{victim}'"))) == 0 and victim.exists()  # the attack itself works
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"weights": {}, "metadata": {}}, {"weights": {"a": 1}, "metadata": {}},
+                                     {"weights": {"a": torch.zeros(1)}}, {"weights": [torch.zeros(1)], "metadata": {}}])
+def test_a_file_of_another_structure_is_said_so(tmp_path: Path, content: object) -> None:
+    torch.save(content, tmp_path / "other.pth")
+    with pytest.raises(CheckpointError, match=r"not a model of this framework"):
+        load_weights(tmp_path / "other.pth")
+
+
+def test_a_foreign_architecture_is_named_field_by_field(tmp_path: Path) -> None:
+    weights, _ = load_weights(model_file(tmp_path))
+    model = nn.Linear(4, 2)
+    before = model.weight.clone()
+    with pytest.raises(CheckpointError, match=r"another architecture: weight: \[2, 3\] in the file, \[2, 4\] in the model$"):
+        load_into(model, weights, Path("x.pth"))
+    assert torch.equal(model.weight, before)
+    with pytest.raises(CheckpointError, match=r"0.bias: absent in the file, \[2\] in the model"):
+        load_into(nn.Sequential(nn.Linear(3, 2)), weights, Path("x.pth"))
+
+
+def test_a_full_disk_leaves_the_old_model_file(tmp_path: Path) -> None:
+    path = model_file(tmp_path)
+    before = path.read_bytes()
+    with file_size_limit(20_000), pytest.raises(CheckpointError, match=r"cannot write the model file"):
+        save_weights(path, {"weight": torch.zeros(1_000_000)}, {})
+    assert path.read_bytes() == before and [entry.name for entry in path.parent.iterdir()] == [path.name]

@@ -1,0 +1,292 @@
+"""What the command line makes of good and bad words: RELIABILITY F01-F07, F27, F28, F36."""
+
+import json
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from utils import options, runs
+from utils.command_line import read_options
+from utils.options import CONFIGS
+
+MAIN = Path(options.PROJECT) / "main.py"
+
+
+@pytest.fixture
+def read(root):
+    return lambda *words: read_options([*words, "--root", str(root)])
+
+
+@pytest.fixture
+def refuse(root, capsys):
+    """Reads words that must be refused; returns the problems told. Nothing may have been made."""
+    def refused(*words, code=2):
+        before = sorted(root.rglob("*"))
+        with pytest.raises(SystemExit) as exit:
+            read_options([*words, "--root", str(root)])
+        assert exit.value.code == code
+        assert sorted(root.rglob("*")) == before
+        lines = capsys.readouterr().err.splitlines()
+        assert lines and all(line.startswith("error: ") for line in lines)
+        return lines
+
+    return refused
+
+
+# good words -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("row", [row["name"] for row in CONFIGS])
+def test_every_row_is_sound_but_for_the_memory_of_this_machine(row, read):
+    chosen = read("--config", row, "--memory.capacity", "20000")
+    assert chosen.config == row
+    assert pickle.loads(pickle.dumps(chosen)) == chosen
+    assert json.loads(json.dumps(chosen.to_dict()))["agent"]["lr"] == chosen.agent.lr
+
+
+def test_a_row_is_chosen_by_number_or_name(read):
+    for number, row in enumerate(CONFIGS):
+        if "seaquest" not in row["name"]:
+            assert read("--config", str(number), "--memory.capacity", "20000").config == row["name"]
+
+
+def test_any_setting_is_overridden_with_hyphens_or_underscores(read):
+    chosen = read("--config", "dqn-cartpole", "--agent.lr", "2e-4", "--agent.batch-size=16", "--num_actors=2", "--num-envs-per-actor=3",
+                  "--memory.capacity", "200000", "--clock.samples-per-insert", "none", "--steps", "1e4", "--no-render")
+    assert (chosen.agent.lr, chosen.agent.batch_size, chosen.num_actors, chosen.num_envs_per_actor) == (2e-4, 16, 2, 3)
+    assert (chosen.memory.capacity, chosen.clock.samples_per_insert, chosen.steps, chosen.render) == (200_000, None, 10_000, False)
+    assert chosen.agent.epsilon_steps == next(row for row in CONFIGS if row["name"] == "dqn-cartpole")["agent.epsilon_steps"]
+
+
+@pytest.mark.parametrize("words", [["--agent.double", "False"], ["--agent.double=false"], ["--agent.double", "0"], ["--agent.no-double"]])
+def test_booleans_can_be_switched_off(words, read):
+    assert read("--config", "dqn-cartpole").agent.double is True
+    assert read("--config", "dqn-cartpole", *words).agent.double is False
+
+
+def test_a_row_may_set_the_lines_that_are_none_and_no_others(read, monkeypatch):
+    monkeypatch.setitem(CONFIGS[2], "steps", 77)
+    monkeypatch.setitem(CONFIGS[2], "seed", 99)
+    assert (read("--config", "2").steps, read("--config", "2").seed) == (77, options.Run().seed)
+
+
+def test_another_memory_drops_the_settings_only_the_rows_memory_has(read):
+    chosen = read("--config", "apex-pong", "--memory-type", "shared", "--memory.capacity", "20000")
+    assert (chosen.memory_type, chosen.memory.capacity, hasattr(chosen.memory, "alpha")) == ("shared", 20_000, False)
+
+
+def test_help_lists_settings_with_the_defaults_of_the_row(root, capsys):
+    with pytest.raises(SystemExit) as exit:
+        read_options(["--root", str(root), "--config", "dqn-cartpole", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert exit.value.code == 0
+    for word in ("--agent.batch-size", "--memory.capacity", "(default: 50000)", "--target-score", "dqn-minatar-breakout"):
+        assert word in shown
+
+
+def test_paths_belong_to_the_project_and_not_to_the_working_folder(read, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    chosen = read_options(["--config", "dqn-cartpole", "--machine", "m", "--timestamp", "t"])
+    assert chosen.log_folder == MAIN.parent / "logs" / "m_t"
+    assert chosen.model_path == MAIN.parent / "models" / "m_t.pth"
+    assert chosen.checkpoint_folder == MAIN.parent / "models" / "m_t_checkpoints"
+
+
+# bad words ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("config", ["99", "-1", "dqn-pnog", ""])
+def test_an_unknown_row_is_refused_in_one_line_with_the_valid_ones(config, refuse):
+    lines = refuse(f"--config={config}")
+    assert len(lines) == 1 and all(row["name"] in lines[0] for row in CONFIGS)
+
+
+@pytest.mark.parametrize(("word", "meant"), [("--agent.lrr", "--agent.lr"), ("--num-actor", "--num_actors"),
+                                             ("--batch_size", "--agent.batch_size"),
+                                             ("--memroy.capacity", "--memory.capacity"), ("--sede", "--seed")])
+def test_an_unknown_option_is_refused_with_the_one_meant(word, meant, refuse):
+    assert f"did you mean {meant}" in refuse(word, "1")[0]
+
+
+def test_several_bad_values_are_all_told_at_once(refuse):
+    told = "\n".join(refuse("stray", "--agent.lr=abc", "--agent.batch_size=0", "--agent.gamma", "1.5", "--agent.nstep=0",
+                            "--num_actors=0", "--agent.los=huber", "--memory-type", "prioritised", "--engine", "locall",
+                            "--agent.double", "perhaps"))
+    for part in ("agent.lr='abc'", "agent.batch_size=0", "agent.gamma=1.5", "agent.nstep=0", "num_actors=0", "did you mean --agent.loss",
+                 "did you mean prioritized", "did you mean local", "agent.double='perhaps'", "'stray' stands alone"):
+        assert part in told
+
+
+def test_values_that_are_not_finite_are_refused(refuse):
+    assert "agent.lr=nan must be finite" in refuse("--agent.lr", "nan")[0]
+    assert "agent.clip_norm=inf must be finite" in refuse("--agent.clip_norm", "inf")[0]
+
+
+@pytest.mark.parametrize(("words", "parts"), [
+    (["--config", "dqn-cartpole", "--game", "Pendulum-v1"], ["agent_type=dqn", "game=Pendulum-v1", "continuous"]),
+    (["--config", "dqn-pong", "--model_type", "dqn-mlp"], ["model_type=dqn-mlp", "game=pong", "dqn-cnn"]),
+    (["--config", "dqn-cartpole", "--model_type", "dqn-cnn"], ["model_type=dqn-cnn", "game=CartPole-v1", "dqn-mlp"]),
+    (["--config", "dqn-minatar-breakout", "--model_type", "dqn-cnn"], ["model_type=dqn-cnn", "game=breakout", "too small"]),
+    (["--config", "dqn-cartpole", "--memory.capacity", "10"], ["memory.capacity=10", "at least"]),
+    (["--config", "dqn-cartpole", "--clock.tolerance", "1"], ["clock.tolerance=1", "agent.batch_size=64"]),
+    (["--config", "dqn-cartpole", "--num_learners", "2"], ["num_learners=2"]),
+    (["--config", "dqn-cartpole", "--machine", "../x"], ["machine='../x'"]),
+    (["--config", "dqn-cartpole", "--resume", "a_b", "--model_file", "c.pth"], ["exclude each other"])])
+def test_impossible_combinations_name_both_fields_and_what_would_do(words, parts, refuse):
+    told = "\n".join(refuse(*words))
+    assert all(part in told for part in parts)
+
+
+def test_a_memory_that_does_not_suit_the_agent_is_refused_with_those_that_do(refuse, monkeypatch):
+    from core.agents.dqn import DQN
+    monkeypatch.setattr(DQN, "memories", ("shared",))
+    assert "memory_type=prioritized does not suit agent_type=dqn, which learns from memory_type shared" in "\n".join(refuse())
+
+
+def test_a_model_whose_output_the_agent_does_not_take_is_refused(refuse, monkeypatch):
+    from core.models.dqn_mlp import DQNMLP
+    monkeypatch.setattr(DQNMLP, "head", "policy")
+    told = "\n".join(refuse("--config", "dqn-cartpole"))
+    assert "model_type=dqn-mlp gives 'policy' and agent_type=dqn needs 'q'" in told
+
+
+@pytest.mark.parametrize(("row", "game", "closest"), [("dqn-pong", "pongg", "pong"), ("dqn-cartpole", "CartPol-v1", "CartPole-v1"),
+                                                      ("dqn-minatar-breakout", "brekout", "breakout")])
+def test_a_misspelt_game_is_refused_with_the_closest(row, game, closest, refuse):
+    assert closest in refuse("--config", row, "--game", game)[0].split(game)[-1]
+
+
+def test_surround_is_a_game_although_gymnasium_does_not_list_it(read):
+    assert read("--game", "surround", "--memory.capacity", "20000").game == "surround"
+
+
+def test_a_missing_package_is_told_with_its_pip_command_and_the_rest_works(refuse, read, monkeypatch):
+    from core.envs import minatar
+    minatar._game_module.cache_clear()
+    monkeypatch.setitem(sys.modules, "minatar", None)
+    assert 'pip install -e ".[minatar]"' in refuse("--config", "dqn-minatar-breakout")[0]
+    read("--config", "dqn-cartpole")
+
+
+def test_recording_without_its_packages_is_told_with_the_pip_command(refuse, monkeypatch, tmp_path):
+    monkeypatch.setattr("utils.validation.find_spec", lambda name: None)
+    told = refuse("--config", "dqn-cartpole", "--mode", "2", "--model_file", str(tmp_path / "x.pth"), "--record")
+    assert 'pip install -e ".[video]"' in told[0]
+
+
+def test_a_memory_that_does_not_fit_is_refused_with_needed_and_free_bytes(refuse):
+    line = refuse("--config", "dqn-pong-uniform", "--memory.capacity", "1e9")[0]
+    needed, free = (int(figure.replace(",", "")) for figure in re.findall(r"([\d,]+) (?:bytes|are free)", line))
+    assert needed >= 10**9 * 84 * 84 > free
+
+
+def test_cuda_that_is_absent_is_refused_with_the_devices_there_are(refuse, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    for device in ("cuda", "cuda:3", "tpu"):
+        assert "which has cpu" in refuse("--config", "dqn-cartpole", "--device", device)[0]
+
+
+def test_the_device_auto_is_cuda_where_there_is_one(read, monkeypatch):
+    for present, device in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr("torch.cuda.is_available", lambda present=present: present)
+        assert read("--config", "dqn-cartpole").device == device
+
+
+def test_a_window_without_a_display_is_refused_with_a_hint(refuse, monkeypatch, tmp_path):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    assert "--record" in refuse("--config", "dqn-cartpole", "--mode", "2", "--model_file", str(tmp_path / "x.pth"), "--render")[0]
+
+
+@pytest.mark.parametrize(("change", "part"), [({"agent.lrr": 1.0}, "did you mean agent.lr"), ({"agent.lr": "fast"}, "agent.lr='fast'"),
+                                              ({"memory_type": "sharde"}, "did you mean shared"), ({"agent.nstep": 0}, "agent.nstep=0")])
+def test_a_mistake_in_a_row_is_told_like_one_on_the_command_line(change, part, refuse, monkeypatch):
+    for name, value in change.items():
+        monkeypatch.setitem(CONFIGS[2], name, value)
+    assert part in "\n".join(refuse("--config", "2"))
+
+
+# runs that went before ------------------------------------------------------------------------------------------------
+@pytest.fixture
+def run(root, read):
+    """Starts a run on the disk as main does, and leaves what a run leaves."""
+    def started(*words):
+        from utils.rows import find_row, from_row
+        from utils.settings_tree import flatten
+        chosen = runs.claim(read(*words))
+        runs.save(chosen, runs.plain(flatten(from_row(find_row(chosen.config))[0])))
+        chosen.checkpoint_folder.mkdir()
+        chosen.model_path.touch()
+        return chosen
+
+    return started
+
+
+def test_a_run_goes_on_with_its_own_settings_and_those_given_now(read, run, capsys):
+    before = run("--config", "dqn-cartpole", "--agent.lr", "5e-4", "--agent.gamma", "0.98", "--steps", "100")
+    after = read("--resume", before.signature, "--agent.lr", "1e-5", "--steps", "200")
+    assert after.signature == before.signature and after.config == "dqn-cartpole"
+    assert (after.agent.lr, after.agent.gamma, after.steps) == (1e-5, 0.98, 200)
+    told = capsys.readouterr().out
+    assert "agent.lr=1e-05 (was 0.0005)" in told and "steps=200 (was 100)" in told and "gamma" not in told
+
+
+def test_what_changed_in_the_file_since_the_start_is_applied_too(read, run, monkeypatch):
+    before = run("--config", "dqn-cartpole", "--agent.gamma", "0.98")
+    monkeypatch.setitem(CONFIGS[2], "agent.lr", 0.5)
+    after = read("--resume", before.signature)
+    assert (after.agent.lr, after.agent.gamma) == (0.5, 0.98)
+
+
+@pytest.mark.parametrize("words", [["--game", "Acrobot-v1"], ["--model.hidden", "7"], ["--config", "dqn-pong"],
+                                   ["--agent.optimizer", "rmsprop"]])
+def test_what_cannot_change_when_a_run_goes_on_is_refused_with_the_difference(words, refuse, run):
+    before = run("--config", "dqn-cartpole", "--memory.capacity", "20000")
+    told = "\n".join(refuse("--resume", before.signature, *words))
+    assert f"cannot continue run {before.signature}" in told and words[0].removeprefix("--") in told
+
+
+def test_the_size_of_a_stored_replay_cannot_change(refuse, read, run):
+    with_replay = run("--config", "dqn-cartpole", "--learner.checkpoint_replay", "--timestamp", "with")
+    without = run("--config", "dqn-cartpole", "--timestamp", "without")
+    assert "memory.capacity=60000 cannot continue" in "\n".join(refuse("--resume", with_replay.signature, "--memory.capacity", "60000"))
+    assert read("--resume", without.signature, "--memory.capacity", "60000").memory.capacity == 60_000
+
+
+def test_newest_is_the_newest_run_of_the_row(read, run):
+    first = run("--config", "dqn-cartpole", "--timestamp", "1")
+    run("--config", "dqn-minatar-breakout", "--timestamp", "2")
+    second = run("--config", "dqn-cartpole", "--timestamp", "3")
+    assert read("--config", "dqn-cartpole", "--resume", "newest").signature == second.signature
+    assert read("--config", "dqn-cartpole", "--mode", "2").model_path == second.model_path
+    assert read("--config", "dqn-cartpole", "--mode", "2", "--timestamp", "1").model_path == first.model_path
+
+
+def test_a_run_can_be_named_by_its_folders_too(read, run):
+    before = run("--config", "dqn-cartpole")
+    for path in (before.log_folder, before.checkpoint_folder, before.checkpoint_folder / "step_000000000100", before.model_path):
+        assert read("--resume", str(path)).signature == before.signature
+
+
+def test_a_run_is_tested_with_the_architecture_it_was_trained_with(read, run):
+    run("--config", "dqn-cartpole", "--model.hidden", "17")
+    assert read("--config", "dqn-cartpole", "--mode", "2").model.hidden == 17
+
+
+def test_a_run_that_is_not_there_is_a_bad_checkpoint(refuse, run):
+    before = run("--config", "dqn-cartpole")
+    assert before.signature in refuse("--resume", before.signature + "x", code=3)[0].split("did you mean")[1]
+    assert "train one first" in refuse("--config", "dqn-minatar-breakout", "--mode", "2", code=3)[0]
+
+
+def test_a_timestamp_that_is_taken_is_refused_in_favour_of_resume(refuse, run):
+    before = run("--config", "dqn-cartpole", "--timestamp", "once")
+    assert f"--resume {before.signature}" in refuse("--config", "dqn-cartpole", "--timestamp", "once")[0]
+
+
+# as a program ---------------------------------------------------------------------------------------------------------
+def test_the_program_exits_2_from_another_folder_and_makes_nothing(root, tmp_path):
+    command = [sys.executable, str(MAIN), "--root", str(root), "--agent.lr", "abc"]
+    program = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert program.returncode == 2 and "agent.lr='abc'" in program.stderr and "Traceback" not in program.stderr
+    assert list(root.iterdir()) == []

@@ -1,0 +1,62 @@
+"""The Context that main prepares."""
+
+import pickle
+
+import pytest
+import torch
+
+from utils import checkpoint, validation
+from utils.command_line import read_options
+from utils.refused import Refused
+from utils.run import prepare
+
+
+@pytest.fixture
+def options(root):
+    return lambda *words: read_options(["--root", str(root), "--config", "dqn-cartpole", "--num_actors", "2", *words])
+
+
+def test_the_context_counts_every_process_of_the_run(options):
+    context, _ = prepare(options())
+    assert context.roles == (("logger", 0), ("actor", 0), ("actor", 1), ("learner", 0), ("evaluator", 0))
+    assert context.memory is not None and context.memory.layout.num_streams == 2 * context.options.num_envs_per_actor
+    assert context.options.log_folder.is_dir()
+
+
+def test_testing_claims_no_folder_and_needs_no_memory(options, root, tmp_path):
+    chosen = options("--mode", "2", "--model_file", str(tmp_path / "model.pth"))
+    checkpoint.save_weights(tmp_path / "model.pth", chosen.make_agent(validation.environment_spec(chosen)).model.state_dict(), {})
+    context, _ = prepare(chosen)
+    assert context.roles == (("tester", 0),) and context.memory is None
+    assert context.initial_weights == tmp_path / "model.pth"
+    assert list(root.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", ["1", "2"])
+def test_a_model_file_that_is_absent_or_of_another_shape_is_a_bad_checkpoint_and_nothing_is_made(mode, options, root, tmp_path):
+    file = tmp_path / "model.pth"
+    chosen = options("--mode", mode, "--model_file", str(file))
+    for message in ("does not exist", "another architecture"):
+        with pytest.raises(Refused, match=message) as refused:
+            prepare(chosen)
+        assert refused.value.code == 3 and list(root.iterdir()) == []
+        checkpoint.save_weights(file, {"weight": torch.zeros(1)}, {})
+
+
+def test_a_run_is_continued_from_its_newest_checkpoint_and_not_without_one(options, monkeypatch):
+    started, _ = prepare(options())
+    monkeypatch.setattr("utils.runs.fcntl.flock", lambda descriptor, operation: None)  # as if it had ended
+    chosen = options("--resume", started.options.signature)
+    with pytest.raises(Refused, match="there is no checkpoint") as refused:
+        prepare(chosen)
+    assert refused.value.code == 3
+    checkpoint.save(chosen.checkpoint_folder, {"clock": {**started.clock.state_dict(), "agent_steps": [30, 10]}}, step=40, keep=1)
+    context, _ = prepare(chosen)
+    assert context.clock.agent_steps == 40 and context.resume_from == chosen.checkpoint_folder
+
+
+def test_an_agent_is_made_on_the_device_asked_for_and_its_maker_pickles(options):
+    _, agent = prepare(options())
+    again = pickle.loads(pickle.dumps(agent._make_model))()
+    assert {parameter.device.type for parameter in again.parameters()} == {"cpu"}
+    assert type(again) is type(agent.model)

@@ -1,0 +1,62 @@
+"""Runs on the disk: RELIABILITY F31 and the folder part of F25."""
+
+import json
+import os
+import stat
+
+import pytest
+
+from utils import runs
+from utils.command_line import read_options
+from utils.refused import Refused
+
+
+@pytest.fixture
+def options(root):
+    return lambda *words: read_options(["--root", str(root), "--config", "dqn-cartpole", *words])
+
+
+def test_two_runs_of_one_second_get_two_folders(options):
+    same = options()
+    first, second, third = runs.claim(same), runs.claim(same), runs.claim(same)
+    assert len({run.signature for run in (first, second, third)}) == 3
+    assert all(run.log_folder.is_dir() for run in (first, second, third))
+
+
+def test_a_run_that_still_runs_cannot_be_continued_a_second_time(options):
+    running = runs.claim(options())
+    runs.save(running, {})
+    with pytest.raises(Refused, match="still running"):
+        runs.claim(options("--resume", running.signature))
+
+
+def test_what_a_run_was_told_is_kept_with_it(options, root):
+    run = runs.claim(options("--agent.lr", "0.25"))
+    runs.save(run, {"seed": 1})
+    saved = json.loads((run.log_folder / "run.json").read_text())
+    assert saved["options"]["agent"]["lr"] == 0.25 and saved["config"] == "dqn-cartpole" and saved["file"] == {"seed": 1}
+    assert runs.find(str(root), run.signature).options["agent.lr"] == 0.25
+    assert [path.name for path in run.log_folder.iterdir()] == ["run.json"]
+
+
+def test_a_damaged_settings_file_hides_its_run_and_no_other(options, root):
+    run = runs.claim(options())
+    runs.save(run, {})
+    (root / "logs" / "broken_1").mkdir()
+    (root / "logs" / "broken_1" / "run.json").write_text("{")
+    assert [found.signature for found in runs.all_runs(str(root))] == [run.signature]
+
+
+def test_folders_that_cannot_be_made_are_a_bad_environment(options, root):
+    (root / "logs").write_text("a file in the way")
+    with pytest.raises(Refused, match="cannot be made") as refused:
+        runs.claim(options())
+    assert refused.value.code == 2
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_an_unwritable_folder_is_a_bad_environment(options, root):
+    root.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    with pytest.raises(Refused, match="Permission denied"):
+        runs.claim(options())
+    root.chmod(stat.S_IRWXU)

@@ -1,0 +1,174 @@
+"""Options from the file and the command line. Everything that is wrong is found before a process or folder is made, and told at once."""
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import tyro
+
+from utils import runs, validation
+from utils.options import CONFIGS, Options
+from utils.refused import BAD_CONFIGURATION, Refused
+from utils.rows import CHOICES, GROUPS, find_row, from_row
+from utils.settings_tree import annotations, changed, closest, flatten, parse
+
+HELP = ("-h", "--help")
+OF_THIS_START = ("config", "mode", "machine", "timestamp", "device", "resume", "model_file", "render", "record", "episodes", "root")
+FIXED = ("config", "agent_type", "env_type", "game", "model_type", "agent.optimizer", "env", "model")  # for all lives of a run
+FIXED_WITH_REPLAY = ("memory_type", "memory.capacity", "num_actors", "num_envs_per_actor", "actor.chunk_length", "agent.nstep")
+
+Words = dict[str, list[str]]
+
+
+def read_options(arguments: Sequence[str]) -> Options:
+    """The options of this start. Exits with 2 or 3 after printing every problem, with 0 after --help."""
+    try:
+        return _read(arguments)
+    except Refused as refused:
+        refuse(refused)
+
+
+def refuse(refused: Refused) -> NoReturn:
+    for problem in refused.problems:
+        print(f"error: {problem}", file=sys.stderr)
+    sys.exit(refused.code)
+
+
+def _read(arguments: Sequence[str]) -> Options:
+    words, problems = split([word for word in arguments if word not in HELP])
+    start = _peek(words)
+    row = find_row(start["config"])
+    saved, missing = _saved_run(start)
+    if saved and saved.config and "config" not in words:
+        row = find_row(saved.config)
+    options, file_problems = _base(row, words, saved)
+    options, word_problems = _apply(options, words)
+    if any(word in HELP for word in arguments):
+        tyro.cli(Options, default=options, args=["--help"], prog="python main.py", description=_description())
+    options = dataclasses.replace(options, config=row["name"], **_identity(options, saved))
+    problems += file_problems + word_problems + validation.problems(options)
+    if saved and options.mode == 1:
+        problems += _differences(options, saved)
+    if problems or missing:
+        raise Refused([*problems, *(missing.problems if missing else ())], BAD_CONFIGURATION if problems or not missing else missing.code)
+    return dataclasses.replace(options, device=validation.resolved_device(options.device))
+
+
+# words ----------------------------------------------------------------------------------------------------------------
+def split(arguments: Sequence[str]) -> tuple[Words, list[str]]:
+    """--name value ..., --name=value and --name alone, hyphens or underscores, as name -> words."""
+    words: Words = {}
+    problems: list[str] = []
+    name: str | None = None
+    for argument in arguments:
+        if argument.startswith("--") and len(argument) > 2:
+            name, equals, value = argument[2:].partition("=")
+            name = name.replace("-", "_")
+            words[name] = [value] if equals else []
+        elif name is None:
+            problems.append(f"{argument!r} stands alone: options are written --name value")
+        else:
+            words[name].append(argument)
+    return words, problems
+
+
+def _apply(options: Options, words: Words) -> tuple[Options, list[str]]:
+    """The options with what the command line says, and all that is wrong with it."""
+    known, problems, settings = annotations(options), [], {}
+    for name, texts in words.items():
+        positive = name.replace("no_", "", 1) if name.rpartition(".")[2].startswith("no_") else name
+        if name not in known and not texts and known.get(positive) is bool:
+            settings[positive] = False
+        elif name not in known:
+            group, dot, _ = name.partition(".")
+            if dot and getattr(options, group, ...) is None:  # its class could not be had, which was reported
+                continue
+            near = [f"--{candidate}" for candidate in closest(name, known)]
+            type_field = GROUPS[group][0] if dot and group in GROUPS else None
+            problems.append(f"unknown option --{name}" + (f" of {type_field}={getattr(options, type_field)}" if type_field else "")
+                            + (f", did you mean {' or '.join(near)}?" if near else ""))
+        else:
+            try:
+                settings[name] = parse(texts, known[name])
+            except ValueError as error:
+                problems.append(f"{name}={' '.join(texts)!r} {error}")
+    return changed(options, settings), problems
+
+
+def _peek(words: Words) -> dict[str, Any]:
+    """The settings that decide what the others mean; a bad one is reported later and counts as not given."""
+    options = Options()
+    known = annotations(options)
+    for name in set(OF_THIS_START) & words.keys():
+        try:
+            options = changed(options, {name: parse(words[name], known[name])})
+        except ValueError:
+            continue
+    return flatten(options)
+
+
+def _description() -> str:
+    return ("Trains or tests what the lines and rows at the top of utils/options.py say; every option below overrides them. "
+            "Defaults are those of the chosen row (--config). Hyphens and underscores are the same. Rows: "
+            + ", ".join(f"{number} {row['name']}" for number, row in enumerate(CONFIGS)) + ".")
+
+
+# a run that went before -----------------------------------------------------------------------------------------------
+def _saved_run(start: Mapping[str, Any]) -> tuple[runs.SavedRun | None, Refused | None]:
+    """The run to continue or to test; or why it cannot be had."""
+    root, config = start["root"], find_row(start["config"])["name"]
+    try:
+        if start["mode"] == 1 and start["resume"] == "newest":
+            return runs.newest(root, config, "_checkpoints"), None
+        if start["mode"] == 1 and start["resume"] is not None:
+            return runs.find(root, runs.signature_of(start["resume"])), None
+        if start["mode"] == 2 and start["model_file"] is None and start["timestamp"] is None:
+            return runs.newest(root, config, ".pth"), None
+        if start["mode"] == 2 and start["model_file"] is None:
+            return runs.find(root, f"{start['machine']}_{start['timestamp']}"), None
+    except Refused as refused:
+        return None, refused
+    return None, None
+
+
+def _base(row: Mapping[str, Any], words: Words, saved: runs.SavedRun | None) -> tuple[Options, list[str]]:
+    """What stands before the command line is applied: the row; for a run that went before, its own settings, and of the file's
+    those which changed since."""
+    choices = {name: words[name][0] for name in CHOICES if words.get(name)}
+    if saved is None or saved.config is None:
+        return from_row(row, choices)
+    on_file, _ = from_row(row)
+    since = {name: value for name, value in runs.plain(flatten(on_file)).items() if name not in saved.file or saved.file[name] != value}
+    settings = {name: value for name, value in {**saved.options, **since}.items() if name not in OF_THIS_START}
+    options, problems = from_row(row, {**{name: settings[name] for name in CHOICES}, **choices})
+    known = annotations(options)
+    return changed(options, {name: value for name, value in settings.items() if name in known and name not in CHOICES}), problems
+
+
+def _identity(options: Options, saved: runs.SavedRun | None) -> dict[str, Any]:
+    """Machine and timestamp, hence the signature, and the model file as a whole path."""
+    if saved is not None:
+        machine, timestamp = saved.options.get("machine"), saved.options.get("timestamp")
+        if f"{machine}_{timestamp}" != saved.signature:
+            machine, _, timestamp = saved.signature.rpartition("_")
+        return {"machine": machine, "timestamp": timestamp}
+    identity: dict[str, Any] = {"timestamp": options.timestamp or runs.now()}
+    if options.model_file is not None:
+        given = Path(options.model_file).expanduser()
+        in_models = Path(options.root) / "models" / given
+        identity["model_file"] = str((in_models if not given.exists() and in_models.exists() else given).resolve())
+    return identity
+
+
+def _differences(options: Options, saved: runs.SavedRun) -> list[str]:
+    """Settings that may not change when a run is continued; those that may are printed."""
+    before, after = saved.options, runs.plain(flatten(options))
+    different = [name for name in after if name in before and before[name] != after[name] and name not in OF_THIS_START[1:]]
+    fixed = FIXED + (FIXED_WITH_REPLAY if before.get("learner.checkpoint_replay") else ())
+    forbidden = [name for name in different if name in fixed or name.partition(".")[0] in fixed]
+    for name in different:
+        if name not in forbidden:
+            print(f"{saved.signature} continues with {name}={after[name]!r} (was {before[name]!r})")
+    return [f"{name}={after[name]!r} cannot continue run {saved.signature}, which has {name}={before[name]!r}" for name in forbidden]

@@ -1,0 +1,82 @@
+"""Every name a row of CONFIGS can use, and the class it stands for, imported on use.
+
+A new environment, memory, model, agent or engine is one file and one line here. In place of a name a row may say "package.module:Class":
+your own class from your own package, found on the Python path.
+"""
+
+import difflib
+import importlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+
+class Factory(Mapping[str, Any]):
+    """name -> what stands at "module:attribute". Raises UnknownNameError for a name that is neither known nor of that form."""
+
+    def __init__(self, kind: str, places: dict[str, str]):
+        self.kind, self._places = kind, places
+
+    def __getitem__(self, name: str) -> Any:
+        place = self._places.get(name, name)
+        module_name, colon, attribute = place.partition(":")
+        if not (colon and module_name and attribute):
+            raise UnknownNameError(f"unknown {self.kind} {name!r}{suggestion(name, self)}; there are {', '.join(self)}")
+        try:
+            return getattr(importlib.import_module(module_name), attribute)
+        except AttributeError:
+            raise UnknownNameError(f"unknown {self.kind} {name!r}: {module_name} has no {attribute}") from None
+        except ModuleNotFoundError as error:
+            if error.name and (module_name + ".").startswith(error.name + "."):
+                raise UnknownNameError(f"unknown {self.kind} {name!r}: there is no module {error.name}") from None
+            raise
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+
+class UnknownNameError(KeyError):
+    """No such name; says which there are."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """", did you mean ...?" with the closest known words, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=3)
+    return f", did you mean {' or '.join(close)}?" if close else ""
+
+
+EnvsDict = Factory("env_type", {
+    "atari": "core.envs.atari:AtariEnv",
+    "gym": "core.envs.gym:GymEnv",
+    "minatar": "core.envs.minatar:MinAtarEnv"})
+
+MemoriesDict = Factory("memory_type", {
+    "shared": "core.memories.shared:SharedMemory",
+    "prioritized": "core.memories.prioritized:PrioritizedMemory"})
+
+ModelsDict = Factory("model_type", {
+    "dqn-cnn": "core.models.dqn_cnn:DQNCNN",
+    "dqn-mlp": "core.models.dqn_mlp:DQNMLP",
+    "dqn-minatar": "core.models.dqn_minatar:DQNMinAtar"})
+
+AgentsDict = Factory("agent_type", {
+    "dqn": "core.agents.dqn:DQN"})
+
+ProcessesDict = Factory("process", {
+    "logger": "core.single_processes.logger:logger",
+    "actor": "core.single_processes.actor:actor",
+    "learner": "core.single_processes.learner:learner",
+    "evaluator": "core.single_processes.evaluator:evaluator",
+    "tester": "core.single_processes.tester:tester"})
+
+EnginesDict = Factory("engine", {
+    "local": "core.engines.local:LocalEngine",
+    "inline": "core.engines.inline:InlineEngine"})

@@ -1,0 +1,162 @@
+"""What a run does. Edit the lines of `Run` and the rows of `CONFIGS`, then `python main.py`; the command line overrides both."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from core.agent import Agent
+from core.clock import ClockParams
+from core.engines.local import SupervisorParams
+from core.env import EnvSpec
+from core.model import Model
+from core.settings import setting
+from core.single_processes.actor import ActorParams
+from core.single_processes.evaluator import EvaluatorParams
+from core.single_processes.learner import LearnerParams
+from core.single_processes.logger import LoggerParams
+from utils.factory import AgentsDict, EnvsDict, MemoriesDict, ModelsDict
+
+PROJECT = str(Path(__file__).resolve().parent.parent)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The lines to edit. Those that are None here may be set by a row."""
+
+    config: str = "dqn-pong"                         # row of CONFIGS, by name or number
+    mode: int = setting(1, choices=(1, 2))           # 1: train, 2: test
+    machine: str = "local"                           # with the timestamp it names the run: logs/<machine>_<timestamp>/
+    timestamp: str | None = None                     # None: now; in mode 2 the newest run of the row
+    seed: int = setting(1, low=0)                    # of all randomness
+    engine: str = "local"                            # local: processes; inline: one process, bit for bit reproducible on a CPU
+    num_actors: int = setting(1, low=1)              # processes that play
+    num_envs_per_actor: int = setting(8, low=1)      # environments stepped together
+    num_learners: int = setting(1, low=1)            # processes that learn
+    device: str = "auto"                             # of the learner: cpu, cuda, cuda:1; auto: cuda if there is one
+    resume: str | None = None                        # signature of a run to continue; newest: the newest run of the row
+    model_file: str | None = None                    # path of weights to start from (mode 1) or to test (mode 2)
+    render: bool = False                             # mode 2: watch in a window
+    record: bool = False                             # mode 2: write an mp4
+    episodes: int = setting(30, low=1)               # mode 2: episodes played
+    steps: int | None = setting(None, low=1)         # stop after this many agent steps
+    updates: int | None = setting(None, low=1)       # stop after this many updates of the learner
+    seconds: float | None = setting(None, above=0)   # stop after this long
+    target_score: float | None = setting(None)       # stop once an evaluation's mean return is this high
+
+
+# A row: its name, five choices, and only the settings in which it differs from the defaults beside the classes.
+CONFIGS: list[dict[str, Any]] = [
+    {"name": "dqn-pong",
+     "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "prioritized", "model_type": "dqn-cnn",
+     "agent.nstep": 5, "agent.lr": 1e-4, "agent.eps": 1e-8, "agent.target_update": 1_000, "agent.exploration": "linear-ladder",
+     "agent.epsilon_steps": 50_000, "memory.capacity": 400_000, "memory.alpha": 0.5, "clock.learn_start": 5_000,
+     "evaluator.period": 900.0, "evaluator.episodes": 30},
+    {"name": "dqn-breakout",
+     "agent_type": "dqn", "env_type": "atari", "game": "breakout", "memory_type": "prioritized", "model_type": "dqn-cnn",
+     "model.dueling": True, "agent.nstep": 3, "agent.lr": 6.25e-5, "agent.target_update": 8_000, "memory.capacity": 1_000_000},
+    {"name": "dqn-cartpole",
+     "agent_type": "dqn", "env_type": "gym", "game": "CartPole-v1", "memory_type": "shared", "model_type": "dqn-mlp",
+     "agent.lr": 1e-3, "agent.eps": 1e-8, "agent.batch_size": 64, "agent.target_update": 200, "agent.epsilon_steps": 10_000,
+     "memory.capacity": 50_000, "clock.learn_start": 1_000, "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 200_000},
+    {"name": "dqn-minatar-breakout",
+     "agent_type": "dqn", "env_type": "minatar", "game": "breakout", "memory_type": "shared", "model_type": "dqn-minatar",
+     "agent.nstep": 1, "agent.lr": 2.5e-4, "agent.target_update": 1_000, "agent.epsilon_steps": 100_000, "agent.epsilon_end": 0.1,
+     "memory.capacity": 100_000, "clock.learn_start": 5_000, "steps": 2_000_000},
+    {"name": "dqn-pong-uniform",  # Nature DQN (Mnih et al. 2015), with Rainbow's Adam in place of its RMSProp
+     "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "shared", "model_type": "dqn-cnn",
+     "agent.nstep": 1, "agent.double": False, "agent.lr": 6.25e-5, "agent.target_update": 10_000, "agent.epsilon_end": 0.1,
+     "agent.evaluation_epsilon": 0.05, "memory.capacity": 1_000_000, "clock.learn_start": 50_000},
+]
+
+# Ape-X (1803.00933): 19 updates of 512 samples while its actors insert 12.5 k agent steps, each second
+APEX = {"agent_type": "dqn", "env_type": "atari", "memory_type": "prioritized", "model_type": "dqn-cnn",
+        "model.dueling": True, "agent.exploration": "ladder", "agent.nstep": 3, "agent.batch_size": 512, "agent.loss": "squared",
+        "agent.optimizer": "rmsprop", "agent.lr": 2.5e-4 / 4, "agent.eps": 1.5e-7, "agent.rmsprop_decay": 0.95, "agent.clip_norm": 40.0,
+        "agent.target_update": 2_500, "memory.capacity": 2_000_000, "memory.alpha": 0.6, "memory.beta_start": 0.4, "memory.beta_end": 0.4,
+        "actor.refresh_period": 100, "clock.learn_start": 50_000, "clock.samples_per_insert": 0.8}
+CONFIGS += [{"name": f"apex-{game}", "game": game, **APEX} for game in ("pong", "breakout", "seaquest")]
+
+
+@dataclass(frozen=True)
+class Options(Run):
+    """Everything a run is told: names, numbers and Params only, so that it pickles; classes are looked up on use."""
+
+    agent_type: str = ""           # of utils/factory.py, or package.module:Class of your own
+    env_type: str = ""
+    game: str = ""
+    memory_type: str = ""
+    model_type: str = ""
+    root: str = PROJECT            # folder of models/ and logs/
+    agent: Any = None              # Params of the classes chosen
+    env: Any = None
+    memory: Any = None
+    model: Any = None
+    clock: ClockParams = ClockParams()
+    actor: ActorParams = ActorParams()
+    learner: LearnerParams = LearnerParams()
+    evaluator: EvaluatorParams = EvaluatorParams()
+    logger: LoggerParams = LoggerParams()
+    supervisor: SupervisorParams = SupervisorParams()
+
+    # classes ----------------------------------------------------------------------------------------------------------
+    @property
+    def agent_class(self) -> Any:
+        return AgentsDict[self.agent_type]
+
+    @property
+    def env_class(self) -> Any:
+        return EnvsDict[self.env_type]
+
+    @property
+    def memory_class(self) -> Any:
+        return MemoriesDict[self.memory_type]
+
+    @property
+    def model_class(self) -> Any:
+        return ModelsDict[self.model_type]
+
+    def make_agent(self, spec: EnvSpec, device: str = "cpu") -> Agent:
+        """An agent whose networks, once used, live on this device."""
+        make_model: Callable[[], Model] = partial(_make_model, self.model_type, self.model, spec, device)
+        return self.agent_class(self.agent, spec, make_model)
+
+    # files ------------------------------------------------------------------------------------------------------------
+    @property
+    def signature(self) -> str:
+        """Names the run everywhere."""
+        return f"{self.machine}_{self.timestamp}"
+
+    @property
+    def log_folder(self) -> Path:
+        return Path(self.root) / "logs" / self.signature
+
+    @property
+    def model_path(self) -> Path:
+        """The run's best model."""
+        return Path(self.root) / "models" / f"{self.signature}.pth"
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        return Path(self.root) / "models" / f"{self.signature}_checkpoints"
+
+    # as data ----------------------------------------------------------------------------------------------------------
+    def to_dict(self) -> dict[str, Any]:
+        """Every setting, nested as here, of plain values that JSON can carry."""
+        return _plain(dataclasses.asdict(self))
+
+
+def _make_model(model_type: str, params: Any, spec: EnvSpec, device: str) -> Model:
+    return ModelsDict[model_type](params, spec).to(device)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,62 @@
+"""From a row of CONFIGS to Options: the classes it names, their defaults, and the settings in which it differs."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from utils.factory import AgentsDict, EnvsDict, Factory, MemoriesDict, ModelsDict, UnknownNameError, suggestion
+from utils.options import CONFIGS, Options, Run
+from utils.refused import Refused
+from utils.settings_tree import annotations, changed, closest, fits, type_name
+
+GROUPS: dict[str, tuple[str, Factory]] = {"agent": ("agent_type", AgentsDict), "env": ("env_type", EnvsDict),
+                                          "memory": ("memory_type", MemoriesDict), "model": ("model_type", ModelsDict)}
+CHOICES = (*(type_field for type_field, _ in GROUPS.values()), "game")
+
+
+def find_row(config: str) -> dict[str, Any]:
+    """The row of this name or number. Raises Refused with the valid ones in one line."""
+    names = [row["name"] for row in CONFIGS]
+    if config in names:
+        return CONFIGS[names.index(config)]
+    if config.isdecimal() and int(config) < len(CONFIGS):
+        return CONFIGS[int(config)]
+    listed = ", ".join(f"{number} {name}" for number, name in enumerate(names))
+    raise Refused([f"config={config!r} is no row of CONFIGS{suggestion(config, names)}; there are {listed}"])
+
+
+def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -> tuple[Options, list[str]]:
+    """What the file says for this row, and its problems. `choices` replaces agent_type, ..., game; then settings of the row that the
+    other class does not have are left out. The Params of a class that cannot be had are None.
+    """
+    problems = [f"CONFIGS row {row['name']!r} lacks {name}" for name in CHOICES if name not in row]
+    chosen = {**{name: row.get(name, "") for name in CHOICES}, **(choices or {})}
+    groups: dict[str, Any] = {}
+    for group, (type_field, factory) in GROUPS.items():
+        try:
+            groups[group] = factory[chosen[type_field]].Params()
+        except UnknownNameError as error:
+            problems.append(str(error))
+        except ImportError as error:
+            problems.append(f"{type_field}={chosen[type_field]}: {error}")
+    options = Options(**{**dataclasses.asdict(Run()), **chosen, **groups, "config": row["name"]})
+    replaced = {group for group, (type_field, _) in GROUPS.items() if chosen[type_field] != row.get(type_field)}
+    settings, more = _settings(row, options, replaced | (GROUPS.keys() - groups.keys()))
+    return changed(options, settings), problems + more
+
+
+def _settings(row: Mapping[str, Any], options: Options, lenient: set[str]) -> tuple[dict[str, Any], list[str]]:
+    known, problems, settings = annotations(options), [], {}
+    for name, value in row.items():
+        if name in (*CHOICES, "name"):
+            continue
+        where = f"CONFIGS row {row['name']!r}: {name}"
+        if name not in known:
+            if name.partition(".")[0] not in lenient:
+                near = closest(name, known)
+                problems.append(f"{where} is no setting" + (f", did you mean {' or '.join(near)}?" if near else ""))
+        elif not fits(value, known[name]):
+            problems.append(f"{where}={value!r} is not {type_name(known[name])}")
+        elif "." in name or getattr(options, name) is None:
+            settings[name] = value
+    return settings, problems

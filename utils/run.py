@@ -1,0 +1,77 @@
+"""From Options to the Context that every process of the run is given."""
+
+from pathlib import Path
+
+from core.agent import Agent
+from core.clock import Clock
+from core.context import Context
+from core.env import EnvSpec
+from core.logs import LogRings
+from core.memory import Memory
+from core.model import Model
+from core.parameters import ParameterStore
+from utils import checkpoint, runs, validation
+from utils.options import Options
+from utils.refused import BAD_CHECKPOINT, Refused
+from utils.rows import find_row, from_row
+from utils.settings_tree import flatten
+
+
+def prepare(options: Options) -> tuple[Context, Agent]:
+    """Allocate what the run's processes share, then claim its folder. Raises Refused where that is impossible."""
+    spec = validation.environment_spec(options)
+    agent = options.make_agent(spec)
+    roles = _roles(agent, options)
+    try:
+        memory = _memory(options, spec, agent)
+        clock = Clock(options.num_actors, options.num_learners, len(roles), options.clock)
+        parameters, logs = ParameterStore(ParameterStore.size_of(agent.model)), LogRings(len(roles))
+        initial_weights, resume_from = _initial_weights(options, agent.model), None
+        if options.mode == 1:
+            options = runs.claim(options)
+            resume_from = _continue(options, clock) if options.resume is not None else None
+            runs.save(options, runs.plain(flatten(from_row(find_row(options.config))[0])))
+    except MemoryError as error:
+        raise Refused([str(error)]) from None
+    except checkpoint.CheckpointError as error:
+        raise Refused([str(error)], BAD_CHECKPOINT) from None
+    return Context(options, spec, roles, memory, parameters, clock, logs, resume_from, initial_weights), agent
+
+
+def _roles(agent: Agent, options: Options) -> tuple[tuple[str, int], ...]:
+    """Every process of the table that the agent would launch."""
+    table = RoleTable()
+    agent.launch(table, options.mode, options.num_actors, options.num_learners)
+    return tuple((role, index) for role, count in table.roles for index in range(count))
+
+
+class RoleTable:
+    """An engine that only notes what it is asked to run."""
+
+    roles: list[tuple[str, int]]
+
+    def run(self, roles: list[tuple[str, int]]) -> int:
+        self.roles = roles
+        return 0
+
+
+def _memory(options: Options, spec: EnvSpec, agent: Agent) -> Memory | None:
+    if options.mode == 2:
+        return None
+    return options.memory_class(options.memory, validation.layout(options, spec, agent), agent.window, options.seed)
+
+
+def _continue(options: Options, clock: Clock) -> Path:
+    """Give the clock the counts of the newest sound checkpoint; returns the folder it is in."""
+    state, _ = checkpoint.load(options.checkpoint_folder)
+    clock.load_state_dict(state["clock"], with_rows="memory" in state)
+    return options.checkpoint_folder
+
+
+def _initial_weights(options: Options, model: Model) -> Path | None:
+    """The model file to start from or to test, once it has proved to fit."""
+    path = options.model_path if options.mode == 2 else None
+    path = Path(options.model_file) if options.model_file is not None else path
+    if path is not None:
+        checkpoint.load_into(model, checkpoint.load_weights(path)[0], path)
+    return path

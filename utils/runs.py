@@ -1,0 +1,113 @@
+"""Runs on the disk: their names, the settings they were started with, finding one again, claiming a new one."""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from utils.factory import suggestion
+from utils.options import Options
+from utils.refused import BAD_CHECKPOINT, Refused
+
+RUN_FILE = "run.json"
+
+
+class SavedRun(NamedTuple):
+    """What a run was started with: dotted settings as JSON knows them."""
+
+    signature: str
+    config: str | None             # None: only its files in models/ are left
+    options: dict[str, Any]
+    file: dict[str, Any]           # what utils/options.py said, without the command line
+
+
+def find(root: str, signature: str) -> SavedRun:
+    """Raises Refused (exit code 3) when there is no such run."""
+    models, known = Path(root) / "models", [run.signature for run in all_runs(root)]
+    for run in all_runs(root):
+        if run.signature == signature:
+            return run
+    if (models / f"{signature}_checkpoints").exists() or (models / f"{signature}.pth").exists():
+        return SavedRun(signature, None, {}, {})
+    raise Refused([f"there is no run {signature} in {models.parent / 'logs'}{suggestion(signature, known)}"], BAD_CHECKPOINT)
+
+
+def newest(root: str, config: str, suffix: str) -> SavedRun:
+    """The newest run of this row which left models/<signature><suffix>. Raises Refused (exit code 3) when there is none."""
+    for run in all_runs(root):
+        if run.config == config and (Path(root) / "models" / f"{run.signature}{suffix}").exists():
+            return run
+    raise Refused([f"no run of {config} in {Path(root) / 'logs'} has left models/<signature>{suffix}: train one first"], BAD_CHECKPOINT)
+
+
+def all_runs(root: str) -> list[SavedRun]:
+    """Newest first."""
+    files = sorted((Path(root) / "logs").glob(f"*/{RUN_FILE}"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    runs = []
+    for file in files:
+        with contextlib.suppress(ValueError, KeyError, OSError):
+            saved = json.loads(file.read_text())
+            runs.append(SavedRun(file.parent.name, saved["config"], _flat(saved["options"]), saved["file"]))
+    return runs
+
+
+def signature_of(value: str) -> str:
+    """The signature that a signature, a log folder, a model file or a checkpoint folder names."""
+    path = Path(value)
+    name = path.parent.name if path.name.startswith("step_") else path.name
+    return name.removesuffix(".pth").removesuffix("_checkpoints")
+
+
+def claim(options: Options) -> Options:
+    """Make the run's log folder and lock it until this process ends. A new run whose folder exists by now gets another timestamp.
+
+    Raises Refused when a run that is to be continued still runs, or the folders cannot be written.
+    """
+    timestamp, number = options.timestamp, 1
+    try:
+        (Path(options.root) / "models").mkdir(parents=True, exist_ok=True)
+        while True:
+            with contextlib.suppress(FileExistsError):
+                options.log_folder.mkdir(parents=True, exist_ok=options.resume is not None)
+                break
+            number += 1
+            options = dataclasses.replace(options, timestamp=f"{timestamp}-{number}")
+        folder = os.open(options.log_folder, os.O_RDONLY)  # stays open: the lock ends with this process
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Refused([f"run {options.signature} is still running: it cannot be continued twice"]) from None
+    except OSError as error:
+        raise Refused([f"the run's folders cannot be made: {error}"]) from None
+    return options
+
+
+def save(options: Options, file_settings: Mapping[str, Any]) -> None:
+    """Keep what this start was told, for whoever continues or tests the run: all its settings, and those of the file alone."""
+    content = {"config": options.config, "options": options.to_dict(), "file": dict(file_settings)}
+    temporary = options.log_folder / f".{RUN_FILE}"
+    try:
+        temporary.write_text(json.dumps(content, indent=1) + "\n")
+        os.replace(temporary, options.log_folder / RUN_FILE)
+    except OSError as error:
+        raise Refused([f"the run's folder cannot be written: {error}"]) from None
+
+
+def now() -> str:
+    return time.strftime("%Y%m%d-%H%M%S")
+
+
+def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted settings as they look once JSON has carried them."""
+    return json.loads(json.dumps(settings))
+
+
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in nested.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat

@@ -1,0 +1,182 @@
+"""What is wrong with Options that are well-formed: bounds, names, combinations of classes, and what this machine cannot do."""
+
+import os
+import re
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from core import settings
+from core.agent import Agent
+from core.env import Discrete, EnvSpec
+from core.shared import available_bytes
+from core.trajectory import Layout
+from utils.factory import AgentsDict, EnginesDict, Factory, MemoriesDict, ModelsDict, suggestion
+from utils.options import Options
+
+FILE_NAME = re.compile(r"[\w.+-]+")
+SIZED = {"agent", "memory", "model", "actor", "clock", "num_actors", "num_envs_per_actor"}  # what sizes are computed from
+PROCESS_BYTES = 150 << 20  # memory of its own that a process needs beside the shared rows, roughly
+
+
+def problems(options: Options) -> list[str]:
+    """Every problem, one sentence each. Classes that could not be had (Params None) were reported before and are passed over."""
+    found = settings.problems(options)
+    out_of_bounds = {re.split("[.=]", sentence)[0] for sentence in found}  # "agent.lr=-1 must be ...": agent
+    found += _names(options) + _mode(options) + _device(options)
+    if None in (options.agent, options.env, options.memory, options.model):
+        return found
+    found += _memory_type(options)
+    if "env" in out_of_bounds:
+        return found + _head(options)
+    try:
+        spec = environment_spec(options)
+    except (ValueError, ImportError) as error:
+        return [*found, f"game={options.game} (env_type={options.env_type}): {error}", *_head(options)]
+    mismatches = _actions(options, spec) + _head(options) + _observations(options, spec)
+    found += mismatches
+    if not mismatches and not out_of_bounds & SIZED:
+        found += _sizes(options, spec)
+    return found
+
+
+def environment_spec(options: Options) -> EnvSpec:
+    """Raises ValueError for an unknown game, ImportError for a missing package."""
+    env = options.env_class(options.env, options.game, 1, training=options.mode == 1)
+    try:
+        return env.spec
+    finally:
+        env.close()
+
+
+def layout(options: Options, spec: EnvSpec, agent: Agent) -> Layout:
+    """The rows that all actors share."""
+    return Layout.of(spec, agent.extras, capacity=options.memory.capacity, num_actors=options.num_actors,
+                     num_envs=options.num_envs_per_actor, chunk_length=options.actor.chunk_length,
+                     with_priority=options.memory_class.with_priority)
+
+
+def resolved_device(device: str) -> str:
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+
+
+# names and modes ------------------------------------------------------------------------------------------------------
+def _names(options: Options) -> list[str]:
+    found = [f"{name}={value!r} may hold letters, digits and . _ + - only: it names files"
+             for name, value in (("machine", options.machine), ("timestamp", options.timestamp))
+             if value is None or not FILE_NAME.fullmatch(value)]
+    if options.engine not in EnginesDict and ":" not in options.engine:
+        found.append(f"engine={options.engine!r} is unknown{suggestion(options.engine, EnginesDict)}; there are {', '.join(EnginesDict)}")
+    if options.num_learners > 1:
+        found.append(f"num_learners={options.num_learners}: there is one learner so far, num_learners must be 1")
+    return found
+
+
+def _mode(options: Options) -> list[str]:
+    found = []
+    if options.mode == 1:
+        if options.resume is not None and options.model_file is not None:
+            found.append("resume and model_file exclude each other: continue a run with everything, or start a new one from weights")
+        if options.resume is None and options.log_folder.exists():
+            found.append(f"run {options.signature} exists: continue it by --resume {options.signature}, or choose another timestamp")
+        return found
+    if options.resume is not None:
+        found.append("resume is for mode 1; mode 2 takes its run by machine and timestamp, or a model_file")
+    if options.render and options.record:
+        found.append("render and record exclude each other")
+    if options.render and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        found.append("render=True needs a display, and neither DISPLAY nor WAYLAND_DISPLAY is set: use --record")
+    if options.record and not (find_spec("imageio") and find_spec("imageio_ffmpeg")):
+        found.append("record=True needs packages that are not installed: pip install -e \".[video]\"")
+    return found
+
+
+def _device(options: Options) -> list[str]:
+    available = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    wanted = {"auto": "cpu", "cuda": "cuda:0"}.get(options.device, options.device)
+    if wanted in available:
+        return []
+    return [f"device={options.device!r} is not on this machine, which has {', '.join(available)}"]
+
+
+# combinations ---------------------------------------------------------------------------------------------------------
+def _memory_type(options: Options) -> list[str]:
+    allowed = options.agent_class.memories
+    if options.memory_type in allowed or options.memory_type not in MemoriesDict:  # a memory of the user's own
+        return []
+    return [f"memory_type={options.memory_type} does not suit agent_type={options.agent_type}, "
+            f"which learns from memory_type {' or '.join(allowed)}"]
+
+
+def _actions(options: Options, spec: EnvSpec) -> list[str]:
+    if isinstance(spec.action, options.agent_class.actions):
+        return []
+    kind = "discrete" if isinstance(spec.action, Discrete) else "continuous"
+    fitting = _fitting(AgentsDict, lambda agent: isinstance(spec.action, agent.actions))
+    return [f"agent_type={options.agent_type} cannot take the {kind} actions of game={options.game}; {_could('agent_type', fitting)}"]
+
+
+def _head(options: Options) -> list[str]:
+    agent, model = options.agent_class, options.model_class
+    if model.head == agent.head:
+        return []
+    fitting = _fitting(ModelsDict, lambda other: other.head == agent.head)
+    return [f"model_type={options.model_type} gives {model.head!r} and agent_type={options.agent_type} needs {agent.head!r}; "
+            f"{_could('model_type', fitting)}"]
+
+
+def _observations(options: Options, spec: EnvSpec) -> list[str]:
+    kind, agent, model = "image" if spec.is_image else "vector", options.agent_class, options.model_class
+    if model.observations == kind:
+        return []
+    fitting = _fitting(ModelsDict, lambda other: other.head == agent.head and other.observations == kind)
+    return [f"model_type={options.model_type} takes {model.observations} observations and game={options.game} "
+            f"(env_type={options.env_type}) gives {kind} ones; {_could('model_type', fitting)}"]
+
+
+def _fitting(factory: Factory, suits: Any) -> list[str]:
+    names = []
+    for name in factory:
+        try:
+            if suits(factory[name]):
+                names.append(name)
+        except ImportError:
+            continue
+    return names
+
+
+def _could(field: str, names: list[str]) -> str:
+    return f"{field} could be {' or '.join(names)}" if names else f"no {field} fits yet"
+
+
+# sizes ----------------------------------------------------------------------------------------------------------------
+def _sizes(options: Options, spec: EnvSpec) -> list[str]:
+    agent = options.make_agent(spec)
+    try:
+        _ = agent.model
+    except ValueError as error:
+        return [f"model_type={options.model_type} cannot see game={options.game}: {error}"]
+    return _ring(options, spec, agent) + _limiter(options) if options.mode == 1 else []
+
+
+def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
+    """The rows must hold a window of every stream, and fit into what is free."""
+    streams, length = options.num_actors * options.num_envs_per_actor, agent.window.length
+    if options.memory.capacity < streams * (length + 1):
+        return [f"memory.capacity={options.memory.capacity} is too small for windows of {length + 1} rows in each of "
+                f"{streams} environments: at least {streams * (length + 1)}"]
+    rows = layout(options, spec, agent)
+    needed, free = rows.nbytes + PROCESS_BYTES * (options.num_actors + 4), available_bytes()
+    if needed <= free:
+        return []
+    fitting = max(int((free - (needed - rows.nbytes)) / (rows.nbytes / options.memory.capacity)), 0)
+    return [f"memory.capacity={options.memory.capacity} needs {needed:,} bytes and {free:,} are free; about {fitting:,} would fit"]
+
+
+def _limiter(options: Options) -> list[str]:
+    """Actors must be allowed far enough ahead to owe the learner one batch, or both wait for ever."""
+    ratio, tolerance, batch_size = options.clock.samples_per_insert, options.clock.tolerance, options.agent.batch_size
+    if ratio is None or tolerance * ratio >= batch_size:
+        return []
+    return [f"clock.tolerance={tolerance} times clock.samples_per_insert={ratio} must be at least agent.batch_size={batch_size}"]
