@@ -64,6 +64,7 @@ MemoriesDict = Factory("memory_type", {
 
 ModelsDict = Factory("model_type", {
     "dqn-cnn": "core.models.dqn_cnn:DQNCNN",
+    "dqn-small": "core.models.dqn_small:DQNSmall",
     "dqn-mlp": "core.models.dqn_mlp:DQNMLP",
     "dqn-minatar": "core.models.dqn_minatar:DQNMinAtar"})
 

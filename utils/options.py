@@ -51,6 +51,12 @@ class Run:
 
 # A row: its name, five choices, and only the settings in which it differs from the defaults beside the classes.
 CONFIGS: list[dict[str, Any]] = [
+    # Pong for two CPU cores: pictures of 42x42 and a network of a fifth of the arithmetic
+    {"name": "dqn-pong-small",
+     "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "prioritized", "model_type": "dqn-small",
+     "env.size": 42, "agent.nstep": 5, "agent.lr": 2e-4, "agent.eps": 1e-8, "agent.target_update": 1_000,
+     "agent.exploration": "linear-ladder", "agent.epsilon_steps": 50_000, "memory.capacity": 400_000, "memory.alpha": 0.5,
+     "clock.learn_start": 10_000, "evaluator.period": 300.0, "evaluator.episodes": 30},
     {"name": "dqn-pong",
      "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "prioritized", "model_type": "dqn-cnn",
      "agent.nstep": 5, "agent.lr": 1e-4, "agent.eps": 1e-8, "agent.target_update": 1_000, "agent.exploration": "linear-ladder",

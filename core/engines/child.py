@@ -14,7 +14,7 @@ import torch
 from core.context import Context
 from core.engines import exit_codes
 
-IDLE_SECONDS = 0.002  # the nap of a process that has nothing to do
+SHORTEST_NAP, LONGEST_NAP = 0.002, 0.02  # seconds; naps of a process that has nothing to do grow from one to the other
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
@@ -36,10 +36,14 @@ def main(process: Callable[[Context, int], Iterator[bool]], context: Context, ro
 
 def drive(generator: Iterator[bool], context: Context, process_ind: int) -> None:
     """Beat after every slice of work; nap when there was none."""
+    nap = SHORTEST_NAP
     for worked in generator:
         context.clock.beat(process_ind)
-        if not worked:
-            time.sleep(IDLE_SECONDS)
+        if worked:
+            nap = SHORTEST_NAP
+        else:
+            time.sleep(nap)
+            nap = min(2 * nap, LONGEST_NAP)
 
 
 def _die_with(parent: int) -> None:

@@ -18,7 +18,7 @@ def scaled_image(observation: Tensor, spec: EnvSpec) -> Tensor:
     if len(spec.frame.shape) == 3:  # colour or planes: channels stand last
         observation = observation.movedim(-1, -3)
     image = observation.reshape(len(observation), *image_shape(spec))
-    return image.to(torch.float32, memory_format=torch.channels_last).mul_(1.0 / spec.max_value)
+    return image.contiguous(memory_format=torch.channels_last).to(torch.float32).mul_(1.0 / spec.max_value)  # bytes move cheaper
 
 
 def num_features(torso: nn.Module, shape: tuple[int, int, int]) -> int:

@@ -29,18 +29,19 @@ def actor(context: Context, index: int) -> Iterator[bool]:
     env = context.make_env(num_envs, training=True, num_threads=options.actor.env_threads)
     exploration = agent.exploration(index, options.num_actors, num_envs, generator)
     assert context.memory is not None
-    writer = context.memory.writer(index, agent.initial_priorities)
     tally = Tally(num_envs)
     try:
-        timestep, state, version, until_refresh = env.reset(context.seed("actor", index, salt)), None, 0, 0
+        timestep, state, version, until_refresh = env.reset(context.seed("actor", index, salt)), agent.model.initial_state(num_envs), 0, 0
+        while not context.parameters.version and not clock.stopped:
+            yield False  # the learner is still restoring rows and weights
+        writer = context.memory.writer(index, agent.initial_priorities)
         reported, steps, published_before = time.monotonic(), 0, 0
         while not clock.stopped:
-            if until_refresh <= 0 or not version:
+            if until_refresh <= 0:
                 version, until_refresh = context.parameters.pull(agent.model, version), options.actor.refresh_period
-            if not version or not clock.may_act():
+            if not clock.may_act():
                 yield False
                 continue
-            state = agent.model.initial_state(num_envs) if state is None else state
             exploration.update(clock.agent_steps)
             output = agent.act(timestep, state, exploration)
             after = env.step(output.action)

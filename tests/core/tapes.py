@@ -1,6 +1,10 @@
 """Random play and its naive twin: what a ring of rows must give back, computed one step at a time from plain lists."""
 
-from typing import NamedTuple
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -100,6 +104,21 @@ def small_layout(spec: EnvSpec, *, rows: int, chunk_length: int, num_envs: int, 
                        with_priority=with_priority)
     assert rows % chunk_length == 0
     return Layout(num_actors, num_envs, rows, chunk_length, layout.frame_stack, layout.fields, layout.extras)
+
+
+@contextmanager
+def started(target: Callable[..., None], *arguments: Any) -> Iterator[BaseProcess]:
+    """A spawned target(*arguments, event) that has set its event; killed in the end."""
+    context = multiprocessing.get_context("spawn")
+    event = context.Event()
+    process = context.Process(target=target, args=(*arguments, event), daemon=True)
+    process.start()
+    try:
+        assert event.wait(150), "the process did not get ready"
+        yield process
+    finally:
+        process.kill()
+        process.join()
 
 
 CODE = 1 << 32

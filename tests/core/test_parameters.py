@@ -96,6 +96,7 @@ def publish_fast(store: ParameterStore, running) -> None:
         store.publish(model)
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("reader_format", [torch.contiguous_format, torch.channels_last])
 def test_no_read_is_torn_under_a_fast_publisher(reader_format):
     context = multiprocessing.get_context("spawn")

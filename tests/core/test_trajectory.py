@@ -1,4 +1,3 @@
-import multiprocessing
 import os
 import signal
 import time
@@ -10,7 +9,7 @@ from core import trajectory
 from core.env import Discrete, EnvSpec
 from core.shared import ArraySpec
 from core.trajectory import ChunkWriter, Layout, Trajectories, WindowSpec
-from tests.core.tapes import CODE, RandomPlay, check_coded_window, coded_last, coded_spec, small_layout, write_coded_row
+from tests.core.tapes import CODE, RandomPlay, check_coded_window, coded_last, coded_spec, small_layout, started, write_coded_row
 
 ATARI = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)
 SPEC = WindowSpec(2, (0, 2))
@@ -157,30 +156,21 @@ def test_a_snapshot_without_room_for_the_copy_is_a_memory_error(monkeypatch):
         trajectories.state_dict()
 
 
-def write_without_end(trajectories: Trajectories, actor_ind: int, started) -> None:
+def write_without_end(trajectories: Trajectories, actor_ind: int, ready) -> None:
     writer, serial = ChunkWriter(trajectories, actor_ind, SPEC), 0
     while True:
         write_coded_row(writer, trajectories.layout, actor_ind, serial)
         serial += 1
         if serial == 2 * trajectories.layout.rows:
-            started.set()
+            ready.set()
 
 
-def start(target, *arguments):
-    context = multiprocessing.get_context("spawn")
-    started = context.Event()
-    process = context.Process(target=target, args=(*arguments, started), daemon=True)
-    process.start()
-    assert started.wait(60)
-    return process
-
-
+@pytest.mark.timeout(240)
 def test_a_snapshot_taken_while_a_writer_writes_holds_only_whole_rows():
     layout = small_layout(coded_spec((32, 32), 4), rows=2000, chunk_length=4, num_envs=2)  # 32 MB: slow enough to be overtaken
     trajectories, restored = Trajectories(layout), Trajectories(layout)
-    process = start(write_without_end, trajectories, 0)
     overtaken = 0
-    try:
+    with started(write_without_end, trajectories, 0):
         for _ in range(8):
             state = trajectories.state_dict()
             restored.load_state_dict(state)
@@ -191,29 +181,27 @@ def test_a_snapshot_taken_while_a_writer_writes_holds_only_whole_rows():
             for stream in range(2):
                 streams = np.full(len(serials), stream)
                 check_coded_window(layout, SPEC, streams, serials, restored.gather(streams, serials, SPEC))
-    finally:
-        process.kill()
-        process.join()
     assert overtaken
 
 
 # F32 ------------------------------------------------------------------------------------------------------------------
-def write_into_a_chunk_and_stop(trajectories: Trajectories, rows: int, started) -> None:
+def write_into_a_chunk_and_stop(trajectories: Trajectories, rows: int, ready) -> None:
     writer = ChunkWriter(trajectories, 0, SPEC)
     for serial in range(rows):
         write_coded_row(writer, trajectories.layout, 0, serial)
     writer._rows["frame"][rows % trajectories.layout.rows, 0] = -1  # half a row more: one stream, one field
-    started.set()
-    time.sleep(60)
+    ready.set()
+    time.sleep(600)
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("rows", [9, 41])  # the ring's first round, and after it wrapped
 def test_a_torn_chunk_of_a_killed_writer_is_never_read_and_the_other_actor_goes_on(rows):
     layout = small_layout(coded_spec((3,), 4), rows=24, chunk_length=4, num_envs=2, num_actors=2)
     trajectories = Trajectories(layout)
-    process = start(write_into_a_chunk_and_stop, trajectories, rows)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
+    with started(write_into_a_chunk_and_stop, trajectories, rows) as process:
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
     other = ChunkWriter(trajectories, 1, SPEC)
     for serial in range(12):
         write_coded_row(other, layout, 1, serial)

@@ -1,6 +1,8 @@
 """The inline engine: reproducible for a seed, exact in its ratio, and a resumed run equals one that was not stopped (F26, F34)."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from utils.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
 from utils.run import prepare
 
+PROJECT = Path(__file__).resolve().parents[3]
 SMALL = ("--engine", "inline", "--machine", "test", "--clock.learn_start", "100", "--num_envs_per_actor", "4", "--agent.batch_size", "16",
          "--evaluator.period", "1e9", "--evaluator.episodes", "1", "--evaluator.max_steps", "20")
 CARTPOLE = ("--config", "dqn-cartpole", *SMALL)
@@ -24,6 +27,12 @@ def train(root: Path, *arguments: str) -> Context:
     engine = EnginesDict["inline"](context, ProcessesDict)
     assert agent.launch(engine, 1, options.num_actors, options.num_learners) == 0
     return context
+
+
+def run(root: Path, *arguments: str) -> dict:
+    """The same in a process of its own, as a run that is continued must be. Returns the checkpoint of run test_one."""
+    subprocess.run([sys.executable, str(PROJECT / "main.py"), "--root", str(root), *arguments], check=True, timeout=100)
+    return checkpoint.load(root / "models" / "test_one_checkpoints")[0]
 
 
 def saved(context: Context) -> dict:
@@ -62,10 +71,9 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path, 
 def test_a_resumed_run_equals_the_run_that_was_not_stopped(tmp_path, memory_type):
     exact = (*CARTPOLE, "--memory_type", memory_type, "--learner.checkpoint_replay", "true", "--timestamp", "one",
              "--agent.lr_schedule", "linear", "--agent.lr_updates", "3000")
-    straight = train(tmp_path / "straight", *exact, "--learner.checkpoint_steps", "800", "--steps", "1600")
-    train(tmp_path / "halves", *exact, "--steps", "800")
-    resumed = train(tmp_path / "halves", "--config", "dqn-cartpole", "--resume", "test_one", "--steps", "1600")
-    first, second = saved(straight), saved(resumed)
+    first = run(tmp_path / "straight", *exact, "--learner.checkpoint_steps", "800", "--steps", "1600")
+    run(tmp_path / "halves", *exact, "--steps", "800")
+    second = run(tmp_path / "halves", "--config", "dqn-cartpole", "--resume", "test_one", "--steps", "1600")
     assert not differences(first["agent"], second["agent"])
     assert not differences(first["clock"], second["clock"])
     assert not differences(rows_seen(first), rows_seen(second))

@@ -1,4 +1,3 @@
-import multiprocessing
 import os
 import signal
 import time
@@ -10,9 +9,10 @@ from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memories.shared import SharedMemory, SharedParams
 from core.memory import Memory
 from core.trajectory import Trajectories, WindowSpec
-from tests.core.tapes import check_coded_window, coded_spec, small_layout, write_coded_row
+from tests.core.tapes import check_coded_window, coded_spec, small_layout, started, write_coded_row
 
 SPEC = WindowSpec(3, (0, 3))
+pytestmark = pytest.mark.timeout(400)
 
 
 def make(memory_type: type[Memory], rows: int, num_actors: int = 2) -> Memory:
@@ -26,22 +26,13 @@ def random_priorities(window) -> np.ndarray:
     return np.random.default_rng().random(window.lasts.shape[1])
 
 
-def write_without_end(memory: Memory, actor_ind: int, started) -> None:
+def write_without_end(memory: Memory, actor_ind: int, ready) -> None:
     writer, serial = memory.writer(actor_ind, random_priorities), 0
     while True:
         write_coded_row(writer, memory.layout, actor_ind, serial)
         serial += 1
         if serial == 2 * memory.layout.rows:
-            started.set()
-
-
-def start(memory: Memory, actor_ind: int) -> multiprocessing.Process:
-    context = multiprocessing.get_context("spawn")
-    started = context.Event()
-    process = context.Process(target=write_without_end, args=(memory, actor_ind, started), daemon=True)
-    process.start()
-    assert started.wait(60)
-    return process
+            ready.set()
 
 
 @pytest.mark.parametrize("memory_type", [SharedMemory, PrioritizedMemory])
@@ -55,9 +46,8 @@ def test_a_sampler_never_sees_a_torn_or_stale_row_while_writers_lap_it(memory_ty
         return found
 
     monkeypatch.setattr(Trajectories, "intact", counting)
-    processes = [start(memory, actor) for actor in range(2)]
     generator, batches, late = np.random.default_rng(0), 0, []
-    try:
+    with started(write_without_end, memory, 0), started(write_without_end, memory, 1):
         before = memory.trajectories.written()
         end = time.monotonic() + 10
         while batches < 200 and time.monotonic() < end:
@@ -74,19 +64,15 @@ def test_a_sampler_never_sees_a_torn_or_stale_row_while_writers_lap_it(memory_ty
             memory.tree.check()
         assert batches >= 20 and sum(lapped) > 0  # the race did happen, and was caught
         assert (memory.trajectories.written() - before > 4).all()
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
 
 
 @pytest.mark.parametrize("memory_type", [SharedMemory, PrioritizedMemory])
 def test_after_a_writer_was_killed_at_any_moment_sampling_and_its_successor_go_on(memory_type):
     memory = make(memory_type, rows=40)
     survivor = memory.writer(1, random_priorities)
-    process = start(memory, 0)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
+    with started(write_without_end, memory, 0) as process:
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
     written = int(memory.trajectories.written()[0])
     for serial in range(60):
         write_coded_row(survivor, memory.layout, 1, serial)
