@@ -1,0 +1,41 @@
+"""Every row of CONFIGS plays and learns on the inline engine, and every registered class meets its contract."""
+
+import dataclasses
+
+import pytest
+
+from core.agent import Agent
+from core.env import Env
+from core.memory import Memory
+from core.model import Model
+from utils import checkpoint
+from utils.command_line import read_options
+from utils.factory import AgentsDict, EnginesDict, EnvsDict, MemoriesDict, ModelsDict, ProcessesDict
+from utils.options import CONFIGS
+from utils.run import prepare
+
+CONTRACTS = [(AgentsDict, Agent), (EnvsDict, Env), (MemoriesDict, Memory), (ModelsDict, Model)]
+
+
+@pytest.mark.parametrize("name", [row["name"] for row in CONFIGS])
+def test_every_row_plays_learns_and_leaves_a_model(tmp_path, name):
+    options = read_options([
+        "--config", name, "--root", str(tmp_path), "--engine", "inline", "--num_actors", "1", "--num_envs_per_actor", "2",
+        "--memory.capacity", "500", "--clock.learn_start", "20", "--clock.tolerance", "100", "--agent.batch_size", "4",
+        "--updates", "3", "--evaluator.episodes", "1", "--evaluator.max_steps", "3"])
+    context, agent = prepare(options)
+    assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
+    assert context.clock.updates >= 3 and context.clock.agent_steps >= 20
+    weights, metadata = checkpoint.load_weights(context.options.model_path)
+    assert weights.keys() == agent.model.state_dict().keys() and metadata["config"] == name
+    state, _ = checkpoint.load(context.options.checkpoint_folder)
+    assert any(not bool((state["agent"]["model"][key] == agent.model.state_dict()[key]).all()) for key in weights)
+
+
+@pytest.mark.parametrize("factory, contract, name", [(factory, contract, name) for factory, contract in CONTRACTS for name in factory])
+def test_every_registered_class_meets_its_contract(factory, contract, name):
+    chosen = factory[name]
+    assert issubclass(chosen, contract)
+    assert not getattr(chosen, "__abstractmethods__", ()), f"{name} leaves {chosen.__abstractmethods__} open"
+    assert dataclasses.is_dataclass(chosen.Params) and chosen.Params.__dataclass_params__.frozen
+    chosen.Params()  # every setting has a default
