@@ -1,14 +1,15 @@
 """Agent steps per second of training against stable-baselines3 and against this machine's own ceiling: `make bench`.
 
 Same work on both sides: Pong, Nature CNN, plain DQN (no double, n = 1), uniform memory, 8 environments, 8 samples learnt from an agent
-step (batch 32: one update every 4 agent steps; batch 256: one every 32), all cores of this machine. The sides take turns (A B A B) in processes
-of their own; what is quoted is the median and the ratio of each pair. Start-up and the filling of the memory are not counted.
+step (batch 32: one update every 4 agent steps; batch 256: one every 32), all cores of this machine. The sides take turns (A B A B) in
+processes of their own; what is quoted is the median and the ratio of each pair. Start-up and the filling of the memory are not counted.
 The ceiling is measured apart: environment and acting alone on one core, and the learner's update on a batch in memory alone,
 combined as if nothing were lost between them.
 """
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -16,6 +17,8 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
+
+from core.machine import versions
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_ENVS, SAMPLES_PER_STEP, LEARN_START = 8, 8, 2_000
@@ -116,13 +119,17 @@ def updating(batch_size: int, threads: int, seconds: float) -> float:
 
 def ceiling(batch_size: int, seconds: float) -> float:
     """Agent steps per second if acting and updates shared the cores without loss."""
-    import os
-
     cores = len(os.sched_getaffinity(0))
     act = 1 / acting(seconds / 3)
     update_one = SAMPLES_PER_STEP / updating(batch_size, 1, seconds / 3)
     update_all = SAMPLES_PER_STEP / updating(batch_size, cores, seconds / 3)
     return max(1 / max(update_one, act), 1 / (update_all + act / cores))
+
+
+def processor() -> str:
+    """The model name that Linux gives."""
+    names = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 SIDES = {"ours": ours, "stable-baselines3": stable_baselines3, "ceiling": ceiling}
@@ -146,10 +153,9 @@ def main() -> None:
     if options.side:
         print(SIDES[options.side](options.batch_size, options.seconds))
         return
-    packages = ("torch", "gymnasium", "ale-py", "stable-baselines3", "numpy")
-    result: dict[str, object] = {"command": "python -m benchmarks.speed " + " ".join(sys.argv[1:]), "machine": platform.processor() or platform.machine(),
-                                 "cpus": len(__import__("os").sched_getaffinity(0)), "seconds": options.seconds,
-                                 "versions": {name: version(name) for name in packages}}
+    result: dict[str, object] = {"command": "python -m benchmarks.speed " + " ".join(sys.argv[1:]), "seconds": options.seconds,
+                                 "processor": processor(), "cpus": len(os.sched_getaffinity(0)),
+                                 "versions": {**versions(), "stable-baselines3": version("stable-baselines3")}}
     for batch_size in [options.batch_size] if options.batch_size else [32, 256]:
         rates: dict[str, list[float]] = {side: [] for side in SIDES}
         for _ in range(options.pairs):

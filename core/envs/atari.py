@@ -13,6 +13,7 @@ from core.env import Discrete, Env, EnvSpec, TimeStep
 from core.envs.atari_protocols import AtariParams
 from core.envs.checks import check_construction, checked_discrete, stream_seeds
 from core.envs.game_names import atari_game
+from core.envs.human_scores import human_normalized
 from core.envs.rewards import clipped
 from core.shared import ArraySpec
 
@@ -21,6 +22,7 @@ class AtariEnv(Env):
     """One game, E streams. `lives` of the last step stand in `self.lives` [E]."""
 
     Params = AtariParams
+    human_normalized = staticmethod(human_normalized)  # (game, score) -> score between random play and the human tester
 
     def __init__(self, params: AtariParams, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
                  render_mode: str | None = None):

@@ -65,7 +65,7 @@ def learner(context: Context, index: int) -> Iterator[bool]:
             statistics.add(output.statistics, output.skipped)
             if time.monotonic() - reported >= options.learner.log_period:
                 reported = time.monotonic()
-                context.report("learner", index, {**statistics.take(), **context.memory.statistics()})
+                context.report("learner", index, {**statistics.take(), **prefetcher.call(context.memory.statistics)})
             yield True
         context.parameters.publish(agent.model)
         _save(context, agent, prefetcher)

@@ -67,7 +67,8 @@ def test_an_interrupted_run_saves_and_can_be_resumed(tmp_path, number, exit_code
         assert program.until_ended(15) == exit_code
         assert not program.leftovers()
         steps = program.agent_steps()
-    with Program(tmp_path, "--config", "dqn-cartpole", "--resume", "test_one", "--steps", str(steps + 1_500), "--logger.period", "0.5") as program:
+    again = ("--config", "dqn-cartpole", "--resume", "test_one", "--steps", str(steps + 1_500))
+    with Program(tmp_path, *again) as program:
         assert program.until_ended(90) == 0, program.output
         rows = program.metrics()
         assert rows[-1]["step"] >= steps + 1_500
