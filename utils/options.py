@@ -28,7 +28,7 @@ PROJECT = str(Path(__file__).resolve().parent.parent)
 class Run:
     """The lines to edit. Those that are None here may be set by a row."""
 
-    config: str = "dqn-pong"                         # row of CONFIGS, by name or number
+    config: str = "dqn-pong-small"                   # row of CONFIGS, by name or number
     mode: int = setting(1, choices=(1, 2))           # 1: train, 2: test
     machine: str = "local"                           # with the timestamp it names the run: logs/<machine>_<timestamp>/
     timestamp: str | None = None                     # None: now; in mode 2 the newest run of the row
@@ -51,12 +51,12 @@ class Run:
 
 # A row: its name, five choices, and only the settings in which it differs from the defaults beside the classes.
 CONFIGS: list[dict[str, Any]] = [
-    # Pong for two CPU cores: pictures of 42x42 and a network of a fifth of the arithmetic
+    # Pong for two CPU cores: pictures of 42x42 and a network of a sixth of the arithmetic
     {"name": "dqn-pong-small",
      "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "prioritized", "model_type": "dqn-small",
      "env.size": 42, "agent.nstep": 5, "agent.lr": 2e-4, "agent.eps": 1e-8, "agent.target_update": 1_000,
      "agent.exploration": "linear-ladder", "agent.epsilon_steps": 50_000, "memory.capacity": 400_000, "memory.alpha": 0.5,
-     "clock.learn_start": 10_000, "evaluator.period": 300.0, "evaluator.episodes": 30},
+     "clock.learn_start": 10_000, "learner.threads": 1, "evaluator.period": 600.0, "evaluator.episodes": 30},
     {"name": "dqn-pong",
      "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "prioritized", "model_type": "dqn-cnn",
      "agent.nstep": 5, "agent.lr": 1e-4, "agent.eps": 1e-8, "agent.target_update": 1_000, "agent.exploration": "linear-ladder",
@@ -68,11 +68,12 @@ CONFIGS: list[dict[str, Any]] = [
     {"name": "dqn-cartpole",
      "agent_type": "dqn", "env_type": "gym", "game": "CartPole-v1", "memory_type": "shared", "model_type": "dqn-mlp",
      "agent.lr": 1e-3, "agent.eps": 1e-8, "agent.batch_size": 64, "agent.target_update": 200, "agent.epsilon_steps": 10_000,
-     "memory.capacity": 50_000, "clock.learn_start": 1_000, "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 200_000},
+     "memory.capacity": 50_000, "clock.learn_start": 1_000, "learner.threads": 1, "evaluator.period": 10.0, "evaluator.episodes": 20,
+     "steps": 200_000},
     {"name": "dqn-minatar-breakout",
      "agent_type": "dqn", "env_type": "minatar", "game": "breakout", "memory_type": "shared", "model_type": "dqn-minatar",
      "agent.nstep": 1, "agent.lr": 2.5e-4, "agent.target_update": 1_000, "agent.epsilon_steps": 100_000, "agent.epsilon_end": 0.1,
-     "memory.capacity": 100_000, "clock.learn_start": 5_000, "steps": 2_000_000},
+     "memory.capacity": 100_000, "clock.learn_start": 5_000, "learner.threads": 1, "steps": 2_000_000},
     {"name": "dqn-pong-uniform",  # Nature DQN (Mnih et al. 2015), with Rainbow's Adam in place of its RMSProp
      "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "shared", "model_type": "dqn-cnn",
      "agent.nstep": 1, "agent.double": False, "agent.lr": 6.25e-5, "agent.target_update": 10_000, "agent.epsilon_end": 0.1,

@@ -91,6 +91,9 @@ class Program:
         lines = [line for path in sorted(self.root.glob("logs/*/metrics.jsonl")) for line in path.read_text().splitlines()]
         return [json.loads(line) for line in lines if line.endswith("}")]
 
+    def steps(self) -> list[int]:
+        """Agent steps of the run, one entry a logging period."""
+        return [int(row["values"]["global/agent_steps"]) for row in self.metrics() if "global/agent_steps" in row["values"]]
+
     def agent_steps(self) -> int:
-        rows = self.metrics()
-        return rows[-1]["step"] if rows else 0
+        return (self.steps() or [0])[-1]
