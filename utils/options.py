@@ -94,10 +94,10 @@ class Options(Run):
     """Everything a run is told: names, numbers and Params only, so that it pickles; classes are looked up on use."""
 
     agent_type: str = ""           # of utils/factory.py, or package.module:Class of your own
-    env_type: str = ""
-    game: str = ""
-    memory_type: str = ""
-    model_type: str = ""
+    env_type: str = ""             # likewise
+    game: str = ""                 # as the environment class names it: pong, CartPole-v1
+    memory_type: str = ""          # likewise
+    model_type: str = ""           # likewise
     root: str = PROJECT            # folder of models/ and logs/
     agent: Any = None              # Params of the classes chosen
     env: Any = None

@@ -31,16 +31,16 @@ LOSSES: dict[str, Any] = {"huber": F.huber_loss, "squared": F.mse_loss}
 class DQNParams(OptimizerParams):
     batch_size: int = setting(32, low=1)                      # windows an update (Nature; Ape-X: 512)
     nstep: int = setting(3, low=1, high=100)                  # steps of the return before it bootstraps (Rainbow, Ape-X)
-    gamma: float = setting(0.99, low=0, high=1)
+    gamma: float = setting(0.99, low=0, high=1)               # discount of a step
     double: bool = setting(True)                              # choose with the online network, evaluate with the target
-    loss: str = setting("huber", choices=tuple(LOSSES))
+    loss: str = setting("huber", choices=tuple(LOSSES))       # of the td error
     target_update: float = setting(2_500.0, above=0)          # below 1: soft update each time; else hard copy every that many updates
-    exploration: str = setting("linear", choices=("linear", "ladder", "linear-ladder"))
-    epsilon_start: float = setting(1.0, low=0, high=1)
+    exploration: str = setting("linear", choices=("linear", "ladder", "linear-ladder"))  # how epsilon falls
+    epsilon_start: float = setting(1.0, low=0, high=1)                                   # share of random actions at first
     epsilon_end: float = setting(0.01, low=0, high=1)         # of "linear"
     epsilon_steps: int = setting(250_000, low=1)              # agent steps of the whole run from start to end (or to the ladder)
     ladder_base: float = setting(0.4, above=0, high=1)        # Ape-X: base ^ (1 + alpha i / (N - 1)) over all environments
-    ladder_alpha: float = setting(7.0, low=0)
+    ladder_alpha: float = setting(7.0, low=0)                 # Ape-X: 7
     evaluation_epsilon: float = setting(0.0, low=0, high=1)   # Nature: 0.05
 
 

@@ -30,7 +30,7 @@ PROTOCOLS = {
 class AtariParams:
     """None: what the protocol says."""
 
-    protocol: str = setting("classic", choices=tuple(PROTOCOLS))
+    protocol: str = setting("classic", choices=tuple(PROTOCOLS))                # what the settings that are None follow
     noop_max: int | None = setting(None, low=0)             # frames; each episode starts with 0 .. noop_max no-ops, FIRE is one
     repeat_action_probability: float | None = setting(None, low=0.0, high=1.0)  # sticky actions, per frame
     life_loss: bool | None = setting(None)                  # a lost life sets discount 0, in training only; the game goes on

@@ -22,8 +22,8 @@ from core.trajectory import Layout, WindowSpec
 class PrioritizedParams:
     capacity: int = setting(100_000, low=1)          # agent steps
     alpha: float = setting(0.6, low=0)               # 0: uniform (Ape-X .6, Rainbow .5)
-    beta_start: float = setting(0.4, low=0, high=1)
-    beta_end: float = setting(1.0, low=0, high=1)
+    beta_start: float = setting(0.4, low=0, high=1)  # exponent of the importance weights at first
+    beta_end: float = setting(1.0, low=0, high=1)    # and at last
     beta_updates: int = setting(1_000_000, low=1)    # batches over which beta goes from start to end
     epsilon: float = setting(1e-6, above=0)          # added to |td|: a step of no error can still be drawn
 

@@ -13,9 +13,9 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class DQNMinAtarParams:
-    dueling: bool = setting(False)
-    planes: int = setting(16, low=1)
-    hidden: int = setting(128, low=1)
+    dueling: bool = setting(False)  # 1511.06581
+    planes: int = setting(16, low=1)  # of the convolution
+    hidden: int = setting(128, low=1)  # units of the fully connected layer (of each stream when dueling)
 
 
 class DQNMinAtar(Model):

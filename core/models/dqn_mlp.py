@@ -12,7 +12,7 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class DQNMLPParams:
-    dueling: bool = setting(False)
+    dueling: bool = setting(False)      # 1511.06581
     hidden: int = setting(128, low=1)   # units of each of the two hidden layers
 
 

@@ -17,9 +17,9 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class DQNSmallParams:
-    dueling: bool = setting(False)
+    dueling: bool = setting(False)        # 1511.06581
     planes: int = setting(16, low=1)      # of the first convolution; the others have twice as many
-    hidden: int = setting(256, low=1)
+    hidden: int = setting(256, low=1)     # units of the fully connected layer (of each stream when dueling)
 
 
 class DQNSmall(Model):

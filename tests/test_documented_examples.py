@@ -1,0 +1,56 @@
+"""Every example of docs/extending.md works as printed: written to a package, named on the command line, trained inline."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from utils.command_line import read_options
+from utils.factory import EnginesDict, ProcessesDict
+from utils.rows import find_row
+from utils.run import prepare
+
+PROJECT = Path(__file__).resolve().parents[1]
+PAGE = (PROJECT / "docs" / "extending.md").read_text()
+MODULES = re.findall(r"`mypackage/(\w+)\.py`:\n(?:.*\n)*?\n?```python\n(.*?)```", PAGE, re.S)
+COMMANDS = re.findall(r"(?m)^\.venv/bin/python main\.py (.*mypackage.*)$", PAGE)
+SHORT = ["--engine", "inline", "--num_actors", "1", "--num_envs_per_actor", "2", "--clock.learn_start", "100", "--updates", "30",
+         "--evaluator.episodes", "1", "--evaluator.max_steps", "30"]
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    folder = tmp_path / "mypackage"
+    folder.mkdir()
+    for name, text in MODULES:
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mypackage"]:
+        del sys.modules[name]
+
+
+def trained(arguments, root):
+    context, agent = prepare(read_options([*arguments, *SHORT, "--root", str(root)]))
+    assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
+    assert context.clock.updates >= 30
+    return context
+
+
+def test_the_page_has_an_example_of_each_kind():
+    assert [name for name, _ in MODULES] == ["q_learning", "layer_norm", "recent", "corridor"] and len(COMMANDS) == 4
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_example_learns_as_printed(package, tmp_path, command):
+    trained(shlex.split(command), tmp_path)
+
+
+def test_the_row_of_ones_own_learns(package, tmp_path, monkeypatch):
+    block = re.search(r"```python\n( +\{\"name\": \"mine\".*?\}),\n```", PAGE, re.S)
+    row = eval(block[1].strip())
+    monkeypatch.setattr("utils.rows.CONFIGS", [row])
+    assert find_row("mine") is row
+    trained(["--config", "mine"], tmp_path)
