@@ -60,8 +60,14 @@ class Program:
                 names[name] = member.pid
         return names
 
-    def leftovers(self) -> list[str]:
-        """Processes of this program that still run."""
+    def leftovers(self, seconds: float = 3) -> list[str]:
+        """Processes of this program that still run after a moment of grace."""
+        deadline = time.monotonic() + seconds
+        while (running := self._running()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return running
+
+    def _running(self) -> list[str]:
         return [str(member) for member in self.family.values()
                 if member.is_running() and member.status() != psutil.STATUS_ZOMBIE]
 

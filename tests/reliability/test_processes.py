@@ -52,10 +52,7 @@ def test_when_main_is_killed_its_children_go_with_it(tmp_path):
         program.until_training(500)
         program.children()
         os.kill(program.process.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 3
-        while program.leftovers() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not program.leftovers()
+        assert not program.leftovers(seconds=3)
 
 
 @pytest.mark.parametrize("number, exit_code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

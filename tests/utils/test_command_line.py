@@ -12,6 +12,7 @@ import pytest
 from utils import options, runs
 from utils.command_line import read_options
 from utils.options import CONFIGS
+from utils.rows import find_row
 
 MAIN = Path(options.PROJECT) / "main.py"
 
@@ -67,9 +68,9 @@ def test_booleans_can_be_switched_off(words, read):
 
 
 def test_a_row_may_set_the_lines_that_are_none_and_no_others(read, monkeypatch):
-    monkeypatch.setitem(CONFIGS[2], "steps", 77)
-    monkeypatch.setitem(CONFIGS[2], "seed", 99)
-    assert (read("--config", "2").steps, read("--config", "2").seed) == (77, options.Run().seed)
+    monkeypatch.setitem(find_row("dqn-cartpole"), "steps", 77)
+    monkeypatch.setitem(find_row("dqn-cartpole"), "seed", 99)
+    assert (read("--config", "dqn-cartpole").steps, read("--config", "dqn-cartpole").seed) == (77, options.Run().seed)
 
 
 def test_another_memory_drops_the_settings_only_the_rows_memory_has(read):
@@ -202,8 +203,8 @@ def test_a_window_without_a_display_is_refused_with_a_hint(refuse, monkeypatch, 
                                               ({"memory_type": "sharde"}, "did you mean shared"), ({"agent.nstep": 0}, "agent.nstep=0")])
 def test_a_mistake_in_a_row_is_told_like_one_on_the_command_line(change, part, refuse, monkeypatch):
     for name, value in change.items():
-        monkeypatch.setitem(CONFIGS[2], name, value)
-    assert part in "\n".join(refuse("--config", "2"))
+        monkeypatch.setitem(find_row("dqn-cartpole"), name, value)
+    assert part in "\n".join(refuse("--config", "dqn-cartpole"))
 
 
 # runs that went before ------------------------------------------------------------------------------------------------
@@ -233,7 +234,7 @@ def test_a_run_goes_on_with_its_own_settings_and_those_given_now(read, run, caps
 
 def test_what_changed_in_the_file_since_the_start_is_applied_too(read, run, monkeypatch):
     before = run("--config", "dqn-cartpole", "--agent.gamma", "0.98")
-    monkeypatch.setitem(CONFIGS[2], "agent.lr", 0.5)
+    monkeypatch.setitem(find_row("dqn-cartpole"), "agent.lr", 0.5)
     after = read("--resume", before.signature)
     assert (after.agent.lr, after.agent.gamma) == (0.5, 0.98)
 
