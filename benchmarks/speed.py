@@ -22,6 +22,7 @@ from core.machine import versions
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_ENVS, SAMPLES_PER_STEP, LEARN_START = 8, 8, 2_000
+START_SECONDS = 20  # of our side: processes, filling the memory, catching up
 
 
 def ours(batch_size: int, seconds: float) -> float:
@@ -29,18 +30,21 @@ def ours(batch_size: int, seconds: float) -> float:
     timestamp = f"bench{time.time_ns()}"
     subprocess.run(
         [sys.executable, "main.py", "--config", "dqn-pong-uniform", "--machine", "bench", "--timestamp", timestamp,
-         "--seconds", str(seconds), "--num_actors", "1", "--num_envs_per_actor", str(NUM_ENVS), "--agent.batch_size", str(batch_size),
+         "--seconds", str(START_SECONDS + seconds), "--num_actors", "1", "--num_envs_per_actor", str(NUM_ENVS), "--agent.batch_size", str(batch_size),
          "--agent.nstep", "1", "--agent.double", "false", "--clock.learn_start", str(LEARN_START), "--clock.tolerance", "100",
          "--clock.samples_per_insert", str(SAMPLES_PER_STEP), "--evaluator.period", "1e9", "--evaluator.episodes", "1",
          "--evaluator.max_steps", "1"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     lines = (ROOT / "logs" / f"bench_{timestamp}" / "metrics.jsonl").read_text().splitlines()
-    points = [(row["time"], row["step"]) for row in map(json.loads, lines) if row["step"] > LEARN_START + 1_000]
-    (start, first), (end, last) = points[0], points[-2]  # the last line may be written while the run ends
+    rows = [json.loads(line) for line in lines]
+    steady = [(row["time"], row["step"]) for row in rows if row["values"].get("global/samples_per_insert", 0) > 0.85 * SAMPLES_PER_STEP]
+    (start, first), (end, last) = steady[0], steady[-3]  # the last lines are written while the run ends
     return (last - first) / (end - start)
 
 
 def stable_baselines3(batch_size: int, seconds: float) -> float:
     """Agent steps per second of stable-baselines3's DQN, in this process."""
+    import ale_py
+    import gymnasium
     from stable_baselines3 import DQN
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_atari_env
@@ -57,6 +61,7 @@ def stable_baselines3(batch_size: int, seconds: float) -> float:
                 self.rate = (self.num_timesteps - self.first) / elapsed
             return not self.started or elapsed < seconds
 
+    gymnasium.register_envs(ale_py)
     env = VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=NUM_ENVS, seed=0), n_stack=4)
     steps_an_update = batch_size // SAMPLES_PER_STEP
     train_freq, gradient_steps = max(steps_an_update // NUM_ENVS, 1), max(NUM_ENVS // steps_an_update, 1)
