@@ -30,7 +30,8 @@ def ours(batch_size: int, seconds: float) -> float:
     timestamp = f"bench{time.time_ns()}"
     subprocess.run(
         [sys.executable, "main.py", "--config", "dqn-pong-uniform", "--machine", "bench", "--timestamp", timestamp,
-         "--seconds", str(START_SECONDS + seconds), "--num_actors", "1", "--num_envs_per_actor", str(NUM_ENVS), "--agent.batch_size", str(batch_size),
+         "--seconds", str(START_SECONDS + seconds), "--num_actors", "1",
+         "--num_envs_per_actor", str(NUM_ENVS), "--agent.batch_size", str(batch_size),
          "--agent.nstep", "1", "--agent.double", "false", "--clock.learn_start", str(LEARN_START), "--clock.tolerance", "100",
          "--clock.samples_per_insert", str(SAMPLES_PER_STEP), "--evaluator.period", "1e9", "--evaluator.episodes", "1",
          "--evaluator.max_steps", "1"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
