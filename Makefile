@@ -6,7 +6,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 TORCH := $(shell grep '^torch==' requirements.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-learning lint bench tensorboard clean
+.PHONY: help train test lint bench tensorboard clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -14,11 +14,8 @@ help:            ## this list
 train: $(VENV)/.installed       ## train what the lines of utils/options.py say; ARGS="--config dqn-cartpole" overrides them
 	$(RUN) main.py $(ARGS)
 
-test: $(VENV)/.installed-dev    ## the tests, without those that train for minutes; ARGS="tests/utils -x" goes to pytest
+test: $(VENV)/.installed-dev    ## all tests; ARGS="tests/utils -x" goes to pytest
 	$(RUN) -m pytest $(ARGS)
-
-test-learning: $(VENV)/.installed-dev  ## the tests that train until a score is reached
-	$(RUN) -m pytest -m learning --timeout 3600 $(ARGS)
 
 lint: $(VENV)/.installed-dev    ## ruff and mypy
 	$(RUN) -m ruff check .

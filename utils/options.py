@@ -51,7 +51,7 @@ class Run:
 
 # A row: its name, five choices, and only the settings in which it differs from the defaults beside the classes.
 CONFIGS: list[dict[str, Any]] = [
-    # Pong for two CPU cores: pictures of 42x42 and a network of a sixth of the arithmetic
+    # Pong for two CPU cores: pictures of 42x42 and a network of a seventh of the arithmetic
     {"name": "dqn-pong-small",
      "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "prioritized", "model_type": "dqn-small",
      "env.size": 42, "agent.nstep": 5, "agent.lr": 2e-4, "agent.eps": 1e-8, "agent.target_update": 1_000,

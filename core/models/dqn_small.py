@@ -1,4 +1,4 @@
-"""Action values from small pictures, for machines without a GPU: a sixth of the Nature network's arithmetic.
+"""Action values from small pictures, for machines without a GPU: a seventh of the Nature network's arithmetic.
 
 Meant for 42x42 pictures (env.size 42): the strides of the 2013 DQN network (1312.5602) on half its resolution, one more
 convolution in place of its large hidden layer's input.
