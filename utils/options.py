@@ -54,9 +54,10 @@ CONFIGS: list[dict[str, Any]] = [
     # Pong for two CPU cores: pictures of 42x42 and a network of a seventh of the arithmetic
     {"name": "dqn-pong-small",
      "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "prioritized", "model_type": "dqn-small",
-     "env.size": 42, "agent.nstep": 5, "agent.lr": 2e-4, "agent.eps": 1e-8, "agent.target_update": 1_000,
-     "agent.exploration": "linear-ladder", "agent.epsilon_steps": 50_000, "memory.capacity": 400_000, "memory.alpha": 0.5,
-     "clock.learn_start": 10_000, "learner.threads": 1, "evaluator.period": 600.0, "evaluator.episodes": 30},
+     "env.size": 42, "model.dueling": True, "agent.batch_size": 64, "agent.nstep": 3, "agent.lr": 2e-4, "agent.eps": 1e-8,
+     "agent.target_update": 500, "agent.exploration": "linear-ladder", "agent.epsilon_steps": 50_000, "memory.capacity": 150_000,
+     "memory.alpha": 0.5, "memory.beta_updates": 200_000, "clock.learn_start": 10_000, "clock.samples_per_insert": 16.0,
+     "learner.threads": 1, "evaluator.period": 480.0, "evaluator.episodes": 30},
     {"name": "dqn-pong",
      "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "prioritized", "model_type": "dqn-cnn",
      "agent.nstep": 5, "agent.lr": 1e-4, "agent.eps": 1e-8, "agent.target_update": 1_000, "agent.exploration": "linear-ladder",
