@@ -37,7 +37,7 @@ def draw(path: Path, title: str, runs: dict[str, list[dict[str, float]]]) -> Non
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, (by_steps, by_time) = pyplot.subplots(1, 2, figsize=(10, 3.6), sharey=True, layout="constrained")
     for run, rows in runs.items():
@@ -46,6 +46,7 @@ def draw(path: Path, title: str, runs: dict[str, list[dict[str, float]]]) -> Non
         by_time.plot([row["seconds"] / 60 for row in rows], means, marker=".", label=run)
     by_steps.set(xlabel="agent steps", ylabel="mean raw return of an evaluation", title=title)
     by_time.set(xlabel="minutes", title="the same by wall time")
+    by_steps.xaxis.set_major_formatter(ticker.EngFormatter())
     for axes in (by_steps, by_time):
         axes.grid(alpha=0.3)
     by_steps.legend()
