@@ -18,28 +18,31 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks.training import ROOT, after_start, rate, train
 from core.machine import versions
 
-ROOT = Path(__file__).resolve().parent.parent
 NUM_ENVS, SAMPLES_PER_STEP, LEARN_START = 8, 8, 2_000
 START_SECONDS = 20  # of our side: processes, filling the memory, catching up
 
 
 def ours(batch_size: int, seconds: float) -> float:
     """Agent steps per second of `python main.py`, read from the metrics file of the run."""
-    timestamp = f"bench{time.time_ns()}"
-    subprocess.run(
-        [sys.executable, "main.py", "--config", "dqn-pong-uniform", "--machine", "bench", "--timestamp", timestamp,
-         "--seconds", str(START_SECONDS + seconds), "--num_actors", "1",
-         "--num_envs_per_actor", str(NUM_ENVS), "--agent.batch_size", str(batch_size),
-         "--agent.nstep", "1", "--agent.double", "false", "--clock.learn_start", str(LEARN_START), "--clock.tolerance", "100",
-         "--clock.samples_per_insert", str(SAMPLES_PER_STEP), "--evaluator.period", "1e9", "--evaluator.episodes", "1",
-         "--evaluator.max_steps", "1"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    lines = (ROOT / "logs" / f"bench_{timestamp}" / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    steady = [(row["time"], row["step"]) for row in rows if row["values"].get("global/samples_per_insert", 0) > 0.85 * SAMPLES_PER_STEP]
-    (start, first), (end, last) = steady[0], steady[-3]  # the last lines are written while the run ends
-    return (last - first) / (end - start)
+    rows = train(START_SECONDS + seconds, "--config", "dqn-pong-uniform", "--num_actors", "1",
+                 "--num_envs_per_actor", str(NUM_ENVS), "--agent.batch_size", str(batch_size),
+                 "--agent.nstep", "1", "--agent.double", "false", "--clock.learn_start", str(LEARN_START), "--clock.tolerance", "100",
+                 "--clock.samples_per_insert", str(SAMPLES_PER_STEP))
+    return rate([row for row in rows if row["values"].get("global/samples_per_insert", 0) > 0.85 * SAMPLES_PER_STEP])
+
+
+def ours_acting(batch_size: int, seconds: float) -> float:
+    """Agent steps per second of the actor alone, which learns nothing: writing rows, pulling parameters and reporting included."""
+    rows = train(10 + seconds, "--config", "dqn-pong-uniform", "--num_actors", "1", "--num_envs_per_actor", str(NUM_ENVS),
+                 "--memory.capacity", "50000", "--clock.learn_start", "1000000000")
+    return rate(after_start(rows, 5))
+
+
+def bare_acting(batch_size: int, seconds: float) -> float:
+    return acting(seconds)
 
 
 def stable_baselines3(batch_size: int, seconds: float) -> float:
@@ -139,25 +142,29 @@ def processor() -> str:
 
 
 SIDES = {"ours": ours, "stable-baselines3": stable_baselines3, "ceiling": ceiling}
+ACTING = {"actor": ours_acting, "bare environment and forward": bare_acting}
+
+
+def measure_side(module: str, side: str, seconds: float, *words: str) -> float:
+    """One side in a process of its own: the module prints its rate."""
+    command = [sys.executable, "-m", module, "--side", side, "--seconds", str(seconds), *words]
+    return float(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1])
 
 
 def measure(side: str, batch_size: int, seconds: float) -> float:
-    """One side in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.speed", "--side", side, "--batch_size", str(batch_size), "--seconds", str(seconds)]
-    output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return float(output.split()[-1])
+    return measure_side("benchmarks.speed", side, seconds, "--batch_size", str(batch_size))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--side", choices=SIDES)
+    parser.add_argument("--side", choices=[*SIDES, *ACTING])
     parser.add_argument("--batch_size", type=int, default=0, help="0: 32 and 256")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each measurement")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "speed.json")
     options = parser.parse_args()
     if options.side:
-        print(SIDES[options.side](options.batch_size, options.seconds))
+        print({**SIDES, **ACTING}[options.side](options.batch_size, options.seconds))
         return
     result: dict[str, object] = {"command": "python -m benchmarks.speed " + " ".join(sys.argv[1:]), "seconds": options.seconds,
                                  "processor": processor(), "cpus": len(os.sched_getaffinity(0)),
@@ -172,6 +179,14 @@ def main() -> None:
         result[f"batch {batch_size}"] = {**rates, "ours / stable-baselines3": against, "ours / ceiling": fraction}
         print(f"batch {batch_size}: median {statistics.median(rates['ours']):.1f} agent steps/s, {statistics.median(against):.2f} times "
               f"stable-baselines3, {statistics.median(fraction):.2f} of the ceiling")
+    playing: dict[str, list[float]] = {side: [] for side in ACTING}
+    for _ in range(options.pairs):
+        for side in ACTING:
+            playing[side].append(measure(side, 0, options.seconds / 2))
+            print(f"acting only: {side} {playing[side][-1]:.0f} agent steps/s", flush=True)
+    fraction = [mine / bare for mine, bare in zip(*playing.values())]
+    result["acting only"] = {**playing, "actor / bare": fraction}
+    print(f"acting only: {statistics.median(fraction):.2f} of the bare environment with the same network's forward")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(result, indent=1) + "\n")
 
