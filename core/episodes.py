@@ -5,11 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from core.agent import Agent, Exploration
 from core.env import Env, TimeStep
-from core.model import State
+from core.model import restart
 
 
 class EpisodeResults(NamedTuple):
@@ -56,18 +55,6 @@ def play_episodes(agent: Agent, env: Env, episodes: int, max_steps: int, explora
             _show(env, on_frame)
         yield True
     return tally.results()
-
-
-def restart(state: State, first: np.ndarray, initial: State) -> State:
-    """The recurrent state with that of streams [E] where an episode starts replaced by the initial one."""
-    if not state or not first.any():
-        return state
-
-    def choose(tensor: Tensor, start: Tensor) -> Tensor:
-        mask = torch.from_numpy(first).to(tensor.device).view(-1, *[1] * (tensor.dim() - 1))
-        return torch.where(mask, start, tensor)
-
-    return tuple(choose(tensor, start) for tensor, start in zip(state, initial))
 
 
 class _Tally:

@@ -1,8 +1,9 @@
 """The model contract: observations in, what the agent's head names out, recurrent state passed through."""
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -11,11 +12,19 @@ from core.env import EnvSpec
 State = tuple[Tensor, ...]  # recurrent state, each [B, ...]; empty for feed-forward models
 
 
+class ActorCriticOutput(NamedTuple):
+    """What the head "actor-critic" returns: of one step [B, ...], of an unroll [T, B, ...]."""
+
+    logits: Tensor    # [..., A] of the policy
+    value: Tensor     # [...]
+    features: Tensor  # [..., F], the vector that both heads read
+
+
 class Model(nn.Module, ABC):
     """A network for one EnvSpec. `head` names what forward returns, so that agents and models are matched before a start."""
 
     Params: ClassVar[type]
-    head: ClassVar[str]             # "q": action values [B, A]
+    head: ClassVar[str]             # "q": action values [B, A]; "actor-critic": ActorCriticOutput
     observations: ClassVar[str]     # "image" or "vector"
 
     def __init__(self, params: Any, spec: EnvSpec):
@@ -35,4 +44,19 @@ class Model(nn.Module, ABC):
         reset the state where firsts [T, B] is true."""
         length, batch_size = observations.shape[:2]
         output, state = self(observations.flatten(0, 1), state)
-        return torch.unflatten(output, 0, (length, batch_size)), state
+        return _unflatten(output, (length, batch_size)), state
+
+
+def restart(state: State, first: np.ndarray | Tensor, initial: State) -> State:
+    """The recurrent state with that of streams where an episode starts, `first` [B], replaced by the initial one."""
+    if not state or not first.any():
+        return state
+    mask = torch.as_tensor(first, device=state[0].device)
+    return tuple(torch.where(mask.view(-1, *[1] * (tensor.dim() - 1)), start, tensor) for tensor, start in zip(state, initial))
+
+
+def _unflatten(output: Any, sizes: tuple[int, int]) -> Any:
+    """Split the first dimension of a tensor, or of each tensor of a named tuple."""
+    if isinstance(output, Tensor):
+        return torch.unflatten(output, 0, sizes)
+    return type(output)(*(_unflatten(part, sizes) for part in output))

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from core.env import EnvSpec
 from core.model import Model, State
-from core.models.torsos import image_shape, num_features, q_head, scaled_image
+from core.models.torsos import image_shape, minatar_convolutions, num_features, q_head, scaled_image
 from core.settings import setting
 
 
@@ -26,7 +26,7 @@ class DQNMinAtar(Model):
     def __init__(self, params: DQNMinAtarParams, spec: EnvSpec):
         super().__init__(params, spec)
         shape = image_shape(spec)
-        self.torso = nn.Sequential(nn.Conv2d(shape[0], params.planes, 3), nn.ReLU(inplace=True), nn.Flatten())
+        self.torso = minatar_convolutions(shape[0], params.planes)
         self.q = q_head(num_features(self.torso, shape), params.hidden, spec.action.num_actions, params.dueling)  # type: ignore[union-attr]
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 

@@ -1,17 +1,13 @@
-"""Action values from small pictures, for machines without a GPU: a seventh of the Nature network's arithmetic.
-
-Meant for 42x42 pictures (env.size 42): the strides of the 2013 DQN network (1312.5602) on half its resolution, one more
-convolution in place of its large hidden layer's input.
-"""
+"""Action values from small pictures (env.size 42), for machines without a GPU: a seventh of the Nature network's arithmetic."""
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from core.env import EnvSpec
 from core.model import Model, State
-from core.models.torsos import image_shape, num_features, q_head, scaled_image
+from core.models.torsos import image_shape, num_features, q_head, scaled_image, small_convolutions
 from core.settings import setting
 
 
@@ -31,10 +27,8 @@ class DQNSmall(Model):
 
     def __init__(self, params: DQNSmallParams, spec: EnvSpec):
         super().__init__(params, spec)
-        shape, planes = image_shape(spec), params.planes
-        self.torso = nn.Sequential(nn.Conv2d(shape[0], planes, 4, 2), nn.ReLU(inplace=True),
-                                   nn.Conv2d(planes, 2 * planes, 4, 2), nn.ReLU(inplace=True),
-                                   nn.Conv2d(2 * planes, 2 * planes, 3, 2), nn.ReLU(inplace=True), nn.Flatten())
+        shape = image_shape(spec)
+        self.torso = small_convolutions(shape[0], params.planes)
         self.q = q_head(num_features(self.torso, shape), params.hidden, spec.action.num_actions, params.dueling)  # type: ignore[union-attr]
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 

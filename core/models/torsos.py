@@ -30,6 +30,38 @@ def num_features(torso: nn.Module, shape: tuple[int, int, int]) -> int:
         raise ValueError(f"pictures of {shape[1]}x{shape[2]} are too small for this network: {error}") from None
 
 
+def convolutions(planes_in: int, *layers: tuple[int, int, int], norm: str = "none") -> nn.Sequential:
+    """Convolutions of (planes, kernel, stride), each with a ReLU, then flat. `norm` "group": GroupNorm(16) in place of a bias."""
+    modules: list[nn.Module] = []
+    for planes, kernel, stride in layers:
+        modules += [nn.Conv2d(planes_in, planes, kernel, stride, bias=norm == "none")]
+        modules += [nn.GroupNorm(16, planes)] if norm == "group" else []
+        modules += [nn.ReLU(inplace=True)]
+        planes_in = planes
+    return nn.Sequential(*modules, nn.Flatten())
+
+
+def nature_convolutions(planes_in: int, norm: str = "none") -> nn.Sequential:
+    """Nature DQN (Mnih et al. 2015), for 84x84."""
+    return convolutions(planes_in, (32, 8, 4), (64, 4, 2), (64, 3, 1), norm=norm)
+
+
+def small_convolutions(planes_in: int, planes: int) -> nn.Sequential:
+    """For 42x42: the strides of the 2013 DQN network (1312.5602) on half its resolution, one more convolution in place of its
+    large hidden layer's input."""
+    return convolutions(planes_in, (planes, 4, 2), (2 * planes, 4, 2), (2 * planes, 3, 2))
+
+
+def minatar_convolutions(planes_in: int, planes: int) -> nn.Sequential:
+    """MinAtar (1903.03176, section 4), for 10x10."""
+    return convolutions(planes_in, (planes, 3, 1))
+
+
+def image_torso(layers: nn.Sequential, spec: EnvSpec, hidden: int) -> nn.Sequential:
+    """Convolutions that end flat, then a fully connected layer with its ReLU: images to features [B, hidden]."""
+    return nn.Sequential(*layers, nn.Linear(num_features(layers, image_shape(spec)), hidden), nn.ReLU(inplace=True))
+
+
 class DuelingHead(nn.Module):
     """Q = V + A - mean A (1511.06581, eq. 9), each stream with its own hidden layer."""
 

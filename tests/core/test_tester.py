@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from core.clock import Clock, ClockParams
 from core.context import Context
 from core.env import Discrete, Env, EnvSpec, TimeStep
-from core.episodes import EpisodeResults, play_episodes, restart
+from core.episodes import EpisodeResults, play_episodes
 from core.logs import LogRings
 from core.parameters import ParameterStore
 from core.shared import ArraySpec
@@ -182,12 +182,6 @@ def test_feed_forward_agents_have_an_empty_state() -> None:
     agent = Player(recurrent=False)
     assert run(play_episodes(agent, Countdown(Params(), "game", 2), 2, 100, "exploration", 1)).lengths.tolist() == [3, 5]  # type: ignore[arg-type]
     assert set(agent.explorations) == {"exploration"}
-
-
-def test_only_streams_that_start_an_episode_get_the_initial_state() -> None:
-    state, initial = (torch.arange(6.0).view(3, 2), torch.ones(3, 1, 4)), (torch.full((3, 2), -1.0), torch.zeros(3, 1, 4))
-    vector, planes = restart(state, np.array([False, True, False]), initial)
-    assert vector.tolist() == [[0, 1], [-1, -1], [4, 5]] and planes[:, 0, 0].tolist() == [1, 0, 1]
 
 
 # mode 2 ---------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from core.env import Discrete, EnvSpec
 from core.models.dqn_cnn import DQNCNN, DQNCNNParams
 from core.models.dqn_minatar import DQNMinAtar, DQNMinAtarParams
 from core.models.dqn_mlp import DQNMLP, DQNMLPParams
+from core.models.dqn_small import DQNSmall, DQNSmallParams
 from core.models.torsos import scaled_image
 from core.shared import ArraySpec
 
@@ -30,6 +31,21 @@ def test_the_plain_cnn_has_the_published_number_of_parameters():
     model = DQNCNN(DQNCNNParams(), pixels((84, 84), 4))
     expected = (4 * 64 + 1) * 32 + (32 * 16 + 1) * 64 + (64 * 9 + 1) * 64 + (3136 + 1) * 512 + 513 * 6
     assert sum(parameter.numel() for parameter in model.parameters()) == expected
+
+
+def both(*layers):
+    return [f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")]
+
+
+@pytest.mark.parametrize("model, names", [
+    (DQNCNN(DQNCNNParams(), pixels((84, 84), 4)), both("torso.0", "torso.2", "torso.4", "q.0", "q.2")),
+    (DQNCNN(DQNCNNParams(norm="group"), pixels((84, 84), 4)),
+     ["torso.0.weight", *both("torso.1"), "torso.3.weight", *both("torso.4"), "torso.6.weight", *both("torso.7", "q.0", "q.2")]),
+    (DQNSmall(DQNSmallParams(), pixels((42, 42), 4)), both("torso.0", "torso.2", "torso.4", "q.0", "q.2")),
+    (DQNMinAtar(DQNMinAtarParams(dueling=True), pixels((10, 10), 4)),
+     both("torso.0", "q.value.0", "q.value.2", "q.advantage.0", "q.advantage.2"))])
+def test_parameters_keep_the_names_under_which_they_were_saved(model, names):
+    assert list(model.state_dict()) == names
 
 
 def test_pixels_are_scaled_to_one_and_planes_keep_their_order():

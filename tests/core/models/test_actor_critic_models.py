@@ -1,0 +1,211 @@
+"""Every actor-critic network, with and without memory: shapes, unrolling, forgetting, gradients, published sizes."""
+
+import pytest
+import torch
+
+from core.env import Discrete, EnvSpec
+from core.model import ActorCriticOutput, restart
+from core.models.actor_critic_cnn import FeatureAC, MinAtarAC, NatureAC, SmallAC
+from core.models.actor_critic_mlp import MLPAC
+from core.models.impala import ImpalaCNN, ImpalaResNet
+from core.shared import ArraySpec
+
+LENGTH, BATCH, ACTIONS = 6, 3, 5
+
+
+def pixels(height, width, stack=4):
+    return EnvSpec("game", ArraySpec((height, width), "uint8"), stack, Discrete(ACTIONS), is_image=True, max_value=255.0)
+
+
+ATARI, SMALL = pixels(84, 84), pixels(42, 42)
+MINATAR = EnvSpec("breakout", ArraySpec((10, 10, 4), "bool"), 0, Discrete(ACTIONS), is_image=True)
+VECTOR = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2, Discrete(ACTIONS))
+SIZES = {ImpalaCNN: (ATARI, 256), ImpalaResNet: (ATARI, 256), NatureAC: (ATARI, 512), FeatureAC: (ATARI, 128), SmallAC: (SMALL, 256),
+         MinAtarAC: (MINATAR, 128), MLPAC: (VECTOR, 64)}  # the observations each is for, and F without an LSTM
+IMAGE_MODELS = [network for network, (spec, _) in SIZES.items() if spec.is_image]
+
+every_network = pytest.mark.parametrize("network", SIZES, ids=lambda network: network.__name__)
+every_memory = pytest.mark.parametrize("lstm", [0, 32])
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(3)
+
+
+def make(network, lstm=0, **settings):
+    return network(network.Params(lstm=lstm, **settings), SIZES[network][0])
+
+
+def observe(spec, *sizes):
+    if spec.frame.dtype == "float32":
+        return torch.randn(*sizes, *spec.observation_shape)
+    pictures = torch.randint(0, 256, (*sizes, *spec.observation_shape), dtype=torch.uint8)
+    return pictures > 127 if spec.frame.dtype == "bool" else pictures
+
+
+def some_state(model):
+    return tuple(torch.randn_like(part) for part in model.initial_state(BATCH))
+
+
+def close(one, other):
+    return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(one, other, strict=True))
+
+
+@every_network
+@every_memory
+def test_a_step_gives_logits_value_features_and_state(network, lstm):
+    model = make(network, lstm)
+    output, state = model(observe(model.spec, BATCH), model.initial_state(BATCH))
+    size = SIZES[network][1] if network is FeatureAC or not lstm else lstm
+    assert isinstance(output, ActorCriticOutput) and model.feature_size == size
+    assert [tuple(part.shape) for part in output] == [(BATCH, ACTIONS), (BATCH,), (BATCH, size)]
+    assert [tuple(part.shape) for part in state] == [(BATCH, lstm)] * (2 if lstm else 0)
+
+
+@every_network
+@every_memory
+def test_a_state_begins_as_zeros_and_has_a_row_for_each_stream(network, lstm):
+    state = make(network, lstm).initial_state(BATCH)
+    assert len(state) == (2 if lstm else 0)
+    assert all(part.shape == (BATCH, lstm) and part.dtype == torch.float32 and not part.any() for part in state)
+
+
+@every_network
+@every_memory
+@pytest.mark.parametrize("inside", [True, False])
+def test_unrolling_is_the_same_as_stepping_and_restarting(network, lstm, inside):
+    model = make(network, lstm)
+    observations, firsts = observe(model.spec, LENGTH, BATCH), torch.rand(LENGTH, BATCH) < 0.3
+    firsts[1:] &= inside
+    assert firsts[1:].any() == inside
+    before, initial = some_state(model), model.initial_state(BATCH)
+    unrolled, final = model.unroll(observations, firsts, before)
+    state, steps = before, []
+    for observation, first in zip(observations, firsts):
+        output, state = model(observation, restart(state, first, initial))
+        steps.append(output)
+    stepped = ActorCriticOutput(*(torch.stack(parts) for parts in zip(*steps)))
+    assert [part.shape[:2] for part in unrolled] == [(LENGTH, BATCH)] * 3
+    assert close(unrolled, stepped) and close(final, state)
+
+
+@every_network
+@every_memory
+def test_an_episode_does_not_see_what_was_before_it(network, lstm):
+    model, row = make(network, lstm), LENGTH // 2
+    firsts = torch.zeros(LENGTH, BATCH, dtype=torch.bool)
+    firsts[row, 0] = True
+    observations = observe(model.spec, LENGTH, BATCH)
+    others = torch.cat([observe(model.spec, row, BATCH), observations[row:]])
+    one, one_final = model.unroll(observations, firsts, some_state(model))
+    other, other_final = model.unroll(others, firsts, some_state(model))
+    assert close([part[row:, 0] for part in one], [part[row:, 0] for part in other])
+    assert close([part[0] for part in one_final], [part[0] for part in other_final])
+    if lstm:
+        assert not torch.allclose(one.features[row:, 1], other.features[row:, 1], atol=1e-5), "a stream that goes on remembers"
+
+
+@every_network
+@every_memory
+@pytest.mark.parametrize("row", [0, 2])
+def test_the_loss_reaches_every_parameter(network, lstm, row):
+    model = make(network, lstm)
+    firsts = torch.zeros(LENGTH, BATCH, dtype=torch.bool)
+    firsts[row] = True
+    output, _ = model.unroll(observe(model.spec, LENGTH, BATCH), firsts, model.initial_state(BATCH))
+    (output.logits.log_softmax(-1)[..., 0].sum() + output.value.square().sum()).backward()
+    without = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
+    assert without == []
+
+
+@every_network
+@every_memory
+def test_policy_and_value_read_the_features(network, lstm):
+    model = make(network, lstm)
+    output, state = model(observe(model.spec, BATCH), some_state(model))
+    assert torch.allclose(output.features @ model.policy.weight.T + model.policy.bias, output.logits, atol=1e-6)
+    assert torch.allclose(output.features @ model.value.weight[0] + model.value.bias, output.value, atol=1e-5)
+    if lstm and network is not FeatureAC:
+        assert torch.equal(output.features, state[0])
+
+
+@every_network
+@every_memory
+def test_the_first_policy_is_close_to_uniform(network, lstm):
+    model = make(network, lstm)
+    output, _ = model(observe(model.spec, BATCH), model.initial_state(BATCH))
+    assert (output.logits.softmax(-1) - 1 / ACTIONS).abs().max() < 0.02
+
+
+def test_the_feature_head_has_the_size_that_was_asked_for():
+    model = make(FeatureAC, lstm=32, feature_size=7)
+    output, _ = model(observe(model.spec, BATCH), model.initial_state(BATCH))
+    assert output.features.shape == (BATCH, 7) and (output.features >= 0).all()
+
+
+@pytest.mark.parametrize("network", IMAGE_MODELS, ids=lambda network: network.__name__)
+def test_the_brightest_pixel_is_one(network):
+    model, seen = make(network), []
+    model.torso.register_forward_pre_hook(lambda torso, inputs: seen.append(inputs[0]))
+    white = torch.full_like(observe(model.spec, 2), int(model.spec.max_value))
+    model(white, ())
+    assert torch.allclose(seen[0], torch.ones_like(seen[0])) and seen[0].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("network", set(IMAGE_MODELS) - {ImpalaResNet}, ids=lambda network: network.__name__)
+def test_pictures_too_small_for_a_network_are_refused_with_their_size(network):
+    with pytest.raises(ValueError, match="2x2"):
+        network(network.Params(), pixels(2, 2))
+
+
+@pytest.mark.parametrize("height, width", [(1, 1), (96, 72), (10, 13)])
+def test_the_residual_network_takes_pictures_of_every_size(height, width):
+    model = ImpalaResNet(ImpalaResNet.Params(), pixels(height, width))
+    assert model(observe(model.spec, 2), ())[0].logits.shape == (2, ACTIONS)
+
+
+def heads(features):
+    return (features + 1) * ACTIONS + features + 1
+
+
+def test_the_shallow_network_of_impala_has_the_published_layers():
+    convolutions = (4 * 64 + 1) * 16 + (16 * 16 + 1) * 32
+    expected = convolutions + (9 * 9 * 32 + 1) * 256 + heads(256)  # (84 - 8) / 4 + 1 = 20, (20 - 4) / 2 + 1 = 9
+    assert sum(parameter.numel() for parameter in make(ImpalaCNN).parameters()) == expected
+
+
+def test_the_deep_network_of_impala_has_the_published_layers():
+    entries = (4 * 9 + 1) * 16 + (16 * 9 + 1) * 32 + (32 * 9 + 1) * 32
+    blocks = 4 * (16 * 9 + 1) * 16 + 8 * (32 * 9 + 1) * 32  # two blocks of two convolutions in each of three sections
+    expected = entries + blocks + (11 * 11 * 32 + 1) * 256 + heads(256)  # 84 -> 42 -> 21 -> 11
+    model = make(ImpalaResNet)
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
+    assert sum(isinstance(layer, torch.nn.Conv2d) for layer in model.modules()) == 15
+
+
+def test_an_lstm_adds_its_gates_and_narrows_the_heads():
+    difference = sum(p.numel() for p in make(ImpalaCNN, 32).parameters()) - sum(p.numel() for p in make(ImpalaCNN).parameters())
+    assert difference == 4 * 32 * (256 + 32 + 2) + heads(32) - heads(256)
+
+
+def test_a_residual_block_adds_to_its_input_as_it_was():
+    model = make(ImpalaResNet)
+    block, x = model.torso[0][2], torch.randn(2, 16, 5, 5)
+    with torch.no_grad():
+        for layer in (block.inner, block.outer):
+            layer.weight.zero_()
+        assert torch.equal(block(x.clone()), x)
+
+
+@every_network
+@every_memory
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_unrolls_like_the_cpu(network, lstm):
+    model, firsts = make(network, lstm), torch.rand(LENGTH, BATCH) < 0.3
+    observations = observe(model.spec, LENGTH, BATCH)
+    expected, _ = model.unroll(observations, firsts, model.initial_state(BATCH))
+    model = model.cuda()
+    actual, state = model.unroll(observations.cuda(), firsts, model.initial_state(BATCH))
+    assert all(part.is_cuda for part in state)
+    assert all(torch.allclose(a.cpu(), b, atol=1e-2) for a, b in zip(actual, expected))  # TF32

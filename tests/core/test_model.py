@@ -1,0 +1,88 @@
+"""The model contract: the feed-forward unroll and the restart of recurrent states."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from core.env import Discrete, EnvSpec
+from core.model import ActorCriticOutput, Model, State, restart
+from core.shared import ArraySpec
+
+
+class Nested(NamedTuple):
+    double: Tensor
+    inner: ActorCriticOutput
+
+
+class Plain(Model):
+    """A tensor [B, 4]."""
+
+    head, observations = "q", "vector"
+
+    def forward(self, observation: Tensor, state: State) -> tuple[Tensor, State]:
+        return 2 * observation, state
+
+
+class Named(Plain):
+    """A named tuple of tensors [B, 4], [B] and [B, 4]."""
+
+    def forward(self, observation, state):
+        return ActorCriticOutput(2 * observation, observation.sum(1), -observation), state
+
+
+class Inside(Plain):
+    """A named tuple in a named tuple."""
+
+    def forward(self, observation, state):
+        return Nested(2 * observation, ActorCriticOutput(2 * observation, observation.sum(1), -observation)), state
+
+
+@pytest.fixture
+def observations():
+    return torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(0))
+
+
+def unroll(model, observations):
+    spec = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 0, Discrete(2))
+    output, state = model(None, spec).unroll(observations, torch.zeros(5, 3, dtype=torch.bool), ())
+    assert state == ()
+    return output
+
+
+def test_unrolling_unfolds_a_tensor(observations):
+    assert torch.equal(unroll(Plain, observations), 2 * observations)
+
+
+def test_unrolling_unfolds_each_tensor_of_a_named_tuple(observations):
+    output = unroll(Named, observations)
+    assert isinstance(output, ActorCriticOutput)
+    assert torch.equal(output.logits, 2 * observations) and torch.equal(output.features, -observations)
+    assert output.value.shape == (5, 3) and torch.allclose(output.value, observations.sum(2))
+
+
+def test_unrolling_unfolds_named_tuples_in_named_tuples(observations):
+    output = unroll(Inside, observations)
+    assert isinstance(output, Nested) and isinstance(output.inner, ActorCriticOutput)
+    assert torch.equal(output.double, 2 * observations) and output.inner.value.shape == (5, 3)
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor])
+def test_only_streams_that_start_an_episode_get_the_initial_state(make):
+    state, initial = (torch.arange(6.0).view(3, 2), torch.ones(3, 1, 4)), (torch.full((3, 2), -1.0), torch.zeros(3, 1, 4))
+    vector, planes = restart(state, make([False, True, False]), initial)
+    assert vector.tolist() == [[0, 1], [-1, -1], [4, 5]] and planes[:, 0, 0].tolist() == [1, 0, 1]
+    assert state[0][1].tolist() == [2, 3], "the state it was given stays"
+
+
+def test_a_restart_forgets_what_is_not_finite():
+    state, = restart((torch.full((2, 1), torch.nan),), np.array([True, True]), (torch.zeros(2, 1),))
+    assert state.tolist() == [[0], [0]]
+
+
+def test_a_state_in_which_nothing_starts_is_the_same_object():
+    state = (torch.ones(2, 1),)
+    assert restart(state, np.array([False, False]), (torch.zeros(2, 1),)) is state
+    assert restart((), np.array([True, False]), ()) == ()
