@@ -1,0 +1,72 @@
+"""A memory task: a cue is shown in the first observation only and must be named `delay` steps later.
+
+Without memory no policy does better than guessing, 2 / cues - 1 on average; with it every episode scores 1.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from core.env import Discrete, Env, EnvSpec, TimeStep
+from core.envs.checks import check_construction, checked_discrete
+from core.envs.game_names import closest
+from core.settings import setting
+from core.shared import ArraySpec
+
+
+@dataclass(frozen=True)
+class RecallParams:
+    cues: int = setting(3, low=2)    # one of so many is shown; as many actions
+    delay: int = setting(8, low=1)   # steps between the cue and the question
+
+
+class RecallEnv(Env):
+    """Vectors [cues + 1] float32: the cue, one-hot, in the first observation; in the last one before the end the question flag; else zeros.
+
+    The action taken at the question earns 1 if it names the cue, else -1, and ends the episode; others earn nothing.
+    """
+
+    Params = RecallParams
+
+    def __init__(self, params: RecallParams, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
+                 render_mode: str | None = None):
+        check_construction(params, num_envs, num_threads, render_mode)
+        if render_mode is not None:
+            raise ValueError("recall draws no pictures")
+        self._params, self._num_envs, self._actions = params, num_envs, Discrete(params.cues)
+        self.spec = EnvSpec(name=closest(game, ("recall",)), frame=ArraySpec((params.cues + 1,), "float32"), frame_stack=0,
+                            action=self._actions)
+
+    def reset(self, seed: int) -> TimeStep:
+        self._random = np.random.default_rng(seed)
+        self._step, self._cue = np.zeros((2, self._num_envs), np.int64)
+        self._ended = np.zeros(self._num_envs, bool)
+        every = np.ones(self._num_envs, bool)
+        self._start(every)
+        zeros = np.zeros(self._num_envs, np.float32)
+        return TimeStep(self._observation(), zeros, zeros + 1, every, ~every, zeros)
+
+    def step(self, action: np.ndarray) -> TimeStep:
+        action = checked_discrete(action, self._num_envs, self._actions)
+        first, asked = self._ended, self._asked
+        reward = np.where(asked & ~first, np.where(action == self._cue, 1, -1), 0).astype(np.float32)
+        self._step += 1
+        self._start(first)
+        self._ended = self._step > self._params.delay
+        return TimeStep(self._observation(), reward, 1 - self._ended.astype(np.float32), first, self._ended, reward)
+
+    @property
+    def _asked(self) -> np.ndarray:
+        return self._step == self._params.delay
+
+    def _start(self, streams: np.ndarray) -> None:
+        """New episodes in these streams [E] bool."""
+        self._cue = np.where(streams, self._random.integers(self._params.cues, size=self._num_envs), self._cue)
+        self._step = np.where(streams, 0, self._step)
+
+    def _observation(self) -> np.ndarray:
+        vectors = np.zeros((self._num_envs, self._params.cues + 1), np.float32)
+        shown = np.flatnonzero(self._step == 0)
+        vectors[shown, self._cue[shown]] = 1
+        vectors[:, -1] = self._asked
+        return vectors

@@ -1,0 +1,92 @@
+"""Catch and recall: what they show, what they pay, and what they are worth with and without skill."""
+
+import numpy as np
+import pytest
+
+from core.envs.catch import CatchEnv, CatchParams
+from core.envs.recall import RecallEnv, RecallParams
+
+
+def scores(env, policy, steps, seed=0):
+    """Raw returns of the episodes that end within `steps`."""
+    timestep, returns, running = env.reset(seed), [], np.zeros(len(env.reset(seed).first))
+    for _ in range(steps):
+        timestep = env.step(policy(timestep))
+        running += timestep.raw_reward
+        returns += running[timestep.last].tolist()
+        running[timestep.last] = 0
+    return np.array(returns)
+
+
+def follow_the_ball(timestep):
+    ball, paddle = np.moveaxis(timestep.observation, -1, 0)
+    return np.sign(ball.any(1).argmax(1) - paddle.any(1).argmax(1)).astype(np.int64) + 1
+
+
+def test_whoever_follows_the_ball_catches_every_one():
+    returns = scores(CatchEnv(CatchParams(), "catch", 4), follow_the_ball, 200)
+    assert len(returns) == 4 * 20 and (returns == 1).all()  # nine falls and one restart an episode
+
+
+def test_random_play_of_catch_scores_about_minus_six_tenths():
+    random = np.random.default_rng(0)
+    returns = scores(CatchEnv(CatchParams(), "catch", 50), lambda timestep: random.integers(3, size=50), 1000)
+    assert -0.7 < returns.mean() < -0.5 and set(returns) == {-1.0, 1.0}
+
+
+def test_the_ball_falls_one_row_a_step_and_the_episode_ends_at_the_bottom():
+    env = CatchEnv(CatchParams(rows=4, columns=3), "Catch", 1)
+    steps = [env.reset(0), *(env.step(np.array([1])) for _ in range(4))]
+    rows = [int(step.observation[0, ..., 0].any(1).argmax()) for step in steps]
+    assert rows == [0, 1, 2, 3, 0]
+    assert [bool(step.first[0]) for step in steps] == [True, False, False, False, True]
+    assert [bool(step.last[0]) for step in steps] == [False, False, False, True, False]
+    assert [float(step.discount[0]) for step in steps] == [1, 1, 1, 0, 1] and steps[4].reward[0] == 0
+    assert all(step.observation.sum() == 2 for step in steps) and steps[0].observation[0, -1, 1, 1] == 1
+
+
+def test_the_picture_of_catch_shows_both_and_other_modes_are_refused():
+    env = CatchEnv(CatchParams(), "catch", 1, render_mode="rgb_array")
+    env.reset(0)
+    picture = env.render()
+    assert picture.shape == (320, 160, 3) and picture.dtype == np.uint8 and picture.any((0, 1)).all()
+    for refused in (lambda: CatchEnv(CatchParams(), "catch", 1, render_mode="human"), lambda: CatchEnv(CatchParams(), "pong", 1),
+                    lambda: RecallEnv(RecallParams(), "recall", 1, render_mode="rgb_array")):
+        with pytest.raises(ValueError):
+            refused()
+
+
+def test_the_cue_is_seen_in_the_first_observation_only_and_the_question_before_the_end():
+    env = RecallEnv(RecallParams(cues=3, delay=2), "recall", 2)
+    steps = [env.reset(1), *(env.step(np.array([0, 0])) for _ in range(4))]
+    for stream in range(2):
+        seen = np.array([step.observation[stream] for step in steps])
+        assert seen[0, :3].sum() == 1 and not seen[1:4, :3].any() and seen[4, :3].sum() == 1  # row 3 ended the episode
+        assert seen[:, 3].tolist() == [0, 0, 1, 0, 0]
+    assert [step.last.all() for step in steps] == [False, False, False, True, False]
+    cues = steps[0].observation[:, :3].argmax(1)
+    assert steps[3].reward.tolist() == np.where(cues == 0, 1, -1).tolist() and (steps[3].discount == 0).all()
+    assert not any(step.reward.any() for step in (*steps[:3], steps[4]))
+
+
+def test_recall_pays_for_memory_and_nothing_else():
+    class Remember:
+        cue = np.zeros(20, np.int64)
+
+        def __call__(self, timestep):
+            shown = timestep.observation[:, :3]
+            self.cue = np.where(timestep.first, shown.argmax(1), self.cue)
+            return self.cue
+
+    random = np.random.default_rng(0)
+    env = RecallEnv(RecallParams(), "recall", 20)
+    assert (scores(env, Remember(), 300) == 1).all()
+    assert abs(scores(env, lambda timestep: random.integers(3, size=20), 3000).mean() - (2 / 3 - 1)) < 0.05
+
+
+def test_the_same_seed_gives_the_same_episodes_and_streams_differ():
+    for env in (CatchEnv(CatchParams(), "catch", 8), RecallEnv(RecallParams(), "recall", 8)):
+        play = [[env.reset(seed).observation, *(env.step(np.ones(8, np.int64)).observation for _ in range(30))] for seed in (3, 3, 4)]
+        assert np.array_equal(play[0], play[1]) and not np.array_equal(play[0], play[2])
+        starts = np.array(play[0])
+        assert any(not np.array_equal(starts[:, 0], starts[:, stream]) for stream in range(1, 8))
