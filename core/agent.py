@@ -5,10 +5,11 @@ optimiser and target are made on first use, in the process that needs them.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from core.env import EnvSpec, TimeStep
@@ -20,7 +21,7 @@ from core.trajectory import Window, WindowSpec
 
 class ActorOutput(NamedTuple):
     action: np.ndarray             # [E, ...] as the action space wants it
-    extras: dict[str, np.ndarray]  # each [E, ...], the row fields that `Agent.extras` declares
+    extras: dict[str, np.ndarray]  # each [E, ...]: the row fields that `Agent.extras` declares, and features if it has them
     state: State
 
 
@@ -28,6 +29,15 @@ class LearnerOutput(NamedTuple):
     statistics: dict[str, Tensor]  # scalars, left on their device
     priorities: Tensor | None      # [B], non-negative
     skipped: bool = False          # the loss or its gradient was not finite, nothing changed
+
+
+def joined(outputs: Sequence[LearnerOutput]) -> LearnerOutput:
+    """Of the pieces of one batch, in order: means of the statistics of those that changed something, all priorities or none."""
+    sound = [output.statistics for output in outputs if not output.skipped] or [output.statistics for output in outputs]
+    statistics = {name: torch.stack([each[name] for each in sound]).mean(0) for name in sound[0]}
+    priorities = [output.priorities for output in outputs if output.priorities is not None]
+    return LearnerOutput(statistics, torch.cat(priorities) if len(priorities) == len(outputs) else None,
+                         skipped=all(output.skipped for output in outputs))
 
 
 class Exploration(Protocol):
@@ -46,6 +56,7 @@ class Agent(ABC):
     """One algorithm. Class attributes say what it can be combined with, so that impossible rows are found before a start."""
 
     Params: ClassVar[type]
+    samples_per_window: int = 1          # steps learnt from in one window, as samples_per_insert counts them
     head: ClassVar[str]                  # the Model.head it needs
     actions: ClassVar[type]              # Discrete or Continuous
     memories: ClassVar[tuple[str, ...]]  # memory types it can learn from
@@ -62,6 +73,15 @@ class Agent(ABC):
     def extras(self) -> dict[str, ArraySpec]:
         """Row fields of its own, written by `act`."""
         return {}
+
+    @property
+    def feature_field(self) -> ArraySpec:
+        """Of the row field "features", for memories that compare what networks make of a state."""
+        raise NotImplementedError(f"{type(self).__name__} gives no features")
+
+    def features(self, window: Window) -> Tensor:
+        """What the network makes of these windows' observations today, [T, B, F]; as `act` stored it under "features"."""
+        raise NotImplementedError(f"{type(self).__name__} gives no features")
 
     def initial_priorities(self, window: Window) -> np.ndarray:
         """Priorities [B] of fresh windows from what the actor stored; only asked for by memories that want them."""

@@ -68,13 +68,18 @@ class Clock:
         self._arrays["sampled"][learner_ind, 0] += samples
 
     # limiter ----------------------------------------------------------------------------------------------------------
+    @property
+    def filling(self) -> bool:
+        """Rows are stored and not learnt from yet."""
+        return self.inserted < self.params.learn_start
+
     def may_act(self) -> bool:
-        if self.params.samples_per_insert is None or self.inserted < self.params.learn_start:
+        if self.params.samples_per_insert is None or self.filling:
             return True
         return self._owed() < self.params.tolerance * self.params.samples_per_insert
 
     def may_learn(self, samples: int) -> bool:
-        if self.inserted < self.params.learn_start:
+        if self.filling:
             return False
         return self.params.samples_per_insert is None or self._owed() >= samples
 

@@ -23,6 +23,21 @@ class Batch(NamedTuple):
     window: Window
     keys: Keys
     weights: Tensor  # [B] float32 importance weights, 1 when uniform
+    fresh: Tensor | None = None  # [B] bool: drawn for the first time; None: the rule does not keep count
+
+
+def batch_size(batch: Batch) -> int:
+    return len(batch.weights)
+
+
+def piece(batch: Batch, part: slice) -> Batch:
+    """Some windows of a batch."""
+    window, keys = batch.window, batch.keys
+    some = Window(window.observations[:, part], window.firsts[:, part], window.lasts[:, part], window.actions[:, part],
+                  window.rewards[:, part], window.discounts[:, part], {name: field[:, part] for name, field in window.extras.items()},
+                  tuple(state[part] for state in window.states))
+    return Batch(some, Keys(keys.streams[part], keys.serials[part]), batch.weights[part],
+                 None if batch.fresh is None else batch.fresh[part])
 
 
 class Memory(ABC):
@@ -34,15 +49,43 @@ class Memory(ABC):
 
     Params: ClassVar[type]
     with_priority: ClassVar[bool] = False  # rows carry the actor's initial priority: Layout.of wants to know
+    features_of: Callable[[Window], Tensor] | None = None  # today's features [T, B, F] of windows; the learner sets it if they are wanted
 
     def __init__(self, params: Any, layout: Layout, window: WindowSpec, seed: int):
-        least = layout.guard + max(layout.frame_stack - 1, 0) + window.length + 1
+        least = layout.guard + max(layout.frame_stack - 1, 0) + window.length + (not window.stride)
         if window.length < 1 or layout.rows < least:
             raise ValueError(f"{layout.rows} rows a stream are too few for windows of length {window.length}: at least {least} "
                              "rows and length 1 are needed; raise the capacity or lower the number of streams")
         self.params, self.layout, self.window, self.seed = params, layout, window, seed
         self.trajectories = Trajectories(layout)
 
+    # what it asks for, before it is made -------------------------------------------------------------------------------
+    @classmethod
+    def ring_steps(cls, params: Any, batch_size: int, length: int, num_actors: int) -> int:
+        """Agent steps that the rings of all actors must hold for batches of windows of this length."""
+        return params.capacity
+
+    @classmethod
+    def own_bytes(cls, params: Any, layout: Layout, length: int) -> int:
+        """Bytes of rows that the rule keeps outside the rings."""
+        return 0
+
+    @classmethod
+    def paces(cls, params: Any) -> bool:
+        """The rule itself says how often rows are learnt from, so that clock.samples_per_insert must not."""
+        return False
+
+    @classmethod
+    def wants_features(cls, params: Any) -> bool:
+        """Rows must carry the agent's feature vectors."""
+        return False
+
+    @classmethod
+    def problems(cls, params: Any, batch_size: int) -> list[str]:
+        """What is wrong with settings that are each within their bounds, one sentence each."""
+        return []
+
+    # sides ------------------------------------------------------------------------------------------------------------
     def writer(self, actor_ind: int, priorities: Callable[[Window], np.ndarray] | None = None) -> ChunkWriter:
         """The one writer of this actor's ring. `priorities` as in ChunkWriter; rules without priorities ignore it."""
         return ChunkWriter(self.trajectories, actor_ind, self.window, priorities if self.with_priority else None)

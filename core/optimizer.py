@@ -13,11 +13,12 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class OptimizerParams:
-    optimizer: str = setting("adam", choices=("adam", "rmsprop"))  # rmsprop is centred
+    optimizer: str = setting("adam", choices=("adam", "rmsprop"))
     lr: float = setting(1e-4, above=0)                             # learning rate at the start
     eps: float = setting(1.5e-4, above=0)                     # added to the root of the second moment (Rainbow: 1.5e-4)
     weight_decay: float = setting(0.0, low=0)                      # L2
-    rmsprop_decay: float = setting(0.95, low=0, high=1)       # Ape-X: centred, 0.95
+    rmsprop_decay: float = setting(0.95, low=0, high=1)       # Ape-X: 0.95; IMPALA: 0.99
+    rmsprop_centered: bool = setting(True)                    # divide by the standard deviation: Ape-X yes, IMPALA no
     lr_schedule: str = setting("constant", choices=tuple(SCHEDULES))  # of lr, by updates
     lr_end: float = setting(0.0, low=0)                       # value that a schedule ends at
     lr_updates: int = setting(1_000_000, low=1)               # updates a schedule takes; the period of "step"
@@ -36,7 +37,7 @@ class Optimizer:
                 self._parameters, lr=params.lr, eps=params.eps, weight_decay=params.weight_decay, fused=True)
         else:
             self._optimizer = torch.optim.RMSprop(
-                self._parameters, lr=params.lr, eps=params.eps, alpha=params.rmsprop_decay, centered=True,
+                self._parameters, lr=params.lr, eps=params.eps, alpha=params.rmsprop_decay, centered=params.rmsprop_centered,
                 weight_decay=params.weight_decay, foreach=True)
 
     @property

@@ -1,6 +1,7 @@
 """Sampling ahead of the learner: one thread draws batches while the learner computes."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,10 +12,12 @@ import numpy as np
 from core.memory import Batch, Keys, Memory
 
 RETRY_SECONDS = 0.005  # between attempts while the memory has nothing to sample
+LONG_WAIT = 0.001      # seconds that a learner may wait for a batch before one more is kept ready
+SMOOTH_GETS = 200      # batches in a row that were ready at once before one fewer is
 
 
 class Prefetcher:
-    """At most `depth` batches of `batch_size` ready for `get`.
+    """At most `depth` batches of `batch_size` ready for `get`: as few as keep it from waiting, since a batch that waits grows old.
 
     Once this is made only its thread touches the memory: everything else goes through `update_priorities` and `call`, which the
     thread runs in order before its next draw. What the thread raises, `get` and `call` raise. depth 0: no thread, the same
@@ -22,8 +25,11 @@ class Prefetcher:
     """
 
     def __init__(self, memory: Memory, batch_size: int, depth: int):
-        self._memory, self._batch_size, self._depth = memory, batch_size, depth
-        self._batches: deque[Batch] = deque()
+        self._memory, self._batch_size, self._most, self._depth = memory, batch_size, depth, min(depth, 1)
+        self._smooth, self._waiting = 0, 0.0  # batches in a row that were ready at once; seconds that the next one was waited for
+        self._waited, self._gets = 0.0, 0     # seconds and batches since statistics()
+        self._starved = False                 # the memory had nothing when it was last asked
+        self._batches: deque[tuple[Batch, bool]] = deque()  # and whether its rows had to be waited for
         self._calls: deque[tuple[Callable[[], Any], Future | None]] = deque()
         self._changed = threading.Condition()  # guards the two deques and the three below; nothing slow is done under it
         self._error: BaseException | None = None
@@ -38,14 +44,23 @@ class Prefetcher:
             raise RuntimeError("the prefetcher is closed")
         if not self._thread:
             return self._memory.sample(self._batch_size)
+        started = time.perf_counter()
         with self._changed:
             self._changed.wait_for(lambda: self._batches or self._error, timeout)
             self._raise()
+            self._waiting += time.perf_counter() - started
             if not self._batches:
                 return None
-            batch = self._batches.popleft()
+            batch, starved = self._batches.popleft()
+            self._adapt(starved)
             self._changed.notify_all()
             return batch
+
+    def statistics(self) -> dict[str, float]:
+        """Batches kept ready, and how long on average `get` waited for one since the last call, time-outs included."""
+        milliseconds = 1_000 * self._waited / max(self._gets, 1)
+        self._waited, self._gets = 0.0, 0
+        return {"prefetch_depth": float(self._depth), "prefetch_wait_ms": milliseconds}
 
     def update_priorities(self, keys: Keys, priorities: np.ndarray) -> None:
         """Applied before the next draw; an error of it is raised by a later `get`."""
@@ -85,6 +100,17 @@ class Prefetcher:
             self._calls.append((function, result))
             self._changed.notify_all()
 
+    def _adapt(self, starved: bool) -> None:
+        """Keep more ready when drawing was too slow, fewer when it never is; a wait for rows says nothing of either."""
+        waited, self._waiting = self._waiting, 0.0
+        self._waited, self._gets = self._waited + waited, self._gets + 1
+        if waited <= LONG_WAIT:
+            self._smooth += 1
+        elif not starved:
+            self._depth, self._smooth = min(self._depth + 1, self._most), 0
+        if self._smooth == SMOOTH_GETS:
+            self._depth, self._smooth = max(self._depth - 1, 1), 0
+
     def _raise(self) -> None:
         if self._error is not None:
             raise self._error
@@ -115,10 +141,11 @@ class Prefetcher:
         batch = self._memory.sample(self._batch_size)
         with self._changed:
             if batch is not None:
-                self._batches.append(batch)
+                self._batches.append((batch, self._starved))
                 self._changed.notify_all()
             else:
                 self._changed.wait_for(lambda: self._calls or self._closed, RETRY_SECONDS)
+        self._starved = batch is None
         return True
 
     def _has_room(self) -> bool:

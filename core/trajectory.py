@@ -5,9 +5,12 @@ adds. Each actor owns a ring of rows of its E streams, [rows, E, ...], and is it
 raises `written`. Readers trust rows in [written - rows + guard, written) and check `written` again when they have read, so
 nobody locks and a killed writer leaves nothing locked. Row t of a stream holds the action taken at its observation and
 the reward and discount which that action earned; a `last` row ends an episode: no action was taken there.
+
+Of the row after the newest chunk, the *head*, observation, first and last are readable too: an unroll of a whole chunk can
+bootstrap from what its last action led to without waiting for the next chunk.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,6 +33,7 @@ class WindowSpec:
     length: int                       # rows after the first
     observations: tuple[int, ...]     # positions in 0 .. length
     crosses_episodes: bool = False
+    stride: int = 0                   # 0: windows start at any row; else at its multiples only, and chunks are that long
 
 
 class Window(NamedTuple):
@@ -42,6 +46,14 @@ class Window(NamedTuple):
     rewards: Tensor            # [T + 1, B] float32
     discounts: Tensor          # [T + 1, B] float32
     extras: dict[str, Tensor]  # each [T + 1, B, ...]
+    states: tuple[Tensor, ...] = ()  # recurrent state before row 0, each [B, ...]; of windows that start with a chunk
+
+    def to(self, device: torch.device) -> "Window":
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True)
+
+        extras = {name: moved(tensor) for name, tensor in self.extras.items()}
+        return Window._make([*map(moved, self[:6]), extras, tuple(map(moved, self.states))])
 
 
 @dataclass(frozen=True)
@@ -55,10 +67,11 @@ class Layout:
     frame_stack: int
     fields: dict[str, ArraySpec]      # one row of one stream
     extras: tuple[str, ...] = field(default=())  # the fields that Window.extras carries
+    states: tuple[ArraySpec, ...] = ()           # recurrent state of one stream, stored once a chunk
 
     @staticmethod
     def of(spec: EnvSpec, extras: dict[str, ArraySpec], *, capacity: int, num_actors: int, num_envs: int,
-           chunk_length: int, with_priority: bool) -> "Layout":
+           chunk_length: int, with_priority: bool, states: tuple[ArraySpec, ...] = ()) -> "Layout":
         """The layout of `capacity` agent steps of this environment; rounded up to whole chunks, guard rows added."""
         fields = {"frame": spec.frame, "first": ArraySpec((), "bool"), "last": ArraySpec((), "bool"),
                   "action": spec.action.array, "reward": ArraySpec((), "float32"),
@@ -66,7 +79,7 @@ class Layout:
         if with_priority:
             fields["priority"] = ArraySpec((), "float32")
         chunks = -(-capacity // (num_actors * num_envs * chunk_length)) + 2 + -(-spec.frame_stack // chunk_length)
-        return Layout(num_actors, num_envs, chunks * chunk_length, chunk_length, spec.frame_stack, fields, tuple(extras))
+        return Layout(num_actors, num_envs, chunks * chunk_length, chunk_length, spec.frame_stack, fields, tuple(extras), states)
 
     @property
     def num_streams(self) -> int:
@@ -81,9 +94,15 @@ class Layout:
         """Oldest rows that readers leave alone: the chunk being written, and one more so that a reader is rarely lapped."""
         return 2 * self.chunk_length
 
+    @property
+    def state_fields(self) -> dict[str, ArraySpec]:
+        return {f"state {number}": spec for number, spec in enumerate(self.states)}
+
     def arrays(self) -> dict[str, ArraySpec]:
         lead = (self.num_actors, self.rows, self.num_envs)
         specs = {name: ArraySpec((*lead, *spec.shape), spec.dtype) for name, spec in self.fields.items()}
+        lead = (self.num_actors, self.rows // self.chunk_length, self.num_envs)
+        specs |= {name: ArraySpec((*lead, *spec.shape), spec.dtype) for name, spec in self.state_fields.items()}
         counters = ArraySpec((self.num_actors, 8), "int64")  # a cache line each; column 0 counts
         return {**specs, "written": counters, "oldest": counters}
 
@@ -119,11 +138,14 @@ class Trajectories:
         return int((high - low).sum()) * self.layout.num_envs
 
     def intact(self, streams: np.ndarray, serials: np.ndarray) -> np.ndarray:
-        """[B] bool: the rows of these windows (and of their first stack) had not been touched by their writer until now."""
+        """[B] bool: the rows of these windows (and of their first stack) had not been touched by their writer until now.
+
+        Touched may be the open chunk and the head that follows it, and what a snapshot had to leave out.
+        """
         actors = streams // self.layout.num_envs
         oldest_read = serials - max(self.layout.frame_stack - 1, 0)
-        safe = self.written()[actors] - self.layout.rows + self.layout.chunk_length
-        return np.maximum(oldest_read, 0) >= safe
+        safe = self.written() - self.layout.rows + self.layout.chunk_length + 1
+        return np.maximum(oldest_read, 0) >= np.maximum(safe, self.arrays["oldest"][:, 0])[actors]
 
     def slots(self, streams: np.ndarray, serials: np.ndarray) -> np.ndarray:
         """Flat row indices of (stream, serial), broadcast together."""
@@ -147,7 +169,14 @@ class Trajectories:
             end = np.where(ends.any(0), ends.argmax(0), spec.length)  # [B] position of the episode's last row
             positions = np.minimum(positions, end)
         return Window(self._observations(streams, serials + positions), take("first"), lasts, take("action"),
-                      take("reward"), take("discount"), {name: take(name) for name in self.layout.extras})
+                      take("reward"), take("discount"), {name: take(name) for name in self.layout.extras},
+                      self.states(streams, serials))
+
+    def states(self, streams: np.ndarray, serials: np.ndarray) -> tuple[Tensor, ...]:
+        """Recurrent states [B, ...] at the chunks of these rows."""
+        actors, envs = np.divmod(streams, self.layout.num_envs)
+        chunks = serials // self.layout.chunk_length % (self.layout.rows // self.layout.chunk_length)
+        return tuple(torch.from_numpy(self.arrays[name][actors, chunks, envs]) for name in self.layout.state_fields)
 
     def _observations(self, streams: np.ndarray, rows: np.ndarray) -> Tensor:
         """Stacked observations of rows [P, B], zeros before an episode's start as the environment pads.
@@ -175,17 +204,17 @@ class Trajectories:
         if self.layout.nbytes > available_bytes():
             raise MemoryError(f"{self.layout.nbytes:,} bytes are needed to copy the replay and {available_bytes():,} are free")
         written = self.arrays["written"].copy()
-        used = min(self.layout.rows, int(written.max()))
-        state = {name: self.arrays[name][:, :used].copy() for name in self.layout.fields}
-        touched = self.arrays["written"] - self.layout.rows + self.layout.chunk_length  # read after the rows were copied
+        used = self._used(written)
+        state = {name: self.arrays[name][:, :length].copy() for name, length in self._lengths(used).items()}
+        touched = self.arrays["written"] - self.layout.rows + self.layout.chunk_length + 1  # read after the rows were copied
         state |= {"written": written, "oldest": np.maximum(self.arrays["oldest"], touched)}
         return {name: torch.from_numpy(array) for name, array in state.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Only while nobody writes. Raises ValueError naming the field whose shape or dtype differs."""
-        used = min(self.layout.rows, int(state["written"].max())) if "written" in state else 0
+        lengths = self._lengths(self._used(state["written"].numpy()) if "written" in state else 0)
         for name, spec in self.layout.arrays().items():
-            shape = (spec.shape[0], used, *spec.shape[2:]) if name in self.layout.fields else spec.shape
+            shape = (spec.shape[0], lengths[name], *spec.shape[2:]) if name in lengths else spec.shape
             stored = state[name].numpy() if name in state else None
             if stored is None or stored.shape != shape or stored.dtype != spec.dtype:
                 found = "absent" if stored is None else f"{stored.dtype} {stored.shape}"
@@ -194,40 +223,65 @@ class Trajectories:
             stored = state[name].numpy()
             self.arrays[name][:, :stored.shape[1]] = stored
 
+    def _used(self, written: np.ndarray) -> int:
+        """Rows of a stream that hold anything: the published ones and the head."""
+        return min(self.layout.rows, int(written.max()) + 1)
+
+    def _lengths(self, used: int) -> dict[str, int]:
+        """Of each array's second axis, what rows 0 .. used of a stream take."""
+        return {**dict.fromkeys(self.layout.fields, used),
+                **dict.fromkeys(self.layout.state_fields, -(-used // self.layout.chunk_length))}
+
 
 class ChunkWriter:
     """Writes the rows of one actor. A writer that takes over from a dead one ends its predecessor's open episodes as truncated."""
 
     def __init__(self, trajectories: Trajectories, actor_ind: int, window: WindowSpec,
-                 priorities: Callable[[Window], np.ndarray] | None = None):
+                 priorities: Callable[[Window], np.ndarray] | None = None, room: Callable[[], bool] | None = None):
         """`priorities` turns windows [T + 1, B] without observations into initial priorities [B], just before their starts
-        can be sampled. None: the memory uses the largest priority it has seen."""
+        can be sampled. None: the memory uses the largest priority it has seen. `room` says whether a new chunk may be begun."""
         self._trajectories, self._actor_ind, self._priorities = trajectories, actor_ind, priorities
         self._layout = trajectories.layout
         self._window = WindowSpec(window.length, (), window.crosses_episodes)
-        self._rows = {name: trajectories.arrays[name][actor_ind] for name in self._layout.fields}
+        self._rows = {name: trajectories.arrays[name][actor_ind] for name in (*self._layout.fields, *self._layout.state_fields)}
         self._counter = trajectories.arrays["written"][actor_ind]
-        self._filled = 0
+        self._filled, self._room = 0, room
         if self._counter[0]:
             self._rows["last"][(self._counter[0] - 1) % self._layout.rows] = True
 
-    def append(self, before: TimeStep, action: np.ndarray, after: TimeStep, extras: dict[str, np.ndarray]) -> int:
+    def has_room(self) -> bool:
+        """False while the memory wants no new chunk; one that was begun may always be finished."""
+        return self._filled > 0 or self._room is None or self._room()
+
+    def append(self, before: TimeStep, action: np.ndarray, after: TimeStep, extras: Mapping[str, np.ndarray],
+               state: Sequence[Tensor] = ()) -> int:
         """One row of each stream: what was seen in `before`, the action, and what `after` says it earned.
 
-        Returns the agent steps this call published: 0 until a chunk is full; rows that end an episode are no steps.
+        `extras` must have what the layout declares; `state` is the recurrent state that the action was chosen with. Returns the
+        agent steps this call published: 0 until a chunk is full; rows that end an episode are no steps.
         """
-        slot = (int(self._counter[0]) + self._filled) % self._layout.rows
+        slot = self._observe(before, self._filled)
         rows = self._rows
-        rows["frame"][slot] = before.observation[:, -1] if self._layout.frame_stack else before.observation
-        rows["first"][slot], rows["last"][slot] = before.first, before.last
         rows["action"][slot] = action
         rows["reward"][slot], rows["discount"][slot] = after.reward, after.discount
-        for name, value in extras.items():
-            rows[name][slot] = value
+        for name in self._layout.extras:
+            rows[name][slot] = extras[name]
+        if not self._filled:
+            for name, tensor in zip(self._layout.state_fields, state, strict=True):
+                rows[name][slot // self._layout.chunk_length] = tensor.cpu().numpy()
         self._filled += 1
-        return self._publish() if self._filled == self._layout.chunk_length else 0
+        return self._publish(after) if self._filled == self._layout.chunk_length else 0
 
-    def _publish(self) -> int:
+    def _observe(self, timestep: TimeStep, ahead: int) -> int:
+        """What is seen goes into the row `ahead` of the published ones; returns its slot."""
+        slot = (int(self._counter[0]) + ahead) % self._layout.rows
+        rows = self._rows
+        rows["frame"][slot] = timestep.observation[:, -1] if self._layout.frame_stack else timestep.observation
+        rows["first"][slot], rows["last"][slot] = timestep.first, timestep.last
+        return slot
+
+    def _publish(self, head: TimeStep) -> int:
+        self._observe(head, self._filled)
         start, end = int(self._counter[0]), int(self._counter[0]) + self._filled
         if "priority" in self._rows:
             self._write_priorities(max(start - self._window.length, 0), end - self._window.length)

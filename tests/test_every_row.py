@@ -19,10 +19,12 @@ CONTRACTS = [(AgentsDict, Agent), (EnvsDict, Env), (MemoriesDict, Memory), (Mode
 
 @pytest.mark.parametrize("name", [row["name"] for row in CONFIGS])
 def test_every_row_plays_learns_and_leaves_a_model(tmp_path, name):
+    memory = next(row for row in CONFIGS if row["name"] == name)["memory_type"]
     options = read_options([
         "--config", name, "--root", str(tmp_path), "--engine", "inline", "--num_actors", "1", "--num_envs_per_actor", "2",
-        "--memory.capacity", "500", "--clock.learn_start", "20", "--clock.tolerance", "100", "--agent.batch_size", "4",
-        "--updates", "3", "--evaluator.episodes", "1", "--evaluator.max_steps", "3"])
+        "--clock.learn_start", "20", "--clock.tolerance", "100", "--agent.batch_size", "4", "--updates", "3",
+        "--evaluator.episodes", "1", "--evaluator.max_steps", "3",
+        *([] if memory == "mixed" else ["--memory.capacity", "500"])])
     context, agent = prepare(options)
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
     assert context.clock.updates >= 3 and context.clock.agent_steps >= 20

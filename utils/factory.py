@@ -56,20 +56,34 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 EnvsDict = Factory("env_type", {
     "atari": "core.envs.atari:AtariEnv",
     "gym": "core.envs.gym:GymEnv",
-    "minatar": "core.envs.minatar:MinAtarEnv"})
+    "minatar": "core.envs.minatar:MinAtarEnv",
+    "catch": "core.envs.catch:CatchEnv",
+    "recall": "core.envs.recall:RecallEnv"})
 
 MemoriesDict = Factory("memory_type", {
     "shared": "core.memories.shared:SharedMemory",
-    "prioritized": "core.memories.prioritized:PrioritizedMemory"})
+    "prioritized": "core.memories.prioritized:PrioritizedMemory",
+    "queue": "core.memories.queue:QueueMemory",
+    "mixed": "core.memories.mixed:MixedMemory",
+    "circular": "core.memories.circular:CircularMemory"})
 
 ModelsDict = Factory("model_type", {
     "dqn-cnn": "core.models.dqn_cnn:DQNCNN",
     "dqn-small": "core.models.dqn_small:DQNSmall",
     "dqn-mlp": "core.models.dqn_mlp:DQNMLP",
-    "dqn-minatar": "core.models.dqn_minatar:DQNMinAtar"})
+    "dqn-minatar": "core.models.dqn_minatar:DQNMinAtar",
+    "impala-cnn": "core.models.impala:ImpalaCNN",
+    "impala-resnet": "core.models.impala:ImpalaResNet",
+    "nature-ac": "core.models.actor_critic_cnn:NatureAC",
+    "feature-ac": "core.models.actor_critic_cnn:FeatureAC",
+    "small-ac": "core.models.actor_critic_cnn:SmallAC",
+    "minatar-ac": "core.models.actor_critic_cnn:MinAtarAC",
+    "mlp-ac": "core.models.actor_critic_mlp:MLPAC"})
 
 AgentsDict = Factory("agent_type", {
-    "dqn": "core.agents.dqn:DQN"})
+    "dqn": "core.agents.dqn:DQN",
+    "impala": "core.agents.impala:Impala",
+    "impact": "core.agents.impact:Impact"})
 
 ProcessesDict = Factory("process", {
     "logger": "core.single_processes.logger:logger",

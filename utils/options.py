@@ -35,7 +35,7 @@ class Run:
     seed: int = setting(1, low=0)                    # of all randomness
     engine: str = "local"                            # local: processes; inline: one process, bit for bit reproducible on a CPU
     num_actors: int = setting(1, low=1)              # processes that play
-    num_envs_per_actor: int = setting(8, low=1)      # environments stepped together
+    num_envs_per_actor: int | None = setting(None, low=1)  # environments stepped together; None: what the row says, or 8
     num_learners: int = setting(1, low=1)            # processes that learn
     device: str = "auto"                             # of the learner: cpu, cuda, cuda:1; auto: cuda if there is one
     resume: str | None = None                        # signature of a run to continue; newest: the newest run of the row
@@ -89,6 +89,52 @@ APEX = {"agent_type": "dqn", "env_type": "atari", "memory_type": "prioritized", 
         "actor.refresh_period": 100, "clock.learn_start": 50_000, "clock.samples_per_insert": 0.8}
 CONFIGS += [{"name": f"apex-{game}", "game": game, **APEX} for game in ("pong", "breakout", "seaquest")]
 
+# V-trace: a queue gives every unroll once and sets the pace; a mixed memory replays some of them as well. The list of a mixed memory is
+# written as the first of the replaced systems wrote it.
+def replay(share: float, kind: str, **settings: Any) -> dict[str, Any]:
+    """A mixed memory of a queue and this share of replayed unrolls."""
+    return {"memory_type": "mixed", "memory.replay_parameters": [
+        {"type": "queue", "capacity": 16, "sample_ratio": 1 - share},
+        {"type": kind, "capacity": 1_000, "sample_ratio": share, **settings}]}
+
+
+QUEUE, CIRCULAR = {"memory_type": "queue", "memory.capacity": 16}, {"memory_type": "circular", "memory.capacity": 16}
+IMPALA = {"agent_type": "impala", "clock.samples_per_insert": None, "clock.learn_start": 1, "learner.publish_period": 1,
+          "num_envs_per_actor": 16}
+IMPACT = {**IMPALA, **CIRCULAR, "agent_type": "impact"}
+ON_ATARI = {"env_type": "atari", "model_type": "impala-cnn", "agent.lr_schedule": "linear", "agent.lr_updates": 80_000}  # 51 M agent steps
+ADAM = {"agent.optimizer": "adam", "agent.lr": 1e-3, "agent.eps": 1e-5, "agent.batch_size": 16, "learner.threads": 1}
+ON_MINATAR = {**ADAM, "env_type": "minatar", "game": "breakout", "model_type": "minatar-ac", "evaluator.period": 30.0,
+              "evaluator.episodes": 30, "steps": 2_000_000}
+ON_CARTPOLE = {**ADAM, "env_type": "gym", "game": "CartPole-v1", "model_type": "mlp-ac", "agent.unroll_length": 10,
+               "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 1_000_000}
+CLEAR = {**replay(0.5, "reservoir"), "agent.policy_cloning_cost": 0.01, "agent.value_cloning_cost": 0.005}
+LASER = {**replay(0.75, "standard"), "agent.relevance": "kl", "agent.relevance_threshold": 0.3}
+ELITE = {"sample_strategy": "elite_sampling", "lambda_batch_multiplier": 6, "alfa_annealing_factor": 2.0, "lambda_batches": 20_000}
+CONFIGS += [
+    {"name": "impala-pong-small", "game": "pong", **IMPALA, **QUEUE, **ADAM, "env_type": "atari", "model_type": "small-ac", "env.size": 42,
+     "num_envs_per_actor": 8, "agent.batch_size": 4, "agent.lr": 5e-4, "evaluator.period": 480.0, "evaluator.episodes": 30},
+    {"name": "impala-pong", "game": "pong", **IMPALA, **QUEUE, **ON_ATARI},
+    {"name": "impala-breakout", "game": "breakout", **IMPALA, **QUEUE, **ON_ATARI},
+    {"name": "impala-breakout-elite", "game": "breakout", **IMPALA, **ON_ATARI, "model_type": "feature-ac",
+     **replay(0.5, "custom", **ELITE, insert_strategy="elite_insertion", elite_sampling_strategy="strategy3")},
+    {"name": "impala-breakout-attentive", "game": "breakout", **IMPALA, **ON_ATARI, "model_type": "feature-ac", **replay(0.5, "attentive")},
+    {"name": "clear-breakout", "game": "breakout", **IMPALA, **ON_ATARI, **CLEAR},
+    {"name": "laser-breakout", "game": "breakout", **IMPALA, **ON_ATARI, "model_type": "impala-resnet", **LASER},
+    {"name": "impact-pong", "game": "pong", **IMPACT, **ON_ATARI},
+    {"name": "impact-cartpole", **IMPACT, **ON_CARTPOLE},
+    {"name": "impala-cartpole", **IMPALA, **QUEUE, **ON_CARTPOLE},
+    {"name": "impala-lstm-recall", "game": "recall", **IMPALA, **QUEUE, **ADAM, "env_type": "recall", "model_type": "mlp-ac",
+     "model.lstm": 64, "evaluator.period": 10.0, "evaluator.episodes": 50, "steps": 1_000_000},
+    {"name": "impala-minatar-breakout", **IMPALA, **QUEUE, **ON_MINATAR},
+    {"name": "replay-minatar-breakout", **IMPALA, **ON_MINATAR, **replay(0.5, "standard")},
+    {"name": "clear-minatar-breakout", **IMPALA, **ON_MINATAR, **CLEAR},
+    {"name": "laser-minatar-breakout", **IMPALA, **ON_MINATAR, **LASER},
+    {"name": "attentive-minatar-breakout", **IMPALA, **ON_MINATAR, **replay(0.5, "attentive")},
+    {"name": "elite1-minatar-breakout", **IMPALA, **ON_MINATAR, **replay(0.5, "custom", **ELITE, elite_sampling_strategy="strategy1")},
+    {"name": "elite3-minatar-breakout", **IMPALA, **ON_MINATAR, **replay(0.5, "custom", **ELITE, elite_sampling_strategy="strategy3")},
+]
+
 
 @dataclass(frozen=True)
 class Options(Run):
@@ -100,6 +146,7 @@ class Options(Run):
     memory_type: str = ""          # likewise
     model_type: str = ""           # likewise
     root: str = PROJECT            # folder of models/ and logs/
+    num_envs_per_actor: int = setting(8, low=1)
     agent: Any = None              # Params of the classes chosen
     env: Any = None
     memory: Any = None

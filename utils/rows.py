@@ -1,6 +1,7 @@
 """From a row of CONFIGS to Options: the classes it names, their defaults, and the settings in which it differs."""
 
 import dataclasses
+import typing
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from utils.settings_tree import annotations, changed, closest, fits, type_name
 
 GROUPS: dict[str, tuple[str, Factory]] = {"agent": ("agent_type", AgentsDict), "env": ("env_type", EnvsDict),
                                           "memory": ("memory_type", MemoriesDict), "model": ("model_type", ModelsDict)}
+OPEN_LINES = [name for name, kind in annotations(Run()).items() if type(None) in typing.get_args(kind)]  # a row may set them
 CHOICES = (*(type_field for type_field, _ in GROUPS.values()), "game")
 
 
@@ -39,7 +41,8 @@ def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -
             problems.append(str(error))
         except ImportError as error:
             problems.append(f"{type_field}={chosen[type_field]}: {error}")
-    options = Options(**{**dataclasses.asdict(Run()), **chosen, **groups, "config": row["name"]})
+    lines = {name: value for name, value in dataclasses.asdict(Run()).items() if value is not None}
+    options = Options(**{**lines, **chosen, **groups, "config": row["name"]})
     replaced = {group for group, (type_field, _) in GROUPS.items() if chosen[type_field] != row.get(type_field)}
     settings, more = _settings(row, options, replaced | (GROUPS.keys() - groups.keys()))
     return changed(options, settings), problems + more
@@ -57,6 +60,8 @@ def _settings(row: Mapping[str, Any], options: Options, lenient: set[str]) -> tu
                 problems.append(f"{where} is no setting" + (f", did you mean {' or '.join(near)}?" if near else ""))
         elif not fits(value, known[name]):
             problems.append(f"{where}={value!r} is not {type_name(known[name])}")
-        elif "." in name or getattr(options, name) is None:
+        elif "." not in name and name not in OPEN_LINES:
+            problems.append(f"{where} is not a row's to set: edit the line in utils/options.py")
+        elif "." in name or getattr(Run(), name) is None:
             settings[name] = value
     return settings, problems

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import json
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -109,6 +110,8 @@ def _cast(value: Any, annotation: Any) -> Any:
     kinds = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
     if isinstance(value, list) and any(typing.get_origin(kind) is tuple for kind in kinds):
         return tuple(value)
+    if isinstance(value, list) and str in kinds:
+        return json.dumps(value)  # a replay list written in Python
     if type(value) is int and float in kinds and int not in kinds:
         return float(value)
     return value

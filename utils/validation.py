@@ -10,7 +10,7 @@ import torch
 from core import settings
 from core.agent import Agent
 from core.env import Discrete, EnvSpec
-from core.shared import available_bytes
+from core.shared import ArraySpec, available_bytes
 from core.trajectory import Layout
 from utils.factory import AgentsDict, EnginesDict, Factory, MemoriesDict, ModelsDict, suggestion
 from utils.options import Options
@@ -52,9 +52,12 @@ def environment_spec(options: Options) -> EnvSpec:
 
 def layout(options: Options, spec: EnvSpec, agent: Agent) -> Layout:
     """The rows that all actors share."""
-    return Layout.of(spec, agent.extras, capacity=options.memory.capacity, num_actors=options.num_actors,
-                     num_envs=options.num_envs_per_actor, chunk_length=options.actor.chunk_length,
-                     with_priority=options.memory_class.with_priority)
+    memory = options.memory_class
+    extras = {**agent.extras, **({"features": agent.feature_field} if memory.wants_features(options.memory) else {})}
+    capacity = memory.ring_steps(options.memory, options.agent.batch_size, agent.window.length, options.num_actors)
+    states = tuple(ArraySpec(tuple(tensor.shape[1:]), "float32") for tensor in agent.model.initial_state(1))
+    return Layout.of(spec, extras, capacity=capacity, num_actors=options.num_actors, num_envs=options.num_envs_per_actor,
+                     chunk_length=agent.window.stride or options.actor.chunk_length, with_priority=memory.with_priority, states=states)
 
 
 def resolved_device(device: str) -> str:
@@ -157,26 +160,37 @@ def _sizes(options: Options, spec: EnvSpec) -> list[str]:
         _ = agent.model
     except ValueError as error:
         return [f"model_type={options.model_type} cannot see game={options.game}: {error}"]
-    return _ring(options, spec, agent) + _limiter(options) if options.mode == 1 else []
+    if options.mode == 2:
+        return []
+    found = options.memory_class.problems(options.memory, options.agent.batch_size)
+    return found or _ring(options, spec, agent) + _limiter(options, agent.samples_per_window)
 
 
 def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     """The rows must hold a window of every stream, and fit into what is free."""
     streams, length = options.num_actors * options.num_envs_per_actor, agent.window.length
-    if options.memory.capacity < streams * (length + 1):
-        return [f"memory.capacity={options.memory.capacity} is too small for windows of {length + 1} rows in each of "
+    capacity = getattr(options.memory, "capacity", None)
+    if not agent.window.stride and capacity is not None and capacity < streams * (length + 1):
+        return [f"memory.capacity={capacity} is too small for windows of {length + 1} rows in each of "
                 f"{streams} environments: at least {streams * (length + 1)}"]
     rows = layout(options, spec, agent)
-    needed, free = rows.nbytes + PROCESS_BYTES * (options.num_actors + 4), available_bytes()
+    stored = rows.nbytes + options.memory_class.own_bytes(options.memory, rows, length)
+    needed, free = stored + PROCESS_BYTES * (options.num_actors + 4), available_bytes()
     if needed <= free:
         return []
-    fitting = max(int((free - (needed - rows.nbytes)) / (rows.nbytes / options.memory.capacity)), 0)
-    return [f"memory.capacity={options.memory.capacity} needs {needed:,} bytes and {free:,} are free; about {fitting:,} would fit"]
+    if capacity is None:
+        return [f"the replay rows of memory_type={options.memory_type} need {needed:,} bytes and {free:,} are free; lower its capacities"]
+    fitting = max(int((free - (needed - stored)) / (stored / capacity)), 0)
+    return [f"memory.capacity={capacity} needs {needed:,} bytes and {free:,} are free; about {fitting:,} would fit"]
 
 
-def _limiter(options: Options) -> list[str]:
+def _limiter(options: Options, samples_per_window: int) -> list[str]:
     """Actors must be allowed far enough ahead to owe the learner one batch, or both wait for ever."""
-    ratio, tolerance, batch_size = options.clock.samples_per_insert, options.clock.tolerance, options.agent.batch_size
+    ratio, tolerance = options.clock.samples_per_insert, options.clock.tolerance
+    batch_size = options.agent.batch_size * samples_per_window
+    if ratio is not None and options.memory_class.paces(options.memory):
+        return [f"clock.samples_per_insert={ratio} must be None with memory_type={options.memory_type}: a queue is learnt from once "
+                "and sets the pace itself"]
     if ratio is None or tolerance * ratio >= batch_size:
         return []
-    return [f"clock.tolerance={tolerance} times clock.samples_per_insert={ratio} must be at least agent.batch_size={batch_size}"]
+    return [f"clock.tolerance={tolerance} times clock.samples_per_insert={ratio} must be at least the {batch_size} samples of a batch"]

@@ -8,6 +8,7 @@ import numpy as np
 
 from core.context import Context
 from core.env import TimeStep
+from core.model import restart
 from core.settings import setting
 
 
@@ -31,21 +32,23 @@ def actor(context: Context, index: int) -> Iterator[bool]:
     assert context.memory is not None
     tally = Tally(num_envs)
     try:
-        timestep, state, version, until_refresh = env.reset(context.seed("actor", index, salt)), agent.model.initial_state(num_envs), 0, 0
+        timestep, version, until_refresh = env.reset(context.seed("actor", index, salt)), 0, 0
+        initial = state = agent.model.initial_state(num_envs)
         while not context.parameters.version and not clock.stopped:
             yield False  # the learner is still restoring rows and weights
         writer = context.memory.writer(index, agent.initial_priorities)
         reported, steps, published_before = time.monotonic(), 0, 0
         while not clock.stopped:
-            if until_refresh <= 0:
-                version, until_refresh = context.parameters.pull(agent.model, version), options.actor.refresh_period
-            if not clock.may_act():
+            if not (clock.may_act() and (writer.has_room() or clock.filling)):
                 yield False
                 continue
+            if until_refresh <= 0:
+                version, until_refresh = context.parameters.pull(agent.model, version), options.actor.refresh_period
             exploration.update(clock.agent_steps)
+            state = restart(state, timestep.first, initial)
             output = agent.act(timestep, state, exploration)
             after = env.step(output.action)
-            published = writer.append(timestep, output.action, after, output.extras)
+            published = writer.append(timestep, output.action, after, output.extras, state)
             timestep, state = after, output.state
             until_refresh -= num_envs
             steps += published

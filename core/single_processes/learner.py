@@ -2,24 +2,27 @@
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from core.agent import Agent
+from core.agent import Agent, LearnerOutput, joined
 from core.context import Context
+from core.memory import Batch, batch_size, piece
 from core.prefetch import Prefetcher
 from core.settings import setting
+from core.trajectory import Window
 from utils import checkpoint
 
 
 @dataclass(frozen=True)
 class LearnerParams:
     threads: int = setting(0, low=0)                     # of torch; 0: all cores up to 4, then what the actors leave
-    prefetch: int = setting(2, low=0)                    # batches prepared ahead in a thread; the inline engine always uses 0
+    prefetch: int = setting(4, low=0)                    # most batches prepared ahead in a thread; the inline engine always uses 0
+    shrink_batch: bool = setting(False)                  # out of GPU memory: go on with batches in pieces that fit
     publish_period: int = setting(10, low=1)             # updates between publications of the parameters
     log_period: float = setting(2.0, above=0)            # seconds between reports
     max_bad_updates: int = setting(10, low=1)            # updates in a row with a non-finite loss before the run is given up
@@ -38,24 +41,27 @@ def learner(context: Context, index: int) -> Iterator[bool]:
     options, clock = context.options, context.clock
     context.seed_everything("learner", index)
     agent = context.make_agent(options.device)
+    assert context.memory is not None
+    if context.memory.wants_features(options.memory):
+        context.memory.features_of = _feature_source(context)
     _restore(context, agent)
     depth = 0 if options.engine == "inline" else options.learner.prefetch
-    assert context.memory is not None
     prefetcher = Prefetcher(context.memory, options.agent.batch_size, depth)
-    statistics = Statistics()
+    learn, statistics = Pieces(agent, options.learner.shrink_batch), Statistics()
+    samples = options.agent.batch_size * agent.samples_per_window
     bad_updates, reported = 0, time.monotonic()
     try:
         while not clock.stopped:
             if clock.checkpoint_due:
                 _save(context, agent, prefetcher)
-            batch = prefetcher.get(timeout=0.1) if clock.may_learn(options.agent.batch_size) else None
+            batch = prefetcher.get(timeout=0.1) if clock.may_learn(samples) else None
             if batch is None:
                 yield False
                 continue
-            output = agent.learn(batch)
+            output = learn(batch)
             if output.priorities is not None:
                 prefetcher.update_priorities(batch.keys, output.priorities.cpu().numpy())
-            clock.learnt(index, options.agent.batch_size)
+            clock.learnt(index, samples)
             if clock.updates % options.learner.publish_period == 0:
                 context.parameters.publish(agent.model)
             bad_updates = bad_updates + 1 if output.skipped else 0
@@ -65,12 +71,44 @@ def learner(context: Context, index: int) -> Iterator[bool]:
             statistics.add(output.statistics, output.skipped)
             if time.monotonic() - reported >= options.learner.log_period:
                 reported = time.monotonic()
-                context.report("learner", index, {**statistics.take(), **prefetcher.call(context.memory.statistics)})
+                context.report("learner", index, {**statistics.take(), **learn.statistics(), **prefetcher.statistics(),
+                                                  **prefetcher.call(context.memory.statistics)})
             yield True
         context.parameters.publish(agent.model)
         _save(context, agent, prefetcher)
     finally:
         prefetcher.close()
+
+
+class Pieces:
+    """An agent's `learn`, on the whole batch or, once that did not fit into the GPU's memory, on pieces of it one after another."""
+
+    def __init__(self, agent: Agent, shrink: bool):
+        self._agent, self._shrink, self._size = agent, shrink, 0
+
+    def __call__(self, batch: Batch) -> LearnerOutput:
+        total, start, outputs = batch_size(batch), 0, []
+        self._size = self._size or total
+        while start < total:
+            part = batch if self._size >= total else piece(batch, slice(start, start + self._size))
+            try:
+                outputs.append(self._agent.learn(part))
+            except torch.OutOfMemoryError:
+                if not self._shrink or self._size == 1:
+                    raise
+            else:
+                start += self._size
+                continue
+            self._halve(total)  # the error is forgotten, and with it the tensors of its frames
+        return outputs[0] if len(outputs) == 1 else joined(outputs)
+
+    def _halve(self, total: int) -> None:
+        self._size = -(-self._size // 2)
+        torch.cuda.empty_cache()
+        print(f"out of GPU memory: batches of {total} are learnt in pieces of {self._size} from now on", file=sys.stderr, flush=True)
+
+    def statistics(self) -> dict[str, float]:
+        return {"batch_size": float(self._size)} if self._shrink else {}
 
 
 class Statistics:
@@ -91,6 +129,22 @@ class Statistics:
         means = {name: float(total) / self._count for name, total in self._sums.items()} if self._count else {}
         self._sums, self._count = {}, 0
         return {**means, "skipped_updates": float(self._skipped)}
+
+
+def _feature_source(context: Context) -> Callable[[Window], Tensor]:
+    """A second network for the thread that samples: it follows the published parameters, so that nobody reads weights in the making.
+
+    It is made at once: that draws from torch's random state, which is the learner's.
+    """
+    scout, version = context.make_agent(context.options.device), 0
+    model = scout.model
+
+    def features_of(window: Window) -> Tensor:
+        nonlocal version
+        version = context.parameters.pull(model, version)
+        return scout.features(window)
+
+    return features_of
 
 
 def _restore(context: Context, agent: Agent) -> None:

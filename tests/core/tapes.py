@@ -1,5 +1,6 @@
 """Random play and its naive twin: what a ring of rows must give back, computed one step at a time from plain lists."""
 
+import dataclasses
 import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,10 +8,13 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from core.env import Discrete, EnvSpec, TimeStep
+from core.memory import Memory
 from core.shared import ArraySpec
-from core.trajectory import ChunkWriter, Layout, WindowSpec
+from core.trajectory import ChunkWriter, Layout, Window, WindowSpec
 
 
 class Row(NamedTuple):
@@ -22,15 +26,21 @@ class Row(NamedTuple):
     action: int
     reward: float
     discount: float
+    features: np.ndarray  # what the agent added
+    state: np.ndarray     # that the action was chosen with
 
 
 class RandomPlay:
     """num_envs streams of random frames with ends, truncations and life losses; `rows[stream]` is the twin."""
 
+    extras = {"features": ArraySpec((3,), "float32")}
+    states = (ArraySpec((2,), "float32"),)
+
     def __init__(self, seed: int, num_envs: int, frame_shape: tuple[int, ...] = (2, 3), frame_stack: int = 4, end: float = 0.15):
         self.generator = np.random.default_rng(seed)
         self.spec = EnvSpec("random", ArraySpec(frame_shape, "uint8"), frame_stack, Discrete(5))
-        self.num_envs, self.end = num_envs, end
+        self.num_envs, self.end, self.with_states = num_envs, end, False
+        self._thoughts = np.random.default_rng([seed, 1])
         self.rows: list[list[Row]] = [[] for _ in range(num_envs)]
         self._observations = [self._reset() for _ in range(num_envs)]
         ones, zeros = np.ones(num_envs), np.zeros(num_envs)
@@ -46,6 +56,14 @@ class RandomPlay:
         ones, zeros = np.ones(self.num_envs), np.zeros(self.num_envs)
         self.timestep = self._timestep(zeros, ones, ones, zeros)
 
+    def seen(self, stream: int, serial: int) -> tuple[np.ndarray, bool, bool]:
+        """Observation, first and last of a row, also of the next one that has no action yet."""
+        rows = self.rows[stream]
+        if serial < len(rows):
+            return rows[serial].observation, rows[serial].first, rows[serial].last
+        assert serial == len(rows)
+        return self.timestep.observation[stream], bool(self.timestep.first[stream]), bool(self.timestep.last[stream])
+
     def _step(self, writer: ChunkWriter) -> int:
         before, draw = self.timestep, self.generator
         actions = draw.integers(5, size=self.num_envs)
@@ -60,10 +78,12 @@ class RandomPlay:
             lasts[stream] = ended
             discounts[stream] = 0.0 if (ended and terminated) or life_lost else 1.0
         self.timestep = self._timestep(rewards, discounts, firsts, lasts)
+        features, state = self._thoughts.normal(size=(self.num_envs, 3)), self._thoughts.normal(size=(self.num_envs, 2))
         for stream, rows in enumerate(self.rows):
             rows.append(Row(before.observation[stream].copy(), bool(before.first[stream]), bool(before.last[stream]),
-                            int(actions[stream]), float(self.timestep.reward[stream]), float(self.timestep.discount[stream])))
-        return writer.append(before, actions, self.timestep, {})
+                            int(actions[stream]), float(self.timestep.reward[stream]), float(self.timestep.discount[stream]),
+                            features[stream].astype(np.float32), state[stream].astype(np.float32)))
+        return writer.append(before, actions, self.timestep, {"features": features}, (torch.from_numpy(state),) if self.with_states else ())
 
     def _timestep(self, rewards: np.ndarray, discounts: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> TimeStep:
         return TimeStep(np.stack(self._observations), rewards.astype(np.float32), discounts.astype(np.float32),
@@ -97,13 +117,13 @@ def observed(rows: list[Row], start: int, spec: WindowSpec) -> list[np.ndarray]:
     return found
 
 
-def small_layout(spec: EnvSpec, *, rows: int, chunk_length: int, num_envs: int, num_actors: int = 1,
-                 with_priority: bool = False) -> Layout:
+def small_layout(spec: EnvSpec, *, rows: int, chunk_length: int, num_envs: int, num_actors: int = 1, with_priority: bool = False,
+                 extras: dict[str, ArraySpec] | None = None, states: tuple[ArraySpec, ...] = ()) -> Layout:
     """A layout of exactly `rows` rows a stream."""
-    layout = Layout.of(spec, {}, capacity=1, num_actors=num_actors, num_envs=num_envs, chunk_length=chunk_length,
-                       with_priority=with_priority)
+    layout = Layout.of(spec, extras or {}, capacity=1, num_actors=num_actors, num_envs=num_envs, chunk_length=chunk_length,
+                       with_priority=with_priority, states=states)
     assert rows % chunk_length == 0
-    return Layout(num_actors, num_envs, rows, chunk_length, layout.frame_stack, layout.fields, layout.extras)
+    return dataclasses.replace(layout, rows=rows)
 
 
 @contextmanager
@@ -140,14 +160,19 @@ def write_coded_row(writer: ChunkWriter, layout: Layout, actor_ind: int, serial:
     """A row of each stream in which every element of every field says which row it is."""
     streams = np.arange(layout.num_envs) + actor_ind * layout.num_envs
     code = (streams + 1 + generation * 1000) * CODE + serial
-    shape = layout.fields["frame"].shape
-    stack = max(layout.frame_stack, 1)
-    frames = np.broadcast_to(code.reshape(-1, *[1] * (len(shape) + 1)), (layout.num_envs, stack, *shape))
-    frames = frames if layout.frame_stack else frames[:, 0]
-    flags = np.full(layout.num_envs, serial)
-    before = TimeStep(frames, code, code, coded_first(flags), coded_last(flags), code)
-    after = TimeStep(frames, (code % (1 << 20)).astype(np.float32), streams.astype(np.float32), flags, flags, code)
-    writer.append(before, code, after, {})
+
+    def everywhere(name: str) -> np.ndarray:
+        shape = layout.fields[name].shape
+        return np.broadcast_to(code.reshape(-1, *[1] * len(shape)), (layout.num_envs, *shape))
+
+    def timestep(ahead: int) -> TimeStep:
+        flags, frames = np.full(layout.num_envs, serial + ahead), everywhere("frame") + ahead
+        frames = np.repeat(frames[:, None], layout.frame_stack, 1) if layout.frame_stack else frames
+        return TimeStep(frames, ((code + ahead - 1) % (1 << 20)).astype(np.float32), streams.astype(np.float32),
+                        coded_first(flags), coded_last(flags), code)
+
+    states = [torch.from_numpy(np.broadcast_to(code[:, None], (layout.num_envs, *spec.shape)).copy()) for spec in layout.states]
+    writer.append(timestep(0), code, timestep(1), {name: everywhere(name) for name in layout.extras}, states)
 
 
 def check_coded_window(layout: Layout, spec: WindowSpec, streams: np.ndarray, serials: np.ndarray, window) -> None:
@@ -161,8 +186,102 @@ def check_coded_window(layout: Layout, spec: WindowSpec, streams: np.ndarray, se
     assert (window.firsts.numpy() == coded_first(rows)).all() and (window.lasts.numpy() == coded_last(rows)).all()
     for place, position in enumerate(spec.observations):
         to_end = 6 - serials % 7
-        row = serials + np.minimum(position, to_end)
-        for back in range(layout.frame_stack):
-            frames = window.observations[place, :, layout.frame_stack - 1 - back].numpy().reshape(len(serials), -1)
-            expected = np.where(row % 7 >= back, (streams + 1) * CODE + row - back, 0)  # zeros before the episode's start
-            assert (frames == expected[:, None]).all()
+        check_coded_frames(layout, streams, serials + np.minimum(position, to_end), window.observations[place].numpy())
+
+
+def check_coded_frames(layout: Layout, streams: np.ndarray, rows: np.ndarray, observations: np.ndarray) -> None:
+    """[N, *observation shape] of rows [N]."""
+    size = np.prod(layout.fields["frame"].shape, dtype=int)
+    for back in range(max(layout.frame_stack, 1)):
+        frames = observations[:, layout.frame_stack - 1 - back] if layout.frame_stack else observations
+        expected = np.where(rows % 7 >= back, (streams + 1) * CODE + rows - back, 0)  # zeros before the episode's start
+        assert (frames.reshape(len(rows), size) == expected[:, None]).all()
+
+
+# unrolls, random ------------------------------------------------------------------------------------------------------
+def assert_unroll_equals_twin(window: Window, column: int, play: RandomPlay, stream: int, serial: int) -> None:
+    """Of the row after the last action only what is seen counts."""
+    length, observations = len(window.lasts) - 1, window.observations.numpy()
+    for position in range(length + 1):
+        observation, first, last = play.seen(stream, serial + position)
+        np.testing.assert_array_equal(observations[position, column], observation)
+        assert (bool(window.firsts[position, column]), bool(window.lasts[position, column])) == (first, last)
+    rows = play.rows[stream][serial:serial + length]
+    assert window.actions[:-1, column].tolist() == [row.action for row in rows]
+    assert window.rewards[:-1, column].tolist() == [row.reward for row in rows]
+    assert window.discounts[:-1, column].tolist() == [row.discount for row in rows]
+    if "features" in window.extras:
+        np.testing.assert_array_equal(window.extras["features"][:-1, column].numpy(), np.stack([row.features for row in rows]))
+    for state in window.states:
+        np.testing.assert_array_equal(state[column].numpy(), rows[0].state)
+
+
+# unrolls, coded --------------------------------------------------------------------------------------------------------------
+Unroll = tuple[int, int]  # stream, serial of its first row
+
+
+def unroll_spec(length: int) -> WindowSpec:
+    return WindowSpec(length, tuple(range(length + 1)), crosses_episodes=True, stride=length)
+
+
+def unroll_memory(memory_type: type[Memory], params: Any, spec: EnvSpec, *, batch_size: int, length: int = 4, num_envs: int = 2,
+                  num_actors: int = 1, extras: dict[str, ArraySpec] | None = None, states: tuple[ArraySpec, ...] = (),
+                  seed: int = 0) -> Any:
+    """A memory with the rings that it asks for."""
+    capacity = memory_type.ring_steps(params, batch_size, length, num_actors)
+    layout = Layout.of(spec, extras or {}, capacity=capacity, num_actors=num_actors, num_envs=num_envs, chunk_length=length,
+                       with_priority=False, states=states)
+    return memory_type(params, layout, unroll_spec(length), seed)
+
+
+class CodedActor:
+    """Writes coded rows of its streams, one after another."""
+
+    def __init__(self, memory: Memory, actor_ind: int):
+        self.memory, self.actor_ind, self.writer, self.serial = memory, actor_ind, memory.writer(actor_ind), 0
+
+    def step(self) -> bool:
+        """One row, if the memory wants it."""
+        if not self.writer.has_room():
+            return False
+        write_coded_row(self.writer, self.memory.layout, self.actor_ind, self.serial)
+        self.serial += 1
+        return True
+
+    def write(self, chunks: int) -> None:
+        """Whether or not the memory wants them."""
+        for _ in range(chunks * self.memory.layout.chunk_length):
+            write_coded_row(self.writer, self.memory.layout, self.actor_ind, self.serial)
+            self.serial += 1
+
+    def unrolls(self) -> list[Unroll]:
+        """All that it has published, oldest first."""
+        length, envs = self.memory.layout.chunk_length, self.memory.layout.num_envs
+        return [(self.actor_ind * envs + env, chunk * length) for chunk in range(self.serial // length) for env in range(envs)]
+
+
+def check_coded_unrolls(layout: Layout, window: Window) -> list[Unroll]:
+    """Every element of these windows belongs to one and the same unroll; returns which ones, by what their first actions say."""
+    streams, serials = (array.astype(np.int64) for array in np.divmod(window.actions[0].numpy(), CODE))
+    streams, length = streams - 1, layout.chunk_length
+    assert ((streams >= 0) & (streams < layout.num_streams) & (serials % length == 0)).all()
+    rows = serials + np.arange(length + 1)[:, None]
+    codes = (streams + 1) * CODE + rows
+    assert (window.actions[:-1].numpy() == codes[:-1]).all()
+    assert (window.rewards[:-1].numpy() == codes[:-1] % (1 << 20)).all() and (window.discounts[:-1].numpy() == streams).all()
+    assert (window.firsts.numpy() == coded_first(rows)).all() and (window.lasts.numpy() == coded_last(rows)).all()
+    for extra in window.extras.values():
+        assert (extra[:-1].flatten(2).numpy() == codes[:-1, :, None]).all()
+    for state in window.states:
+        assert (state.flatten(1).numpy() == codes[0][:, None]).all()
+    for position, row in enumerate(rows):
+        check_coded_frames(layout, streams, row, window.observations[position].numpy())
+    return list(zip(streams.tolist(), serials.tolist()))
+
+
+CODED_FEATURES = {"features": ArraySpec((2,), "int64")}
+
+
+def coded_features(window: Window) -> Tensor:
+    """Features [T, N, 2] of coded unrolls that have not moved since they were written."""
+    return window.actions[:-1, :, None].expand(-1, -1, 2).float()

@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from core import trajectory
 from core.env import Discrete, EnvSpec
@@ -75,7 +76,7 @@ def test_a_lost_row_is_never_a_start_and_rows_under_the_writer_are_not_intact():
     play.play(writer, 24 + 12)
     low, high = trajectories.starts(2)
     assert low[0] == 36 - 24 + 8 + 3 and high[0] == 34
-    under_the_writer = 36 - 24 + 4  # rows below may be overwritten by the open chunk
+    under_the_writer = 36 - 24 + 4 + 1  # rows below may be overwritten by the open chunk and the head after it
     stream = np.zeros(1, np.int64)
     assert not trajectories.intact(stream, np.array([under_the_writer + 2]))[0]  # its stack reaches back three rows
     assert trajectories.intact(stream, np.array([under_the_writer + 3]))[0]
@@ -114,10 +115,80 @@ def test_a_snapshot_restores_every_readable_row():
                 assert stored.equal(read)
 
 
-def test_a_snapshot_of_a_ring_that_is_not_full_is_no_larger_than_its_rows():
+def test_a_snapshot_of_a_ring_that_is_not_full_is_no_larger_than_its_rows_and_the_head():
     play, trajectories, writer = fresh(rows=240)
     play.play(writer, 12)
-    assert trajectories.state_dict()["frame"].shape[1] == 12
+    assert trajectories.state_dict()["frame"].shape[1] == 12 + 1
+
+
+@pytest.mark.parametrize("steps", [4, 16, 20, 24, 60])  # the first chunk, the last that leaves rows free, the full ring, later rounds
+def test_a_snapshot_restores_the_head_and_the_states_of_the_newest_chunk(steps):
+    play, trajectories, writer = fresh_unrolls()
+    play.play(writer, steps)
+    restored = Trajectories(trajectories.layout)
+    restored.load_state_dict(trajectories.state_dict())
+    key = np.arange(2), np.full(2, steps - 4)
+    window, expected = restored.gather(*key, UNROLL), trajectories.gather(*key, UNROLL)
+    assert window.observations.equal(expected.observations) and window.lasts.equal(expected.lasts) and window.observations[-1].any()
+    assert window.states[0].equal(expected.states[0]) and window.states[0].all()
+
+
+def test_rows_that_a_snapshot_had_to_leave_out_are_not_intact():
+    play, trajectories, writer = fresh()
+    play.play(writer, 24)
+    state = trajectories.state_dict()
+    state["oldest"][0, 0] = 15  # the writer had gone on while the rows were copied
+    restored = Trajectories(trajectories.layout)
+    restored.load_state_dict(state)
+    streams = np.zeros(2, np.int64)
+    assert restored.intact(streams, np.array([17, 18])).tolist() == [False, True]  # the first stack reaches back three rows
+    assert trajectories.intact(streams, np.array([17, 18])).all()
+
+
+# writers --------------------------------------------------------------------------------------------------------------
+UNROLL = WindowSpec(4, (0, 1, 2, 3, 4), crosses_episodes=True, stride=4)
+
+
+def fresh_unrolls(room=None):
+    play = RandomPlay(0, 2)
+    play.with_states = True
+    trajectories = Trajectories(small_layout(play.spec, rows=24, chunk_length=4, num_envs=2, extras=play.extras, states=play.states))
+    return play, trajectories, ChunkWriter(trajectories, 0, UNROLL, room=room)
+
+
+def test_room_is_asked_for_before_a_chunk_is_begun_and_never_within_it():
+    answers = [True, False, False, True]
+    asked = []
+
+    def room():
+        asked.append(True)
+        return answers[len(asked) - 1]
+
+    play, _, writer = fresh_unrolls(room)
+    assert writer.has_room() and len(asked) == 1
+    for _ in range(3):
+        play.play(writer, 1)
+        assert writer.has_room() and len(asked) == 1  # a chunk that was begun may be finished
+    play.play(writer, 1)
+    assert [writer.has_room() for _ in range(3)] == [False, False, True] and len(asked) == 4
+
+
+def test_a_writer_of_a_memory_that_never_asks_always_has_room():
+    play, _, writer = fresh()
+    for _ in range(9):
+        assert writer.has_room()
+        play.play(writer, 1)
+
+
+def test_an_actor_that_forgets_a_state_or_a_field_is_an_error_and_other_fields_are_left_out():
+    play, trajectories, writer = fresh_unrolls()
+    step = play.timestep, np.zeros(2), play.timestep
+    with pytest.raises(ValueError):
+        writer.append(*step, {"features": np.zeros((2, 3))}, ())
+    with pytest.raises(KeyError, match="features"):
+        writer.append(*step, {}, (torch.zeros(2, 2),))
+    writer.append(*step, {"features": np.ones((2, 3)), "value": np.ones(2)}, (torch.zeros(2, 2),))
+    assert "value" not in trajectories.arrays
 
 
 def test_a_snapshot_does_not_change_when_the_ring_goes_on():

@@ -5,7 +5,7 @@ import torch
 from core.env import Discrete, EnvSpec, TimeStep
 from core.shared import ArraySpec
 from core.trajectory import ChunkWriter, Trajectories, WindowSpec
-from tests.core.tapes import RandomPlay, observed, small_layout
+from tests.core.tapes import RandomPlay, assert_unroll_equals_twin, observed, small_layout, unroll_spec
 
 
 def assert_equals_twin(trajectories: Trajectories, plays: list[RandomPlay], spec: WindowSpec) -> int:
@@ -136,6 +136,84 @@ def test_on_a_real_atari_game_the_rebuilt_stack_equals_the_one_the_actor_saw():
     env.close()
     assert sum(flags.sum() for flags in lasts) >= 8 and checked > 1000
     assert int(trajectories.written()[0]) > 3 * layout.rows
+
+
+# unrolls --------------------------------------------------------------------------------------------------------------
+def assert_unrolls_equal_twin(trajectories: Trajectories, plays: list[RandomPlay], length: int) -> int:
+    """Compare every whole chunk that can be read, its head included; returns how many there were."""
+    layout, written, count = trajectories.layout, trajectories.written(), 0
+    low = -(-trajectories.starts(0)[0] // length) * length
+    for actor, play in enumerate(plays):
+        keys = [(stream, serial) for stream in range(layout.num_envs) for serial in range(low[actor], written[actor], length)]
+        if not keys:
+            continue
+        streams, serials = np.array(keys).T
+        assert trajectories.intact(streams + actor * layout.num_envs, serials).all()
+        window = trajectories.gather(streams + actor * layout.num_envs, serials, unroll_spec(length))
+        for column, (stream, serial) in enumerate(keys):
+            assert_unroll_equals_twin(window, column, play, stream, serial)
+        count += len(keys)
+    return count
+
+
+@pytest.mark.parametrize("frame_stack", [0, 1, 4])
+@pytest.mark.parametrize("length", [1, 3, 8])
+def test_every_unroll_equals_the_twin_as_soon_as_its_chunk_is_published(frame_stack, length):
+    plays = [RandomPlay(seed, 2, frame_stack=frame_stack) for seed in (1, 2)]
+    layout = small_layout(plays[0].spec, rows=max(24, 5 * length), chunk_length=length, num_envs=2, num_actors=2, extras=RandomPlay.extras,
+                          states=RandomPlay.states)
+    trajectories = Trajectories(layout)
+    writers = [ChunkWriter(trajectories, actor, unroll_spec(length)) for actor in range(2)]
+    checked = 0
+    for part in range(25 * length):
+        for actor, play in enumerate(plays):
+            play.with_states = True
+            play.play(writers[actor], 1 + (part + actor) % 3)
+        checked += assert_unrolls_equal_twin(trajectories, plays, length)
+    assert int(trajectories.written().min()) > 2 * layout.rows and checked > 50
+    ends = [play.seen(stream, serial)[2] for play in plays for stream in range(2) for serial in range(0, len(play.rows[0]), length)]
+    assert any(ends) and any(row.first and serial % length == 0 for serial, row in enumerate(plays[0].rows[0]) if serial)
+
+
+def test_the_head_does_not_change_when_the_next_chunk_is_begun():
+    play = RandomPlay(0, 2, end=0.5)
+    trajectories = Trajectories(small_layout(play.spec, rows=24, chunk_length=4, num_envs=2))
+    writer, keys = ChunkWriter(trajectories, 0, unroll_spec(4)), (np.arange(2), np.zeros(2, np.int64))
+    play.play(writer, 4)
+    before = trajectories.gather(*keys, unroll_spec(4))
+    play.play(writer, 1)
+    after = trajectories.gather(*keys, unroll_spec(4))
+    for name in ("observations", "firsts", "lasts"):
+        assert getattr(before, name).equal(getattr(after, name))
+
+
+def test_an_unroll_whose_writer_was_replaced_ends_with_its_last_row_and_not_in_another_episode():
+    play = RandomPlay(0, 2, end=0.0)
+    trajectories = Trajectories(small_layout(play.spec, rows=24, chunk_length=4, num_envs=2))
+    play.play(ChunkWriter(trajectories, 0, unroll_spec(4)), 6)  # a chunk published, two rows lost
+    successor, keys = ChunkWriter(trajectories, 0, unroll_spec(4)), (np.arange(2), np.zeros(2, np.int64))
+    for _ in range(2):
+        window = trajectories.gather(*keys, unroll_spec(4))
+        assert window.lasts.tolist() == [[False] * 2] * 3 + [[True] * 2] + [[False] * 2]
+        play.restart()
+        play.play(successor, 1)
+    assert window.firsts[4].all()
+
+
+def test_a_window_goes_to_a_device_whole():
+    play = RandomPlay(0, 2)
+    play.with_states = True
+    trajectories = Trajectories(small_layout(play.spec, rows=24, chunk_length=4, num_envs=2, extras=play.extras, states=play.states))
+    play.play(ChunkWriter(trajectories, 0, unroll_spec(4)), 4)
+    window = trajectories.gather(np.arange(2), np.zeros(2, np.int64), unroll_spec(4))
+    moved = window.to(torch.device("meta"))
+    assert {tensor.device.type for tensor in (*moved[:6], *moved.extras.values(), *moved.states)} == {"meta"}
+    assert moved.extras.keys() == window.extras.keys() and len(moved.states) == 1
+    for tensor, original in zip((*moved[:6], *moved.extras.values(), *moved.states),
+                                (*window[:6], *window.extras.values(), *window.states)):
+        assert tensor.shape == original.shape and tensor.dtype == original.dtype
+    same = window.to(torch.device("cpu"))
+    assert same.observations.equal(window.observations) and same.states[0].equal(window.states[0])
 
 
 def test_windows_come_as_tensors_of_the_stored_types():

@@ -38,10 +38,15 @@ def refuse(root, capsys):
     return refused
 
 
+def small_memory(row):
+    """The replay lists of mixed memories are small as they are."""
+    return [] if find_row(row)["memory_type"] == "mixed" else ["--memory.capacity", "20000"]
+
+
 # good words -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("row", [row["name"] for row in CONFIGS])
 def test_every_row_is_sound_but_for_the_memory_of_this_machine(row, read):
-    chosen = read("--config", row, "--memory.capacity", "20000")
+    chosen = read("--config", row, *small_memory(row))
     assert chosen.config == row
     assert pickle.loads(pickle.dumps(chosen)) == chosen
     assert json.loads(json.dumps(chosen.to_dict()))["agent"]["lr"] == chosen.agent.lr
@@ -50,7 +55,7 @@ def test_every_row_is_sound_but_for_the_memory_of_this_machine(row, read):
 def test_a_row_is_chosen_by_number_or_name(read):
     for number, row in enumerate(CONFIGS):
         if "seaquest" not in row["name"]:
-            assert read("--config", str(number), "--memory.capacity", "20000").config == row["name"]
+            assert read("--config", str(number), *small_memory(row["name"])).config == row["name"]
 
 
 def test_any_setting_is_overridden_with_hyphens_or_underscores(read):
@@ -69,8 +74,13 @@ def test_booleans_can_be_switched_off(words, read):
 
 def test_a_row_may_set_the_lines_that_are_none_and_no_others(read, monkeypatch):
     monkeypatch.setitem(find_row("dqn-cartpole"), "steps", 77)
+    monkeypatch.setitem(find_row("dqn-cartpole"), "num_envs_per_actor", 3)
+    chosen = read("--config", "dqn-cartpole")
+    assert (chosen.steps, chosen.num_envs_per_actor, read("--config", "dqn-pong").num_envs_per_actor) == (77, 3, 8)
+    assert read("--config", "dqn-cartpole", "--num_envs_per_actor", "5").num_envs_per_actor == 5
     monkeypatch.setitem(find_row("dqn-cartpole"), "seed", 99)
-    assert (read("--config", "dqn-cartpole").steps, read("--config", "dqn-cartpole").seed) == (77, options.Run().seed)
+    with pytest.raises(SystemExit):
+        read("--config", "dqn-cartpole")
 
 
 def test_another_memory_drops_the_settings_only_the_rows_memory_has(read):
@@ -129,7 +139,14 @@ def test_values_that_are_not_finite_are_refused(refuse):
     (["--config", "dqn-cartpole", "--model_type", "dqn-cnn"], ["model_type=dqn-cnn", "game=CartPole-v1", "dqn-mlp"]),
     (["--config", "dqn-minatar-breakout", "--model_type", "dqn-cnn"], ["model_type=dqn-cnn", "game=breakout", "too small"]),
     (["--config", "dqn-cartpole", "--memory.capacity", "10"], ["memory.capacity=10", "at least"]),
-    (["--config", "dqn-cartpole", "--clock.tolerance", "1"], ["clock.tolerance=1", "agent.batch_size=64"]),
+    (["--config", "dqn-cartpole", "--clock.tolerance", "1"], ["clock.tolerance=1", "the 64 samples of a batch"]),
+    (["--config", "dqn-cartpole", "--memory_type", "queue"], ["memory_type=queue", "agent_type=dqn", "shared or prioritized"]),
+    (["--config", "impala-cartpole", "--memory_type", "prioritized"], ["memory_type=prioritized", "agent_type=impala", "queue or mixed"]),
+    (["--config", "impala-cartpole", "--model_type", "dqn-mlp"], ["model_type=dqn-mlp", "agent_type=impala", "mlp-ac"]),
+    (["--config", "impala-cartpole", "--game", "Pendulum-v1"], ["agent_type=impala", "game=Pendulum-v1", "continuous"]),
+    (["--config", "impala-cartpole", "--clock.samples_per_insert", "4"], ["clock.samples_per_insert=4.0", "memory_type=queue", "None"]),
+    (["--config", "replay-minatar-breakout", "--memory.replay_parameters", '[{"type":"queu","capacity":1,"sample_ratio":1}]'],
+     ["memory.replay_parameters", "'queu'", "reservoir"]),
     (["--config", "dqn-cartpole", "--num_learners", "2"], ["num_learners=2"]),
     (["--config", "dqn-cartpole", "--machine", "../x"], ["machine='../x'"]),
     (["--config", "dqn-cartpole", "--resume", "a_b", "--model_file", "c.pth"], ["exclude each other"])])

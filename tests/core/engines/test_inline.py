@@ -12,13 +12,24 @@ import torch
 from core.context import Context
 from utils import checkpoint
 from utils.command_line import read_options
-from utils.factory import EnginesDict, ProcessesDict
+from utils.factory import AgentsDict, EnginesDict, ProcessesDict
 from utils.run import prepare
 
 PROJECT = Path(__file__).resolve().parents[3]
 SMALL = ("--engine", "inline", "--machine", "test", "--clock.learn_start", "100", "--num_envs_per_actor", "4", "--agent.batch_size", "16",
          "--evaluator.period", "1e9", "--evaluator.episodes", "1", "--evaluator.max_steps", "20")
 CARTPOLE = ("--config", "dqn-cartpole", *SMALL)
+REPLAY = json.dumps([
+    {"type": "queue", "capacity": 16, "sample_ratio": 0.4, "overflow": "alternating"},
+    {"type": "reservoir", "capacity": 20, "sample_ratio": 0.2}, {"type": "attentive", "capacity": 30, "sample_ratio": 0.2},
+    {"type": "elite", "capacity": 10, "sample_ratio": 0.2, "elite_batch_size": 3}])
+UNROLLS = (*SMALL, "--agent.unroll_length", "5", "--agent.batch_size", "10")
+RUNS = {  # every agent, and every memory
+    "shared": (*CARTPOLE, "--memory_type", "shared"), "prioritized": (*CARTPOLE, "--memory_type", "prioritized"),
+    "impala with LSTM": ("--config", "impala-cartpole", *UNROLLS, "--model.lstm", "8"),
+    "impala with replay": ("--config", "replay-minatar-breakout", *UNROLLS, "--env_type", "catch", "--game", "catch",
+                           "--memory.replay_parameters", REPLAY, "--agent.relevance", "kl", "--agent.policy_cloning_cost", "0.01"),
+    "impact": ("--config", "impact-cartpole", *UNROLLS, "--agent.kl_coefficient", "0.1")}
 
 
 def train(root: Path, *arguments: str) -> Context:
@@ -50,22 +61,26 @@ def differences(first, second, path="") -> list[str]:
     return [] if same else [path]
 
 
-@pytest.mark.parametrize("memory_type", ["shared", "prioritized"])
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path, memory_type):
-    arguments = (*CARTPOLE, "--steps", "600", "--memory_type", memory_type, "--num_actors", "2")
+def test_every_agent_is_among_the_runs():
+    assert {read_options(words).agent_type for words in RUNS.values()} == set(AgentsDict)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path, name):
+    arguments = (*RUNS[name], "--steps", "600", "--num_actors", "2")
     first, second = (saved(train(tmp_path / name, *arguments)) for name in ("a", "b"))
     other = saved(train(tmp_path / "c", *arguments, "--seed", "2"))
     assert not differences(first["agent"], second["agent"])
     assert differences(first["agent"]["model"], other["agent"]["model"])
 
 
-@pytest.mark.parametrize("memory_type", ["shared", "prioritized"])
-def test_a_resumed_run_equals_the_run_that_was_not_stopped(tmp_path, memory_type):
-    exact = (*CARTPOLE, "--memory_type", memory_type, "--learner.checkpoint_replay", "true", "--timestamp", "one",
+@pytest.mark.parametrize("name", RUNS)
+def test_a_resumed_run_equals_the_run_that_was_not_stopped(tmp_path, name):
+    exact = (*RUNS[name], "--learner.checkpoint_replay", "true", "--timestamp", "one",
              "--agent.lr_schedule", "linear", "--agent.lr_updates", "3000")
     first = run(tmp_path / "straight", *exact, "--learner.checkpoint_steps", "800", "--steps", "1600")
     run(tmp_path / "halves", *exact, "--steps", "800")
-    second = run(tmp_path / "halves", "--config", "dqn-cartpole", "--resume", "test_one", "--steps", "1600")
+    second = run(tmp_path / "halves", "--resume", "test_one", "--steps", "1600")
     assert not differences(first["agent"], second["agent"])
     assert not differences(first["clock"], second["clock"])
     assert not differences(first["memory"], second["memory"])

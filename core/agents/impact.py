@@ -1,0 +1,102 @@
+"""IMPACT (1912.00167): each batch of unrolls is learnt from several times, held close to a slowly moving target policy.
+
+Equation 4: L = -E min(r A, clip(r, 1 - eps, 1 + eps) A) with r = clip(mu / pi_target, 0, beta_max) pi / mu; advantages and value targets
+are V-trace's with the ratios pi_target / mu. Memory `circular` is the paper's buffer. Deviation: the values in V-trace are those of the
+online network. The optional weight of KL(pi_target || pi) is adapted where the target is copied: there the two are farthest apart.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from core.agent import LearnerOutput
+from core.agents.actor_critic import ActorCriticAgent, ActorCriticParams
+from core.memory import Batch
+from core.model import Model
+from core.ops.policy_losses import adapted_kl_coefficient, baseline_loss, clipped_surrogate, entropy_loss, kl, log_probs_of
+from core.ops.vtrace import vtrace
+from core.settings import setting
+
+KL_SPAN = 1_000.0  # times the first weight, up and down, that the adapted one may go: at 0 or inf it would stay
+
+
+@dataclass(frozen=True)
+class ImpactParams(ActorCriticParams):
+    epsilon: float = setting(0.3, above=0, high=1)          # of the clip (paper: 0.2 .. 0.4)
+    beta_max: float = setting(2.0, above=0)                 # clip of mu / pi_target
+    target_update: int = setting(8, low=1)                  # updates between copies of the network to the target; paper: N K
+    rho_bar: float = setting(1.0, above=0)                  # clip of pi_target / mu in the temporal differences
+    c_bar: float = setting(1.0, above=0)                    # clip of pi_target / mu in the trace
+    trace_lambda: float = setting(1.0, low=0, high=1)       # factor of the trace
+    kl_coefficient: float = setting(0.0, low=0)             # weight of KL(pi_target || pi) at first; 0: off
+    kl_target: float = setting(0.01, above=0)               # nats before a copy, that the weight is adapted to
+    optimizer: str = setting("adam", choices=("adam", "rmsprop"))
+    lr: float = setting(5e-4, above=0)                      # learning rate at the start
+    eps: float = setting(1e-8, above=0)                     # added to the root of the second moment
+
+
+class Impact(ActorCriticAgent):
+    Params = ImpactParams
+    memories = ("circular", "queue", "mixed")
+    _target: Model | None = None
+    _updates: int
+    _coefficient: Tensor
+
+    def learn(self, batch: Batch) -> LearnerOutput:
+        self._prepare()
+        params, window = self.params, batch.window.to(self.device)
+        output, _ = self.unroll(window)
+        with torch.no_grad():
+            target_logits = self.unroll(window, self._target)[0].logits[:-1]  # [T, B, A]
+        logits, values, actions, taken = output.logits[:-1], output.value, window.actions[:-1], ~window.lasts[:-1]
+        log_probs, target_log_probs, behaviour_log_probs = (
+            log_probs_of(each, actions) for each in (logits, target_logits, window.extras["logits"][:-1]))  # each [T, B]
+        returns = vtrace(target_log_probs - behaviour_log_probs, window.rewards[:-1], params.gamma * window.discounts[:-1],
+                         values.detach(), taken, rho_bar=params.rho_bar, c_bar=params.c_bar, pg_rho_bar=1.0,
+                         trace_lambda=params.trace_lambda)
+        objective = clipped_surrogate(log_probs, behaviour_log_probs, target_log_probs, returns.unweighted, params.epsilon, params.beta_max)
+        policy, baseline = -(objective * taken).sum(), baseline_loss(values[:-1], returns.targets, taken)
+        entropy, divergence = entropy_loss(logits, taken), (kl(target_logits, logits) * taken).sum()
+        loss = (policy + params.baseline_cost * baseline + params.entropy_cost * entropy
+                + (self._coefficient * divergence if params.kl_coefficient else 0.0))
+        grad_norm, stepped = self._optimizer.step(loss)
+        rows = taken.sum().clamp(min=1)
+        statistics = {"loss": loss, "policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy / rows,
+                      "value_mean": values.mean(), "target_kl": divergence / rows, "kl_coefficient": self._coefficient,
+                      "target_lag": (log_probs - target_log_probs).abs().mean(), "grad_norm": grad_norm,
+                      "lr": torch.tensor(self._optimizer.lr)}
+        self._updates += 1
+        if self._updates % params.target_update == 0:
+            self._follow(divergence.detach() / rows, stepped)
+        return LearnerOutput({name: value.detach() for name, value in statistics.items()}, None, skipped=not stepped)
+
+    def _follow(self, divergence: Tensor, stepped: bool) -> None:
+        """Copy the network to the target; keep the divergence of the two, as it has become since the last copy, near kl_target."""
+        assert self._target is not None
+        self._target.load_state_dict(self.model.state_dict())
+        first = self.params.kl_coefficient
+        if first and stepped:
+            adapted = adapted_kl_coefficient(self._coefficient, divergence, self.params.kl_target)
+            self._coefficient = adapted.clamp(first / KL_SPAN, first * KL_SPAN)
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        if self._target is None:
+            self._target = self._make_model().requires_grad_(False)
+            self._target.load_state_dict(self.model.state_dict())
+            self._coefficient = torch.tensor(self.params.kl_coefficient, device=self.device)
+            self._updates = 0
+
+    # checkpoint -------------------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        assert self._target is not None
+        return {**state, "target": self._target.state_dict(), "updates": self._updates, "kl_coefficient": float(self._coefficient)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        assert self._target is not None
+        self._target.load_state_dict(state["target"])
+        self._updates, self._coefficient = state["updates"], torch.tensor(state["kl_coefficient"], device=self.device)

@@ -1,0 +1,84 @@
+"""V-trace actor-critic: IMPALA, and with replay CLEAR and LASER, by settings alone.
+
+IMPALA (1802.01561): memory `queue`, every unroll learnt from once. With memory `mixed`, on replayed unrolls only: CLEAR's cloning of the
+old policy and value (1811.11682), where policy_cloning_cost and value_cloning_cost are not 0; LASER's relevance (1909.11583), where a
+state whose behaviour has become too unlike the policy leaves every loss and stops the trace that reaches it.
+Deviations: the loss of a truncated episode bootstraps from its final observation; entropy is on all rows, with LASER on fresh ones.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from core.agent import LearnerOutput
+from core.agents.actor_critic import ActorCriticAgent, ActorCriticParams
+from core.memory import Batch
+from core.ops.policy_losses import (
+    baseline_loss,
+    entropy_loss,
+    kl,
+    log_probs_of,
+    policy_cloning_loss,
+    policy_gradient_loss,
+    value_cloning_loss,
+)
+from core.ops.vtrace import relevance, vtrace
+from core.settings import setting
+
+
+@dataclass(frozen=True)
+class ImpalaParams(ActorCriticParams):
+    rho_bar: float = setting(1.0, above=0)                  # clip of pi / mu in the temporal differences
+    c_bar: float = setting(1.0, above=0)                    # clip of pi / mu in the trace
+    pg_rho_bar: float = setting(1.0, above=0)               # clip of pi / mu in the policy gradient
+    trace_lambda: float = setting(1.0, low=0, high=1)       # factor of the trace (IMPALA: 1)
+    policy_cloning_cost: float = setting(0.0, low=0)        # CLEAR: 0.01
+    value_cloning_cost: float = setting(0.0, low=0)         # CLEAR: 0.005
+    relevance: str = setting("none", choices=("none", "implied", "kl"))  # LASER: of the implied policy; kl: of pi and mu themselves
+    relevance_threshold: float = setting(0.3, above=0)      # nats; LASER leaves it open, the replaced system had 0.3 with kl
+
+
+class Impala(ActorCriticAgent):
+    Params = ImpalaParams
+    memories = ("queue", "mixed")
+
+    def learn(self, batch: Batch) -> LearnerOutput:
+        self._prepare()
+        params, window = self.params, batch.window.to(self.device)
+        output, _ = self.unroll(window)
+        logits, values, actions = output.logits[:-1], output.value, window.actions[:-1]  # [T, B, A], [T + 1, B], [T, B]
+        behaviour_logits, behaviour_values = window.extras["logits"][:-1], window.extras["value"][:-1]
+        taken = ~window.lasts[:-1]  # [T, B]: rows where an action was taken
+        fresh = taken & self._fresh(batch)
+        included = taken & self._relevant(logits, behaviour_logits, fresh)
+        log_ratios = (log_probs_of(logits, actions) - log_probs_of(behaviour_logits, actions)).detach()
+        returns = vtrace(log_ratios, window.rewards[:-1], params.gamma * window.discounts[:-1], values.detach(), included,
+                         rho_bar=params.rho_bar, c_bar=params.c_bar, pg_rho_bar=params.pg_rho_bar, trace_lambda=params.trace_lambda)
+        replayed = included & ~fresh
+        policy = policy_gradient_loss(logits, actions, returns.advantages, included)
+        baseline = baseline_loss(values[:-1], returns.targets, included)
+        entropy = entropy_loss(logits, fresh if params.relevance != "none" else taken)
+        loss = policy + params.baseline_cost * baseline + params.entropy_cost * entropy
+        if params.policy_cloning_cost:
+            loss = loss + params.policy_cloning_cost * policy_cloning_loss(logits, behaviour_logits, replayed)
+        if params.value_cloning_cost:
+            loss = loss + params.value_cloning_cost * value_cloning_loss(values[:-1], behaviour_values, replayed)
+        grad_norm, stepped = self._optimizer.step(loss)
+        rows = taken.sum().clamp(min=1)
+        statistics = {"loss": loss, "policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy_loss(logits, taken) / rows,
+                      "value_mean": values.mean(), "behaviour_kl": (kl(logits, behaviour_logits) * taken).sum() / rows,
+                      "fresh_share": fresh.sum() / rows, "relevant_share": included.sum() / rows,
+                      "grad_norm": grad_norm, "lr": torch.tensor(self._optimizer.lr)}
+        return LearnerOutput({name: value.detach() for name, value in statistics.items()}, None, skipped=not stepped)
+
+    def _fresh(self, batch: Batch) -> Tensor:
+        """[B] bool."""
+        return torch.ones(len(batch.weights), dtype=torch.bool, device=self.device) if batch.fresh is None else batch.fresh.to(self.device)
+
+    def _relevant(self, logits: Tensor, behaviour_logits: Tensor, fresh: Tensor) -> Tensor:
+        """[T, B] bool: what is fresh, and what LASER would learn from."""
+        if self.params.relevance == "none":
+            return torch.ones_like(fresh)
+        params = self.params
+        return fresh | relevance(logits.detach(), behaviour_logits, params.relevance, params.relevance_threshold, params.rho_bar)

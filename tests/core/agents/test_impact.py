@@ -1,0 +1,220 @@
+"""IMPACT against a twin written from the paper row by row, its slowly moving target, and its adaptive divergence."""
+
+from copy import deepcopy
+from math import log
+
+import numpy as np
+import pytest
+import torch
+
+from core.agents.impact import KL_SPAN, Impact
+from core.agents.impala import Impala
+from tests.core.agents.unrolls import (
+    A,
+    Sum,
+    columns,
+    differences,
+    divergence,
+    make_batch,
+    random_unrolls,
+    softmax,
+    table_agent,
+    vtrace_targets,
+)
+
+SETTINGS = {
+    "impact": {"epsilon": 0.2},
+    "other clips": {"epsilon": 0.4, "beta_max": 1.3, "rho_bar": 1.4, "c_bar": 0.7, "trace_lambda": 0.9, "entropy_cost": 0.1,
+                    "baseline_cost": 0.8},
+    "with a divergence": {"kl_coefficient": 0.75},
+}
+
+
+def with_target(agent, logits):
+    """Put the target network's logits [T + 1, B, A] apart from the online ones, its values far away."""
+    agent._prepare()
+    agent._target.logits.data[:] = torch.tensor(logits).flatten(0, 1)
+    agent._target.values.data[:] = 1e6
+    return agent
+
+
+def random_target(logits, seed=9):
+    return logits + 0.7 * np.random.default_rng(seed).normal(size=logits.shape)
+
+
+def twin(params, batch, logits, values, target_logits):
+    """Equation 4 of 1912.00167 with V-trace's advantages; for each taken row (r, advantage, mu / pi_target)."""
+    (actions, rewards, discounts, behaviour_logits, _), lasts = columns(batch)
+    length, streams = actions.shape
+    total, rows = Sum(length + 1, streams), []
+    for b in range(streams):
+        pi, target, mu = ([softmax(table[t, b]) for t in range(length)] for table in (logits, target_logits, behaviour_logits))
+        taken = [not lasts[t, b] for t in range(length)]
+        ratios = [target[t][actions[t, b]] / mu[t][actions[t, b]] for t in range(length)]
+        targets = vtrace_targets(ratios, rewards[:, b], params.gamma * discounts[:, b], values[:, b], taken, params.rho_bar,
+                                 params.c_bar, params.trace_lambda)
+        for t in range(length):
+            if not taken[t]:
+                continue
+            row, action = (t, b), actions[t, b]
+            advantage = rewards[row] + params.gamma * discounts[row] * targets[t + 1] - values[row]
+            beta = min(mu[t][action] / target[t][action], params.beta_max)
+            r = beta * pi[t][action] / mu[t][action]
+            clipped = min(max(r, 1 - params.epsilon), 1 + params.epsilon)
+            slope = r * advantage if r * advantage <= clipped * advantage else 0.0  # d r / d log pi = r
+            total.add(row, -min(r * advantage, clipped * advantage), to_logits=-slope * (np.eye(A)[action] - pi[t]))
+            total.add_baseline(row, params.baseline_cost, values[row], targets[t])
+            total.add_entropy(row, params.entropy_cost, pi[t])
+            total.add(row, params.kl_coefficient * divergence(target[t], pi[t]), params.kl_coefficient * (pi[t] - target[t]))
+            rows.append((r, advantage, mu[t][action] / target[t][action]))
+    return total, np.array(rows)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_loss_and_gradient_are_the_papers(settings):
+    batch, logits, values = random_unrolls(seed=1)
+    target_logits = random_target(logits)
+    agent = with_target(table_agent(Impact, logits, values, **settings), target_logits)
+    expected, rows = twin(agent.params, batch, logits, values, target_logits)
+    output = agent.learn(batch)
+    expected.assert_is_that_of(agent, output)
+    assert output.priorities is None and not output.skipped
+    r, advantage, beta = rows.T
+    epsilon = agent.params.epsilon
+    for region in (r < 1 - epsilon, (r > 1 - epsilon) & (r < 1 + epsilon), r > 1 + epsilon):
+        assert (region & (advantage > 0)).mean() > 0.05 and (region & (advantage < 0)).mean() > 0.05
+    assert 0.05 < (beta > agent.params.beta_max).mean() < 0.95
+
+
+def test_where_worker_target_and_learner_agree_it_is_the_plain_policy_gradient():
+    logits, values = np.log(np.tile([.1, .2, .3, .4], (4, 1, 1))), np.array([[-7.0], [4], [9], [8]])
+    batch = make_batch(np.array([[1.0], [2], [3]]), np.ones((3, 1)), np.zeros((4, 1), bool), np.array([[0], [3], [1]]), logits[:3] + 5.0,
+                       np.zeros((3, 1)))
+    agent = table_agent(Impact, logits, values, gamma=0.5, entropy_cost=0.0, baseline_cost=1.0)
+    output = agent.learn(batch)
+    advantages = [3.75 + 7, 5.5 - 4, 7 - 9]  # 1 + 2 / 2 + 3 / 4 + 8 / 8, 2 + 3 / 2 + 8 / 4 and 3 + 8 / 2, minus the values
+    assert float(output.statistics["policy_loss"]) == pytest.approx(-sum(advantages))
+    one_hot, pi = np.eye(A)[[0, 3, 1]], np.array([.1, .2, .3, .4])
+    np.testing.assert_allclose(agent.model.logits.grad.numpy()[:3], -np.array(advantages)[:, None] * (one_hot - pi), atol=1e-9)
+    assert agent.model.values.grad.tolist() == pytest.approx([-10.75, -1.5, 2, 0])
+
+
+def test_where_worker_target_and_learner_agree_its_gradient_is_impalas():
+    batch, logits, values = random_unrolls(seed=2)
+    batch.window.extras["logits"][:-1] = torch.from_numpy(logits[:-1]) - 1.0
+    impala, impact = (table_agent(agent, logits, values) for agent in (Impala, Impact))
+    for agent in (impala, impact):
+        agent.learn(batch)
+    np.testing.assert_allclose(impact.model.logits.grad.numpy(), impala.model.logits.grad.numpy(), atol=1e-9)
+    np.testing.assert_allclose(impact.model.values.grad.numpy(), impala.model.values.grad.numpy(), atol=1e-9)
+
+
+def test_targets_advantages_and_the_target_network_carry_no_gradient():
+    batch, logits, values = random_unrolls(seed=3)
+    agent = with_target(table_agent(Impact, logits, values, baseline_cost=0.0, kl_coefficient=1.0), random_target(logits))
+    agent.learn(batch)
+    assert not agent.model.values.grad.any() and agent.model.logits.grad.any()
+    assert agent._target.logits.grad is None and not any(parameter.requires_grad for parameter in agent._target.parameters())
+
+
+def test_of_the_row_after_the_last_action_only_observation_first_and_last_are_read():
+    batch, logits, values = random_unrolls(seed=3)
+    window = batch.window
+    sane = batch._replace(window=window._replace(
+        actions=window.actions.abs().clamp(max=A - 1), rewards=window.rewards.nan_to_num(3.0), discounts=window.discounts.nan_to_num(1.0),
+        extras={name: field.nan_to_num(2.0) for name, field in window.extras.items()}))
+    agents = [with_target(table_agent(Impact, logits, values, kl_coefficient=1.0), random_target(logits)) for _ in range(2)]
+    outputs = [agent.learn(each) for agent, each in zip(agents, (batch, sane))]
+    assert not any(output.skipped for output in outputs)
+    assert torch.equal(agents[0].model.logits.grad, agents[1].model.logits.grad)
+    assert not differences(*(output.statistics for output in outputs))
+
+
+def test_the_target_is_a_copy_of_the_network_every_so_many_updates():
+    batch, logits, values = random_unrolls(seed=4, streams=6)
+    agent = table_agent(Impact, logits, values, target_update=3)
+    weights = [torch.tensor(logits).flatten(0, 1)]  # after each update
+    for update in range(1, 8):
+        agent.learn(batch)
+        weights.append(agent.model.logits.detach().clone())
+        assert torch.equal(agent._target.logits, weights[update - update % 3])
+        assert not torch.equal(weights[update], weights[update - 1])
+
+
+@pytest.mark.parametrize("kl_target, factor", [(1e-9, 2.0), (1e9, 0.5)])
+def test_the_divergences_weight_is_adapted_where_the_target_is_copied(kl_target, factor):
+    batch, logits, values = random_unrolls(seed=5, streams=6)
+    agent = table_agent(Impact, logits, values, target_update=2, kl_coefficient=0.4, kl_target=kl_target)
+    used = [float(agent.learn(batch).statistics["kl_coefficient"]) for _ in range(6)]
+    assert used == pytest.approx([.4, .4, .4 * factor, .4 * factor, .4 * factor ** 2, .4 * factor ** 2])
+
+
+def test_the_weight_follows_the_divergence_just_before_a_copy_and_not_the_one_just_after():
+    batch, logits, values = random_unrolls(seed=5, streams=6)
+    agent = table_agent(Impact, logits, values, target_update=2, kl_coefficient=0.4, lr=0.02)
+    measured = [float(agent.learn(batch).statistics["target_kl"]) for _ in range(4)]
+    assert measured[0] == measured[2] == 0 and measured[1] > 1e-4 and measured[3] > 1e-4
+    steady = table_agent(Impact, logits, values, target_update=2, kl_coefficient=0.4, lr=0.02, kl_target=measured[1])
+    assert [float(steady.learn(batch).statistics["kl_coefficient"]) for _ in range(4)] == pytest.approx([.4] * 4)
+
+
+@pytest.mark.parametrize("kl_target, bound", [(1e-12, KL_SPAN), (1e9, 1 / KL_SPAN)])
+def test_the_weight_neither_vanishes_nor_grows_without_end(kl_target, bound):
+    batch, logits, values = random_unrolls(seed=6, streams=2)
+    agent = table_agent(Impact, logits, values, target_update=2, kl_coefficient=0.4, kl_target=kl_target)
+    for _ in range(30):
+        output = agent.learn(batch)
+    assert float(output.statistics["kl_coefficient"]) == pytest.approx(0.4 * bound)
+
+
+def test_without_a_divergence_there_is_no_weight():
+    batch, logits, values = random_unrolls(seed=5, streams=6)
+    agent = table_agent(Impact, logits, values, target_update=1, kl_target=1e-9)
+    assert [float(agent.learn(batch).statistics["kl_coefficient"]) for _ in range(3)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("optimizer", ["rmsprop", "adam"])
+def test_a_loss_that_is_not_finite_changes_nothing(optimizer):
+    batch, logits, values = random_unrolls(seed=7)
+    agent = table_agent(Impact, logits, values, optimizer=optimizer, kl_coefficient=0.4, kl_target=1e-9, target_update=2)
+    agent.learn(batch)
+    before = deepcopy(agent.state_dict())
+    window = deepcopy(batch.window)
+    window.rewards[tuple(np.argwhere(~window.lasts[:-1].numpy())[0])] = float("nan")
+    assert agent.learn(batch._replace(window=window)).skipped
+    after = agent.state_dict()
+    assert not differences(before["model"], after["model"]) and before["kl_coefficient"] == after["kl_coefficient"]
+    assert not differences(before["optimizer"]["optimizer"]["state"], after["optimizer"]["optimizer"]["state"])
+    assert not agent.learn(batch).skipped
+
+
+def test_statistics_are_means_over_the_rows_where_an_action_was_taken():
+    batch, logits, values = random_unrolls(seed=8)
+    target_logits = random_target(logits)
+    agent = with_target(table_agent(Impact, logits, values), target_logits)
+    output = agent.learn(batch)
+    rows = [(softmax(logits[t, b]), softmax(target_logits[t, b])) for t, b in np.argwhere(~batch.window.lasts[:-1].numpy())]
+    expected = {"entropy": np.mean([-sum(p * log(p) for p in pi) for pi, _ in rows]), "value_mean": values.mean(),
+                "target_kl": np.mean([divergence(target, pi) for pi, target in rows])}
+    assert {name: float(output.statistics[name]) for name in expected} == pytest.approx(expected)
+    assert not any(value.requires_grad for value in output.statistics.values())
+
+
+@pytest.mark.parametrize("settings", [{"optimizer": "rmsprop"}, {"optimizer": "rmsprop", "rmsprop_centered": True}, {"optimizer": "adam"}])
+def test_a_restored_agent_goes_on_exactly(settings):
+    batches, logits, values = [], None, None
+    for seed in range(8):
+        batch, logits, values = random_unrolls(seed=seed, streams=6)
+        batches.append(batch)
+    straight, first, second = (
+        table_agent(Impact, logits, values, target_update=2, kl_coefficient=0.4, kl_target=1e-9, lr_schedule="linear", lr_updates=10,
+                    **settings) for _ in range(3))
+    for batch in batches:
+        straight.learn(batch)
+    for batch in batches[:3]:  # amid the target's period
+        first.learn(batch)
+    second.load_state_dict(deepcopy(first.state_dict()))
+    for batch in batches[3:]:
+        second.learn(batch)
+    assert not differences(straight.state_dict(), second.state_dict())
+    assert straight.state_dict()["kl_coefficient"] == pytest.approx(0.4 * 2 ** 4)

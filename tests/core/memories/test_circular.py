@@ -1,0 +1,175 @@
+"""IMPACT's circular buffer, with an actor simulated step by step; test_unroll_races.py has real processes."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from core.memories.circular import CircularMemory, CircularParams
+from core.settings import problems
+from tests.core.tapes import CodedActor, check_coded_unrolls, coded_spec, unroll_memory
+
+SIZE = 4  # of a batch
+
+
+def make(*, capacity: int = 40, num_batches: int = 3, times: int = 2, overflow: str = "block", num_actors: int = 1, seed: int = 0):
+    params = CircularParams(capacity, overflow, num_batches=num_batches, times=times)
+    memory = unroll_memory(CircularMemory, params, coded_spec((2,), 4), batch_size=SIZE, num_actors=num_actors, seed=seed)
+    return memory, [CodedActor(memory, actor) for actor in range(num_actors)]
+
+
+def sampled(memory: CircularMemory) -> tuple[list[tuple[int, int]], bool] | None:
+    """The unrolls of a batch and whether they are given for the first time."""
+    batch = memory.sample(SIZE)
+    if batch is None:
+        return None
+    assert len(batch.fresh) == SIZE and len(set(batch.fresh.tolist())) == 1
+    return check_coded_unrolls(memory.layout, batch.window), bool(batch.fresh[0])
+
+
+def part(actor: CodedActor, number: int) -> list[tuple[int, int]]:
+    """The number-th batch of an actor's unrolls."""
+    return actor.unrolls()[number * SIZE:(number + 1) * SIZE]
+
+
+def test_batches_are_visited_in_turn_and_replaced_when_they_are_used_up():
+    memory, (actor,) = make(capacity=40)
+    actor.write(12)  # six batches, more than there is room for
+    expected = [(0, True), (1, True), (2, True), (0, False), (1, False), (2, False), (3, True), (4, True), (5, True), (3, False)]
+    assert [sampled(memory) for _ in expected] == [(part(actor, number), fresh) for number, fresh in expected]
+
+
+def test_the_others_go_on_while_none_is_ready_and_in_the_end_it_waits():
+    memory, (actor,) = make(times=3)
+    actor.write(4)
+    expected = [(0, True), (1, True), (0, False), (1, False), (0, False), (1, False)]
+    assert [sampled(memory) for _ in expected] == [(part(actor, number), fresh) for number, fresh in expected]
+    assert sampled(memory) is None and sampled(memory) is None
+    assert memory.statistics()["circular_uses_left"] == 0
+    actor.write(1)
+    assert sampled(memory) is None  # half a batch
+    actor.write(1)
+    assert sampled(memory) == (part(actor, 2), True) and memory.statistics()["circular_uses_left"] == 2
+
+
+def test_one_batch_used_once_is_a_queue():
+    memory, (actor,) = make(num_batches=1, times=1)
+    for number in range(5):
+        assert sampled(memory) is None
+        actor.write(2)
+        assert sampled(memory) == (part(actor, number), True)
+
+
+@pytest.mark.parametrize("capacity", [1, 6, 40])
+@pytest.mark.parametrize(("num_batches", "times"), [(1, 1), (1, 3), (2, 2), (4, 2), (5, 3)])
+def test_every_batch_equals_that_of_a_buffer_of_plain_lists_whoever_is_faster(num_batches, times, capacity):
+    memory, actors = make(num_batches=num_batches, times=times, capacity=capacity, num_actors=2)
+    generator, uses, first, buffer = np.random.default_rng(0), Counter(), [], [([], 0)] * num_batches
+    next_, waited = 0, 0
+    for round_ in range(900):
+        steps, samples = ((16, 0), (4, 1), (0, 3))[round_ // 20 % 3]
+        for _ in range(steps):
+            actors[generator.integers(2)].step()
+        for _ in range(samples):
+            ready = sum(len(actor.unrolls()) for actor in actors) - SIZE * len(first) >= SIZE
+            found = sampled(memory)
+            if found and found[1]:
+                first.append(found[0])
+                assert not uses.keys() & set(found[0])
+            uses.update(found[0] if found else [])
+            waited += found is None
+            for _ in range(num_batches):  # the twin: it is told what comes next, and says when
+                number, next_ = next_, (next_ + 1) % num_batches
+                batch, left = buffer[number]
+                refilled = not left and ready
+                if refilled:
+                    batch, left = first[-1], times
+                if left:
+                    buffer[number] = batch, left - 1
+                    assert found == (batch, refilled)
+                    break
+            else:
+                assert found is None
+    assert waited and len(first) > 20 and set(uses) <= {unroll for actor in actors for unroll in actor.unrolls()}
+    assert max(uses.values()) == times and all(uses[unroll] == times for batch in first[:-num_batches] for unroll in batch)
+    statistics = memory.statistics()
+    assert statistics["queue_dropped"] == 0
+    assert statistics["queue_arrived"] == SIZE * len(first) + len(memory.rules[0]._gathered.streams) + statistics["queue_size"]
+
+
+def test_with_keep_latest_batches_that_were_overwritten_are_given_up_and_what_nobody_saw_counts_as_dropped():
+    memory, (actor,) = make(overflow="keep_latest", capacity=4, num_batches=2, times=5)
+    actor.write(2)
+    assert sampled(memory) == (part(actor, 0), True)
+    for _ in range(3 * memory.layout.rows):
+        actor.write(1)
+        memory._ingest()
+    batch, fresh = sampled(memory)
+    assert fresh and batch == actor.unrolls()[-4:]
+    assert [sampled(memory) for _ in range(4)] == [(batch, False)] * 4  # the other has none left
+    assert sampled(memory) is None
+    statistics = memory.statistics()
+    assert statistics["queue_dropped"] == statistics["queue_arrived"] - 8
+
+
+def test_with_keep_latest_a_batch_that_was_overwritten_before_its_first_use_counts_as_dropped(monkeypatch):
+    memory, (actor,) = make(overflow="keep_latest", capacity=40, num_batches=2)
+    actor.write(4)
+    intact, first = memory.trajectories.intact, set(part(actor, 0)[:3])
+    monkeypatch.setattr(memory.trajectories, "intact", lambda streams, serials: intact(streams, serials) & [
+        unroll not in first for unroll in zip(streams.tolist(), serials.tolist())])
+    batch = memory.sample(SIZE)
+    assert batch.fresh.all() and check_coded_unrolls(memory.layout, batch.window) == [part(actor, 0)[3], *part(actor, 1)[:3]]
+    assert memory.statistics()["queue_dropped"] == 3
+
+
+def test_with_keep_latest_the_rest_of_a_batch_that_is_being_overwritten_is_used_once_more(monkeypatch):
+    memory, (actor,) = make(overflow="keep_latest", capacity=40, num_batches=2, times=5)
+    actor.write(6)
+    assert sampled(memory) == (part(actor, 0), True) and sampled(memory) == (part(actor, 1), True)
+    intact, lost = memory.trajectories.intact, part(actor, 0)[0]
+    monkeypatch.setattr(memory.trajectories, "intact", lambda streams, serials: intact(streams, serials) & [
+        unroll != lost for unroll in zip(streams.tolist(), serials.tolist())])
+    batch = memory.sample(SIZE)
+    assert check_coded_unrolls(memory.layout, batch.window) == [*part(actor, 0)[1:], part(actor, 1)[0]] and not batch.fresh.any()
+    assert sampled(memory) == (part(actor, 2), True) and memory.statistics()["queue_dropped"] == 0
+
+
+@pytest.mark.parametrize("overflow", ["keep_oldest", "alternating"])
+def test_policies_that_copy_do_not_suit_a_circular_memory(overflow):
+    found = CircularMemory.problems(CircularParams(64, overflow), 4)
+    assert len(found) == 1 and f"overflow={overflow} does not suit a circular memory" in found[0]
+    assert CircularMemory.problems(CircularParams(1), 64) == CircularMemory.problems(CircularParams(1, "keep_latest"), 64) == []
+
+
+@pytest.mark.parametrize("params", [CircularParams(num_batches=0), CircularParams(times=0), CircularParams(capacity=0)])
+def test_wrong_settings_are_problems(params):
+    assert len(problems(params)) == 1
+
+
+@pytest.mark.parametrize("samples", range(9))
+def test_it_continues_where_it_was(samples):
+    memory, (actor,) = make()
+    actor.write(7)  # three batches and a half
+    for _ in range(samples):
+        sampled(memory)
+    resumed, (successor,) = make(seed=4)
+    resumed.load_state_dict(memory.state_dict(with_rows=True))
+    successor.serial = actor.serial
+    for _ in range(8):
+        assert resumed.unread() == memory.unread() and resumed.statistics() == memory.statistics()
+        assert sampled(resumed) == sampled(memory)
+    for writer in (actor, successor):
+        writer.write(1)
+    assert [sampled(resumed) for _ in range(8)] == [sampled(memory) for _ in range(8)]
+
+
+def test_without_rows_it_starts_anew():
+    memory, (actor,) = make()
+    actor.write(7)
+    sampled(memory)
+    resumed, (other,) = make()
+    resumed.load_state_dict(memory.state_dict(with_rows=False))
+    assert resumed.sample(SIZE) is None and resumed.statistics()["circular_uses_left"] == 0
+    other.write(2)
+    assert sampled(resumed) == (part(other, 0), True)

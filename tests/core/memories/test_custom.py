@@ -1,0 +1,363 @@
+"""Elite and attentive replay."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from core.memories.custom import STRATEGIES, CustomParams, CustomRule
+from core.memories.mixed import MixedMemory, MixedParams
+from core.settings import problems
+from core.trajectory import Window
+from tests.core.tapes import CODE, CODED_FEATURES, CodedActor, check_coded_unrolls, coded_features, coded_spec, unroll_memory
+
+ELITE = {"sample_strategy": "elite_sampling", "lambda_batch_multiplier": 4}
+INSERTION = {"insert_strategy": "elite_insertion"}
+ATTENTIVE = {"sample_strategy": "attentive_sampling", "lambda_batch_multiplier": 4}
+SAMPLINGS = [ATTENTIVE, *({**ELITE, "elite_sampling_strategy": f"strategy{number}"} for number in (1, 2, 3, 4))]
+
+
+def make(*, capacity: int = 20, batch_size: int = 4, seed: int = 0, num_envs: int = 2, **settings):
+    params = MixedParams(json.dumps([{"type": "custom", "capacity": capacity, "sample_ratio": 1.0, **settings}]))
+    assert MixedMemory.problems(params, batch_size) == []
+    memory = unroll_memory(MixedMemory, params, coded_spec((2,), 0), batch_size=batch_size, extras=CODED_FEATURES, seed=seed,
+                           num_envs=num_envs)
+    memory.features_of = coded_features
+    return memory, CodedActor(memory, 0)
+
+
+def unrolls_of(window: Window) -> list[tuple[int, int]]:
+    streams, serials = np.divmod(window.actions[0].numpy(), CODE)
+    return list(zip((streams - 1).tolist(), serials.tolist()))
+
+
+def moved_by(distances: dict, tape: list):
+    """Today's features: of each unroll as far from the stored ones as `distances` says; the tape is told which unrolls were seen."""
+    def features(window: Window) -> torch.Tensor:
+        tape.append(unrolls_of(window))
+        shifts = torch.tensor([float(distances[unroll]) for unroll in tape[-1]])
+        return coded_features(window).double() + shifts[:, None]
+
+    return features
+
+
+def sampled(memory: MixedMemory, batch_size: int = 4) -> list[tuple[int, int]]:
+    batch = memory.sample(batch_size)
+    assert not batch.fresh.any() and len(batch.fresh) == batch_size
+    return check_coded_unrolls(memory.layout, batch.window)
+
+
+# strategies -----------------------------------------------------------------------------------------------------------
+def naive(strategy: str, distances: list[float], times: list[int], count: int) -> list[int]:
+    """The candidates to keep, one loop after another."""
+    order = sorted(range(len(distances)), key=lambda candidate: distances[candidate])
+    groups = [order[len(order) * group // count:len(order) * (group + 1) // count] for group in range(count)]
+    assert all(groups) and max(map(len, groups)) - min(map(len, groups)) <= 1
+    if strategy == "strategy1":
+        return order[:count]
+    if strategy == "strategy2":
+        return [group[0] for group in groups]
+    if strategy == "strategy3":
+        kept = []
+        for often in sorted(set(times)):
+            kept += [candidate for candidate in order if times[candidate] == often]
+        return kept[:count]
+    return [next(candidate for candidate in group if times[candidate] == min(times[other] for other in group)) for group in groups]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_each_strategy_keeps_what_the_naive_twin_keeps(strategy):
+    generator = np.random.default_rng(0)
+    for _ in range(600):
+        count = int(generator.integers(1, 12))
+        size = count + int(generator.integers(0, 40))
+        distances = generator.choice([generator.random(size), generator.integers(0, 3, size).astype(float), np.zeros(size)])
+        times = generator.integers(0, generator.integers(1, 6), size)
+        found = STRATEGIES[strategy](distances, times, count)
+        assert found.tolist() == naive(strategy, distances.tolist(), times.tolist(), count) and len(set(found.tolist())) == count
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_of_exactly_as_many_candidates_as_wanted_all_are_kept(strategy):
+    generator = np.random.default_rng(0)
+    assert sorted(STRATEGIES[strategy](generator.random(7), generator.integers(0, 3, 7), 7)) == list(range(7))
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_batch_is_what_the_strategy_keeps_of_all_candidates(number):
+    memory, actor = make(**{**ELITE, "lambda_batch_multiplier": 5}, elite_sampling_strategy=f"strategy{number}")
+    actor.write(10)  # 20 unrolls: with a multiplier of 5 all of them are candidates for 4
+    shuffled = np.random.default_rng(number).permutation(20).tolist()
+    distances, tape, times = dict(zip(actor.unrolls(), shuffled)), [], Counter()
+    memory.features_of = moved_by(distances, tape)
+    unrolls = sorted(distances, key=distances.get)
+    for _ in range(12):
+        expected = naive(f"strategy{number}", list(range(20)), [times[unroll] for unroll in unrolls], 4)
+        found = sampled(memory)
+        assert set(found) == {unrolls[candidate] for candidate in expected}
+        assert sorted(tape[-1]) == sorted(actor.unrolls())  # without replacement
+        times.update(found)
+    most = {1: 4, 2: 4, 3: 20, 4: 20}[number]
+    assert len(times) == most
+
+
+@pytest.mark.parametrize("settings", SAMPLINGS)
+@pytest.mark.parametrize("insertion", [{}, INSERTION])
+@pytest.mark.parametrize("chunks", [1, 2, 3])  # 2, 4 and 6 unrolls for batches of 4
+def test_few_unrolls_still_make_whole_batches(settings, insertion, chunks):
+    memory, actor = make(**settings, **insertion)
+    actor.write(chunks)
+    for _ in range(10):
+        found = sampled(memory)
+        assert set(found) <= set(actor.unrolls()) and len(set(found)) == min(4, len(actor.unrolls()))
+
+
+@pytest.mark.parametrize("settings", SAMPLINGS)
+def test_equal_distances_are_no_trouble(settings):
+    memory, actor = make(**settings)
+    attentive = settings is ATTENTIVE
+    memory.features_of = (lambda window: torch.zeros(4, window.actions.shape[1], 2)) if attentive else moved_by(Counter(), [])
+    actor.write(10)
+    assert len({unroll for _ in range(50) for unroll in sampled(memory)}) > 10
+
+
+@pytest.mark.parametrize("settings", SAMPLINGS)
+def test_candidates_are_as_many_as_lambda_says_and_different_ones(settings):
+    memory, actor = make(**{**settings, "lambda_batch_multiplier": 2.5})
+    memory.features_of, tape = moved_by(Counter(), tape := []), tape
+    actor.write(10)
+    seen = Counter()
+    for _ in range(30):
+        tape.clear()
+        sampled(memory)
+        candidates = tape[-1]
+        assert len(candidates) == len(set(candidates)) == 10
+        seen.update(candidates)
+    assert len(seen) == 20
+
+
+def test_unrolls_that_were_overwritten_are_no_candidates(monkeypatch):
+    memory, actor = make(**ELITE)
+    tape: list = []
+    memory.features_of = moved_by(Counter(), tape)
+    actor.write(10)
+    intact, lost = memory.trajectories.intact, set(actor.unrolls()[:14])
+    monkeypatch.setattr(memory.trajectories, "intact", lambda streams, serials: intact(streams, serials) & [
+        unroll not in lost for unroll in zip(streams.tolist(), serials.tolist())])
+    for _ in range(20):
+        assert not set(sampled(memory)) & lost
+    assert tape and not lost & {unroll for candidates in tape for unroll in candidates}
+
+
+@pytest.mark.parametrize("settings", SAMPLINGS)
+def test_where_there_is_nothing_to_choose_the_network_is_not_asked(settings):
+    memory, actor = make(**{**settings, "lambda_batch_multiplier": 1})
+    memory.features_of = None
+    actor.write(1)
+    assert sorted(sampled(memory)) == sorted(actor.unrolls() * 2)  # two unrolls for a batch of four
+    actor.write(9)
+    assert len(set(sampled(memory))) == 4
+
+
+# lambda ---------------------------------------------------------------------------------------------------------------
+def test_lambda_falls_linearly_to_one_with_the_batches_and_stays_there():
+    memory, actor = make(**{**ELITE, "lambda_batch_multiplier": 6, "alfa_annealing_factor": 2.0, "lambda_batches": 10})
+    actor.write(10)
+    found = []
+    for _ in range(25):
+        found.append(memory.statistics()["custom_lambda"])
+        sampled(memory)
+    assert found == pytest.approx([6 - 0.25 * batch for batch in range(20)] + [1.0] * 5)
+
+
+def test_draws_that_are_repeated_within_a_batch_do_not_hasten_lambda(monkeypatch):
+    memory, actor = make(**ELITE, lambda_batches=10)
+    actor.write(10)
+    rule, intact, draw, drawn = memory.rules[0], memory.trajectories.intact, memory.rules[0].draw, []
+    generator = np.random.default_rng(0)
+
+    def sometimes(streams, serials):
+        return intact(streams, serials) & ((np.arange(len(serials)) > 0) | (generator.random() < 0.5))
+
+    monkeypatch.setattr(memory.trajectories, "intact", sometimes)
+    monkeypatch.setattr(rule, "draw", lambda count: drawn.append(count) or draw(count))
+    for _ in range(5):
+        assert memory.sample(4) is not None
+    assert len(drawn) > 5 and rule.multiplier == pytest.approx(4 - 5 * 0.3)
+
+
+@pytest.mark.parametrize("settings", SAMPLINGS)
+def test_20000_draws_through_the_end_of_annealing_go_well(settings):
+    memory, actor = make(**settings, capacity=10, lambda_batches=500)
+    actor.write(10)
+    memory._ingest()
+    rule, keys = memory.rules[0], Counter()
+    for number in range(20_000):
+        drawn = rule.draw(3)
+        rule.release()
+        assert len(drawn.fresh) == 3
+        keys.update(zip(*map(np.ndarray.tolist, drawn.keys)))
+        if number == 498:
+            assert rule.multiplier == pytest.approx(1 + 3 / 500)
+    assert rule.multiplier == 1 and len(keys) == 10 and rule._times.sum() == 60_000
+
+
+# insertion ------------------------------------------------------------------------------------------------------------
+def contents(rule: CustomRule) -> list[tuple[int, int]]:
+    return unrolls_of(rule.store.gather(*rule.keys(np.arange(len(rule))), rule.memory.window))
+
+
+class Distances(dict):
+    """Another one for each unroll, in no order."""
+
+    def __missing__(self, unroll):
+        self[unroll] = (unroll[1] * 7919 + unroll[0] * 104_729) % 1_009
+        return self[unroll]
+
+
+@pytest.mark.parametrize("together", [1, 2, 5])
+def test_the_unrolls_that_moved_most_among_random_slots_are_overwritten(together):
+    memory, actor = make(capacity=30, num_envs=together, **INSERTION, elite_batch_size=8)
+    distances, tape = Distances(), []
+    memory.features_of = moved_by(distances, tape)
+    compared = Counter()
+    for _ in range(30 // together):
+        actor.write(1)
+        memory._ingest()
+    rule = memory.rules[0]
+    assert contents(rule) == actor.unrolls() and not tape  # there were free slots
+    for _ in range(60):
+        before = contents(rule)
+        actor.write(1)
+        memory._ingest()
+        after, candidates = contents(rule), tape[-1]
+        assert len(candidates) == len(set(candidates)) == 8 + together - 1 and set(candidates) <= set(before)
+        gone = sorted(candidates, key=lambda unroll: -distances[unroll])[:together]
+        assert set(before) - set(after) == set(gone) and set(after) - set(before) == set(actor.unrolls()[-together:])
+        compared.update(before.index(unroll) for unroll in candidates)
+    assert len(compared) == 30 and max(compared.values()) < 60
+
+
+def test_more_unrolls_than_slots_leave_the_newest():
+    memory, actor = make(capacity=3, **INSERTION, batch_size=8)
+    actor.write(1)
+    memory._ingest()
+    actor.write(6)
+    assert set(sampled(memory, 8)) <= set(actor.unrolls()[-3:])
+    assert sorted(contents(memory.rules[0])) == sorted(actor.unrolls()[-3:])
+
+
+def test_unrolls_that_are_overwritten_before_they_are_copied_take_no_slot(monkeypatch):
+    memory, actor = make(capacity=3, **INSERTION)
+    actor.write(3)
+    monkeypatch.setattr(memory.trajectories, "intact", lambda streams, serials: np.zeros(len(serials), bool))
+    assert memory.sample(4) is None and len(memory.rules[0]) == 0
+
+
+@pytest.mark.parametrize("insertion", [{}, INSERTION])
+def test_how_often_an_unroll_was_drawn_is_forgotten_with_it(insertion):
+    memory, actor = make(capacity=6, **insertion, **{**ELITE, "elite_sampling_strategy": "strategy3"})
+    rule, generator, times = memory.rules[0], np.random.default_rng(0), Counter()
+    for _ in range(80):
+        if generator.random() < 0.5:
+            actor.write(1)
+        batch = memory.sample(4)
+        if batch is not None:
+            times.update(unrolls_of(batch.window))
+            assert rule._times[:len(rule)].tolist() == [times[unroll] for unroll in contents(rule)]
+    assert len(times) > 20
+
+
+# distances ------------------------------------------------------------------------------------------------------------
+def ln(new, old, p):
+    return (np.abs(new - old) ** p).sum() ** (1 / p)
+
+
+def cosine(new, old, p):
+    return 1 - (new * old).sum() / np.sqrt((new**2).sum() * (old**2).sum())
+
+
+def divergence(new, old, p):
+    new, old = (np.exp(array) / np.exp(array).sum(1, keepdims=True) for array in (new, old))
+    return (new * np.log(new / old)).sum()
+
+
+@pytest.mark.parametrize(("name", "p", "naive_distance"), [
+    ("ln_norm", 2, ln), ("ln_norm", 1, ln), ("ln_norm", 3.5, ln), ("cos_dist", 2, cosine), ("kl_div", 2, divergence)])
+@pytest.mark.parametrize("sampling", ["elite_sampling", "attentive_sampling"])
+def test_the_nearest_by_the_chosen_distance_are_kept(name, p, naive_distance, sampling):
+    memory, actor = make(sample_strategy=sampling, lambda_batch_multiplier=5, dist_function=name, p=p, elite_sampling_strategy="strategy1")
+    actor.write(10)
+    generator = np.random.default_rng(1)
+    today = {unroll: generator.normal(size=(4, 2)) for unroll in actor.unrolls()}  # [T, F]
+    then = {unroll: generator.normal(size=(4, 2)) for unroll in actor.unrolls()}
+    gather = memory.trajectories.gather
+
+    def with_features(streams, serials, spec):
+        window = gather(streams, serials, spec)
+        stored = np.stack([then[unroll] for unroll in unrolls_of(window)], 1)
+        nothing = np.full_like(stored[:1], np.nan)  # the row after the last action has none
+        return window._replace(extras={"features": torch.tensor(np.concatenate([stored, nothing]))})
+
+    memory.trajectories.gather = with_features
+    memory.features_of = lambda window: torch.tensor(np.stack([today[unroll] for unroll in unrolls_of(window)], 1))
+    newest = np.broadcast_to(today[actor.unrolls()[-1]][-1], (4, 2))
+    other = {unroll: newest if sampling == "attentive_sampling" else then[unroll] for unroll in today}
+    nearest = sorted(today, key=lambda unroll: naive_distance(today[unroll], other[unroll], p))
+    batch = memory.sample(4)
+    assert set(unrolls_of(batch.window)) == set(nearest[:4])
+
+
+def test_attentive_replay_follows_the_newest_state():
+    memory, actor = make(**ATTENTIVE, capacity=16, num_envs=1)
+    memory.features_of = lambda window: (window.actions[:-1, :, None] % CODE % 100).float()  # where the agent is: it goes round in circles
+    for chunk in range(60):
+        actor.write(1)
+        memory._ingest()
+        if chunk < 16:
+            continue
+        here = (actor.serial - 1) % 100
+        distance = {unroll: np.sqrt(sum(((row % 100) - here) ** 2 for row in range(unroll[1], unroll[1] + 4)))
+                    for unroll in actor.unrolls()[-16:]}
+        found = sampled(memory)
+        assert sorted(distance[unroll] for unroll in found) == pytest.approx(sorted(distance.values())[:4])
+
+
+# settings and checkpoint ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("wrong", [
+    {"capacity": 0}, {"dist_function": "l2"}, {"p": 0.5}, {"insert_strategy": "oldest"}, {"sample_strategy": "elite"},
+    {"lambda_batch_multiplier": 0.9}, {"alfa_annealing_factor": 0.0}, {"lambda_batches": 0}, {"elite_sampling_strategy": "strategy5"},
+    {"elite_batch_size": 0}, {"lambda_batch_multiplier": float("nan")}])
+def test_wrong_settings_are_problems(wrong):
+    assert len(problems(CustomParams(**wrong))) == 1 and not problems(CustomParams())
+
+
+@pytest.mark.parametrize("settings", SAMPLINGS)
+@pytest.mark.parametrize("insertion", [{}, INSERTION])
+@pytest.mark.parametrize("chunks", [3, 40])
+def test_replay_continues_with_identical_batches(settings, insertion, chunks):
+    memory, actor = make(**settings, **insertion)
+    for _ in range(chunks):
+        actor.write(1)
+        sampled(memory)
+    resumed, _ = make(**settings, **insertion, seed=3)
+    resumed.load_state_dict(memory.state_dict(with_rows=True))
+    assert [sampled(resumed) for _ in range(5)] == [sampled(memory) for _ in range(5)]
+    assert resumed.statistics() == memory.statistics() and (resumed.rules[0]._times == memory.rules[0]._times).all()
+
+
+@pytest.mark.parametrize("settings", [{**ELITE}, {**ELITE, **INSERTION}, ATTENTIVE])
+def test_without_rows_lambda_goes_on_and_the_rest_starts_anew(settings):
+    memory, actor = make(**settings, lambda_batches=10)
+    actor.write(20)
+    for _ in range(4):
+        sampled(memory)
+    resumed, other = make(**settings, lambda_batches=10)
+    resumed.load_state_dict(memory.state_dict(with_rows=False))
+    assert resumed.sample(4) is None and resumed.statistics() == {
+        "memory_size": 0.0, "custom_size": 0.0, "custom_lambda": memory.statistics()["custom_lambda"]}
+    assert not resumed.rules[0]._times.any()
+    other.write(4)
+    assert set(sampled(resumed)) <= set(other.unrolls())

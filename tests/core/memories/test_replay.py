@@ -1,0 +1,156 @@
+"""Replay of the newest unrolls, and reservoirs."""
+
+import json
+
+import numpy as np
+import pytest
+
+from core.memories.mixed import MixedMemory, MixedParams
+from core.memories.replay import ReplayParams
+from core.memory import Keys
+from core.settings import problems
+from tests.core.tapes import CodedActor, check_coded_unrolls, coded_spec, unroll_memory
+
+
+def make(kind: str, *, capacity: int = 10, batch_size: int = 8, num_actors: int = 1, **options):
+    params = MixedParams(json.dumps([{"type": kind, "capacity": capacity, "sample_ratio": 1.0}]))
+    memory = unroll_memory(MixedMemory, params, coded_spec((2,), 4), batch_size=batch_size, num_actors=num_actors, **options)
+    return memory, [CodedActor(memory, actor) for actor in range(num_actors)]
+
+
+def sampled(memory: MixedMemory, batch_size: int = 8) -> list[tuple[int, int]]:
+    batch = memory.sample(batch_size)
+    assert batch is not None and not batch.fresh.any() and len(batch.fresh) == batch_size and batch.weights.eq(1).all()
+    return check_coded_unrolls(memory.layout, batch.window)
+
+
+def assert_equally_often(drawn: list[tuple[int, int]], expected: set[tuple[int, int]]) -> None:
+    counts = dict.fromkeys(expected, 0)
+    for unroll in drawn:
+        counts[unroll] += 1  # KeyError: drawn, and not expected
+    mean = len(drawn) / len(counts)
+    chi_square, freedom = sum((count - mean) ** 2 / mean for count in counts.values()), len(counts) - 1
+    assert chi_square <= freedom + 5 * np.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("kind", ["standard", "reservoir"])
+def test_there_is_no_batch_before_the_first_unroll_and_then_whole_ones(kind):
+    memory, (actor,) = make(kind)
+    for _ in range(4):
+        assert memory.sample(8) is None
+        actor.step()
+    assert set(sampled(memory)) <= {(0, 0), (1, 0)}  # fewer than the batch: drawn more than once
+
+
+@pytest.mark.parametrize("capacity", [1, 7, 10])
+def test_standard_draws_the_newest_unrolls_equally_often_and_no_older_one(capacity):
+    memory, (actor,) = make("standard", capacity=capacity)
+    for chunks in (1, 3, 40):
+        for _ in range(chunks):
+            actor.write(1)
+            memory._ingest()
+        newest = set(actor.unrolls()[-capacity:])
+        assert_equally_often([unroll for _ in range(100) for unroll in sampled(memory)], newest)
+        assert memory.statistics()["standard_size"] == len(newest) == min(capacity, len(actor.unrolls()))
+
+
+def test_rows_that_a_faster_actor_has_overwritten_are_drawn_no_more():
+    memory, (fast, slow) = make("standard", capacity=60, num_actors=2)
+    slow.write(2)
+    for _ in range(60):
+        fast.write(1)
+        memory._ingest()
+    drawn = {unroll for _ in range(50) for unroll in sampled(memory)}
+    newest = fast.unrolls()[-60:]
+    lost = {unroll for unroll in newest if not memory.trajectories.intact(*np.array([unroll]).T)[0]}
+    assert lost and drawn == {*newest} - lost
+
+
+def test_replay_of_which_everything_was_overwritten_gives_no_batch(monkeypatch):
+    memory, (actor,) = make("standard")
+    actor.write(3)
+    monkeypatch.setattr(memory.trajectories, "intact", lambda streams, serials: np.zeros(len(serials), bool))
+    assert memory.sample(8) is None
+
+
+# reservoir ------------------------------------------------------------------------------------------------------------
+def contents(memory: MixedMemory) -> list[tuple[int, int]]:
+    rule = memory.rules[0]
+    return check_coded_unrolls(memory.layout, rule.store.gather(*rule.keys(np.arange(len(rule))), memory.window))
+
+
+def test_a_reservoir_is_a_uniform_sample_of_all_there_ever_were():
+    memory, (actor,) = make("reservoir", capacity=5, batch_size=16)
+    actor.write(10)
+    keys, rule, runs = Keys(*np.array(actor.unrolls()).T), memory.rules[0], 1_000
+    counts = dict.fromkeys(actor.unrolls(), 0)
+    for _ in range(runs):
+        rule._seen = 0
+        rule.insert(keys)
+        rows = rule.store.arrays["action"][:, -2, 0] // (1 << 32), rule.store.arrays["action"][:, 3, 0] % (1 << 32)
+        kept = list(zip((rows[0] - 1).tolist(), rows[1].tolist()))
+        assert len(set(kept)) == 5
+        for unroll in kept:
+            counts[unroll] += 1
+    share, freedom = 5 / 20, 20 - 1
+    chi_square = sum((count - runs * share) ** 2 for count in counts.values()) / (runs * share * (1 - share)) * freedom / 20
+    assert chi_square < freedom + 5 * np.sqrt(2 * freedom)
+
+
+def test_a_reservoir_never_exceeds_its_capacity_and_keeps_unrolls_whose_rows_are_long_gone():
+    memory, (actor,) = make("reservoir", capacity=6)
+    for chunk in range(200):
+        actor.write(1)
+        memory._ingest()
+        kept = contents(memory)
+        assert len(kept) == len(set(kept)) == min(6, 2 * (chunk + 1)) and set(kept) <= set(actor.unrolls())
+    statistics = memory.statistics()
+    assert (statistics["reservoir_size"], statistics["reservoir_seen"]) == (6, 400)
+    assert min(serial for _, serial in kept) < actor.serial - memory.layout.rows
+    assert_equally_often([unroll for _ in range(100) for unroll in sampled(memory)], set(kept))
+
+
+def test_unrolls_that_are_overwritten_before_they_are_copied_leave_no_empty_slot(monkeypatch):
+    memory, (actor,) = make("reservoir", capacity=4)
+    actor.write(2)
+    intact, asked = memory.trajectories.intact, []
+
+    def failing(streams, serials):
+        asked.append(len(serials))
+        return intact(streams, serials) & (len(asked) % 2 == 0)
+
+    monkeypatch.setattr(memory.trajectories, "intact", failing)
+    memory._ingest()
+    assert memory.statistics()["reservoir_size"] == 2 and contents(memory) == [actor.unrolls()[1], actor.unrolls()[3]]
+
+
+# both -----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("params", [ReplayParams(0), ReplayParams(-5)])
+def test_capacities_below_one_are_problems(params):
+    assert problems(params) == [f"capacity={params.capacity} must be at least 1"]
+
+
+@pytest.mark.parametrize("kind", ["standard", "reservoir"])
+@pytest.mark.parametrize("chunks", [2, 60])
+def test_replay_continues_with_identical_batches(kind, chunks):
+    memory, (actor,) = make(kind)
+    for _ in range(chunks):
+        actor.write(1)
+        memory._ingest()
+    sampled(memory)
+    resumed, _ = make(kind, seed=7)
+    resumed.load_state_dict(memory.state_dict(with_rows=True))
+    assert [sampled(resumed) for _ in range(4)] == [sampled(memory) for _ in range(4)]
+    assert resumed.statistics() == memory.statistics()
+
+
+@pytest.mark.parametrize("kind", ["standard", "reservoir"])
+def test_without_rows_replay_starts_anew(kind):
+    memory, (actor,) = make(kind)
+    actor.write(20)
+    sampled(memory)
+    resumed, (other,) = make(kind)
+    resumed.load_state_dict(memory.state_dict(with_rows=False))
+    assert resumed.sample(8) is None and resumed.statistics()[f"{kind}_size"] == 0
+    other.write(1)
+    assert set(sampled(resumed)) <= set(other.unrolls())

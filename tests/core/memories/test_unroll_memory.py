@@ -1,0 +1,265 @@
+"""What every memory of unrolls does, whatever its rules."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from core.memories.circular import CircularMemory, CircularParams
+from core.memories.mixed import MixedMemory, MixedParams
+from core.memories.queue import QueueMemory, QueueParams
+from core.memories.slots import Slots
+from core.memories.unrolls import UnrollMemory, shares
+from core.memory import Keys
+from core.trajectory import WindowSpec
+from tests.core.tapes import (
+    CODED_FEATURES,
+    CodedActor,
+    RandomPlay,
+    assert_unroll_equals_twin,
+    check_coded_unrolls,
+    coded_features,
+    coded_spec,
+    small_layout,
+    unroll_memory,
+    unroll_spec,
+)
+
+
+def mixed(*items: dict) -> MixedParams:
+    """Equal shares for all that say nothing else."""
+    return MixedParams(json.dumps([{"sample_ratio": 1 / len(items), **item} for item in items]))
+
+
+def only(kind: str, capacity: int = 1, **settings) -> tuple[type, MixedParams]:
+    return MixedMemory, mixed({"type": kind, "capacity": capacity, **settings})
+
+
+EVERY_RULE = [
+    (QueueMemory, QueueParams(1)), (QueueMemory, QueueParams(1, "keep_latest")), (QueueMemory, QueueParams(1, "keep_oldest")),
+    (QueueMemory, QueueParams(1, "alternating")), (CircularMemory, CircularParams(1, num_batches=1, times=1)),
+    (CircularMemory, CircularParams(1, "keep_latest", num_batches=2)), only("queue"), only("standard"), only("reservoir"),
+    only("attentive"), only("elite"), only("custom"), only("custom", insert_strategy="elite_insertion"),
+    only("custom", sample_strategy="elite_sampling")]
+
+
+def make(memory_type, params, **options):
+    memory = unroll_memory(memory_type, params, coded_spec((2,), options.pop("frame_stack", 4)), extras=CODED_FEATURES, **options)
+    memory.features_of = coded_features
+    return memory
+
+
+# sizes ----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("length", [1, 5, 20])
+@pytest.mark.parametrize("frame_stack", [0, 4])
+@pytest.mark.parametrize(("memory_type", "params"), EVERY_RULE)
+def test_the_smallest_memory_of_every_rule_gives_whole_unrolls(memory_type, params, frame_stack, length):
+    memory = make(memory_type, params, frame_stack=frame_stack, length=length, batch_size=1, num_envs=1)
+    assert memory_type.problems(params, 1) == []
+    actor, batches = CodedActor(memory, 0), 0
+    for row in range(3 * memory.layout.rows):
+        batch = memory.sample(1) if row % length in (0, 1) else None
+        if batch is not None:
+            assert set(check_coded_unrolls(memory.layout, batch.window)) <= set(actor.unrolls())
+            batches += 1
+        assert actor.step()
+    assert batches >= 3 * memory.layout.rows // length - 1
+
+
+@pytest.mark.parametrize(("memory_type", "params", "slots"), [
+    (QueueMemory, QueueParams(5), 0), (QueueMemory, QueueParams(5, "keep_oldest"), 5), (CircularMemory, CircularParams(5), 0),
+    (*only("standard", 30), 0), (*only("reservoir", 30), 30), (*only("elite", 7), 7), (*only("attentive", 7), 0),
+    (MixedMemory, mixed({"type": "queue", "capacity": 4, "overflow": "alternating"}, {"type": "reservoir", "capacity": 9},
+                        {"type": "custom", "capacity": 3, "insert_strategy": "elite_insertion"}), 4 + 9 + 3)])
+@pytest.mark.parametrize("frame_stack", [0, 4])
+def test_bytes_are_known_before_a_memory_is_made(memory_type, params, slots, frame_stack):
+    memory = make(memory_type, params, frame_stack=frame_stack, batch_size=8, num_actors=2, num_envs=3, length=6)
+    stores = [rule.store for rule in memory.rules if rule.store is not memory.trajectories]
+    sizes = [os.fstat(store.arrays._fd).st_size for store in stores]
+    assert memory_type.own_bytes(params, memory.layout, 6) == sum(sizes)
+    rows = slots * (max(frame_stack - 1, 0) + 6 + 1)
+    row = 2 * 8 + 2 * 8 + 8 + 4 + 4 + 1 + 1  # frame, features, action, reward, discount, first, last
+    assert rows * row <= sum(sizes) <= rows * row + slots * 128 + 64 * 12 * len(stores)
+    assert os.fstat(memory.trajectories.arrays._fd).st_size == memory.layout.nbytes
+
+
+@pytest.mark.parametrize(("memory_type", "params", "unrolls"), [
+    (QueueMemory, QueueParams(5), 5 + 8), (QueueMemory, QueueParams(1), 1 + 8),
+    (CircularMemory, CircularParams(5, num_batches=3), 5 + 4 * 8), (*only("standard", 30), 30), (*only("attentive", 30), 30),
+    (MixedMemory, mixed({"type": "queue", "capacity": 4}, {"type": "standard", "capacity": 50}), 4 + 4 + 50)])
+def test_the_rings_hold_what_the_rules_need_even_if_one_actor_writes_it_all(memory_type, params, unrolls):
+    memory = make(memory_type, params, batch_size=8, num_envs=3)
+    actor = CodedActor(memory, 0)
+    actor.write(40)
+    newest = Keys(*np.array(actor.unrolls()[-unrolls:]).T)
+    assert memory.trajectories.intact(*newest).all()
+    assert check_coded_unrolls(memory.layout, memory.trajectories.gather(*newest, memory.window)) == actor.unrolls()[-unrolls:]
+
+
+@pytest.mark.parametrize(("window", "chunk_length"), [(WindowSpec(4, (0,)), 4), (unroll_spec(4), 2), (WindowSpec(4, (0,), True, 8), 8)])
+def test_windows_that_are_no_whole_chunks_are_refused(window, chunk_length):
+    layout = small_layout(coded_spec((2,), 0), rows=64, chunk_length=chunk_length, num_envs=1)
+    with pytest.raises(ValueError, match="unrolls are whole chunks"):
+        QueueMemory(QueueParams(), layout, window, 0)
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 2.5, True, "8"])
+def test_silly_batch_sizes_are_refused(batch_size):
+    with pytest.raises(ValueError, match="batch size"):
+        make(QueueMemory, QueueParams(), batch_size=4).sample(batch_size)
+
+
+# shares ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("ratios", [[1.0], [0.5, 0.5], [0.25, 0.75], [0.1] * 10, [1 / 3] * 3, [0.333333] * 3, [0.29, 0.71], [0.07, 0.93],
+                                    [0.125, 0.125, 0.75], [0.2, 0.3, 0.5], [0.01, 0.99]])
+def test_shares_sum_to_the_batch_and_are_never_a_whole_unroll_off(ratios):
+    for batch_size in (*range(1, 70), 100, 256, 1_000, 4_096):
+        counts = shares(ratios, batch_size)
+        assert sum(counts) == batch_size and len(counts) == len(ratios)
+        for count, ratio in zip(counts, ratios):
+            exact = ratio / sum(ratios) * batch_size
+            assert abs(count - exact) < 1
+            assert abs(exact - round(exact)) > 1e-6 or count == round(exact)
+
+
+def test_what_is_left_over_goes_to_the_largest_remainders():
+    assert shares([0.15, 0.25, 0.6], 10) in ([2, 2, 6], [1, 3, 6])  # 1.5, 2.5, 6
+    assert shares([0.14, 0.26, 0.6], 10) == [1, 3, 6] and shares([0.16, 0.24, 0.6], 10) == [2, 2, 6]
+    assert shares([0.19, 0.19, 0.62], 10) == [2, 2, 6]
+
+
+# arrival --------------------------------------------------------------------------------------------------------------
+def test_every_unroll_is_shown_to_every_rule_once_and_oldest_first():
+    memory = make(MixedMemory, mixed({"type": "standard", "capacity": 40}, {"type": "reservoir", "capacity": 4}), batch_size=2,
+                  num_actors=2)
+    shown, generator = [[], []], np.random.default_rng(0)
+    for rule, tape in zip(memory.rules, shown):
+        rule.insert = lambda keys, tape=tape: tape.extend(zip(*map(np.ndarray.tolist, keys)))
+    actors = [CodedActor(memory, actor) for actor in range(2)]
+    for _ in range(50):
+        for actor in actors:
+            for _ in range(generator.integers(12)):
+                actor.step()
+        memory._ingest()
+    assert shown[0] == shown[1] and len(shown[0]) == len(set(shown[0]))
+    for actor in actors:
+        assert [unroll for unroll in shown[0] if unroll[0] // 2 == actor.actor_ind] == actor.unrolls()
+
+
+def test_unrolls_that_are_overwritten_before_anyone_looked_are_counted_and_the_rest_is_shown():
+    memory = make(QueueMemory, QueueParams(50, "keep_latest"), batch_size=1, num_actors=2)
+    actors = [CodedActor(memory, actor) for actor in range(2)]
+    actors[0].write(300)
+    actors[1].write(2)
+    memory._ingest()
+    statistics = memory.statistics()
+    assert statistics["queue_arrived"] == 302 * 2 and statistics["queue_size"] == 50
+    assert statistics["queue_dropped"] == 302 * 2 - 50
+    batch = memory.sample(50)
+    found = check_coded_unrolls(memory.layout, batch.window)
+    assert set(found) == {*actors[0].unrolls()[-46:], *actors[1].unrolls()}
+
+
+def test_rules_that_choose_do_so_when_the_queue_has_given_its_share():
+    memory = make(MixedMemory, mixed({"type": "standard", "capacity": 40}, {"type": "queue", "capacity": 4}), batch_size=8)
+    actor = CodedActor(memory, 0)
+    actor.write(1)
+    assert memory.sample(8) is None and [len(held.fresh) for held in memory._held] == [0, 2]
+    actor.write(1)
+    batch = memory.sample(8)
+    assert batch is not None and batch.fresh.tolist() == [False] * 4 + [True] * 4
+
+
+def test_the_same_seed_gives_the_same_batches_and_another_seed_others():
+    found = []
+    for seed in (1, 1, 2):
+        memory = make(*only("standard", 20), batch_size=8, seed=seed)
+        CodedActor(memory, 0).write(9)
+        found.append([check_coded_unrolls(memory.layout, memory.sample(8).window) for _ in range(4)])
+    assert found[0] == found[1] != found[2]
+
+
+def test_statistics_of_two_rules_of_a_kind_are_kept_apart():
+    memory = make(MixedMemory, mixed({"type": "attentive", "capacity": 3}, {"type": "custom", "capacity": 5},
+                                     {"type": "queue", "capacity": 2}), batch_size=3)
+    CodedActor(memory, 0).write(4)
+    memory.sample(3)
+    statistics = memory.statistics()
+    assert set(statistics) == {"memory_size", "custom_size", "custom_lambda", "custom_size_2", "custom_lambda_2", "queue_size",
+                               "queue_arrived", "queue_dropped"}
+    assert (statistics["custom_size"], statistics["custom_size_2"]) == (3, 5)
+
+
+@pytest.mark.parametrize(("memory_type", "params", "names"), [
+    (QueueMemory, QueueParams(2), {"queue_size", "queue_arrived", "queue_dropped"}),
+    (CircularMemory, CircularParams(2), {"queue_size", "queue_arrived", "queue_dropped", "circular_uses_left"}),
+    (*only("standard"), {"standard_size"}), (*only("reservoir"), {"reservoir_size", "reservoir_seen"}),
+    (*only("elite"), {"custom_size", "custom_lambda"})])
+def test_every_memory_reports_its_statistics_under_their_names(memory_type, params, names):
+    assert set(make(memory_type, params, batch_size=1).statistics()) == {"memory_size"} | names
+
+
+@pytest.mark.parametrize(("memory_type", "params", "expected"), [
+    (QueueMemory, QueueParams(), (True, False)), (CircularMemory, CircularParams(), (True, False)), (*only("standard"), (False, False)),
+    (*only("attentive"), (False, True)), (*only("elite"), (False, True)), (*only("custom"), (False, False)),
+    (MixedMemory, mixed({"type": "custom", "insert_strategy": "elite_insertion"}, {"type": "queue"}), (True, True))])
+def test_a_memory_says_whether_it_sets_the_pace_and_wants_features(memory_type, params, expected):
+    assert (memory_type.paces(params), memory_type.wants_features(params)) == expected
+
+
+def test_comparing_unrolls_without_features_of_is_an_error():
+    memory: UnrollMemory = make(*only("attentive", 20), batch_size=1)
+    memory.features_of = None
+    CodedActor(memory, 0).write(9)
+    with pytest.raises(RuntimeError, match="features_of must be set"):
+        memory.sample(1)
+
+
+# slots ----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("frame_stack", [0, 1, 4])
+@pytest.mark.parametrize("length", [1, 5])
+def test_copies_equal_the_twin_after_their_rows_are_long_overwritten(frame_stack, length):
+    play = RandomPlay(0, 2, frame_stack=frame_stack)
+    play.with_states = True
+    memory = unroll_memory(QueueMemory, QueueParams(), play.spec, batch_size=4, length=length, extras=play.extras, states=play.states)
+    writer, slots, where = memory.writer(0), Slots(memory.trajectories, 7, length), {}
+    generator = np.random.default_rng(0)
+    for chunk in range(60):
+        play.play(writer, length)
+        chosen = generator.choice(7, 2, replace=False)
+        assert slots.put(chosen, Keys(np.arange(2), np.full(2, chunk * length))).all()
+        where |= {int(slot): (stream, chunk * length) for stream, slot in enumerate(chosen)}
+    restored = Slots(memory.trajectories, 7, length)
+    restored.load_state_dict(slots.state_dict())
+    for store in (slots, restored):
+        window = store.store.gather(*store.keys(np.array(list(where))), memory.window)
+        for column, (stream, serial) in enumerate(where.values()):
+            assert_unroll_equals_twin(window, column, play, stream, serial)
+    assert len(where) == 7
+
+
+def test_an_unroll_that_its_writer_has_reached_is_not_copied_and_leaves_its_slot_alone():
+    memory = make(QueueMemory, QueueParams(), batch_size=1)
+    actor, slots = CodedActor(memory, 0), Slots(memory.trajectories, 2, 4)
+    actor.write(20)
+    newest = Keys(*np.array(actor.unrolls()[-2:]).T)
+    assert slots.put(np.arange(2), newest).all()
+    gone = Keys(newest.streams, np.array([0, newest.serials[1] - 4]))
+    assert slots.put(np.arange(2), gone).tolist() == [False, True]
+    found = check_coded_unrolls(memory.layout, slots.store.gather(*slots.keys(np.arange(2)), memory.window))
+    assert found == [actor.unrolls()[-2], actor.unrolls()[-3]]
+
+
+def test_an_unroll_that_is_reached_while_it_is_copied_is_not_copied(monkeypatch):
+    memory = make(QueueMemory, QueueParams(), batch_size=1)
+    actor, slots = CodedActor(memory, 0), Slots(memory.trajectories, 1, 4)
+    actor.write(2)
+    states = memory.trajectories.states
+
+    def slow(streams, serials):
+        actor.write(memory.layout.rows // 4)  # the writer laps the reader after it has read the fields
+        return states(streams, serials)
+
+    monkeypatch.setattr(memory.trajectories, "states", slow)
+    assert not slots.put(np.zeros(1, np.int64), Keys(np.zeros(1, np.int64), np.zeros(1, np.int64))).any()

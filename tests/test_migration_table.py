@@ -1,0 +1,100 @@
+"""docs/migration.md names options that exist, values they take, and commands that are understood."""
+
+import re
+import shlex
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+from core.memories.mixed import RULES
+from core.settings import problems
+from utils.command_line import read_options
+from utils.describe_options import NAMES
+from utils.options import CONFIGS, Options
+from utils.refused import BAD_CHECKPOINT
+from utils.rows import GROUPS
+from utils.settings_tree import annotations, changed, parse
+
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "migration.md").read_text()
+BLOCK = re.compile(r"(?ms)^```bash\n(.*?)^```$")
+ROWS = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in re.findall(r"(?m)^\| .*\|$", PAGE)]
+TABLE = [row for row in ROWS if row[0] != "theirs"]
+COMMANDS = [command for block in BLOCK.findall(PAGE)
+            for command in re.findall(r"(?m)^\.venv/bin/python main\.py (.*)$", block.replace("\\\n", " "))]
+NOT_YET = [row[0].lower() for row in TABLE if row[1] == "not yet"]
+
+
+def quoted(text):
+    return re.findall(r"`([^`]+)`", text)
+
+
+HERE = sorted({name for row in TABLE for name in quoted(row[1])})
+OPTIONS = [name for name in HERE if not name.startswith('"') and "/" not in name]
+KEYS = sorted({name for name in quoted(BLOCK.sub("", PAGE)) if re.fullmatch(r'"\w+"', name)})
+GROUP_NAMES = "|".join([*GROUPS, "clock", "actor", "learner", "evaluator", "logger", "supervisor"])
+MENTIONED = sorted({name for name in quoted(BLOCK.sub("", PAGE)) if re.match(rf"({GROUP_NAMES})\.\w", name)})
+
+
+def holders(option):
+    """Params, or Options, that have this setting, each with its name there."""
+    group, _, name = option.rpartition(".")
+    if group in GROUPS:
+        _, factory = GROUPS[group]
+        found = [(factory[kind].Params(), name) for kind in factory]
+    else:
+        found = [(Options(), option)]
+    return [(params, name) for params, name in found if name in annotations(params)]
+
+
+def takes(option, value):
+    """Whether some class that has this option would accept the value."""
+    if option in NAMES:
+        return value in NAMES[option]
+    parsed = [(params, name, parse([value], annotations(params)[name])) for params, name in holders(option)]
+    return any(not problems(changed(params, {name: given})) for params, name, given in parsed)
+
+
+def needs_a_run(words):
+    return "--resume" in words or ("--mode" in words and "--model_file" not in words)
+
+
+@pytest.mark.parametrize("text", sorted({*OPTIONS, *MENTIONED}))
+def test_every_option_named_exists_and_takes_the_value_beside_it(text):
+    option, _, value = text.partition(" ")
+    assert holders(option), f"no class has {option}"
+    assert not value or takes(option, value), f"{option} does not take {value}"
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_of_the_replay_list_exists(key):
+    assert any(key.strip('"') in annotations(params()) for _, params in RULES.values())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_understood(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("utils.validation.available_bytes", lambda: 1 << 50)  # whatever this machine has
+    monkeypatch.setenv("DISPLAY", ":0")
+    words = [*shlex.split(command), "--root", str(tmp_path)]
+    if needs_a_run(words):
+        with pytest.raises(SystemExit) as ended:
+            read_options(words)
+        assert ended.value.code == BAD_CHECKPOINT
+    else:
+        assert read_options(words).root == str(tmp_path)
+
+
+def test_every_row_has_three_cells_and_says_what_is_here():
+    assert len(TABLE) > 70 and len(COMMANDS) > 10
+    assert [row for row in TABLE if len(row) not in (2, 3)] == []
+    assert [row for row in TABLE if not quoted(row[1]) and row[1] not in ("not yet", "nothing to set")] == []
+
+
+@pytest.mark.parametrize("pattern", sorted({name for name in quoted(BLOCK.sub("", PAGE)) if re.fullmatch(r"[\w-]+\*|dqn-pong-\w+", name)}))
+def test_every_row_of_configs_that_the_text_names_exists(pattern):
+    assert any(fnmatch(row["name"], pattern) for row in CONFIGS)
+
+
+def test_nothing_registered_is_called_not_yet_there():
+    registered = {name for factory in NAMES.values() for name in factory}
+    assert NOT_YET and [row for row in NOT_YET if registered & set(re.findall(r"[a-z0-9-]+", row))] == []

@@ -1,0 +1,65 @@
+"""Every rule of replay, every loss and the recurrent networks learn a task of seconds, on the inline engine."""
+
+import json
+
+import pytest
+
+from utils.command_line import read_options
+from utils.factory import EnginesDict, ProcessesDict
+from utils.run import prepare
+
+CATCH = ("--config", "impala-minatar-breakout", "--env_type", "catch", "--game", "catch", "--agent.unroll_length", "10",
+         "--agent.batch_size", "8", "--agent.lr", "2e-3", "--target_score", "0.9", "--steps", "80000", "--evaluator.steps", "4000",
+         "--evaluator.episodes", "40", "--evaluator.num_envs", "40")
+QUEUE = {"type": "queue", "capacity": 8}
+COMPARED = {"lambda_batch_multiplier": 3, "lambda_batches": 100}
+ELITE = {"type": "custom", "sample_strategy": "elite_sampling", **COMPARED}
+RULES = {
+    "standard": {"type": "standard"}, "reservoir": {"type": "reservoir"}, "attentive": {"type": "attentive", **COMPARED},
+    **{f"elite strategy{number}": {**ELITE, "elite_sampling_strategy": f"strategy{number}"} for number in (1, 2, 3, 4)},
+    "elite cosine": {**ELITE, "dist_function": "cos_dist"}, "elite kl": {**ELITE, "dist_function": "kl_div"},
+    "elite insertion": {**ELITE, "insert_strategy": "elite_insertion", "elite_batch_size": 10}}
+
+
+def best_score(tmp_path, *words: str) -> float:
+    context, agent = prepare(read_options([*words, "--root", str(tmp_path), "--engine", "inline"]))
+    assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, context.options.num_actors) == 0
+    assert context.clock.scores is not None
+    return context.clock.scores[1]
+
+
+def mixed(share: float, **rule) -> tuple[str, ...]:
+    replay = [{**QUEUE, "sample_ratio": 1 - share}, {"capacity": 100, "sample_ratio": share, **rule}]
+    return "--memory_type", "mixed", "--memory.replay_parameters", json.dumps(replay)
+
+
+@pytest.mark.parametrize("overflow", ["block", "keep_latest", "keep_oldest", "alternating"])
+def test_v_trace_learns_catch_from_a_queue(tmp_path, overflow):
+    assert best_score(tmp_path, *CATCH, "--memory.overflow", overflow) >= 0.9
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_v_trace_learns_catch_with_every_rule_of_replay(tmp_path, name):
+    assert best_score(tmp_path, *CATCH, *mixed(0.5, **RULES[name])) >= 0.9
+
+
+@pytest.mark.parametrize("relevance", ["kl", "implied"])
+def test_laser_learns_catch_from_three_quarters_replay(tmp_path, relevance):
+    assert best_score(tmp_path, *CATCH, *mixed(0.75, type="standard"), "--agent.relevance", relevance) >= 0.9
+
+
+def test_clear_learns_catch_while_it_clones_the_past(tmp_path):
+    assert best_score(tmp_path, *CATCH, *mixed(0.5, type="reservoir"), "--agent.policy_cloning_cost", "0.01",
+                      "--agent.value_cloning_cost", "0.005") >= 0.9
+
+
+@pytest.mark.parametrize("words", [(), ("--agent.kl_coefficient", "0.5"), ("--agent.optimizer", "rmsprop")])
+def test_impact_learns_catch_from_batches_used_twice(tmp_path, words):
+    assert best_score(tmp_path, *CATCH, "--agent_type", "impact", "--memory_type", "circular", *words) >= 0.9
+
+
+def test_a_cue_is_remembered_with_an_lstm_and_not_without(tmp_path):
+    words = ("--config", "impala-lstm-recall", "--env.delay", "3", "--agent.unroll_length", "10", "--agent.lr", "3e-3",
+             "--target_score", "0.9", "--evaluator.steps", "8000", "--evaluator.episodes", "64", "--evaluator.num_envs", "64")
+    assert best_score(tmp_path / "with", *words, "--steps", "160000") >= 0.9
+    assert best_score(tmp_path / "without", *words, "--steps", "60000", "--model.lstm", "0") < 0.3
