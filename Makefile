@@ -21,8 +21,9 @@ lint: $(VENV)/.installed-dev    ## ruff and mypy
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
 
-bench: $(VENV)/.installed-bench ## speed against stable-baselines3, same work, side by side
+bench: $(VENV)/.installed-bench ## speed against stable-baselines3 and against this machine's ceiling, side by side: half an hour
 	$(RUN) -m benchmarks.speed $(ARGS)
+	$(RUN) -m benchmarks.onpolicy $(ONPOLICY)
 
 tensorboard: $(VENV)/.installed ## curves of every run, on this machine only: http://127.0.0.1:6006
 	$(RUN) -m tensorboard.main --logdir logs --host 127.0.0.1 --port 6006 $(ARGS)
