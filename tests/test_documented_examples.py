@@ -40,7 +40,7 @@ def trained(arguments, root):
 
 
 def test_the_page_has_an_example_of_each_kind():
-    assert [name for name, _ in MODULES] == ["q_learning", "layer_norm", "recent", "corridor"] and len(COMMANDS) == 4
+    assert [name for name, _ in MODULES] == ["q_learning", "layer_norm", "recent", "richest", "corridor"] and len(COMMANDS) == 5
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from core.memories.queue import QueueParams, QueueRule
-from core.memories.unrolls import NONE, Drawn, Part, Rule, UnrollMemory
+from core.memories.rule import NONE, Drawn, Part, Rule
+from core.memories.unrolls import UnrollMemory
 from core.memory import Keys
 from core.settings import setting
 from core.trajectory import Trajectories
@@ -25,7 +26,9 @@ class CircularParams(QueueParams):
 
 
 class CircularRule(Rule):
-    def __init__(self, params: Any, memory: UnrollMemory):
+    Params = CircularParams
+
+    def __init__(self, params: Any, memory: Any):
         super().__init__(params, memory)
         self._queue = QueueRule(params, memory)
         self._gathered: Keys = NONE                                 # of the next fresh batch

@@ -20,8 +20,8 @@ import numpy as np
 from torch import Tensor
 
 from core.memories.replay import Newest, replayed, uniform
+from core.memories.rule import Drawn, Rule
 from core.memories.slots import Slots
-from core.memories.unrolls import Drawn, Rule, UnrollMemory
 from core.memory import Keys
 from core.ops.distances import DISTANCES
 from core.settings import setting
@@ -50,7 +50,9 @@ class CustomParams:
 class CustomRule(Rule):
     """Unrolls stand in places 0 .. len - 1: the newest ones of the rings, or with elite insertion copies in slots of their own."""
 
-    def __init__(self, params: Any, memory: UnrollMemory):
+    Params = CustomParams
+
+    def __init__(self, params: Any, memory: Any):
         super().__init__(params, memory)
         self._in_rings = Newest(params.capacity)
         self._copies = Slots(memory.trajectories, params.capacity, memory.window.length) if self.slots(params) else None

@@ -2,10 +2,12 @@
 
     [{"type": "queue", "capacity": 1, "sample_ratio": 0.5}, {"type": "standard", "capacity": 1000, "sample_ratio": 0.5}]
 
-`elite` and `attentive` are short for `custom` with the strategies of that name; every other key is a setting of the rule's Params.
+`elite` and `attentive` are short for `custom` with the strategies of that name; every other key is a setting of the rule's Params. A rule
+of your own is named as "package.module:Class".
 """
 
 import dataclasses
+import importlib
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +15,8 @@ from typing import Any
 from core.memories.custom import INSERTIONS, SAMPLINGS, CustomParams, CustomRule
 from core.memories.queue import QueueParams, QueueRule
 from core.memories.replay import ReplayParams, ReservoirRule, StandardRule
-from core.memories.unrolls import Part, Rule, UnrollMemory, shares
+from core.memories.rule import Part, Rule
+from core.memories.unrolls import UnrollMemory, shares
 from core.settings import problems as out_of_bounds
 from core.settings import setting
 
@@ -87,7 +90,7 @@ def _read(text: str) -> tuple[list[Part], list[str]]:
 
 
 def _part(item: dict[str, Any]) -> Part:
-    rule, params = RULES[item["type"]]
+    rule, params = _rule(item["type"])
     return Part(rule, params(**_settings(item)), float(item["sample_ratio"]))
 
 
@@ -97,14 +100,25 @@ def _problems(item: dict[str, Any]) -> list[str]:
     ratio: Any = item.get("sample_ratio")
     if not _is_number(ratio) or not 0 < ratio <= 1:
         found.append(f"sample_ratio={ratio!r} must be greater than 0 and at most 1")
-    if not isinstance(kind, str) or kind not in RULES:
-        return [f"type={kind!r} must be one of {', '.join(RULES)}", *found]
-    params = RULES[kind][1]
+    try:
+        params = _rule(kind)[1]
+    except (KeyError, ImportError, AttributeError) as error:
+        reason = "" if isinstance(error, KeyError) else f": {error}"
+        return [f"type={kind!r} must be one of {', '.join(RULES)} or package.module:Class of your own{reason}", *found]
     known = {field.name: field.default for field in dataclasses.fields(params)}
     found += [f"{kind} has no setting {name!r}; it has {', '.join(['sample_ratio', *known])}" for name in settings if name not in known]
     fitting = {name: value for name, value in settings.items() if name in known and _fits(value, known[name])}
     found += [f"{name}={value!r} must be {_kind(known[name])}" for name, value in settings.items() if name in known and name not in fitting]
     return found + out_of_bounds(params(**fitting))
+
+
+def _rule(kind: Any) -> tuple[type[Rule], type]:
+    """Raises KeyError for what is no name of a rule, ImportError or AttributeError for a class that is not there."""
+    if not isinstance(kind, str) or kind in RULES or ":" not in kind.strip(":"):
+        return RULES[str(kind)]
+    module, _, name = kind.partition(":")
+    rule = getattr(importlib.import_module(module), name)
+    return rule, rule.Params
 
 
 def _settings(item: dict[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from core.memories.rule import Drawn, Part, Rule
 from core.memories.slots import Slots
-from core.memories.unrolls import Drawn, Part, Rule, UnrollMemory
+from core.memories.unrolls import UnrollMemory
 from core.memory import Keys
 from core.settings import setting
 from core.trajectory import Trajectories
@@ -30,7 +31,9 @@ class QueueParams:
 class QueueRule(Rule):
     """`_waiting` holds keys of the store in the order of their arrival. A key of a copy has its slot for a stream."""
 
-    def __init__(self, params: Any, memory: UnrollMemory):
+    Params = QueueParams
+
+    def __init__(self, params: Any, memory: Any):
         super().__init__(params, memory)
         self._waiting: deque[tuple[int, int]] = deque()
         self._copies = Slots(memory.trajectories, params.capacity, memory.window.length) if params.overflow in COPIED else None

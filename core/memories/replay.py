@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from core.memories.rule import Drawn, Rule
 from core.memories.slots import Slots
-from core.memories.unrolls import Drawn, Rule, UnrollMemory
 from core.memory import Keys
 from core.settings import setting
 from core.trajectory import Trajectories
@@ -56,7 +56,9 @@ class Newest:
 class StandardRule(Rule):
     """Uniform over the newest unrolls."""
 
-    def __init__(self, params: Any, memory: UnrollMemory):
+    Params = ReplayParams
+
+    def __init__(self, params: Any, memory: Any):
         super().__init__(params, memory)
         self._places = Newest(params.capacity)
 
@@ -86,7 +88,9 @@ class ReservoirRule(Rule):
     The i-th unroll replaces a random one with probability capacity / i.
     """
 
-    def __init__(self, params: Any, memory: UnrollMemory):
+    Params = ReplayParams
+
+    def __init__(self, params: Any, memory: Any):
         super().__init__(params, memory)
         self._copies = Slots(memory.trajectories, params.capacity, memory.window.length)
         self._seen = 0
