@@ -5,8 +5,9 @@ the default and one function can report everything that is wrong at once.
 """
 
 import dataclasses
-import math
 from typing import Any
+
+LARGEST = 1e300
 
 
 def setting(default: Any, *, low: float | None = None, high: float | None = None, above: float | None = None,
@@ -34,8 +35,8 @@ def _violations(name: str, value: Any, low: float | None, high: float | None, ab
         return [] if value in choices else [f"{name}={value!r} must be one of {', '.join(map(str, choices))}"]
     if not isinstance(value, (int, float)):
         return []
-    if not math.isfinite(value):
-        return [f"{name}={value!r} must be finite"]
+    if not abs(value) < LARGEST:
+        return [f"{name}={value!r} must be finite" + (f" and below {LARGEST:g}" if isinstance(value, int) else "")]
     if low is not None and value < low:
         return [f"{name}={value!r} must be at least {low}"]
     if above is not None and value <= above:

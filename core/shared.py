@@ -5,6 +5,7 @@ it dies. Its pages are allocated when it is made, so a shortage is an exception 
 Children receive the file descriptor when they are spawned (multiprocessing's own mechanism); nothing is copied.
 """
 
+import math
 import mmap
 import os
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ class ArraySpec(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize  # python's integers do not overflow
 
 
 def total_bytes(specs: Mapping[str, ArraySpec]) -> int:
