@@ -76,9 +76,9 @@ class Memory(ABC):
         return False
 
     @classmethod
-    def wants_features(cls, params: Any) -> bool:
-        """Rows must carry the agent's feature vectors."""
-        return False
+    def feature_dtype(cls, params: Any) -> str | None:
+        """As what rows must carry the agent's feature vectors; None: they need not."""
+        return None
 
     @classmethod
     def problems(cls, params: Any, batch_size: int) -> list[str]:

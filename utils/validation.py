@@ -53,7 +53,9 @@ def environment_spec(options: Options) -> EnvSpec:
 def layout(options: Options, spec: EnvSpec, agent: Agent) -> Layout:
     """The rows that all actors share."""
     memory = options.memory_class
-    extras = {**agent.extras, **({"features": agent.feature_field} if memory.wants_features(options.memory) else {})}
+    extras, feature_dtype = dict(agent.extras), memory.feature_dtype(options.memory)
+    if feature_dtype:
+        extras["features"] = ArraySpec(agent.feature_field.shape, feature_dtype)
     capacity = memory.ring_steps(options.memory, options.agent.batch_size, agent.window.length, options.num_actors)
     states = tuple(ArraySpec(tuple(tensor.shape[1:]), "float32") for tensor in agent.model.initial_state(1))
     return Layout.of(spec, extras, capacity=capacity, num_actors=options.num_actors, num_envs=options.num_envs_per_actor,

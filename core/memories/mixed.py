@@ -48,6 +48,7 @@ RULES: dict[str, tuple[type[Rule], type]] = {
 @dataclass(frozen=True)
 class MixedParams:
     replay_parameters: str = DEFAULT  # JSON list of rules with their sample ratios; in a row of CONFIGS also a Python list
+    feature_dtype: str = setting("float32", choices=("float32", "float16"))  # of stored features, where a rule compares them; float16: half
 
 
 class MixedMemory(UnrollMemory):

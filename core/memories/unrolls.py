@@ -61,8 +61,9 @@ class UnrollMemory(Memory):
         return any(part.rule.paces(part.params) for part in cls.parts(params))
 
     @classmethod
-    def wants_features(cls, params: Any) -> bool:
-        return any(part.rule.wants_features(part.params) for part in cls.parts(params))
+    def feature_dtype(cls, params: Any) -> str | None:
+        wanted = any(part.rule.wants_features(part.params) for part in cls.parts(params))
+        return getattr(params, "feature_dtype", "float32") if wanted else None
 
     @classmethod
     def problems(cls, params: Any, batch_size: int) -> list[str]:

@@ -42,7 +42,7 @@ def learner(context: Context, index: int) -> Iterator[bool]:
     context.seed_everything("learner", index)
     agent = context.make_agent(options.device)
     assert context.memory is not None
-    if context.memory.wants_features(options.memory):
+    if context.memory.feature_dtype(options.memory):
         context.memory.features_of = _feature_source(context)
     _restore(context, agent)
     depth = 0 if options.engine == "inline" else options.learner.prefetch

@@ -1,5 +1,6 @@
 """What every memory of unrolls does, whatever its rules."""
 
+import dataclasses
 import json
 import os
 
@@ -201,11 +202,12 @@ def test_every_memory_reports_its_statistics_under_their_names(memory_type, para
 
 
 @pytest.mark.parametrize(("memory_type", "params", "expected"), [
-    (QueueMemory, QueueParams(), (True, False)), (CircularMemory, CircularParams(), (True, False)), (*only("standard"), (False, False)),
-    (*only("attentive"), (False, True)), (*only("elite"), (False, True)), (*only("custom"), (False, False)),
-    (MixedMemory, mixed({"type": "custom", "insert_strategy": "elite_insertion"}, {"type": "queue"}), (True, True))])
-def test_a_memory_says_whether_it_sets_the_pace_and_wants_features(memory_type, params, expected):
-    assert (memory_type.paces(params), memory_type.wants_features(params)) == expected
+    (QueueMemory, QueueParams(), (True, None)), (CircularMemory, CircularParams(), (True, None)), (*only("standard"), (False, None)),
+    (*only("attentive"), (False, "float32")), (*only("elite"), (False, "float32")), (*only("custom"), (False, None)),
+    (MixedMemory, mixed({"type": "custom", "insert_strategy": "elite_insertion"}, {"type": "queue"}), (True, "float32")),
+    (MixedMemory, dataclasses.replace(only("elite")[1], feature_dtype="float16"), (False, "float16"))])
+def test_a_memory_says_whether_it_sets_the_pace_and_as_what_it_wants_features(memory_type, params, expected):
+    assert (memory_type.paces(params), memory_type.feature_dtype(params)) == expected
 
 
 def test_comparing_unrolls_without_features_of_is_an_error():

@@ -1,0 +1,84 @@
+"""What replay does for V-trace: rows x seeds on one MinAtar game, one plot with bands and one table.
+
+    python -m benchmarks.replay_study --game breakout --steps 500000 --seeds 1 2 3
+
+Runs one after the other; a run that is there already is not repeated, so the study can be stopped and continued. Needs matplotlib.
+"""
+
+import argparse
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.curve import RESULTS, evaluations, write_csv
+from benchmarks.training import ROOT
+
+ROWS = ("impala", "replay", "clear", "laser", "attentive", "elite1", "elite3")  # -minatar-breakout
+LATE = 0.8  # evaluations after this share of the steps make the table's score
+
+
+def run(rule: str, seed: int, options: argparse.Namespace) -> Path:
+    """The log folder of one run, trained unless it is complete."""
+    timestamp = f"{options.game}-{rule}-seed{seed}"
+    folder = ROOT / "logs" / f"study_{timestamp}"
+    if folder.exists() and (rows := evaluations(folder)) and rows[-1]["step"] >= options.steps:
+        return folder
+    resume = ["--resume", f"study_{timestamp}"] if folder.exists() else ["--machine", "study", "--timestamp", timestamp]
+    subprocess.run([sys.executable, "main.py", "--config", f"{rule}-minatar-breakout", "--game", options.game, "--seed", str(seed),
+                    "--steps", str(options.steps), "--evaluator.steps", str(options.steps // 20), *resume],
+                   cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def late_score(rows: list[dict[str, float]], steps: int) -> float:
+    return float(np.mean([row["mean"] for row in rows if row["step"] >= LATE * steps]))
+
+
+def draw(path: Path, title: str, curves: dict[str, list[list[dict[str, float]]]], steps: int) -> None:
+    """Mean over seeds and the band from the lowest to the highest seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot, ticker
+
+    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    grid = np.linspace(steps / 20, steps, 20)
+    for rule, seeds in curves.items():
+        scores = np.array([np.interp(grid, [row["step"] for row in rows], [row["mean"] for row in rows]) for rows in seeds])
+        line, = axes.plot(grid, scores.mean(0), label=rule)
+        axes.fill_between(grid, scores.min(0), scores.max(0), color=line.get_color(), alpha=0.15)
+    axes.xaxis.set_major_formatter(ticker.EngFormatter())
+    axes.set(xlabel="agent steps", ylabel="mean raw return of an evaluation", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--game", default="breakout")
+    parser.add_argument("--steps", type=int, default=500_000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--rules", nargs="+", choices=ROWS, default=ROWS)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    runs = {rule: [run(rule, seed, options) for seed in options.seeds] for rule in options.rules}
+    curves = {rule: [evaluations(folder) for folder in folders] for rule, folders in runs.items()}
+    name = f"replay-study-{options.game}"
+    write_csv(options.output / f"{name}.csv", {folder.name: evaluations(folder) for folders in runs.values() for folder in folders})
+    draw(options.output / f"{name}.png", f"V-trace with replay on MinAtar {options.game}", curves, options.steps)
+    with (options.output / f"{name}-table.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["rule", "mean over seeds", *(f"seed {seed}" for seed in options.seeds), "minutes a run"])
+        for rule, seeds in curves.items():
+            scores = [late_score(rows, options.steps) for rows in seeds]
+            minutes = np.mean([rows[-1]["seconds"] for rows in seeds]) / 60
+            writer.writerow([rule, f"{np.mean(scores):.2f}", *(f"{score:.2f}" for score in scores), f"{minutes:.1f}"])
+            print(f"{rule}: {np.mean(scores):.2f} from {[round(score, 2) for score in scores]}, {minutes:.1f} minutes a run")
+
+
+if __name__ == "__main__":
+    main()
