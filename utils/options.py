@@ -107,7 +107,7 @@ ADAM = {"agent.optimizer": "adam", "agent.lr": 1e-3, "agent.eps": 1e-5, "agent.b
 ON_MINATAR = {**ADAM, "env_type": "minatar", "game": "breakout", "model_type": "minatar-ac", "evaluator.period": 30.0,
               "evaluator.episodes": 30, "steps": 2_000_000}
 ON_CARTPOLE = {**ADAM, "env_type": "gym", "game": "CartPole-v1", "model_type": "mlp-ac", "agent.unroll_length": 10,
-               "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 1_000_000}
+               "agent.batch_size": 8, "num_envs_per_actor": 8, "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 1_000_000}
 CLEAR = {**replay(0.5, "reservoir"), "agent.policy_cloning_cost": 0.01, "agent.value_cloning_cost": 0.005}
 LASER = {**replay(0.75, "standard"), "agent.relevance": "kl", "agent.relevance_threshold": 0.3}
 ELITE = {"sample_strategy": "elite_sampling", "lambda_batch_multiplier": 6, "alfa_annealing_factor": 2.0, "lambda_batches": 20_000}
