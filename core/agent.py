@@ -83,15 +83,19 @@ class Agent(ABC):
         """What the network makes of these windows' observations today, [T, B, F]; as `act` stored it under "features"."""
         raise NotImplementedError(f"{type(self).__name__} gives no features")
 
-    def initial_priorities(self, window: Window) -> np.ndarray:
-        """Priorities [B] of fresh windows from what the actor stored; only asked for by memories that want them."""
-        raise NotImplementedError(f"{type(self).__name__} gives no initial priorities")
+    def initial_priorities(self, window: Window) -> np.ndarray | None:
+        """Priorities [B] of fresh windows without observations, from what the actor stored; None: the largest seen so far."""
+        return None
 
     # the actor's side -------------------------------------------------------------------------------------------------
     @property
     @abstractmethod
     def model(self) -> Model:
         """The network that acts and whose parameters are shared."""
+
+    def initial_state(self, batch_size: int) -> State:
+        """What `act` is given for streams whose episode starts, each tensor [B, ...]."""
+        return self.model.initial_state(batch_size)
 
     @abstractmethod
     def act(self, timestep: TimeStep, state: State, exploration: Exploration | None) -> ActorOutput:

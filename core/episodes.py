@@ -38,7 +38,7 @@ def play_episodes(agent: Agent, env: Env, episodes: int, max_steps: int, explora
     sequence = np.random.SeedSequence(seed)
     timestep = env.reset(_seed_from(sequence))
     tally = _Tally(len(timestep.first), episodes, max_steps)
-    initial = state = agent.model.initial_state(len(timestep.first))
+    initial = state = agent.initial_state(len(timestep.first))
     _show(env, on_frame)
     while not tally.done:
         state = restart(state, timestep.first, initial)

@@ -86,7 +86,7 @@ class Memory(ABC):
         return []
 
     # sides ------------------------------------------------------------------------------------------------------------
-    def writer(self, actor_ind: int, priorities: Callable[[Window], np.ndarray] | None = None) -> ChunkWriter:
+    def writer(self, actor_ind: int, priorities: Callable[[Window], np.ndarray | None] | None = None) -> ChunkWriter:
         """The one writer of this actor's ring. `priorities` as in ChunkWriter; rules without priorities ignore it."""
         return ChunkWriter(self.trajectories, actor_ind, self.window, priorities if self.with_priority else None)
 

@@ -10,6 +10,7 @@ Of the row after the newest chunk, the *head*, observation, first and last are r
 bootstrap from what its last action led to without waiting for the next chunk.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -237,12 +238,12 @@ class ChunkWriter:
     """Writes the rows of one actor. A writer that takes over from a dead one ends its predecessor's open episodes as truncated."""
 
     def __init__(self, trajectories: Trajectories, actor_ind: int, window: WindowSpec,
-                 priorities: Callable[[Window], np.ndarray] | None = None, room: Callable[[], bool] | None = None):
+                 priorities: Callable[[Window], np.ndarray | None] | None = None, room: Callable[[], bool] | None = None):
         """`priorities` turns windows [T + 1, B] without observations into initial priorities [B], just before their starts
         can be sampled. None: the memory uses the largest priority it has seen. `room` says whether a new chunk may be begun."""
         self._trajectories, self._actor_ind, self._priorities = trajectories, actor_ind, priorities
         self._layout = trajectories.layout
-        self._window = WindowSpec(window.length, (), window.crosses_episodes)
+        self._window = dataclasses.replace(window, observations=())
         self._rows = {name: trajectories.arrays[name][actor_ind] for name in (*self._layout.fields, *self._layout.state_fields)}
         self._counter = trajectories.arrays["written"][actor_ind]
         self._filled, self._room = 0, room
@@ -291,15 +292,21 @@ class ChunkWriter:
 
     def _write_priorities(self, low: int, high: int) -> None:
         """Of the rows that this chunk makes starts. NaN says: none supplied; rows that end an episode have none."""
-        rows = np.arange(low, high) % self._layout.rows
+        starts = np.arange(low, high)
+        starts = starts[starts % (self._window.stride or 1) == 0]
+        rows = starts % self._layout.rows
         if self._priorities is None or not len(rows):
             self._rows["priority"][rows] = np.nan
             return
         num_envs = self._layout.num_envs
-        serials = np.repeat(np.arange(low, high), num_envs)
-        streams = np.tile(np.arange(num_envs), high - low) + self._actor_ind * num_envs
+        serials = np.repeat(starts, num_envs)
+        streams = np.tile(np.arange(num_envs), len(starts)) + self._actor_ind * num_envs
         window = self._trajectories.gather(streams, serials, self._window)
-        priorities = np.where(window.lasts[0].numpy(), 0.0, self._priorities(window))
+        supplied = self._priorities(window)
+        if supplied is None:
+            self._rows["priority"][rows] = np.nan
+            return
+        priorities = np.where(window.lasts[0].numpy(), 0.0, supplied)
         if not (np.isfinite(priorities) & (priorities >= 0)).all():
             raise ValueError(f"initial priorities must be finite and not negative: actor {self._actor_ind} computed {priorities}")
         self._rows["priority"][rows] = priorities.reshape(-1, num_envs)

@@ -57,7 +57,7 @@ def layout(options: Options, spec: EnvSpec, agent: Agent) -> Layout:
     if feature_dtype:
         extras["features"] = ArraySpec(agent.feature_field.shape, feature_dtype)
     capacity = memory.ring_steps(options.memory, options.agent.batch_size, agent.window.length, options.num_actors)
-    states = tuple(ArraySpec(tuple(tensor.shape[1:]), "float32") for tensor in agent.model.initial_state(1))
+    states = tuple(ArraySpec(tuple(tensor.shape[1:]), "float32") for tensor in agent.initial_state(1))
     return Layout.of(spec, extras, capacity=capacity, num_actors=options.num_actors, num_envs=options.num_envs_per_actor,
                      chunk_length=agent.window.stride or options.actor.chunk_length, with_priority=memory.with_priority, states=states)
 

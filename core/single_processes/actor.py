@@ -33,7 +33,7 @@ def actor(context: Context, index: int) -> Iterator[bool]:
     tally = Tally(num_envs)
     try:
         timestep, version, until_refresh = env.reset(context.seed("actor", index, salt)), 0, 0
-        initial = state = agent.model.initial_state(num_envs)
+        initial = state = agent.initial_state(num_envs)
         while not context.parameters.version and not clock.stopped:
             yield False  # the learner is still restoring rows and weights
         writer = context.memory.writer(index, agent.initial_priorities)

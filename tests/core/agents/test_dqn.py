@@ -51,7 +51,7 @@ def spread(agent):
     """Online and target network apart, so that it shows which of them chooses and which evaluates."""
     agent.learn(make_batch(*ONE))
     agent.model.weight.data = torch.tensor([5.0, 2.0])
-    agent._target.weight.data = torch.tensor([1.0, 2.0])
+    agent.target.weight.data = torch.tensor([1.0, 2.0])
 
 
 def td_error(agent, batch):
@@ -88,7 +88,7 @@ def test_truncation_bootstraps_after_the_steps_there_were():
 @pytest.mark.parametrize("loss, gradient", [("huber", lambda error: np.clip(error, -1, 1)), ("squared", lambda error: 2 * error)])
 def test_the_gradient_is_the_one_derived_by_hand(loss, gradient):
     agent = make_agent(loss=loss, double=False)
-    agent._prepare()
+    _ = agent.target
     captured = {}
     agent._optimizer.step = lambda value: (captured.update(grad=torch.autograd.grad(value, agent.model.weight)[0]), (value, True))[1]
     batch = make_batch([2.0, 1.0], [3.0, 0.0], [0, 1], [[1.0, 10.0, 0.0], [0.0, 0.3, 0.0]], [[1.0] * 3] * 2, [[False] * 3] * 2, (0.5, 1.0))
@@ -102,11 +102,11 @@ def test_hard_target_copies_on_time_and_soft_target_follows():
     hard, soft = make_agent(target_update=2), make_agent(target_update=0.25)
     for agent in (hard, soft):
         agent.learn(make_batch(*ONE))
-    assert hard._target.weight.tolist() == list(Linear.first)
+    assert hard.target.weight.tolist() == list(Linear.first)
     moved = soft.model.weight.detach() - torch.tensor(Linear.first)
-    assert (soft._target.weight - torch.tensor(Linear.first)).tolist() == pytest.approx((0.25 * moved).tolist(), abs=1e-6)
+    assert (soft.target.weight - torch.tensor(Linear.first)).tolist() == pytest.approx((0.25 * moved).tolist(), abs=1e-6)
     hard.learn(make_batch(*ONE))
-    assert hard._target.weight.tolist() == hard.model.weight.tolist()
+    assert hard.target.weight.tolist() == hard.model.weight.tolist()
 
 
 def test_a_loss_that_is_not_finite_changes_nothing():

@@ -1,0 +1,136 @@
+"""What the agents of action values share: acting, exploring, the target network, checkpoints. Their own files say how they learn."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.agent import ActorOutput, Agent, LearnerOutput
+from core.env import Discrete, TimeStep
+from core.model import Model, State
+from core.ops.exploration import epsilon_greedy, ladder, linear
+from core.optimizer import Optimizer, OptimizerParams
+from core.settings import setting
+
+
+@dataclass(frozen=True)
+class QLearningParams(OptimizerParams):
+    batch_size: int = setting(32, low=1)                      # windows an update (Nature; Ape-X: 512)
+    nstep: int = setting(3, low=1, high=100)                  # steps of the return before it bootstraps (Rainbow, Ape-X)
+    gamma: float = setting(0.99, low=0, high=1)               # discount of a step
+    double: bool = setting(True)                              # choose with the online network, evaluate with the target
+    target_update: float = setting(2_500.0, above=0)          # below 1: soft update each time; else hard copy every that many updates
+    exploration: str = setting("linear", choices=("linear", "ladder", "linear-ladder"))  # how epsilon falls
+    epsilon_start: float = setting(1.0, low=0, high=1)                                   # share of random actions at first
+    epsilon_end: float = setting(0.01, low=0, high=1)         # of "linear"
+    epsilon_steps: int = setting(250_000, low=1)              # agent steps of the whole run from start to end (or to the ladder)
+    ladder_base: float = setting(0.4, above=0, high=1)        # Ape-X: base ^ (1 + alpha i / (N - 1)) over all environments
+    ladder_alpha: float = setting(7.0, low=0)                 # Ape-X: 7
+    evaluation_epsilon: float = setting(0.0, low=0, high=1)   # Nature: 0.05
+
+
+class EpsilonGreedy:
+    """Exploration of E streams: a linear decay, a fixed ladder, or a decay that ends at the ladder."""
+
+    def __init__(self, params: QLearningParams, targets: np.ndarray, generator: np.random.Generator, training: bool = True):
+        self._params, self._targets, self.generator, self.training = params, targets, generator, training
+        self.epsilon = targets  # [E]
+
+    def update(self, agent_steps: int) -> None:
+        params = self._params
+        if params.exploration != "ladder":
+            progress = linear(agent_steps, 0.0, 1.0, params.epsilon_steps)
+            self.epsilon = params.epsilon_start + (self._targets - params.epsilon_start) * progress
+
+    def statistics(self) -> dict[str, float]:
+        return {"epsilon": float(self.epsilon.mean())}
+
+
+class QLearning(Agent):
+    """Subclasses say what `head` their model has, how its output becomes action values and how it learns."""
+
+    actions = Discrete
+    memories = ("shared", "prioritized")
+    _model: Model | None = None
+    _target: Model | None = None
+
+    # the actor's side -------------------------------------------------------------------------------------------------
+    @property
+    def model(self) -> Model:
+        if self._model is None:
+            self._model = self._make_model()
+        return self._model
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @abstractmethod
+    def values(self, timestep: TimeStep, state: State) -> tuple[Tensor, State]:
+        """Action values [E, A] of what E streams see, and the next recurrent state."""
+
+    @torch.inference_mode()
+    def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
+        training = exploration is not None and exploration.training
+        if self.model.training != training:  # networks with noise have none in evaluation
+            self.model.train(training)
+        output, state = self.values(timestep, state)
+        values = output.cpu().numpy()  # [E, A]
+        action = values.argmax(1)
+        if exploration is not None:
+            action = epsilon_greedy(action, values.shape[1], exploration.epsilon, exploration.generator)
+        taken = np.take_along_axis(values, action[:, None], 1)[:, 0]
+        return ActorOutput(action, {"q_taken": taken, "q_max": values.max(1)}, state)
+
+    def exploration(self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator) -> EpsilonGreedy:
+        params = self.params
+        rungs = ladder(num_actors * num_envs, params.ladder_base, params.ladder_alpha)
+        flat = np.full(num_envs, params.epsilon_end)
+        targets = flat if params.exploration == "linear" else rungs[actor_ind::num_actors]
+        return EpsilonGreedy(params, targets, generator)
+
+    def evaluation_exploration(self, num_envs: int, generator: np.random.Generator) -> EpsilonGreedy | None:
+        epsilon = self.params.evaluation_epsilon
+        return EpsilonGreedy(self.params, np.full(num_envs, epsilon), generator, training=False) if epsilon else None
+
+    # the learner's side -----------------------------------------------------------------------------------------------
+    @property
+    def target(self) -> Model:
+        """The network that values what comes after a step; made, with the optimiser, when learning begins."""
+        if self._target is None:
+            self._target = self._make_model().requires_grad_(False)
+            self._target.load_state_dict(self.model.state_dict())
+            self._optimizer = Optimizer(self.model.parameters(), self.params)
+            self._updates = 0
+        return self._target
+
+    def _step(self, loss: Tensor, priorities: Tensor, statistics: dict[str, Tensor]) -> LearnerOutput:
+        """The rest of an update, once the loss is known: gradient, target network, what is reported."""
+        grad_norm, stepped = self._optimizer.step(loss)
+        self._updates += 1
+        self._update_target()
+        statistics = {"loss": loss.detach(), "grad_norm": grad_norm, "lr": torch.tensor(self._optimizer.lr), **statistics}
+        return LearnerOutput(statistics, priorities if stepped else None, skipped=not stepped)
+
+    @torch.no_grad()
+    def _update_target(self) -> None:
+        period = self.params.target_update
+        online, target = list(self.model.state_dict().values()), list(self.target.state_dict().values())
+        if period < 1:
+            torch._foreach_lerp_(target, online, period)
+        elif self._updates % int(period) == 0:
+            torch._foreach_copy_(target, online)
+
+    # checkpoint -------------------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "target": self.target.state_dict(),
+                "optimizer": self._optimizer.state_dict(), "updates": self._updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.target.load_state_dict(state["target"])
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._updates = state["updates"]
