@@ -6,7 +6,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 TORCH := $(shell grep '^torch==' requirements.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint bench tensorboard clean
+.PHONY: help train test lint bench history sampling tensorboard clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -24,6 +24,12 @@ lint: $(VENV)/.installed-dev    ## ruff and mypy
 bench: $(VENV)/.installed-bench ## speed against stable-baselines3 and against this machine's ceiling, side by side: half an hour
 	$(RUN) -m benchmarks.speed $(ARGS)
 	$(RUN) -m benchmarks.onpolicy $(ONPOLICY)
+
+history: $(VENV)/.installed     ## memory that a million steps of Atari take, packed and raw; ARGS="--steps 20000" is a quick try
+	$(RUN) -m benchmarks.history $(ARGS)
+
+sampling: $(VENV)/.installed-bench ## batches a second of the memories, against those of stable-baselines3 and torchrl
+	$(RUN) -m benchmarks.sampling $(ARGS)
 
 tensorboard: $(VENV)/.installed ## curves of every run, on this machine only: http://127.0.0.1:6006
 	$(RUN) -m tensorboard.main --logdir logs --host 127.0.0.1 --port 6006 $(ARGS)

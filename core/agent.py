@@ -64,6 +64,11 @@ class Agent(ABC):
     def __init__(self, params: Any, spec: EnvSpec, make_model: Callable[[], Model]):
         self.params, self.spec, self._make_model = params, spec, make_model
 
+    @classmethod
+    def problems(cls, params: Any) -> list[str]:
+        """What is wrong with settings that are each within their bounds, one sentence each."""
+        return []
+
     # what it stores and samples ---------------------------------------------------------------------------------------
     @property
     @abstractmethod

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from core.trajectory import ChunkWriter, Layout, Trajectories, Window, WindowSpec
+from core.trajectory import Layout, Trajectories, Window, WindowSpec
+from core.writer import ChunkWriter
 
 
 class Keys(NamedTuple):
@@ -66,6 +67,11 @@ class Memory(ABC):
         return params.capacity
 
     @classmethod
+    def kept_steps(cls, params: Any, batch_size: int, length: int, num_actors: int) -> int:
+        """Of those, the newest ones that must not be lost however badly frames compress."""
+        return 0
+
+    @classmethod
     def own_bytes(cls, params: Any, layout: Layout, length: int) -> int:
         """Bytes of rows that the rule keeps outside the rings."""
         return 0
@@ -108,7 +114,7 @@ class Memory(ABC):
 
     def statistics(self) -> dict[str, float]:
         """What the learner logs of this memory."""
-        return {"memory_size": float(self.size())}
+        return {"memory_size": float(self.size()), **self.trajectories.statistics()}
 
     def state_dict(self, with_rows: bool) -> dict[str, Any]:
         """Tensors and plain values that continue sampling as if nothing had happened; rows included if asked."""

@@ -20,11 +20,20 @@ class ActorCriticOutput(NamedTuple):
     features: Tensor  # [..., F], the vector that both heads read
 
 
+class Inputs(NamedTuple):
+    """What models of the head "recurrent-q" take in place of an observation: of one step [B, ...], of an unroll [T, B, ...]."""
+
+    observation: Tensor  # [..., *observation_shape] in its stored dtype
+    action: Tensor       # [...] of any integer dtype, the one that led here; -1 where an episode starts
+    reward: Tensor       # [...] float32, what it earned; 0 where an episode starts
+
+
 class Model(nn.Module, ABC):
     """A network for one EnvSpec. `head` names what forward returns, so that agents and models are matched before a start."""
 
     Params: ClassVar[type]
-    head: ClassVar[str]             # "q": action values [B, A]; "actor-critic": ActorCriticOutput
+    head: ClassVar[str]             # "q": action values [B, A]; "recurrent-q": the same of Inputs; "distribution": [B, A, atoms];
+                                    # "actor-critic": ActorCriticOutput
     observations: ClassVar[str]     # "image" or "vector"
 
     def __init__(self, params: Any, spec: EnvSpec):
@@ -36,10 +45,10 @@ class Model(nn.Module, ABC):
         return ()
 
     @abstractmethod
-    def forward(self, observation: Tensor, state: State) -> tuple[Any, State]:
-        """One step of B streams: observation [B, *observation_shape] in its stored dtype; the model scales it."""
+    def forward(self, observation: Any, state: State) -> tuple[Any, State]:
+        """One step of B streams: observation [B, *observation_shape] in its stored dtype, or Inputs; the model scales it."""
 
-    def unroll(self, observations: Tensor, firsts: Tensor, state: State) -> tuple[Any, State]:
+    def unroll(self, observations: Any, firsts: Tensor, state: State) -> tuple[Any, State]:
         """T steps, [T, B, ...] to [T, B, ...]. Feed-forward models fold time into the batch; recurrent ones override and
         reset the state where firsts [T, B] is true."""
         length, batch_size = observations.shape[:2]

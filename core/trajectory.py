@@ -10,17 +10,19 @@ Of the row after the newest chunk, the *head*, observation, first and last are r
 bootstrap from what its last action led to without waiting for the next chunk.
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from core.env import EnvSpec, TimeStep
+from core.env import EnvSpec
+from core.frames import RAW, PackedFrames, PackedLayout, RawFrames, StorageParams, Threads, arena_bytes, touched
 from core.shared import ArraySpec, SharedArrays, available_bytes, total_bytes
+
+STORAGE = StorageParams()
 
 
 @dataclass(frozen=True)
@@ -69,18 +71,26 @@ class Layout:
     fields: dict[str, ArraySpec]      # one row of one stream
     extras: tuple[str, ...] = field(default=())  # the fields that Window.extras carries
     states: tuple[ArraySpec, ...] = ()           # recurrent state of one stream, stored once a chunk
+    storage: StorageParams = STORAGE             # of the frames
+    arena_bytes: int = 0                         # of an actor's packed frames; 0: they are not packed
 
     @staticmethod
-    def of(spec: EnvSpec, extras: dict[str, ArraySpec], *, capacity: int, num_actors: int, num_envs: int,
-           chunk_length: int, with_priority: bool, states: tuple[ArraySpec, ...] = ()) -> "Layout":
-        """The layout of `capacity` agent steps of this environment; rounded up to whole chunks, guard rows added."""
+    def of(spec: EnvSpec, extras: dict[str, ArraySpec], *, capacity: int, num_actors: int, num_envs: int, chunk_length: int,
+           with_priority: bool, states: tuple[ArraySpec, ...] = (), storage: StorageParams = STORAGE, kept_rows: int = 1) -> "Layout":
+        """The layout of `capacity` agent steps of this environment, or of the fewer whose raw frames take `storage.bytes`; rounded
+        up to whole chunks, guard rows added. Packed frames of `kept_rows` rows of a stream always fit."""
+        if storage.codec == RAW and storage.bytes is not None:
+            capacity = max(min(capacity, storage.bytes // spec.frame.nbytes), 1)
         fields = {"frame": spec.frame, "first": ArraySpec((), "bool"), "last": ArraySpec((), "bool"),
                   "action": spec.action.array, "reward": ArraySpec((), "float32"),
                   "discount": ArraySpec((), "float32"), **extras}
         if with_priority:
             fields["priority"] = ArraySpec((), "float32")
         chunks = -(-capacity // (num_actors * num_envs * chunk_length)) + 2 + -(-spec.frame_stack // chunk_length)
-        return Layout(num_actors, num_envs, chunks * chunk_length, chunk_length, spec.frame_stack, fields, tuple(extras), states)
+        rows = chunks * chunk_length
+        arena = 0 if storage.codec == RAW else arena_bytes(storage, spec.frame, num_actors, num_envs, rows, chunk_length,
+                                                           2 * chunk_length + spec.frame_stack + kept_rows)
+        return Layout(num_actors, num_envs, rows, chunk_length, spec.frame_stack, fields, tuple(extras), states, storage, arena)
 
     @property
     def num_streams(self) -> int:
@@ -99,13 +109,21 @@ class Layout:
     def state_fields(self) -> dict[str, ArraySpec]:
         return {f"state {number}": spec for number, spec in enumerate(self.states)}
 
+    @property
+    def packed(self) -> PackedLayout | None:
+        """Of the frames if they are packed."""
+        if not self.arena_bytes:
+            return None
+        return PackedLayout(self.num_actors, self.num_envs, self.rows, self.chunk_length, self.fields["frame"], self.arena_bytes)
+
     def arrays(self) -> dict[str, ArraySpec]:
         lead = (self.num_actors, self.rows, self.num_envs)
         specs = {name: ArraySpec((*lead, *spec.shape), spec.dtype) for name, spec in self.fields.items()}
         lead = (self.num_actors, self.rows // self.chunk_length, self.num_envs)
         specs |= {name: ArraySpec((*lead, *spec.shape), spec.dtype) for name, spec in self.state_fields.items()}
         counters = ArraySpec((self.num_actors, 8), "int64")  # a cache line each; column 0 counts
-        return {**specs, "written": counters, "oldest": counters}
+        packed = self.packed
+        return {**specs, **(packed.arrays() if packed else {}), "written": counters, "oldest": counters}
 
     @property
     def nbytes(self) -> int:
@@ -121,6 +139,16 @@ class Trajectories:
         self.arrays = SharedArrays(layout.arrays())
         actors, envs = np.divmod(np.arange(layout.num_streams), layout.num_envs)
         self._origins = actors * layout.rows * layout.num_envs + envs  # [num_streams] flat index of a stream's row 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is made on first use."""
+        return {name: value for name, value in self.__dict__.items() if name != "frames"}
+
+    @cached_property
+    def frames(self) -> RawFrames | PackedFrames:
+        """The frames of the rows, by stream and serial number."""
+        packed, threads = self.layout.packed, Threads(self.layout.storage.threads)
+        return PackedFrames(packed, self.arrays, threads) if packed else RawFrames(self.arrays["frame"], threads)
 
     def written(self) -> np.ndarray:
         """[num_actors] int64: rows a stream published by each actor so far; never falls."""
@@ -139,14 +167,9 @@ class Trajectories:
         return int((high - low).sum()) * self.layout.num_envs
 
     def intact(self, streams: np.ndarray, serials: np.ndarray) -> np.ndarray:
-        """[B] bool: the rows of these windows (and of their first stack) had not been touched by their writer until now.
-
-        Touched may be the open chunk and the head that follows it, and what a snapshot had to leave out.
-        """
-        actors = streams // self.layout.num_envs
-        oldest_read = serials - max(self.layout.frame_stack - 1, 0)
-        safe = self.written() - self.layout.rows + self.layout.chunk_length + 1
-        return np.maximum(oldest_read, 0) >= np.maximum(safe, self.arrays["oldest"][:, 0])[actors]
+        """[B] bool: the rows of these windows (and of their first stack) had not been touched by their writer until now."""
+        oldest_read = np.maximum(serials - max(self.layout.frame_stack - 1, 0), 0)
+        return oldest_read >= touched(self.arrays, self.layout.rows, self.layout.chunk_length)[streams // self.layout.num_envs]
 
     def slots(self, streams: np.ndarray, serials: np.ndarray) -> np.ndarray:
         """Flat row indices of (stream, serial), broadcast together."""
@@ -180,22 +203,28 @@ class Trajectories:
         return tuple(torch.from_numpy(self.arrays[name][actors, chunks, envs]) for name in self.layout.state_fields)
 
     def _observations(self, streams: np.ndarray, rows: np.ndarray) -> Tensor:
-        """Stacked observations of rows [P, B], zeros before an episode's start as the environment pads.
-
-        numpy's take copies whole frames and, unlike torch's index_select, never wakes the learner's compute threads.
-        """
-        frames, stack = self.flat("frame"), self.layout.frame_stack
+        """Stacked observations of rows [P, B], zeros before an episode's start as the environment pads."""
+        stack = self.layout.frame_stack
         if not stack:
-            return torch.from_numpy(frames.take(self.slots(streams, rows), axis=0))
-        back = np.arange(stack - 1, -1, -1)  # oldest first
-        slots = self.slots(streams[:, None], rows[..., None] - back)  # [P, B, S]
-        stacked = frames.take(slots, axis=0)
-        firsts = self.flat("first")[slots]
+            return torch.from_numpy(self.frames.take(streams, rows))
+        serials = rows[..., None] - np.arange(stack - 1, -1, -1)  # [P, B, S], oldest first
+        stacked = self.frames.take(streams[:, None], serials)
+        firsts = self.flat("first")[self.slots(streams[:, None], serials)]
         before = np.zeros_like(firsts)  # a later frame of the stack started the episode
         before[..., :-1] = np.logical_or.accumulate(firsts[..., :0:-1], axis=-1)[..., ::-1]
         if before.any():
             stacked[before] = 0
         return torch.from_numpy(stacked)
+
+    def statistics(self) -> dict[str, float]:
+        """memory_mb: 1e6 bytes that the frames take; compression: how many times that they would take raw."""
+        packed = self.layout.packed
+        low, high = self.starts(0)
+        raw = float((high - low).sum()) * self.layout.num_envs * self.layout.fields["frame"].nbytes
+        if packed is None or not raw:
+            return {"memory_mb": raw / 1e6}
+        used = PackedFrames.used_bytes(packed, self.arrays)
+        return {"memory_mb": used / 1e6, "compression": raw / max(used, 1)}
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of the rows in use. Writers may go on meanwhile: what they overwrite is left out by `oldest`.
@@ -204,16 +233,27 @@ class Trajectories:
         """
         if self.layout.nbytes > available_bytes():
             raise MemoryError(f"{self.layout.nbytes:,} bytes are needed to copy the replay and {available_bytes():,} are free")
-        written = self.arrays["written"].copy()
-        used = self._used(written)
-        state = {name: self.arrays[name][:, :length].copy() for name, length in self._lengths(used).items()}
-        touched = self.arrays["written"] - self.layout.rows + self.layout.chunk_length + 1  # read after the rows were copied
-        state |= {"written": written, "oldest": np.maximum(self.arrays["oldest"], touched)}
+        state = self._newest()
+        lengths = self._lengths(self._used(state["written"]), state.get("packed"))
+        state |= {name: self.arrays[name][:, :length].copy() for name, length in lengths.items() if name not in state}
+        state |= {"oldest": self.arrays["oldest"].copy()}
+        state["oldest"][:, 0] = touched(self.arrays, self.layout.rows, self.layout.chunk_length)  # after the rows were copied
         return {name: torch.from_numpy(array) for name, array in state.items()}
+
+    def _newest(self) -> dict[str, np.ndarray]:
+        """`written`, and of packed frames the short ring of unpacked ones as it was then, and their end."""
+        while True:
+            state = {"written": self.arrays["written"].copy()}
+            if self.layout.packed is None:
+                return state
+            state |= {name: self.arrays[name].copy() for name in ("frame", "packed")}
+            if (self.arrays["written"] - state["written"] <= self.layout.chunk_length).all():
+                return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Only while nobody writes. Raises ValueError naming the field whose shape or dtype differs."""
-        lengths = self._lengths(self._used(state["written"].numpy()) if "written" in state else 0)
+        used = self._used(state["written"].numpy()) if "written" in state else 0
+        lengths = self._lengths(used, state["packed"].numpy() if "packed" in state else None)
         for name, spec in self.layout.arrays().items():
             shape = (spec.shape[0], lengths[name], *spec.shape[2:]) if name in lengths else spec.shape
             stored = state[name].numpy() if name in state else None
@@ -228,85 +268,8 @@ class Trajectories:
         """Rows of a stream that hold anything: the published ones and the head."""
         return min(self.layout.rows, int(written.max()) + 1)
 
-    def _lengths(self, used: int) -> dict[str, int]:
-        """Of each array's second axis, what rows 0 .. used of a stream take."""
-        return {**dict.fromkeys(self.layout.fields, used),
-                **dict.fromkeys(self.layout.state_fields, -(-used // self.layout.chunk_length))}
-
-
-class ChunkWriter:
-    """Writes the rows of one actor. A writer that takes over from a dead one ends its predecessor's open episodes as truncated."""
-
-    def __init__(self, trajectories: Trajectories, actor_ind: int, window: WindowSpec,
-                 priorities: Callable[[Window], np.ndarray | None] | None = None, room: Callable[[], bool] | None = None):
-        """`priorities` turns windows [T + 1, B] without observations into initial priorities [B], just before their starts
-        can be sampled. None: the memory uses the largest priority it has seen. `room` says whether a new chunk may be begun."""
-        self._trajectories, self._actor_ind, self._priorities = trajectories, actor_ind, priorities
-        self._layout = trajectories.layout
-        self._window = dataclasses.replace(window, observations=())
-        self._rows = {name: trajectories.arrays[name][actor_ind] for name in (*self._layout.fields, *self._layout.state_fields)}
-        self._counter = trajectories.arrays["written"][actor_ind]
-        self._filled, self._room = 0, room
-        if self._counter[0]:
-            self._rows["last"][(self._counter[0] - 1) % self._layout.rows] = True
-
-    def has_room(self) -> bool:
-        """False while the memory wants no new chunk; one that was begun may always be finished."""
-        return self._filled > 0 or self._room is None or self._room()
-
-    def append(self, before: TimeStep, action: np.ndarray, after: TimeStep, extras: Mapping[str, np.ndarray],
-               state: Sequence[Tensor] = ()) -> int:
-        """One row of each stream: what was seen in `before`, the action, and what `after` says it earned.
-
-        `extras` must have what the layout declares; `state` is the recurrent state that the action was chosen with. Returns the
-        agent steps this call published: 0 until a chunk is full; rows that end an episode are no steps.
-        """
-        slot = self._observe(before, self._filled)
-        rows = self._rows
-        rows["action"][slot] = action
-        rows["reward"][slot], rows["discount"][slot] = after.reward, after.discount
-        for name in self._layout.extras:
-            rows[name][slot] = extras[name]
-        if not self._filled:
-            for name, tensor in zip(self._layout.state_fields, state, strict=True):
-                rows[name][slot // self._layout.chunk_length] = tensor.cpu().numpy()
-        self._filled += 1
-        return self._publish(after) if self._filled == self._layout.chunk_length else 0
-
-    def _observe(self, timestep: TimeStep, ahead: int) -> int:
-        """What is seen goes into the row `ahead` of the published ones; returns its slot."""
-        slot = (int(self._counter[0]) + ahead) % self._layout.rows
-        rows = self._rows
-        rows["frame"][slot] = timestep.observation[:, -1] if self._layout.frame_stack else timestep.observation
-        rows["first"][slot], rows["last"][slot] = timestep.first, timestep.last
-        return slot
-
-    def _publish(self, head: TimeStep) -> int:
-        self._observe(head, self._filled)
-        start, end = int(self._counter[0]), int(self._counter[0]) + self._filled
-        if "priority" in self._rows:
-            self._write_priorities(max(start - self._window.length, 0), end - self._window.length)
-        chunk = np.arange(start, end) % self._layout.rows
-        self._counter[0], self._filled = end, 0
-        return int((~self._rows["last"][chunk]).sum())
-
-    def _write_priorities(self, low: int, high: int) -> None:
-        """Of the rows that this chunk makes starts. NaN says: none supplied; rows that end an episode have none."""
-        starts = np.arange(low, high)
-        starts = starts[starts % (self._window.stride or 1) == 0]
-        rows = starts % self._layout.rows
-        if self._priorities is None or not len(rows):
-            self._rows["priority"][rows] = np.nan
-            return
-        num_envs = self._layout.num_envs
-        serials = np.repeat(starts, num_envs)
-        streams = np.tile(np.arange(num_envs), len(starts)) + self._actor_ind * num_envs
-        window = self._trajectories.gather(streams, serials, self._window)
-        supplied = self._priorities(window)
-        if supplied is None:
-            self._rows["priority"][rows] = np.nan
-            return
-        priorities = np.where(window.lasts[0].numpy(), 0.0, supplied)
-        if not (np.isfinite(priorities) & (priorities >= 0)).all():
-            raise ValueError(f"initial priorities must be finite and not negative: actor {self._actor_ind} computed {priorities}")
-        self._rows["priority"][rows] = priorities.reshape(-1, num_envs)
+    def _lengths(self, used: int, ends: np.ndarray | None) -> dict[str, int]:
+        """Of each array's second axis, what rows 0 .. used of a stream take, and arenas up to `ends`."""
+        chunks = -(-used // self.layout.chunk_length)
+        lengths = {**dict.fromkeys(self.layout.fields, used), **dict.fromkeys(self.layout.state_fields, chunks)}
+        return lengths | self.layout.packed.lengths(chunks, ends) if self.layout.packed else lengths

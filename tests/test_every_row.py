@@ -22,7 +22,7 @@ def test_every_row_plays_learns_and_leaves_a_model(tmp_path, name):
     memory = next(row for row in CONFIGS if row["name"] == name)["memory_type"]
     options = read_options([
         "--config", name, "--root", str(tmp_path), "--engine", "inline", "--num_actors", "1", "--num_envs_per_actor", "2",
-        "--clock.learn_start", "20", "--clock.tolerance", "100", "--agent.batch_size", "4", "--updates", "3",
+        "--clock.learn_start", "20", "--clock.tolerance", "400", "--agent.batch_size", "4", "--updates", "3",
         "--evaluator.episodes", "1", "--evaluator.max_steps", "3",
         *([] if memory == "mixed" else ["--memory.capacity", "500"])])
     context, agent = prepare(options)

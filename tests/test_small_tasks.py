@@ -67,8 +67,25 @@ def test_impact_learns_catch_from_batches_used_twice(tmp_path, words):
     assert best_score(tmp_path, *CATCH, "--agent_type", "impact", "--memory_type", "circular", *words) >= 0.9
 
 
+@pytest.mark.parametrize("distribution", ["categorical", "quantile"])
+def test_rainbow_learns_catch_with_either_distribution(tmp_path, distribution):
+    """A few random actions as well: noise alone may fade before the paddle has caught a ball in every column."""
+    words = ("--config", "rainbow-minatar-breakout", "--env_type", "catch", "--game", "catch", "--agent.v_min", "-1", "--agent.v_max", "1",
+             "--agent.lr", "1e-3", "--agent.eps", "1e-6", "--agent.target_update", "100", "--agent.epsilon_start", "0.05",
+             "--agent.epsilon_end", "0.05", "--clock.learn_start", "500", "--memory.capacity", "10000", "--target_score", "0.9",
+             "--steps", "15000", "--evaluator.steps", "1000", "--evaluator.episodes", "40", "--evaluator.num_envs", "40")
+    assert best_score(tmp_path, *words, "--agent.distribution", distribution) >= 0.9
+
+
 def test_a_cue_is_remembered_with_an_lstm_and_not_without(tmp_path):
     words = ("--config", "impala-lstm-recall", "--env.delay", "3", "--agent.unroll_length", "10", "--agent.lr", "3e-3",
              "--target_score", "0.9", "--evaluator.steps", "8000", "--evaluator.episodes", "64", "--evaluator.num_envs", "64")
     assert best_score(tmp_path / "with", *words, "--steps", "160000") >= 0.9
     assert best_score(tmp_path / "without", *words, "--steps", "60000", "--model.lstm", "0") < 0.3
+
+
+def test_a_cue_is_remembered_by_r2d2_and_not_by_dqn(tmp_path):
+    words = ("--config", "r2d2-recall", "--evaluator.steps", "4000", "--evaluator.episodes", "64", "--evaluator.num_envs", "64")
+    assert best_score(tmp_path / "with", *words, "--target_score", "0.9", "--steps", "40000") >= 0.9
+    without = ("--agent_type", "dqn", "--model_type", "dqn-mlp", "--clock.samples_per_insert", "8", "--steps", "20000")
+    assert best_score(tmp_path / "without", *words, *without) < 0.3

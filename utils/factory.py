@@ -72,6 +72,14 @@ ModelsDict = Factory("model_type", {
     "dqn-small": "core.models.dqn_small:DQNSmall",
     "dqn-mlp": "core.models.dqn_mlp:DQNMLP",
     "dqn-minatar": "core.models.dqn_minatar:DQNMinAtar",
+    "rainbow-cnn": "core.models.rainbow:RainbowCNN",
+    "rainbow-small": "core.models.rainbow:RainbowSmall",
+    "rainbow-minatar": "core.models.rainbow:RainbowMinAtar",
+    "rainbow-mlp": "core.models.rainbow:RainbowMLP",
+    "r2d2-cnn": "core.models.r2d2:R2D2CNN",
+    "r2d2-small": "core.models.r2d2:R2D2Small",
+    "r2d2-minatar": "core.models.r2d2:R2D2MinAtar",
+    "r2d2-mlp": "core.models.r2d2:R2D2MLP",
     "impala-cnn": "core.models.impala:ImpalaCNN",
     "impala-resnet": "core.models.impala:ImpalaResNet",
     "nature-ac": "core.models.actor_critic_cnn:NatureAC",
@@ -82,6 +90,8 @@ ModelsDict = Factory("model_type", {
 
 AgentsDict = Factory("agent_type", {
     "dqn": "core.agents.dqn:DQN",
+    "rainbow": "core.agents.rainbow:Rainbow",
+    "r2d2": "core.agents.r2d2:R2D2",
     "impala": "core.agents.impala:Impala",
     "impact": "core.agents.impact:Impact"})
 

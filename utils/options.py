@@ -13,6 +13,7 @@ from core.agent import Agent
 from core.clock import ClockParams
 from core.engines.local import SupervisorParams
 from core.env import EnvSpec
+from core.frames import StorageParams
 from core.model import Model
 from core.settings import setting
 from core.single_processes.actor import ActorParams
@@ -89,6 +90,64 @@ APEX = {"agent_type": "dqn", "env_type": "atari", "memory_type": "prioritized", 
         "actor.refresh_period": 100, "clock.learn_start": 50_000, "clock.samples_per_insert": 0.8}
 CONFIGS += [{"name": f"apex-{game}", "game": game, **APEX} for game in ("pong", "breakout", "seaquest")]
 
+# Double DQN with GroupNorm on compressed history, as the third of the replaced systems ran it for 200 M agent steps: uniform, prioritised
+GROUP_NORM = {"agent_type": "dqn", "env_type": "atari", "memory_type": "shared", "model_type": "dqn-cnn", "model.norm": "group",
+              "agent.batch_size": 256, "agent.nstep": 1, "agent.lr": 6.25e-5, "agent.weight_decay": 5e-5, "agent.target_update": 10_000,
+              "agent.epsilon_end": 0.1, "agent.epsilon_steps": 4_000_000, "memory.capacity": 1_000_000, "storage.codec": "lz4",
+              "clock.learn_start": 100_000, "steps": 200_000_000}
+PRIORITIZED = {"memory_type": "prioritized", "memory.alpha": 0.5, "memory.beta_updates": 6_250_000, "agent.lr": 1.5e-5}
+CONFIGS += [{**GROUP_NORM, **settings, "name": f"{prefix}-{game}", "game": game} for game in ("zaxxon", "asterix", "wizard_of_wor")
+            for prefix, settings in (("ddqn", {}), ("prior-ddqn", PRIORITIZED))]
+
+# Rainbow (1710.02298)
+RAINBOW = {"agent_type": "rainbow", "memory_type": "prioritized", "memory.alpha": 0.5}
+CONFIGS += [{"name": f"rainbow-{game}", "game": game, **RAINBOW, "env_type": "atari", "model_type": "rainbow-cnn",
+             "memory.capacity": 1_000_000, "memory.beta_updates": 12_500_000} for game in ("pong", "breakout")]
+CONFIGS += [{"name": "rainbow-cartpole", "game": "CartPole-v1", **RAINBOW, "env_type": "gym", "model_type": "rainbow-mlp",
+             "agent.v_min": 0.0, "agent.v_max": 100.0, "agent.batch_size": 64, "agent.lr": 1e-3, "agent.eps": 1e-8,
+             "agent.target_update": 200, "memory.capacity": 50_000, "memory.beta_updates": 25_000, "clock.learn_start": 1_000,
+             "learner.threads": 1, "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 200_000}]
+# and what each of its six parts is worth, on MinAtar. A brick every dozen steps is worth 9 at gamma .99: atoms from 0 to 20
+ABLATION = {"env_type": "minatar", "game": "breakout", "agent.nstep": 3, "agent.lr": 2.5e-4, "agent.target_update": 1_000,
+            "agent.epsilon_start": 0.0, "agent.epsilon_end": 0.0, "memory.capacity": 100_000, "clock.learn_start": 5_000,
+            "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 2_000_000}
+BY_PRIORITY = {"memory_type": "prioritized", "memory.alpha": 0.5, "memory.beta_updates": 500_000}
+RAINBOW_AGENT = {"agent_type": "rainbow", "model_type": "rainbow-minatar"}
+C51 = {**RAINBOW_AGENT, "agent.v_min": 0.0, "agent.v_max": 20.0}
+CONFIGS += [
+    {"name": "rainbow-minatar-breakout", **ABLATION, **BY_PRIORITY, **C51},
+    {"name": "rainbow-no-double-minatar-breakout", **ABLATION, **BY_PRIORITY, **C51, "agent.double": False},
+    {"name": "rainbow-no-dueling-minatar-breakout", **ABLATION, **BY_PRIORITY, **C51, "model.dueling": False},
+    {"name": "rainbow-no-noisy-minatar-breakout", **ABLATION, **BY_PRIORITY, **C51, "model.noisy": False,
+     "agent.epsilon_start": 1.0, "agent.epsilon_end": 0.01, "agent.epsilon_steps": 100_000},
+    {"name": "rainbow-no-prioritized-minatar-breakout", **ABLATION, **C51, "memory_type": "shared"},
+    {"name": "rainbow-no-nstep-minatar-breakout", **ABLATION, **BY_PRIORITY, **C51, "agent.nstep": 1},
+    {"name": "rainbow-no-distributional-minatar-breakout", **ABLATION, **BY_PRIORITY, "agent_type": "dqn", "model_type": "dqn-minatar",
+     "model.dueling": True, "model.noisy": True},
+    {"name": "rainbow-quantile-minatar-breakout", **ABLATION, **BY_PRIORITY, **RAINBOW_AGENT, "agent.distribution": "quantile"},
+]
+
+# R2D2 (r1lyTjAqYX): 5 updates of 64 sequences of 80 while its 256 actors make 260 steps each, each second: 0.4 samples an insert, since its
+# actors outrun the learner. Those of one machine do not: 4. The paper replays 4 M steps; rewards are raw and a lost life ends nothing.
+R2D2 = {"agent_type": "r2d2", "memory_type": "prioritized", "memory.alpha": 0.9, "memory.beta_start": 0.6, "memory.beta_end": 0.6}
+R2D2_ATARI = {**R2D2, "env_type": "atari", "model_type": "r2d2-cnn", "env.reward_clipping": "none", "env.life_loss": False,
+              "memory.capacity": 1_000_000, "actor.refresh_period": 400, "clock.learn_start": 50_000, "clock.samples_per_insert": 4.0,
+              "clock.tolerance": 2_000}
+# and for tasks of minutes: shorter sequences, a faster target, and 8 to 16 samples an insert, as actors are the slower side here
+R2D2_SMALL = {**R2D2, "agent.burn_in": 4, "agent.unroll_length": 20, "agent.stride": 10, "agent.nstep": 3, "agent.batch_size": 32,
+              "agent.lr": 1e-3, "agent.eps": 1e-5, "agent.target_update": 200, "memory.capacity": 50_000, "clock.learn_start": 2_000,
+              "learner.threads": 1, "evaluator.period": 10.0, "evaluator.episodes": 20}
+CONFIGS += [
+    {"name": "r2d2-pong", "game": "pong", **R2D2_ATARI},
+    {"name": "r2d2-breakout", "game": "breakout", **R2D2_ATARI},
+    {"name": "r2d2-recall", "game": "recall", **R2D2_SMALL, "env_type": "recall", "model_type": "r2d2-mlp",
+     "clock.samples_per_insert": 16.0, "evaluator.episodes": 50, "steps": 500_000},
+    {"name": "r2d2-minatar-breakout", "game": "breakout", **R2D2_SMALL, "env_type": "minatar", "model_type": "r2d2-minatar",
+     "agent.burn_in": 10, "agent.lr": 2.5e-4, "agent.target_update": 1_000, "memory.capacity": 100_000, "clock.learn_start": 5_000,
+     "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 2_000_000},
+    {"name": "r2d2-cartpole", "game": "CartPole-v1", **R2D2_SMALL, "env_type": "gym", "model_type": "r2d2-mlp", "steps": 200_000},
+]
+
 # V-trace: a queue gives every unroll once and sets the pace; a mixed memory replays some of them as well. The list of a mixed memory is
 # written as the first of the replaced systems wrote it.
 def replay(share: float, kind: str, **settings: Any) -> dict[str, Any]:
@@ -151,6 +210,7 @@ class Options(Run):
     env: Any = None
     memory: Any = None
     model: Any = None
+    storage: StorageParams = StorageParams()
     clock: ClockParams = ClockParams()
     actor: ActorParams = ActorParams()
     learner: LearnerParams = LearnerParams()

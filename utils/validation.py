@@ -10,13 +10,15 @@ import torch
 from core import settings
 from core.agent import Agent
 from core.env import Discrete, EnvSpec
+from core.frames import RAW
+from core.memories.unrolls import UnrollMemory
 from core.shared import ArraySpec, available_bytes
 from core.trajectory import Layout
 from utils.factory import AgentsDict, EnginesDict, Factory, MemoriesDict, ModelsDict, suggestion
 from utils.options import Options
 
 FILE_NAME = re.compile(r"[\w.+-]+")
-SIZED = {"agent", "memory", "model", "actor", "clock", "num_actors", "num_envs_per_actor"}  # what sizes are computed from
+SIZED = {"agent", "memory", "model", "actor", "clock", "storage", "num_actors", "num_envs_per_actor"}  # what sizes are computed from
 PROCESS_BYTES = 150 << 20  # memory of its own that a process needs beside the shared rows, roughly
 
 
@@ -27,7 +29,7 @@ def problems(options: Options) -> list[str]:
     found += _names(options) + _mode(options) + _device(options)
     if None in (options.agent, options.env, options.memory, options.model):
         return found
-    found += _memory_type(options)
+    found += _memory_type(options) + options.agent_class.problems(options.agent)
     if "env" in out_of_bounds:
         return found + _head(options)
     try:
@@ -56,10 +58,13 @@ def layout(options: Options, spec: EnvSpec, agent: Agent) -> Layout:
     extras, feature_dtype = dict(agent.extras), memory.feature_dtype(options.memory)
     if feature_dtype:
         extras["features"] = ArraySpec(agent.feature_field.shape, feature_dtype)
-    capacity = memory.ring_steps(options.memory, options.agent.batch_size, agent.window.length, options.num_actors)
+    sizes = options.agent.batch_size, agent.window.length, options.num_actors
+    capacity = memory.ring_steps(options.memory, *sizes)
+    kept = -(-memory.kept_steps(options.memory, *sizes) // (options.num_actors * options.num_envs_per_actor))
     states = tuple(ArraySpec(tuple(tensor.shape[1:]), "float32") for tensor in agent.initial_state(1))
     return Layout.of(spec, extras, capacity=capacity, num_actors=options.num_actors, num_envs=options.num_envs_per_actor,
-                     chunk_length=agent.window.stride or options.actor.chunk_length, with_priority=memory.with_priority, states=states)
+                     chunk_length=agent.window.stride or options.actor.chunk_length, with_priority=memory.with_priority, states=states,
+                     storage=options.storage, kept_rows=agent.window.length + kept)
 
 
 def resolved_device(device: str) -> str:
@@ -165,17 +170,22 @@ def _sizes(options: Options, spec: EnvSpec) -> list[str]:
     if options.mode == 2:
         return []
     found = options.memory_class.problems(options.memory, options.agent.batch_size)
-    return found or _ring(options, spec, agent) + _limiter(options, agent.samples_per_window)
+    return found or _ring(options, spec, agent) + _storage(options, spec, agent) + _limiter(options, agent.samples_per_window)
 
 
 def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
-    """The rows must hold a window of every stream, and fit into what is free."""
+    """The rows must hold a window of every stream, fit into what is free, and one must be whole before actors have to wait."""
     streams, length = options.num_actors * options.num_envs_per_actor, agent.window.length
-    capacity = getattr(options.memory, "capacity", None)
-    if not agent.window.stride and capacity is not None and capacity < streams * (length + 1):
+    capacity, clock = getattr(options.memory, "capacity", None), options.clock
+    in_steps = not issubclass(options.memory_class, UnrollMemory)  # theirs count unrolls
+    if in_steps and capacity is not None and capacity < streams * (length + 1):
         return [f"memory.capacity={capacity} is too small for windows of {length + 1} rows in each of "
                 f"{streams} environments: at least {streams * (length + 1)}"]
     rows = layout(options, spec, agent)
+    first = streams * -(-(length + in_steps) // rows.chunk_length) * rows.chunk_length
+    if clock.samples_per_insert is not None and clock.learn_start + clock.tolerance < first:
+        return [f"clock.learn_start={clock.learn_start} plus clock.tolerance={clock.tolerance} must be at least {first} agent steps, which "
+                f"{streams} environments take to store a window of {length + 1} rows"]
     stored = rows.nbytes + options.memory_class.own_bytes(options.memory, rows, length)
     needed, free = stored + PROCESS_BYTES * (options.num_actors + 4), available_bytes()
     if needed <= free:
@@ -184,6 +194,20 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
         return [f"the replay rows of memory_type={options.memory_type} need {needed:,} bytes and {free:,} are free; lower its capacities"]
     fitting = max(int((free - (needed - stored)) / (stored / capacity)), 0)
     return [f"memory.capacity={capacity} needs {needed:,} bytes and {free:,} are free; about {fitting:,} would fit"]
+
+
+def _storage(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
+    """Packing is for pictures, and an arena must hold a window however badly it compresses."""
+    storage = options.storage
+    if storage.codec == RAW:
+        return []
+    if not spec.is_image:
+        return [f"storage.codec={storage.codec} packs pictures and game={options.game} (env_type={options.env_type}) gives vectors"]
+    least = layout(options, spec, agent).arena_bytes * options.num_actors
+    if storage.bytes is None or storage.bytes >= least:
+        return []
+    return [f"storage.bytes={storage.bytes} is too small for windows of {agent.window.length + 1} rows in each of "
+            f"{options.num_actors * options.num_envs_per_actor} environments: at least {least}"]
 
 
 def _limiter(options: Options, samples_per_window: int) -> list[str]:

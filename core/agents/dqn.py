@@ -56,6 +56,7 @@ class DQN(QLearning):
 
     # the learner's side -----------------------------------------------------------------------------------------------
     def learn(self, batch: Batch) -> LearnerOutput:
+        self.set_training(True)
         params = self.params
         window = batch.window
         returns, factors = n_step_return(window.rewards, window.discounts, window.lasts, params.gamma)

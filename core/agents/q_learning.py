@@ -68,15 +68,18 @@ class QLearning(Agent):
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    def set_training(self, training: bool) -> None:
+        """Networks with noise have it while acting in training and while learning, not in evaluation."""
+        if self.model.training != training:
+            self.model.train(training)
+
     @abstractmethod
     def values(self, timestep: TimeStep, state: State) -> tuple[Tensor, State]:
         """Action values [E, A] of what E streams see, and the next recurrent state."""
 
     @torch.inference_mode()
     def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
-        training = exploration is not None and exploration.training
-        if self.model.training != training:  # networks with noise have none in evaluation
-            self.model.train(training)
+        self.set_training(exploration is not None and exploration.training)
         output, state = self.values(timestep, state)
         values = output.cpu().numpy()  # [E, A]
         action = values.argmax(1)

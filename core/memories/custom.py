@@ -91,7 +91,7 @@ class CustomRule(Rule):
         if not self._copies:
             self._times[self._in_rings.insert(keys)] = 0
             return
-        free = self.params.capacity - self._filled
+        free = self._copies.capacity - self._filled
         for stream, serial in zip(keys.streams[:free], keys.serials[:free]):
             self._filled += self._put(np.array([self._filled]), Keys(stream[None], serial[None]))
         if (rest := len(keys.streams) - free) > 0 and self._filled:

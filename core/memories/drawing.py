@@ -1,4 +1,4 @@
-"""Reading drawn windows while actors write: what every sampling rule shares."""
+"""Where windows may start, and reading those that were drawn while actors write: what every sampling rule shares."""
 
 from collections.abc import Callable
 
@@ -15,22 +15,51 @@ def check_batch_size(batch_size: int) -> None:
         raise ValueError(f"batch size must be an integer of at least 1, not {batch_size!r}")
 
 
-def read_windows(trajectories: Trajectories, spec: WindowSpec, draw: Callable[[int], Keys | None],
-                 batch_size: int) -> tuple[Window, Keys] | None:
-    """batch_size windows whose starts `draw(count)` names; those that their writer reached meanwhile are drawn again.
+class Starts:
+    """Start k of a stream is its row k * stride: every row, or with WindowSpec.stride the first one of every chunk.
 
-    None when `draw` knows no start.
+    Windows that may start at any row do not start at a `last` one, where no action was taken. Those on a stride do: most of their rows
+    are others. Raises ValueError for a stride that is not the chunks' length, and for rings that might not hold a whole window.
     """
-    keys = draw(batch_size)
-    for _ in range(ATTEMPTS):
-        if keys is None:
-            return None
-        window = trajectories.gather(*keys, spec)
-        lost = ~trajectories.intact(*keys) | window.lasts[0].numpy()
-        if not lost.any():
-            return window, keys
-        keys = _replace(keys, lost, draw)
-    return None
+
+    def __init__(self, trajectories: Trajectories, spec: WindowSpec):
+        self._trajectories, self._spec = trajectories, spec
+        self.stride = spec.stride or 1
+        layout = trajectories.layout
+        self.per_stream = layout.rows // self.stride  # starts that a ring has room for
+        if not spec.stride:
+            return
+        if spec.stride != layout.chunk_length:
+            raise ValueError(f"sequences start with a chunk: every {spec.stride} rows does not fit chunks of {layout.chunk_length}")
+        stack = -(-max(layout.frame_stack - 1, 0) // spec.stride) * spec.stride
+        if layout.rows < (least := layout.guard + stack + spec.length + 1):
+            raise ValueError(f"{layout.rows} rows a stream are too few for a sequence of length {spec.length} every {spec.stride} rows: at "
+                             f"least {least} are needed; raise the capacity or lower the number of streams")
+
+    def numbers(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of each actor's starts from which a whole window can be read: [low, high), both [num_actors]."""
+        low, high = self._trajectories.starts(self._spec.length)
+        return -(-low // self.stride), -(-high // self.stride)
+
+    def barred(self, lasts: np.ndarray) -> np.ndarray:
+        """Of rows with these `last`, [B] bool each: which are no starts."""
+        return lasts & (not self._spec.stride)
+
+    def read(self, draw: Callable[[int], Keys | None], batch_size: int) -> tuple[Window, Keys] | None:
+        """batch_size windows whose starts `draw(count)` names; those that their writer reached meanwhile are drawn again.
+
+        None when `draw` knows no start.
+        """
+        keys = draw(batch_size)
+        for _ in range(ATTEMPTS):
+            if keys is None:
+                return None
+            window = self._trajectories.gather(*keys, self._spec)
+            lost = ~self._trajectories.intact(*keys) | self.barred(window.lasts[0].numpy())
+            if not lost.any():
+                return window, keys
+            keys = _replace(keys, lost, draw)
+        return None
 
 
 def _replace(keys: Keys, lost: np.ndarray, draw: Callable[[int], Keys | None]) -> Keys | None:

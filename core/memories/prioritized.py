@@ -2,16 +2,17 @@
 
 Of the paper: stratified draws and importance weights w_i = (N P(i))^-beta / max_j w_j over the batch (section 3.4, algorithm 1),
 beta annealed linearly. Deviation: a new step takes the priority its actor computed (Ape-X, 1803.00933); an actor that supplies none
-leaves NaN in the row's `priority`, and the step starts at the largest priority seen, as in the paper.
+leaves NaN in the row's `priority`, and the step starts at the largest priority seen, as in the paper. With a stride, steps are sequences.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from core.memories.drawing import check_batch_size, read_windows
+from core.memories.drawing import Starts, check_batch_size
 from core.memories.sum_tree import SumTree
 from core.memory import Batch, Keys, Memory
 from core.settings import setting
@@ -29,13 +30,14 @@ class PrioritizedParams:
 
 
 class PrioritizedMemory(Memory):
-    """The tree has one leaf a slot. Of each actor the rows [low, high) have theirs set; all other leaves are zero."""
+    """The tree has one leaf a start: those of an actor's starts [low, high), as Starts numbers them, are set; all others are zero."""
 
     Params = PrioritizedParams
     with_priority = True
 
     def __init__(self, params: PrioritizedParams, layout: Layout, window: WindowSpec, seed: int):
         super().__init__(params, layout, window, seed)
+        self._starts = Starts(self.trajectories, window)
         self._tree: SumTree | None = None  # made where it is used, not sent to every process
         self._low = np.zeros(layout.num_actors, np.int64)
         self._high = np.zeros(layout.num_actors, np.int64)
@@ -45,7 +47,7 @@ class PrioritizedMemory(Memory):
     @property
     def tree(self) -> SumTree:
         if self._tree is None:
-            self._tree = SumTree(self.layout.num_slots)
+            self._tree = SumTree(math.prod(self._tree_shape))
         return self._tree
 
     @property
@@ -58,11 +60,11 @@ class PrioritizedMemory(Memory):
     def sample(self, batch_size: int) -> Batch | None:
         check_batch_size(batch_size)
         self._ingest()  # once: rows of this batch keep their leaves even if a few of them are drawn again
-        read = read_windows(self.trajectories, self.window, self._draw, batch_size)
+        read = self._starts.read(self._draw, batch_size)
         if read is None:
             return None
         window, keys = read
-        leaves = self.tree.leaves[self.trajectories.slots(*keys)]
+        leaves = self.tree.leaves[self._places(keys)]
         weights = (leaves / leaves.min()) ** -self.beta  # N and the sum of all leaves cancel against the largest weight
         self._batches += 1
         return Batch(window, keys, torch.from_numpy(weights.astype(np.float32)))
@@ -72,38 +74,45 @@ class PrioritizedMemory(Memory):
         total = self.tree.total
         if not total:
             return None
-        slots = self.tree.find((np.arange(count) + self.generator.random(count)) / count * total)
-        return self._keys(slots)
+        return self._keys(self.tree.find((np.arange(count) + self.generator.random(count)) / count * total))
 
-    def _keys(self, slots: np.ndarray) -> Keys:
-        """The live rows in these slots."""
-        rest, envs = np.divmod(slots, self.layout.num_envs)
-        actors, rows = np.divmod(rest, self.layout.rows)
+    def _places(self, keys: Keys) -> np.ndarray:
+        """Of these starts' leaves."""
+        actors, envs = np.divmod(keys.streams, self.layout.num_envs)
+        return np.ravel_multi_index((actors, keys.serials // self._starts.stride % self._starts.per_stream, envs), self._tree_shape)
+
+    def _keys(self, places: np.ndarray) -> Keys:
+        """The live starts whose leaves these are."""
+        actors, numbers, envs = np.unravel_index(places, self._tree_shape)
         low = self._low[actors]
-        return Keys(actors * self.layout.num_envs + envs, low + (rows - low) % self.layout.rows)
+        serials = (low + (numbers - low) % self._starts.per_stream) * self._starts.stride
+        return Keys(actors * self.layout.num_envs + envs, serials)
 
     def _ingest(self) -> None:
         """Bring the tree up to what actors wrote: leaves of lost rows are cleared, those of new starts set."""
-        low, high = self.trajectories.starts(self.window.length)
-        for actor in np.flatnonzero((low > self._low) | (high > self._high)):
-            lost = self._slots(int(actor), self._low[actor], min(low[actor], self._high[actor]))
-            self.tree.set(lost, np.zeros(len(lost)))
-            fresh = self._slots(int(actor), max(self._high[actor], low[actor]), high[actor])
-            self.tree.set(fresh, self._first_leaves(fresh))
+        low, high = self._starts.numbers()
+        for actor in np.flatnonzero((low > self._low) | (high > self._high)).tolist():
+            lost = self._numbered(actor, self._low[actor], min(low[actor], self._high[actor]))
+            self.tree.set(self._places(lost), np.zeros(len(lost.serials)))
+            fresh = self._numbered(actor, max(self._high[actor], low[actor]), high[actor])
+            self.tree.set(self._places(fresh), self._first_leaves(fresh))
         self._low, self._high = low, high
 
-    def _slots(self, actor: int, low: int, high: int) -> np.ndarray:
-        """Of rows [low, high) of all streams of an actor, flat."""
-        first_stream = actor * self.layout.num_envs
-        streams = np.arange(first_stream, first_stream + self.layout.num_envs)
-        return self.trajectories.slots(streams, np.arange(low, max(high, low))[:, None]).ravel()
+    def _numbered(self, actor: int, low: int, high: int) -> Keys:
+        """Starts [low, high) of all streams of an actor."""
+        numbers, envs = np.arange(low, max(high, low)), np.arange(self.layout.num_envs)
+        streams = np.tile(actor * self.layout.num_envs + envs, len(numbers))
+        return Keys(streams, np.repeat(numbers, len(envs)) * self._starts.stride)
 
-    def _first_leaves(self, slots: np.ndarray) -> np.ndarray:
+    def _first_leaves(self, keys: Keys) -> np.ndarray:
+        """Of fresh starts."""
+        slots = self.trajectories.slots(*keys)
         priorities = self.trajectories.flat("priority")[slots].astype(np.float64)
+        lasts = self.trajectories.flat("last")[slots]
         supplied = np.isfinite(priorities) & (priorities >= 0)
         self._max_priority = float(priorities.max(initial=self._max_priority, where=supplied))
         leaves = self._leaves(np.where(supplied, priorities, self._max_priority))
-        return np.where(self.trajectories.flat("last")[slots], 0.0, leaves)
+        return np.where(self._starts.barred(lasts), 0.0, leaves)
 
     def _leaves(self, priorities: np.ndarray) -> np.ndarray:
         return (priorities + self.params.epsilon) ** self.params.alpha
@@ -118,9 +127,10 @@ class PrioritizedMemory(Memory):
         if bad.any():
             raise ValueError(f"priorities must be finite and not negative, not {priorities[bad][0]} (position {bad.argmax()})")
         actors = keys.streams // self.layout.num_envs
-        live = (keys.serials >= self._low[actors]) & (keys.serials < self._high[actors])
+        numbers = keys.serials // self._starts.stride
+        live = (numbers >= self._low[actors]) & (numbers < self._high[actors])
         self._max_priority = float(priorities.max(initial=self._max_priority, where=live))
-        self.tree.set(self.trajectories.slots(keys.streams[live], keys.serials[live]), self._leaves(priorities[live]))
+        self.tree.set(self._places(Keys(keys.streams[live], keys.serials[live])), self._leaves(priorities[live]))
 
     def statistics(self) -> dict[str, float]:
         """mean_priority: of p^alpha over all starts."""
@@ -132,7 +142,7 @@ class PrioritizedMemory(Memory):
         """Priorities only together with the rows they belong to; beta's progress always."""
         state = {**super().state_dict(with_rows), "batches": self._batches}
         if with_rows:
-            used = state["trajectories"]["last"].shape[1]
+            used = state["trajectories"]["last"].shape[1] // self._starts.stride
             leaves = torch.from_numpy(self.tree.leaves.reshape(self._tree_shape)[:, :used].copy())
             state["priorities"] = {"leaves": leaves, "low": self._low.tolist(), "high": self._high.tolist(),
                                    "largest": self._max_priority}
@@ -154,4 +164,4 @@ class PrioritizedMemory(Memory):
 
     @property
     def _tree_shape(self) -> tuple[int, int, int]:
-        return self.layout.num_actors, self.layout.rows, self.layout.num_envs
+        return self.layout.num_actors, self._starts.per_stream, self.layout.num_envs

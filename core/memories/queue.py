@@ -32,11 +32,13 @@ class QueueRule(Rule):
     """`_waiting` holds keys of the store in the order of their arrival. A key of a copy has its slot for a stream."""
 
     Params = QueueParams
+    packs = False  # a batch must always fit
 
     def __init__(self, params: Any, memory: Any):
         super().__init__(params, memory)
         self._waiting: deque[tuple[int, int]] = deque()
-        self._copies = Slots(memory.trajectories, params.capacity, memory.window.length) if params.overflow in COPIED else None
+        copied = params.overflow in COPIED
+        self._copies = Slots(memory.trajectories, params.capacity, memory.window.length, self.packs) if copied else None
         self._free, self._given = list(range(self.slots(params))), list[int]()  # slots: empty; drawn and not read yet
         self._arrived = self._dropped = self._turn = 0
 

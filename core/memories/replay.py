@@ -104,18 +104,19 @@ class ReservoirRule(Rule):
         return self._copies.store
 
     def __len__(self) -> int:
-        return min(self._seen, self.params.capacity)
+        return min(self._seen, self._copies.capacity)
 
     def keys(self, slots: np.ndarray) -> Keys:
         return self._copies.keys(slots)
 
     def insert(self, keys: Keys) -> None:
         for stream, serial in zip(*keys):
-            slot = self._seen if self._seen < self.params.capacity else int(self.memory.generator.integers(self._seen + 1))
-            if slot < self.params.capacity:
+            filling = self._seen < self._copies.capacity
+            slot = self._seen if filling else int(self.memory.generator.integers(self._seen + 1))
+            if slot < self._copies.capacity:
                 stored = self._copies.put(np.array([slot]), Keys(stream[None], serial[None])).all()
-                if not stored and self._seen < self.params.capacity:
-                    continue  # its writer was faster, and an empty slot must not count as filled
+                if filling and not stored:
+                    continue  # its writer was faster or there is no room, and an empty slot must not count as filled
             self._seen += 1
 
     def draw(self, count: int) -> Drawn | None:

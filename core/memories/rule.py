@@ -24,6 +24,7 @@ class Rule(ABC):
     trajectories, window, layout, generator and features_of are what a rule works with."""
 
     Params: ClassVar[type]  # frozen dataclass: its settings in a replay list
+    packs: ClassVar[bool] = True  # copies that it keeps may have their frames packed, and be fewer when those do not fit
 
     def __init__(self, params: Any, memory: Any):
         self.params, self.memory = params, memory

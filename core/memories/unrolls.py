@@ -14,10 +14,11 @@ from torch import Tensor
 
 from core.memories.drawing import ATTEMPTS, check_batch_size
 from core.memories.rule import NOTHING, Drawn, Part, Rule
-from core.memories.slots import slots_layout
+from core.memories.slots import slots_bytes
 from core.memory import Batch, Keys, Memory
 from core.shared import ArraySpec, SharedArrays
-from core.trajectory import ChunkWriter, Layout, Window, WindowSpec
+from core.trajectory import Layout, Window, WindowSpec
+from core.writer import ChunkWriter
 
 
 class UnrollMemory(Memory):
@@ -52,9 +53,15 @@ class UnrollMemory(Memory):
         return length * sum(part.rule.ring_unrolls(part.params, batch_size, num_actors) for part in cls.parts(params))
 
     @classmethod
+    def kept_steps(cls, params: Any, batch_size: int, length: int, num_actors: int) -> int:
+        """What a queue has not given yet."""
+        pacing = [part for part in cls.parts(params) if part.rule.paces(part.params)]
+        return length * sum(part.rule.ring_unrolls(part.params, batch_size, num_actors) for part in pacing)
+
+    @classmethod
     def own_bytes(cls, params: Any, layout: Layout, length: int) -> int:
-        slots = [part.rule.slots(part.params) for part in cls.parts(params)]
-        return sum(slots_layout(layout, count, length).nbytes for count in slots if count)
+        slots = [(part.rule.slots(part.params), part.rule.packs) for part in cls.parts(params)]
+        return sum(slots_bytes(layout, count, length, packs) for count, packs in slots if count)
 
     @classmethod
     def paces(cls, params: Any) -> bool:

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from core.env import EnvSpec
 from core.model import Model, State
+from core.models.noisy import NoisyParams, linear_layers
 from core.models.torsos import image_shape, nature_convolutions, num_features, q_head, scaled_image
 from core.settings import setting
 
 
 @dataclass(frozen=True)
-class DQNCNNParams:
+class DQNCNNParams(NoisyParams):
     dueling: bool = setting(False)                                # 1511.06581
     norm: str = setting("none", choices=("none", "group"))        # group: GroupNorm(16) after each convolution, which then has no bias
     hidden: int = setting(512, low=1)                             # units of the fully connected layer (of each stream when dueling)
@@ -29,7 +30,8 @@ class DQNCNN(Model):
         super().__init__(params, spec)
         shape = image_shape(spec)
         self.torso = nature_convolutions(shape[0], params.norm)
-        self.q = q_head(num_features(self.torso, shape), params.hidden, spec.action.num_actions, params.dueling)  # type: ignore[union-attr]
+        self.q = q_head(num_features(self.torso, shape), params.hidden, spec.action.num_actions,  # type: ignore[union-attr]
+                        params.dueling, linear_layers(params))
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, observation: Tensor, state: State = ()) -> tuple[Tensor, State]:

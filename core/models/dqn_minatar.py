@@ -7,12 +7,13 @@ from torch import Tensor
 
 from core.env import EnvSpec
 from core.model import Model, State
+from core.models.noisy import NoisyParams, linear_layers
 from core.models.torsos import image_shape, minatar_convolutions, num_features, q_head, scaled_image
 from core.settings import setting
 
 
 @dataclass(frozen=True)
-class DQNMinAtarParams:
+class DQNMinAtarParams(NoisyParams):
     dueling: bool = setting(False)  # 1511.06581
     planes: int = setting(16, low=1)  # of the convolution
     hidden: int = setting(128, low=1)  # units of the fully connected layer (of each stream when dueling)
@@ -27,7 +28,8 @@ class DQNMinAtar(Model):
         super().__init__(params, spec)
         shape = image_shape(spec)
         self.torso = minatar_convolutions(shape[0], params.planes)
-        self.q = q_head(num_features(self.torso, shape), params.hidden, spec.action.num_actions, params.dueling)  # type: ignore[union-attr]
+        self.q = q_head(num_features(self.torso, shape), params.hidden, spec.action.num_actions,  # type: ignore[union-attr]
+                        params.dueling, linear_layers(params))
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, observation: Tensor, state: State = ()) -> tuple[Tensor, State]:

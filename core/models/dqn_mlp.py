@@ -2,16 +2,17 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from core.env import EnvSpec
 from core.model import Model, State
-from core.models.torsos import q_head
+from core.models.noisy import NoisyParams, linear_layers
+from core.models.torsos import q_head, vector_torso
 from core.settings import setting
 
 
 @dataclass(frozen=True)
-class DQNMLPParams:
+class DQNMLPParams(NoisyParams):
     dueling: bool = setting(False)      # 1511.06581
     hidden: int = setting(128, low=1)   # units of each of the two hidden layers
 
@@ -23,11 +24,9 @@ class DQNMLP(Model):
 
     def __init__(self, params: DQNMLPParams, spec: EnvSpec):
         super().__init__(params, spec)
-        size = 1
-        for length in spec.observation_shape:
-            size *= length
-        self.torso = nn.Sequential(nn.Flatten(), nn.Linear(size, params.hidden), nn.ReLU())
-        self.q = q_head(params.hidden, params.hidden, spec.action.num_actions, params.dueling)  # type: ignore[union-attr]
+        self.torso = vector_torso(spec, params.hidden)
+        self.q = q_head(params.hidden, params.hidden, spec.action.num_actions,  # type: ignore[union-attr]
+                        params.dueling, linear_layers(params))
 
     def forward(self, observation: Tensor, state: State = ()) -> tuple[Tensor, State]:
         return self.q(self.torso(observation.float())), state

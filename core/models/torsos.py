@@ -1,9 +1,14 @@
-"""Pixels to features: shared by every image model."""
+"""Observations to features and features to action values: shared by the models."""
+
+import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from core.env import EnvSpec
+
+Linear = Callable[[int, int], nn.Module]  # makes a layer of (inputs, outputs)
 
 
 def image_shape(spec: EnvSpec) -> tuple[int, int, int]:
@@ -62,20 +67,31 @@ def image_torso(layers: nn.Sequential, spec: EnvSpec, hidden: int) -> nn.Sequent
     return nn.Sequential(*layers, nn.Linear(num_features(layers, image_shape(spec)), hidden), nn.ReLU(inplace=True))
 
 
-class DuelingHead(nn.Module):
-    """Q = V + A - mean A (1511.06581, eq. 9), each stream with its own hidden layer."""
+def vector_torso(spec: EnvSpec, hidden: int) -> nn.Sequential:
+    """One hidden layer with its ReLU: vectors [B, *observation_shape] to features [B, hidden]."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(spec.observation_shape), hidden), nn.ReLU())
 
-    def __init__(self, features: int, hidden: int, num_actions: int):
+
+class DuelingHead(nn.Module):
+    """Q = V + A - mean A (1511.06581, eq. 9), each stream with its own hidden layer; with atoms, for each (1710.02298, section 3)."""
+
+    def __init__(self, features: int, hidden: int, num_actions: int, linear: Linear = nn.Linear, atoms: int | None = None):
         super().__init__()
-        self.value = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-        self.advantage = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, num_actions))
+        self.value = _layers(features, hidden, 1, linear, atoms)
+        self.advantage = _layers(features, hidden, num_actions, linear, atoms)
 
     def forward(self, features: Tensor) -> Tensor:
-        advantage = self.advantage(features)  # [B, A]
+        advantage = self.advantage(features)  # [B, A] or [B, A, atoms]
         return self.value(features) + advantage - advantage.mean(1, keepdim=True)
 
 
-def q_head(features: int, hidden: int, num_actions: int, dueling: bool) -> nn.Module:
+def q_head(features: int, hidden: int, num_actions: int, dueling: bool, linear: Linear = nn.Linear, atoms: int | None = None) -> nn.Module:
+    """Features [B, F] to action values [B, A], or with atoms to a distribution of each, [B, A, atoms]. `linear` makes the layers."""
     if dueling:
-        return DuelingHead(features, hidden, num_actions)
-    return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, num_actions))
+        return DuelingHead(features, hidden, num_actions, linear, atoms)
+    return _layers(features, hidden, num_actions, linear, atoms)
+
+
+def _layers(features: int, hidden: int, outputs: int, linear: Linear, atoms: int | None) -> nn.Sequential:
+    layers = [linear(features, hidden), nn.ReLU(), linear(hidden, outputs * (atoms or 1))]
+    return nn.Sequential(*layers, *([] if atoms is None else [nn.Unflatten(1, (outputs, atoms))]))

@@ -27,6 +27,20 @@ def bootstrap_position(lasts: Tensor) -> Tensor:
     return padded.to(torch.uint8).argmax(0)
 
 
+def n_step_targets(rewards: Tensor, discounts: Tensor, lasts: Tensor, values: Tensor, gamma: float, nstep: int) -> Tensor:
+    """R + D * bootstrap of every row of a sequence that has n rows after it, as n_step_return defines them.
+
+    All [T + n, B]; `values` are those of the rows' own states. Returns [T, B]; of rows that are `last` it says nothing.
+    """
+    _assert_time_major(rewards, discounts, lasts, values)
+    rows = len(rewards) - nstep, rewards.shape[1]
+    rewards, discounts, lasts, values = (tensor.unfold(0, nstep + 1, 1).movedim(-1, 0).flatten(1)  # each [n + 1, T * B]
+                                         for tensor in (rewards, discounts, lasts, values))
+    returns, factors = n_step_return(rewards, discounts, lasts, gamma)
+    bootstrap = values.gather(0, bootstrap_position(lasts)[None])[0]  # [T * B]
+    return (returns + factors * bootstrap).unflatten(0, rows)
+
+
 def _assert_time_major(*tensors: Tensor) -> None:
     shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) != 1 or tensors[0].ndim != 2 or len(tensors[0]) < 2:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import multiprocessing
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -12,9 +13,11 @@ import torch
 from torch import Tensor
 
 from core.env import Discrete, EnvSpec, TimeStep
+from core.frames import StorageParams
 from core.memory import Memory
 from core.shared import ArraySpec
-from core.trajectory import ChunkWriter, Layout, Window, WindowSpec
+from core.trajectory import STORAGE, Layout, Trajectories, Window, WindowSpec
+from core.writer import ChunkWriter
 
 
 class Row(NamedTuple):
@@ -118,12 +121,13 @@ def observed(rows: list[Row], start: int, spec: WindowSpec) -> list[np.ndarray]:
 
 
 def small_layout(spec: EnvSpec, *, rows: int, chunk_length: int, num_envs: int, num_actors: int = 1, with_priority: bool = False,
-                 extras: dict[str, ArraySpec] | None = None, states: tuple[ArraySpec, ...] = ()) -> Layout:
-    """A layout of exactly `rows` rows a stream."""
+                 extras: dict[str, ArraySpec] | None = None, states: tuple[ArraySpec, ...] = (), storage: StorageParams = STORAGE,
+                 kept_rows: int = 1, arena_bytes: int | None = None) -> Layout:
+    """A layout of exactly `rows` rows a stream, and of arenas of exactly so many bytes if it is said."""
     layout = Layout.of(spec, extras or {}, capacity=1, num_actors=num_actors, num_envs=num_envs, chunk_length=chunk_length,
-                       with_priority=with_priority, states=states)
+                       with_priority=with_priority, states=states, storage=storage, kept_rows=kept_rows)
     assert rows % chunk_length == 0
-    return dataclasses.replace(layout, rows=rows)
+    return dataclasses.replace(layout, rows=rows, arena_bytes=layout.arena_bytes if arena_bytes is None else arena_bytes)
 
 
 @contextmanager
@@ -198,6 +202,29 @@ def check_coded_frames(layout: Layout, streams: np.ndarray, rows: np.ndarray, ob
         assert (frames.reshape(len(rows), size) == expected[:, None]).all()
 
 
+# packed frames --------------------------------------------------------------------------------------------------------
+def check_blocks(trajectories: Trajectories) -> list[int]:
+    """The blocks of each actor's readable chunks follow one another, whole, within the arena, and are what was written. Returns of how
+    many chunks there are some, by actor."""
+    layout, counts = trajectories.layout, []
+    names = ("arena", "written", "oldest", "packed", "block_start", "block_bytes", "block_check")
+    length, chunks = layout.chunk_length, layout.rows // layout.chunk_length
+    for arena, (written, *_), (oldest, *_), (packed, *_), starts, sizes, checks in zip(*map(trajectories.arrays.__getitem__, names)):
+        end = first = None
+        live = range(max(-(-oldest // length), written // length - chunks + 1), written // length)
+        for chunk in live:
+            for start, size, check in zip(*(column[chunk % chunks].tolist() for column in (starts, sizes, checks))):
+                place, first = start % layout.arena_bytes, start if first is None else first
+                assert size > 0 and place + size <= len(arena) == layout.arena_bytes, "a block runs over the edge of the arena"
+                assert end is None or start >= end, "a block begins within the one before it"
+                assert zlib.crc32(arena[place:place + size]) == check, f"chunk {chunk} is not what was written"
+                end = start + size
+        assert end is None or end <= packed, "blocks beyond the end"
+        assert first is None or packed - first <= layout.arena_bytes, "the arena holds less than is offered"
+        counts.append(len(live))
+    return counts
+
+
 # unrolls, random ------------------------------------------------------------------------------------------------------
 def assert_unroll_equals_twin(window: Window, column: int, play: RandomPlay, stream: int, serial: int) -> None:
     """Of the row after the last action only what is seen counts."""
@@ -226,11 +253,13 @@ def unroll_spec(length: int) -> WindowSpec:
 
 def unroll_memory(memory_type: type[Memory], params: Any, spec: EnvSpec, *, batch_size: int, length: int = 4, num_envs: int = 2,
                   num_actors: int = 1, extras: dict[str, ArraySpec] | None = None, states: tuple[ArraySpec, ...] = (),
-                  seed: int = 0) -> Any:
-    """A memory with the rings that it asks for."""
+                  seed: int = 0, storage: StorageParams = STORAGE, arena_bytes: int | None = None) -> Any:
+    """A memory with the rings that it asks for, and arenas of exactly so many bytes if it is said."""
     capacity = memory_type.ring_steps(params, batch_size, length, num_actors)
+    kept = -(-memory_type.kept_steps(params, batch_size, length, num_actors) // (num_actors * num_envs))
     layout = Layout.of(spec, extras or {}, capacity=capacity, num_actors=num_actors, num_envs=num_envs, chunk_length=length,
-                       with_priority=False, states=states)
+                       with_priority=False, states=states, storage=storage, kept_rows=length + kept)
+    layout = dataclasses.replace(layout, arena_bytes=layout.arena_bytes if arena_bytes is None else arena_bytes)
     return memory_type(params, layout, unroll_spec(length), seed)
 
 

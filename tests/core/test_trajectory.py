@@ -9,7 +9,8 @@ import torch
 from core import trajectory
 from core.env import Discrete, EnvSpec
 from core.shared import ArraySpec
-from core.trajectory import ChunkWriter, Layout, Trajectories, WindowSpec
+from core.trajectory import Layout, Trajectories, WindowSpec
+from core.writer import ChunkWriter
 from tests.core.tapes import CODE, RandomPlay, check_coded_window, coded_last, coded_spec, small_layout, started, write_coded_row
 
 ATARI = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)

@@ -139,6 +139,8 @@ def test_values_that_are_not_finite_are_refused(refuse):
     (["--config", "dqn-cartpole", "--model_type", "dqn-cnn"], ["model_type=dqn-cnn", "game=CartPole-v1", "dqn-mlp"]),
     (["--config", "dqn-minatar-breakout", "--model_type", "dqn-cnn"], ["model_type=dqn-cnn", "game=breakout", "too small"]),
     (["--config", "dqn-cartpole", "--memory.capacity", "10"], ["memory.capacity=10", "at least"]),
+    (["--config", "r2d2-cartpole", "--memory.capacity", "215"], ["memory.capacity=215", "27 rows", "at least 216"]),
+    (["--config", "r2d2-cartpole", "--clock.learn_start", "20", "--clock.tolerance", "100"], ["clock.tolerance=100", "at least 240"]),
     (["--config", "dqn-cartpole", "--clock.tolerance", "1"], ["clock.tolerance=1", "the 64 samples of a batch"]),
     (["--config", "dqn-cartpole", "--memory_type", "queue"], ["memory_type=queue", "agent_type=dqn", "shared or prioritized"]),
     (["--config", "impala-cartpole", "--memory_type", "prioritized"], ["memory_type=prioritized", "agent_type=impala", "queue or mixed"]),
@@ -147,6 +149,9 @@ def test_values_that_are_not_finite_are_refused(refuse):
     (["--config", "impala-cartpole", "--clock.samples_per_insert", "4"], ["clock.samples_per_insert=4.0", "memory_type=queue", "None"]),
     (["--config", "replay-minatar-breakout", "--memory.replay_parameters", '[{"type":"queu","capacity":1,"sample_ratio":1}]'],
      ["memory.replay_parameters", "'queu'", "reservoir"]),
+    (["--config", "rainbow-cartpole", "--agent.v_min", "100"], ["agent.v_min=100.0", "agent.v_max=100.0"]),
+    (["--config", "dqn-cartpole", "--storage.codec", "lz4"], ["storage.codec=lz4", "game=CartPole-v1", "vectors"]),
+    (["--config", "dqn-minatar-breakout", "--storage.codec", "lz4", "--storage.bytes", "1000"], ["storage.bytes=1000", "at least"]),
     (["--config", "dqn-cartpole", "--num_learners", "2"], ["num_learners=2"]),
     (["--config", "dqn-cartpole", "--machine", "../x"], ["machine='../x'"]),
     (["--config", "dqn-cartpole", "--resume", "a_b", "--model_file", "c.pth"], ["exclude each other"])])

@@ -26,6 +26,8 @@ REPLAY = json.dumps([
 UNROLLS = (*SMALL, "--agent.unroll_length", "5", "--agent.batch_size", "10")
 RUNS = {  # every agent, and every memory
     "shared": (*CARTPOLE, "--memory_type", "shared"), "prioritized": (*CARTPOLE, "--memory_type", "prioritized"),
+    "rainbow": ("--config", "rainbow-cartpole", *SMALL),
+    "r2d2": ("--config", "r2d2-cartpole", *SMALL, "--model.hidden", "16", "--model.lstm", "8"),
     "impala with LSTM": ("--config", "impala-cartpole", *UNROLLS, "--model.lstm", "8"),
     "impala with replay": ("--config", "replay-minatar-breakout", *UNROLLS, "--env_type", "catch", "--game", "catch",
                            "--memory.replay_parameters", REPLAY, "--agent.relevance", "kl", "--agent.policy_cloning_cost", "0.01"),
@@ -51,13 +53,16 @@ def saved(context: Context) -> dict:
 
 
 def differences(first, second, path="") -> list[str]:
-    """Where two nested states differ, to the bit."""
+    """Where two nested states differ, to the bit; a NaN is equal to itself."""
     if isinstance(first, dict):
         assert first.keys() == second.keys(), path
         return [found for key in first for found in differences(first[key], second[key], f"{path}/{key}")]
     if isinstance(first, (list, tuple)):
         return [found for number, pair in enumerate(zip(first, second, strict=True)) for found in differences(*pair, f"{path}/{number}")]
-    same = torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
+    if isinstance(first, torch.Tensor):
+        same = (first.dtype, first.shape) == (second.dtype, second.shape) and first.numpy().tobytes() == second.numpy().tobytes()
+    else:
+        same = first == second
     return [] if same else [path]
 
 

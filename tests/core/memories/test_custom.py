@@ -357,7 +357,7 @@ def test_without_rows_lambda_goes_on_and_the_rest_starts_anew(settings):
     resumed, other = make(**settings, lambda_batches=10)
     resumed.load_state_dict(memory.state_dict(with_rows=False))
     assert resumed.sample(4) is None and resumed.statistics() == {
-        "memory_size": 0.0, "custom_size": 0.0, "custom_lambda": memory.statistics()["custom_lambda"]}
+        "memory_size": 0.0, "memory_mb": 0.0, "custom_size": 0.0, "custom_lambda": memory.statistics()["custom_lambda"]}
     assert not resumed.rules[0]._times.any()
     other.write(4)
     assert set(sampled(resumed)) <= set(other.unrolls())

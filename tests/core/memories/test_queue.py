@@ -307,6 +307,6 @@ def test_without_rows_a_queue_starts_anew_and_goes_on_counting(overflow):
     resumed, (other,) = make(capacity=6, overflow=overflow)
     resumed.load_state_dict(memory.state_dict(with_rows=False))
     assert resumed.sample(4) is None and resumed.unread() == 0
-    assert resumed.statistics() == {**counts, "memory_size": 0.0, "queue_size": 0.0}
+    assert resumed.statistics() == {**counts, "memory_size": 0.0, "memory_mb": 0.0, "queue_size": 0.0}
     other.write(2)
     assert resumed.sample(4) is not None and resumed.statistics()["queue_arrived"] == counts["queue_arrived"] + 4

@@ -137,4 +137,5 @@ def test_the_smallest_ring_that_is_accepted_can_be_sampled():
 
 def test_size_is_reported():
     memory, _, _ = filled()
-    assert memory.statistics() == {"memory_size": float(memory.size())} and isinstance(memory.layout, Layout)
+    frames = memory.size() * memory.layout.fields["frame"].nbytes
+    assert memory.statistics() == {"memory_size": float(memory.size()), "memory_mb": frames / 1e6} and isinstance(memory.layout, Layout)

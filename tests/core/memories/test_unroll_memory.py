@@ -187,7 +187,7 @@ def test_statistics_of_two_rules_of_a_kind_are_kept_apart():
     CodedActor(memory, 0).write(4)
     memory.sample(3)
     statistics = memory.statistics()
-    assert set(statistics) == {"memory_size", "custom_size", "custom_lambda", "custom_size_2", "custom_lambda_2", "queue_size",
+    assert set(statistics) == {"memory_size", "memory_mb", "custom_size", "custom_lambda", "custom_size_2", "custom_lambda_2", "queue_size",
                                "queue_arrived", "queue_dropped"}
     assert (statistics["custom_size"], statistics["custom_size_2"]) == (3, 5)
 
@@ -198,7 +198,7 @@ def test_statistics_of_two_rules_of_a_kind_are_kept_apart():
     (*only("standard"), {"standard_size"}), (*only("reservoir"), {"reservoir_size", "reservoir_seen"}),
     (*only("elite"), {"custom_size", "custom_lambda"})])
 def test_every_memory_reports_its_statistics_under_their_names(memory_type, params, names):
-    assert set(make(memory_type, params, batch_size=1).statistics()) == {"memory_size"} | names
+    assert set(make(memory_type, params, batch_size=1).statistics()) == {"memory_size", "memory_mb"} | names
 
 
 @pytest.mark.parametrize(("memory_type", "params", "expected"), [

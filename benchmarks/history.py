@@ -1,0 +1,184 @@
+"""What a million steps of Atari take in memory, packed and raw.
+
+    python -m benchmarks.history --games pong breakout seaquest asterix wizard_of_wor --steps 1000000
+
+Plays agent steps of random play (every action equally likely) as an actor of the row dqn-breakout does: its environments, its rows,
+its memory `prioritized` with a ring of so many steps, storage.codec lz4. Each game has a process of its own, `--jobs` of them at once; a
+game that the results have already with as many steps is not played again, so that a long run can be stopped and continued. `--steps 20000`
+is a quick try: what does not grow with the ring, two megabytes of unpacked frames, counts for more there.
+
+Bytes of lz4 are told three ways. Used: packed frames that readers may read, and everything else. Allocated: with the arena, which has a
+fixed size, and the sum tree; this is what the run asks the machine for. Resident: how much this process grew, which counts the pages
+touched so far. Raw is the allocation of the same layout with codec raw, computed.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.speed import processor
+from benchmarks.training import ROOT
+from core.env import Env
+from core.frames import RAW, StorageParams
+from core.machine import versions
+from core.memories.prioritized import PrioritizedMemory
+from core.shared import total_bytes
+from core.trajectory import Layout, Trajectories
+from core.writer import ChunkWriter
+from utils import validation
+from utils.command_line import read_options
+from utils.options import Options
+
+GAMES = ("pong", "breakout", "seaquest", "asterix", "wizard_of_wor")
+TIMED_BLOCKS = 2_000  # unpacked for their time
+WARM_UP = 2_000       # agent steps played before the resident set is first read
+COLUMNS = {"steps held": ("steps_held", 1, 0), "ratio": ("compression", 1, 1), "frames B/step": ("frame_bytes_per_step", 1, 1),
+           "other B/step": ("other_bytes_per_step", 1, 1), "used MB/M": ("used_bytes_per_million", 1e-6, 0),
+           "allocated MB/M": ("allocated_bytes_per_million", 1e-6, 0), "resident MB/M": ("resident_bytes_per_million", 1e-6, 0),
+           "raw MB/M": ("raw_bytes_per_million", 1e-6, 0), "pack us/frame": ("pack_us_per_frame", 1, 1),
+           "unpack us/frame": ("unpack_us_per_frame", 1, 1), "steps/s": ("steps_per_second", 1, 0)}
+
+
+class Timed:
+    """A function whose time is added up."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self._function, self.seconds, self.calls = function, 0.0, 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        started = time.perf_counter()
+        result = self._function(*arguments)
+        self.seconds, self.calls = self.seconds + time.perf_counter() - started, self.calls + 1
+        return result
+
+
+# one game ---------------------------------------------------------------------------------------------------------------
+def measure(game: str, steps: int, env_threads: int) -> dict[str, Any]:
+    """Every figure of one game, played now."""
+    options = read_options(["--config", "dqn-breakout", "--game", game, "--memory.capacity", str(steps), "--storage.codec", "lz4",
+                            "--actor.env_threads", str(env_threads), "--device", "cpu"])
+    env = options.env_class(options.env, game, options.num_envs_per_actor, training=True, num_threads=env_threads)
+    filled(options, env, min(steps, WARM_UP))
+    resident_before = psutil.Process().memory_info().rss
+    memory, pack, rate = filled(options, env, steps)
+    resident = psutil.Process().memory_info().rss
+    unpack_us = unpacking(memory.trajectories)
+    env.close()
+    layout, grown = memory.layout, resident - resident_before
+    return {"chunk_length": layout.chunk_length, **sizes(memory), "resident_bytes_before": resident_before,
+            "resident_bytes_after": resident, "resident_bytes_per_million": grown / memory.size() * 1e6,
+            "pack_us_per_frame": pack.seconds / pack.calls / (layout.chunk_length * layout.num_envs) * 1e6,
+            "unpack_us_per_frame": unpack_us, "steps_per_second": rate, "env_threads": env_threads}
+
+
+def filled(options: Options, env: Env, steps: int) -> tuple[PrioritizedMemory, Timed, float]:
+    """A memory of so many steps, full; its writer's packing and the agent steps a second."""
+    options = dataclasses.replace(options, memory=dataclasses.replace(options.memory, capacity=steps))
+    agent = options.make_agent(env.spec)
+    memory = PrioritizedMemory(options.memory, validation.layout(options, env.spec, agent), agent.window, options.seed)
+    writer = memory.writer(0)
+    pack = writer._packer.pack = Timed(writer._packer.pack)
+    rate = play(env, writer, memory.layout, steps)
+    memory.sample(options.agent.batch_size)  # makes and fills the sum tree
+    return memory, pack, rate
+
+
+def play(env: Env, writer: ChunkWriter, layout: Layout, steps: int) -> float:
+    """Random play until so many agent steps are published; returns how many a second."""
+    generator, timestep = np.random.default_rng(0), env.reset(0)
+    extras = {name: np.zeros((layout.num_envs, *layout.fields[name].shape), layout.fields[name].dtype) for name in layout.extras}
+    started, published = time.perf_counter(), 0
+    while published < steps:
+        action = generator.integers(env.spec.action.num_actions, size=layout.num_envs)
+        after = env.step(action)
+        published += writer.append(timestep, action, after, extras)
+        timestep = after
+    return published / (time.perf_counter() - started)
+
+
+def sizes(memory: PrioritizedMemory) -> dict[str, Any]:
+    """Bytes of the memory and of the same one with raw frames; `other` is whatever is not packed frames."""
+    layout, held = memory.layout, memory.size()
+    arrays, statistics = layout.arrays(), memory.trajectories.statistics()
+    frames = statistics["memory_mb"] * 1e6
+    tree = sum(level.nbytes for level in memory.tree._levels)
+    other = total_bytes({name: spec for name, spec in arrays.items() if name != "arena"}) + tree
+    raw = dataclasses.replace(layout, storage=StorageParams(RAW), arena_bytes=0).nbytes + tree
+    totals = {"used": frames + other, "allocated": layout.nbytes + tree, "raw": raw}
+    parts = {"fields": {name: arrays[name].nbytes for name in layout.fields if name != "frame"},
+             "index": {name: arrays[name].nbytes for name in ("block_start", "block_bytes", "block_check")},
+             "unpacked ring": arrays["frame"].nbytes, "arena": arrays["arena"].nbytes, "sum tree": tree}
+    return {"steps_held": held, "compression": statistics["compression"], "frame_bytes": frames, "frame_bytes_per_step": frames / held,
+            "other_bytes_per_step": other / held, **{f"{name}_bytes": size for name, size in totals.items()},
+            **{f"{name}_bytes_per_million": size / held * 1e6 for name, size in totals.items()}, "parts": parts}
+
+
+def unpacking(trajectories: Trajectories) -> float:
+    """Microseconds a frame to find, check, unpack and copy blocks drawn at random, 32 blocks a call."""
+    generator, layout = np.random.default_rng(0), trajectories.layout
+    length, seconds, low, high = layout.chunk_length, 0.0, *(int(bound[0]) for bound in trajectories.starts(0))
+    chunks = generator.integers(-(-low // length), high // length, size=(TIMED_BLOCKS // 32, 32))
+    for drawn in chunks:
+        streams, started = generator.integers(layout.num_streams, size=(32, 1)), time.perf_counter()
+        trajectories.frames.take(streams, drawn[:, None] * length + np.arange(length))
+        seconds += time.perf_counter() - started
+    return seconds / (chunks.size * length) * 1e6
+
+
+# all games ----------------------------------------------------------------------------------------------------------------
+def in_own_process(game: str, options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """The game and what `measure` finds there: its last line."""
+    command = [sys.executable, "-m", "benchmarks.history", "--only", game, "--steps", str(options.steps), "--env_threads",
+               str(options.env_threads)]
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return game, json.loads(done.stdout.splitlines()[-1])
+
+
+def table(games: dict[str, dict[str, Any]]) -> Iterable[str]:
+    yield "| game | " + " | ".join(COLUMNS) + " |"
+    yield "|---" * (len(COLUMNS) + 1) + "|"
+    for game, found in games.items():
+        yield f"| {game} | " + " | ".join(f"{found[key] * scale:,.{digits}f}" for key, scale, digits in COLUMNS.values()) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--games", nargs="+", default=GAMES)
+    parser.add_argument("--steps", type=int, default=1_000_000, help="agent steps that the ring holds, and that are played")
+    parser.add_argument("--env_threads", type=int, default=1, help="emulator threads of a game")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="games played at once")
+    parser.add_argument("--again", action="store_true", help="play games that the results have already")
+    parser.add_argument("--only", help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "history.json")
+    options = parser.parse_args()
+    if options.only:
+        print(json.dumps(measure(options.only, options.steps, options.env_threads)))
+        return
+    result = json.loads(options.output.read_text()) if options.output.exists() else {}
+    games = result.setdefault(f"{options.steps} steps", {})
+    wanted = [game for game in options.games if options.again or game not in games]
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for done in as_completed([pool.submit(in_own_process, game, options) for game in wanted]):
+            game, found = done.result()
+            print(f"{game}: {found['steps_per_second']:.0f} steps/s, {found['frame_bytes_per_step']:.0f} bytes a frame", flush=True)
+            games[game] = {"command": " ".join(("python -m benchmarks.history", *sys.argv[1:])), **found, "jobs": options.jobs,
+                           "processor": processor(), "versions": versions()}
+            options.output.parent.mkdir(parents=True, exist_ok=True)
+            options.output.write_text(json.dumps(result, indent=1) + "\n")
+    print("\n".join(table({game: games[game] for game in options.games})))
+
+
+if __name__ == "__main__":
+    main()

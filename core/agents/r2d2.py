@@ -1,0 +1,134 @@
+"""R2D2: recurrent replay distributed DQN (Kapturowski et al. 2019, r1lyTjAqYX).
+
+Of the paper: sequences from the state that the actor stored, burn-in (section 3), n-step double targets under a rescaling of values
+(section 2.3, after 1805.11593), priorities eta max |td| + (1 - eta) mean |td| over a sequence, the epsilon ladder of Ape-X. Deviations:
+sequences may cross episodes, the state restarts where one begins; a truncated episode bootstraps from its final observation; the n rows
+after the trained ones are read as well, so that every trained row has an n-step target.
+
+The reward is an input of the network: `env.reward_clipping none`, with which evaluations see the same ones as training.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.agent import ActorOutput, LearnerOutput
+from core.agents.q_learning import QLearning, QLearningParams
+from core.env import TimeStep
+from core.memory import Batch
+from core.model import Inputs, Model, State
+from core.ops.returns import n_step_targets
+from core.ops.value_rescaling import rescaled, unrescaled
+from core.settings import setting
+from core.shared import ArraySpec
+from core.trajectory import Window, WindowSpec
+
+NO_ACTION = -1  # before an episode's first
+
+
+@dataclass(frozen=True)
+class R2D2Params(QLearningParams):
+    """Defaults are the paper's (table 2) where it names them."""
+
+    batch_size: int = setting(64, low=1)                      # sequences an update
+    burn_in: int = setting(40, low=0)                         # rows that only bring the state up to date
+    unroll_length: int = setting(80, low=1)                   # rows of a sequence that are learnt from
+    stride: int = setting(40, low=1)                          # rows between the starts of a stream's sequences: a state is stored at each
+    nstep: int = setting(5, low=1, high=100)                  # steps of the return before it bootstraps
+    gamma: float = setting(0.997, low=0, high=1)              # discount of a step
+    rescaling_eps: float = setting(1e-3, low=0)               # of h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x
+    eta: float = setting(0.9, low=0, high=1)                  # of the priority: the share of the largest |td|, the rest is the mean's
+    eps: float = setting(1e-3, above=0)                       # added to the root of the second moment
+    clip_norm: float = setting(40.0, low=0)                   # of the whole gradient; 0: off (Ape-X: 40)
+    exploration: str = setting("ladder", choices=("linear", "ladder", "linear-ladder"))  # how epsilon falls
+
+
+class R2D2(QLearning):
+    """The acting state is the model's and, last, the action that led here [B]. The loss is squared td / 2, summed over the trained rows of
+    a sequence, times its importance weight, mean over the batch, as in Acme's R2D2."""
+
+    Params = R2D2Params
+    head = "recurrent-q"
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.samples_per_window = self.params.unroll_length
+
+    # what it stores and samples ---------------------------------------------------------------------------------------
+    @property
+    def window(self) -> WindowSpec:
+        """The burn-in, the trained rows, and n more to bootstrap from."""
+        params = self.params
+        rows = params.burn_in + params.unroll_length + params.nstep
+        return WindowSpec(rows - 1, tuple(range(rows)), crosses_episodes=True, stride=params.stride)
+
+    @property
+    def extras(self) -> dict[str, ArraySpec]:
+        """The actor's values, and what its network was given beside the observation."""
+        return {"q_taken": ArraySpec((), "float32"), "q_max": ArraySpec((), "float32"),
+                "previous_action": ArraySpec((), "int16"), "previous_reward": ArraySpec((), "float32")}
+
+    def initial_priorities(self, window: Window) -> np.ndarray:
+        """Of the actor's own values: its network stands for the online and the target one."""
+        rows = slice(self.params.burn_in, None)
+        targets = self._targets(window, window.extras["q_max"][rows])
+        return self._priorities(*self._errors(window, targets, window.extras["q_taken"][rows])).numpy()
+
+    # the actor's side -------------------------------------------------------------------------------------------------
+    def initial_state(self, batch_size: int) -> State:
+        return *self.model.initial_state(batch_size), torch.full((batch_size,), NO_ACTION, device=self.device)
+
+    def values(self, timestep: TimeStep, state: State) -> tuple[Tensor, State]:
+        """The next state is the model's alone: which action is taken is not known yet."""
+        observation, reward = (torch.from_numpy(array).to(self.device) for array in (timestep.observation, timestep.reward))
+        return self.model(Inputs(observation, state[-1], reward), state[:-1])
+
+    def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
+        output = super().act(timestep, state, exploration)
+        extras = {**output.extras, "previous_action": state[-1].cpu().numpy(), "previous_reward": timestep.reward}
+        return ActorOutput(output.action, extras, (*output.state, torch.from_numpy(output.action).to(self.device)))
+
+    # the learner's side -----------------------------------------------------------------------------------------------
+    def learn(self, batch: Batch) -> LearnerOutput:
+        params, rows = self.params, slice(self.params.burn_in, None)
+        window = batch.window.to(self.device)
+        values = self._unroll(self.model, window, batch.window.firsts)  # [U + n, B, A]
+        with torch.no_grad():
+            target_values = self._unroll(self.target, window, batch.window.firsts)
+            chosen = (values if params.double else target_values).argmax(2, keepdim=True)
+            targets = self._targets(window, target_values.gather(2, chosen)[..., 0])  # [U, B]
+        taken = values.gather(2, window.actions[rows, :, None])[..., 0]  # [U + n, B]
+        errors, live = self._errors(window, targets, taken)
+        loss = (batch.weights.to(self.device) * 0.5 * errors.square().sum(0)).mean()
+        priorities = self._priorities(errors.detach(), live)
+        return self._step(loss, priorities, {"q_mean": values.detach().mean(), "td_error": priorities.mean()})
+
+    def _unroll(self, model: Model, window: Window, firsts: Tensor) -> Tensor:
+        """Action values [U + n, B, A] of the rows after the burn-in, from the stored state. `firsts` stays on the CPU: no device waits."""
+        inputs = Inputs(window.observations, window.extras["previous_action"], window.extras["previous_reward"])
+        state, burn_in = window.states[:-1], self.params.burn_in
+        if burn_in:
+            with torch.no_grad():
+                state = model.unroll(Inputs(*(part[:burn_in] for part in inputs)), firsts[:burn_in], state)[1]
+        return model.unroll(Inputs(*(part[burn_in:] for part in inputs)), firsts[burn_in:], state)[0]
+
+    def _targets(self, window: Window, bootstrap: Tensor) -> Tensor:
+        """h(R + D h^-1(bootstrap)) of the trained rows, [U, B]; `bootstrap` [U + n, B] are the values of the rows after the burn-in."""
+        params = self.params
+        rewards, discounts, lasts = (part[params.burn_in:] for part in (window.rewards, window.discounts, window.lasts))
+        values = unrescaled(bootstrap, params.rescaling_eps)
+        return rescaled(n_step_targets(rewards, discounts, lasts, values, params.gamma, params.nstep), params.rescaling_eps)
+
+    def _errors(self, window: Window, targets: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:
+        """Errors [U, B] of the values `taken` [U + n, B] of the actions, zero in `last` rows; and where one was taken, [U, B] bool."""
+        length = self.params.unroll_length
+        live = ~window.lasts[self.params.burn_in:][:length]
+        return (targets - taken[:length]) * live, live
+
+    def _priorities(self, errors: Tensor, live: Tensor) -> Tensor:
+        """eta max |td| + (1 - eta) mean |td| over the rows of each sequence where an action was taken, [B]."""
+        sizes = errors.abs()
+        return self.params.eta * sizes.amax(0) + (1 - self.params.eta) * sizes.sum(0) / live.sum(0).clamp(min=1)

@@ -1,0 +1,126 @@
+"""Rainbow (1710.02298): double, n-step, prioritised, distributional Q-learning; dueling and noisy layers are options of its models.
+
+In: C51 (1707.06887) or, in its place, quantile regression (1710.10044). Take the memory `prioritized` with alpha 0.5. As in the paper a new
+step starts at the largest priority seen, then has its loss: KL(target || prediction) for C51, the quantile Huber loss for quantiles.
+Deviation: a truncated episode bootstraps from its final observation.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from core.agent import LearnerOutput
+from core.agents.q_learning import QLearning, QLearningParams
+from core.env import TimeStep
+from core.memory import Batch
+from core.model import State
+from core.ops.distributional import categorical_mean, categorical_projection, kl_loss, quantile_huber_loss
+from core.ops.returns import n_step_return
+from core.settings import setting
+from core.trajectory import WindowSpec
+
+
+class Distribution(Protocol):
+    """What a model's numbers say of the return."""
+
+    def mean(self, output: Tensor) -> Tensor:
+        """Action values [...] of what the model gives, [..., N]."""
+        ...
+
+    def losses(self, output: Tensor, bootstrap: Tensor, returns: Tensor, factors: Tensor) -> Tensor:
+        """[B], of `output` [B, N] against R + D Z with R and D [B], Z as the model gave it in `bootstrap` [B, N]."""
+        ...
+
+
+class Categorical:
+    """Logits of N atoms, evenly from v_min to v_max."""
+
+    def __init__(self, params: "RainbowParams"):
+        self._v_min, self._v_max = params.v_min, params.v_max
+
+    def mean(self, output: Tensor) -> Tensor:
+        return categorical_mean(output, self._v_min, self._v_max)
+
+    def losses(self, output: Tensor, bootstrap: Tensor, returns: Tensor, factors: Tensor) -> Tensor:
+        return kl_loss(output, categorical_projection(bootstrap.softmax(1), returns, factors, self._v_min, self._v_max))
+
+
+class Quantile:
+    """Values of N quantiles at the fractions 1 / 2 N, 3 / 2 N .."""
+
+    def __init__(self, params: "RainbowParams"):
+        self._kappa = params.kappa
+
+    def mean(self, output: Tensor) -> Tensor:
+        return output.mean(-1)
+
+    def losses(self, output: Tensor, bootstrap: Tensor, returns: Tensor, factors: Tensor) -> Tensor:
+        return quantile_huber_loss(output, returns[:, None] + factors[:, None] * bootstrap, self._kappa)
+
+
+DISTRIBUTIONS: dict[str, Any] = {"categorical": Categorical, "quantile": Quantile}
+
+
+@dataclass(frozen=True)
+class RainbowParams(QLearningParams):
+    distribution: str = setting("categorical", choices=tuple(DISTRIBUTIONS))  # C51, or quantile regression
+    v_min: float = setting(-10.0)                      # of "categorical": the smallest return told apart (C51: for clipped rewards)
+    v_max: float = setting(10.0)                       # and the largest
+    kappa: float = setting(1.0, above=0)               # of "quantile": errors up to it count squared, larger ones linearly (QR-DQN: 1)
+    lr: float = setting(6.25e-5, above=0)              # learning rate at the start
+    target_update: float = setting(2_000.0, above=0)   # below 1: soft update each time; else updates between copies (32 k frames)
+    epsilon_start: float = setting(0.0, low=0, high=1)  # share of random actions at first: noisy layers explore
+    epsilon_end: float = setting(0.0, low=0, high=1)    # of "linear"; without noisy layers the paper has 0.01
+
+
+class Rainbow(QLearning):
+    Params = RainbowParams
+    head = "distribution"
+
+    def __init__(self, params: RainbowParams, *args: Any):
+        super().__init__(params, *args)
+        self._distribution: Distribution = DISTRIBUTIONS[params.distribution](params)
+
+    @classmethod
+    def problems(cls, params: RainbowParams) -> list[str]:
+        if params.v_min < params.v_max:
+            return []
+        return [f"agent.v_min={params.v_min} must be below agent.v_max={params.v_max}"]
+
+    # what it samples --------------------------------------------------------------------------------------------------
+    @property
+    def window(self) -> WindowSpec:
+        return WindowSpec(self.params.nstep, (0, self.params.nstep))
+
+    # the actor's side -------------------------------------------------------------------------------------------------
+    def values(self, timestep: TimeStep, state: State) -> tuple[Tensor, State]:
+        output, state = self.model(torch.from_numpy(timestep.observation).to(self.device), state)  # [E, A, N]
+        return self._distribution.mean(output), state
+
+    # the learner's side -----------------------------------------------------------------------------------------------
+    def learn(self, batch: Batch) -> LearnerOutput:
+        self.set_training(True)
+        window = batch.window
+        returns, factors = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
+        observations = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
+        bootstrap = self._bootstrap(observations[1])  # [B, N]
+        output = self.model(observations[0], ())[0]  # [B, A, N]
+        taken = _of_actions(output, window.actions[0].to(self.device))
+        losses = self._distribution.losses(taken, bootstrap, returns.to(self.device), factors.to(self.device))  # [B]
+        loss = (batch.weights.to(self.device) * losses).mean()
+        q_mean = self._distribution.mean(output.detach()).mean()
+        return self._step(loss, losses.detach().clamp(min=0), {"q_mean": q_mean})  # rounding may take a KL below 0
+
+    @torch.no_grad()
+    def _bootstrap(self, observation: Tensor) -> Tensor:
+        """The target network's distribution [B, N] of the best action at each window's final observation."""
+        output = self.target(observation, ())[0]  # [B, A, N]
+        chooser = self.model(observation, ())[0] if self.params.double else output
+        return _of_actions(output, self._distribution.mean(chooser).argmax(1))
+
+
+def _of_actions(output: Tensor, actions: Tensor) -> Tensor:
+    """[B, A, N] and [B] to [B, N]."""
+    return output.gather(1, actions[:, None, None].expand(-1, 1, output.shape[2]))[:, 0]

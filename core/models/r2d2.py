@@ -1,0 +1,125 @@
+"""Recurrent action values (R2D2: Kapturowski et al. 2019, r1lyTjAqYX, section 2.3): for Atari, small pictures, MinAtar and vectors.
+
+A torso, an LSTM that also reads the last action (one-hot) and the last reward, a dueling head. The reward is squashed by tanh, as in Acme's
+networks: unclipped rewards of hundreds would hold the LSTM's gates open or shut.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from core.env import EnvSpec
+from core.model import Inputs, Model, State
+from core.models.recurrent import LSTMCore
+from core.models.torsos import image_shape, image_torso, minatar_convolutions, nature_convolutions, q_head, scaled_image, small_convolutions
+from core.settings import setting
+
+
+@dataclass(frozen=True)
+class R2D2NetworkParams:
+    dueling: bool = setting(True)               # 1511.06581
+    hidden: int = setting(512, low=1)           # units of the torso's fully connected layer, and of each stream's hidden layer
+    lstm: int = setting(512, low=1)             # units of the LSTM
+
+
+class R2D2Network(Model):
+    """Inputs -> torso [B, hidden] -> LSTM of it, last action and last reward [B, lstm] -> action values [B, A].
+
+    Subclasses make the torso, whose output has the length `params.hidden`.
+    """
+
+    head = "recurrent-q"
+
+    def __init__(self, params: Any, spec: EnvSpec, torso: nn.Module):
+        super().__init__(params, spec)
+        num_actions = spec.action.num_actions  # type: ignore[union-attr]
+        self.torso = torso
+        self.core = LSTMCore(params.hidden + num_actions + 1, params.lstm)
+        self.q = q_head(params.lstm, params.hidden, num_actions, params.dueling)
+        self._actions: Tensor
+        self.register_buffer("_actions", torch.arange(num_actions), persistent=False)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def initial_state(self, batch_size: int) -> State:
+        return self.core.initial_state(batch_size)
+
+    def forward(self, observation: Inputs, state: State) -> tuple[Tensor, State]:
+        features, state = self.core.step(self._encode(observation), state)
+        return self.q(features), state
+
+    def unroll(self, observations: Inputs, firsts: Tensor, state: State) -> tuple[Tensor, State]:
+        sizes = observations.action.shape  # [T, B]
+        inputs = Inputs(*(part.flatten(0, 1) for part in observations))
+        features, state = self.core(self._encode(inputs).unflatten(0, sizes), firsts, state)
+        return self.q(features.flatten(0, 1)).unflatten(0, sizes), state
+
+    def _encode(self, inputs: Inputs) -> Tensor:
+        """[B, hidden + A + 1]. An action of -1 is none of them: zeros."""
+        image = self.observations == "image"
+        features = self.torso(scaled_image(inputs.observation, self.spec) if image else inputs.observation.float())
+        taken = torch.eq(inputs.action[:, None], self._actions)  # [B, A]
+        return torch.cat([features, taken.to(features.dtype), inputs.reward[:, None].tanh()], 1)
+
+
+class R2D2CNN(R2D2Network):
+    """The Nature DQN network's torso (Mnih et al. 2015) for 84x84: convolutions 32 8x8/4, 64 4x4/2, 64 3x3/1, a layer of 512."""
+
+    Params = R2D2NetworkParams
+    observations = "image"
+
+    def __init__(self, params: R2D2NetworkParams, spec: EnvSpec):
+        super().__init__(params, spec, image_torso(nature_convolutions(image_shape(spec)[0]), spec, params.hidden))
+
+
+@dataclass(frozen=True)
+class R2D2SmallParams(R2D2NetworkParams):
+    planes: int = setting(16, low=1)            # of the first convolution; the others have twice as many
+    hidden: int = setting(256, low=1)           # units of the torso's fully connected layer, and of each stream's hidden layer
+    lstm: int = setting(256, low=1)             # units of the LSTM
+
+
+class R2D2Small(R2D2Network):
+    """For 42x42 (env.size 42) and machines without a GPU: convolutions 16 4x4/2, 32 4x4/2, 32 3x3/2."""
+
+    Params = R2D2SmallParams
+    observations = "image"
+
+    def __init__(self, params: R2D2SmallParams, spec: EnvSpec):
+        super().__init__(params, spec, image_torso(small_convolutions(image_shape(spec)[0], params.planes), spec, params.hidden))
+
+
+@dataclass(frozen=True)
+class R2D2MinAtarParams(R2D2NetworkParams):
+    planes: int = setting(16, low=1)            # of the convolution
+    hidden: int = setting(128, low=1)           # units of the torso's fully connected layer, and of each stream's hidden layer
+    lstm: int = setting(128, low=1)             # units of the LSTM
+
+
+class R2D2MinAtar(R2D2Network):
+    """The MinAtar networks' torso (1903.03176, section 4) for 10x10: one convolution 16 3x3."""
+
+    Params = R2D2MinAtarParams
+    observations = "image"
+
+    def __init__(self, params: R2D2MinAtarParams, spec: EnvSpec):
+        super().__init__(params, spec, image_torso(minatar_convolutions(image_shape(spec)[0], params.planes), spec, params.hidden))
+
+
+@dataclass(frozen=True)
+class R2D2MLPParams(R2D2NetworkParams):
+    hidden: int = setting(64, low=1)            # units of the torso's layer, and of each stream's hidden layer
+    lstm: int = setting(64, low=1)              # units of the LSTM
+
+
+class R2D2MLP(R2D2Network):
+    """Vector observations: one layer of ReLU."""
+
+    Params = R2D2MLPParams
+    observations = "vector"
+
+    def __init__(self, params: R2D2MLPParams, spec: EnvSpec):
+        size = math.prod(spec.observation_shape)
+        super().__init__(params, spec, nn.Sequential(nn.Flatten(), nn.Linear(size, params.hidden), nn.ReLU()))

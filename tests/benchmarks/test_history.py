@@ -1,0 +1,16 @@
+"""The figures of a small history agree with one another."""
+
+import pytest
+
+from benchmarks.history import COLUMNS, measure, table
+
+
+def test_the_parts_of_a_history_add_up_and_packed_frames_take_less_than_raw_ones():
+    found = measure("pong", 1_000, env_threads=1)
+    assert found["steps_held"] >= 1_000 - 8 * found["chunk_length"]
+    assert found["frame_bytes"] + found["other_bytes_per_step"] * found["steps_held"] == pytest.approx(found["used_bytes"])
+    assert found["frame_bytes"] * found["compression"] == pytest.approx(84 * 84 * found["steps_held"])
+    assert found["used_bytes"] < found["allocated_bytes"] < found["raw_bytes"]
+    other = found["other_bytes_per_step"] * found["steps_held"]
+    assert found["parts"]["arena"] + other == pytest.approx(found["allocated_bytes"], rel=1e-3)
+    assert next(row for row in table({"pong": found}) if "pong" in row).count("|") == len(COLUMNS) + 2

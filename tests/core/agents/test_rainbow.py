@@ -1,0 +1,309 @@
+"""Rainbow's targets, losses and priorities against a naive twin; its noise, switches, rows and checkpoints."""
+
+import dataclasses
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from core.agents.dqn import DQN, DQNParams
+from core.agents.rainbow import Rainbow, RainbowParams
+from core.env import Discrete, EnvSpec, TimeStep
+from core.memory import Batch, Keys
+from core.model import Model
+from core.models.dqn_mlp import DQNMLP, DQNMLPParams
+from core.models.rainbow import RainbowMLP, RainbowMLPParams
+from core.shared import ArraySpec
+from core.trajectory import Window
+from tests.core.distributions import algorithm_1, quantile_sum, softmax
+from utils.options import CONFIGS
+from utils.rows import from_row
+
+STATES, ACTIONS, ATOMS, GAMMA = 20, 3, 7, 0.9
+SPEC = EnvSpec("numbers", ArraySpec((1,), "float32"), 0, Discrete(ACTIONS))
+
+
+class Table(Model):
+    """One distribution for each of the states 0 .. 19 and actions."""
+
+    head = "distribution"
+    observations = "vector"
+
+    def __init__(self):
+        super().__init__(None, SPEC)
+        self.numbers = nn.Parameter(torch.randn(STATES, ACTIONS, ATOMS))
+
+    def forward(self, observation, state=()):
+        return self.numbers[observation[:, 0].long()], state
+
+
+def make_agent(**settings):
+    params = RainbowParams(optimizer="adam", lr=0.1, clip_norm=0.0, gamma=GAMMA, v_min=-2.0, v_max=4.0)
+    return Rainbow(replace(params, **settings), SPEC, Table)
+
+
+def make_noisy(**settings):
+    return Rainbow(replace(RainbowParams(nstep=2, lr=1e-2), **settings), SPEC, lambda: RainbowMLP(RainbowMLPParams(hidden=16), SPEC))
+
+
+def make_batch(states, finals, actions, rewards, discounts, lasts, weights=None):
+    """Per-sample lists; rewards, discounts and lasts [B][n + 1]."""
+    size, rows = np.shape(rewards)
+    window = Window(torch.tensor(np.array([states, finals]), dtype=torch.float32)[..., None], torch.zeros(rows, size, dtype=torch.bool),
+                    torch.tensor(lasts).T, torch.tensor(actions)[None].expand(rows, -1), torch.tensor(rewards, dtype=torch.float32).T,
+                    torch.tensor(discounts, dtype=torch.float32).T, {})
+    weights = torch.ones(size) if weights is None else torch.tensor(weights, dtype=torch.float32)
+    return Batch(window, Keys(np.zeros(size, np.int64), np.arange(size)), weights)
+
+
+def random_batch(nstep, size=40, seed=0):
+    """Windows of which many hold an episode's end; a step before it has discount 0 or, truncated, 1."""
+    generator = np.random.default_rng(seed)
+    lasts = np.zeros((size, nstep + 1), bool)
+    ends = generator.integers(1, 2 * nstep + 1, size)
+    discounts = np.ones((size, nstep + 1))
+    for sample, end in enumerate(ends):
+        if end <= nstep:
+            lasts[sample, end] = True
+            discounts[sample, end - 1] = generator.integers(2)
+    return make_batch(generator.integers(STATES, size=size), generator.integers(STATES, size=size), generator.integers(ACTIONS, size=size),
+                      generator.normal(size=(size, nstep + 1)), discounts, lasts, generator.uniform(0.1, 1, size))
+
+
+def table(model):
+    return model.numbers.detach().double().numpy()
+
+
+class Twin:
+    """What one update of Rainbow computes, one sample at a time in float64."""
+
+    def __init__(self, agent, batch):
+        params, window = agent.params, batch.window
+        self.online, self.target = table(agent.model), table(agent.target)
+        self.quantile = params.distribution == "quantile"
+        self.support = np.linspace(params.v_min, params.v_max, ATOMS)
+        self.losses, self.gradient = [], np.zeros_like(self.online)
+        size = len(batch.weights)
+        for sample in range(size):
+            reward, factor = 0.0, 1.0
+            for row in range(params.nstep):
+                if window.lasts[row, sample]:
+                    break
+                reward += factor * float(window.rewards[row, sample])
+                factor *= params.gamma * float(window.discounts[row, sample])
+            state, final = (int(number) for number in window.observations[:, sample, 0])
+            action, chooser = int(window.actions[0, sample]), self.online if params.double else self.target
+            best = max(range(ACTIONS), key=lambda a: self.mean(chooser[final, a]))
+            taken, bootstrap = self.online[state, action], self.target[final, best]
+            if self.quantile:
+                self.losses.append(quantile_sum(taken[None], (reward + factor * bootstrap)[None], params.kappa)[0])
+                continue
+            probabilities = algorithm_1(softmax(bootstrap)[None], [reward], [factor], params.v_min, params.v_max)[0]
+            held = probabilities > 0
+            self.losses.append((probabilities[held] * (np.log(probabilities[held]) - np.log(softmax(taken)[held]))).sum())
+            self.gradient[state, action] += float(batch.weights[sample]) / size * (softmax(taken) - probabilities)
+
+    def mean(self, numbers):
+        return numbers.mean() if self.quantile else softmax(numbers) @ self.support
+
+
+def spread(agent, seed=0):
+    """Online and target network apart."""
+    torch.manual_seed(seed)
+    for model in (agent.target, agent.model):
+        model.numbers.data = 2 * torch.randn(STATES, ACTIONS, ATOMS)
+    return agent
+
+
+@pytest.mark.parametrize("distribution", ["categorical", "quantile"])
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("nstep", [1, 3, 5])
+def test_losses_and_priorities_are_those_of_a_naive_twin(distribution, double, nstep):
+    agent, batch = spread(make_agent(distribution=distribution, double=double, nstep=nstep, kappa=0.7)), random_batch(nstep)
+    window, twin = batch.window, Twin(agent, batch)
+    cut = window.lasts.any(0) & ((window.discounts == 0) & ~window.lasts).any(0)
+    assert cut.any() and (window.lasts.any(0) & ~cut).any() and not window.lasts.any(0).all(), "terminated, truncated and whole windows"
+    output = agent.learn(batch)
+    np.testing.assert_allclose(output.priorities.numpy(), twin.losses, rtol=1e-3, atol=1e-5)
+    assert float(output.statistics["loss"]) == pytest.approx(float((batch.weights.numpy() * twin.losses).mean()), rel=1e-4)
+
+
+def test_the_gradient_is_softmax_minus_target_at_the_actions_taken():
+    agent, batch = spread(make_agent()), random_batch(3)
+    twin = Twin(agent, batch)
+    agent.learn(batch)
+    np.testing.assert_allclose(agent.model.numbers.grad.numpy(), twin.gradient, atol=1e-5)
+    assert agent.target.numbers.grad is None
+
+
+def test_only_the_prediction_keeps_what_a_gradient_needs():
+    agent, kept = make_agent(), []
+    for model in (agent.target, agent.model):
+        model.register_forward_hook(lambda model, inputs, output: kept.append((model is agent.model, output[0].requires_grad)))
+    agent.learn(random_batch(3))
+    assert sorted(kept) == [(False, False), (True, False), (True, True)]
+
+
+@pytest.mark.parametrize("double, chosen", [(True, 0), (False, 1)])
+def test_the_online_network_chooses_if_double_and_the_target_network_always_evaluates(double, chosen):
+    agent = make_agent(distribution="quantile", double=double, nstep=1)
+    agent.target.numbers.data[:] = torch.arange(ACTIONS * ATOMS).view(1, ACTIONS, ATOMS).float()
+    agent.target.numbers.data[5, 1] += 100
+    agent.model.numbers.data[:] = 0
+    agent.model.numbers.data[5, 0] = 3.0
+    batch = make_batch([2], [5], [2], [[1.0, 0.0]], [[1.0, 1.0]], [[False, False]])
+    bootstrap = agent.target.numbers[5, chosen].double().numpy()
+    expected = quantile_sum(np.zeros((1, ATOMS)), (1 + GAMMA * bootstrap)[None], 1.0)[0]
+    assert float(agent.learn(batch).priorities[0]) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("distribution", ["categorical", "quantile"])
+def test_a_terminated_window_has_its_reward_alone_and_a_truncated_one_its_final_observation(distribution):
+    agent = spread(make_agent(distribution=distribution, nstep=2))
+    rows = [[1.0, 99.0, 0.0]] * 2, [[0.0, 1.0, 1.0], [1.0, 1.0, 1.0]], [[False, True, False]] * 2
+    twins = [make_batch([4], [9], [1], [[1.0, 0.0]], [[discount, 1.0]], [[False, False]]) for discount in (0.0, 1.0)]
+    single = spread(make_agent(distribution=distribution, nstep=1))
+    expected = [Twin(single, batch).losses[0] for batch in twins]
+    assert expected[0] != pytest.approx(expected[1])
+    assert agent.learn(make_batch([4] * 2, [9] * 2, [1] * 2, *rows)).priorities.tolist() == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_prediction_that_is_right_has_a_priority_that_memories_accept():
+    agent = make_agent(nstep=1, double=False, gamma=1.0)
+    agent.model.numbers.data[:, 1:] = agent.model.numbers.data[:, :1]  # one distribution a state, whatever is chosen
+    states = list(range(STATES)) * 10
+    batch = make_batch(states, states, [0] * 200, [[0.0, 0.0]] * 200, [[1.0, 1.0]] * 200, [[False, False]] * 200)
+    priorities = agent.learn(batch).priorities
+    assert (priorities >= 0).all() and priorities.max() < 1e-5
+
+
+def test_the_weights_of_the_memory_scale_the_loss_and_not_the_priorities():
+    batch = random_batch(3)
+    halved = batch._replace(weights=batch.weights / 2)
+    first, second = (spread(make_agent()).learn(each) for each in (batch, halved))
+    assert torch.equal(first.priorities, second.priorities)
+    assert float(second.statistics["loss"]) == pytest.approx(float(first.statistics["loss"]) / 2)
+
+
+def test_fresh_steps_start_at_the_largest_priority_and_rows_carry_nothing_more():
+    agent = make_agent()
+    assert agent.initial_priorities(random_batch(3).window) is None and agent.extras == {}
+    assert agent.window.observations == (0, 3) and agent.window.length == 3 and not agent.window.crosses_episodes
+
+
+def test_the_defaults_are_the_papers():
+    params = RainbowParams()
+    assert (params.distribution, params.v_min, params.v_max, params.nstep, params.batch_size, params.lr, params.eps, params.optimizer,
+            params.target_update, params.epsilon_start, params.epsilon_end, params.double, params.gamma) == (
+                "categorical", -10, 10, 3, 32, 6.25e-5, 1.5e-4, "adam", 8000, 0, 0, True, 0.99)
+
+
+@pytest.mark.parametrize("v_max", [-2.0, -3.0])
+def test_a_support_without_extent_is_refused(v_max):
+    with pytest.raises(ValueError, match=r"v_min=-2\.0 must be below agent\.v_max"):
+        make_agent(v_max=v_max)
+    make_agent(v_max=v_max, distribution="quantile")
+
+
+# acting -----------------------------------------------------------------------------------------------------------------
+def step(*states):
+    return TimeStep(np.array([[state] for state in states], np.float32), *[np.zeros(len(states))] * 5)
+
+
+@pytest.mark.parametrize("distribution", ["categorical", "quantile"])
+def test_greedy_acting_takes_the_action_of_the_largest_mean(distribution):
+    agent = spread(make_agent(distribution=distribution))
+    support, numbers = np.linspace(-2, 4, ATOMS), table(agent.model)
+    means = numbers.mean(-1) if distribution == "quantile" else softmax(numbers) @ support  # [S, A]
+    output = agent.act(step(*range(STATES)), (), None)
+    assert output.action.tolist() == means.argmax(1).tolist()
+    np.testing.assert_allclose(output.extras["q_max"], means.max(1), rtol=1e-5)
+
+
+def test_acting_in_training_is_noisy_and_evaluation_is_not():
+    agent = make_noisy()
+    exploration = agent.exploration(0, 1, 2, np.random.default_rng(0))
+    exploration.update(0)
+    assert exploration.epsilon.tolist() == [0, 0] and agent.evaluation_exploration(2, np.random.default_rng(0)) is None
+    noisy = [agent.act(step(1.0, 2.0), (), exploration).extras["q_max"].tolist() for _ in range(3)]
+    exact = [agent.act(step(1.0, 2.0), (), None).extras["q_max"].tolist() for _ in range(3)]
+    assert len({*map(tuple, noisy)}) == 3 and len({*map(tuple, exact)}) == 1
+
+
+def test_an_evaluation_with_some_random_actions_has_no_noise_either():
+    agent = make_noisy(evaluation_epsilon=0.5)
+    exploration = agent.evaluation_exploration(1, np.random.default_rng(0))
+    assert len({float(agent.act(step(1.0), (), exploration).extras["q_max"][0]) for _ in range(3)}) == 1
+
+
+@pytest.mark.parametrize("agent", [
+    make_noisy(), DQN(DQNParams(nstep=2), SPEC, lambda: DQNMLP(DQNMLPParams(noisy=True, hidden=16), SPEC))])
+def test_online_target_and_selection_have_noise_of_their_own_even_after_an_evaluation(agent, monkeypatch):
+    drawn, randn = [], torch.randn
+    layers = sum(hasattr(layer, "weight_sigma") for layer in agent.target.modules())
+    agent.act(step(1.0), (), None)
+    monkeypatch.setattr(torch, "randn", lambda *sizes, **kinds: (drawn.append(randn(*sizes, **kinds)), drawn[-1])[1])
+    agent.learn(random_batch(2))
+    assert len(drawn) == 3 * layers and len({float(noise[0]) for noise in drawn}) == 3 * layers
+
+
+def test_learning_moves_means_and_sigmas():
+    agent = make_noisy()
+    agent.learn(random_batch(2))
+    before = {name: tensor.clone() for name, tensor in agent.model.state_dict().items()}
+    agent.learn(random_batch(2))
+    unmoved = [name for name, tensor in agent.model.state_dict().items() if torch.equal(tensor, before[name])]
+    assert unmoved == [] and any(name.endswith("bias_sigma") for name in before)
+
+
+# checkpoints and rows -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("distribution", ["categorical", "quantile"])
+def test_a_restored_agent_goes_on_exactly(distribution):
+    straight, first, second = (make_noisy(distribution=distribution, target_update=4) for _ in range(3))
+    first.load_state_dict(straight.state_dict())
+    states = []
+    for number in range(6):
+        torch.manual_seed(number)
+        straight.learn(random_batch(2, seed=number))
+        torch.manual_seed(number)
+        if number == 3:
+            second.load_state_dict(first.state_dict())
+            torch.manual_seed(number)
+        (first if number < 3 else second).learn(random_batch(2, seed=number))
+        states.append(straight.target.state_dict()["q.value.0.weight"].clone())
+    for one, other in ((straight.model, second.model), (straight.target, second.target)):
+        assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in one.state_dict().items())
+    assert torch.equal(states[0], states[2]) and not torch.equal(states[2], states[3]), "the target was copied after four updates"
+
+
+ROW = "rainbow-minatar-breakout"
+MEMORY = {"memory_type": "shared", "memory.alpha": None, "memory.beta_start": None, "memory.beta_end": None,
+          "memory.beta_updates": None, "memory.epsilon": None}
+PLAIN_Q = {"agent_type": "dqn", "model_type": "dqn-minatar", "agent.distribution": None, "agent.v_min": None, "agent.v_max": None,
+           "agent.kappa": None, "agent.loss": "huber", "model.atoms": None}
+PARTS = {  # of each row: in what it differs
+    "no-double": {"agent.double": False}, "no-dueling": {"model.dueling": False}, "no-nstep": {"agent.nstep": 1}, "no-prioritized": MEMORY,
+    "no-noisy": {"model.noisy": False, "agent.epsilon_start": 1.0, "agent.epsilon_end": 0.01, "agent.epsilon_steps": 100_000},
+    "no-distributional": PLAIN_Q,
+    "quantile": {"agent.distribution": "quantile", "agent.v_min": -10.0, "agent.v_max": 10.0}}
+
+
+def settings(name):
+    options, problems = from_row(next(row for row in CONFIGS if row["name"] == name))
+    assert not problems
+    flat = {}
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        flat |= {f"{field.name}.{key}": item for key, item in dataclasses.asdict(value).items()} if dataclasses.is_dataclass(value) else {
+            field.name: value}
+    return flat
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_row_of_the_ablation_differs_from_rainbow_in_its_part_alone(part):
+    whole, other = settings(ROW), settings(f"rainbow-{part}-minatar-breakout")
+    differences = {name: other.get(name) for name in {**whole, **other} if whole.get(name) != other.get(name)}
+    assert differences.pop("config") == f"rainbow-{part}-minatar-breakout"
+    assert differences == PARTS[part]

@@ -1,0 +1,167 @@
+"""Copies of unrolls in slots, raw and packed."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from core.frames import CorruptedBlock, StorageParams
+from core.memories.mixed import MixedMemory, MixedParams
+from core.memories.slots import PackedCopies, Slots, slots_bytes
+from core.shared import ArraySpec
+from tests.core.tapes import CODED_FEATURES, CodedActor, check_coded_unrolls, coded_features, coded_spec, unroll_memory
+
+LZ4 = StorageParams("lz4")
+RULES = ({"type": "queue", "capacity": 16}, {"type": "queue", "capacity": 16, "overflow": "keep_oldest"},
+         {"type": "standard", "capacity": 30}, {"type": "reservoir", "capacity": 30}, {"type": "attentive", "capacity": 30},
+         {"type": "elite", "capacity": 30, "elite_batch_size": 5})
+FRAME = ArraySpec((6, 5), "uint8")
+
+
+def make(*items: dict, storage: StorageParams, batch_size: int = 8, states=()):
+    ratio = 1 / len(items)
+    params = MixedParams(json.dumps([{**item, "sample_ratio": ratio} for item in items]))
+    memory = unroll_memory(MixedMemory, params, coded_spec((40,), 4), batch_size=batch_size, extras=CODED_FEATURES, num_actors=2,
+                           states=states, storage=storage)
+    memory.features_of = coded_features
+    return memory, [CodedActor(memory, actor) for actor in range(2)]
+
+
+def play(memory: MixedMemory, actors: list[CodedActor], rounds: int) -> list:
+    generator, batches = np.random.default_rng(3), []
+    for _ in range(rounds):
+        for _ in range(10):
+            actors[generator.integers(2)].step()
+        batches.append(memory.sample(8))
+    return batches
+
+
+def frames(generator: np.random.Generator, rows: int, noise: int) -> np.ndarray:
+    """[rows, *frame] that compress worse the more of the pixels are noise."""
+    some = np.zeros((rows, *FRAME.shape), np.uint8)
+    some.reshape(-1)[:noise] = generator.integers(256, size=noise)
+    return some
+
+
+# rules ----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("items", [*((rule,) for rule in RULES), RULES[1:4], RULES[1:]])
+def test_every_rule_gives_the_same_batches_packed_as_raw(items):
+    states = (ArraySpec((3,), "int64"),)
+    (raw, raw_actors), (packed, packed_actors) = (make(*items, storage=storage, states=states) for storage in (StorageParams(), LZ4))
+    assert packed.layout.packed and not raw.layout.packed
+    compared = 0
+    for first, second in zip(play(raw, raw_actors, 150), play(packed, packed_actors, 150), strict=True):
+        assert (first is None) == (second is None)
+        if first is not None:
+            assert check_coded_unrolls(raw.layout, first.window) == check_coded_unrolls(packed.layout, second.window)
+            assert torch.equal(first.window.observations, second.window.observations)
+            compared += 1
+    assert compared > 20
+
+
+@pytest.mark.parametrize("items", [RULES[3:4], RULES[5:], RULES[1:]])
+def test_packed_memories_continue_with_identical_batches(items):
+    memory, actors = make(*items, storage=LZ4)
+    play(memory, actors, 60)
+    resumed, _ = make(*items, storage=LZ4)
+    resumed.load_state_dict(memory.state_dict(with_rows=True))
+    for _ in range(5):
+        first, second = memory.sample(8), resumed.sample(8)
+        assert (first is None) == (second is None)
+        assert first is None or torch.equal(first.window.observations, second.window.observations)
+
+
+@pytest.mark.parametrize("kind", ["reservoir", "elite"])
+def test_a_rule_whose_packed_copies_find_no_room_keeps_fewer_and_goes_on(kind):
+    memory, actors = make({"type": kind, "capacity": 30}, storage=LZ4)
+    rule = memory.rules[0]
+    rule.store.frames._most //= 6
+    play(memory, actors, 200)
+    assert rule._copies.capacity < 30 and len(rule) == rule._copies.capacity and rule.store.frames.used <= rule.store.frames._most
+    drawn = {unroll for _ in range(20) for unroll in check_coded_unrolls(memory.layout, memory.sample(8).window)}
+    assert max(serial for _, serial in drawn) > 400  # what came after it was full is in it too
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_what_slots_allocate_is_what_they_said(packs):
+    memory, _ = make({"type": "standard", "capacity": 30}, storage=LZ4)
+    slots = Slots(memory.trajectories, 30, 4, packs)
+    most = slots.store.frames._most if packs else 0
+    assert slots_bytes(memory.layout, 30, 4, packs) == slots.store.layout.nbytes + most
+    assert ("frame" in slots.store.arrays) != packs
+
+
+def test_packed_queues_that_block_lose_nothing_however_badly_frames_compress():
+    items = {"type": "queue", "capacity": 6}, {"type": "standard", "capacity": 400}
+    memory, actors = make(*items, storage=StorageParams("lz4", bytes=1))
+    incompressible, given = np.random.default_rng(0), 0
+    for actor in actors:
+        actor.writer._packer._frames[:] = 0
+        append = actor.writer._packer.pack
+
+        def pack(chunk, append=append, frames=actor.writer._packer._frames):
+            frames[:] ^= incompressible.integers(1 << 62, size=frames.shape)
+            append(chunk)
+
+        actor.writer._packer.pack = pack
+    for _ in range(300):
+        for actor in actors:
+            while actor.step():
+                pass
+        given += sum(int(batch.fresh.sum()) for batch in iter(lambda: memory.sample(8), None))
+    statistics = memory.statistics()
+    assert statistics["queue_dropped"] == 0 and given > 1_000
+    assert memory.trajectories.arrays["oldest"].max() > 100  # the arena did go round
+
+
+# copies ---------------------------------------------------------------------------------------------------------------
+def test_packed_copies_give_back_what_was_put_last():
+    copies, generator, truth = PackedCopies(7, FRAME, 10**6, 0), np.random.default_rng(0), {}
+    for _ in range(300):
+        slot, truth_of_slot = int(generator.integers(20)), frames(generator, 7, int(generator.integers(210)))
+        assert copies.put(slot, truth_of_slot)
+        truth[slot] = truth_of_slot
+        slots, rows = generator.choice([*truth], 50), generator.integers(7, size=(3, 50))
+        np.testing.assert_array_equal(copies.take(slots, rows), np.stack([[truth[s][r] for s, r in zip(slots, line)] for line in rows]))
+    assert copies.used == sum(len(block) for block, _ in copies._blocks.values())
+
+
+def test_packed_copies_never_exceed_their_bytes_and_a_refused_one_changes_nothing():
+    copies, generator, truth, refused = PackedCopies(7, FRAME, 1_000, 0), np.random.default_rng(0), {}, 0
+    for _ in range(500):
+        slot, some = int(generator.integers(20)), frames(generator, 7, int(generator.integers(210)))
+        if copies.put(slot, some):
+            truth[slot] = some
+        else:
+            refused += 1
+        assert copies.used == sum(len(block) for block, _ in copies._blocks.values()) <= 1_000
+        for held, frames_of_slot in truth.items():
+            np.testing.assert_array_equal(copies.take(np.full(7, held), np.arange(7)), frames_of_slot)
+        assert [slot for slot in range(20) if copies.holds(slot)] == sorted(truth)
+    assert refused > 100 and len(truth) > 5
+
+
+def test_packed_copies_are_stored_and_restored():
+    copies, generator = PackedCopies(7, FRAME, 10**6, 9), np.random.default_rng(0)
+    for slot in (4, 0, 2):
+        copies.put(slot, frames(generator, 7, 100))
+    restored = PackedCopies(7, FRAME, 10**6, 0)
+    restored.load_state_dict(copies.state_dict())
+    slots, rows = np.array([0, 2, 4])[:, None], np.arange(7)
+    np.testing.assert_array_equal(restored.take(slots, rows), copies.take(slots, rows))
+    assert restored.used == copies.used
+    restored.load_state_dict(PackedCopies(7, FRAME, 10, 0).state_dict())
+    assert restored.used == 0 and not restored.holds(0)
+
+
+def test_a_damaged_copy_is_an_error_that_names_its_slot():
+    copies = PackedCopies(7, FRAME, 10**6, 0)
+    copies.put(3, frames(np.random.default_rng(0), 7, 100))
+    block, check = copies._blocks[3]
+    for bit in range(0, 8 * len(block), 11):
+        damaged = bytearray(block)
+        damaged[bit // 8] ^= 1 << bit % 8
+        copies._blocks[3] = bytes(damaged), check
+        with pytest.raises(CorruptedBlock, match="slot 3"):
+            copies.take(np.array([3]), np.array([0]))

@@ -1,0 +1,273 @@
+"""Sequences that start at every stride-th row only, in the uniform and in the prioritised memory."""
+
+import time
+
+import numpy as np
+import pytest
+
+from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
+from core.memories.shared import SharedMemory, SharedParams
+from core.memory import Keys
+from core.shared import ArraySpec
+from core.trajectory import Trajectories, WindowSpec
+from tests.core.tapes import CODE, RandomPlay, check_coded_frames, coded_spec, small_layout, started, write_coded_row
+
+STRIDE, ENVS, ACTORS = 4, 2, 2
+MEMORIES = {"shared": (SharedMemory, SharedParams), "prioritized": (PrioritizedMemory, PrioritizedParams)}
+
+
+def sequence(length, stride=STRIDE):
+    return WindowSpec(length, tuple(range(length + 1)), crosses_episodes=True, stride=stride)
+
+
+LONG, SHORT = sequence(9), sequence(2)  # longer and shorter than a stride
+
+
+def make(name, spec=LONG, rows=40, frame_stack=4, end=0.2, seed=0, priorities=None, **params):
+    kind, kind_params = MEMORIES[name]
+    plays = [RandomPlay(actor, ENVS, frame_stack=frame_stack, end=end) for actor in range(ACTORS)]
+    for play in plays:
+        play.with_states = True
+    layout = small_layout(plays[0].spec, rows=rows, chunk_length=STRIDE, num_envs=ENVS, num_actors=ACTORS, extras=RandomPlay.extras,
+                          states=RandomPlay.states, with_priority=kind.with_priority)
+    memory = kind(kind_params(100, **params), layout, spec, seed)
+    return memory, plays, [memory.writer(actor, priorities) for actor in range(ACTORS)]
+
+
+def filled(name, steps=70, **options):
+    memory, plays, writers = make(name, **options)
+    play_all(plays, writers, steps)
+    return memory, plays, writers
+
+
+def play_all(plays, writers, steps):
+    for play, writer in zip(plays, writers):
+        play.play(writer, steps)
+
+
+def legal(memory):
+    """Every multiple of the stride whose rows, first stack and end included, stand in the ring and apart from the writer: by hand."""
+    written = memory.trajectories.written()
+    layout, spec = memory.layout, memory.window
+    keys = []
+    for actor in range(ACTORS):
+        oldest = written[actor] - layout.rows + 2 * STRIDE
+        for serial in range(0, int(written[actor]), STRIDE):
+            stack = layout.frame_stack - 1 if layout.frame_stack and oldest > 0 else 0
+            if serial - stack >= oldest and serial + spec.length < written[actor]:
+                keys += [(actor * ENVS + env, serial) for env in range(ENVS)]
+    return keys
+
+
+def as_keys(pairs):
+    return Keys(*np.array(pairs).T)
+
+
+def assert_windows_are_the_rows_of_their_keys(memory, plays, batch):
+    for column, (stream, serial) in enumerate(zip(*batch.keys)):
+        rows = plays[stream // ENVS].rows[stream % ENVS][serial:serial + memory.window.length + 1]
+        window = batch.window
+        for place, row in enumerate(rows):
+            np.testing.assert_array_equal(window.observations[place, column].numpy(), row.observation)
+            np.testing.assert_array_equal(window.extras["features"][place, column].numpy(), row.features)
+        for name in ("first", "last", "action", "reward", "discount"):
+            assert getattr(window, name + "s")[:, column].tolist() == [getattr(row, name) for row in rows]
+        np.testing.assert_array_equal(window.states[0][column].numpy(), rows[0].state)
+
+
+@pytest.mark.parametrize("spec", [LONG, SHORT, sequence(4)])
+@pytest.mark.parametrize("name", MEMORIES)
+def test_every_stride_th_row_is_drawn_equally_often_and_nothing_else(name, spec):
+    memory, plays, _ = filled(name, steps=73, spec=spec)
+    starts = legal(memory)
+    counts = dict.fromkeys(starts, 0)
+    draws, batch = 40_000, 400
+    for _ in range(draws // batch):
+        for key in zip(*memory.sample(batch).keys):
+            counts[key] += 1
+    mean = draws / len(starts)
+    assert sum((count - mean) ** 2 / mean for count in counts.values()) < len(starts) - 1 + 5 * np.sqrt(2 * (len(starts) - 1))
+    ends = [plays[stream // ENVS].rows[stream % ENVS][serial].last for stream, serial in starts]
+    assert len(starts) >= 16 and any(ends)  # a row that ends an episode may begin a sequence
+
+
+@pytest.mark.parametrize("spec", [LONG, SHORT])
+@pytest.mark.parametrize("frame_stack", [0, 1, 4])
+@pytest.mark.parametrize("name", MEMORIES)
+def test_every_window_holds_its_rows_and_its_state_through_wrap_around(name, frame_stack, spec):
+    memory, plays, writers = make(name, spec=spec, frame_stack=frame_stack)
+    seen = set()
+    for part in range(60):
+        plays[0].play(writers[0], 3)
+        plays[1].play(writers[1], 1 + part % 6)
+        batch = memory.sample(8)
+        starts = set(legal(memory))
+        assert (batch is None) == (not starts)
+        if batch is not None:
+            assert set(zip(*batch.keys)) <= starts
+            assert_windows_are_the_rows_of_their_keys(memory, plays, batch)
+            seen |= set(zip(*batch.keys))
+    assert int(memory.trajectories.written().min()) > 2 * memory.layout.rows and len(seen) > 60
+
+
+def test_starts_are_drawn_as_often_as_their_priorities_say():
+    memory, _, _ = filled("prioritized", alpha=0.5, epsilon=0.01)
+    memory.sample(1)
+    keys = as_keys(legal(memory))
+    priorities = np.random.default_rng(0).random(len(keys.serials)) * 3
+    memory.update_priorities(keys, priorities)
+    memory.tree.check()
+    shares = (priorities + 0.01) ** 0.5
+    shares /= shares.sum()
+    draws, counts, place = 40_000, np.zeros(len(shares)), {key: number for number, key in enumerate(zip(*keys))}
+    for _ in range(draws // 250):
+        for key in zip(*memory.sample(250).keys):
+            counts[place[key]] += 1
+    assert (np.abs(counts - draws * shares) < 5 * np.sqrt(draws * shares) + 1).all()
+
+
+def test_there_is_one_leaf_for_each_start_and_those_of_lost_rows_are_cleared():
+    memory, plays, writers = make("prioritized")
+    for steps in (30, 5, 40, 200, 9):
+        play_all(plays, writers, steps)
+        memory.sample(4)
+        assert np.count_nonzero(memory.tree.leaves) == len(legal(memory))
+        memory.tree.check()
+    assert memory.tree.capacity == memory.layout.num_slots // STRIDE
+
+
+def test_late_priorities_reach_their_start_and_never_the_one_that_took_its_place():
+    memory, plays, writers = filled("prioritized", alpha=1.0, epsilon=0.5)
+    old, generator = memory.sample(32).keys, np.random.default_rng(0)
+    for _ in range(12):
+        play_all(plays, writers, 5)
+        memory.sample(1)
+        before = {key: memory.tree.leaves[memory._places(as_keys([key]))][0] for key in legal(memory)}
+        priorities = dict(zip(zip(*old), generator.random(32) * 9))  # one for each start, the last of equal ones
+        memory.update_priorities(old, np.array([priorities[key] for key in zip(*old)]))
+        for key, leaf in before.items():
+            expected = priorities[key] + 0.5 if key in priorities else leaf
+            assert memory.tree.leaves[memory._places(as_keys([key]))][0] == pytest.approx(expected)
+    assert not set(zip(*old)) & set(legal(memory))
+
+
+def test_a_start_has_the_priority_that_its_actor_computed_of_its_sequence_even_where_an_episode_ends():
+    memory, plays, writers = make("prioritized", alpha=1.0, epsilon=0.5, priorities=lambda window: np.abs(window.rewards.sum(0).numpy()))
+    ends, checked = 0, 0
+    for _ in range(25):
+        known = set(legal(memory))
+        play_all(plays, writers, 4)
+        memory.sample(4)
+        for stream, serial in set(legal(memory)) - known:
+            rows = plays[stream // ENVS].rows[stream % ENVS][serial:serial + 10]
+            leaf = memory.tree.leaves[memory._places(as_keys([(stream, serial)]))][0]
+            assert leaf == pytest.approx(abs(sum(row.reward for row in rows)) + 0.5, rel=1e-5)
+            ends, checked = ends + rows[0].last, checked + 1
+    assert checked > 30 and ends > 3
+
+
+@pytest.mark.parametrize("steps", [22, 75])
+@pytest.mark.parametrize("name", MEMORIES)
+def test_sampling_continues_from_a_state_with_rows_as_if_nothing_had_happened(name, steps):
+    memory, plays, writers = filled(name, steps=steps)
+    generator = np.random.default_rng(2)
+    for _ in range(5):
+        memory.update_priorities(memory.sample(8).keys, generator.random(8) * 4)
+    resumed, _, _ = make(name, seed=8)
+    resumed.load_state_dict(memory.state_dict(with_rows=True))
+    for _ in range(4):
+        expected, found = memory.sample(16), resumed.sample(16)
+        assert list(zip(*expected.keys)) == list(zip(*found.keys)) and expected.weights.equal(found.weights)
+        assert_windows_are_the_rows_of_their_keys(resumed, plays, found)
+        priorities = generator.random(16)
+        memory.update_priorities(expected.keys, priorities)
+        resumed.update_priorities(found.keys, priorities)
+    assert resumed.statistics() == memory.statistics()
+
+
+@pytest.mark.parametrize("spec", [LONG, SHORT, sequence(8)])
+@pytest.mark.parametrize("frame_stack", [0, 1, 4, 6])
+@pytest.mark.parametrize("name", MEMORIES)
+def test_the_smallest_ring_that_is_accepted_always_holds_a_sequence(name, frame_stack, spec):
+    rows = next(rows for rows in range(STRIDE, 100, STRIDE) if accepted(name, spec, rows, frame_stack))
+    memory, plays, writers = make(name, spec, rows, frame_stack)
+    for _ in range(80):
+        play_all(plays, writers, 1)
+        assert (memory.sample(4) is None) == (memory.trajectories.written()[0] <= spec.length)
+
+
+def accepted(name, spec, rows, frame_stack):
+    try:
+        make(name, spec, rows, frame_stack)
+    except ValueError as error:
+        assert f"{rows} rows a stream are too few" in str(error)
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_a_stride_that_is_no_chunk_is_refused(name):
+    with pytest.raises(ValueError, match="every 3 rows does not fit chunks of 4"):
+        make(name, spec=sequence(9, stride=3))
+
+
+# while actors write -----------------------------------------------------------------------------------------------------
+def coded_memory(name):
+    kind, params = MEMORIES[name]
+    layout = small_layout(coded_spec((16, 16), 4), rows=60, chunk_length=STRIDE, num_envs=ENVS, num_actors=ACTORS,
+                          states=(ArraySpec((8,), "int64"),), with_priority=kind.with_priority)
+    return kind(params(), layout, LONG, 0)
+
+
+def random_priorities(window):
+    return np.random.default_rng().random(window.lasts.shape[1])
+
+
+def write_without_end(memory, actor_ind, ready):
+    writer, serial = memory.writer(actor_ind, random_priorities), 0
+    while True:
+        write_coded_row(writer, memory.layout, actor_ind, serial)
+        serial += 1
+        if serial == 2 * memory.layout.rows:
+            ready.set()
+
+
+def check_coded_sequences(layout, keys, window):
+    """Every element of the windows, states included, is what was written at their keys."""
+    assert not (keys.serials % STRIDE).any()
+    rows = keys.serials + np.arange(LONG.length + 1)[:, None]
+    codes = (keys.streams + 1) * CODE + rows
+    assert (window.actions.numpy() == codes).all() and (window.rewards.numpy() == codes % (1 << 20)).all()
+    assert (window.firsts.numpy() == (rows % 7 == 0)).all() and (window.lasts.numpy() == (rows % 7 == 6)).all()
+    assert (window.states[0].numpy() == codes[0][:, None]).all()
+    for position, row in enumerate(rows):
+        check_coded_frames(layout, keys.streams, row, window.observations[position].numpy())
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", MEMORIES)
+def test_a_sampler_never_sees_a_torn_or_stale_sequence_while_writers_lap_it(name, monkeypatch):
+    memory = coded_memory(name)
+    lapped, intact = [], Trajectories.intact
+
+    def counting(self, streams, serials):
+        found = intact(self, streams, serials)
+        lapped.append(int((~found).sum()))
+        return found
+
+    monkeypatch.setattr(Trajectories, "intact", counting)
+    generator, batches, late = np.random.default_rng(0), 0, []
+    with started(write_without_end, memory, 0), started(write_without_end, memory, 1):
+        end = time.monotonic() + 10
+        while batches < 200 and time.monotonic() < end:
+            batch = memory.sample(16)
+            if batch is None:
+                continue
+            batches += 1
+            check_coded_sequences(memory.layout, batch.keys, batch.window)
+            late.append(batch.keys)
+            if len(late) > 3:  # some of these rows are gone by now
+                memory.update_priorities(late.pop(0), generator.random(16))
+        if isinstance(memory, PrioritizedMemory):
+            memory.tree.check()
+    assert batches >= 20 and sum(lapped) > 0  # the race did happen, and was caught

@@ -1,0 +1,157 @@
+"""Noisy layers: what is drawn, when, and of what it is made (1706.10295)."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from core.env import Discrete, EnvSpec
+from core.models.dqn_cnn import DQNCNN
+from core.models.dqn_minatar import DQNMinAtar
+from core.models.dqn_mlp import DQNMLP
+from core.models.dqn_small import DQNSmall
+from core.models.noisy import NoisyLinear
+from core.shared import ArraySpec
+
+SPECS = {DQNCNN: ((84, 84), 4), DQNSmall: ((42, 42), 4), DQNMinAtar: ((10, 10, 4), 0), DQNMLP: ((6,), 0)}
+every_model = pytest.mark.parametrize("network", SPECS, ids=lambda network: network.__name__)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(7)
+
+
+def spread_layer(inputs=6, outputs=5):
+    """A layer whose sigmas all differ."""
+    layer = NoisyLinear(inputs, outputs)
+    with torch.no_grad():
+        layer.weight_sigma.uniform_(0.5, 2)
+        layer.bias_sigma.uniform_(0.5, 2)
+    return layer
+
+
+@torch.no_grad()
+def drawn(layer):
+    """Weights [outputs, inputs] and biases [outputs] of one forward, as its outputs of 0 and of the unit vectors show them."""
+    outputs = layer(torch.cat([torch.zeros(1, layer.in_features), torch.eye(layer.in_features)]))
+    return (outputs[1:] - outputs[0]).T, outputs[0]
+
+
+def make(network, **settings):
+    frame, stack = SPECS[network]
+    image = len(frame) > 1
+    spec = EnvSpec("game", ArraySpec(frame, "uint8" if image else "float32"), stack, Discrete(3), is_image=image)
+    return network(network.Params(**settings), spec)
+
+
+def observe(model):
+    return torch.ones(2, *model.spec.observation_shape, dtype=torch.uint8 if model.spec.is_image else torch.float32)
+
+
+def test_every_forward_in_training_has_noise_of_its_own():
+    layer, inputs = NoisyLinear(4, 3), torch.randn(2, 4)
+    first, second = layer(inputs), layer(inputs)
+    assert (first != second).all()
+
+
+def test_the_samples_of_a_batch_share_their_noise():
+    layer = NoisyLinear(4, 3)
+    outputs = layer(torch.randn(1, 4).expand(5, -1))
+    assert torch.allclose(outputs, outputs[:1].expand(5, -1), atol=1e-6)
+
+
+def test_in_evaluation_a_layer_is_the_linear_one_of_its_means():
+    layer, inputs = NoisyLinear(4, 3).eval(), torch.randn(2, 4)
+    state = torch.get_rng_state()
+    assert torch.equal(layer(inputs), inputs @ layer.weight.T + layer.bias)
+    assert torch.equal(torch.get_rng_state(), state), "nothing is drawn"
+
+
+def test_noise_comes_from_torchs_global_generator():
+    layer, inputs = NoisyLinear(4, 3), torch.randn(2, 4)
+    outputs = []
+    for number in (1, 1, 2):
+        torch.manual_seed(number)
+        outputs.append(layer(inputs))
+    assert torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[0], outputs[2])
+
+
+def test_the_noise_of_the_weights_is_an_outer_product_with_that_of_the_biases():
+    layer = spread_layer()
+    for _ in range(20):
+        weight, bias = drawn(layer)
+        of_weights = ((weight - layer.weight) / layer.weight_sigma).double()  # f(q) f(p)^T
+        of_biases = ((bias - layer.bias) / layer.bias_sigma).double()         # f(q)
+        singular = torch.linalg.svdvals(of_weights)
+        assert singular[1] < 1e-4 * singular[0]
+        of_inputs = of_weights[0] / of_biases[0]                              # f(p)
+        assert torch.allclose(of_weights, torch.outer(of_biases, of_inputs), atol=1e-3)
+
+
+def test_the_factors_are_signed_roots_of_unit_gaussians():
+    layer = spread_layer(400, 500)
+    gaussians = []
+    for _ in range(20):
+        weight, bias = drawn(layer)
+        of_biases = (bias - layer.bias) / layer.bias_sigma
+        of_inputs = ((weight - layer.weight) / layer.weight_sigma / of_biases[:, None])[of_biases.abs().argmax()]
+        gaussians += [of_biases * of_biases.abs(), of_inputs * of_inputs.abs()]  # the inverse of f
+    for samples in (torch.cat(gaussians[0::2]), torch.cat(gaussians[1::2])):
+        mean, deviation, kurtosis = samples.mean(), samples.std(), (samples**4).mean()
+        assert abs(mean) < 0.05 and abs(deviation - 1) < 0.05 and abs(kurtosis - 3) < 0.4
+
+
+def test_noise_has_no_mean():
+    layer, inputs = spread_layer(4, 3), torch.randn(1, 4)
+    with torch.no_grad():
+        outputs = torch.cat([layer(inputs) for _ in range(20_000)])
+        mean = nn.functional.linear(inputs, layer.weight, layer.bias)
+    assert ((outputs.mean(0) - mean[0]).abs() < 5 * outputs.std(0) / math.sqrt(20_000)).all()
+
+
+@pytest.mark.parametrize("sigma", [0.5, 0.1])
+def test_parameters_begin_as_the_paper_says(sigma):
+    layer = NoisyLinear(100, 2000, sigma)
+    for name in ("weight_sigma", "bias_sigma"):
+        assert torch.allclose(getattr(layer, name), torch.tensor(sigma / 10))
+    for mean in (layer.weight.detach(), layer.bias.detach()):  # uniform in +- 1 / sqrt(100)
+        assert 0.099 < float(mean.abs().max()) <= 0.1 and float(mean.abs().mean()) == pytest.approx(0.05, rel=0.05)
+
+
+def test_the_paper_has_a_sigma_of_a_half():
+    assert NoisyLinear(4, 1).bias_sigma.item() == 0.25
+
+
+def test_the_gradient_of_means_and_sigmas_is_the_one_derived_by_hand():
+    layer, inputs, upstream = spread_layer(), torch.randn(7, 6), torch.randn(7, 5)
+    state = torch.get_rng_state()
+    weight, bias = drawn(layer)
+    torch.set_rng_state(state)
+    (layer(inputs) * upstream).sum().backward()
+    of_weights, of_biases = (weight - layer.weight) / layer.weight_sigma, (bias - layer.bias) / layer.bias_sigma
+    assert torch.allclose(layer.weight.grad, upstream.T @ inputs, atol=1e-4)
+    assert torch.allclose(layer.bias.grad, upstream.sum(0), atol=1e-4)
+    assert torch.allclose(layer.weight_sigma.grad, (upstream.T @ inputs) * of_weights, atol=1e-3)
+    assert torch.allclose(layer.bias_sigma.grad, upstream.sum(0) * of_biases, atol=1e-4)
+
+
+@every_model
+@pytest.mark.parametrize("dueling", [False, True])
+def test_every_dqn_network_can_have_a_noisy_head(network, dueling):
+    model = make(network, noisy=True, dueling=dueling, sigma=0.2)
+    layers = [layer for layer in model.q.modules() if isinstance(layer, nn.Linear)]
+    assert len(layers) == (4 if dueling else 2) and all(isinstance(layer, NoisyLinear) for layer in layers)
+    assert all(layer.bias_sigma[0].item() == pytest.approx(0.2 / math.sqrt(layer.in_features)) for layer in layers)
+    observation = observe(model)
+    assert not torch.equal(model(observation)[0], model(observation)[0])
+    model.eval()
+    assert torch.equal(model(observation)[0], model(observation)[0]) and model(observation)[0].shape == (2, 3)
+
+
+@every_model
+def test_unless_asked_for_a_dqn_network_has_no_noise(network):
+    model = make(network)
+    assert not any(isinstance(layer, NoisyLinear) for layer in model.modules())
+    assert torch.equal(model(observe(model))[0], model(observe(model))[0])

@@ -1,0 +1,140 @@
+"""Rainbow's networks: shapes, dueling for each atom, and heads with and without each part."""
+
+import pytest
+import torch
+from torch import nn
+
+from core.env import Discrete, EnvSpec
+from core.models.dqn_cnn import DQNCNN
+from core.models.dqn_minatar import DQNMinAtar
+from core.models.dqn_mlp import DQNMLP
+from core.models.dqn_small import DQNSmall
+from core.models.noisy import NoisyLinear
+from core.models.rainbow import RainbowCNN, RainbowMinAtar, RainbowMLP, RainbowSmall
+from core.shared import ArraySpec
+
+ACTIONS, BATCH = 6, 3
+
+
+def pixels(height, width):
+    return EnvSpec("game", ArraySpec((height, width), "uint8"), 4, Discrete(ACTIONS), is_image=True, max_value=255.0)
+
+
+SPECS = {RainbowCNN: pixels(84, 84), RainbowSmall: pixels(42, 42),
+         RainbowMLP: EnvSpec("vector", ArraySpec((5,), "float32"), 2, Discrete(ACTIONS)),
+         RainbowMinAtar: EnvSpec("breakout", ArraySpec((10, 10, 4), "bool"), 0, Discrete(ACTIONS), is_image=True)}
+PLAIN = {RainbowCNN: DQNCNN, RainbowSmall: DQNSmall, RainbowMLP: DQNMLP, RainbowMinAtar: DQNMinAtar}
+every_network = pytest.mark.parametrize("network", SPECS, ids=lambda network: network.__name__)
+every_head = pytest.mark.parametrize("dueling, noisy", [(False, False), (False, True), (True, False), (True, True)])
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(11)
+
+
+def make(network, **settings):
+    return network(network.Params(**settings), SPECS[network])
+
+
+def observe(spec, *sizes):
+    if spec.frame.dtype == "float32":
+        return torch.randn(*sizes, *spec.observation_shape)
+    pictures = torch.randint(0, 256, (*sizes, *spec.observation_shape), dtype=torch.uint8)
+    return pictures > 127 if spec.frame.dtype == "bool" else pictures
+
+
+@every_network
+@every_head
+@pytest.mark.parametrize("atoms", [51, 2])
+def test_every_network_gives_a_distribution_for_each_action(network, dueling, noisy, atoms):
+    model = make(network, dueling=dueling, noisy=noisy, atoms=atoms)
+    output, state = model(observe(model.spec, BATCH), ())
+    assert output.shape == (BATCH, ACTIONS, atoms) and state == () and model.head == "distribution"
+
+
+@every_network
+@every_head
+def test_the_head_has_the_layers_that_were_asked_for(network, dueling, noisy):
+    model = make(network, dueling=dueling, noisy=noisy, atoms=7, hidden=24)
+    layers = [layer for layer in model.q.modules() if isinstance(layer, nn.Linear)]
+    assert [isinstance(layer, NoisyLinear) for layer in layers] == [noisy] * len(layers)
+    expected = [24, 7, 24, 7 * ACTIONS] if dueling else [24, 7 * ACTIONS]
+    assert [layer.out_features for layer in layers] == expected
+    assert not any(isinstance(layer, NoisyLinear) for layer in model.torso.modules())
+
+
+@every_network
+def test_the_defaults_are_rainbows(network):
+    params = network.Params()
+    assert (params.dueling, params.noisy, params.sigma, params.atoms) == (True, True, 0.5, 51)
+
+
+@every_network
+def test_a_dueling_network_centres_the_advantages_of_each_atom(network):
+    model, seen = make(network, noisy=False), []
+    model.torso.register_forward_hook(lambda torso, inputs, output: seen.append(output))
+    output, _ = model(observe(model.spec, BATCH), ())
+    value = model.q.value(seen[0])  # [B, 1, atoms]
+    assert value.shape == (BATCH, 1, 51)
+    assert torch.allclose(output.mean(1, keepdim=True), value, atol=1e-5)
+    advantage = model.q.advantage(seen[0])  # [B, A, atoms]
+    for action in range(ACTIONS):
+        others = torch.stack([advantage[:, other] for other in range(ACTIONS)]).mean(0)
+        assert torch.allclose(output[:, action] - value[:, 0], advantage[:, action] - others, atol=1e-5)
+
+
+@every_network
+def test_an_atom_of_an_action_has_weights_of_its_own(network):
+    model = make(network, noisy=False, dueling=False, atoms=4)
+    observation = observe(model.spec, BATCH)
+    before = model(observation, ())[0]
+    with torch.no_grad():
+        model.q[2].bias[2 * 4 + 3] += 1.0  # action 2, atom 3
+    moved = model(observation, ())[0] - before
+    expected = torch.zeros(ACTIONS, 4)
+    expected[2, 3] = 1.0
+    assert torch.allclose(moved, expected.expand(BATCH, -1, -1), atol=1e-5)
+
+
+@every_network
+def test_the_torso_is_that_of_the_dqn_network(network):
+    plain = PLAIN[network](PLAIN[network].Params(), SPECS[network])
+    shapes = [{name: tensor.shape for name, tensor in model.torso.state_dict().items()} for model in (make(network), plain)]
+    assert shapes[0] == shapes[1]
+
+
+def test_the_cnn_can_have_group_norm():
+    model = make(RainbowCNN, norm="group")
+    assert sum(isinstance(layer, nn.GroupNorm) for layer in model.torso) == 3
+    assert model(observe(model.spec, 1), ())[0].shape == (1, ACTIONS, 51)
+
+
+@every_network
+def test_training_is_noisy_and_evaluation_is_not(network):
+    model = make(network)
+    observation = observe(model.spec, BATCH)
+    assert not torch.equal(model(observation, ())[0], model(observation, ())[0])
+    model.eval()
+    assert torch.equal(model(observation, ())[0], model(observation, ())[0])
+
+
+@every_network
+@every_head
+def test_the_loss_reaches_every_parameter(network, dueling, noisy):
+    model = make(network, dueling=dueling, noisy=noisy)
+    model(observe(model.spec, BATCH), ())[0].log_softmax(-1)[:, 0, 0].sum().backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()] == []
+
+
+@every_network
+def test_unrolling_is_the_same_as_stepping(network):
+    model = make(network, noisy=False)
+    observations = observe(model.spec, 4, BATCH)
+    unrolled, _ = model.unroll(observations, torch.zeros(4, BATCH, dtype=torch.bool), ())
+    assert torch.allclose(unrolled, torch.stack([model(step, ())[0] for step in observations]), atol=1e-5)
+
+
+def test_pictures_too_small_for_the_network_are_refused_with_their_size():
+    with pytest.raises(ValueError, match="16x16"):
+        RainbowCNN(RainbowCNN.Params(), pixels(16, 16))
