@@ -85,7 +85,7 @@ class Rainbow(QLearning):
 
     @classmethod
     def problems(cls, params: RainbowParams) -> list[str]:
-        if params.v_min < params.v_max:
+        if params.distribution != "categorical" or params.v_min < params.v_max:
             return []
         return [f"agent.v_min={params.v_min} must be below agent.v_max={params.v_max}"]
 
