@@ -19,3 +19,12 @@ def test_cartpole_is_solved_on_the_local_engine(tmp_path):
         assert program.until_ended(60) == 0, program.output
     result = json.loads(next(tmp_path.glob("models/*test*.json")).read_text())
     assert len(result["returns"]) == 20
+
+
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize(("row", "score"), [("rainbow-cartpole", 195), ("r2d2-cartpole", 150)])  # random play has about 20
+def test_rainbow_and_r2d2_learn_cartpole(tmp_path, row, score):
+    with Program(tmp_path, "--config", row, "--timestamp", "one", "--target_score", str(score), "--steps", "1000000",
+                 "--seconds", "800") as program:
+        assert program.until_ended(860) == 0, program.output
+        assert max(values["values"].get("evaluator/episodic_return_mean", 0.0) for values in program.metrics()) >= score

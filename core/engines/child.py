@@ -14,7 +14,7 @@ import torch
 from core.context import Context
 from core.engines import exit_codes
 
-SHORTEST_NAP, LONGEST_NAP = 0.002, 0.02  # seconds; naps of a process that has nothing to do grow from one to the other
+SHORTEST_NAP, LONGEST_NAP, GROWTH = 0.0005, 0.02, 1.25  # seconds; naps of a process that has nothing to do grow from one to the other
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
@@ -43,7 +43,7 @@ def drive(generator: Iterator[bool], context: Context, process_ind: int) -> None
             nap = SHORTEST_NAP
         else:
             time.sleep(nap)
-            nap = min(2 * nap, LONGEST_NAP)
+            nap = min(GROWTH * nap, LONGEST_NAP)
 
 
 def _die_with(parent: int) -> None:

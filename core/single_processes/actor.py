@@ -1,5 +1,6 @@
 """Actor: pull parameters, act, step, write rows."""
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,11 +19,14 @@ class ActorParams:
     refresh_period: int = setting(100, low=1)      # agent steps of this actor between looks for newer parameters (Ape-X: 100)
     log_period: float = setting(2.0, above=0)      # seconds between reports
     env_threads: int = setting(1, low=1)           # emulator threads an actor
+    niceness: int = setting(10, low=0, high=19)    # of the process, so that a learner that has work goes first where cores are few
 
 
 def actor(context: Context, index: int) -> Iterator[bool]:
     """Yields True after a step of all its streams, False while it waits for parameters or for the learner."""
     options, clock = context.options, context.clock
+    if options.engine != "inline":
+        os.nice(options.actor.niceness)
     salt = clock.agent_steps
     generator = context.seed_everything("actor", index, salt)
     num_envs = options.num_envs_per_actor

@@ -38,7 +38,7 @@ def context(monkeypatch):
     monkeypatch.setattr(Watched, "steps", [], raising=False)
     env = RecallParams(delay=2)
     spec = RecallEnv(env, "recall", 1).spec
-    options = SimpleNamespace(num_actors=1, num_envs_per_actor=ENVS, seed=1, game="recall", env=env, env_class=RecallEnv,
+    options = SimpleNamespace(engine="inline", num_actors=1, num_envs_per_actor=ENVS, seed=1, game="recall", env=env, env_class=RecallEnv,
                               actor=ActorParams(), make_agent=make_agent)
     memory = QueueMemory(QueueParams(capacity=ENVS), Layout.of(
         spec, make_agent(spec).extras, capacity=20 * LENGTH * ENVS, num_actors=1, num_envs=ENVS, chunk_length=LENGTH, with_priority=False,
@@ -52,6 +52,15 @@ def context(monkeypatch):
 
 def make_agent(spec, device="cpu"):
     return Watched(Watched.Params(unroll_length=LENGTH, batch_size=1), spec, partial(MLPAC, MLPACParams(lstm=UNITS, hidden=8), spec))
+
+
+@pytest.mark.parametrize(("engine", "asked"), [("local", [7]), ("inline", [])])
+def test_an_actor_is_niced_in_a_process_of_its_own_only(context, monkeypatch, engine, asked):
+    nices = []
+    monkeypatch.setattr("os.nice", nices.append)
+    context.options.engine, context.options.actor = engine, ActorParams(niceness=7)
+    next(actor(context, 0))
+    assert nices == asked
 
 
 def test_the_recurrent_state_goes_from_step_to_step_and_is_reset_where_an_episode_starts(context):
