@@ -101,6 +101,7 @@ class Player:
 
     def __init__(self, recurrent: bool = True):
         self.model = Network(recurrent)
+        self.initial_state = self.model.initial_state
         self.explorations: list[Any] = []
 
     def act(self, timestep: TimeStep, state: tuple[Tensor, ...], exploration: Any) -> Output:
