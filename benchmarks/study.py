@@ -23,7 +23,7 @@ STUDIES = {  # title, rows; each -minatar-breakout
     "rainbow": ("DQN, Rainbow, R2D2", ("dqn", "rainbow", "rainbow-quantile", "r2d2")),
     "ablations": ("Rainbow without each of its parts", ("rainbow", *(f"rainbow-no-{part}" for part in (
         "double", "dueling", "noisy", "prioritized", "nstep", "distributional"))))}
-LATE = 0.8  # evaluations after this share of the steps make the table's score
+LATE = 0.8  # evaluations after this share of the steps make the table's score; of a run that went on for longer, only until then
 
 
 def run(row: str, seed: int, options: argparse.Namespace) -> Path:
@@ -40,7 +40,7 @@ def run(row: str, seed: int, options: argparse.Namespace) -> Path:
 
 
 def late_score(rows: list[dict[str, float]], steps: int) -> float:
-    return float(np.mean([row["mean"] for row in rows if row["step"] >= LATE * steps]))
+    return float(np.mean([row["mean"] for row in rows if LATE * steps <= row["step"] <= 1.02 * steps]))
 
 
 def draw(path: Path, title: str, curves: dict[str, list[list[dict[str, float]]]], steps: int) -> None:
