@@ -1,6 +1,6 @@
 """What every single-process is given: the options, and the shared memory that connects it with the others."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from core.agent import Agent
+from core.averaging import Alone, Meeting
 from core.clock import Clock
 from core.env import Env, EnvSpec
 from core.logs import LogRings
@@ -22,18 +23,20 @@ class Context:
     """Made by main, inherited by each spawned process.
 
     `options` is a utils.options.Options; floors below know it by its fields only. `roles` lists every process of the run in order,
-    so that (role, index) has one number for heartbeats and logs.
+    so that (role, index) has one number for heartbeats and logs. Each learner has a memory of its own: actor i writes to that of learner
+    i modulo their number.
     """
 
     options: Any
     spec: EnvSpec
     roles: tuple[tuple[str, int], ...]
-    memory: Memory | None       # None in mode 2, as the next three
+    memories: tuple[Memory, ...]  # of the learners; none in mode 2
     parameters: ParameterStore
     clock: Clock
     logs: LogRings
     resume_from: Path | None = None   # a verified full checkpoint
     initial_weights: Path | None = None
+    meeting: Meeting = field(default_factory=Alone)  # of several learners: set by the engine
 
     def make_agent(self, device: str = "cpu") -> Agent:
         return self.options.make_agent(self.spec, device)
@@ -42,6 +45,16 @@ class Context:
         options = self.options
         return options.env_class(options.env, options.game, num_envs, training=training, num_threads=num_threads,
                                  render_mode=render_mode)
+
+    def memory_of(self, actor: int) -> tuple[Memory, int]:
+        """The memory that an actor writes to, and its number among those who do."""
+        number, learner = divmod(actor, len(self.memories))
+        return self.memories[learner], number
+
+    def device_of(self, learner: int) -> str:
+        """One GPU each."""
+        device = self.options.device
+        return f"cuda:{learner}" if device == "cuda" and len(self.memories) > 1 else device
 
     def process_ind(self, role: str, index: int) -> int:
         return self.roles.index((role, index))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from core.averaging import add_up, num_learners
 from core.ops.schedules import SCHEDULES
 from core.settings import setting
 
@@ -28,10 +29,14 @@ class OptimizerParams:
 
 
 class Optimizer:
-    """One optimiser step with everything that belongs to it."""
+    """One optimiser step with everything that belongs to it.
 
-    def __init__(self, parameters: Iterable[nn.Parameter], params: OptimizerParams):
-        self._parameters, self._params, self._updates = list(parameters), params, 0
+    Several learners step with the gradient of all their batches together: the mean of theirs, or with `sums` the sum, where losses are
+    sums over the batch. So n batches of B windows are one of n B.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], params: OptimizerParams, sums: bool = False):
+        self._parameters, self._params, self._sums, self._updates = list(parameters), params, sums, 0
         if params.optimizer == "adam":
             self._optimizer: torch.optim.Optimizer = torch.optim.Adam(
                 self._parameters, lr=params.lr, eps=params.eps, weight_decay=params.weight_decay, fused=True)
@@ -48,20 +53,35 @@ class Optimizer:
     def step(self, loss: Tensor) -> tuple[Tensor, bool]:
         """Backpropagate, clip, step. Returns the gradient's norm before clipping and whether the step was taken.
 
-        A loss or gradient that is not finite changes nothing.
+        A loss or gradient that is not finite, of any learner, changes nothing.
         """
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        loss = loss.detach() if num_learners() == 1 else self._together(loss.detach())
         if self._params.clip_value:
             nn.utils.clip_grad_value_(self._parameters, self._params.clip_value)
         norm = nn.utils.clip_grad_norm_(self._parameters, self._params.clip_norm or float("inf"), foreach=True)
-        taken = bool(torch.isfinite(norm + loss.detach()))
+        taken = bool(torch.isfinite(norm + loss))
         if taken:
             for group in self._optimizer.param_groups:
                 group["lr"] = self.lr
             self._optimizer.step()
         self._updates += 1
         return norm, taken
+
+    @torch.no_grad()
+    def _together(self, loss: Tensor) -> Tensor:
+        """The gradients become those of all learners; returns their loss. A parameter without a gradient counts as having a zero one."""
+        gradients = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in self._parameters]
+        flat = torch.cat([tensor.reshape(-1) for tensor in (*gradients, loss)])
+        add_up(flat)
+        if not self._sums:
+            flat /= num_learners()
+        *parts, loss = flat.split([tensor.numel() for tensor in (*gradients, loss)])
+        torch._foreach_copy_(gradients, [part.view(gradient.shape) for part, gradient in zip(parts, gradients)])
+        for parameter, gradient in zip(self._parameters, gradients):
+            parameter.grad = gradient
+        return loss.squeeze(0)
 
     def state_dict(self) -> dict[str, Any]:
         return {"optimizer": self._optimizer.state_dict(), "updates": self._updates}

@@ -45,7 +45,7 @@ def test_v_trace_learns_catch_with_every_rule_of_replay(tmp_path, name):
 
 def test_features_may_be_stored_at_half_precision(tmp_path):
     words = (*CATCH, *mixed(0.5, **RULES["elite strategy3"]))
-    layouts = [prepare(read_options([*words, "--root", str(tmp_path / kind), "--memory.feature_dtype", kind]))[0].memory.layout
+    layouts = [prepare(read_options([*words, "--root", str(tmp_path / kind), "--memory.feature_dtype", kind]))[0].memories[0].layout
                for kind in ("float32", "float16")]
     assert [layout.fields["features"].dtype for layout in layouts] == ["float32", "float16"]
     assert layouts[0].nbytes - layouts[1].nbytes >= 2 * 128 * layouts[0].num_slots

@@ -14,7 +14,7 @@ import shutil
 import sys
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 STEP_FOLDER = re.compile(r"step_(\d{12})(?:\.(\d+))?")
 TEMPORARY = ".temporary_"  # folders not, or no longer, part of the record
+PART = ".part_"            # files of the checkpoint that is written next, and beside each what the manifest will say of it
 PLAIN = (bool, int, float, str, type(None))
 MAPPED_BYTES = 1 << 28     # files from this size on are mapped instead of read: a replay is copied once, not held twice
 BLOCK = 1 << 24            # bytes
@@ -36,13 +37,25 @@ class CheckpointError(Exception):
 
 
 # full checkpoints -----------------------------------------------------------------------------------------------------
-def save(folder: Path, state: dict[str, Any], step: int, keep: int) -> Path:
+def save_parts(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write what the next `save` takes as the files of these top-level keys: another process's share. Raises as `save` does."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, value in state.items():
+            path = folder / f"{PART}{name}"
+            entry = _write_torch(path.with_suffix(".pt"), _storable(value, name))
+            _write(path.with_suffix(".json"), json.dumps(entry).encode())
+    except OSError as error:
+        raise CheckpointError(f"cannot write {', '.join(state)} of a checkpoint in {folder}: {error}") from error
+
+
+def save(folder: Path, state: dict[str, Any], step: int, keep: int, parts: Sequence[str] = ()) -> Path:
     """Write `state` as folder/step_<12 digits>, one file a top-level key, and keep the newest `keep` checkpoints.
 
     state: nested dicts, lists and tuples of tensors and plain values. A top-level value may be a function without arguments: it is
-    called when its file's turn comes, after those before it have been written. A second checkpoint of one step gets a suffix; those of
-    later steps belong to a future that was given up, and go. One writer a folder. Raises CheckpointError (a full disk) with the old ones
-    intact, TypeError for a value that could not be loaded again.
+    called when its file's turn comes, after those before it have been written. `parts` names what others have written by `save_parts`. A
+    second checkpoint of one step gets a suffix; those of later steps belong to a future that was given up, and go. One writer a folder.
+    Raises CheckpointError (a full disk) with the old ones intact, TypeError for a value that could not be loaded again.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +63,7 @@ def save(folder: Path, state: dict[str, Any], step: int, keep: int) -> Path:
         temporary = folder / f"{TEMPORARY}{os.getpid()}"
         try:
             temporary.mkdir()
-            _write_all(temporary, state, step)
+            _write_all(temporary, state, step, _taken(folder, temporary, parts))
             final = _free_name(folder, step)
             os.replace(temporary, final)
         except BaseException:
@@ -64,8 +77,8 @@ def save(folder: Path, state: dict[str, Any], step: int, keep: int) -> Path:
     return final
 
 
-def load(folder: Path) -> tuple[dict[str, Any], Path]:
-    """The newest checkpoint whose files are all intact, tensors on the CPU, and its folder.
+def load(folder: Path, names: Collection[str] | None = None) -> tuple[dict[str, Any], Path]:
+    """The newest checkpoint whose files are all intact, tensors on the CPU, and its folder. Of its files those of these names, or all.
 
     A damaged one is named on stderr and the one before it is taken. Raises CheckpointError when none is left.
     """
@@ -75,7 +88,7 @@ def load(folder: Path) -> tuple[dict[str, Any], Path]:
     damages: list[str] = []
     for candidate in candidates:
         try:
-            state = _read_all(candidate)
+            state = _read_all(candidate, names)
         except (OSError, CheckpointError) as error:
             damages.append(f"{candidate.name}: {error}")
             print(f"warning: damaged checkpoint {candidate.name}: {error}", file=sys.stderr)
@@ -86,8 +99,20 @@ def load(folder: Path) -> tuple[dict[str, Any], Path]:
     raise CheckpointError(f"every checkpoint in {folder} is damaged ({'; '.join(damages)})")
 
 
-def _write_all(folder: Path, state: Mapping[str, Any], step: int) -> None:
-    files = {}
+def _taken(folder: Path, temporary: Path, parts: Sequence[str]) -> dict[str, Any]:
+    """Moves the parts into the checkpoint in the making; returns what its manifest says of them."""
+    entries = {}
+    for name in parts:
+        path = folder / f"{PART}{name}"
+        entries[f"{name}.pt"] = json.loads(path.with_suffix(".json").read_text())
+        os.replace(path.with_suffix(".pt"), temporary / f"{name}.pt")
+    for path in folder.glob(f"{PART}*"):
+        path.unlink()
+    return entries
+
+
+def _write_all(folder: Path, state: Mapping[str, Any], step: int, files: dict[str, Any]) -> None:
+    """Beside `files`, which are there already."""
     for name, value in state.items():
         value = value() if callable(value) else value
         files[f"{name}.pt"] = _write_torch(folder / f"{name}.pt", _storable(value, name))
@@ -96,7 +121,7 @@ def _write_all(folder: Path, state: Mapping[str, Any], step: int) -> None:
     _sync_folder(folder)
 
 
-def _read_all(folder: Path) -> dict[str, Any]:
+def _read_all(folder: Path, names: Collection[str] | None) -> dict[str, Any]:
     """Every file is checked before the first is opened."""
     files = _manifest_files(folder)
     for name, (expected, digest) in files.items():
@@ -104,7 +129,8 @@ def _read_all(folder: Path) -> dict[str, Any]:
             raise CheckpointError(f"{name} has {size} bytes instead of {expected}")
         if _file_digest(folder / name) != digest:
             raise CheckpointError(f"{name} does not have the SHA-256 that was written")
-    return {name.removesuffix(".pt"): _read_torch(folder / name) for name in files}
+    found = [name.removesuffix(".pt") for name in files]
+    return {name: _read_torch(folder / f"{name}.pt") for name in found if names is None or name in names}
 
 
 def _manifest_files(folder: Path) -> dict[str, tuple[int, str]]:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from core.agent import Agent
 from core.clock import Clock
 from core.context import Context
@@ -23,7 +25,7 @@ def prepare(options: Options) -> tuple[Context, Agent]:
     agent = options.make_agent(spec)
     roles = _roles(agent, options)
     try:
-        memory = _memory(options, spec, agent)
+        memories = _memories(options, spec, agent)
         clock = Clock(options.num_actors, options.num_learners, len(roles), options.clock)
         parameters, logs = ParameterStore(ParameterStore.size_of(agent.model)), LogRings(len(roles))
         initial_weights, resume_from = _initial_weights(options, agent.model), None
@@ -35,7 +37,7 @@ def prepare(options: Options) -> tuple[Context, Agent]:
         raise Refused([str(error)]) from None
     except checkpoint.CheckpointError as error:
         raise Refused([str(error)], BAD_CHECKPOINT) from None
-    return Context(options, spec, roles, memory, parameters, clock, logs, resume_from, initial_weights), agent
+    return Context(options, spec, roles, memories, parameters, clock, logs, resume_from, initial_weights), agent
 
 
 def _roles(agent: Agent, options: Options) -> tuple[tuple[str, int], ...]:
@@ -55,10 +57,13 @@ class RoleTable:
         return 0
 
 
-def _memory(options: Options, spec: EnvSpec, agent: Agent) -> Memory | None:
+def _memories(options: Options, spec: EnvSpec, agent: Agent) -> tuple[Memory, ...]:
+    """One for each learner, with randomness of its own."""
     if options.mode == 2:
-        return None
-    return options.memory_class(options.memory, validation.layout(options, spec, agent), agent.window, options.seed)
+        return ()
+    seeds = [options.seed, *np.random.SeedSequence(options.seed).generate_state(options.num_learners - 1).tolist()]
+    return tuple(options.memory_class(options.memory, validation.layout(options, spec, agent, learner), agent.window, seed)
+                 for learner, seed in enumerate(seeds))
 
 
 def _continue(options: Options, clock: Clock) -> Path:

@@ -18,7 +18,7 @@ from utils.factory import AgentsDict, EnginesDict, Factory, MemoriesDict, Models
 from utils.options import Options
 
 FILE_NAME = re.compile(r"[\w.+-]+")
-SIZED = {"agent", "memory", "model", "actor", "clock", "storage", "num_actors", "num_envs_per_actor"}  # what sizes are computed from
+SIZED = {"agent", "memory", "model", "actor", "clock", "storage", "num_actors", "num_envs_per_actor", "num_learners"}  # sizes follow from
 PROCESS_BYTES = 150 << 20  # memory of its own that a process needs beside the shared rows, roughly
 
 
@@ -26,7 +26,7 @@ def problems(options: Options) -> list[str]:
     """Every problem, one sentence each. Classes that could not be had (Params None) were reported before and are passed over."""
     found = settings.problems(options)
     out_of_bounds = {re.split("[.=]", sentence)[0] for sentence in found}  # "agent.lr=-1 must be ...": agent
-    found += _names(options) + _mode(options) + _device(options)
+    found += _names(options) + _mode(options) + _device(options) + _learners(options)
     if None in (options.agent, options.env, options.memory, options.model):
         return found
     found += _memory_type(options) + options.agent_class.problems(options.agent)
@@ -38,7 +38,7 @@ def problems(options: Options) -> list[str]:
         return [*found, f"game={options.game} (env_type={options.env_type}): {error}", *_head(options)]
     mismatches = _actions(options, spec) + _head(options) + _observations(options, spec)
     found += mismatches
-    if not mismatches and not out_of_bounds & SIZED:
+    if not mismatches and not out_of_bounds & SIZED and options.num_actors >= options.num_learners:
         found += _sizes(options, spec)
     return found
 
@@ -52,19 +52,24 @@ def environment_spec(options: Options) -> EnvSpec:
         env.close()
 
 
-def layout(options: Options, spec: EnvSpec, agent: Agent) -> Layout:
-    """The rows that all actors share."""
-    memory = options.memory_class
+def layout(options: Options, spec: EnvSpec, agent: Agent, learner: int = 0) -> Layout:
+    """The rows that all actors of a learner share; learner 0 has the most."""
+    memory, num_actors = options.memory_class, actors_of(options, learner)
     extras, feature_dtype = dict(agent.extras), memory.feature_dtype(options.memory)
     if feature_dtype:
         extras["features"] = ArraySpec(agent.feature_field.shape, feature_dtype)
-    sizes = options.agent.batch_size, agent.window.length, options.num_actors
+    sizes = options.agent.batch_size, agent.window.length, num_actors
     capacity = memory.ring_steps(options.memory, *sizes)
-    kept = -(-memory.kept_steps(options.memory, *sizes) // (options.num_actors * options.num_envs_per_actor))
+    kept = -(-memory.kept_steps(options.memory, *sizes) // (num_actors * options.num_envs_per_actor))
     states = tuple(ArraySpec(tuple(tensor.shape[1:]), "float32") for tensor in agent.initial_state(1))
-    return Layout.of(spec, extras, capacity=capacity, num_actors=options.num_actors, num_envs=options.num_envs_per_actor,
+    return Layout.of(spec, extras, capacity=capacity, num_actors=num_actors, num_envs=options.num_envs_per_actor,
                      chunk_length=agent.window.stride or options.actor.chunk_length, with_priority=memory.with_priority, states=states,
                      storage=options.storage, kept_rows=agent.window.length + kept)
+
+
+def actors_of(options: Options, learner: int) -> int:
+    """How many actors i there are with i modulo num_learners = learner."""
+    return len(range(learner, options.num_actors, options.num_learners))
 
 
 def resolved_device(device: str) -> str:
@@ -78,8 +83,6 @@ def _names(options: Options) -> list[str]:
              if value is None or not FILE_NAME.fullmatch(value)]
     if options.engine not in EnginesDict and ":" not in options.engine:
         found.append(f"engine={options.engine!r} is unknown{suggestion(options.engine, EnginesDict)}; there are {', '.join(EnginesDict)}")
-    if options.num_learners > 1:
-        found.append(f"num_learners={options.num_learners}: there is one learner so far, num_learners must be 1")
     return found
 
 
@@ -108,6 +111,24 @@ def _device(options: Options) -> list[str]:
     if wanted in available:
         return []
     return [f"device={options.device!r} is not on this machine, which has {', '.join(available)}"]
+
+
+def _learners(options: Options) -> list[str]:
+    """Several learners need actors, and GPUs, of their own."""
+    count, found = options.num_learners, []
+    if options.mode != 1 or count == 1:
+        return []
+    if options.num_actors < count:
+        found.append(f"num_learners={count} need an actor each: num_actors={options.num_actors} must be at least {count}")
+    device = resolved_device(options.device)
+    if device.startswith("cuda:"):
+        found.append(f"num_learners={count} need a GPU each and device={device!r} is one: device must be cuda or cpu")
+    elif device == "cuda" and 0 < torch.cuda.device_count() < count:
+        found.append(f"num_learners={count} need a GPU each and this machine has {torch.cuda.device_count()}: take fewer or device=cpu")
+    if options.learner.shrink_batch:
+        found.append(f"learner.shrink_batch=True is for one learner, and num_learners={count}: several make the same updates; a smaller "
+                     "agent.batch_size needs less memory")
+    return found
 
 
 # combinations ---------------------------------------------------------------------------------------------------------
@@ -175,25 +196,29 @@ def _sizes(options: Options, spec: EnvSpec) -> list[str]:
 
 def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     """The rows must hold a window of every stream, fit into what is free, and one must be whole before actors have to wait."""
-    streams, length = options.num_actors * options.num_envs_per_actor, agent.window.length
+    streams, length = actors_of(options, 0) * options.num_envs_per_actor, agent.window.length  # of a learner
     capacity, clock = getattr(options.memory, "capacity", None), options.clock
     in_steps = not issubclass(options.memory_class, UnrollMemory)  # theirs count unrolls
     if in_steps and capacity is not None and capacity < streams * (length + 1):
         return [f"memory.capacity={capacity} is too small for windows of {length + 1} rows in each of "
                 f"{streams} environments: at least {streams * (length + 1)}"]
-    rows = layout(options, spec, agent)
+    learners = range(options.num_learners)
+    rows, *others = (layout(options, spec, agent, learner) for learner in learners)
+    streams = options.num_actors * options.num_envs_per_actor
     first = streams * -(-(length + in_steps) // rows.chunk_length) * rows.chunk_length
     if clock.samples_per_insert is not None and clock.learn_start + clock.tolerance < first:
         return [f"clock.learn_start={clock.learn_start} plus clock.tolerance={clock.tolerance} must be at least {first} agent steps, which "
                 f"{streams} environments take to store a window of {length + 1} rows"]
-    stored = rows.nbytes + options.memory_class.own_bytes(options.memory, rows, length)
-    needed, free = stored + PROCESS_BYTES * (options.num_actors + 4), available_bytes()
+    stored = sum(each.nbytes + options.memory_class.own_bytes(options.memory, each, length) for each in (rows, *others))
+    needed, free = stored + PROCESS_BYTES * (options.num_actors + options.num_learners + 3), available_bytes()
     if needed <= free:
         return []
+    each = f" for each of {options.num_learners} learners" if others else ""
     if capacity is None:
-        return [f"the replay rows of memory_type={options.memory_type} need {needed:,} bytes and {free:,} are free; lower its capacities"]
+        return [f"the replay rows of memory_type={options.memory_type}{each} need {needed:,} bytes and {free:,} are free; lower its "
+                "capacities"]
     fitting = max(int((free - (needed - stored)) / (stored / capacity)), 0)
-    return [f"memory.capacity={capacity} needs {needed:,} bytes and {free:,} are free; about {fitting:,} would fit"]
+    return [f"memory.capacity={capacity}{each} needs {needed:,} bytes and {free:,} are free; about {fitting:,} would fit"]
 
 
 def _storage(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
@@ -203,20 +228,22 @@ def _storage(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
         return []
     if not spec.is_image:
         return [f"storage.codec={storage.codec} packs pictures and game={options.game} (env_type={options.env_type}) gives vectors"]
-    least = layout(options, spec, agent).arena_bytes * options.num_actors
+    num_actors = actors_of(options, 0)
+    least = layout(options, spec, agent).arena_bytes * num_actors
     if storage.bytes is None or storage.bytes >= least:
         return []
     return [f"storage.bytes={storage.bytes} is too small for windows of {agent.window.length + 1} rows in each of "
-            f"{options.num_actors * options.num_envs_per_actor} environments: at least {least}"]
+            f"{num_actors * options.num_envs_per_actor} environments: at least {least}"]
 
 
 def _limiter(options: Options, samples_per_window: int) -> list[str]:
-    """Actors must be allowed far enough ahead to owe the learner one batch, or both wait for ever."""
+    """Actors must be allowed far enough ahead to owe each learner one batch, or both wait for ever."""
     ratio, tolerance = options.clock.samples_per_insert, options.clock.tolerance
-    batch_size = options.agent.batch_size * samples_per_window
+    batch_size = options.agent.batch_size * samples_per_window * options.num_learners
     if ratio is not None and options.memory_class.paces(options.memory):
         return [f"clock.samples_per_insert={ratio} must be None with memory_type={options.memory_type}: a queue is learnt from once "
                 "and sets the pace itself"]
     if ratio is None or tolerance * ratio >= batch_size:
         return []
-    return [f"clock.tolerance={tolerance} times clock.samples_per_insert={ratio} must be at least the {batch_size} samples of a batch"]
+    return [f"clock.tolerance={tolerance} times clock.samples_per_insert={ratio} must be at least the {batch_size} samples of "
+            + ("a batch" if options.num_learners == 1 else f"{options.num_learners} learners' batches")]

@@ -110,7 +110,7 @@ class ActorCriticAgent(Agent):
     def _prepare(self) -> None:
         """What only the learner has is made when it first learns."""
         if not hasattr(self, "_optimizer"):
-            self._optimizer = Optimizer(self.model.parameters(), self.params)
+            self._optimizer = Optimizer(self.model.parameters(), self.params, sums=True)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

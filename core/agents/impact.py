@@ -13,6 +13,7 @@ from torch import Tensor
 
 from core.agent import LearnerOutput
 from core.agents.actor_critic import ActorCriticAgent, ActorCriticParams
+from core.averaging import averaged
 from core.memory import Batch
 from core.model import Model
 from core.ops.policy_losses import adapted_kl_coefficient, baseline_loss, clipped_surrogate, entropy_loss, kl, log_probs_of
@@ -69,7 +70,8 @@ class Impact(ActorCriticAgent):
                       "lr": torch.tensor(self._optimizer.lr)}
         self._updates += 1
         if self._updates % params.target_update == 0:
-            self._follow(divergence.detach() / rows, stepped)
+            divergence, rows = averaged(torch.stack([divergence.detach(), rows]))  # of all learners
+            self._follow(divergence / rows, stepped)
         return LearnerOutput({name: value.detach() for name, value in statistics.items()}, None, skipped=not stepped)
 
     def _follow(self, divergence: Tensor, stepped: bool) -> None:

@@ -1,6 +1,6 @@
 """Inline engine: every single-process in this process, in a fixed order; bit-for-bit reproducible on a CPU.
 
-A round is one step of each actor, then the learner until it has caught up, then one slice of evaluator and logger. Each
+A round is one step of each actor, then the learners until they have caught up, then one slice of evaluator and logger. Each
 single-process keeps a torch random state of its own. A checkpoint is an episode boundary: actors begin afresh after it, so that a
 run resumed from it and the run that went on are the same run.
 """
@@ -14,6 +14,7 @@ import torch
 from core.context import Context
 from core.engines import exit_codes
 from core.engines.conditions import Conditions
+from core.turns import Turns
 
 Process = Callable[[Context, int], Iterator[bool]]
 
@@ -24,6 +25,8 @@ class InlineEngine:
         self._generators: dict[tuple[str, int], Iterator[bool]] = {}
         self._random: dict[tuple[str, int], torch.Tensor] = {}
         self._signal = 0
+        if len(context.memories) > 1:
+            context.meeting = Turns(len(context.memories))
 
     def run(self, roles: list[tuple[str, int]]) -> int:
         """Run to the end. Returns the exit code; an error is printed, and the learner saves if it is not the learner's own."""
@@ -36,7 +39,7 @@ class InlineEngine:
         except Exception as error:
             traceback.print_exc()
             self._context.clock.stop(interrupt=True)
-            self._finish("learner")
+            self._save()
             return exit_codes.of(error)
         finally:
             for number, handler in handlers.items():
@@ -92,14 +95,22 @@ class InlineEngine:
             self._random[key] = torch.get_rng_state()
 
     def _exhaust(self, role: str) -> None:
-        for key in self._of(role):
-            while self._advance(key):
-                pass
+        """All in turn until all are idle: learners wait for each other."""
+        while sum(map(self._advance, self._of(role))):
+            pass
 
     def _finish(self, role: str) -> None:
-        for key in self._of(role):
-            while key in self._generators:
+        while keys := self._of(role):
+            for key in keys:
                 self._advance(key)
+
+    def _save(self) -> None:
+        """After an error, which may have been a learner's: the others cannot go on without it, but may save."""
+        while self._of("learner"):
+            try:
+                self._finish("learner")
+            except Exception:
+                traceback.print_exc()
 
     def _interrupt(self, number: int, frame: object) -> None:
         self._signal = number

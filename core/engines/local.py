@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing import connection, get_context
 from typing import Any
@@ -13,6 +14,7 @@ from core.context import Context
 from core.engines import child, exit_codes
 from core.engines.conditions import Conditions
 from core.engines.inline import Process
+from core.process_group import on_this_machine
 from core.settings import setting
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "268435456", "MALLOC_TRIM_THRESHOLD_": "268435456"}  # bytes: fewer page faults on large activations
@@ -56,26 +58,31 @@ class LocalEngine:
         os.environ.update({name: os.environ.get(name, value) for name, value in ALLOCATOR.items()})
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
-        try:
-            for place in self._places:
-                self._start(place)
-            conditions = Conditions(self._context)
-            while not self._clock.stopped and self._alive():
-                connection.wait([place.process.sentinel for place in self._alive()], timeout=0.1)
-                self._supervise()
-                conditions.check()
-            self._end()
-        finally:
-            self._kill(self._alive())
+        with ExitStack() as stack:
+            if self._options.num_learners > 1:
+                self._context.meeting = stack.enter_context(on_this_machine(self._options.num_learners))
+            stack.callback(lambda: self._kill(self._alive()))
+            self._run()
         return self._exit_code or (exit_codes.INTERRUPTED + self._signals[0] if self._signals else exit_codes.DONE)
+
+    def _run(self) -> None:
+        for place in self._places:
+            self._start(place)
+        conditions = Conditions(self._context)
+        while not self._clock.stopped and self._alive():
+            connection.wait([place.process.sentinel for place in self._alive()], timeout=0.1)
+            self._supervise()
+            conditions.check()
+        self._end()
 
     # start ------------------------------------------------------------------------------------------------------------
     def _threads(self, role: str) -> int:
-        """Intra-op threads: one each, and for the learner what is left of the cores (all of up to four)."""
-        cores = len(os.sched_getaffinity(0))
+        """Intra-op threads: one each, and for the learners their share of what is left of the cores (of all, up to four)."""
+        cores, options = len(os.sched_getaffinity(0)), self._options
         if role != "learner":
             return 1
-        return self._options.learner.threads or (cores if cores <= 4 else max(cores - self._options.num_actors - 1, cores // 2))
+        left = cores if cores <= 4 else max(cores - options.num_actors - 1, cores // 2)
+        return options.learner.threads or max(left // options.num_learners, 1)
 
     def _start(self, place: Place) -> None:
         receiver, sender = self._spawn.Pipe(duplex=False)

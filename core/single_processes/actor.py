@@ -33,14 +33,14 @@ def actor(context: Context, index: int) -> Iterator[bool]:
     agent = context.make_agent()
     env = context.make_env(num_envs, training=True, num_threads=options.actor.env_threads)
     exploration = agent.exploration(index, options.num_actors, num_envs, generator)
-    assert context.memory is not None
+    memory, number = context.memory_of(index)
     tally = Tally(num_envs)
     try:
         timestep, version, until_refresh = env.reset(context.seed("actor", index, salt)), 0, 0
         initial = state = agent.initial_state(num_envs)
         while not context.parameters.version and not clock.stopped:
             yield False  # the learner is still restoring rows and weights
-        writer = context.memory.writer(index, agent.initial_priorities)
+        writer = memory.writer(number, agent.initial_priorities)
         reported, steps, published_before = time.monotonic(), 0, 0
         while not clock.stopped:
             if not (clock.may_act() and (writer.has_room() or clock.filling)):

@@ -4,18 +4,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from core.agent import Agent, LearnerOutput, joined
+from core.averaging import Group, LearnersParted
 from core.context import Context
 from core.memory import Batch, batch_size, piece
 from core.prefetch import Prefetcher
 from core.settings import setting
+from core.single_processes.learner_state import fingerprint, restore, save, save_alone
 from core.trajectory import Window
-from utils import checkpoint
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class LearnerParams:
     publish_period: int = setting(10, low=1)             # updates between publications of the parameters
     log_period: float = setting(2.0, above=0)            # seconds between reports
     max_bad_updates: int = setting(10, low=1)            # updates in a row with a non-finite loss before the run is given up
+    compare_period: int = setting(1_000, low=0)          # of several learners: updates between checks that all are alike; 0: never
     checkpoint_period: float = setting(600.0, above=0)   # seconds between full checkpoints; one more is written at the end
     checkpoint_steps: int = setting(0, low=0)            # agent steps between full checkpoints; 0: by seconds only
     checkpoint_keep: int = setting(2, low=1)             # newest full checkpoints kept
@@ -36,48 +39,118 @@ class TrainingDiverged(RuntimeError):
     """Too many updates in a row were not finite."""
 
 
+class LearnersDiffer(RuntimeError):
+    """Learners that should be alike are not."""
+
+
+class News(NamedTuple):
+    """What learners tell each other before an update."""
+
+    stopped: int      # the run ends
+    due: int          # a checkpoint is
+    ready: int        # a batch is there
+    updates: int      # done
+    fingerprint: int  # of all that the agent has learnt, now and then; else 0
+
+
 def learner(context: Context, index: int) -> Iterator[bool]:
-    """Yields True after an update, False while it waits for the actors. Its last act is a full checkpoint."""
-    options, clock = context.options, context.clock
-    context.seed_everything("learner", index)
-    agent = context.make_agent(options.device)
-    assert context.memory is not None
-    if context.memory.feature_dtype(options.memory):
-        context.memory.features_of = _feature_source(context)
-    _restore(context, agent)
+    """Yields True after an update, False while it waits for the actors. Its last act is a full checkpoint.
+
+    Several learners update together, or save together, or end together: whoever is ready waits for the others' news. What they all do alike
+    (publish, report, write the agent) learner 0 does.
+    """
+    options, clock, memory = context.options, context.clock, context.memories[index]
+    group = context.meeting.join(index, context.device_of(index))
+    agent = _make_agent(context, index, group)
+    version = restore(context, agent, index)
     depth = 0 if options.engine == "inline" else options.learner.prefetch
-    prefetcher = Prefetcher(context.memory, options.agent.batch_size, depth)
+    prefetcher = Prefetcher(memory, options.agent.batch_size, depth)
     learn, statistics = Pieces(agent, options.learner.shrink_batch), Statistics()
     samples = options.agent.batch_size * agent.samples_per_window
-    bad_updates, reported = 0, time.monotonic()
+    watch = Watch(agent, clock.updates, options.learner.compare_period if group.size > 1 else 0)
+    bad_updates, reported, batch = 0, time.monotonic(), None
     try:
-        while not clock.stopped:
-            if clock.checkpoint_due:
-                _save(context, agent, prefetcher)
-            batch = prefetcher.get(timeout=0.1) if clock.may_learn(samples) else None
-            if batch is None:
-                yield False
+        yield from group.gather([])  # all have their rows: actors may begin
+        if index == 0:
+            context.parameters.publish(agent.model, version)
+        while True:
+            stopped, due = clock.stopped, clock.checkpoint_due
+            if batch is None and not (stopped or due):
+                batch = prefetcher.get(timeout=0.1) if clock.may_learn(group.size * samples) else None
+                if batch is None:
+                    yield False
+                    continue
+            news = yield from group.gather(News(stopped, due, batch is not None, *watch.look()))
+            together = watch.check([News(*each) for each in news])
+            if together.stopped:
+                break
+            if together.due:
+                yield from save(context, agent, prefetcher, group)
+            if batch is None or not together.ready:
                 continue
-            output = learn(batch)
+            output = yield from group.run(partial(learn, batch))
             if output.priorities is not None:
                 prefetcher.update_priorities(batch.keys, output.priorities.cpu().numpy())
+            batch = None
             clock.learnt(index, samples)
-            if clock.updates % options.learner.publish_period == 0:
-                context.parameters.publish(agent.model)
+            watch.updates += 1
             bad_updates = bad_updates + 1 if output.skipped else 0
             if bad_updates >= options.learner.max_bad_updates:
                 raise TrainingDiverged(f"the loss was not finite in {bad_updates} updates in a row; the last checkpoint is sound. "
                                        "A smaller agent.lr or agent.clip_norm may help")
+            if index == 0 and watch.updates % options.learner.publish_period == 0:
+                context.parameters.publish(agent.model)
             statistics.add(output.statistics, output.skipped)
-            if time.monotonic() - reported >= options.learner.log_period:
+            if index == 0 and time.monotonic() - reported >= options.learner.log_period:
                 reported = time.monotonic()
                 context.report("learner", index, {**statistics.take(), **learn.statistics(), **prefetcher.statistics(),
-                                                  **prefetcher.call(context.memory.statistics)})
+                                                  **prefetcher.call(memory.statistics)})
             yield True
-        context.parameters.publish(agent.model)
-        _save(context, agent, prefetcher)
+        yield from save(context, agent, prefetcher, group)
+    except LearnersParted:
+        save_alone(context, agent, prefetcher, index)
+        raise
     finally:
         prefetcher.close()
+        group.close()
+
+
+def _make_agent(context: Context, index: int, group: Group) -> Agent:
+    """Of several learners all draw the same first weights; then each goes on with a random state of its own."""
+    context.seed_everything("learner", 0)
+    device = context.device_of(index)
+    agent = context.make_agent(device)
+    memory = context.memories[index]
+    if memory.feature_dtype(context.options.memory):
+        memory.features_of = _feature_source(context, device)
+    if group.size > 1:
+        agent.state_dict()  # everything that is made on first use
+        context.seed_everything("learner", index)
+    return agent
+
+
+class Watch:
+    """Whether all learners are at the same update and, every `period` updates and before the first, have learnt the same. 0: the former."""
+
+    def __init__(self, agent: Agent, updates: int, period: int):
+        self._agent, self._period, self.updates = agent, period, updates
+        self._next, self._fingerprint = updates, 0
+
+    def look(self) -> tuple[int, int]:
+        """Updates and fingerprint of this learner."""
+        due = self._period and self.updates >= self._next
+        return self.updates, fingerprint(self._agent.state_dict()) if due else 0
+
+    def check(self, news: list[News]) -> News:
+        """What all do now. A checkpoint is due when learner 0, who writes it, knows of none. Raises LearnersDiffer."""
+        for name in ("updates", "fingerprint"):
+            found = [getattr(each, name) for each in news]
+            if len(set(found)) > 1:
+                raise LearnersDiffer(f"after {self.updates} updates the learners are not alike any more: {name} of learners 0 to "
+                                     f"{len(news) - 1} are {', '.join(map(str, found))}. The last checkpoint may be sound")
+        if self._period and self.updates >= self._next:
+            self._next = (self.updates // self._period + 1) * self._period
+        return News(any(each.stopped for each in news), news[0].due, all(each.ready for each in news), *news[0][3:])
 
 
 class Pieces:
@@ -131,12 +204,12 @@ class Statistics:
         return {**means, "skipped_updates": float(self._skipped)}
 
 
-def _feature_source(context: Context) -> Callable[[Window], Tensor]:
+def _feature_source(context: Context, device: str) -> Callable[[Window], Tensor]:
     """A second network for the thread that samples: it follows the published parameters, so that nobody reads weights in the making.
 
     It is made at once: that draws from torch's random state, which is the learner's.
     """
-    scout, version = context.make_agent(context.options.device), 0
+    scout, version = context.make_agent(device), 0
     model = scout.model
 
     def features_of(window: Window) -> Tensor:
@@ -145,43 +218,3 @@ def _feature_source(context: Context) -> Callable[[Window], Tensor]:
         return scout.features(window)
 
     return features_of
-
-
-def _restore(context: Context, agent: Agent) -> None:
-    """Weights, optimiser, memory and random state of the run to continue; or weights only; then the first publication."""
-    version = 1
-    if context.resume_from is not None:
-        state = checkpoint.load(context.resume_from)[0]
-        agent.load_state_dict(state["agent"])
-        if "memory" in state:
-            assert context.memory is not None
-            context.memory.load_state_dict(state["memory"])
-        torch.set_rng_state(state["learner"]["torch_rng"])
-        version = state["learner"]["version"]
-    elif context.initial_weights is not None:
-        weights, _ = checkpoint.load_weights(context.initial_weights)
-        checkpoint.load_into(agent.model, weights, context.initial_weights)
-    context.parameters.publish(agent.model, version)
-
-
-def _save(context: Context, agent: Agent, prefetcher: Prefetcher) -> None:
-    """Publish, then write a full checkpoint. A full disk is reported and counted; training goes on."""
-    options = context.options
-    version = context.parameters.publish(agent.model)
-    try:
-        checkpoint.save(options.checkpoint_folder, _state(context, agent, prefetcher, version), context.clock.agent_steps,
-                        options.learner.checkpoint_keep)
-    except checkpoint.CheckpointError as error:
-        print(f"checkpoint not written, training goes on: {error}", file=sys.stderr, flush=True)
-        context.report("learner", 0, {"checkpoint_errors": 1.0})
-    context.clock.checkpoint_written()
-
-
-def _state(context: Context, agent: Agent, prefetcher: Prefetcher, version: int) -> dict[str, Any]:
-    memory, with_replay = context.memory, context.options.learner.checkpoint_replay
-    assert memory is not None
-    state: dict[str, Any] = {"agent": agent.state_dict(), "clock": context.clock.state_dict(),
-                             "learner": {"torch_rng": torch.get_rng_state(), "version": version}}
-    if with_replay:
-        state["memory"] = prefetcher.call(lambda: memory.state_dict(with_rows=True))
-    return state

@@ -65,12 +65,12 @@ class _Book:
         self._progress.close()
 
     def _global_values(self) -> dict[str, float]:
-        clock, memory = self._context.clock, self._context.memory
+        clock, memories = self._context.clock, self._context.memories
         values = {**self._rates.update(), "samples_per_insert": clock.ratio(), "resident_memory_mb": resident_memory_mb(),
                   "restarts": clock.restarts, "lost_records": self._lost, "write_errors": self._files.errors,
                   "wall_seconds": self._files.seconds}
-        if memory is not None:
-            values["memory_size"] = memory.size()
+        if memories:
+            values["memory_size"] = sum(memory.size() for memory in memories)
         return {f"global/{name}": float(value) for name, value in values.items()}
 
 
@@ -88,10 +88,10 @@ class _Rates:
             self._rates = {name: (count - self._before[name]) / max(elapsed, 1e-6) for name, count in counts.items()}
             self._before, self._time = counts, time.monotonic()
         return {**counts, "fps": self._rates["frames"], "agent_steps_per_second": self._rates["agent_steps"],
-                "updates_per_second": self._rates["updates"]}
+                "updates_per_second": self._rates["updates"], "samples_per_second": self._rates["samples"]}
 
     def _read(self) -> dict[str, float]:
         clock = self._context.clock
         steps = clock.agent_steps
         return {"agent_steps": steps, "frames": steps * self._context.spec.frames_per_step, "episodes": clock.episodes,
-                "updates": clock.updates}
+                "updates": clock.updates, "samples": clock.sampled}

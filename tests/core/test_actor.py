@@ -44,7 +44,7 @@ def context(monkeypatch):
         spec, make_agent(spec).extras, capacity=20 * LENGTH * ENVS, num_actors=1, num_envs=ENVS, chunk_length=LENGTH, with_priority=False,
         states=(ArraySpec((UNITS,), "float32"),) * 2), make_agent(spec).window, 0)
     clock = Clock(1, 1, 1, ClockParams(samples_per_insert=None, learn_start=30))
-    context = Context(options, spec, (("actor", 0),), memory, ParameterStore(ParameterStore.size_of(make_agent(spec).model)), clock,
+    context = Context(options, spec, (("actor", 0),), (memory,), ParameterStore(ParameterStore.size_of(make_agent(spec).model)), clock,
                       LogRings(1))
     context.parameters.publish(make_agent(spec).model)
     return context
@@ -82,13 +82,13 @@ def test_the_state_stored_with_a_chunk_is_the_one_its_first_action_was_chosen_wi
     assert all(next(running) for _ in range(3 * LENGTH))
     for chunk in range(3):
         given = context.make_agent().steps[chunk * LENGTH][1]
-        stored = [context.memory.trajectories.arrays[f"state {number}"][0, chunk] for number in range(2)]
+        stored = [context.memories[0].trajectories.arrays[f"state {number}"][0, chunk] for number in range(2)]
         assert all((part.numpy() == array).all() for part, array in zip(given, stored))
     running.close()
 
 
 def test_the_actor_waits_while_the_memory_has_no_room_except_while_it_fills(context):
-    running, clock, memory = actor(context, 0), context.clock, context.memory
+    running, clock, memory = actor(context, 0), context.clock, context.memories[0]
     steps = 0
     while next(running):
         steps += 1

@@ -183,9 +183,8 @@ def source():
     logits, values = logits.astype(np.float32), values.astype(np.float32)
     agent = table_agent(Impala, logits, values)
     store = ParameterStore(ParameterStore.size_of(agent.model))
-    context = SimpleNamespace(parameters=store, options=SimpleNamespace(device="cpu"),
-                              make_agent=lambda device: table_agent(Impala, 0 * logits, 0 * values))
-    features_of = _feature_source(context)
+    context = SimpleNamespace(parameters=store, make_agent=lambda device: table_agent(Impala, 0 * logits, 0 * values))
+    features_of = _feature_source(context, "cpu")
     store.publish(agent.model)
     return agent.model, store, features_of, batch.window
 
@@ -215,5 +214,5 @@ def test_the_network_of_the_features_is_made_before_the_learners_random_state_is
     def make_agent(device):
         return Impala(Impala.Params(), None, lambda: made.append(device) or Table(np.zeros((1, 4)), np.zeros(1)))
 
-    _feature_source(SimpleNamespace(parameters=None, options=SimpleNamespace(device="cpu:0"), make_agent=make_agent))
+    _feature_source(SimpleNamespace(parameters=None, make_agent=make_agent), "cpu:0")
     assert made == ["cpu:0"]

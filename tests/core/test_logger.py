@@ -50,7 +50,7 @@ def make_context(folder: Path, game: str = "known", period: float = 1e-9, **limi
     options = SimpleNamespace(logger=LoggerParams(period=period), log_folder=folder, env_class=Game,
                               to_dict=lambda: {"game": game, **limits}, **settings)
     spec = EnvSpec(game, ArraySpec((4,), "float32"), 0, Discrete(2), frames_per_step=4)
-    return Context(options, spec, ROLES, Memory(), ParameterStore(1), Clock(2, 1, len(ROLES), ClockParams(learn_start=10)),  # type: ignore[arg-type]
+    return Context(options, spec, ROLES, (Memory(),), ParameterStore(1), Clock(2, 1, len(ROLES), ClockParams(learn_start=10)),  # type: ignore[arg-type]
                    LogRings(len(ROLES)))
 
 

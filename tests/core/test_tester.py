@@ -194,7 +194,7 @@ def make_context(folder: Path, **settings: Any) -> Context:
         "to_dict": lambda: {"all": "options"}, **settings})
     spec = EnvSpec("game", ArraySpec((2,), "float32"), 0, Discrete(3), frames_per_step=4)
     roles = (("tester", 0),)
-    return Context(options, spec, roles, None, ParameterStore(1), Clock(1, 1, 1, ClockParams()), LogRings(1))
+    return Context(options, spec, roles, (), ParameterStore(1), Clock(1, 1, 1, ClockParams()), LogRings(1))
 
 
 def save_model(context: Context) -> Path:

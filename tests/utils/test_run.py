@@ -19,7 +19,7 @@ def options(root):
 def test_the_context_counts_every_process_of_the_run(options):
     context, _ = prepare(options())
     assert context.roles == (("logger", 0), ("actor", 0), ("actor", 1), ("learner", 0), ("evaluator", 0))
-    assert context.memory is not None and context.memory.layout.num_streams == 2 * context.options.num_envs_per_actor
+    assert context.memories[0].layout.num_streams == 2 * context.options.num_envs_per_actor
     assert context.options.log_folder.is_dir()
 
 
@@ -27,7 +27,7 @@ def test_testing_claims_no_folder_and_needs_no_memory(options, root, tmp_path):
     chosen = options("--mode", "2", "--model_file", str(tmp_path / "model.pth"))
     checkpoint.save_weights(tmp_path / "model.pth", chosen.make_agent(validation.environment_spec(chosen)).model.state_dict(), {})
     context, _ = prepare(chosen)
-    assert context.roles == (("tester", 0),) and context.memory is None
+    assert context.roles == (("tester", 0),) and context.memories == ()
     assert context.initial_weights == tmp_path / "model.pth"
     assert list(root.iterdir()) == []
 

@@ -1,0 +1,89 @@
+"""Learners in processes of their own, on one machine or many: torch.distributed carries their sums, gloo on CPUs and NCCL on GPUs."""
+
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from core.averaging import Group, LearnersParted, Result, within
+
+LIMIT = timedelta(minutes=30)      # of any exchange: learners that are to wait longer have been given up by the supervisor long before
+PATIENCE = timedelta(seconds=1)    # between two signs of life while the others are waited for
+
+
+@dataclass(frozen=True)
+class ProcessGroups:
+    """A Meeting by address: file://<path> on one machine, tcp://<host>:<port> on several, where learner 0 listens on that port."""
+
+    size: int
+    address: str
+    interface: str | None = None  # of the network that gradients travel on; None: torch's choice
+
+    def join(self, index: int, device: str) -> Group:
+        on_gpu = torch.device(device).type == "cuda"
+        if self.interface is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = self.interface
+        if on_gpu:
+            torch.cuda.set_device(device)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", init_method=self.address, timeout=LIMIT,
+                                world_size=self.size, rank=index)
+        return ProcessGroup(index, self.size)
+
+
+@contextmanager
+def on_this_machine(size: int) -> Iterator[ProcessGroups]:
+    """For processes of this machine, as long as it is open: they find each other by an anonymous file and talk over loopback alone."""
+    descriptor = os.memfd_create("learners")
+    try:
+        yield ProcessGroups(size, f"file:///proc/{os.getpid()}/fd/{descriptor}", "lo")
+    finally:
+        os.close(descriptor)
+
+
+class ProcessGroup(Group):
+    """torch's default process group of this process."""
+
+    def gather(self, values: Sequence[int]) -> Generator[bool, None, list[list[int]]]:
+        rows = torch.zeros(self.size, len(values), dtype=torch.int64)
+        rows[self.index] = torch.tensor(values)
+        with _parting():
+            work = dist.all_reduce(rows, async_op=True)
+            while not _finished(work):
+                yield False
+        return rows.tolist()
+
+    def run(self, function: Callable[[], Result]) -> Generator[bool, None, Result]:
+        yield from ()
+        with within(self):
+            return function()
+
+    def sum(self, tensor: Tensor) -> None:
+        with _parting():
+            dist.all_reduce(tensor)
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+def _finished(work: dist.Work) -> bool:
+    """After a while at most. Raises RuntimeError when it failed."""
+    try:
+        work.wait(PATIENCE)
+    except RuntimeError:
+        if not work.is_completed():
+            return False
+        work.wait()
+    return True
+
+
+@contextmanager
+def _parting() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise LearnersParted(f"another learner is gone, or cannot be reached: {error}") from error

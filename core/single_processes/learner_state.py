@@ -1,0 +1,107 @@
+"""What learners carry from one life of a run to the next: all of them together write one checkpoint, and each finds its part in it.
+
+Learner 0 writes the agent, which all have alike, the clock, and its own part: random state and, if asked, its memory. The others' parts
+are named by their index.
+"""
+
+import hashlib
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from core.agent import Agent
+from core.averaging import Alone, Group
+from core.context import Context
+from core.prefetch import Prefetcher
+from utils import checkpoint
+
+
+def restore(context: Context, agent: Agent, index: int) -> int:
+    """Weights, optimiser, memory and random state of the run to continue; or weights only. Returns the version of the parameters."""
+    version = 1
+    if context.resume_from is not None:
+        own = _own(index)
+        state = checkpoint.load(context.resume_from, ("agent", "learner", *own))[0]
+        agent.load_state_dict(state["agent"])
+        if own[1] in state:
+            context.memories[index].load_state_dict(state[own[1]])
+        if own[0] in state:
+            torch.set_rng_state(state[own[0]]["torch_rng"])
+        version = state["learner"]["version"]
+    elif context.initial_weights is not None:
+        weights, _ = checkpoint.load_weights(context.initial_weights)
+        checkpoint.load_into(agent.model, weights, context.initial_weights)
+    return version
+
+
+def save(context: Context, agent: Agent, prefetcher: Prefetcher, group: Group) -> Generator[bool, None, None]:
+    """Publish, then write a full checkpoint. A full disk is reported and counted; training goes on."""
+    options, index = context.options, group.index
+    parts = _parts(context, prefetcher, index)
+    written = index == 0 or _written(partial(checkpoint.save_parts, options.checkpoint_folder, parts))
+    all_written = all(row[0] for row in (yield from group.gather([written])))
+    if index:
+        return
+    version = context.parameters.publish(agent.model)
+    parts["learner"]["version"] = version
+    others = [name for learner in range(1, group.size) for name in _own(learner)[:len(parts)]]
+    state = {"agent": agent.state_dict(), "clock": context.clock.state_dict(), **parts}
+    if not (all_written and _written(partial(checkpoint.save, options.checkpoint_folder, state, context.clock.agent_steps,
+                                             options.learner.checkpoint_keep, others))):
+        context.report("learner", index, {"checkpoint_errors": 1.0})
+    context.clock.checkpoint_written()
+
+
+def save_alone(context: Context, agent: Agent, prefetcher: Prefetcher, index: int) -> None:
+    """What learner 0 can still do when another one is gone; that one's memory is gone too."""
+    if index == 0 and not context.options.learner.checkpoint_replay:
+        for _ in save(context, agent, prefetcher, Alone()):
+            """Alone it does not wait."""
+
+
+def fingerprint(state: Mapping[str, Any]) -> int:
+    """64 bits, with sign, of all tensors and plain values."""
+    digest = hashlib.blake2b(digest_size=8)
+    for leaf in _leaves(state):
+        digest.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() if isinstance(leaf, Tensor)
+                      else repr(leaf).encode())
+    return int.from_bytes(digest.digest(), signed=True)
+
+
+def _own(index: int) -> tuple[str, str]:
+    """Names of a learner's files: its own, and its memory's."""
+    suffix = f"_{index}" if index else ""
+    return f"learner{suffix}", f"memory{suffix}"
+
+
+def _parts(context: Context, prefetcher: Prefetcher, index: int) -> dict[str, Any]:
+    memory, names = context.memories[index], _own(index)
+    parts: dict[str, Any] = {names[0]: {"torch_rng": torch.get_rng_state()}}
+    if context.options.learner.checkpoint_replay:
+        parts[names[1]] = prefetcher.call(lambda: memory.state_dict(with_rows=True))
+    return parts
+
+
+def _written(write: Callable[[], Any]) -> bool:
+    try:
+        write()
+    except checkpoint.CheckpointError as error:
+        print(f"checkpoint not written, training goes on: {error}", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield key
+            yield from _leaves(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
