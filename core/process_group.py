@@ -86,4 +86,5 @@ def _parting() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise LearnersParted(f"another learner is gone, or cannot be reached: {error}") from error
+        reason = str(error).partition(". ")[0]  # then follows what might be the matter
+        raise LearnersParted(f"another learner is gone, or cannot be reached: {reason}") from None

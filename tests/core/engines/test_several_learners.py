@@ -1,6 +1,7 @@
 """Two learners on the inline engine: they learn what one learner would from both batches, stay alike, stop and save together."""
 
 import copy
+import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -8,18 +9,19 @@ import pytest
 import torch
 
 from core.agent import Agent
+from core.context import Context
 from core.memories.unrolls import concatenated
 from core.memory import Batch, Keys
 from core.single_processes import learner as learner_module
 from core.single_processes.learner import Pieces
 from tests.core.engines.test_inline import CARTPOLE, RUNS, differences, saved, train
-from utils.factory import EnginesDict, ProcessesDict
-from utils.command_line import read_options
-from utils.run import prepare
 from utils import checkpoint
+from utils.command_line import read_options
+from utils.factory import EnginesDict, ProcessesDict
+from utils.run import prepare
 
 TWO = ("--num_learners", "2", "--num_actors", "2", "--learner.compare_period", "1")
-QUIET = {"rainbow": ("--model.noisy", "false", "--agent.epsilon_start", "0.5")}  # one network's noise is not another's
+QUIET = {"rainbow": ("--model.noisy", "false", "--agent.eps", "1.5e-4")}  # one network's noise is not another's; rounding stays small
 
 
 class Learnt(NamedTuple):
@@ -55,7 +57,8 @@ def joined(first: Batch, second: Batch) -> Batch:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_two_learners_learn_what_one_does_from_both_their_batches(tmp_path, learnt, name):
-    context = train(tmp_path, *RUNS[name], *TWO, *QUIET.get(name, ()), "--steps", "300")
+    follow = ("--agent.target_update", "2") if hasattr(read_options(RUNS[name]).agent, "target_update") else ()
+    context = train(tmp_path, *RUNS[name], *TWO, *QUIET.get(name, ()), *follow, "--steps", "300")
     first, second = learnt
     assert len(first.batches) == len(second.batches) == context.clock.updates >= 3
     assert context.clock.sampled == 2 * context.clock.updates * context.options.agent.batch_size * first.agent.samples_per_window
@@ -64,8 +67,87 @@ def test_two_learners_learn_what_one_does_from_both_their_batches(tmp_path, lear
     twin.load_state_dict(first.initial)
     for pair in zip(first.batches, second.batches):
         twin.learn(joined(*pair))
-    print(name, len(first.batches), distance(first.agent, twin.state_dict()), distance(first.agent, first.initial))
     assert distance(first.agent, twin.state_dict()) < 1e-6 < distance(first.agent, first.initial) / 100
+
+
+def test_every_learner_has_actors_and_rows_of_its_own(tmp_path, learnt):
+    context = train(tmp_path, *CARTPOLE, "--num_learners", "2", "--num_actors", "3", "--steps", "300")
+    assert [memory.layout.num_actors for memory in context.memories] == [2, 1]
+    memory, other = context.memories
+    assert [context.memory_of(actor) for actor in range(3)] == [(memory, 0), (other, 0), (memory, 1)]
+    assert all(memory.trajectories.written().all() for memory in context.memories)
+    first, second = (each.batches[0].window for each in learnt)
+    assert first.observations.shape == second.observations.shape and not torch.equal(first.observations, second.observations)
+
+
+def test_what_two_learners_do_is_the_same_for_a_seed(tmp_path):
+    noisy = (*RUNS["rainbow"], *TWO, "--steps", "150")
+    first, second = (saved(train(tmp_path / name, *noisy)) for name in ("a", "b"))
+    assert not differences(first, second)
+    assert not torch.equal(first["learner"]["torch_rng"], first["learner_1"]["torch_rng"])  # the noise of each is its own
+
+
+def test_a_resumed_run_of_two_learners_equals_the_run_that_was_not_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr("utils.runs.fcntl.flock", lambda descriptor, operation: None)  # as if the first had ended
+    exact = (*RUNS["prioritized"], *TWO, "--learner.checkpoint_replay", "true", "--timestamp", "one")
+    straight = saved(train(tmp_path / "straight", *exact, "--learner.checkpoint_steps", "150", "--steps", "250"))
+    train(tmp_path / "halves", *exact, "--steps", "150")
+    resumed = saved(train(tmp_path / "halves", "--engine", "inline", "--resume", "test_one", "--steps", "250"))
+    for name in ("agent", "clock", "learner", "learner_1", "memory", "memory_1"):
+        assert not differences(straight[name] | {"version": 0}, resumed[name] | {"version": 0}), name
+
+
+def test_with_its_replay_a_run_goes_on_with_as_many_learners_and_without_it_with_any(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("utils.runs.fcntl.flock", lambda descriptor, operation: None)
+    train(tmp_path, *CARTPOLE, *TWO, "--learner.checkpoint_replay", "true", "--timestamp", "one", "--steps", "120")
+    train(tmp_path, *CARTPOLE, *TWO, "--timestamp", "two", "--steps", "120")
+    alone = ("--engine", "inline", "--num_learners", "1", "--steps", "260")
+    with pytest.raises(SystemExit) as refused:
+        train(tmp_path, "--resume", "test_one", *alone)
+    assert refused.value.code == 2 and "num_learners=1 cannot continue run test_one, which has num_learners=2" in capsys.readouterr().err
+    before = checkpoint.load(tmp_path / "models/test_two_checkpoints")[0]["clock"]["updates"]
+    context = train(tmp_path, "--resume", "test_two", *alone)
+    assert before[0] == before[1] > 0 and context.clock.updates > before[0]
+
+
+def launch(root, *arguments) -> tuple[int, Context]:
+    options = read_options(["--root", str(root), *arguments])
+    context, agent = prepare(options)
+    return agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, options.num_actors, options.num_learners), context
+
+
+def test_learners_that_are_not_alike_end_the_run_by_name_and_save_nothing(tmp_path, monkeypatch, capsys):
+    def drifting(self, batch):
+        output = self._agent.learn(batch)
+        drift[self] = drift.get(self, len(drift)) + 1
+        if drift[self] == 3:  # the one that learns last has a smaller count
+            next(self._agent.model.parameters()).data.view(-1)[0] += 1e-3
+        return output
+
+    drift: dict = {}
+    monkeypatch.setattr(Pieces, "__call__", drifting)
+    exit_code, context = launch(tmp_path, *CARTPOLE, *TWO, "--steps", "300")
+    assert exit_code == 4 and context.clock.updates == 2
+    assert "after 2 updates the learners are not alike any more: fingerprint" in capsys.readouterr().err
+    assert not context.options.checkpoint_folder.exists()
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_learner_that_fails_ends_the_run_and_learner_0_saves_if_it_is_left(tmp_path, monkeypatch, learnt, broken):
+    recorded = learner_module.Pieces.__call__
+
+    def failing(self, batch):
+        if len(self.batches) == 5 and self.batches is learnt[broken].batches:
+            raise ValueError("broken")
+        return recorded(self, batch)
+
+    monkeypatch.setattr(learner_module.Pieces, "__call__", failing)
+    exit_code, context = launch(tmp_path, *CARTPOLE, *TWO, "--steps", "300")
+    assert exit_code == 4 and context.clock.updates == 5
+    assert "learn" not in [thread.name for thread in threading.enumerate()]
+    assert context.options.checkpoint_folder.exists() == bool(broken)
+    if broken:
+        assert not differences(saved(context)["agent"], learnt[1].agent.state_dict())
 
 
 def distance(agent: Agent, state: dict) -> float:
