@@ -37,8 +37,8 @@ class Run:
     engine: str = "local"                            # local: processes; inline: one process, bit for bit reproducible on a CPU
     num_actors: int = setting(1, low=1)              # processes that play
     num_envs_per_actor: int | None = setting(None, low=1)  # environments stepped together; None: what the row says, or 8
-    num_learners: int = setting(1, low=1)            # processes that learn
-    device: str = "auto"                             # of the learner: cpu, cuda, cuda:1; auto: cuda if there is one
+    num_learners: int = setting(1, low=1)            # processes that learn; a batch and a memory are each one's
+    device: str = "auto"                             # of the learner: cpu, cuda (a GPU a learner), cuda:1; auto: cuda if there is one
     resume: str | None = None                        # signature of a run to continue; newest: the newest run of the row
     model_file: str | None = None                    # path of weights to start from (mode 1) or to test (mode 2)
     render: bool = False                             # mode 2: watch in a window

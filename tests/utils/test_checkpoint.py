@@ -86,6 +86,33 @@ def test_functions_are_called_after_the_files_before_them_were_written(tmp_path:
     assert load(tmp_path)[0]["seal"] == {"oldest": 4}
 
 
+def test_a_checkpoint_takes_the_parts_that_others_wrote_and_whoever_wants_reads_only_some(tmp_path: Path) -> None:
+    checkpoint.save_parts(tmp_path, {"learner_1": {"count": 5}, "stale": 0})
+    checkpoint.save_parts(tmp_path, {"learner_1": {"count": 6}})
+    path = save(tmp_path, state_of(1), 1, keep=1, parts=["learner_1"])
+    assert {file.name for file in path.iterdir()} == {"clock.pt", "learner.pt", "learner_1.pt", "manifest.json"}
+    assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
+    state, _ = load(tmp_path)
+    assert state.pop("learner_1") == {"count": 6}
+    assert_state(state, 1)
+    assert load(tmp_path, ["learner_1", "memory_1"])[0] == {"learner_1": {"count": 6}}
+
+
+def test_damage_to_a_part_is_damage_also_for_who_does_not_want_it(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    save(tmp_path, state_of(1), 1, keep=2)
+    checkpoint.save_parts(tmp_path, {"learner_1": {"count": 5}})
+    flip_byte(save(tmp_path, state_of(2), 2, keep=2, parts=["learner_1"]) / "learner_1.pt", 40)
+    assert load(tmp_path, ["clock"])[1].name == "step_000000000001"
+
+
+def test_a_part_that_is_missing_leaves_the_checkpoints_as_they_were(tmp_path: Path) -> None:
+    save(tmp_path, state_of(1), 1, keep=1)
+    with pytest.raises(CheckpointError, match="learner_1"):
+        save(tmp_path, state_of(2), 2, keep=1, parts=["learner_1"])
+    assert_state(load(tmp_path)[0], 1)
+    assert not list(tmp_path.glob(".temporary_*"))
+
+
 def test_a_view_stores_no_more_than_it_shows(tmp_path: Path) -> None:
     path = save(tmp_path, {"view": torch.zeros(1_000_000)[:10]}, 1, keep=1)
     assert (path / "view.pt").stat().st_size < 10_000

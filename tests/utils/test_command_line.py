@@ -152,7 +152,13 @@ def test_values_that_are_not_finite_are_refused(refuse):
     (["--config", "rainbow-cartpole", "--agent.v_min", "100"], ["agent.v_min=100.0", "agent.v_max=100.0"]),
     (["--config", "dqn-cartpole", "--storage.codec", "lz4"], ["storage.codec=lz4", "game=CartPole-v1", "vectors"]),
     (["--config", "dqn-minatar-breakout", "--storage.codec", "lz4", "--storage.bytes", "1000"], ["storage.bytes=1000", "at least"]),
-    (["--config", "dqn-cartpole", "--num_learners", "2"], ["num_learners=2"]),
+    (["--config", "dqn-cartpole", "--num_learners", "3", "--num_actors", "2"], ["num_learners=3", "num_actors=2", "at least 3"]),
+    (["--config", "dqn-cartpole", "--num_learners", "2", "--num_actors", "3", "--clock.tolerance", "15"],
+     ["clock.tolerance=15", "the 128 samples of 2 learners' batches"]),
+    (["--config", "dqn-cartpole", "--num_learners", "2", "--num_actors", "3", "--memory.capacity", "63"],
+     ["memory.capacity=63", "in each of 16 environments", "at least 64"]),
+    (["--config", "dqn-cartpole", "--num_learners", "2", "--num_actors", "2", "--learner.shrink_batch"],
+     ["learner.shrink_batch=True", "num_learners=2", "agent.batch_size"]),
     (["--config", "dqn-cartpole", "--machine", "../x"], ["machine='../x'"]),
     (["--config", "dqn-cartpole", "--resume", "a_b", "--model_file", "c.pth"], ["exclude each other"])])
 def test_impossible_combinations_name_both_fields_and_what_would_do(words, parts, refuse):
@@ -207,6 +213,19 @@ def test_cuda_that_is_absent_is_refused_with_the_devices_there_are(refuse, monke
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     for device in ("cuda", "cuda:3", "tpu"):
         assert "which has cpu" in refuse("--config", "dqn-cartpole", "--device", device)[0]
+
+
+@pytest.mark.parametrize("device, parts", [
+    ("cuda", ["num_learners=3 need a GPU each", "has 2", "device=cpu"]), ("auto", ["num_learners=3 need a GPU each"]),
+    ("cuda:1", ["device='cuda:1' is one", "must be cuda or cpu"])])
+def test_learners_without_a_gpu_each_are_refused(refuse, read, monkeypatch, device, parts):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    words = ("--config", "dqn-cartpole", "--num_actors", "3", "--device", device, "--num_learners")
+    told = "\n".join(refuse(*words, "3"))
+    assert all(part in told for part in parts)
+    if device != "cuda:1":
+        assert read(*words, "2").device == "cuda"
 
 
 def test_the_device_auto_is_cuda_where_there_is_one(read, monkeypatch):
@@ -270,8 +289,10 @@ def test_what_cannot_change_when_a_run_goes_on_is_refused_with_the_difference(wo
 
 
 def test_the_size_of_a_stored_replay_cannot_change(refuse, read, run):
-    with_replay = run("--config", "dqn-cartpole", "--learner.checkpoint_replay", "--timestamp", "with")
-    without = run("--config", "dqn-cartpole", "--timestamp", "without")
+    with_replay = run("--config", "dqn-cartpole", "--num_actors", "2", "--learner.checkpoint_replay", "--timestamp", "with")
+    without = run("--config", "dqn-cartpole", "--num_actors", "2", "--timestamp", "without")
+    assert "num_learners=2 cannot continue" in "\n".join(refuse("--resume", with_replay.signature, "--num_learners", "2"))
+    assert read("--resume", without.signature, "--num_learners", "2").num_learners == 2
     assert "memory.capacity=60000 cannot continue" in "\n".join(refuse("--resume", with_replay.signature, "--memory.capacity", "60000"))
     assert read("--resume", without.signature, "--memory.capacity", "60000").memory.capacity == 60_000
 
