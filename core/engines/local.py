@@ -59,8 +59,8 @@ class LocalEngine:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
         with ExitStack() as stack:
-            if self._options.num_learners > 1:
-                self._context.meeting = stack.enter_context(on_this_machine(self._options.num_learners))
+            if len(self._context.memories) > 1:
+                self._context.meeting = stack.enter_context(on_this_machine(len(self._context.memories)))
             stack.callback(lambda: self._kill(self._alive()))
             self._run()
         return self._exit_code or (exit_codes.INTERRUPTED + self._signals[0] if self._signals else exit_codes.DONE)

@@ -2,10 +2,10 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from core.context import Context
 from core.memory import Batch, batch_size, piece
 from core.prefetch import Prefetcher
 from core.settings import setting
-from core.single_processes.learner_state import fingerprint, restore, save, save_alone
+from core.single_processes.agreement import News, Watch
+from core.single_processes.learner_state import restore, save, save_alone
 from core.trajectory import Window
 
 
@@ -39,118 +40,80 @@ class TrainingDiverged(RuntimeError):
     """Too many updates in a row were not finite."""
 
 
-class LearnersDiffer(RuntimeError):
-    """Learners that should be alike are not."""
-
-
-class News(NamedTuple):
-    """What learners tell each other before an update."""
-
-    stopped: int      # the run ends
-    due: int          # a checkpoint is
-    ready: int        # a batch is there
-    updates: int      # done
-    fingerprint: int  # of all that the agent has learnt, now and then; else 0
-
-
 def learner(context: Context, index: int) -> Iterator[bool]:
     """Yields True after an update, False while it waits for the actors. Its last act is a full checkpoint.
 
     Several learners update together, or save together, or end together: whoever is ready waits for the others' news. What they all do alike
     (publish, report, write the agent) learner 0 does.
     """
-    options, clock, memory = context.options, context.clock, context.memories[index]
-    group = context.meeting.join(index, context.device_of(index))
-    agent = _make_agent(context, index, group)
-    version = restore(context, agent, index)
-    depth = 0 if options.engine == "inline" else options.learner.prefetch
-    prefetcher = Prefetcher(memory, options.agent.batch_size, depth)
+    with closing(context.meeting.join(index, context.device_of(index))) as group:
+        agent = _make_agent(context, group)
+        version = restore(context, agent, index)
+        depth = 0 if context.options.engine == "inline" else context.options.learner.prefetch
+        with closing(Prefetcher(context.memories[index], context.options.agent.batch_size, depth)) as prefetcher:
+            try:
+                yield from group.gather([])  # all have their rows: actors may begin
+                if index == 0:
+                    context.parameters.publish(agent.model, version)
+                yield from _learn(context, agent, prefetcher, group)
+                yield from save(context, agent, prefetcher, group)
+            except LearnersParted:
+                save_alone(context, agent, prefetcher, index)
+                raise
+
+
+def _learn(context: Context, agent: Agent, prefetcher: Prefetcher, group: Group) -> Generator[bool, None, None]:
+    """Until the run ends."""
+    options, clock, first = context.options, context.clock, group.index == 0
     learn, statistics = Pieces(agent, options.learner.shrink_batch), Statistics()
     samples = options.agent.batch_size * agent.samples_per_window
     watch = Watch(agent, clock.updates, options.learner.compare_period if group.size > 1 else 0)
     bad_updates, reported, batch = 0, time.monotonic(), None
-    try:
-        yield from group.gather([])  # all have their rows: actors may begin
-        if index == 0:
-            context.parameters.publish(agent.model, version)
-        while True:
-            stopped, due = clock.stopped, clock.checkpoint_due
-            if batch is None and not (stopped or due):
-                batch = prefetcher.get(timeout=0.1) if clock.may_learn(group.size * samples) else None
-                if batch is None:
-                    yield False
-                    continue
-            news = yield from group.gather(News(stopped, due, batch is not None, *watch.look()))
-            together = watch.check([News(*each) for each in news])
-            if together.stopped:
-                break
-            if together.due:
-                yield from save(context, agent, prefetcher, group)
-            if batch is None or not together.ready:
+    while True:
+        stopped, due = clock.stopped, clock.checkpoint_due
+        if batch is None and not (stopped or due):
+            batch = prefetcher.get(timeout=0.1) if clock.may_learn(group.size * samples) else None
+            if batch is None:
+                yield False
                 continue
-            output = yield from group.run(partial(learn, batch))
-            if output.priorities is not None:
-                prefetcher.update_priorities(batch.keys, output.priorities.cpu().numpy())
-            batch = None
-            clock.learnt(index, samples)
-            watch.updates += 1
-            bad_updates = bad_updates + 1 if output.skipped else 0
-            if bad_updates >= options.learner.max_bad_updates:
-                raise TrainingDiverged(f"the loss was not finite in {bad_updates} updates in a row; the last checkpoint is sound. "
-                                       "A smaller agent.lr or agent.clip_norm may help")
-            if index == 0 and watch.updates % options.learner.publish_period == 0:
-                context.parameters.publish(agent.model)
-            statistics.add(output.statistics, output.skipped)
-            if index == 0 and time.monotonic() - reported >= options.learner.log_period:
-                reported = time.monotonic()
-                context.report("learner", index, {**statistics.take(), **learn.statistics(), **prefetcher.statistics(),
-                                                  **prefetcher.call(memory.statistics)})
-            yield True
-        yield from save(context, agent, prefetcher, group)
-    except LearnersParted:
-        save_alone(context, agent, prefetcher, index)
-        raise
-    finally:
-        prefetcher.close()
-        group.close()
+        news = watch.check((yield from group.gather(News(stopped, due, batch is not None, *watch.look()))))
+        if news.stopped:
+            return
+        if news.due:
+            yield from save(context, agent, prefetcher, group)
+        if batch is None or not news.ready:
+            continue
+        output = yield from group.run(partial(learn, batch))
+        if output.priorities is not None:
+            prefetcher.update_priorities(batch.keys, output.priorities.cpu().numpy())
+        batch = None
+        clock.learnt(group.index, samples)
+        watch.updates += 1
+        if first and watch.updates % options.learner.publish_period == 0:
+            context.parameters.publish(agent.model)
+        bad_updates = bad_updates + 1 if output.skipped else 0
+        if bad_updates >= options.learner.max_bad_updates:
+            raise TrainingDiverged(f"the loss was not finite in {bad_updates} updates in a row; the last checkpoint is sound. "
+                                   "A smaller agent.lr or agent.clip_norm may help")
+        statistics.add(output.statistics, output.skipped)
+        if first and time.monotonic() - reported >= options.learner.log_period:
+            reported = time.monotonic()
+            context.report("learner", 0, {**statistics.take(), **learn.statistics(), **prefetcher.statistics(),
+                                          **prefetcher.call(context.memories[0].statistics)})
+        yield True
 
 
-def _make_agent(context: Context, index: int, group: Group) -> Agent:
+def _make_agent(context: Context, group: Group) -> Agent:
     """Of several learners all draw the same first weights; then each goes on with a random state of its own."""
     context.seed_everything("learner", 0)
-    device = context.device_of(index)
+    memory, device = context.memories[group.index], context.device_of(group.index)
     agent = context.make_agent(device)
-    memory = context.memories[index]
     if memory.feature_dtype(context.options.memory):
         memory.features_of = _feature_source(context, device)
     if group.size > 1:
         agent.state_dict()  # everything that is made on first use
-        context.seed_everything("learner", index)
+        context.seed_everything("learner", group.index)
     return agent
-
-
-class Watch:
-    """Whether all learners are at the same update and, every `period` updates and before the first, have learnt the same. 0: the former."""
-
-    def __init__(self, agent: Agent, updates: int, period: int):
-        self._agent, self._period, self.updates = agent, period, updates
-        self._next, self._fingerprint = updates, 0
-
-    def look(self) -> tuple[int, int]:
-        """Updates and fingerprint of this learner."""
-        due = self._period and self.updates >= self._next
-        return self.updates, fingerprint(self._agent.state_dict()) if due else 0
-
-    def check(self, news: list[News]) -> News:
-        """What all do now. A checkpoint is due when learner 0, who writes it, knows of none. Raises LearnersDiffer."""
-        for name in ("updates", "fingerprint"):
-            found = [getattr(each, name) for each in news]
-            if len(set(found)) > 1:
-                raise LearnersDiffer(f"after {self.updates} updates the learners are not alike any more: {name} of learners 0 to "
-                                     f"{len(news) - 1} are {', '.join(map(str, found))}. The last checkpoint may be sound")
-        if self._period and self.updates >= self._next:
-            self._next = (self.updates // self._period + 1) * self._period
-        return News(any(each.stopped for each in news), news[0].due, all(each.ready for each in news), *news[0][3:])
 
 
 class Pieces:

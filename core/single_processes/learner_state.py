@@ -4,14 +4,12 @@ Learner 0 writes the agent, which all have alike, the clock, and its own part: r
 are named by their index.
 """
 
-import hashlib
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from core.agent import Agent
 from core.averaging import Alone, Group
@@ -63,15 +61,6 @@ def save_alone(context: Context, agent: Agent, prefetcher: Prefetcher, index: in
             """Alone it does not wait."""
 
 
-def fingerprint(state: Mapping[str, Any]) -> int:
-    """64 bits, with sign, of all tensors and plain values."""
-    digest = hashlib.blake2b(digest_size=8)
-    for leaf in _leaves(state):
-        digest.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() if isinstance(leaf, Tensor)
-                      else repr(leaf).encode())
-    return int.from_bytes(digest.digest(), signed=True)
-
-
 def _own(index: int) -> tuple[str, str]:
     """Names of a learner's files: its own, and its memory's."""
     suffix = f"_{index}" if index else ""
@@ -93,15 +82,3 @@ def _written(write: Callable[[], Any]) -> bool:
         print(f"checkpoint not written, training goes on: {error}", file=sys.stderr, flush=True)
         return False
     return True
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield key
-            yield from _leaves(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
