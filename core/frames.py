@@ -230,7 +230,10 @@ class Packer:
         """The frames of this chunk, which is not published yet and follows the last one packed."""
         length = self._layout.chunk_length
         rows = chunk * length % self._layout.unpacked_rows
-        blocks = [compress(self._frames[rows:rows + length, env], self._level) for env in range(self._layout.num_envs)]
+        self.store(chunk, [compress(self._frames[rows:rows + length, env], self._level) for env in range(self._layout.num_envs)])
+
+    def store(self, chunk: int, blocks: Sequence[tuple[Any, int]]) -> None:
+        """The same for frames that are packed already: a block and its checksum of each stream."""
         sizes = [len(block) for block, _ in blocks]
         starts, end = self._places(sizes)
         self._take_back(chunk, end - self._layout.arena_bytes)

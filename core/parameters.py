@@ -5,6 +5,7 @@ it complete. A reader copies the newest complete half and is safe as long as the
 after the next, which would reuse that half; otherwise it copies again. Relies on stores becoming visible in program order (x86).
 """
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -43,12 +44,24 @@ class ParameterStore:
 
     def pull(self, model: nn.Module, known_version: int) -> int:
         """Bring the model up to date if there is anything newer than known_version. Returns the version it now holds."""
-        while (version := self.version) != known_version:
-            copy = self._arrays["halves"][version % 2].copy()
+        if self.version == known_version:
+            return known_version
+        version, values = self.read()
+        fill(model, values)
+        return version
+
+    def read(self) -> tuple[int, np.ndarray]:
+        """The newest version and a copy of its values, flat float32."""
+        while True:
+            version = self.version
+            values = self._arrays["halves"][version % 2].copy()
             if self._arrays["announced"][0] <= version + 1:
-                _copy(_floats(model), torch.from_numpy(copy), out=False)
-                return version
-        return known_version
+                return version, values
+
+
+def fill(model: nn.Module, values: np.ndarray) -> None:
+    """Give a model the values that `ParameterStore.read` returned; they are only read."""
+    _copy(_floats(model), torch.from_numpy(values), out=False)
 
 
 def _floats(model: nn.Module) -> list[Tensor]:

@@ -2,7 +2,8 @@
 
 The mapping is a memfd: it has no name in the file system, so nothing is left when the last process that holds it dies, however
 it dies. Its pages are allocated when it is made, so a shortage is an exception at the start and never a SIGBUS later.
-Children receive the file descriptor when they are spawned (multiprocessing's own mechanism); nothing is copied.
+Children receive the file descriptor when they are spawned (multiprocessing's own mechanism); other processes of the same machine and user
+open it where the process that pickled it has it. Nothing is copied.
 """
 
 import math
@@ -10,6 +11,7 @@ import mmap
 import os
 from collections.abc import Mapping
 from multiprocessing import reduction
+from multiprocessing.context import get_spawning_popen
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,8 +49,29 @@ def available_bytes() -> int:
     return available
 
 
+class Place(NamedTuple):
+    """Where another process has a file open. The inode tells it from one that took its numbers since."""
+
+    pid: int
+    fd: int
+    inode: int
+
+    def open(self) -> int:
+        """A descriptor of the same file. Raises ConnectionError when it is not there."""
+        try:
+            descriptor = os.open(f"/proc/{self.pid}/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise ConnectionError(f"the shared memory of process {self.pid} cannot be reached from here ({error.strerror}): it ended, runs "
+                                  "as another user, or in another container") from None
+        if os.fstat(descriptor).st_ino == self.inode:
+            return descriptor
+        os.close(descriptor)
+        raise ConnectionError(f"process {self.pid} holds the shared memory no longer")
+
+
 class SharedArrays:
-    """A dict of zero-initialised numpy arrays shared by every process that receives this object when it is spawned.
+    """A dict of zero-initialised numpy arrays shared by every process of this machine and user that receives this object while the
+    sender lives.
 
     Raises MemoryError, before anything is allocated, when the machine does not have the bytes.
     """
@@ -69,11 +92,13 @@ class SharedArrays:
         return name in self._arrays
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"specs": self._specs, "fd": reduction.DupFd(self._fd)}
+        if get_spawning_popen() is not None:
+            return {"specs": self._specs, "fd": reduction.DupFd(self._fd)}
+        return {"specs": self._specs, "place": Place(os.getpid(), self._fd, os.fstat(self._fd).st_ino)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._specs = state["specs"]
-        self._fd = state["fd"].detach()
+        self._fd = state["place"].open() if "place" in state else state["fd"].detach()
         self._map()
 
     def __del__(self) -> None:

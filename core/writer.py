@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
+from core.chunks import Chunk
 from core.env import TimeStep
 from core.frames import Packer
 from core.trajectory import Trajectories, Window, WindowSpec
@@ -52,6 +53,26 @@ class ChunkWriter:
         self._filled += 1
         return self._publish(after) if self._filled == self._layout.chunk_length else 0
 
+    def store(self, chunk: Chunk) -> int:
+        """A whole chunk that a writer elsewhere has filled, of the same fields. Returns the agent steps published."""
+        length, rows, frames = self._layout.chunk_length, self._rows, self._rows["frame"]
+        start = int(self._counter[0])
+        slots, head = slice(start % self._layout.rows, start % self._layout.rows + length), (start + length) % self._layout.rows
+        for name in self._layout.fields.keys() - {"frame", "priority"}:
+            rows[name][slots] = chunk.fields[name][:length]
+        for name in ("first", "last"):
+            rows[name][head] = chunk.fields[name][length]
+        for name, values in zip(self._layout.state_fields, chunk.states, strict=True):
+            rows[name][slots.start // length] = values
+        frames[start % len(frames):start % len(frames) + length] = chunk.fields["frame"][:length]
+        frames[(start + length) % len(frames)] = chunk.fields["frame"][length]
+        if "priority" in rows:
+            starts = np.arange(start, start + length) - self._window.length
+            rows["priority"][starts[starts >= 0] % self._layout.rows] = chunk.fields["priority"][starts >= 0]
+        if self._packer:
+            self._packer.store(start // length, chunk.blocks)
+        return self._count(length)
+
     def _observe(self, timestep: TimeStep, ahead: int) -> int:
         """What is seen goes into the row `ahead` of the published ones; returns its slot."""
         slot = (int(self._counter[0]) + ahead) % self._layout.rows
@@ -68,9 +89,13 @@ class ChunkWriter:
             self._write_priorities(max(start - self._window.length, 0), end - self._window.length)
         if self._packer:
             self._packer.pack(start // self._layout.chunk_length)
-        chunk = np.arange(start, end) % self._layout.rows
-        self._counter[0], self._filled = end, 0
-        return int((~self._rows["last"][chunk]).sum())
+        return self._count(self._filled)
+
+    def _count(self, length: int) -> int:
+        """Show these rows to the readers."""
+        start = int(self._counter[0])
+        self._counter[0], self._filled = start + length, 0
+        return int((~self._rows["last"][np.arange(start, start + length) % self._layout.rows]).sum())
 
     def _write_priorities(self, low: int, high: int) -> None:
         """Of the rows that this chunk makes starts. NaN says: none supplied; a row that ends an episode is no start of a short window."""

@@ -104,4 +104,5 @@ ProcessesDict = Factory("process", {
 
 EnginesDict = Factory("engine", {
     "local": "core.engines.local:LocalEngine",
-    "inline": "core.engines.inline:InlineEngine"})
+    "inline": "core.engines.inline:InlineEngine",
+    "ray": "core.engines.ray:RayEngine"})

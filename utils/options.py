@@ -12,6 +12,7 @@ from typing import Any
 from core.agent import Agent
 from core.clock import ClockParams
 from core.engines.local import SupervisorParams
+from core.engines.ray_params import RayParams
 from core.env import EnvSpec
 from core.frames import StorageParams
 from core.model import Model
@@ -34,7 +35,7 @@ class Run:
     machine: str = "local"                           # with the timestamp it names the run: logs/<machine>_<timestamp>/
     timestamp: str | None = None                     # None: now; in mode 2 the newest run of the row
     seed: int = setting(1, low=0)                    # of all randomness
-    engine: str = "local"                            # local: processes; inline: one process, bit for bit reproducible on a CPU
+    engine: str = "local"                            # local: processes; inline: one process, bit for bit reproducible on a CPU; ray: a cluster
     num_actors: int = setting(1, low=1)              # processes that play
     num_envs_per_actor: int | None = setting(None, low=1)  # environments stepped together; None: what the row says, or 8
     num_learners: int = setting(1, low=1)            # processes that learn; a batch and a memory are each one's
@@ -217,6 +218,7 @@ class Options(Run):
     evaluator: EvaluatorParams = EvaluatorParams()
     logger: LoggerParams = LoggerParams()
     supervisor: SupervisorParams = SupervisorParams()
+    ray: RayParams = RayParams()
 
     # classes ----------------------------------------------------------------------------------------------------------
     @property

@@ -22,7 +22,7 @@ def main(process: Callable[[Context, int], Iterator[bool]], context: Context, ro
          parent: int, failure: Connection) -> None:
     """Drive the generator to its end. An exception is sent to the supervisor as text; the exit code says of what kind it was."""
     _die_with(parent)
-    ctypes.CDLL(None).prctl(PR_SET_NAME, f"{role} {index}".encode())  # what top and /proc/<pid>/comm show
+    show_name(f"{role} {index}")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # main alone decides when a run ends
     torch.set_num_threads(threads)
@@ -44,6 +44,11 @@ def drive(generator: Iterator[bool], context: Context, process_ind: int) -> None
         else:
             time.sleep(nap)
             nap = min(GROWTH * nap, LONGEST_NAP)
+
+
+def show_name(name: str) -> None:
+    """What top and /proc/<pid>/comm show of this process."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
 
 
 def _die_with(parent: int) -> None:

@@ -70,7 +70,7 @@ class LocalEngine:
             self._start(place)
         conditions = Conditions(self._context)
         while not self._clock.stopped and self._alive():
-            connection.wait([place.process.sentinel for place in self._alive()], timeout=0.1)
+            self._wait(self._alive())
             self._supervise()
             conditions.check()
         self._end()
@@ -96,6 +96,14 @@ class LocalEngine:
         place.failure, place.started = receiver, time.monotonic()
 
     # supervise --------------------------------------------------------------------------------------------------------
+    def _wait(self, places: list[Place]) -> None:
+        """Until one of them has ended, but not long."""
+        connection.wait([place.process.sentinel for place in places], timeout=0.1)
+
+    def _death(self, place: Place) -> str:
+        """How a process ended that did not say so itself."""
+        return f"was killed by signal {-place.process.exitcode}"
+
     def _alive(self) -> list[Place]:
         return [place for place in self._places if place.process is not None and not place.ended]
 
@@ -126,7 +134,7 @@ class LocalEngine:
         if exitcode == 0 and reason is None:
             return
         started = self._clock.has_beaten(self._process_ind(place))
-        reason = reason or error or f"was killed by signal {-exitcode}"
+        reason = reason or error or self._death(place)
         self._say(f"{place} (pid {place.process.pid}) {'failed: ' if error else ''}{reason}")
         if place.role in ("learner", "tester") or (error and not started):
             self._give_up(exitcode if error else exit_codes.TRAINING_FAILED)
@@ -173,7 +181,7 @@ class LocalEngine:
                 self._say(f"{', '.join(map(str, waiting))} did not end by themselves and are killed")
                 self._kill(waiting)
                 return
-            connection.wait([place.process.sentinel for place in waiting], timeout=0.1)
+            self._wait(waiting)
             for place in waiting:
                 if place.process.exitcode is not None:
                     place.ended = True

@@ -1,0 +1,101 @@
+"""A Ray cluster for the time of one run: made on this machine, closed to everybody else, or joined where `ray.address` says."""
+
+import math
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+from typing import Any
+
+from core.engines.ray_params import RayParams
+
+# Before ray is imported. The first keeps a node on 127.0.0.1, where nothing from outside can reach it.
+ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
+ALWAYS = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_COLOR_PREFIX": "0", "RAY_DEDUP_LOGS": "0"}
+SWEEP = 'read gone; for try in 1 2 3; do rm -rf -- "$1"; sleep 0.5; done'  # as soon as the other end of its input is closed
+
+
+class ClusterError(RuntimeError):
+    """The cluster cannot be had, or cannot hold the run."""
+
+    exit_code = 2
+
+
+class Cluster:
+    """`home` is the node of this process, where the learner and its memory are."""
+
+    def __init__(self, params: RayParams, needs: dict[str, dict[str, float]], environment: dict[str, str]):
+        """`needs`: of every process of the run, by its name, the CPUs and GPUs. Raises ClusterError."""
+        self._params, self._folder, self._sweeper = params, "", None
+        os.environ.update({name: os.environ.get(name, value) for name, value in (ALWAYS | environment).items()})
+        if params.address is None:
+            self._start(needs)
+        else:
+            self._join(params.address)
+        import ray
+        self.home: str = ray.get_runtime_context().get_node_id()
+
+    @property
+    def alone(self) -> bool:
+        """No node but this one can ever be part of it."""
+        return self._params.address is None
+
+    def _start(self, needs: dict[str, dict[str, float]]) -> None:
+        os.environ.update(ALONE)
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        self._folder = tempfile.mkdtemp(prefix="ray_")
+        self._sweeper = subprocess.Popen(["sh", "-c", SWEEP, "sweeper", self._folder], stdin=subprocess.PIPE, start_new_session=True)
+        cpus = math.ceil(sum(need["CPU"] for need in needs.values()))
+        self._init(num_cpus=max(cpus, 1), include_dashboard=False, _node_ip_address="127.0.0.1",
+                   _temp_dir=self._folder, object_store_memory=self._params.object_store_bytes)
+
+    def _join(self, address: str) -> None:
+        host, colon, port = address.rpartition(":")
+        if colon:
+            try:
+                socket.create_connection((host, int(port)), self._params.connect_timeout).close()
+            except (OSError, ValueError) as error:
+                raise ClusterError(f"ray.address={address}: nothing answers there ({error}); is the head node up, and the port open?") from None
+        self._init(address=address)
+
+    def _init(self, **arguments: Any) -> None:
+        import ray
+        try:
+            ray.init(logging_level="error", **arguments)
+        except Exception as error:
+            where = "Ray on this machine" if self.alone else f"the Ray cluster at ray.address={self._params.address}"
+            self.close()
+            raise ClusterError(f"{where} cannot be used: {type(error).__name__}: {error}") from None
+
+    def close(self) -> None:
+        """Nothing of Ray that this run started is left."""
+        import ray
+        ray.shutdown()
+        if self._sweeper is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._sweeper.kill()
+            self._sweeper.wait()
+
+
+def check_room(needs: dict[str, dict[str, float]], home: str) -> None:
+    """Raises ClusterError when the nodes that are up can never hold these processes at once, each on one node."""
+    import ray
+    left = {node["NodeID"]: dict(node["Resources"]) for node in ray.nodes() if node["Alive"]}
+    total = {kind: sum(node.get(kind, 0.0) for node in left.values()) for kind in ("CPU", "GPU")}
+    for name, need in sorted(needs.items(), key=lambda item: item[0].startswith("actor")):  # those that must stay at home first
+        nodes = list(left.values()) if name.startswith("actor") else [left[home]]
+        node = next((node for node in nodes if all(node.get(kind, 0.0) >= amount for kind, amount in need.items())), None)
+        if node is None:
+            wanted = {kind: sum(each[kind] for each in needs.values()) for kind in ("CPU", "GPU")}
+            raise ClusterError(
+                f"{name} needs {_resources(need)}{'' if name.startswith('actor') else ' on the node of main.py'} and finds no room: the run needs "
+                f"{_resources(wanted)} in all, the {len(left)} nodes of the cluster have {_resources(total)}; "
+                "add nodes, lower num_actors, or ray.actor_cpus, ray.learner_cpus, ray.evaluator_cpus")
+        for kind, amount in need.items():
+            node[kind] = node.get(kind, 0.0) - amount
+
+
+def _resources(amounts: dict[str, float]) -> str:
+    return " and ".join(f"{amount:g} {kind}s" for kind, amount in amounts.items() if amount or kind == "CPU")

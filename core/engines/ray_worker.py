@@ -1,0 +1,43 @@
+"""What runs in a process that Ray started: the driver of one single-process."""
+
+import os
+import pickle
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray
+import torch
+
+from core.context import Context
+from core.engines import child
+from core.engines.ray_link import Facts, Link, remote_context
+
+
+class Worker:
+    """A Ray actor for one place of the run's table. Beside the learner it opens the shared memory itself; elsewhere it has a Link."""
+
+    def __init__(self, role: str, index: int):
+        self._role, self._index = role, index
+
+    def __repr__(self) -> str:
+        return f"{self._role} {self._index}"
+
+    def where(self) -> tuple[int, str]:
+        """Process number, and address of the node."""
+        return os.getpid(), ray.util.get_node_ip_address()
+
+    def run(self, process: Callable[[Context, int], Iterator[bool]], home: str, context: bytes, facts: Facts, ingest: Any,
+            threads: int) -> None:
+        """Drive the single-process to its end. `home` is the node that has the memory behind the pickled `context`."""
+        child.show_name(f"{self._role} {self._index}")
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # main alone decides when a run ends
+        torch.set_num_threads(threads)
+        if ray.get_runtime_context().get_node_id() == home:
+            shared: Context = pickle.loads(context)
+            child.drive(process(shared, self._index), shared, shared.process_ind(self._role, self._index))
+            return
+        link = Link(ingest, self._index, facts.options.ray.chunks_in_flight)
+        apart = remote_context(facts, link)
+        child.drive(process(apart, self._index), apart, apart.process_ind(self._role, self._index))
+        link.close()
