@@ -1,8 +1,9 @@
 """Ray engine: the same single-processes as Ray actors, on this machine or on the nodes of a cluster.
 
 Logger, learner and evaluator stay on the node of main and open its shared memory; so do actors that Ray places there. Actors elsewhere
-send their chunks to the ingest (core/engines/ray_ingest.py). Where a process goes, and that a dead one starts again, is up to Ray;
-what its death means for the run is decided as on the local engine.
+send their chunks to the ingest (core/engines/ray_ingest.py). Ray starts every process, finds it a place, and tells when it died; what a
+death means for the run is decided as on the local engine, and Ray is asked for another. (Ray's own `max_restarts` would not do: the run
+must know of a new life before it begins, to count it, and to end the episodes that the last one left open.)
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ class RayEngine(LocalEngine):
         super().__init__(_on_rays_device(context), processes)
         self._params, self._nodes, self._looked = self._options.ray, dict[str, str](), 0.0
         self._needs = {str(place): self._resources(place.role) for place in self._places}
-        self._workers: dict[Place, Any] = {}
+        self._bound: dict[Place, Any] = {}  # workers that have a place already
         self._waiting: set[Place] = set()  # processes that were told to have no place now
 
     @staticmethod
@@ -54,6 +55,7 @@ class RayEngine(LocalEngine):
         try:
             check_room(self._needs, cluster.home)
             self._arguments = self._prepared(cluster)
+            self._settle(cluster)
             return super().run(roles)
         except ClusterError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -85,35 +87,42 @@ class RayEngine(LocalEngine):
                 context, self._params.parameters_period)
         return cluster.home, ray.put(context), ray.put(facts), ingest
 
+    def _settle(self, cluster: Cluster) -> None:
+        """Processes that must be here take their place before actors, which may go elsewhere, take it."""
+        import ray
+        if cluster.alone:
+            return
+        self._bound = {place: self._worker(place) for place in self._places if place.role != "actor"}
+        asked = [worker.where.remote() for worker in self._bound.values()]
+        if ray.wait(asked, num_returns=len(asked), timeout=self._params.place_timeout)[1]:
+            raise self._no_room(", ".join(map(str, self._bound)))
+
+    def _no_room(self, names: str) -> ClusterError:
+        return ClusterError(f"{names} found no room within ray.place_timeout={self._params.place_timeout:g} s: "
+                            "other jobs of the cluster hold its CPUs or GPUs")
+
     @staticmethod
     def _at(node: str) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
         return NodeAffinitySchedulingStrategy(node, soft=False)
 
     def _start(self, place: Place) -> None:
-        """A new worker; or, when Ray replaces the dead one itself, the next call of it."""
         self._clock.forget_beat(self._process_ind(place))
-        if place not in self._workers:
-            self._workers[place] = self._worker(place)
-        worker = self._workers[place]
-        where = worker.where.remote()
-        reference = worker.run.remote(self._processes[place.role], *self._arguments, place.threads)
-        place.process = place.failure = Life(worker, reference, where)
+        worker = self._bound.pop(place, None) or self._worker(place)
+        place.process = place.failure = Life(worker, (self._processes[place.role], *self._arguments, place.threads))
         place.started = time.monotonic()
 
     def _worker(self, place: Place) -> Any:
         import ray
         from core.engines.ray_worker import Worker
-        forgiven = 0 if place.role in ("learner", "tester") else self._options.supervisor.max_restarts
-        need = self._resources(place.role)
-        return ray.remote(Worker).options(
-            num_cpus=need["CPU"], num_gpus=need["GPU"], max_restarts=forgiven, max_task_retries=0,
-            scheduling_strategy="SPREAD" if place.role == "actor" else self._home).remote(place.role, place.index)
+        need, strategy = self._resources(place.role), "SPREAD" if place.role == "actor" else self._home
+        return ray.remote(Worker).options(num_cpus=need["CPU"], num_gpus=need["GPU"], scheduling_strategy=strategy).remote(
+            place.role, place.index)
 
     # supervise --------------------------------------------------------------------------------------------------------
     def _wait(self, places: list[Place]) -> None:
         import ray
-        ray.wait([place.process.reference for place in places], timeout=0.1)
+        ray.wait([place.process.next for place in places], timeout=0.1)
 
     def _supervise(self) -> None:
         super()._supervise()
@@ -137,16 +146,14 @@ class RayEngine(LocalEngine):
             return super()._silent(place)
         waited = time.monotonic() - place.started
         if not place.restarts and waited > self._params.place_timeout:
-            raise ClusterError(f"{place} found no room within ray.place_timeout={waited:.0f} s: other jobs of the cluster hold its CPUs or GPUs")
+            raise self._no_room(str(place))
         if place.restarts and waited > NODES_PERIOD and place not in self._waiting:
             self._waiting.add(place)
             self._say(f"{place} has no place now; the run goes on, and Ray starts it when a node has room")
         return None
 
     def _bury(self, place: Place, reason: str | None = None) -> None:
-        if reason is not None or place.process.failed:  # its process still runs: Ray replaces those only that died
-            place.process.end()
-            self._workers.pop(place, None)
+        place.process.kill()  # Ray keeps the process of a worker that failed or is done
         super()._bury(place, reason)
 
     def _death(self, place: Place) -> str:
@@ -156,56 +163,55 @@ class RayEngine(LocalEngine):
     def _await(self, places: list[Place], limit: float | None = None) -> None:
         for place in places:
             if place in self._alive() and not place.process.placed:
-                place.process.end()
+                place.process.kill()
                 place.ended = True
         super()._await(places, limit)
 
 
 class Life:
-    """One call of a worker's `run`, as the supervisor looks at processes."""
+    """One life of a worker, as the supervisor looks at processes: it is asked where it is, and once Ray has started it, to run."""
 
-    def __init__(self, worker: Any, reference: Any, where: Any):
-        self.reference, self._worker, self._where = reference, worker, where
+    def __init__(self, worker: Any, arguments: tuple[Any, ...]):
+        self._worker, self._arguments = worker, arguments
+        self.next = worker.where.remote()  # what it will answer next
+        self._place: tuple[int, str] | None = None
         self._exitcode: int | None = None
         self._failure: tuple[str, str] | None = None
-        self._place: tuple[int, str] | None = None
-        self.failed, self.death = False, ""
+        self.death = ""
 
     @property
     def placed(self) -> bool:
         """Ray has started its process."""
-        import ray
-        if self._place is None and ray.wait([self._where], timeout=0)[0]:
-            try:
-                self._place = ray.get(self._where)
-            except ray.exceptions.RayError:  # it died meanwhile, which `exitcode` tells
-                self._place = (0, "?")
+        _ = self.exitcode
         return self._place is not None
 
     @property
     def pid(self) -> str:
-        return "{} on {}".format(*self._place) if self.placed and self._place else "not placed"
+        return "{} on {}".format(*self._place) if self._place else "without a place"
 
     @property
     def exitcode(self) -> int | None:
-        """None while it runs; 0: done."""
+        """None while it waits for a place or runs; 0: done."""
         import ray
-        if self._exitcode is None and ray.wait([self.reference], timeout=0)[0]:
-            self._exitcode = self._conclude()
+        if self._exitcode is None and ray.wait([self.next], timeout=0)[0]:
+            self._exitcode = self._answer()
         return self._exitcode
 
-    def _conclude(self) -> int:
-        from ray.exceptions import RayError, RayTaskError
+    def _answer(self) -> int | None:
         import ray
+        from ray.exceptions import RayError, RayTaskError
         try:
-            ray.get(self.reference)
-            return exit_codes.DONE
+            answer = ray.get(self.next)
+            if self._place is not None:
+                return exit_codes.DONE
+            self._place, self.next = answer, self._worker.run.remote(*self._arguments)
+            return None
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, BaseException) else error
-            self.failed, self._failure = True, (f"{type(cause).__name__}: {cause}", str(error))
+            self._failure = (f"{type(cause).__name__}: {cause}", str(error))
             return exit_codes.of(cause)
         except RayError as error:
-            self.death = "died: " + " ".join(str(error).split())
+            self.death = "died: " + " ".join(str(error).partition("Some common causes")[0].split())
             return exit_codes.TRAINING_FAILED
 
     def poll(self) -> bool:
@@ -218,16 +224,12 @@ class Life:
         return self._failure
 
     def kill(self) -> None:
-        self.end()
-
-    def end(self) -> None:
-        """For good: Ray does not start it again."""
         import ray
-        ray.kill(self._worker, no_restart=True)
+        ray.kill(self._worker)
 
     def join(self) -> None:
         import ray
-        ray.wait([self.reference], timeout=KILL_TIMEOUT)
+        ray.wait([self.next], timeout=KILL_TIMEOUT)
 
 
 def _on_rays_device(context: Context) -> Context:

@@ -1,0 +1,78 @@
+"""A Ray cluster of several nodes on this machine, made with Ray's own cluster_utils in a process of its own.
+
+    python -m tests.reliability.cluster FOLDER HEAD_CPUS NODE_CPUS...
+
+prints the address when it is up, then obeys lines of its input: `add CPUS`, `kill` (the node added last, as if its machine lost power).
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+TOKEN = "a-token-of-the-tests-" + "0" * 16
+ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0",
+               "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_prestart_worker_first_driver": "0", "RAY_worker_niceness": "0"}
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+class Nodes:
+    """The cluster, from outside. Use as a context manager: it ends with its processes and its folder."""
+
+    def __init__(self, *cpus: int):
+        self.folder = tempfile.mkdtemp(prefix="rc_", dir="/tmp")  # short: Ray's sockets lie in it
+        self.process = subprocess.Popen([sys.executable, "-m", "tests.reliability.cluster", self.folder, *map(str, cpus)], cwd=PROJECT,
+                                        env={**os.environ, **ENVIRONMENT}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.address = self._answer()
+
+    def __enter__(self) -> "Nodes":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.stdin.close()
+        try:
+            self.process.wait(30)
+        finally:
+            self.process.kill()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def kill(self) -> None:
+        self._say("kill")
+
+    def add(self, cpus: int) -> None:
+        self._say(f"add {cpus}")
+
+    def _say(self, line: str) -> None:
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        assert self._answer() == "done"
+
+    def _answer(self) -> str:
+        line = self.process.stdout.readline().strip()
+        assert line, "the cluster's process has ended"
+        return line
+
+
+def main(folder: str, cpus: list[int]) -> None:
+    os.environ["RAY_TMPDIR"] = folder
+    os.makedirs(os.path.join(folder, "ray"))
+    from ray.cluster_utils import Cluster
+
+    common = {"object_store_memory": 80 << 20, "node_ip_address": "127.0.0.1"}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], "include_dashboard": False, **common})
+    nodes = [cluster.add_node(num_cpus=count, **common) for count in cpus[1:]]
+    print(cluster.address, flush=True)
+    for line in sys.stdin:
+        word, *count = line.split()
+        if word == "add":
+            nodes.append(cluster.add_node(num_cpus=int(count[0]), **common))
+        else:
+            cluster.remove_node(nodes.pop(), allow_graceful=False)
+        print("done", flush=True)
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], list(map(int, sys.argv[2:])))
