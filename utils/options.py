@@ -35,7 +35,7 @@ class Run:
     machine: str = "local"                           # with the timestamp it names the run: logs/<machine>_<timestamp>/
     timestamp: str | None = None                     # None: now; in mode 2 the newest run of the row
     seed: int = setting(1, low=0)                    # of all randomness
-    engine: str = "local"                            # local: processes; inline: one process, bit for bit reproducible on a CPU; ray: a cluster
+    engine: str = "local"                            # local: processes; inline: one process, reproducible on a CPU; ray: a cluster
     num_actors: int = setting(1, low=1)              # processes that play
     num_envs_per_actor: int | None = setting(None, low=1)  # environments stepped together; None: what the row says, or 8
     num_learners: int = setting(1, low=1)            # processes that learn; a batch and a memory are each one's

@@ -83,13 +83,8 @@ def _names(options: Options) -> list[str]:
              if value is None or not FILE_NAME.fullmatch(value)]
     if options.engine not in EnginesDict and ":" not in options.engine:
         found.append(f"engine={options.engine!r} is unknown{suggestion(options.engine, EnginesDict)}; there are {', '.join(EnginesDict)}")
-<<<<<<< HEAD
-=======
     elif hasattr(EnginesDict[options.engine], "problems"):
         found += EnginesDict[options.engine].problems(options)
-    if options.num_learners > 1:
-        found.append(f"num_learners={options.num_learners}: there is one learner so far, num_learners must be 1")
->>>>>>> c37885d (Engine ray: single-processes as Ray actors on one machine; chunks as buffers, an ingest and a link for actors on other nodes)
     return found
 
 

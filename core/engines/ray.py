@@ -11,7 +11,6 @@ import importlib.util
 import pickle
 import sys
 import time
-import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,14 +53,18 @@ class RayEngine(LocalEngine):
             return error.exit_code
         try:
             check_room(self._needs, cluster.home)
-            self._arguments = self._prepared(cluster)
-            self._settle(cluster)
+            self._cluster = cluster
             return super().run(roles)
         except ClusterError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             return error.exit_code
         finally:
             cluster.close()
+
+    def _run(self) -> None:
+        self._arguments = self._prepared(self._cluster)
+        self._settle(self._cluster)
+        super()._run()
 
     # start ------------------------------------------------------------------------------------------------------------
     def _resources(self, role: str) -> dict[str, float]:
@@ -75,12 +78,13 @@ class RayEngine(LocalEngine):
     def _prepared(self, cluster: Cluster) -> tuple[Any, ...]:
         """What every worker is given, stored once."""
         import ray
+
         from core.engines.ray_ingest import Ingest
         from core.engines.ray_link import Facts
         context, self._home = pickle.dumps(self._context), self._at(cluster.home)
         ingest, facts = None, None
-        if not cluster.alone and self._context.memory is not None:
-            memory = self._context.memory
+        if not cluster.alone and self._context.memories:
+            memory = self._context.memories[0]
             facts = Facts(self._options, self._context.spec, self._context.roles, memory.layout, memory.window)
             ingest = ray.remote(Ingest).options(num_cpus=0, scheduling_strategy=self._home, max_restarts=-1,
                                                 max_concurrency=100 + 2 * self._params.chunks_in_flight * self._options.num_actors).remote(
@@ -114,6 +118,7 @@ class RayEngine(LocalEngine):
 
     def _worker(self, place: Place) -> Any:
         import ray
+
         from core.engines.ray_worker import Worker
         need, strategy = self._resources(place.role), "SPREAD" if place.role == "actor" else self._home
         return ray.remote(Worker).options(num_cpus=need["CPU"], num_gpus=need["GPU"], scheduling_strategy=strategy).remote(
@@ -234,6 +239,6 @@ class Life:
 
 def _on_rays_device(context: Context) -> Context:
     """Ray shows a process only the GPU it gave it."""
-    if not context.options.device.startswith("cuda:"):
+    if not context.options.device.startswith("cuda"):
         return context
-    return dataclasses.replace(context, options=dataclasses.replace(context.options, device="cuda"))
+    return dataclasses.replace(context, options=dataclasses.replace(context.options, device="cuda:0"))

@@ -1,5 +1,6 @@
 """A Ray cluster for the time of one run: made on this machine, closed to everybody else, or joined where `ray.address` says."""
 
+import logging
 import math
 import os
 import secrets
@@ -29,7 +30,8 @@ class Cluster:
 
     def __init__(self, params: RayParams, needs: dict[str, dict[str, float]], environment: dict[str, str]):
         """`needs`: of every process of the run, by its name, the CPUs and GPUs. Raises ClusterError."""
-        self._params, self._folder, self._sweeper = params, "", None
+        self._params, self._folder = params, ""
+        self._sweeper: subprocess.Popen | None = None
         os.environ.update({name: os.environ.get(name, value) for name, value in (ALWAYS | environment).items()})
         if params.address is None:
             self._start(needs)
@@ -59,13 +61,13 @@ class Cluster:
             try:
                 socket.create_connection((host, int(port)), self._params.connect_timeout).close()
             except (OSError, ValueError) as error:
-                raise ClusterError(f"ray.address={address}: nothing answers there ({error}); is the head node up, and the port open?") from None
+                raise ClusterError(f"ray.address={address}: nothing answers there ({error}); is the head up, and the port open?") from None
         self._init(address=address)
 
     def _init(self, **arguments: Any) -> None:
         import ray
         try:
-            ray.init(logging_level="error", **arguments)
+            ray.init(logging_level=logging.ERROR, **arguments)
         except Exception as error:
             where = "Ray on this machine" if self.alone else f"the Ray cluster at ray.address={self._params.address}"
             self.close()
@@ -91,10 +93,10 @@ def check_room(needs: dict[str, dict[str, float]], home: str) -> None:
         node = next((node for node in nodes if all(node.get(kind, 0.0) >= amount for kind, amount in need.items())), None)
         if node is None:
             wanted = {kind: sum(each[kind] for each in needs.values()) for kind in ("CPU", "GPU")}
+            where = "" if name.startswith("actor") else " on the node of main.py"
             raise ClusterError(
-                f"{name} needs {_resources(need)}{'' if name.startswith('actor') else ' on the node of main.py'} and finds no room: the run needs "
-                f"{_resources(wanted)} in all, the {len(left)} nodes of the cluster have {_resources(total)}; "
-                "add nodes, lower num_actors, or ray.actor_cpus, ray.learner_cpus, ray.evaluator_cpus")
+                f"{name} needs {_resources(need)}{where} and finds no room: the run needs {_resources(wanted)} in all, the cluster's nodes "
+                f"({len(left)}) have {_resources(total)}; add nodes, or lower num_actors or ray.actor_cpus, ray.learner_cpus")
         for kind, amount in need.items():
             node[kind] = node.get(kind, 0.0) - amount
 

@@ -36,9 +36,8 @@ class Ingest:
 
     def __init__(self, context: bytes, parameters_period: float):
         self._context: Context = pickle.loads(context)
-        assert self._context.memory is not None
-        self._memory, self._period = self._context.memory, parameters_period
-        self._format = ChunkFormat(self._memory.layout, self._memory.window.length)
+        self._period, memory = parameters_period, self._context.memories[0]
+        self._format = ChunkFormat(memory.layout, memory.window.length)
         self._senders: dict[int, Sender] = {}
         self._version, self._offered, self._parameters = 0, float("-inf"), list[Any]()
 
@@ -88,7 +87,8 @@ class Ingest:
         """Agent steps and ends of episodes in it. The writer is made with the first chunk: it ends what the last life left open."""
         chunk = self._format.unpack(buffer)
         if sender.writer is None:
-            sender.writer = self._memory.writer(index)
+            memory, number = self._context.memory_of(index)
+            sender.writer = memory.writer(number)
         return sender.writer.store(chunk), int(chunk.fields["last"][:-1].sum())
 
     def _count(self, index: int, sender: Sender, num_bytes: int, steps: int) -> None:

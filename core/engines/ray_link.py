@@ -42,7 +42,7 @@ class Facts(NamedTuple):
     options: Any
     spec: EnvSpec
     roles: tuple[tuple[str, int], ...]
-    layout: Layout       # of the rings its rows go to
+    layout: Layout       # of rings like the one its rows go to
     window: WindowSpec
 
 
@@ -103,7 +103,7 @@ class Link:
 
 def remote_context(facts: Facts, link: Link) -> Context:
     """A context whose shared parts are this end of the line."""
-    shared: dict[str, Any] = {"memory": RemoteMemory(facts, link), "parameters": RemoteParameters(link),
+    shared: dict[str, Any] = {"memories": (RemoteMemory(facts, link),), "parameters": RemoteParameters(link),
                               "clock": RemoteClock(facts.options.clock, link), "logs": RemoteLogs(link)}
     return Context(facts.options, facts.spec, facts.roles, **shared)
 

@@ -9,7 +9,7 @@ from core.settings import setting
 class RayParams:
     """CPUs and GPUs are Ray's logical resources: they decide where processes go, not what they may use."""
 
-    address: str | None = None                               # host:port of a cluster's head, or auto; None: Ray on this machine for this run
+    address: str | None = None                               # host:port of a cluster's head, or auto; None: of this machine alone
     actor_cpus: float = setting(1.0, low=0)                  # a process
     actor_gpus: float = setting(0.0, low=0)
     learner_cpus: float = setting(1.0, low=0)
