@@ -6,7 +6,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 TORCH := $(shell grep '^torch==' requirements.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint bench history sampling tensorboard clean
+.PHONY: help train test test-ray lint bench bench-ray history sampling tensorboard clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -17,6 +17,9 @@ train: $(VENV)/.installed       ## train what the lines of utils/options.py say;
 test: $(VENV)/.installed-dev    ## all tests; ARGS="tests/utils -x" goes to pytest
 	$(RUN) -m pytest $(ARGS)
 
+test-ray: $(VENV)/.installed-dev ## the Ray engine on clusters of several nodes, losing some of them: a quarter of an hour
+	$(RUN) -m pytest tests/reliability/test_ray.py -m cluster $(ARGS)
+
 lint: $(VENV)/.installed-dev    ## ruff and mypy
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
@@ -24,6 +27,10 @@ lint: $(VENV)/.installed-dev    ## ruff and mypy
 bench: $(VENV)/.installed-bench ## speed against stable-baselines3 and against this machine's ceiling, side by side: half an hour
 	$(RUN) -m benchmarks.speed $(ARGS)
 	$(RUN) -m benchmarks.onpolicy $(ONPOLICY)
+
+bench-ray: $(VENV)/.installed-dev ## the Ray engine against the local one, and the way from node to node: docs/scaling.md
+	$(RUN) -m benchmarks.ray_engine $(ARGS)
+	$(RUN) -m benchmarks.scaling > docs/scaling.md
 
 history: $(VENV)/.installed     ## memory that a million steps of Atari take, packed and raw; ARGS="--steps 20000" is a quick try
 	$(RUN) -m benchmarks.history $(ARGS)
@@ -48,7 +55,7 @@ $(VENV)/.installed: $(VENV)/.torch
 	$(PIP) -r requirements.txt
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.torch requirements-dev.txt requirements-minatar.txt requirements-video.txt requirements-plots.txt
+$(VENV)/.installed-dev: $(VENV)/.torch requirements-dev.txt requirements-minatar.txt requirements-video.txt requirements-plots.txt requirements-ray.txt
 	$(PIP) -r requirements-dev.txt
 	@touch $@ $(VENV)/.installed
 

@@ -3,9 +3,10 @@
 import sys
 from collections.abc import Sequence
 
+from utils import runs
 from utils.command_line import read_options, refuse
 from utils.factory import EnginesDict, ProcessesDict
-from utils.refused import Refused
+from utils.refused import BAD_CONFIGURATION, Refused
 from utils.run import prepare
 
 
@@ -18,7 +19,10 @@ def main(arguments: Sequence[str]) -> int:
         refuse(refused)
     options = context.options
     engine = EnginesDict[options.engine](context, ProcessesDict)
-    return agent.launch(engine, options.mode, options.num_actors, options.num_learners)
+    code = agent.launch(engine, options.mode, options.num_actors, options.num_learners)
+    if code == BAD_CONFIGURATION:
+        runs.release(options)
+    return code
 
 
 if __name__ == "__main__":  # spawned processes import this file

@@ -97,6 +97,14 @@ def save(options: Options, file_settings: Mapping[str, Any]) -> None:
         raise Refused([f"the run's folder cannot be written: {error}"]) from None
 
 
+def release(options: Options) -> None:
+    """A run that was refused after it was claimed, before anything was written, leaves nothing."""
+    folder = options.log_folder
+    if options.mode == 1 and folder.exists() and [path.name for path in folder.iterdir()] == [RUN_FILE]:
+        (folder / RUN_FILE).unlink()
+        folder.rmdir()
+
+
 def now() -> str:
     return time.strftime("%Y%m%d-%H%M%S")
 

@@ -20,6 +20,7 @@ from utils.options import Options
 FILE_NAME = re.compile(r"[\w.+-]+")
 SIZED = {"agent", "memory", "model", "actor", "clock", "storage", "num_actors", "num_envs_per_actor", "num_learners"}  # sizes follow from
 PROCESS_BYTES = 150 << 20  # memory of its own that a process needs beside the shared rows, roughly
+RAY_BYTES = 500 << 20      # the same of Ray's own processes
 
 
 def problems(options: Options) -> list[str]:
@@ -212,7 +213,8 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
         return [f"clock.learn_start={clock.learn_start} plus clock.tolerance={clock.tolerance} must be at least {first} agent steps, which "
                 f"{streams} environments take to store a window of {length + 1} rows"]
     stored = sum(each.nbytes + options.memory_class.own_bytes(options.memory, each, length) for each in (rows, *others))
-    needed, free = stored + PROCESS_BYTES * (options.num_actors + options.num_learners + 3), available_bytes()
+    outside = options.ray.object_store_bytes + RAY_BYTES if options.engine == "ray" else 0
+    needed, free = stored + outside + PROCESS_BYTES * (options.num_actors + options.num_learners + 3), available_bytes()
     if needed <= free:
         return []
     each = f" for each of {options.num_learners} learners" if others else ""

@@ -13,7 +13,8 @@ from typing import Any
 from core.engines.ray_params import RayParams
 
 # Before ray is imported. The first keeps a node on 127.0.0.1, where nothing from outside can reach it.
-ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
+ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0",
+         "RAY_gcs_rpc_server_reconnect_timeout_s": "10"}
 ALWAYS = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_COLOR_PREFIX": "0", "RAY_DEDUP_LOGS": "0"}
 LONGEST_FOLDER = 30  # characters: Ray's sockets have long paths in it, and 107 are the most
 SWEEP = 'read gone; for try in 1 2 3; do rm -rf -- "$1"; sleep 0.5; done'  # as soon as the other end of its input is closed

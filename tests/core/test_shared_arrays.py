@@ -1,5 +1,8 @@
 import multiprocessing
 import os
+import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -27,6 +30,24 @@ def test_a_spawned_process_shares_the_arrays_and_nothing_is_left_in_dev_shm():
     assert arrays["values"].tolist() == [-1, -2, -3, -4] and arrays["counters"].tolist()[1][0] == 1 << 40
     del arrays
     assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_a_process_that_is_no_child_opens_the_arrays_where_they_are_and_finds_them_gone_later():
+    arrays = SharedArrays(SPECS)
+    sent = pickle.dumps(arrays)
+    program = "import pickle, sys; arrays = pickle.load(sys.stdin.buffer); arrays['values'][...] = [5, 6, 7, 8]"
+    subprocess.run([sys.executable, "-c", program], input=sent, check=True, timeout=60)
+    assert arrays["values"].tolist() == [5, 6, 7, 8]
+    descriptor = arrays._fd
+    del arrays
+    with pytest.raises(ConnectionError):
+        pickle.loads(sent)
+    other = os.memfd_create("another")
+    os.dup2(other, descriptor)
+    with pytest.raises(ConnectionError, match="no longer"):
+        pickle.loads(sent)
+    os.close(other)
+    os.close(descriptor)
 
 
 def test_arrays_start_at_zero_and_do_not_overlap():

@@ -1,0 +1,136 @@
+"""The ingest and an actor's end of the line, without Ray: one event loop, calls in place of messages."""
+
+import asyncio
+import pickle
+import time
+
+import pytest
+
+ray = pytest.importorskip("ray")
+
+from core.engines.ray import RayEngine  # noqa: E402
+from core.engines.ray_cluster import ClusterError, check_room  # noqa: E402
+from core.engines.ray_ingest import Ingest, StaleSender  # noqa: E402
+from core.engines.ray_link import Facts, Link, remote_context  # noqa: E402
+from core.single_processes.actor import actor  # noqa: E402
+from utils.command_line import read_options  # noqa: E402
+from utils.run import prepare  # noqa: E402
+
+NOTHING = ("--evaluator.max_steps", "1", "--clock.learn_start", "100", "--num_envs_per_actor", "4", "--num_actors", "2")
+
+
+class Wire:
+    """Ray's part: `get` and `wait` of calls that an event loop runs when somebody looks."""
+
+    def __init__(self, monkeypatch, ingest):
+        self.loop, self.held = asyncio.new_event_loop(), {}
+        for name in ("hello", "put", "listen"):
+            setattr(self, name, type("Method", (), {"remote": staticmethod(self._caller(getattr(ingest, name)))}))
+        monkeypatch.setattr(ray, "get", self.get)
+        monkeypatch.setattr(ray, "wait", self.wait)
+        monkeypatch.setattr(ray, "put", lambda value: self.loop.create_task(self._value(value)))
+
+    def _caller(self, method):
+        return lambda *arguments: self.loop.create_task(method(*arguments))
+
+    async def _value(self, value):
+        return value
+
+    def get(self, task, timeout=None):
+        return self.loop.run_until_complete(task)
+
+    def wait(self, tasks, num_returns=1, timeout=None):
+        self.loop.run_until_complete(asyncio.wait(tasks, timeout=min(timeout, 0.05)))
+        return [task for task in tasks if task.done()], [task for task in tasks if not task.done()]
+
+
+@pytest.fixture
+def line(tmp_path, monkeypatch):
+    """A run's context, an ingest that shares its memory, and what stands for Ray."""
+    def made(*words):
+        context, agent = prepare(read_options(["--root", str(tmp_path), *NOTHING, *words]))
+        context.parameters.publish(agent.model)
+        ingest = Ingest(pickle.dumps(context), 0.0)
+        return context, agent, ingest, Wire(monkeypatch, ingest)
+    return made
+
+
+def facts(context):
+    memory = context.memories[0]
+    return Facts(context.options, context.spec, context.roles, memory.layout, memory.window)
+
+
+def test_an_actor_at_the_end_of_a_line_fills_its_ring_counts_and_reports(line):
+    context, agent, ingest, wire = line("--config", "rainbow-cartpole")
+    link = Link(wire, 1, 2)
+    playing = actor(remote_context(facts(context), link), 1)
+    while context.clock.agent_steps < 500:
+        next(playing)
+    ring, clock = context.memories[0].trajectories, context.clock
+    assert ring.written()[0] == 0 and ring.written()[1] * 4 == clock.inserted + ring.arrays["last"][1, :ring.written()[1]].sum()
+    assert clock.episodes and link.news.version == 1 and clock.has_beaten(context.process_ind("actor", 1))
+    assert any(record.name == "actor/episodic_return" for record in context.logs.drain()[0])
+    context.parameters.publish(agent.model)
+    while link.news.version < 2:
+        next(playing)
+    clock.stop()
+    for _ in range(10_000):
+        if next(playing, None) is None:
+            break
+    else:
+        raise AssertionError("the actor has not heard of the stop")
+
+
+def test_no_more_chunks_are_on_their_way_than_allowed_and_the_ring_is_never_overrun(line):
+    context, _, ingest, wire = line("--config", "impala-cartpole", "--clock.learn_start", "1", "--memory.capacity", "16")
+    link = Link(wire, 0, 3)
+    playing = actor(remote_context(facts(context), link), 0)
+    most = 0
+    for _ in range(400):
+        next(playing)
+        most = max(most, len(link._in_flight))
+    memory = context.memories[0]
+    assert most == 3 and 16 <= memory.unread() <= 16 + 4  # a chunk of 4 streams that was begun below 16
+    before = memory.trajectories.written()[0]
+    memory.shared["taken"][0] += 4  # a learner has read one chunk
+    deadline = time.monotonic() + 20
+    while memory.trajectories.written()[0] == before:
+        next(playing)
+        assert time.monotonic() < deadline
+    assert memory.trajectories.written()[0] == before + memory.layout.chunk_length
+
+
+def test_a_life_that_was_replaced_stores_nothing_more(line):
+    context, _, ingest, wire = line("--config", "dqn-cartpole")
+    first = Link(wire, 0, 2)
+    playing = actor(remote_context(facts(context), first), 0)
+    while not context.clock.agent_steps:
+        next(playing)
+    Link(wire, 0, 2)
+    written = context.memories[0].trajectories.written().tolist()
+    with pytest.raises(StaleSender):
+        for _ in range(200):
+            next(playing)
+    assert context.memories[0].trajectories.written().tolist() == written
+
+
+def test_bad_settings_are_named_before_a_start(monkeypatch):
+    options = read_options(["--config", "dqn-cartpole", "--engine", "ray"])
+    assert RayEngine.problems(options) == []
+    with pytest.raises(SystemExit) as ended:
+        read_options(["--config", "dqn-cartpole", "--engine", "ray", "--ray.address", "ray://10.0.0.1:10001"])
+    assert ended.value.code == 2
+    monkeypatch.setattr("core.engines.ray.importlib.util.find_spec", lambda name: None)
+    assert RayEngine.problems(options) == ['engine=ray needs a package that is not installed: pip install -e ".[ray]"']
+
+
+@pytest.mark.parametrize("cpus, fits", [((3, 1), True), ((2, 2), True), ((2, 1), False), ((1, 9), False)])
+def test_a_process_needs_its_cpus_on_one_node_and_the_learner_at_home(monkeypatch, cpus, fits):
+    nodes = [{"NodeID": name, "Alive": True, "Resources": {"CPU": float(count)}} for name, count in zip(("home", "other"), cpus)]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    needs = {name: {"CPU": 1.0, "GPU": 0.0} for name in ("actor 0", "actor 1", "learner 0", "evaluator 0")}
+    if fits:
+        check_room(needs, "home")
+    else:
+        with pytest.raises(ClusterError, match="needs 1 CPUs.* finds no room: the run needs 4 CPUs"):
+            check_room(needs, "home")
