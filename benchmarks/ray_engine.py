@@ -23,7 +23,8 @@ from core.machine import versions
 
 RUNS = {"dqn-minatar-breakout": ("--config", "dqn-minatar-breakout", "--num_actors", "2"),
         "impala-cartpole": ("--config", "impala-cartpole", "--num_actors", "2")}
-WAYS = {"Pong 84x84, raw": ("dqn-pong", "raw"), "Pong 84x84, lz4": ("dqn-pong", "lz4"), "MinAtar Breakout, raw": ("dqn-minatar-breakout", "raw"),
+WAYS = {"Pong 84x84, raw": ("dqn-pong", "raw"), "Pong 84x84, lz4": ("dqn-pong", "lz4"),
+        "MinAtar Breakout": ("dqn-minatar-breakout", "raw"),
         "CartPole": ("dqn-cartpole", "raw")}
 
 

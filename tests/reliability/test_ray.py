@@ -123,7 +123,7 @@ def test_four_nodes_go_on_when_one_is_lost_and_take_in_one_that_joins(tmp_path, 
             program.until(lambda: "has no place now" in program.output, 60, "its actor to be without a place")
             program.until_training(program.agent_steps() + 1_000, seconds=100)
             cluster.add(1)
-            program.until(lambda: len([name for name in workers(cluster) if name.startswith("actor")]) == 3, 90, "the actor to have a place")
+            program.until(lambda: {"actor 0", "actor 1", "actor 2"} <= workers(cluster).keys(), 90, "the actor to have a place")
             program.until_training(program.agent_steps() + 1_000, seconds=100)
             cluster.kill()
             program.until(lambda: program.output.count("has no place now") == 2, 90, "its actor to be without a place again")

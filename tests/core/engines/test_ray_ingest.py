@@ -23,7 +23,7 @@ class Wire:
     """Ray's part: `get` and `wait` of calls that an event loop runs when somebody looks."""
 
     def __init__(self, monkeypatch, ingest):
-        self.loop, self.held = asyncio.new_event_loop(), {}
+        self.loop = asyncio.new_event_loop()
         for name in ("hello", "put", "listen"):
             setattr(self, name, type("Method", (), {"remote": staticmethod(self._caller(getattr(ingest, name)))}))
         monkeypatch.setattr(ray, "get", self.get)
@@ -36,6 +36,13 @@ class Wire:
     async def _value(self, value):
         return value
 
+    def close(self):
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self.loop.close()
+
     def get(self, task, timeout=None):
         return self.loop.run_until_complete(task)
 
@@ -47,12 +54,18 @@ class Wire:
 @pytest.fixture
 def line(tmp_path, monkeypatch):
     """A run's context, an ingest that shares its memory, and what stands for Ray."""
+    wires = []
+
     def made(*words):
         context, agent = prepare(read_options(["--root", str(tmp_path), *NOTHING, *words]))
         context.parameters.publish(agent.model)
         ingest = Ingest(pickle.dumps(context), 0.0)
-        return context, agent, ingest, Wire(monkeypatch, ingest)
-    return made
+        wires.append(Wire(monkeypatch, ingest))
+        return context, agent, ingest, wires[-1]
+
+    yield made
+    for wire in wires:
+        wire.close()
 
 
 def facts(context):
@@ -132,5 +145,5 @@ def test_a_process_needs_its_cpus_on_one_node_and_the_learner_at_home(monkeypatc
     if fits:
         check_room(needs, "home")
     else:
-        with pytest.raises(ClusterError, match="needs 1 CPUs.* finds no room: the run needs 4 CPUs"):
+        with pytest.raises(ClusterError, match=r"needs 1 CPUs.* finds no room: the run needs 4 CPUs"):
             check_room(needs, "home")
