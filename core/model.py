@@ -33,7 +33,7 @@ class Model(nn.Module, ABC):
 
     Params: ClassVar[type]
     head: ClassVar[str]             # "q": action values [B, A]; "recurrent-q": the same of Inputs; "distribution": [B, A, atoms];
-                                    # "actor-critic": ActorCriticOutput
+                                    # "actor-critic": ActorCriticOutput; those of PolicyAndCritic
     observations: ClassVar[str]     # "image" or "vector"
 
     def __init__(self, params: Any, spec: EnvSpec):
@@ -54,6 +54,30 @@ class Model(nn.Module, ABC):
         length, batch_size = observations.shape[:2]
         output, state = self(observations.flatten(0, 1), state)
         return _unflatten(output, (length, batch_size)), state
+
+
+class PolicyAndCritic(Model):
+    """Two networks without a common parameter, for actions of A numbers in -1 .. 1. Recurrent state: none. By `head`:
+
+    - "policy-value": policy to actions [B, A], critic to values [B]
+    - "policy-distribution": critic to logits [B, atoms] of the return
+    - "policy-twin-value": critic to the values of two, [2, B]
+    - "gaussian-twin-value": likewise, and policy to means and logarithms of deviations [B, 2 A], before tanh
+    """
+
+    policy: nn.Module  # of what `prepare` returns
+    critic: nn.Module  # of that and actions [B, A] in -1 .. 1
+
+    @abstractmethod
+    def prepare(self, observation: Tensor) -> Tensor:
+        """Stored observations [B, *observation_shape] as both networks, and their targets, take them: floats [B, ...]."""
+
+    def observe(self, observation: Tensor) -> None:
+        """See stored observations [B, *observation_shape] that are learnt from: models that normalise keep their statistics in buffers."""
+
+    def forward(self, observation: Tensor, state: State = ()) -> tuple[Tensor, State]:
+        """What the policy says."""
+        return self.policy(self.prepare(observation)), state
 
 
 def restart(state: State, first: np.ndarray | Tensor, initial: State) -> State:

@@ -46,12 +46,12 @@ class Optimizer:
         return SCHEDULES[params.lr_schedule](self._updates, params.lr, params.lr_end, params.lr_updates, params.lr_decay)
 
     def step(self, loss: Tensor) -> tuple[Tensor, bool]:
-        """Backpropagate, clip, step. Returns the gradient's norm before clipping and whether the step was taken.
+        """Backpropagate to its own parameters alone, clip, step. Returns the gradient's norm before clipping and whether the step was taken.
 
         A loss or gradient that is not finite changes nothing.
         """
         self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward(inputs=self._parameters)
         if self._params.clip_value:
             nn.utils.clip_grad_value_(self._parameters, self._params.clip_value)
         norm = nn.utils.clip_grad_norm_(self._parameters, self._params.clip_norm or float("inf"), foreach=True)

@@ -86,14 +86,20 @@ ModelsDict = Factory("model_type", {
     "feature-ac": "core.models.actor_critic_cnn:FeatureAC",
     "small-ac": "core.models.actor_critic_cnn:SmallAC",
     "minatar-ac": "core.models.actor_critic_cnn:MinAtarAC",
-    "mlp-ac": "core.models.actor_critic_mlp:MLPAC"})
+    "mlp-ac": "core.models.actor_critic_mlp:MLPAC",
+    "ddpg-mlp": "core.models.ddpg:DDPGMLP",
+    "ddpg-cnn": "core.models.ddpg:DDPGCNN",
+    "d4pg-mlp": "core.models.d4pg:D4PGMLP",
+    "d4pg-cnn": "core.models.d4pg:D4PGCNN"})
 
 AgentsDict = Factory("agent_type", {
     "dqn": "core.agents.dqn:DQN",
     "rainbow": "core.agents.rainbow:Rainbow",
     "r2d2": "core.agents.r2d2:R2D2",
     "impala": "core.agents.impala:Impala",
-    "impact": "core.agents.impact:Impact"})
+    "impact": "core.agents.impact:Impact",
+    "ddpg": "core.agents.ddpg:DDPG",
+    "d4pg": "core.agents.d4pg:D4PG"})
 
 ProcessesDict = Factory("process", {
     "logger": "core.single_processes.logger:logger",

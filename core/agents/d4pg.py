@@ -1,0 +1,51 @@
+"""D4PG, distributed distributional deterministic policy gradients (Barth-Maron et al. 2018, SyZipzbCb).
+
+DDPG with a categorical critic on a range of returns that the task sets, n-step returns, many actors, uniform or prioritised replay
+(priority: the cross entropy less the target's own entropy). Deviation: a truncated episode bootstraps from its final observation.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from core.agents.control import ContinuousControl, ControlParams, CriticLosses, Step
+from core.ops.distributional import categorical_mean, categorical_projection, kl_loss
+from core.settings import setting
+
+
+@dataclass(frozen=True)
+class D4PGParams(ControlParams):
+    nstep: int = setting(5, low=1, high=100)           # steps of the return before it bootstraps (D4PG: 5)
+    v_min: float = setting(0.0)                        # the smallest return told apart, of the task
+    v_max: float = setting(1_000.0)                    # and the largest
+    lr: float = setting(1e-4, above=0)                 # learning rate of the policy at the start (D4PG: 1e-4)
+    critic_lr: float = setting(1e-4, above=0)          # and of the critic (D4PG: 1e-4)
+    noise_scale: float = setting(0.3, low=0)           # deviation of the noise, of the range's half width (D4PG: 0.3)
+    target_update: float = setting(100.0, above=0)     # below 1: soft update each time; else updates between copies (D4PG: 100)
+
+
+class D4PG(ContinuousControl):
+    Params = D4PGParams
+    head = "policy-distribution"
+
+    @classmethod
+    def problems(cls, params: D4PGParams) -> list[str]:
+        return [] if params.v_min < params.v_max else [f"agent.v_min={params.v_min} must be below agent.v_max={params.v_max}"]
+
+    def critic_losses(self, step: Step) -> CriticLosses:
+        """KL of Z(s, a) from the projection of R + D Z'(s_n, mu'(s_n)): the cross entropy's gradient (algorithm 1)."""
+        params = self.params
+        with torch.no_grad():
+            logits = self.target.critic(step.next_observation, self.target.policy(step.next_observation))  # [B, atoms]
+            target = categorical_projection(logits.softmax(1), step.returns, step.factors, params.v_min, params.v_max)
+        logits = self.model.critic(step.observation, step.action)
+        losses = kl_loss(logits, target)
+        return CriticLosses(losses, losses.detach().clamp(min=0), self._mean(logits.detach()))
+
+    def policy_loss(self, observation: Tensor) -> Tensor:
+        """- mean E[Z(s, mu(s))]."""
+        return -self._mean(self.model.critic(observation, self.model.policy(observation))).mean()
+
+    def _mean(self, logits: Tensor) -> Tensor:
+        return categorical_mean(logits, self.params.v_min, self.params.v_max)
