@@ -56,24 +56,38 @@ class Model(nn.Module, ABC):
         return _unflatten(output, (length, batch_size)), state
 
 
-class PolicyAndCritic(Model):
-    """Two networks without a common parameter, for actions of A numbers in -1 .. 1. Recurrent state: none. By `head`:
+class Critics(nn.ModuleList):
+    """Critics of the same, each with its own parameters and [B, N] of its own: [C, B, N]."""
 
-    - "policy-value": policy to actions [B, A], critic to values [B]
-    - "policy-distribution": critic to logits [B, atoms] of the return
-    - "policy-twin-value": critic to the values of two, [2, B]
+    def forward(self, observation: Tensor, action: Tensor) -> Tensor:
+        return torch.stack([critic(observation, action) for critic in self])
+
+
+PerceptronLayers = list[tuple[Tensor, Tensor]]  # weight [outputs, inputs] and bias [outputs] of linear layers with ReLU between them
+
+
+class PolicyAndCritic(Model):
+    """Networks without a common parameter, for actions of A numbers in -1 .. 1. `critic` gives [C, B, N]: N numbers of each of C critics.
+
+    - "policy-value": policy to actions [B, A], one critic of one value
+    - "policy-distribution": one critic of N atoms' logits
+    - "policy-twin-value": two critics of one value
     - "gaussian-twin-value": likewise, and policy to means and logarithms of deviations [B, 2 A], before tanh
     """
 
     policy: nn.Module  # of what `prepare` returns
-    critic: nn.Module  # of that and actions [B, A] in -1 .. 1
+    critic: Critics    # of that and actions [B, A] in -1 .. 1
 
     @abstractmethod
     def prepare(self, observation: Tensor) -> Tensor:
-        """Stored observations [B, *observation_shape] as both networks, and their targets, take them: floats [B, ...]."""
+        """Stored observations [B, *observation_shape] as all networks, and their targets, take them: floats [B, ...]."""
 
     def observe(self, observation: Tensor) -> None:
         """See stored observations [B, *observation_shape] that are learnt from: models that normalise keep their statistics in buffers."""
+
+    def perceptrons(self) -> tuple[PerceptronLayers, list[PerceptronLayers]] | None:
+        """The policy's layers, with tanh behind them, and each critic's, where that is all there is; None: there is more."""
+        return None
 
     def forward(self, observation: Tensor, state: State = ()) -> tuple[Tensor, State]:
         """What the policy says."""

@@ -46,15 +46,21 @@ class Optimizer:
         return SCHEDULES[params.lr_schedule](self._updates, params.lr, params.lr_end, params.lr_updates, params.lr_decay)
 
     def step(self, loss: Tensor) -> tuple[Tensor, bool]:
-        """Backpropagate to its own parameters alone, clip, step. Returns the gradient's norm before clipping and whether the step was taken.
+        """Backpropagate, then `apply`."""
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        return self.apply(loss)
+
+    def apply(self, loss: Tensor) -> tuple[Tensor, bool]:
+        """Clip the gradient that is there, and step. Returns its norm before clipping and whether the step was taken.
 
         A loss or gradient that is not finite changes nothing.
         """
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward(inputs=self._parameters)
         if self._params.clip_value:
             nn.utils.clip_grad_value_(self._parameters, self._params.clip_value)
-        norm = nn.utils.clip_grad_norm_(self._parameters, self._params.clip_norm or float("inf"), foreach=True)
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in self._parameters if parameter.grad is not None], foreach=True)
+        if self._params.clip_norm:
+            nn.utils.clip_grads_with_norm_(self._parameters, self._params.clip_norm, norm, foreach=True)
         taken = bool(torch.isfinite(norm + loss.detach()))
         if taken:
             for group in self._optimizer.param_groups:

@@ -1,13 +1,11 @@
 """Target networks: a copy of a network that follows it slowly, softly at every update or by copies now and then."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 
 @torch.no_grad()
-def follow(target: Sequence[Tensor], online: Sequence[Tensor], target_update: float, updates: int) -> None:
+def follow(target: list[Tensor], online: list[Tensor], target_update: float, updates: int) -> None:
     """Bring the target's tensors nearer to the online ones, after `updates` of them.
 
     target_update below 1: target += target_update (online - target) each time; else a copy every that many updates.

@@ -1,13 +1,13 @@
 """What the agents of continuous actions share: acting, noise, optimisers and targets of policy and critic, checkpoints.
 
-Their own files say how a critic learns and what a policy maximises. Policy and critic have no parameter in common, and each optimiser
-differentiates with respect to its own parameters alone, so no gradient of the policy's loss is ever made for the critic.
+Their own files say how a critic learns and what a policy maximises; core/agents/gradients.py differentiates that.
 """
 
 import copy
 import dataclasses
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from core.agent import ActorOutput, Agent, LearnerOutput
 from core.agents.action_noise import ActionNoise, ActionNoiseParams
+from core.agents.gradients import Gradients, gradients
 from core.env import Continuous, TimeStep
 from core.memory import Batch
 from core.model import PolicyAndCritic, State
@@ -38,6 +39,7 @@ class ControlParams(ActionNoiseParams, OptimizerParams):
     clip_norm: float = setting(0.0, low=0)               # of each network's gradient; 0: off
     target_update: float = setting(0.005, above=0)       # below 1: soft update each time; else updates between copies (DDPG: 0.001)
     policy_period: int = setting(1, low=1)               # updates of the critic for one of policy and targets (TD3: 2)
+    lean: bool = setting(True)                           # small networks on a CPU are differentiated by hand, which is faster; same numbers
 
 
 class Step(NamedTuple):
@@ -52,20 +54,31 @@ class Step(NamedTuple):
 
 class CriticLosses(NamedTuple):
     losses: Tensor      # [B]
-    priorities: Tensor  # [B] non-negative, no gradient
-    values: Tensor      # what the critic thinks of the actions, any shape, no gradient
+    slopes: Tensor      # [C, B, N] their derivative with respect to what the critics gave
+    priorities: Tensor  # [B] non-negative
+    values: Tensor      # what the critics think of the actions, any shape
+
+
+class PolicyLosses(NamedTuple):
+    losses: Tensor      # [B]
+    slopes: Tensor      # [1, B, N] their derivative with respect to what the first critic gave
 
 
 class ContinuousControl(Agent):
     actions = Continuous
     memories = ("shared", "prioritized")
     _model: PolicyAndCritic | None = None
-    _target: PolicyAndCritic | None = None
+    _gradients: Gradients | None = None
+    _policy_statistics: dict[str, Tensor] = {}
 
     # what it samples --------------------------------------------------------------------------------------------------
     @property
     def window(self) -> WindowSpec:
         return WindowSpec(self.params.nstep, (0, self.params.nstep))
+
+    @cached_property
+    def range(self) -> "ActionRange":
+        return ActionRange(self.spec.action)  # type: ignore[arg-type]
 
     # the actor's side -------------------------------------------------------------------------------------------------
     @property
@@ -90,7 +103,7 @@ class ContinuousControl(Agent):
         action = self.choose(observation, exploration is not None).cpu().numpy()
         if exploration is not None:
             action = exploration.explored(action, timestep.first)
-        return ActorOutput(in_space(action, self.spec.action), {}, state)
+        return ActorOutput(self.range.in_space(action), {}, state)
 
     def exploration(self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator) -> ActionNoise:
         return ActionNoise.of(self.params, actor_ind, num_actors, num_envs, self.spec.action.low.size, generator)  # type: ignore[union-attr]
@@ -100,48 +113,56 @@ class ContinuousControl(Agent):
 
     # the learner's side -----------------------------------------------------------------------------------------------
     @property
-    def target(self) -> PolicyAndCritic:
-        """The networks that say what comes after a step; made, with the optimisers, when learning begins."""
-        if self._target is None:
-            self._target = copy.deepcopy(self.model).requires_grad_(False)
+    def gradients(self) -> Gradients:
+        """Of the model, with its target; made, with the optimisers, when learning begins."""
+        if self._gradients is None:
             params = self.params
-            self._policy_optimizer = Optimizer(self.model.policy.parameters(), params)
-            self._critic_optimizer = Optimizer(self.model.critic.parameters(), dataclasses.replace(
+            self._target = copy.deepcopy(self.model).requires_grad_(False)
+            self._gradients = gradients(self.model, self._target, params.lean)
+            self._policy_optimizer = Optimizer([self._gradients.online.policy], params)
+            self._critic_optimizer = Optimizer([self._gradients.online.critic], dataclasses.replace(
                 params, lr=params.critic_lr, weight_decay=params.critic_weight_decay))
             self._updates = 0
-        return self._target
+        return self._gradients
+
+    def smoothed(self, action: Tensor) -> Tensor:
+        """The target policy's actions [B, A] as they are bootstrapped from."""
+        return action
 
     @abstractmethod
-    def critic_losses(self, step: Step) -> CriticLosses: ...
+    def critic_losses(self, step: Step, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
+        """Of what the critics say of the actions, and of what their targets say of what comes after; [C, B, N] both."""
 
     @abstractmethod
-    def policy_loss(self, observation: Tensor) -> Tensor:
-        """Scalar, of prepared observations [B, ...]."""
+    def policy_losses(self, outputs: Tensor) -> PolicyLosses:
+        """Of what the first critic, [1, B, N], says of the policy's own actions."""
 
     def learn(self, batch: Batch) -> LearnerOutput:
-        self.target  # noqa: B018  made before the first step
-        step = self.step_of(batch)
-        found = self.critic_losses(step)
-        loss = (batch.weights.to(self.device) * found.losses).mean()
-        grad_norm, stepped = self._critic_optimizer.step(loss)
+        networks, step = self.gradients, self.step_of(batch)
+        bootstrap = networks.bootstrap(step.next_observation, self.smoothed)
+        found = self.critic_losses(step, networks.criticise(step.observation, step.action), bootstrap)
+        shares = batch.weights.to(self.device) / len(batch.weights)  # [B]
+        loss = found.losses @ shares
+        networks.differentiate_critic(loss, found.slopes * shares[:, None])
+        grad_norm, stepped = self._critic_optimizer.apply(loss.detach())
         self._updates += 1
-        statistics = {"loss": loss.detach(), "grad_norm": grad_norm, "q_mean": found.values.mean(), "td_error": found.priorities.mean()}
         if stepped and self._updates % self.params.policy_period == 0:
-            stepped = self.improve(step.observation, statistics)
+            stepped = self._improve(step.observation)
+        statistics = {"loss": loss.detach(), "grad_norm": grad_norm, "q_mean": found.values.detach().mean(),
+                      "td_error": found.priorities.mean(), **self._policy_statistics}
         return LearnerOutput(statistics, found.priorities if stepped else None, skipped=not stepped)
 
-    def improve(self, observation: Tensor, statistics: dict[str, Tensor]) -> bool:
+    def _improve(self, observation: Tensor) -> bool:
         """An update of the policy and of the targets; False if it was not finite."""
-        loss = self.policy_loss(observation)
-        norm, stepped = self._policy_optimizer.step(loss)
+        networks, params = self.gradients, self.params
+        found = self.policy_losses(networks.criticise_policy(observation))
+        loss = found.losses.mean()
+        networks.differentiate_policy(loss, found.slopes / len(found.losses))
+        norm, stepped = self._policy_optimizer.apply(loss.detach())
         if stepped:
-            follow(self._followers(self.target), self._followers(self.model), self.params.target_update,
-                   self._updates // self.params.policy_period)
-        statistics |= {"policy_loss": loss.detach(), "policy_grad_norm": norm}
+            follow([networks.target.both], [networks.online.both], params.target_update, self._updates // params.policy_period)
+        self._policy_statistics = {"policy_loss": loss.detach(), "policy_grad_norm": norm}
         return stepped
-
-    def _followers(self, model: PolicyAndCritic) -> list[Tensor]:
-        return [*model.policy.parameters(), *model.critic.parameters()]
 
     def step_of(self, batch: Batch) -> Step:
         """The n-step transitions of a batch; the model has seen its observations afterwards."""
@@ -150,30 +171,38 @@ class ContinuousControl(Agent):
         observations = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
         self.model.observe(observations[0])
         observation, next_observation = (self.model.prepare(each) for each in observations)
-        action = from_space(window.actions[0], self.spec.action).to(self.device)  # type: ignore[arg-type]
-        return Step(observation, action, returns.to(self.device), factors.to(self.device), next_observation)
+        action = self.range.from_space(window.actions[0])
+        return Step(observation, action.to(self.device), returns.to(self.device), factors.to(self.device), next_observation)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "target": self.target.state_dict(),
+        self.gradients  # noqa: B018  made if nothing was learnt yet
+        return {"model": self.model.state_dict(), "target": self._target.state_dict(),
                 "policy_optimizer": self._policy_optimizer.state_dict(), "critic_optimizer": self._critic_optimizer.state_dict(),
                 "updates": self._updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.target.load_state_dict(state["target"])
+        self.gradients  # noqa: B018  made before anything is loaded into it
+        self._target.load_state_dict(state["target"])
         self.model.load_state_dict(state["model"])
         self._policy_optimizer.load_state_dict(state["policy_optimizer"])
         self._critic_optimizer.load_state_dict(state["critic_optimizer"])
         self._updates = state["updates"]
 
 
-def in_space(action: np.ndarray, space: Continuous) -> np.ndarray:
-    """Actions [E, A] in -1 .. 1 as the space wants them, [E, *shape] float32 within its bounds."""
-    middle, half = (space.high + space.low) / 2, (space.high - space.low) / 2
-    return (middle + half * action.reshape(-1, *space.low.shape)).clip(space.low, space.high).astype(np.float32)
+class ActionRange:
+    """The bounds of a space, between which actions of -1 .. 1 are stretched."""
 
+    def __init__(self, space: Continuous):
+        self._space, self._middle, self._half = space, (space.high + space.low) / 2, (space.high - space.low) / 2
+        self._tensors = tuple(torch.from_numpy(each.reshape(-1)) for each in (self._middle, np.where(self._half, self._half, 1)))
 
-def from_space(action: Tensor, space: Continuous) -> Tensor:
-    """The inverse: actions [B, *shape] as [B, A] in -1 .. 1; 0 where the bounds are one."""
-    middle, half = (torch.from_numpy(bound).to(action) for bound in ((space.high + space.low) / 2, (space.high - space.low) / 2))
-    return torch.where(half > 0, (action - middle) / half, 0.0).flatten(1)
+    def in_space(self, action: np.ndarray) -> np.ndarray:
+        """Actions [E, A] in -1 .. 1 as the space wants them, [E, *shape] float32 within its bounds."""
+        stretched = self._middle + self._half * action.reshape(-1, *self._middle.shape)
+        return stretched.clip(self._space.low, self._space.high).astype(np.float32)
+
+    def from_space(self, action: Tensor) -> Tensor:
+        """The inverse: actions [B, *shape] as [B, A] in -1 .. 1; 0 where the bounds are one."""
+        middle, half = self._tensors
+        return (action.flatten(1) - middle) / half

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from core.agents.control import ContinuousControl, ControlParams, CriticLosses, Step
+from core.agents.control import ContinuousControl, ControlParams, CriticLosses, PolicyLosses, Step
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss
 from core.settings import setting
 
@@ -33,19 +33,19 @@ class D4PG(ContinuousControl):
     def problems(cls, params: D4PGParams) -> list[str]:
         return [] if params.v_min < params.v_max else [f"agent.v_min={params.v_min} must be below agent.v_max={params.v_max}"]
 
-    def critic_losses(self, step: Step) -> CriticLosses:
+    def critic_losses(self, step: Step, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
         """KL of Z(s, a) from the projection of R + D Z'(s_n, mu'(s_n)): the cross entropy's gradient (algorithm 1)."""
-        params = self.params
-        with torch.no_grad():
-            logits = self.target.critic(step.next_observation, self.target.policy(step.next_observation))  # [B, atoms]
-            target = categorical_projection(logits.softmax(1), step.returns, step.factors, params.v_min, params.v_max)
-        logits = self.model.critic(step.observation, step.action)
-        losses = kl_loss(logits, target)
-        return CriticLosses(losses, losses.detach().clamp(min=0), self._mean(logits.detach()))
+        params, logits = self.params, outputs[0]  # [B, atoms]
+        target = categorical_projection(bootstrap[0].softmax(1), step.returns, step.factors, params.v_min, params.v_max)
+        losses, probabilities = kl_loss(logits, target), logits.detach().softmax(1)
+        return CriticLosses(losses, (probabilities - target)[None], losses.detach().clamp(min=0), probabilities @ self._atoms(logits))
 
-    def policy_loss(self, observation: Tensor) -> Tensor:
-        """- mean E[Z(s, mu(s))]."""
-        return -self._mean(self.model.critic(observation, self.model.policy(observation))).mean()
+    def policy_losses(self, outputs: Tensor) -> PolicyLosses:
+        """- E[Z(s, mu(s))], whose derivative with respect to the logit of atom i is - p_i (z_i - E[Z])."""
+        logits = outputs[0]
+        means, atoms = categorical_mean(logits, self.params.v_min, self.params.v_max), self._atoms(logits)
+        return PolicyLosses(-means, (logits.detach().softmax(1) * (means.detach()[:, None] - atoms))[None])
 
-    def _mean(self, logits: Tensor) -> Tensor:
-        return categorical_mean(logits, self.params.v_min, self.params.v_max)
+    def _atoms(self, logits: Tensor) -> Tensor:
+        """[atoms] their returns z."""
+        return torch.linspace(self.params.v_min, self.params.v_max, logits.shape[1], device=logits.device)

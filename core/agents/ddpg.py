@@ -7,21 +7,19 @@ bootstraps from its final observation.
 import torch
 from torch import Tensor
 
-from core.agents.control import ContinuousControl, ControlParams, CriticLosses, Step
+from core.agents.control import ContinuousControl, ControlParams, CriticLosses, PolicyLosses, Step
 
 
 class DDPG(ContinuousControl):
     Params = ControlParams
     head = "policy-value"
 
-    def critic_losses(self, step: Step) -> CriticLosses:
+    def critic_losses(self, step: Step, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
         """Squared errors of Q(s, a) against R + D Q'(s_n, mu'(s_n)) (equations 4 and 5)."""
-        with torch.no_grad():
-            bootstrap = self.target.critic(step.next_observation, self.target.policy(step.next_observation))  # [B]
-        values = self.model.critic(step.observation, step.action)
-        errors = step.returns + step.factors * bootstrap - values
-        return CriticLosses(errors.square(), errors.detach().abs(), values.detach())
+        values = outputs[0, :, 0]  # [B]
+        errors = values - (step.returns + step.factors * bootstrap[0, :, 0])
+        return CriticLosses(errors.square(), 2 * errors.detach()[None, :, None], errors.detach().abs(), values)
 
-    def policy_loss(self, observation: Tensor) -> Tensor:
-        """- mean Q(s, mu(s)) (equation 6)."""
-        return -self.model.critic(observation, self.model.policy(observation)).mean()
+    def policy_losses(self, outputs: Tensor) -> PolicyLosses:
+        """- Q(s, mu(s)) (equation 6)."""
+        return PolicyLosses(-outputs[0, :, 0], -torch.ones_like(outputs))

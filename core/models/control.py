@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from core.env import Continuous, EnvSpec
-from core.model import PolicyAndCritic
+from core.model import Critics, PerceptronLayers, PolicyAndCritic
 from core.models.normalization import RunningNormalization
 from core.models.torsos import image_shape, nature_convolutions, num_features, scaled_image
 from core.settings import setting
@@ -33,23 +33,14 @@ class ControlMLPParams(ControlParams):
 
 
 class Critic(nn.Module):
-    """Prepared observations and actions [B, A] to `outputs` numbers each, [B, outputs], or without one to values [B]."""
+    """Prepared observations and actions [B, A] to `outputs` numbers each, [B, outputs]."""
 
-    def __init__(self, torso: nn.Module, features: int, num_actions: int, params: ControlParams, outputs: int | None):
+    def __init__(self, torso: nn.Module, features: int, num_actions: int, params: ControlParams, outputs: int):
         super().__init__()
-        self.torso = torso
-        self.layers = nn.Sequential(*_layers(features + num_actions, params, outputs or 1),
-                                    *([nn.Flatten(0)] if outputs is None else []))
+        self.torso, self.layers = torso, _perceptron(features + num_actions, params, outputs)
 
     def forward(self, observation: Tensor, action: Tensor) -> Tensor:
         return self.layers(torch.cat([self.torso(observation), action], 1))
-
-
-class Twins(nn.ModuleList):
-    """Two critics of the same: values [2, B]."""
-
-    def forward(self, observation: Tensor, action: Tensor) -> Tensor:
-        return torch.stack([critic(observation, action) for critic in self])
 
 
 class ControlNetwork(PolicyAndCritic):
@@ -58,14 +49,11 @@ class ControlNetwork(PolicyAndCritic):
     def __init__(self, params: Any, spec: EnvSpec):
         super().__init__(params, spec)
         assert isinstance(spec.action, Continuous)
-        num_actions = math.prod(spec.action.low.shape)
-        torso, features = self.torso()
-        gaussian = self.head == "gaussian-twin-value"
-        self.policy = nn.Sequential(torso, *_layers(features, params, 2 * num_actions if gaussian else num_actions),
-                                    *([] if gaussian else [nn.Tanh()]))
-        outputs = params.atoms if self.head == "policy-distribution" else None
-        critics = [Critic(self.torso()[0], features, num_actions, params, outputs) for _ in range(2 if "twin" in self.head else 1)]
-        self.critic = Twins(critics) if "twin" in self.head else critics[0]
+        num_actions, features = math.prod(spec.action.low.shape), self.torso()[1]
+        last = [] if (gaussian := self.head == "gaussian-twin-value") else [nn.Tanh()]
+        self.policy = nn.Sequential(self.torso()[0], _perceptron(features, params, num_actions * (1 + gaussian)), *last)
+        outputs = params.atoms if self.head == "policy-distribution" else 1
+        self.critic = Critics(Critic(self.torso()[0], features, num_actions, params, outputs) for _ in range(1 + ("twin" in self.head)))
 
     def torso(self) -> tuple[nn.Module, int]:
         """What makes features [B, F] of prepared observations, and F."""
@@ -93,6 +81,11 @@ class MLPNetwork(ControlNetwork):
         if self.normalization:
             self.normalization.update(observation.float().flatten(1))
 
+    def perceptrons(self) -> tuple[PerceptronLayers, list[PerceptronLayers]] | None:
+        if self.params.layer_norm or self.head == "gaussian-twin-value":
+            return None
+        return _linear(self.policy), [_linear(critic) for critic in self.critic]
+
 
 class CNNNetwork(ControlNetwork):
     """The Nature DQN convolutions (Mnih et al. 2015), for 84x84."""
@@ -107,7 +100,7 @@ class CNNNetwork(ControlNetwork):
         return scaled_image(observation, self.spec)
 
 
-def _layers(inputs: int, params: ControlParams, outputs: int) -> list[nn.Module]:
+def _perceptron(inputs: int, params: ControlParams, outputs: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for units in params.hidden:
         layers += [nn.Linear(inputs, units), *([nn.LayerNorm(units)] if params.layer_norm else []), nn.ReLU()]
@@ -115,4 +108,8 @@ def _layers(inputs: int, params: ControlParams, outputs: int) -> list[nn.Module]
     last = nn.Linear(inputs, outputs)
     nn.init.uniform_(last.weight, -LAST_LAYER, LAST_LAYER)
     nn.init.uniform_(last.bias, -LAST_LAYER, LAST_LAYER)
-    return [*layers, last]
+    return nn.Sequential(*layers, last)
+
+
+def _linear(part: nn.Module) -> PerceptronLayers:
+    return [(layer.weight, layer.bias) for layer in part.modules() if isinstance(layer, nn.Linear)]
