@@ -90,7 +90,11 @@ ModelsDict = Factory("model_type", {
     "ddpg-mlp": "core.models.ddpg:DDPGMLP",
     "ddpg-cnn": "core.models.ddpg:DDPGCNN",
     "d4pg-mlp": "core.models.d4pg:D4PGMLP",
-    "d4pg-cnn": "core.models.d4pg:D4PGCNN"})
+    "d4pg-cnn": "core.models.d4pg:D4PGCNN",
+    "td3-mlp": "core.models.td3:TD3MLP",
+    "td3-cnn": "core.models.td3:TD3CNN",
+    "sac-mlp": "core.models.sac:SACMLP",
+    "sac-cnn": "core.models.sac:SACCNN"})
 
 AgentsDict = Factory("agent_type", {
     "dqn": "core.agents.dqn:DQN",
@@ -99,7 +103,9 @@ AgentsDict = Factory("agent_type", {
     "impala": "core.agents.impala:Impala",
     "impact": "core.agents.impact:Impact",
     "ddpg": "core.agents.ddpg:DDPG",
-    "d4pg": "core.agents.d4pg:D4PG"})
+    "d4pg": "core.agents.d4pg:D4PG",
+    "td3": "core.agents.td3:TD3",
+    "sac": "core.agents.sac:SAC"})
 
 ProcessesDict = Factory("process", {
     "logger": "core.single_processes.logger:logger",

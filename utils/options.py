@@ -213,6 +213,8 @@ D4PG = {**CONTROL, "agent_type": "d4pg", "model_type": "d4pg-mlp", "agent.nstep"
         "agent.noise_scale": 0.1, "agent.target_update": 0.005}
 FAST = {"agent.lr": 1e-3, "agent.critic_lr": 1e-3}
 CONFIGS += [{"name": f"ddpg-{task}", **DDPG, **settings} for task, settings in TASKS.items()]
+CONFIGS += [{"name": f"{agent}-{task}", **CONTROL, "agent_type": agent, "model_type": f"{agent}-mlp", **TASKS[task],
+             **(FAST if task == "pendulum" else {})} for agent in ("td3", "sac") for task in ("pendulum", "halfcheetah")]
 CONFIGS += [{"name": f"d4pg-{task}", **D4PG, **(FAST if task == "pendulum" else {}), **settings, "agent.v_min": RANGES[task][0],
              "agent.v_max": RANGES[task][1]} for task, settings in TASKS.items()]
 

@@ -1,6 +1,6 @@
 """What the agents of continuous actions share: acting, noise, optimisers and targets of policy and critic, checkpoints.
 
-Their own files say how a critic learns and what a policy maximises; core/agents/gradients.py differentiates that.
+Their own files say how critics learn and what a policy maximises; core/agents/gradients.py differentiates.
 """
 
 import copy
@@ -59,11 +59,6 @@ class CriticLosses(NamedTuple):
     values: Tensor      # what the critics think of the actions, any shape
 
 
-class PolicyLosses(NamedTuple):
-    losses: Tensor      # [B]
-    slopes: Tensor      # [1, B, N] their derivative with respect to what the first critic gave
-
-
 class ContinuousControl(Agent):
     actions = Continuous
     memories = ("shared", "prioritized")
@@ -116,53 +111,40 @@ class ContinuousControl(Agent):
     def gradients(self) -> Gradients:
         """Of the model, with its target; made, with the optimisers, when learning begins."""
         if self._gradients is None:
-            params = self.params
-            self._target = copy.deepcopy(self.model).requires_grad_(False)
-            self._gradients = gradients(self.model, self._target, params.lean)
-            self._policy_optimizer = Optimizer([self._gradients.online.policy], params)
-            self._critic_optimizer = Optimizer([self._gradients.online.critic], dataclasses.replace(
+            params, self.target = self.params, copy.deepcopy(self.model).requires_grad_(False)
+            self._gradients = gradients(self.model, self.target, params.lean)
+            self.policy_optimizer = Optimizer([self._gradients.online.policy], params)
+            self.critic_optimizer = Optimizer([self._gradients.online.critic], dataclasses.replace(
                 params, lr=params.critic_lr, weight_decay=params.critic_weight_decay))
             self._updates = 0
         return self._gradients
 
-    def smoothed(self, action: Tensor) -> Tensor:
-        """The target policy's actions [B, A] as they are bootstrapped from."""
-        return action
+    @abstractmethod
+    def bootstrap(self, step: Step) -> Tensor:
+        """What the target critics say of what comes after, [C, B, N], without gradient."""
 
     @abstractmethod
     def critic_losses(self, step: Step, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
-        """Of what the critics say of the actions, and of what their targets say of what comes after; [C, B, N] both."""
+        """Of what the critics say of the actions, [C, B, N], and of `bootstrap`."""
 
     @abstractmethod
-    def policy_losses(self, outputs: Tensor) -> PolicyLosses:
-        """Of what the first critic, [1, B, N], says of the policy's own actions."""
+    def improve(self, step: Step) -> tuple[dict[str, Tensor], bool]:
+        """A step of the policy. Returns statistics, the same names each time, and False if the step was not finite."""
 
     def learn(self, batch: Batch) -> LearnerOutput:
         networks, step = self.gradients, self.step_of(batch)
-        bootstrap = networks.bootstrap(step.next_observation, self.smoothed)
-        found = self.critic_losses(step, networks.criticise(step.observation, step.action), bootstrap)
+        found = self.critic_losses(step, networks.criticise(step.observation, step.action), self.bootstrap(step))
         shares = batch.weights.to(self.device) / len(batch.weights)  # [B]
         loss = found.losses @ shares
         networks.differentiate_critic(loss, found.slopes * shares[:, None])
-        grad_norm, stepped = self._critic_optimizer.apply(loss.detach())
+        grad_norm, stepped = self.critic_optimizer.apply(loss.detach())
         self._updates += 1
         if stepped and self._updates % self.params.policy_period == 0:
-            stepped = self._improve(step.observation)
+            self._policy_statistics, stepped = self.improve(step)
+            follow([networks.target.both], [networks.online.both], self.params.target_update, self._updates // self.params.policy_period)
         statistics = {"loss": loss.detach(), "grad_norm": grad_norm, "q_mean": found.values.detach().mean(),
                       "td_error": found.priorities.mean(), **self._policy_statistics}
         return LearnerOutput(statistics, found.priorities if stepped else None, skipped=not stepped)
-
-    def _improve(self, observation: Tensor) -> bool:
-        """An update of the policy and of the targets; False if it was not finite."""
-        networks, params = self.gradients, self.params
-        found = self.policy_losses(networks.criticise_policy(observation))
-        loss = found.losses.mean()
-        networks.differentiate_policy(loss, found.slopes / len(found.losses))
-        norm, stepped = self._policy_optimizer.apply(loss.detach())
-        if stepped:
-            follow([networks.target.both], [networks.online.both], params.target_update, self._updates // params.policy_period)
-        self._policy_statistics = {"policy_loss": loss.detach(), "policy_grad_norm": norm}
-        return stepped
 
     def step_of(self, batch: Batch) -> Step:
         """The n-step transitions of a batch; the model has seen its observations afterwards."""
@@ -177,16 +159,16 @@ class ContinuousControl(Agent):
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         self.gradients  # noqa: B018  made if nothing was learnt yet
-        return {"model": self.model.state_dict(), "target": self._target.state_dict(),
-                "policy_optimizer": self._policy_optimizer.state_dict(), "critic_optimizer": self._critic_optimizer.state_dict(),
+        return {"model": self.model.state_dict(), "target": self.target.state_dict(),
+                "policy_optimizer": self.policy_optimizer.state_dict(), "critic_optimizer": self.critic_optimizer.state_dict(),
                 "updates": self._updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.gradients  # noqa: B018  made before anything is loaded into it
-        self._target.load_state_dict(state["target"])
+        self.target.load_state_dict(state["target"])
         self.model.load_state_dict(state["model"])
-        self._policy_optimizer.load_state_dict(state["policy_optimizer"])
-        self._critic_optimizer.load_state_dict(state["critic_optimizer"])
+        self.policy_optimizer.load_state_dict(state["policy_optimizer"])
+        self.critic_optimizer.load_state_dict(state["critic_optimizer"])
         self._updates = state["updates"]
 
 

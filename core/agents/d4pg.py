@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from core.agents.control import ContinuousControl, ControlParams, CriticLosses, PolicyLosses, Step
+from core.agents.control import ControlParams, CriticLosses, Step
+from core.agents.deterministic import Deterministic, PolicyLosses
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss
 from core.settings import setting
 
@@ -25,7 +26,7 @@ class D4PGParams(ControlParams):
     target_update: float = setting(100.0, above=0)     # below 1: soft update each time; else updates between copies (D4PG: 100)
 
 
-class D4PG(ContinuousControl):
+class D4PG(Deterministic):
     Params = D4PGParams
     head = "policy-distribution"
 

@@ -4,13 +4,13 @@ Defaults are those of its descendants (batch 256, one learning rate, Gaussian no
 bootstraps from its final observation.
 """
 
-import torch
 from torch import Tensor
 
-from core.agents.control import ContinuousControl, ControlParams, CriticLosses, PolicyLosses, Step
+from core.agents.control import ControlParams, CriticLosses, Step
+from core.agents.deterministic import Deterministic, PolicyLosses, value_losses
 
 
-class DDPG(ContinuousControl):
+class DDPG(Deterministic):
     Params = ControlParams
     head = "policy-value"
 
@@ -21,5 +21,4 @@ class DDPG(ContinuousControl):
         return CriticLosses(errors.square(), 2 * errors.detach()[None, :, None], errors.detach().abs(), values)
 
     def policy_losses(self, outputs: Tensor) -> PolicyLosses:
-        """- Q(s, mu(s)) (equation 6)."""
-        return PolicyLosses(-outputs[0, :, 0], -torch.ones_like(outputs))
+        return value_losses(outputs)
