@@ -58,7 +58,8 @@ class Optimizer:
         """
         if self._params.clip_value:
             nn.utils.clip_grad_value_(self._parameters, self._params.clip_value)
-        norm = nn.utils.get_total_norm([parameter.grad for parameter in self._parameters if parameter.grad is not None], foreach=True)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        norm = nn.utils.get_total_norm(gradients, foreach=True) if len(gradients) > 1 else torch.linalg.vector_norm(gradients[0])
         if self._params.clip_norm:
             nn.utils.clip_grads_with_norm_(self._parameters, self._params.clip_norm, norm, foreach=True)
         taken = bool(torch.isfinite(norm + loss.detach()))
