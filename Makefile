@@ -55,7 +55,8 @@ $(VENV)/.installed: $(VENV)/.torch
 	$(PIP) -r requirements.txt
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.torch requirements-dev.txt requirements-minatar.txt requirements-video.txt requirements-plots.txt requirements-ray.txt
+$(VENV)/.installed-dev: $(VENV)/.torch requirements-dev.txt requirements-minatar.txt requirements-mujoco.txt requirements-ray.txt \
+		requirements-video.txt requirements-plots.txt
 	$(PIP) -r requirements-dev.txt
 	@touch $@ $(VENV)/.installed
 

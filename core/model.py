@@ -33,7 +33,7 @@ class Model(nn.Module, ABC):
 
     Params: ClassVar[type]
     head: ClassVar[str]             # "q": action values [B, A]; "recurrent-q": the same of Inputs; "distribution": [B, A, atoms];
-                                    # "actor-critic": ActorCriticOutput
+                                    # "actor-critic": ActorCriticOutput; those of PolicyAndCritic
     observations: ClassVar[str]     # "image" or "vector"
 
     def __init__(self, params: Any, spec: EnvSpec):
@@ -54,6 +54,44 @@ class Model(nn.Module, ABC):
         length, batch_size = observations.shape[:2]
         output, state = self(observations.flatten(0, 1), state)
         return _unflatten(output, (length, batch_size)), state
+
+
+class Critics(nn.ModuleList):
+    """Critics of the same, each with its own parameters and [B, N] of its own: [C, B, N]."""
+
+    def forward(self, observation: Tensor, action: Tensor) -> Tensor:
+        return torch.stack([critic(observation, action) for critic in self])
+
+
+PerceptronLayers = list[tuple[Tensor, Tensor]]  # weight [outputs, inputs] and bias [outputs] of linear layers with ReLU between them
+
+
+class PolicyAndCritic(Model):
+    """Networks without a common parameter, for actions of A numbers in -1 .. 1. `critic` gives [C, B, N]: N numbers of each of C critics.
+
+    - "policy-value": policy to actions [B, A], one critic of one value
+    - "policy-distribution": one critic of N atoms' logits
+    - "policy-twin-value": two critics of one value
+    - "gaussian-twin-value": likewise, and policy to means and logarithms of deviations [B, 2 A], before tanh
+    """
+
+    policy: nn.Module  # of what `prepare` returns
+    critic: Critics    # of that and actions [B, A] in -1 .. 1
+
+    @abstractmethod
+    def prepare(self, observation: Tensor) -> Tensor:
+        """Stored observations [B, *observation_shape] as all networks, and their targets, take them: floats [B, ...]."""
+
+    def observe(self, observation: Tensor) -> None:
+        """See stored observations [B, *observation_shape] that are learnt from: models that normalise keep their statistics in buffers."""
+
+    def perceptrons(self) -> tuple[PerceptronLayers, list[PerceptronLayers]] | None:
+        """The policy's layers, with tanh behind them, and each critic's, where that is all there is; None: there is more."""
+        return None
+
+    def forward(self, observation: Tensor, state: State = ()) -> tuple[Tensor, State]:
+        """What the policy says."""
+        return self.policy(self.prepare(observation)), state
 
 
 def restart(state: State, first: np.ndarray | Tensor, initial: State) -> State:

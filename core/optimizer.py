@@ -51,16 +51,23 @@ class Optimizer:
         return SCHEDULES[params.lr_schedule](self._updates, params.lr, params.lr_end, params.lr_updates, params.lr_decay)
 
     def step(self, loss: Tensor) -> tuple[Tensor, bool]:
-        """Backpropagate, clip, step. Returns the gradient's norm before clipping and whether the step was taken.
+        """Backpropagate, then `apply`."""
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        return self.apply(loss)
+
+    def apply(self, loss: Tensor) -> tuple[Tensor, bool]:
+        """Clip the gradient that is there, and step. Returns its norm before clipping and whether the step was taken.
 
         A loss or gradient that is not finite, of any learner, changes nothing.
         """
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
         loss = loss.detach() if num_learners() == 1 else self._together(loss.detach())
         if self._params.clip_value:
             nn.utils.clip_grad_value_(self._parameters, self._params.clip_value)
-        norm = nn.utils.clip_grad_norm_(self._parameters, self._params.clip_norm or float("inf"), foreach=True)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        norm = nn.utils.get_total_norm(gradients, foreach=True) if len(gradients) > 1 else torch.linalg.vector_norm(gradients[0])
+        if self._params.clip_norm:
+            nn.utils.clip_grads_with_norm_(self._parameters, self._params.clip_norm, norm, foreach=True)
         taken = bool(torch.isfinite(norm + loss))
         if taken:
             for group in self._optimizer.param_groups:

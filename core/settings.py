@@ -12,7 +12,7 @@ LARGEST = 1e300
 
 def setting(default: Any, *, low: float | None = None, high: float | None = None, above: float | None = None,
             choices: tuple[Any, ...] | None = None) -> Any:
-    """A dataclass field with bounds: low <= value <= high, value > above, or value in choices."""
+    """A dataclass field with bounds: low <= value <= high, value > above, or value in choices; of a tuple, each of its values."""
     metadata = {"low": low, "high": high, "above": above, "choices": choices}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -33,6 +33,8 @@ def _violations(name: str, value: Any, low: float | None, high: float | None, ab
                 choices: tuple[Any, ...] | None) -> list[str]:
     if choices is not None:
         return [] if value in choices else [f"{name}={value!r} must be one of {', '.join(map(str, choices))}"]
+    if isinstance(value, tuple):
+        return [found for each in value for found in _violations(name, each, low, high, above, choices)]
     if not isinstance(value, (int, float)):
         return []
     if not abs(value) < LARGEST:

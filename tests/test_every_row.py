@@ -8,6 +8,7 @@ from core.agent import Agent
 from core.env import Env
 from core.memory import Memory
 from core.model import Model
+from tests.rows import skip_unless_installed
 from utils import checkpoint
 from utils.command_line import read_options
 from utils.factory import AgentsDict, EnginesDict, EnvsDict, MemoriesDict, ModelsDict, ProcessesDict
@@ -19,6 +20,7 @@ CONTRACTS = [(AgentsDict, Agent), (EnvsDict, Env), (MemoriesDict, Memory), (Mode
 
 @pytest.mark.parametrize("name", [row["name"] for row in CONFIGS])
 def test_every_row_plays_learns_and_leaves_a_model(tmp_path, name):
+    skip_unless_installed(name)
     memory = next(row for row in CONFIGS if row["name"] == name)["memory_type"]
     options = read_options([
         "--config", name, "--root", str(tmp_path), "--engine", "inline", "--num_actors", "1", "--num_envs_per_actor", "2",

@@ -86,14 +86,26 @@ ModelsDict = Factory("model_type", {
     "feature-ac": "core.models.actor_critic_cnn:FeatureAC",
     "small-ac": "core.models.actor_critic_cnn:SmallAC",
     "minatar-ac": "core.models.actor_critic_cnn:MinAtarAC",
-    "mlp-ac": "core.models.actor_critic_mlp:MLPAC"})
+    "mlp-ac": "core.models.actor_critic_mlp:MLPAC",
+    "ddpg-mlp": "core.models.ddpg:DDPGMLP",
+    "ddpg-cnn": "core.models.ddpg:DDPGCNN",
+    "d4pg-mlp": "core.models.d4pg:D4PGMLP",
+    "d4pg-cnn": "core.models.d4pg:D4PGCNN",
+    "td3-mlp": "core.models.td3:TD3MLP",
+    "td3-cnn": "core.models.td3:TD3CNN",
+    "sac-mlp": "core.models.sac:SACMLP",
+    "sac-cnn": "core.models.sac:SACCNN"})
 
 AgentsDict = Factory("agent_type", {
     "dqn": "core.agents.dqn:DQN",
     "rainbow": "core.agents.rainbow:Rainbow",
     "r2d2": "core.agents.r2d2:R2D2",
     "impala": "core.agents.impala:Impala",
-    "impact": "core.agents.impact:Impact"})
+    "impact": "core.agents.impact:Impact",
+    "ddpg": "core.agents.ddpg:DDPG",
+    "d4pg": "core.agents.d4pg:D4PG",
+    "td3": "core.agents.td3:TD3",
+    "sac": "core.agents.sac:SAC"})
 
 ProcessesDict = Factory("process", {
     "logger": "core.single_processes.logger:logger",

@@ -195,6 +195,32 @@ CONFIGS += [
     {"name": "elite3-minatar-breakout", **IMPALA, **ON_MINATAR, **replay(0.5, "custom", **ELITE, elite_sampling_strategy="strategy3")},
 ]
 
+# Continuous control: an update of 256 samples for each agent step, as is usual
+CONTROL = {"env_type": "gym", "memory_type": "shared", "num_envs_per_actor": 1, "clock.samples_per_insert": 256.0,
+           "clock.learn_start": 1_000, "clock.tolerance": 20, "actor.chunk_length": 4, "actor.refresh_period": 4,
+           "learner.publish_period": 4, "learner.threads": 1, "agent.random_steps": 1_000}
+MUJOCO = {"memory.capacity": 1_000_000, "evaluator.period": 60.0, "evaluator.episodes": 10, "steps": 1_000_000}
+TASKS: dict[str, dict[str, Any]] = {
+    "pendulum": {"game": "Pendulum-v1", "memory.capacity": 50_000, "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 15_000},
+    "inverted-pendulum": {**MUJOCO, "game": "InvertedPendulum-v5", "steps": 50_000},
+    "reacher": {**MUJOCO, "game": "Reacher-v5", "steps": 100_000},
+    "hopper": {**MUJOCO, "game": "Hopper-v5", "agent.random_steps": 10_000, "clock.learn_start": 10_000},
+    "halfcheetah": {**MUJOCO, "game": "HalfCheetah-v5", "agent.random_steps": 10_000, "clock.learn_start": 10_000}}
+# D4PG's atoms: what a step earns at most and at least, times 100 at gamma .99
+RANGES = {"pendulum": (-1_000.0, 0.0), "inverted-pendulum": (0.0, 100.0), "reacher": (-40.0, 0.0), "hopper": (-10.0, 400.0),
+          "halfcheetah": (-100.0, 1_200.0)}
+DDPG = {**CONTROL, "agent_type": "ddpg", "model_type": "ddpg-mlp"}
+D4PG = {**CONTROL, "agent_type": "d4pg", "model_type": "d4pg-mlp", "agent.nstep": 3, "agent.lr": 3e-4, "agent.critic_lr": 3e-4,
+        "agent.noise_scale": 0.1, "agent.target_update": 0.005}
+FAST = {"agent.lr": 1e-3, "agent.critic_lr": 1e-3}
+CONFIGS += [{"name": f"ddpg-{task}", **DDPG, **settings} for task, settings in TASKS.items()]
+CONFIGS += [{"name": f"{agent}-{task}", **CONTROL, "agent_type": agent, "model_type": f"{agent}-mlp", **TASKS[task],
+             **(FAST if task == "pendulum" else {})} for agent in ("td3", "sac") for task in ("pendulum", "halfcheetah")]
+CONFIGS += [{"name": f"d4pg-{task}", **D4PG, **(FAST if task == "pendulum" else {}), **settings, "agent.v_min": RANGES[task][0],
+             "agent.v_max": RANGES[task][1]} for task, settings in TASKS.items()]
+CONFIGS += [{"name": "d4pg-walker-walk", **D4PG, **MUJOCO, "game": "dm_control/walker-walk-v0", "env.action_repeat": 2, "agent.v_min": 0.0,
+             "agent.v_max": 200.0}]
+
 
 @dataclass(frozen=True)
 class Options(Run):

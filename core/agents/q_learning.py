@@ -14,6 +14,7 @@ from core.model import Model, State
 from core.ops.exploration import epsilon_greedy, ladder, linear
 from core.optimizer import Optimizer, OptimizerParams
 from core.settings import setting
+from core.target import follow
 
 
 @dataclass(frozen=True)
@@ -114,18 +115,9 @@ class QLearning(Agent):
         """The rest of an update, once the loss is known: gradient, target network, what is reported."""
         grad_norm, stepped = self._optimizer.step(loss)
         self._updates += 1
-        self._update_target()
+        follow(list(self.target.state_dict().values()), list(self.model.state_dict().values()), self.params.target_update, self._updates)
         statistics = {"loss": loss.detach(), "grad_norm": grad_norm, "lr": torch.tensor(self._optimizer.lr), **statistics}
         return LearnerOutput(statistics, priorities if stepped else None, skipped=not stepped)
-
-    @torch.no_grad()
-    def _update_target(self) -> None:
-        period = self.params.target_update
-        online, target = list(self.model.state_dict().values()), list(self.target.state_dict().values())
-        if period < 1:
-            torch._foreach_lerp_(target, online, period)
-        elif self._updates % int(period) == 0:
-            torch._foreach_copy_(target, online)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class GymParams:
-    max_steps: int | None = setting(None, low=1)  # agent steps an episode, then truncated; None: the limit of the id
+    max_steps: int | None = setting(None, low=1)  # agent steps an episode, then truncated; None: the limit of the id, in its own steps
+    action_repeat: int = setting(1, low=1)  # steps of the environment that an agent step takes, rewards added, unless the episode ends
     reward_clipping: str = setting("none", choices=tuple(CLIPPINGS))  # in training only
     legacy: str = setting("none", choices=LEGACY_VERSIONS)  # an id of the old gym: v26 returns five values from step, v21 four
 
@@ -35,9 +36,11 @@ class GymEnv(Env):
         env = made[0].env
         self._action, self._action_space = _action(env.action_space), env.action_space
         self.spec = EnvSpec(name=made[0].name, frame=frame_of(env.observation_space), frame_stack=0,
-                            action=self._action, is_image=is_image(env.observation_space),
+                            action=self._action, frames_per_step=params.action_repeat, is_image=is_image(env.observation_space),
                             max_value=255.0 if is_image(env.observation_space) else 1.0)
-        checked = [CheckedEnv(one.env, stream, params.max_steps or one.max_steps) for stream, one in enumerate(made)]
+        repeat = params.action_repeat
+        limits = [params.max_steps * repeat if params.max_steps else one.max_steps for one in made]
+        checked = [CheckedEnv(one.env, stream, limit, repeat) for stream, (one, limit) in enumerate(zip(made, limits))]
         self._vector = SyncVectorEnv([_giver(env) for env in checked], autoreset_mode=AutoresetMode.NEXT_STEP)
         self._num_envs, self._render_mode = num_envs, render_mode
         self._clipping = params.reward_clipping if training else "none"

@@ -32,14 +32,15 @@ def frame_of(space: spaces.Space) -> ArraySpec:
 
 
 class CheckedEnv(gym.Wrapper):
-    """Raises ValueError naming field, value, stream and step for whatever is no observation, reward or flag; cuts at max_steps.
+    """Raises ValueError naming field, value, stream and step for whatever is no observation, reward or flag.
 
+    An action is taken `repeat` times, or until the episode ends; `max_steps` of them, repeated ones counted, cut it.
     Observations leave as `frame_of` says, byte vectors (RAM) scaled to 0 .. 1.
     """
 
-    def __init__(self, env: gym.Env, stream: int, max_steps: int | None):
+    def __init__(self, env: gym.Env, stream: int, max_steps: int | None, repeat: int = 1):
         super().__init__(env)
-        self._stream, self._max_steps = stream, max_steps
+        self._stream, self._max_steps, self._repeat = stream, max_steps, repeat
         self._frame, self._space = frame_of(env.observation_space), env.observation_space
         low, high = (0, 255) if self._frame.dtype == "uint8" else (-np.inf, np.inf)
         self.observation_space = spaces.Box(low, high, self._frame.shape, np.dtype(self._frame.dtype).type)
@@ -58,6 +59,15 @@ class CheckedEnv(gym.Wrapper):
         return self._observation(result[0]), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        total = 0.0
+        for _ in range(self._repeat):
+            observation, reward, terminated, truncated = self._step(action)
+            total += reward
+            if terminated or truncated:
+                break
+        return observation, total, terminated, truncated, {}
+
+    def _step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
         self._steps += 1
         self._total_steps += 1
         result = self.env.step(action)
@@ -67,7 +77,7 @@ class CheckedEnv(gym.Wrapper):
         observation, reward, terminated, truncated, _ = result
         cut = self._max_steps is not None and self._steps >= self._max_steps
         return (self._observation(observation), self._reward(reward), self._flag("terminated", terminated),
-                self._flag("truncated", truncated) or cut, {})
+                self._flag("truncated", truncated) or cut)
 
     def _observation(self, value: Any) -> np.ndarray:
         if isinstance(self._space, spaces.Box):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 
 LEGACY_VERSIONS = ("none", "v26", "v21")
+REGISTERED_BY = {"dm_control": ("shimmy", "dm-control")}  # namespace of an id -> module that registers it, extra that brings it
 
 
 class Made(NamedTuple):
@@ -22,6 +23,12 @@ def make(game: str, legacy: str, render_mode: str | None) -> Made:
 
 
 def _make(game: str, modes: dict[str, Any]) -> Made:
+    module, extra = REGISTERED_BY.get(game.partition("/")[0], (None, None))
+    try:
+        if module:
+            importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f'{game}: {error}; pip install -e ".[{extra}]"') from error
     try:
         # Its own checker and time limit would meet a faulty value first and say less about it than CheckedEnv.
         env = gym.make(game, disable_env_checker=True, max_episode_steps=-1, **modes)

@@ -14,10 +14,12 @@ def n_step_return(rewards: Tensor, discounts: Tensor, lasts: Tensor, gamma: floa
     Returns R [B] and D [B]; the target is R + D * bootstrap.
     """
     _assert_time_major(rewards, discounts, lasts)
-    live = ~torch.cummax(lasts[:-1].to(torch.uint8), dim=0).values.bool()  # [n, B]
-    factors = torch.cumprod(torch.where(live, gamma * discounts[:-1], torch.ones_like(discounts[:-1])), dim=0)  # [n, B]
-    before = torch.cat([torch.ones_like(factors[:1]), factors[:-1]])  # [n, B]
-    return (live * before * rewards[:-1]).sum(0), factors[-1]
+    over = lasts[:-1].cumsum(0) > 0  # [n, B]
+    factors = (gamma * discounts[:-1]).masked_fill(over, 1.0).cumprod(0)  # [n, B]
+    earned = rewards[:-1].masked_fill(over, 0.0)  # [n, B]
+    if len(earned) == 1:
+        return earned[0], factors[0]
+    return earned[0] + (factors[:-1] * earned[1:]).sum(0), factors[-1]
 
 
 def bootstrap_position(lasts: Tensor) -> Tensor:

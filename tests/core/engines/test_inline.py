@@ -19,6 +19,8 @@ PROJECT = Path(__file__).resolve().parents[3]
 SMALL = ("--engine", "inline", "--machine", "test", "--clock.learn_start", "100", "--num_envs_per_actor", "4", "--agent.batch_size", "16",
          "--evaluator.period", "1e9", "--evaluator.episodes", "1", "--evaluator.max_steps", "20")
 CARTPOLE = ("--config", "dqn-cartpole", *SMALL)
+CONTROL = (*SMALL, "--model.hidden", "16", "--clock.samples_per_insert", "8", "--agent.random_steps", "200", "--memory.capacity", "5000",
+           "--clock.tolerance", "1000")
 REPLAY = json.dumps([
     {"type": "queue", "capacity": 16, "sample_ratio": 0.4, "overflow": "alternating"},
     {"type": "reservoir", "capacity": 20, "sample_ratio": 0.2}, {"type": "attentive", "capacity": 30, "sample_ratio": 0.2},
@@ -31,6 +33,9 @@ RUNS = {  # every agent, and every memory
     "impala with LSTM": ("--config", "impala-cartpole", *UNROLLS, "--model.lstm", "8"),
     "impala with replay": ("--config", "replay-minatar-breakout", *UNROLLS, "--env_type", "catch", "--game", "catch",
                            "--memory.replay_parameters", REPLAY, "--agent.relevance", "kl", "--agent.policy_cloning_cost", "0.01"),
+    "ddpg": ("--config", "ddpg-pendulum", *CONTROL, "--agent.noise", "ornstein-uhlenbeck", "--model.normalize_observations", "true"),
+    "d4pg": ("--config", "d4pg-pendulum", *CONTROL, "--memory_type", "prioritized"),
+    "td3": ("--config", "td3-pendulum", *CONTROL), "sac": ("--config", "sac-pendulum", *CONTROL),
     "impact": ("--config", "impact-cartpole", *UNROLLS, "--agent.kl_coefficient", "0.1")}
 
 

@@ -1,9 +1,9 @@
-"""Epsilon schedules against the papers' formulas."""
+"""Exploration against the papers' formulas."""
 
 import numpy as np
 import pytest
 
-from core.ops.exploration import epsilon_greedy, ladder, linear
+from core.ops.exploration import epsilon_greedy, geometric, ladder, linear, ornstein_uhlenbeck
 from core.ops.schedules import SCHEDULES
 
 
@@ -30,3 +30,16 @@ def test_learning_rate_schedules_start_and_end_where_they_say():
     assert values["linear"] == pytest.approx([1.0, 0.2, 0.2])
     assert values["polynomial"] == pytest.approx([1.0, 0.2, 0.2])
     assert values["step"] == pytest.approx([1.0, 0.5, 0.2])
+
+
+def test_a_geometric_ladder_goes_from_one_to_its_last_rung_in_equal_ratios():
+    assert geometric(4, 0.125) == pytest.approx([1, 0.5, 0.25, 0.125])
+    assert geometric(1, 0.1) == pytest.approx([1.0])
+    assert geometric(3, 1.0) == pytest.approx([1, 1, 1])
+
+
+def test_a_step_of_the_ornstein_uhlenbeck_process():
+    state, sigma, normal = np.array([[1.0, -2.0]]), np.array([[0.3]]), np.array([[0.5, 0.0]])
+    after = ornstein_uhlenbeck(state, 0.15, sigma, 0.04, normal)
+    assert after[0].tolist() == pytest.approx([1 - 0.15 * 0.04 + 0.3 * 0.2 * 0.5, -2 + 2 * 0.15 * 0.04])
+    assert state.tolist() == [[1.0, -2.0]]

@@ -1,0 +1,190 @@
+"""What the agents of continuous actions share: acting, noise, optimisers and targets of policy and critic, checkpoints.
+
+Their own files say how critics learn and what a policy maximises; core/agents/gradients.py differentiates.
+"""
+
+import copy
+import dataclasses
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.agent import ActorOutput, Agent, LearnerOutput
+from core.agents.action_noise import ActionNoise, ActionNoiseParams
+from core.agents.gradients import Gradients, gradients
+from core.env import Continuous, TimeStep
+from core.memory import Batch
+from core.model import PolicyAndCritic, State
+from core.ops.returns import n_step_return
+from core.optimizer import Optimizer, OptimizerParams
+from core.settings import setting
+from core.target import follow
+from core.trajectory import WindowSpec
+
+
+@dataclass(frozen=True)
+class ControlParams(ActionNoiseParams, OptimizerParams):
+    batch_size: int = setting(256, low=1)                # windows an update
+    nstep: int = setting(1, low=1, high=100)             # steps of the return before it bootstraps (D4PG: 5)
+    gamma: float = setting(0.99, low=0, high=1)          # discount of a step
+    lr: float = setting(1e-3, above=0)                   # learning rate of the policy at the start (DDPG: 1e-4)
+    critic_lr: float = setting(1e-3, above=0)            # and of the critic
+    critic_weight_decay: float = setting(0.0, low=0)     # L2 of the critic (DDPG: 1e-2); weight_decay is the policy's
+    eps: float = setting(1e-8, above=0)                  # added to the root of the second moment
+    clip_norm: float = setting(0.0, low=0)               # of each network's gradient; 0: off
+    target_update: float = setting(0.005, above=0)       # below 1: soft update each time; else updates between copies (DDPG: 0.001)
+    policy_period: int = setting(1, low=1)               # updates of the critic for one of policy and targets (TD3: 2)
+    lean: bool = setting(True)                           # small networks on a CPU are differentiated by hand, which is faster; same numbers
+
+
+class Step(NamedTuple):
+    """A batch of n-step transitions as critics learn from them. Observations are prepared, actions in -1 .. 1."""
+
+    observation: Tensor        # [B, ...]
+    action: Tensor             # [B, A]
+    returns: Tensor            # [B] R of n_step_return
+    factors: Tensor            # [B] D: the target is R + D * bootstrap
+    next_observation: Tensor   # [B, ...] that the value is bootstrapped from
+
+
+class CriticLosses(NamedTuple):
+    losses: Tensor      # [B]
+    slopes: Tensor      # [C, B, N] their derivative with respect to what the critics gave
+    priorities: Tensor  # [B] non-negative
+    values: Tensor      # what the critics think of the actions, any shape
+
+
+class ContinuousControl(Agent):
+    actions = Continuous
+    memories = ("shared", "prioritized")
+    _model: PolicyAndCritic | None = None
+    _gradients: Gradients | None = None
+    _policy_statistics: dict[str, Tensor] = {}
+
+    # what it samples --------------------------------------------------------------------------------------------------
+    @property
+    def window(self) -> WindowSpec:
+        return WindowSpec(self.params.nstep, (0, self.params.nstep))
+
+    @cached_property
+    def range(self) -> "ActionRange":
+        return ActionRange(self.spec.action)  # type: ignore[arg-type]
+
+    # the actor's side -------------------------------------------------------------------------------------------------
+    @property
+    def model(self) -> PolicyAndCritic:
+        if self._model is None:
+            self._model = self._make_model()  # type: ignore[assignment]
+        assert self._model is not None
+        return self._model
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def choose(self, observation: Tensor, exploring: bool) -> Tensor:
+        """The policy's actions [E, A] in -1 .. 1 at prepared observations."""
+        return self.model.policy(observation)
+
+    @torch.inference_mode()
+    def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
+        """The action returned is the one the environment executes and the memory stores: with noise, clipped, in the space's units."""
+        observation = self.model.prepare(torch.from_numpy(timestep.observation).to(self.device))
+        action = self.choose(observation, exploration is not None).cpu().numpy()
+        if exploration is not None:
+            action = exploration.explored(action, timestep.first)
+        return ActorOutput(self.range.in_space(action), {}, state)
+
+    def exploration(self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator) -> ActionNoise:
+        return ActionNoise.of(self.params, actor_ind, num_actors, num_envs, self.spec.action.low.size, generator)  # type: ignore[union-attr]
+
+    def evaluation_exploration(self, num_envs: int, generator: np.random.Generator) -> None:
+        return None
+
+    # the learner's side -----------------------------------------------------------------------------------------------
+    @property
+    def gradients(self) -> Gradients:
+        """Of the model, with its target; made, with the optimisers, when learning begins."""
+        if self._gradients is None:
+            params, self.target = self.params, copy.deepcopy(self.model).requires_grad_(False)
+            self._gradients = gradients(self.model, self.target, params.lean)
+            self.policy_optimizer = Optimizer([self._gradients.online.policy], params)
+            self.critic_optimizer = Optimizer([self._gradients.online.critic], dataclasses.replace(
+                params, lr=params.critic_lr, weight_decay=params.critic_weight_decay))
+            self._updates = 0
+        return self._gradients
+
+    @abstractmethod
+    def bootstrap(self, step: Step) -> Tensor:
+        """What the target critics say of what comes after, [C, B, N], without gradient."""
+
+    @abstractmethod
+    def critic_losses(self, step: Step, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
+        """Of what the critics say of the actions, [C, B, N], and of `bootstrap`."""
+
+    @abstractmethod
+    def improve(self, step: Step) -> tuple[dict[str, Tensor], bool]:
+        """A step of the policy. Returns statistics, the same names each time, and False if the step was not finite."""
+
+    def learn(self, batch: Batch) -> LearnerOutput:
+        networks, step = self.gradients, self.step_of(batch)
+        found = self.critic_losses(step, networks.criticise(step.observation, step.action), self.bootstrap(step))
+        shares = batch.weights.to(self.device) / len(batch.weights)  # [B]
+        loss = found.losses @ shares
+        networks.differentiate_critic(loss, found.slopes * shares[:, None])
+        grad_norm, stepped = self.critic_optimizer.apply(loss.detach())
+        self._updates += 1
+        if stepped and self._updates % self.params.policy_period == 0:
+            self._policy_statistics, stepped = self.improve(step)
+            follow([networks.target.both], [networks.online.both], self.params.target_update, self._updates // self.params.policy_period)
+        statistics = {"loss": loss.detach(), "grad_norm": grad_norm, "q_mean": found.values.detach().mean(),
+                      "td_error": found.priorities.mean(), **self._policy_statistics}
+        return LearnerOutput(statistics, found.priorities if stepped else None, skipped=not stepped)
+
+    def step_of(self, batch: Batch) -> Step:
+        """The n-step transitions of a batch; the model has seen its observations afterwards."""
+        window = batch.window
+        returns, factors = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
+        observations = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
+        self.model.observe(observations[0])
+        observation, next_observation = (self.model.prepare(each) for each in observations)
+        action = self.range.from_space(window.actions[0])
+        return Step(observation, action.to(self.device), returns.to(self.device), factors.to(self.device), next_observation)
+
+    # checkpoint -------------------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        self.gradients  # noqa: B018  made if nothing was learnt yet
+        return {"model": self.model.state_dict(), "target": self.target.state_dict(),
+                "policy_optimizer": self.policy_optimizer.state_dict(), "critic_optimizer": self.critic_optimizer.state_dict(),
+                "updates": self._updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.gradients  # noqa: B018  made before anything is loaded into it
+        self.target.load_state_dict(state["target"])
+        self.model.load_state_dict(state["model"])
+        self.policy_optimizer.load_state_dict(state["policy_optimizer"])
+        self.critic_optimizer.load_state_dict(state["critic_optimizer"])
+        self._updates = state["updates"]
+
+
+class ActionRange:
+    """The bounds of a space, between which actions of -1 .. 1 are stretched."""
+
+    def __init__(self, space: Continuous):
+        self._space, self._middle, self._half = space, (space.high + space.low) / 2, (space.high - space.low) / 2
+        self._tensors = tuple(torch.from_numpy(each.reshape(-1)) for each in (self._middle, np.where(self._half, self._half, 1)))
+
+    def in_space(self, action: np.ndarray) -> np.ndarray:
+        """Actions [E, A] in -1 .. 1 as the space wants them, [E, *shape] float32 within its bounds."""
+        stretched = self._middle + self._half * action.reshape(-1, *self._middle.shape)
+        return stretched.clip(self._space.low, self._space.high).astype(np.float32)
+
+    def from_space(self, action: Tensor) -> Tensor:
+        """The inverse: actions [B, *shape] as [B, A] in -1 .. 1; 0 where the bounds are one."""
+        middle, half = self._tensors
+        return (action.flatten(1) - middle) / half

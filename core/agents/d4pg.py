@@ -1,0 +1,52 @@
+"""D4PG, distributed distributional deterministic policy gradients (Barth-Maron et al. 2018, SyZipzbCb).
+
+DDPG with a categorical critic on a range of returns that the task sets, n-step returns, many actors, uniform or prioritised replay
+(priority: the cross entropy less the target's own entropy). Deviation: a truncated episode bootstraps from its final observation.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from core.agents.control import ControlParams, CriticLosses, Step
+from core.agents.deterministic import Deterministic, PolicyLosses
+from core.ops.distributional import categorical_mean, categorical_projection, kl_loss
+from core.settings import setting
+
+
+@dataclass(frozen=True)
+class D4PGParams(ControlParams):
+    nstep: int = setting(5, low=1, high=100)           # steps of the return before it bootstraps (D4PG: 5)
+    v_min: float = setting(0.0)                        # the smallest return told apart, of the task
+    v_max: float = setting(1_000.0)                    # and the largest
+    lr: float = setting(1e-4, above=0)                 # learning rate of the policy at the start (D4PG: 1e-4)
+    critic_lr: float = setting(1e-4, above=0)          # and of the critic (D4PG: 1e-4)
+    noise_scale: float = setting(0.3, low=0)           # deviation of the noise, of the range's half width (D4PG: 0.3)
+    target_update: float = setting(100.0, above=0)     # below 1: soft update each time; else updates between copies (D4PG: 100)
+
+
+class D4PG(Deterministic):
+    Params = D4PGParams
+    head = "policy-distribution"
+
+    @classmethod
+    def problems(cls, params: D4PGParams) -> list[str]:
+        return [] if params.v_min < params.v_max else [f"agent.v_min={params.v_min} must be below agent.v_max={params.v_max}"]
+
+    def critic_losses(self, step: Step, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
+        """KL of Z(s, a) from the projection of R + D Z'(s_n, mu'(s_n)): the cross entropy's gradient (algorithm 1)."""
+        params, logits = self.params, outputs[0]  # [B, atoms]
+        target = categorical_projection(bootstrap[0].softmax(1), step.returns, step.factors, params.v_min, params.v_max)
+        losses, probabilities = kl_loss(logits, target), logits.detach().softmax(1)
+        return CriticLosses(losses, (probabilities - target)[None], losses.detach().clamp(min=0), probabilities @ self._atoms(logits))
+
+    def policy_losses(self, outputs: Tensor) -> PolicyLosses:
+        """- E[Z(s, mu(s))], whose derivative with respect to the logit of atom i is - p_i (z_i - E[Z])."""
+        logits = outputs[0]
+        means, atoms = categorical_mean(logits, self.params.v_min, self.params.v_max), self._atoms(logits)
+        return PolicyLosses(-means, (logits.detach().softmax(1) * (means.detach()[:, None] - atoms))[None])
+
+    def _atoms(self, logits: Tensor) -> Tensor:
+        """[atoms] their returns z."""
+        return torch.linspace(self.params.v_min, self.params.v_max, logits.shape[1], device=logits.device)

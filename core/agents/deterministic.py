@@ -1,0 +1,39 @@
+"""What DDPG and its descendants share: a policy that names one action, which follows the critic's slope with respect to it."""
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from core.agents.control import ContinuousControl, Step
+
+
+class PolicyLosses(NamedTuple):
+    losses: Tensor  # [B]
+    slopes: Tensor  # [1, B, N] their derivative with respect to what the first critic gave
+
+
+class Deterministic(ContinuousControl):
+    def smoothed(self, action: Tensor) -> Tensor:
+        """The target policy's actions [B, A] as they are bootstrapped from."""
+        return action
+
+    @abstractmethod
+    def policy_losses(self, outputs: Tensor) -> PolicyLosses:
+        """Of what the first critic, [1, B, N], says of the policy's own actions."""
+
+    def bootstrap(self, step: Step) -> Tensor:
+        return self.gradients.bootstrap(step.next_observation, self.smoothed)
+
+    def improve(self, step: Step) -> tuple[dict[str, Tensor], bool]:
+        found = self.policy_losses(self.gradients.criticise_policy(step.observation))
+        loss = found.losses.mean()
+        self.gradients.differentiate_policy(loss, found.slopes / len(found.losses))
+        norm, stepped = self.policy_optimizer.apply(loss.detach())
+        return {"policy_loss": loss.detach(), "policy_grad_norm": norm}, stepped
+
+
+def value_losses(outputs: Tensor) -> PolicyLosses:
+    """- Q(s, mu(s)) of a critic that gives one value (DDPG: 1509.02971, equation 6)."""
+    return PolicyLosses(-outputs[0, :, 0], -torch.ones_like(outputs))

@@ -1,0 +1,93 @@
+"""SAC, soft actor-critic (1801.01290), with two critics and a temperature that is learnt (1812.05905).
+
+The policy is a Gaussian squashed by tanh; it samples in training and takes the mean in evaluations, so there is no noise to add.
+Deviation: a truncated episode bootstraps from its final observation.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from core.agents.control import ContinuousControl, ControlParams, CriticLosses, Step
+from core.agents.td3 import twin_losses
+from core.ops.squashed_gaussian import squashed_gaussian
+from core.optimizer import Optimizer
+from core.settings import setting
+
+LOG_DEVIATIONS = -20.0, 2.0  # between which they are clipped, as in the authors' code
+
+
+@dataclass(frozen=True)
+class SACParams(ControlParams):
+    lr: float = setting(3e-4, above=0)                     # learning rate of policy and temperature at the start (SAC: 3e-4)
+    critic_lr: float = setting(3e-4, above=0)              # and of the critics (SAC: 3e-4)
+    noise: str = setting("none", choices=("gaussian", "ornstein-uhlenbeck", "none"))  # added to the policy's sample
+    temperature: float = setting(1.0, above=0)             # weight of the entropy at the start
+    learn_temperature: bool = setting(True)                # so that the entropy becomes target_entropy
+    target_entropy: float | None = setting(None)           # nats, of actions in -1 .. 1; None: minus the number of their dimensions
+
+
+class SAC(ContinuousControl):
+    Params = SACParams
+    head = "gaussian-twin-value"
+
+    # the actor's side -------------------------------------------------------------------------------------------------
+    def choose(self, observation: Tensor, exploring: bool) -> Tensor:
+        if exploring:
+            return self._sample(observation)[0]
+        return self.model.policy(observation).chunk(2, 1)[0].tanh()
+
+    def _sample(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [B, A] in -1 .. 1 and the logarithm of their density [B]."""
+        means, logarithms = self.model.policy(observation).chunk(2, 1)
+        return squashed_gaussian(means, logarithms.clamp(*LOG_DEVIATIONS).exp(), torch.randn_like(means))
+
+    # the learner's side -----------------------------------------------------------------------------------------------
+    @cached_property
+    def log_temperature(self) -> nn.Parameter:
+        return nn.Parameter(torch.tensor(self.params.temperature, device=self.device).log())
+
+    @cached_property
+    def temperature_optimizer(self) -> Optimizer:
+        return Optimizer([self.log_temperature], replace(self.params, weight_decay=0.0))
+
+    @torch.no_grad()
+    def bootstrap(self, step: Step) -> Tensor:
+        """Q'(s_n, a) - temperature log pi(a | s_n) of an action that today's policy samples (1812.05905, equation 3)."""
+        action, log_density = self._sample(step.next_observation)
+        entropy = self.log_temperature.exp() * log_density
+        return self.target.critic(step.next_observation, action) - entropy[:, None]
+
+    def critic_losses(self, step: Step, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
+        return twin_losses(step, outputs, bootstrap)
+
+    def improve(self, step: Step) -> tuple[dict[str, Tensor], bool]:
+        """mean temperature log pi(a | s) - min_c Q_c(s, a) (equation 7), then the temperature (equation 18)."""
+        action, log_density = self._sample(step.observation)
+        values = self.model.critic(step.observation, action)[:, :, 0].amin(0)  # [B]
+        temperature = self.log_temperature.detach().exp()
+        loss = (temperature * log_density - values).mean()
+        self.gradients.differentiate_policy(loss, torch.empty(0))
+        norm, stepped = self.policy_optimizer.apply(loss.detach())
+        if stepped and self.params.learn_temperature:
+            self.temperature_optimizer.step(-self.log_temperature * (log_density.detach() + self._target_entropy).mean())
+        return {"policy_loss": loss.detach(), "policy_grad_norm": norm, "entropy": -log_density.detach().mean(),
+                "temperature": temperature}, stepped
+
+    @property
+    def _target_entropy(self) -> float:
+        given = self.params.target_entropy
+        return -float(self.spec.action.low.size) if given is None else given  # type: ignore[union-attr]
+
+    # checkpoint -------------------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "log_temperature": self.log_temperature.detach(),
+                "temperature_optimizer": self.temperature_optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.log_temperature.data.copy_(state["log_temperature"])
+        self.temperature_optimizer.load_state_dict(state["temperature_optimizer"])

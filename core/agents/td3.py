@@ -1,0 +1,45 @@
+"""TD3, twin delayed deep deterministic policy gradient (1802.09477): DDPG with three remedies for values that are too high.
+
+The lower one of two critics is bootstrapped from, its action has clipped noise, and policy and targets move at every other update. As in
+the paper the policy follows the first critic. Deviation: a truncated episode bootstraps from its final observation.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from core.agents.control import ControlParams, CriticLosses, Step
+from core.agents.deterministic import Deterministic, PolicyLosses, value_losses
+from core.settings import setting
+
+
+@dataclass(frozen=True)
+class TD3Params(ControlParams):
+    policy_period: int = setting(2, low=1)              # updates of the critics for one of policy and targets (TD3: 2)
+    smoothing_scale: float = setting(0.2, low=0)        # deviation of noise on the target's action, of the range's half width (TD3: 0.2)
+    smoothing_clip: float = setting(0.5, low=0)         # and its largest size (TD3: 0.5)
+
+
+class TD3(Deterministic):
+    Params = TD3Params
+    head = "policy-twin-value"
+
+    def smoothed(self, action: Tensor) -> Tensor:
+        """Equation 14."""
+        clip = self.params.smoothing_clip
+        noise = (self.params.smoothing_scale * torch.randn_like(action)).clamp_(-clip, clip)
+        return (action + noise).clamp_(-1, 1)
+
+    def critic_losses(self, step: Step, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
+        return twin_losses(step, outputs, bootstrap)
+
+    def policy_losses(self, outputs: Tensor) -> PolicyLosses:
+        return value_losses(outputs)
+
+
+def twin_losses(step: Step, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
+    """Squared errors of both critics, added, against R + D min_c Q'_c (equation 10); priority: the mean |error|."""
+    values = outputs[:, :, 0]  # [C, B]
+    errors = values - (step.returns + step.factors * bootstrap[:, :, 0].amin(0))
+    return CriticLosses(errors.square().sum(0), 2 * errors.detach()[:, :, None], errors.detach().abs().mean(0), values)

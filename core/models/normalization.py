@@ -1,0 +1,43 @@
+"""Observation normalisation whose statistics travel with the parameters."""
+
+import torch
+from torch import Tensor, nn
+
+from core.averaging import averaged, num_learners
+
+LARGEST = 10.0  # of a normalised number, on either side
+EPSILON = 1e-8
+
+
+class RunningNormalization(nn.Module):
+    """(x - mean) / deviation of all vectors [F] seen by `update`, clipped to +- 10; before the first, x clipped.
+
+    Mean and variance are merged batch by batch (Chan, Golub, LeVeque 1979). They are buffers: published, saved and loaded with the network.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("variance", torch.ones(size))
+        self.register_buffer("count", torch.zeros(()))
+
+    @torch.no_grad()
+    def update(self, vectors: Tensor) -> None:
+        """Count vectors [B, F], and those of the other learners."""
+        variance, mean = torch.var_mean(vectors, 0, correction=0)
+        number = len(vectors) * num_learners()
+        if num_learners() > 1:
+            mean, square = averaged(torch.stack([mean, variance + mean.square()]))
+            variance = (square - mean.square()).clamp(min=0)
+        total, share = self.count + number, number / (self.count + number)
+        difference = mean - self.mean
+        self.mean += share * difference
+        self.variance.mul_(1 - share).add_(share * variance + share * (1 - share) * difference.square())
+        self.count.copy_(total)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return ((vectors - self.mean) * (self.variance + EPSILON).rsqrt()).clamp(-LARGEST, LARGEST)

@@ -1,0 +1,11 @@
+"""Networks of SAC: a Gaussian policy and two critics of one value."""
+
+from core.models.control import CNNNetwork, ControlMLPParams, ControlParams, MLPNetwork
+
+
+class SACMLP(MLPNetwork):
+    Params, head = ControlMLPParams, "gaussian-twin-value"
+
+
+class SACCNN(CNNNetwork):
+    Params, head = ControlParams, "gaussian-twin-value"

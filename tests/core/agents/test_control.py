@@ -1,0 +1,300 @@
+"""Agents of continuous actions: what is executed is what is stored, targets by hand, whose gradient reaches whom, lean equals eager."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from core.agents.gradients import Eager, Lean
+from core.env import Continuous
+from core.ops.distributional import categorical_mean
+from core.optimizer import Optimizer
+from tests.core.agents.control_agents import KINDS, make_agent, make_batch, space, timestep
+
+DETERMINISTIC = ["ddpg", "d4pg", "td3"]
+
+
+def parameters(module):
+    return [part.detach().clone() for part in module.parameters()]
+
+
+def same(first, second):
+    return all(torch.equal(one, other) for one, other in zip(first, second))
+
+
+# acting ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", KINDS)
+def test_actions_have_the_shape_and_lie_within_the_bounds_of_the_space_at_any_noise(kind):
+    action = Continuous(np.array([[-2, 0, 1], [-1, -1, 0.1]], np.float32), np.array([[2, 4, 1], [0, 5, 0.3]], np.float32))
+    agent = make_agent(kind, action, noise="gaussian", noise_scale=5.0)
+    exploration = agent.exploration(0, 1, 50, np.random.default_rng(0))
+    observation = np.random.default_rng(1).normal(size=(50, 5)).astype(np.float32)
+    taken = agent.act(timestep(observation), (), exploration).action
+    assert taken.shape == (50, 2, 3) and taken.dtype == np.float32
+    assert (taken >= action.low).all() and (taken <= action.high).all()
+    assert {-2.0, 2.0} <= set(taken[:, 0, 0].tolist()) and set(taken[:, 0, 2].tolist()) == {1.0}  # clipped to both bounds
+    greedy = agent.act(timestep(observation), (), None).action
+    np.testing.assert_array_equal(greedy, agent.act(timestep(observation), (), None).action)
+    assert not np.array_equal(greedy, taken)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_learner_reads_a_stored_action_as_the_one_the_policy_gave(kind):
+    agent = make_agent(kind, space(4, low=-2.0, high=6.0), noise="none")
+    inside = np.random.default_rng(0).uniform(-1, 1, (9, 4)).astype(np.float32)
+    stored = agent.range.in_space(inside)
+    np.testing.assert_allclose(stored, 2 + 4 * inside, rtol=1e-6)
+    np.testing.assert_allclose(agent.range.from_space(torch.from_numpy(stored)), inside, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_observations_of_any_shape_are_taken(kind):
+    agent = make_agent(kind, frame=(2, 3))
+    assert agent.act(timestep(np.ones((4, 2, 3), np.float32)), (), None).action.shape == (4, 3)
+    assert not agent.learn(make_batch(agent)).skipped
+
+
+# targets by hand ------------------------------------------------------------------------------------------------------
+def value_target(agent, batch, reward):
+    """reward + D Q'(s_n, mu'(s_n)), the slow way."""
+    final = batch.window.observations[1]
+    return reward + agent.params.gamma ** agent.params.nstep * agent.target.critic(final, agent.target.policy(final))[0, :, 0]
+
+
+def test_ddpg_learns_n_step_targets_that_stop_at_terminations_and_bootstrap_at_truncations():
+    agent = make_agent("ddpg", nstep=2, gamma=0.9)
+    for part in agent.gradients.online.both, agent.gradients.target.both:
+        part.copy_(torch.randn(part.shape, generator=torch.Generator().manual_seed(3)) * 0.3)
+    batch = make_batch(agent)
+    window = batch.window
+    values = agent.model.critic(window.observations[0], window.actions[0])[0, :, 0]
+    final = agent.target.critic(window.observations[1], agent.target.policy(window.observations[1]))[0, :, 0]
+    rewards = window.rewards
+    for discounts, lasts, target in (([1, 1, 1], [0, 0, 0], rewards[0] + 0.9 * rewards[1] + 0.81 * final),
+                                     ([1, 0, 1], [0, 0, 1], rewards[0] + 0.9 * rewards[1]),        # terminated
+                                     ([0, 1, 1], [0, 1, 0], rewards[0]),                           # terminated after one step
+                                     ([1, 1, 1], [0, 1, 0], rewards[0] + 0.9 * final)):            # truncated after one step
+        columns = [torch.tensor(column, dtype=torch.float32)[:, None].expand(3, 7) for column in (discounts, lasts)]
+        shaped = batch._replace(window=window._replace(discounts=columns[0], lasts=columns[1].bool()))
+        step = agent.step_of(shaped)
+        found = agent.critic_losses(step, agent.gradients.criticise(step.observation, step.action), agent.bootstrap(step))
+        assert found.priorities.tolist() == pytest.approx((target - values).abs().tolist(), rel=1e-4, abs=1e-5)
+        assert found.losses.tolist() == pytest.approx((target - values).square().tolist(), rel=1e-4, abs=1e-5)
+
+
+def test_d4pg_projects_the_n_step_distribution_as_the_paper_says():
+    """Against the sum of algorithm 1 of 1707.06887, written out atom by atom in float64."""
+    agent = make_agent("d4pg", nstep=2, gamma=0.9)
+    batch = make_batch(agent)
+    batch.window.discounts[0, :3] = 0  # these three terminate
+    batch.window.lasts[1, :3] = True
+    step = agent.step_of(batch)
+    logits = agent.bootstrap(step)[0]
+    losses = agent.critic_losses(step, agent.gradients.criticise(step.observation, step.action), logits[None])
+    atoms = np.linspace(-5, 5, 11)
+    chosen = agent.model.critic(step.observation, step.action)[0].detach().double().log_softmax(1).numpy()
+    rewards = batch.window.rewards.double().numpy()
+    for sample in range(7):
+        terminated = sample < 3
+        returned = rewards[0, sample] + (0 if terminated else 0.9 * rewards[1, sample])
+        mass, probabilities = np.zeros(11), logits[sample].double().softmax(0).numpy()
+        for atom, probability in zip(atoms, probabilities):
+            moved = np.clip(returned + (0 if terminated else 0.81) * atom, -5, 5) + 5
+            low = min(int(moved), 9)
+            mass[low] += probability * (low + 1 - moved)
+            mass[low + 1] += probability * (moved - low)
+        expected = sum(m * (np.log(m) - log) for m, log in zip(mass, chosen[sample]) if m > 0)
+        assert float(losses.losses[sample]) == pytest.approx(expected, abs=1e-4)
+
+
+def test_td3_bootstraps_from_the_lower_critic_at_a_noisy_action():
+    agent = make_agent("td3", smoothing_scale=50.0, smoothing_clip=0.5)
+    actions = torch.zeros(2000, 3)
+    smoothed = agent.smoothed(actions)
+    assert set(smoothed.abs().unique().tolist()) >= {0.5} and float(smoothed.abs().max()) == 0.5
+    assert float(agent.smoothed(actions + 0.9).max()) == 1.0
+    quiet = make_agent("td3", smoothing_scale=0.0)
+    batch = make_batch(quiet)
+    step = quiet.step_of(batch)
+    both = quiet.gradients.criticise(step.observation, step.action)
+    found = quiet.critic_losses(step, both, quiet.bootstrap(step))
+    final = quiet.target.critic(step.next_observation, quiet.target.policy(step.next_observation))[:, :, 0]
+    assert not torch.equal(final.amin(0), final[0])
+    target = batch.window.rewards[0] + 0.99 * torch.minimum(final[0], final[1])
+    assert found.losses.tolist() == pytest.approx(((target - both[0, :, 0]) ** 2 + (target - both[1, :, 0]) ** 2).tolist(), rel=1e-4)
+
+
+def test_sac_bootstraps_from_a_sample_of_todays_policy_less_its_log_density():
+    agent = make_agent("sac", temperature=0.3)
+    step = agent.step_of(make_batch(agent))
+    agent.gradients
+    torch.manual_seed(5)
+    found = agent.bootstrap(step)
+    torch.manual_seed(5)
+    action, log_density = agent._sample(step.next_observation)
+    expected = agent.target.critic(step.next_observation, action)[:, :, 0] - 0.3 * log_density
+    assert torch.allclose(found[:, :, 0], expected, atol=1e-5) and not torch.equal(found[0], found[1])
+
+
+def test_sac_learns_its_temperature_towards_the_entropy_that_is_wanted():
+    for target_entropy, rises in ((100.0, True), (-100.0, False)):
+        agent = make_agent("sac", target_entropy=target_entropy, temperature=0.2)
+        for _ in range(3):
+            agent.learn(make_batch(agent))
+        assert (agent.log_temperature.exp().item() > 0.2) is rises
+    fixed = make_agent("sac", learn_temperature=False, temperature=0.2)
+    fixed.learn(make_batch(fixed))
+    assert fixed.log_temperature.exp().item() == pytest.approx(0.2)
+
+
+# gradients ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lean", [True, False])
+def test_the_policys_loss_never_reaches_the_critic(kind, lean):
+    """A critic that learns nothing stays what it was to the bit, while the policy moves; and its gradient is that of its own loss."""
+    agent, still = make_agent(kind, lean=lean, policy_period=1), make_agent(kind, lean=lean, policy_period=1)
+    still.gradients
+    still.critic_optimizer.apply = lambda loss: (torch.zeros(()), True)
+    critic, policy = parameters(still.model.critic), parameters(still.model.policy)
+    torch.manual_seed(1)
+    still.learn(make_batch(still))
+    alone = [part.grad.clone() for part in still.model.critic.parameters()]
+    assert same(critic, parameters(still.model.critic)) and not same(policy, parameters(still.model.policy))
+    agent.improve = lambda step: ({}, True)
+    torch.manual_seed(1)
+    agent.learn(make_batch(agent))
+    assert same(alone, [part.grad for part in agent.model.critic.parameters()])
+
+
+@pytest.mark.parametrize("kind", DETERMINISTIC)
+def test_the_policys_gradient_is_the_chain_rule_through_the_critic(kind):
+    """dJ/dtheta = dQ/da da/dtheta (1509.02971, equation 6), by autograd in two parts."""
+    agent = make_agent(kind, policy_period=1)
+    batch = make_batch(agent)
+    agent.gradients
+    agent.critic_optimizer.apply = agent.policy_optimizer.apply = lambda loss: (torch.zeros(()), True)
+    agent.learn(batch)
+    observation = batch.window.observations[0]
+    action = agent.model.policy(observation)
+    leaf = action.detach().requires_grad_()
+    outputs = agent.model.critic(observation, leaf)[0]
+    values = categorical_mean(outputs, -5.0, 5.0) if kind == "d4pg" else outputs[:, 0]
+    slope, = torch.autograd.grad(values.sum(), leaf)
+    expected = torch.autograd.grad(action, list(agent.model.policy.parameters()), -slope / len(observation))
+    for part, truth in zip(agent.model.policy.parameters(), expected):
+        assert torch.allclose(part.grad, truth, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", DETERMINISTIC)
+def test_lean_and_eager_updates_give_the_same_weights(kind):
+    agents = [make_agent(kind, lean=lean, policy_period=2, critic_lr=2e-3, clip_norm=1.0) for lean in (True, False)]
+    assert [type(agent.gradients) for agent in agents] == [Lean, Eager]
+    outputs = []
+    for agent in agents:
+        torch.manual_seed(2)
+        outputs.append([agent.learn(make_batch(agent, size, weights=torch.rand(size))) for size in (7, 7, 4, 7, 7, 7)])
+    first, second = agents
+    for lean, eager in zip(*outputs):
+        assert torch.allclose(lean.priorities, eager.priorities, rtol=1e-3, atol=1e-5)
+        assert lean.statistics.keys() == eager.statistics.keys()
+    assert torch.allclose(first.gradients.online.both, second.gradients.online.both, atol=2e-5)
+    assert torch.allclose(first.gradients.target.both, second.gradients.target.both, atol=2e-5)
+
+
+def test_networks_that_are_more_than_perceptrons_are_learnt_by_autograd():
+    assert isinstance(make_agent("ddpg", network={"layer_norm": True}).gradients, Eager)
+    assert isinstance(make_agent("sac").gradients, Eager)
+    assert not isinstance(make_agent("ddpg", network={"layer_norm": True}).gradients, Lean)
+    normalised = make_agent("ddpg", network={"normalize_observations": True})
+    assert isinstance(normalised.gradients, Lean) and not normalised.learn(make_batch(normalised)).skipped
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_learns_with_layer_norm_without_hidden_layers_and_with_priorities(kind):
+    for network in ({"layer_norm": True}, {"hidden": ()}, {"hidden": (8, 8, 8)}):
+        agent = make_agent(kind, network=network)
+        output = agent.learn(make_batch(agent, weights=torch.linspace(0.1, 1, 7)))
+        assert not output.skipped and output.priorities.shape == (7,) and (output.priorities >= 0).all()
+
+
+# targets, optimisers, checkpoints -------------------------------------------------------------------------------------
+def test_targets_follow_softly_or_are_copied_and_critics_have_a_rate_of_their_own():
+    soft, hard = make_agent("ddpg", target_update=0.25), make_agent("ddpg", target_update=2.0)
+    for agent in (soft, hard):
+        before = agent.gradients.target.both.clone()
+        agent.learn(make_batch(agent))
+        moved = 0.25 * (agent.gradients.online.both - before) if agent is soft else torch.zeros_like(before)
+        assert torch.allclose(agent.gradients.target.both - before, moved, atol=1e-6)
+    hard.learn(make_batch(hard))
+    assert torch.equal(hard.gradients.target.both, hard.gradients.online.both)
+    agent = make_agent("ddpg", lr=1e-3, critic_lr=1e-2, eps=1e-12)
+    policy, critic = agent.gradients.online.policy.detach().clone(), agent.gradients.online.critic.detach().clone()
+    agent.learn(make_batch(agent))
+    steps = [(now.detach() - before).abs().max() for now, before in ((agent.gradients.online.policy, policy),
+                                                                      (agent.gradients.online.critic, critic))]
+    assert [float(step) for step in steps] == pytest.approx([1e-3, 1e-2], rel=1e-3)  # Adam's first step is the rate
+
+
+def test_td3_moves_policy_and_targets_at_every_other_update():
+    agent = make_agent("td3")
+    for _ in range(2):
+        policy, target = agent.gradients.online.policy.detach().clone(), agent.gradients.target.both.clone()
+        agent.learn(make_batch(agent))
+        assert torch.equal(policy, agent.gradients.online.policy) and torch.equal(target, agent.gradients.target.both)
+        output = agent.learn(make_batch(agent))
+        assert not torch.equal(policy, agent.gradients.online.policy) and not torch.equal(target, agent.gradients.target.both)
+        assert "policy_loss" in output.statistics
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_continues_learning_exactly(kind):
+    first, second = make_agent(kind), make_agent(kind, seed=9)
+    for seed in range(3):
+        first.learn(make_batch(first, seed=seed))
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for agent in (first, second):
+        torch.manual_seed(4)
+        agent.learn(make_batch(agent, seed=7))
+        agent.learn(make_batch(agent, seed=8))
+    assert torch.equal(first.gradients.online.both, second.gradients.online.both)
+    assert torch.equal(first.gradients.target.both, second.gradients.target.both)
+    assert second.model.policy[1][0].weight.data_ptr() == second.gradients.online.both.data_ptr()  # still views of one vector
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_update_that_is_not_finite_changes_nothing(kind):
+    agent = make_agent(kind, policy_period=1)
+    before = agent.gradients.online.both.clone()
+    batch = make_batch(agent)
+    batch.window.rewards[0, 2] = float("nan")
+    output = agent.learn(batch)
+    assert output.skipped and output.priorities is None
+    assert torch.equal(before, agent.gradients.online.both)
+
+
+def test_atoms_need_a_range():
+    agent = make_agent("d4pg", v_min=1.0, v_max=1.0)
+    assert agent.problems(agent.params) == ["agent.v_min=1.0 must be below agent.v_max=1.0"]
+
+
+def test_statistics_of_observations_come_from_learning_alone_and_travel_with_the_weights():
+    agent = make_agent("ddpg", network={"normalize_observations": True})
+    batch = make_batch(agent)
+    agent.act(timestep(np.full((2, 5), 100, np.float32)), (), None)
+    assert float(agent.model.normalization.count) == 0
+    agent.learn(batch)
+    seen = batch.window.observations[0]
+    assert torch.allclose(agent.model.normalization.mean, seen.mean(0), atol=1e-6)
+    other = make_agent("ddpg", seed=3, network={"normalize_observations": True})
+    other.model.load_state_dict(agent.model.state_dict())
+    observation = np.ones((2, 5), np.float32)
+    np.testing.assert_array_equal(*(each.act(timestep(observation), (), None).action for each in (agent, other)))
+
+
+def test_an_optimizer_asked_to_apply_uses_the_gradient_that_is_there():
+    weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    weight.grad = torch.tensor([3.0, 4.0])
+    optimizer = Optimizer([weight], make_agent("ddpg").params)
+    norm, taken = optimizer.apply(torch.tensor(1.0))
+    assert float(norm) == pytest.approx(5.0) and taken and weight.tolist() == pytest.approx([2.999, 3.999])

@@ -1,0 +1,81 @@
+"""Networks of continuous actions: shapes, starts, pictures, normalisation."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from core.env import Continuous, EnvSpec
+from core.models.normalization import RunningNormalization
+from core.shared import ArraySpec
+from utils.factory import ModelsDict
+
+KINDS = {"ddpg": (1, 1), "d4pg": (1, 51), "td3": (2, 1), "sac": (2, 1)}  # critics, numbers each
+SPACE = Continuous(np.full((2, 3), -1, np.float32), np.full((2, 3), 1, np.float32))
+VECTOR = EnvSpec("vector", ArraySpec((4, 2), "float32"), 0, SPACE)
+PICTURE = EnvSpec("picture", ArraySpec((84, 84, 3), "uint8"), 0, SPACE, is_image=True, max_value=255.0)
+
+
+def make(kind, spec=VECTOR, **settings):
+    model = ModelsDict[f"{kind}-cnn" if spec.is_image else f"{kind}-mlp"]
+    return model(replace(model.Params(), **{"hidden": (32, 16), **settings}), spec)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("spec", [VECTOR, PICTURE])
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_shapes_are_those_of_the_head_and_first_actions_and_values_are_small(kind, spec, layer_norm):
+    model, (critics, numbers) = make(kind, spec, layer_norm=layer_norm), KINDS[kind]
+    observation = torch.randint(0, 256, (5, 84, 84, 3), dtype=torch.uint8) if spec.is_image else torch.randn(5, 4, 2)
+    prepared, action = model.prepare(observation), torch.rand(5, 6) * 2 - 1
+    chosen, values = model.policy(prepared), model.critic(prepared, action)
+    assert chosen.shape == (5, 12 if kind == "sac" else 6) and values.shape == (critics, 5, numbers)
+    assert float(chosen.abs().max()) < 0.2 and float(values.abs().max()) < 0.2
+    assert torch.equal(model(observation, ())[0], chosen)
+    assert not torch.equal(model.critic(prepared, -action), values)
+    assert sum(isinstance(part, nn.LayerNorm) for part in model.modules()) == (2 * (1 + critics) if layer_norm else 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_parameter_is_shared(kind):
+    model = make(kind, PICTURE)
+    parts = [*model.policy.parameters(), *(part for critic in model.critic for part in critic.parameters())]
+    assert len({id(part) for part in parts}) == len(parts) == len(list(model.parameters()))
+
+
+def test_pictures_too_small_are_refused():
+    with pytest.raises(ValueError, match="too small"):
+        make("ddpg", replace(PICTURE, frame=ArraySpec((20, 20, 3), "uint8")))
+
+
+def test_normalisation_is_by_the_mean_and_variance_of_all_it_saw():
+    vectors = torch.randn(3, 40, 5, generator=torch.Generator().manual_seed(0)) * torch.tensor([1, 2, 5, 0.1, 3]) + 7
+    normalization = RunningNormalization(5)
+    for batch in (vectors[0], vectors[1, :11], vectors[1, 11:], vectors[2]):
+        normalization.update(batch)
+    seen = vectors.flatten(0, 1).double()
+    assert torch.allclose(normalization.mean.double(), seen.mean(0), rtol=1e-5)
+    assert torch.allclose(normalization.variance.double(), seen.var(0, correction=0), rtol=1e-4)
+    assert float(normalization.count) == 120
+    normal = normalization(vectors.flatten(0, 1))
+    assert torch.allclose(normal.mean(0), torch.zeros(5), atol=1e-3) and torch.allclose(normal.std(0), torch.ones(5), atol=0.02)
+    assert normalization(torch.full((1, 5), 1e6)).tolist() == [[10.0] * 5]
+
+
+def test_a_number_that_never_changes_is_normalised_to_zero():
+    normalization = RunningNormalization(2)
+    normalization.update(torch.tensor([[3.0, 1.0], [3.0, 2.0]]))
+    assert normalization(torch.tensor([[3.0, 1.5]])).tolist() == [[0.0, 0.0]]
+
+
+def test_networks_normalise_only_when_asked_and_a_copy_has_the_statistics():
+    plain, normalising, other = make("ddpg"), make("ddpg", normalize_observations=True), make("ddpg", normalize_observations=True)
+    observation = torch.randn(64, 4, 2) * 9 + 50
+    for model in (plain, normalising):
+        model.observe(observation)
+    assert torch.equal(plain.prepare(observation), observation.flatten(1))
+    assert float(normalising.prepare(observation).abs().max()) < 5
+    other.load_state_dict(normalising.state_dict())
+    assert torch.equal(other.prepare(observation), normalising.prepare(observation))

@@ -1,0 +1,13 @@
+"""Rows of CONFIGS that only an extra outside of `make test` can play, since it excludes one inside."""
+
+import pytest
+
+from utils.options import CONFIGS
+
+NEEDS = {"d4pg-walker-walk": "shimmy"}
+PLAYABLE = [row["name"] for row in CONFIGS if row["name"] not in NEEDS]
+
+
+def skip_unless_installed(name: str) -> None:
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
