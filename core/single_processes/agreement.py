@@ -38,6 +38,8 @@ class Watch:
 
     def check(self, rows: list[list[int]]) -> News:
         """What all do now: a checkpoint is due when the first, who writes it, says so. Raises LearnersDiffer."""
+        if len(rows) == 1:
+            return News(*rows[0])
         news = [News(*row) for row in rows]
         for name in ("updates", "fingerprint"):
             found = [getattr(each, name) for each in news]

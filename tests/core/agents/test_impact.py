@@ -1,6 +1,7 @@
 """IMPACT against a twin written from the paper row by row, its slowly moving target, and its adaptive divergence."""
 
 from copy import deepcopy
+from functools import partial
 from math import log
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from core.agents.impact import KL_SPAN, Impact
 from core.agents.impala import Impala
+from core.memory import piece
 from tests.core.agents.unrolls import (
     A,
     Sum,
@@ -21,6 +23,7 @@ from tests.core.agents.unrolls import (
     table_agent,
     vtrace_targets,
 )
+from tests.core.test_averaging import together
 
 SETTINGS = {
     "impact": {"epsilon": 0.2},
@@ -156,6 +159,20 @@ def test_the_weight_follows_the_divergence_just_before_a_copy_and_not_the_one_ju
     assert measured[0] == measured[2] == 0 and measured[1] > 1e-4 and measured[3] > 1e-4
     steady = table_agent(Impact, logits, values, target_update=2, kl_coefficient=0.4, lr=0.02, kl_target=measured[1])
     assert [float(steady.learn(batch).statistics["kl_coefficient"]) for _ in range(4)] == pytest.approx([.4] * 4)
+
+
+def test_several_learners_adapt_the_weight_by_the_divergence_of_all_their_batches():
+    batch, logits, values = random_unrolls(seed=5, streams=6)
+    target_logits = logits.copy()
+    target_logits[:, :3] = random_target(logits)[:, :3]  # only the first learner's batch shows a divergence
+    settings = {"target_update": 1, "kl_coefficient": 0.4}
+    measured = float(with_target(table_agent(Impact, logits, values, **settings), target_logits).learn(batch).statistics["target_kl"])
+    agents = [with_target(table_agent(Impact, logits, values, **settings, kl_target=measured), target_logits) for _ in range(2)]
+    parts = [piece(batch, slice(0, 3)), piece(batch, slice(3, 6))]
+    first, second = together(*(partial(agent.learn, part) for agent, part in zip(agents, parts)))
+    assert float(first.statistics["target_kl"]) > 1.5 * measured and float(second.statistics["target_kl"]) == 0  # alone: doubled, halved
+    assert [agent.state_dict()["kl_coefficient"] for agent in agents] == [pytest.approx(0.4)] * 2
+    assert not differences(*(agent.state_dict() for agent in agents))
 
 
 @pytest.mark.parametrize("kl_target, bound", [(1e-12, KL_SPAN), (1e9, 1 / KL_SPAN)])

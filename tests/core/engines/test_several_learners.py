@@ -78,6 +78,7 @@ def test_every_learner_has_actors_and_rows_of_its_own(tmp_path, learnt):
     memory, other = context.memories
     assert [context.memory_of(actor) for actor in range(3)] == [(memory, 0), (other, 0), (memory, 1)]
     assert all(memory.trajectories.written().all() for memory in context.memories)
+    assert 0 <= (context.clock.inserted - 100) * 8 - context.clock.sampled < 2 * 16  # the ratio is that of all learners together, and exact
     first, second = (each.batches[0].window for each in learnt)
     assert first.observations.shape == second.observations.shape and not torch.equal(first.observations, second.observations)
 
