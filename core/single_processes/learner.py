@@ -22,6 +22,7 @@ from utils import checkpoint
 class LearnerParams:
     threads: int = setting(0, low=0)                     # of torch; 0: all cores up to 4, then what the actors leave
     prefetch: int = setting(4, low=0)                    # most batches prepared ahead in a thread; the inline engine always uses 0
+    batches_per_draw: int = setting(1, low=1)            # drawn from the memory at once, in that thread: cheaper where updates take little
     shrink_batch: bool = setting(False)                  # out of GPU memory: go on with batches in pieces that fit
     publish_period: int = setting(10, low=1)             # updates between publications of the parameters
     log_period: float = setting(2.0, above=0)            # seconds between reports
@@ -46,7 +47,7 @@ def learner(context: Context, index: int) -> Iterator[bool]:
         context.memory.features_of = _feature_source(context)
     _restore(context, agent)
     depth = 0 if options.engine == "inline" else options.learner.prefetch
-    prefetcher = Prefetcher(context.memory, options.agent.batch_size, depth)
+    prefetcher = Prefetcher(context.memory, options.agent.batch_size, depth, options.learner.batches_per_draw)
     learn, statistics = Pieces(agent, options.learner.shrink_batch), Statistics()
     samples = options.agent.batch_size * agent.samples_per_window
     bad_updates, reported = 0, time.monotonic()
