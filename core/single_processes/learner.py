@@ -25,6 +25,7 @@ from core.trajectory import Window
 class LearnerParams:
     threads: int = setting(0, low=0)                     # of torch; 0: all cores up to 4, then what the actors leave
     prefetch: int = setting(4, low=0)                    # most batches prepared ahead in a thread; the inline engine always uses 0
+    batches_per_draw: int = setting(1, low=1)            # drawn from the memory at once, in that thread: cheaper where updates take little
     shrink_batch: bool = setting(False)                  # out of GPU memory: go on with batches in pieces that fit
     publish_period: int = setting(10, low=1)             # updates between publications of the parameters
     log_period: float = setting(2.0, above=0)            # seconds between reports
@@ -50,7 +51,8 @@ def learner(context: Context, index: int) -> Iterator[bool]:
         agent = _make_agent(context, group)
         version = restore(context, agent, index)
         depth = 0 if context.options.engine == "inline" else context.options.learner.prefetch
-        with closing(Prefetcher(context.memories[index], context.options.agent.batch_size, depth)) as prefetcher:
+        with closing(Prefetcher(context.memories[index], context.options.agent.batch_size, depth,
+                                context.options.learner.batches_per_draw)) as prefetcher:
             try:
                 yield from group.gather([])  # all have their rows: actors may begin
                 if index == 0:

@@ -3,6 +3,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memory import Keys
@@ -41,8 +42,8 @@ KEYS = Keys(np.zeros(1, np.int64), np.zeros(1, np.int64))
 def prefetch():
     made = []
 
-    def make(memory, batch_size=4, depth=2):
-        made.append(Prefetcher(memory, batch_size, depth))
+    def make(memory, batch_size=4, depth=2, together=1):
+        made.append(Prefetcher(memory, batch_size, depth, together))
         return made[-1]
 
     yield make
@@ -322,3 +323,23 @@ def test_without_a_thread_nothing_is_ever_kept_ready(prefetch):
     prefetcher = prefetch(Tape(), depth=0)
     prefetcher.get(0)
     assert prefetcher.statistics() == {"prefetch_depth": 0, "prefetch_wait_ms": 0}
+
+
+def test_batches_drawn_together_are_the_parts_of_one_draw_in_order(prefetch):
+    class Recorded(PrioritizedMemory):
+        def sample(self, batch_size):
+            drawn.append(super().sample(batch_size))
+            return drawn[-1]
+
+    play, drawn = RandomPlay(0, 2), []
+    memory = Recorded(PrioritizedParams(), small_layout(play.spec, rows=64, chunk_length=4, num_envs=2, with_priority=True),
+                      WindowSpec(1, (0, 1)), 0)
+    play.play(memory.writer(0), 40)
+    prefetcher = prefetch(memory, batch_size=5, depth=1, together=3)
+    batches = [prefetcher.get(5) for _ in range(6)]
+    assert [batch.weights.shape for batch in batches] == [(5,)] * 6 and drawn[0].weights.shape == (15,)
+    for start, batch in enumerate(batches):
+        whole, part = drawn[start // 3], slice(start % 3 * 5, start % 3 * 5 + 5)
+        assert np.array_equal(batch.keys.serials, whole.keys.serials[part]) and torch.equal(batch.weights, whole.weights[part])
+        assert torch.equal(batch.window.observations, whole.window.observations[:, part])
+        assert torch.equal(batch.window.rewards, whole.window.rewards[:, part])

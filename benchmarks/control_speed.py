@@ -1,0 +1,191 @@
+"""Speed of continuous control against stable-baselines3's DDPG, whole program against whole program: python -m benchmarks.control_speed
+
+Same work on both sides: one environment (HalfCheetah-v5 unless told otherwise), two hidden layers of 256 units, one update of 256 samples
+for each agent step, uniform memory, the same noise, all cores of this machine. The sides take turns (A B A B) in processes of their own;
+what is quoted is the median and the ratio of each pair. Start-up, first random actions and imports are not counted. Then, likewise in turn:
+
+- the update alone, on batches in memory: lean, eager, and stable-baselines3's train(), which samples its batch itself
+- E environments stepped in the actor's process, as `env_type gym` does it, against one process for each (gymnasium's AsyncVectorEnv)
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.speed import measure_side, processor
+from benchmarks.training import ROOT, rate, train
+from core.machine import versions
+
+BATCH_SIZE, HIDDEN, LEARN_START, NUM_ENVS = 256, 256, 1_000, 8
+START_SECONDS = 15  # of our side: processes, filling the memory
+
+
+def ours(game: str, seconds: float) -> float:
+    """Agent steps per second of `python main.py`, read from the metrics file of the run; each has its update."""
+    rows = train(START_SECONDS + seconds, "--config", "ddpg-halfcheetah", "--game", game, "--clock.learn_start", str(LEARN_START),
+                 "--agent.random_steps", str(LEARN_START), "--agent.batch_size", str(BATCH_SIZE),
+                 "--model.hidden", str(HIDDEN), str(HIDDEN), "--clock.samples_per_insert", str(BATCH_SIZE), "--learner.log_period", "1")
+    return rate([row for row in rows if row["values"].get("global/samples_per_insert", 0) > 0.9 * BATCH_SIZE])
+
+
+def stable_baselines3(game: str, seconds: float) -> float:
+    """Agent steps per second of stable-baselines3's DDPG, in this process; each has its update."""
+    from stable_baselines3.common.callbacks import BaseCallback
+
+    class Stopwatch(BaseCallback):
+        started, first, rate = 0.0, 0, 0.0
+
+        def _on_step(self) -> bool:
+            if self.num_timesteps > LEARN_START + 200 and not self.started:
+                self.started, self.first = time.perf_counter(), self.num_timesteps
+            elapsed = time.perf_counter() - self.started
+            if self.started and elapsed > 1:
+                self.rate = (self.num_timesteps - self.first) / elapsed
+            return not self.started or elapsed < seconds
+
+    stopwatch = Stopwatch()
+    _sb3_agent(game).learn(10_000_000, callback=stopwatch)
+    return stopwatch.rate
+
+
+def lean(game: str, seconds: float) -> float:
+    """Updates per second of the agent on a batch that is there already, on one thread, as the rows set it."""
+    return _updates(game, seconds, lean=True)
+
+
+def eager(game: str, seconds: float) -> float:
+    return _updates(game, seconds, lean=False)
+
+
+def stable_baselines3_update(game: str, seconds: float) -> float:
+    """Updates per second of train(), on one thread."""
+    import torch
+
+    agent = _sb3_agent(game)
+    agent.learn(LEARN_START + 200)
+    torch.set_num_threads(1)
+    return _repeated(lambda: agent.train(1, BATCH_SIZE), seconds)
+
+
+def in_one_process(game: str, seconds: float) -> float:
+    """Agent steps per second of NUM_ENVS environments as an actor steps them."""
+    import numpy as np
+
+    from core.envs.gym import GymEnv, GymParams
+
+    env = GymEnv(GymParams(), game, NUM_ENVS)
+    env.reset(0)
+    generator, space = np.random.default_rng(0), env.spec.action
+    shape = (NUM_ENVS, *space.low.shape)  # type: ignore[union-attr]
+    return NUM_ENVS * _repeated(lambda: env.step(generator.uniform(space.low, space.high, shape).astype(np.float32)),  # type: ignore[union-attr]
+                                seconds)
+
+
+def a_process_each(game: str, seconds: float) -> float:
+    """The same by gymnasium's AsyncVectorEnv, without our checks."""
+    import gymnasium
+    import numpy as np
+    from gymnasium.vector import AsyncVectorEnv
+
+    env = AsyncVectorEnv([lambda: gymnasium.make(game)] * NUM_ENVS)
+    env.reset(seed=0)
+    generator, space = np.random.default_rng(0), env.action_space
+    found = NUM_ENVS * _repeated(lambda: env.step(generator.uniform(space.low, space.high).astype(np.float32)), seconds)  # type: ignore[attr-defined]
+    env.close()
+    return found
+
+
+def _updates(game: str, seconds: float, lean: bool) -> float:
+    import dataclasses
+
+    import numpy as np
+    import torch
+
+    from core.agents.ddpg import DDPG
+    from core.envs.gym import GymEnv, GymParams
+    from core.memory import Batch, Keys
+    from core.models.ddpg import DDPGMLP
+    from core.trajectory import Window
+
+    torch.set_num_threads(1)
+    spec = GymEnv(GymParams(), game, 1).spec
+    agent = DDPG(dataclasses.replace(DDPG.Params(), lean=lean), spec, lambda: DDPGMLP(DDPGMLP.Params(hidden=(HIDDEN, HIDDEN)), spec))
+    rows = torch.zeros(2, BATCH_SIZE)
+    action = torch.rand(2, BATCH_SIZE, *spec.action.low.shape) * 0.5  # type: ignore[union-attr]
+    window = Window(torch.randn(2, BATCH_SIZE, *spec.observation_shape), rows.bool(), rows.bool(), action, rows + 0.1, rows + 1, {})
+    batch = Batch(window, Keys(np.zeros(BATCH_SIZE, np.int64), np.zeros(BATCH_SIZE, np.int64)), torch.ones(BATCH_SIZE))
+    return _repeated(lambda: agent.learn(batch), seconds)
+
+
+def _sb3_agent(game: str):
+    import gymnasium
+    import numpy as np
+    from stable_baselines3 import DDPG
+    from stable_baselines3.common.noise import NormalActionNoise
+
+    env = gymnasium.make(game)
+    size = env.action_space.shape[0]  # type: ignore[index]
+    return DDPG("MlpPolicy", env, learning_rate=1e-3, buffer_size=1_000_000, learning_starts=LEARN_START, batch_size=BATCH_SIZE, tau=0.005,
+                train_freq=1, gradient_steps=1, action_noise=NormalActionNoise(np.zeros(size), 0.1 * np.ones(size)),
+                policy_kwargs={"net_arch": [HIDDEN, HIDDEN]}, seed=0, device="cpu")
+
+
+def _repeated(call: Callable[[], object], seconds: float) -> float:
+    """Calls per second."""
+    for _ in range(20):
+        call()
+    started, count = time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - started) < seconds:
+        call()
+        count += 1
+    return count / elapsed
+
+
+Side = Callable[[str, float], float]
+GROUPS: dict[str, tuple[str, dict[str, Side]]] = {  # unit, sides; the first is compared with each of the others
+    "program": ("agent steps/s", {"ours": ours, "stable-baselines3": stable_baselines3}),
+    "update": ("updates/s", {"lean": lean, "eager": eager, "stable-baselines3 update": stable_baselines3_update}),
+    "environments": ("agent steps/s", {"in one process": in_one_process, "a process each": a_process_each})}
+SIDES = {name: side for _, sides in GROUPS.values() for name, side in sides.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--side", choices=SIDES)
+    parser.add_argument("--game", default="HalfCheetah-v5")
+    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each measurement of a program; a sixth of it for the others")
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "control-speed.json")
+    options = parser.parse_args()
+    if options.side:
+        print(SIDES[options.side](options.game, options.seconds))
+        return
+    result: dict[str, object] = {"command": "python -m benchmarks.control_speed " + " ".join(sys.argv[1:]), "game": options.game,
+                                 "seconds": options.seconds, "processor": processor(), "cpus": len(os.sched_getaffinity(0)),
+                                 "versions": {**versions(), **{name: version(name) for name in ("stable-baselines3", "mujoco")}}}
+    for group in options.groups:
+        unit, sides = GROUPS[group]
+        rates: dict[str, list[float]] = {side: [] for side in sides}
+        for _ in range(options.pairs):
+            for side in sides:
+                seconds = options.seconds if group == "program" else options.seconds / 6
+                rates[side].append(measure_side("benchmarks.control_speed", side, seconds, "--game", options.game))
+                print(f"{group}: {side} {rates[side][-1]:.1f} {unit}", flush=True)
+        first, *others = sides
+        ratios = {f"{first} / {other}": [mine / theirs for mine, theirs in zip(rates[first], rates[other])] for other in others}
+        result[group] = {"unit": unit, **rates, **ratios}
+        for name, found in ratios.items():
+            print(f"{group}: {name} {statistics.median(found):.2f}, median {statistics.median(rates[first]):.1f} {unit}")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
