@@ -43,6 +43,8 @@ class Run:
     model_file: str | None = None                    # path of weights to start from (mode 1) or to test (mode 2)
     render: bool = False                             # mode 2: watch in a window
     record: bool = False                             # mode 2: write an mp4
+    profile: bool = False                            # report where the time of actors and learner goes: profile/, and a table at the end
+    profile_trace: int = setting(0, low=0, high=10_000)  # updates of the learner that torch.profiler records; 0: none
     episodes: int = setting(30, low=1)               # mode 2: episodes played
     steps: int | None = setting(None, low=1)         # stop after this many agent steps
     updates: int | None = setting(None, low=1)       # stop after this many updates of the learner

@@ -13,6 +13,7 @@ from core.agent import Agent, LearnerOutput, joined
 from core.context import Context
 from core.memory import Batch, batch_size, piece
 from core.prefetch import Prefetcher
+from core.profile import Profile
 from core.settings import setting
 from core.trajectory import Window
 from utils import checkpoint
@@ -48,22 +49,28 @@ def learner(context: Context, index: int) -> Iterator[bool]:
     depth = 0 if options.engine == "inline" else options.learner.prefetch
     prefetcher = Prefetcher(context.memory, options.agent.batch_size, depth)
     learn, statistics = Pieces(agent, options.learner.shrink_batch), Statistics()
-    samples = options.agent.batch_size * agent.samples_per_window
+    samples, profile = options.agent.batch_size * agent.samples_per_window, Profile(context, "learner", index, options.device)
     bad_updates, reported = 0, time.monotonic()
     try:
         while not clock.stopped:
+            profile.lap("wait")
             if clock.checkpoint_due:
                 _save(context, agent, prefetcher)
+                profile.lap("checkpoint")
             batch = prefetcher.get(timeout=0.1) if clock.may_learn(samples) else None
             if batch is None:
                 yield False
                 continue
+            profile.lap("wait" if prefetcher.starved else "sample")
             output = learn(batch)
+            profile.lap("update")
             if output.priorities is not None:
                 prefetcher.update_priorities(batch.keys, output.priorities.cpu().numpy())
+                profile.lap("priorities")
             clock.learnt(index, samples)
             if clock.updates % options.learner.publish_period == 0:
                 context.parameters.publish(agent.model)
+                profile.lap("publish")
             bad_updates = bad_updates + 1 if output.skipped else 0
             if bad_updates >= options.learner.max_bad_updates:
                 raise TrainingDiverged(f"the loss was not finite in {bad_updates} updates in a row; the last checkpoint is sound. "
@@ -73,11 +80,15 @@ def learner(context: Context, index: int) -> Iterator[bool]:
                 reported = time.monotonic()
                 context.report("learner", index, {**statistics.take(), **learn.statistics(), **prefetcher.statistics(),
                                                   **prefetcher.call(context.memory.statistics)})
+                profile.report()
+            profile.lap("report")
+            profile.step()
             yield True
         context.parameters.publish(agent.model)
         _save(context, agent, prefetcher)
     finally:
         prefetcher.close()
+        profile.close()
 
 
 class Pieces:

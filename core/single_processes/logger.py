@@ -9,6 +9,7 @@ from core.logs import Record
 from core.machine import resident_memory_mb, versions
 from core.metrics import aggregate, with_human_normalized
 from core.metrics_files import MetricsFiles
+from core.profile import Shares
 from core.progress import Progress
 from core.settings import setting
 
@@ -42,7 +43,7 @@ class _Book:
         self._files.write_facts("options", options.to_dict(), step)
         self._files.write_facts("versions", versions(), step)
         self._rates = _Rates(context)
-        self._progress = Progress(options)
+        self._progress, self._shares = Progress(options), Shares()
         self._written, self._lost = time.monotonic(), 0
 
     def due(self) -> bool:
@@ -53,7 +54,7 @@ class _Book:
         reported, lost = self._context.logs.drain()
         self._lost += lost
         step, values = self._context.clock.agent_steps, self._global_values()
-        records = aggregate(reported) + [Record(name, value, step, time.time()) for name, value in values.items()]
+        records = aggregate(self._shares.take(reported)) + [Record(name, value, step, time.time()) for name, value in values.items()]
         self._files.write(with_human_normalized(records, self._context.options.env_class, self._context.spec.name), step)
         for record in records:
             if record.name == "evaluator/episodic_return_mean":
@@ -62,7 +63,7 @@ class _Book:
 
     def close(self) -> None:
         self.write_period()
-        self._progress.close()
+        self._progress.close(self._shares.table())
 
     def _global_values(self) -> dict[str, float]:
         clock, memory = self._context.clock, self._context.memory
