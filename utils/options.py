@@ -46,6 +46,7 @@ class Run:
     profile: bool = False                            # report where the time of actors and learner goes: profile/, and a table at the end
     profile_trace: int = setting(0, low=0, high=10_000)  # updates of the learner that torch.profiler records; 0: none
     episodes: int = setting(30, low=1)               # mode 2: episodes played
+    check: bool = False                              # mode 1: say what this row is, needs and costs, try a few steps and end
     steps: int | None = setting(None, low=1)         # stop after this many agent steps
     updates: int | None = setting(None, low=1)       # stop after this many updates of the learner
     seconds: float | None = setting(None, above=0)   # stop after this long

@@ -67,6 +67,16 @@ def layout(options: Options, spec: EnvSpec, agent: Agent) -> Layout:
                      storage=options.storage, kept_rows=agent.window.length + kept)
 
 
+def stored_bytes(options: Options, rows: Layout, window_length: int) -> int:
+    """Of the replay: the rings, and what the rule keeps outside them."""
+    return rows.nbytes + options.memory_class.own_bytes(options.memory, rows, window_length)
+
+
+def needed_bytes(options: Options, stored: int) -> int:
+    """Of a run with such a replay, roughly."""
+    return stored + PROCESS_BYTES * (options.num_actors + 4)
+
+
 def resolved_device(device: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
@@ -91,6 +101,8 @@ def _mode(options: Options) -> list[str]:
         if options.resume is None and options.log_folder.exists():
             found.append(f"run {options.signature} exists: continue it by --resume {options.signature}, or choose another timestamp")
         return found
+    if options.check:
+        found.append("check looks at a training: it is for mode 1")
     if options.resume is not None:
         found.append("resume is for mode 1; mode 2 takes its run by machine and timestamp, or a model_file")
     if options.render and options.record:
@@ -186,8 +198,8 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     if clock.samples_per_insert is not None and clock.learn_start + clock.tolerance < first:
         return [f"clock.learn_start={clock.learn_start} plus clock.tolerance={clock.tolerance} must be at least {first} agent steps, which "
                 f"{streams} environments take to store a window of {length + 1} rows"]
-    stored = rows.nbytes + options.memory_class.own_bytes(options.memory, rows, length)
-    needed, free = stored + PROCESS_BYTES * (options.num_actors + 4), available_bytes()
+    stored = stored_bytes(options, rows, length)
+    needed, free = needed_bytes(options, stored), available_bytes()
     if needed <= free:
         return []
     if capacity is None:
