@@ -35,8 +35,8 @@ def random_actions(space: Discrete | Continuous, num_envs: int, generator: np.ra
 
 
 def _shapes(spec: EnvSpec, num_envs: int, timestep: TimeStep) -> list[str]:
-    rows = {name: ((num_envs,), "float32") for name in ("reward", "discount", "raw_reward")}
-    rows |= {name: ((num_envs,), "bool") for name in ("first", "last")}
+    rows = dict.fromkeys(("reward", "discount", "raw_reward"), ((num_envs,), "float32"))
+    rows |= dict.fromkeys(("first", "last"), ((num_envs,), "bool"))
     found = []
     for name, (shape, dtype) in {"observation": ((num_envs, *spec.observation_shape), spec.frame.dtype), **rows}.items():
         value = getattr(timestep, name)
@@ -53,8 +53,9 @@ def _values(spec: EnvSpec, timestep: TimeStep) -> list[str]:
     outside = (timestep.discount < 0) | (timestep.discount > 1)
     if outside.any():
         found.append(f"discount of streams {_streams(outside)} is outside 0 .. 1: {timestep.discount[outside]}")
-    if spec.is_image and (timestep.observation.min() < 0 or timestep.observation.max() > spec.max_value):
-        found.append(f"observation has values {timestep.observation.min()} .. {timestep.observation.max()}, outside 0 .. {spec.max_value:g}")
+    low, high = timestep.observation.min(), timestep.observation.max()
+    if spec.is_image and (low < 0 or high > spec.max_value):
+        found.append(f"observation has values {low} .. {high}, outside 0 .. {spec.max_value:g}")
     return found
 
 

@@ -5,6 +5,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 from gymnasium.utils.env_checker import check_env
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from core.agent import Agent
-from core.env import Discrete, EnvSpec
+from core.env import Discrete, Env, EnvSpec
 from core.env_contract import play_randomly
 from core.progress import count, duration
 from core.shared import ArraySpec, available_bytes
@@ -33,19 +34,19 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
     console, problems = Console(highlight=False), list[str]()
     console.width = max(console.width, WIDTH)
     console.print(_settings(options))
-    spec = validation.environment_spec(options)
-    agent = options.make_agent(spec)
-    facts = Table.grid(padding=(0, 2))
-    for name, text in _parts(options, spec, agent):
-        facts.add_row(name, text)
+    env = options.env_class(options.env, options.game, options.num_envs_per_actor, training=True, num_threads=options.actor.env_threads)
+    agent, facts = options.make_agent(env.spec), Table.grid(padding=(0, 2))
     stages: list[tuple[str, Callable[[], tuple[str, list[str]]]]] = [
-        ("random play", lambda: _random_play(options)), ("gymnasium", lambda: _gymnasium(options)),
-        ("speed", lambda: _speed(options, spec, agent, seconds))]
-    for name, stage in stages:
-        text, found = _tried(name, stage)
-        problems += found
-        if text:
+        ("random play", lambda: _random_play(options, env)), ("gymnasium", lambda: _gymnasium(options)),
+        ("speed", lambda: _speed(options, env, agent, seconds))]
+    with closing(env):
+        for name, text in _parts(options, env.spec, agent):
             facts.add_row(name, text)
+        for name, stage in stages:
+            text, found = _tried(name, stage)
+            problems += found
+            if text:
+                facts.add_row(name, text)
     console.print(facts)
     if problems:
         raise Refused(problems)
@@ -96,15 +97,12 @@ def _array(array: ArraySpec) -> str:
 
 
 # whether it works -----------------------------------------------------------------------------------------------------
-def _random_play(options: Options) -> tuple[str, list[str]]:
+def _random_play(options: Options, env: Env) -> tuple[str, list[str]]:
     num_envs = options.num_envs_per_actor
-    env = options.env_class(options.env, options.game, num_envs, training=True, num_threads=options.actor.env_threads)
     steps = -(-PLAY_STEPS // num_envs)
-    try:
-        found, episodes = play_randomly(env, num_envs, steps, options.seed)
-    finally:
-        env.close()
-    return f"{steps * num_envs} agent steps, {episodes} episodes ended" + (": shapes, dtypes, values, ends are right" if not found else ""), found
+    found, episodes = play_randomly(env, num_envs, steps, options.seed)
+    verdict = "broken" if found else "shapes, dtypes, values, ends are right"
+    return f"{steps * num_envs} agent steps, {episodes} episodes ended: {verdict}", found
 
 
 def _gymnasium(options: Options) -> tuple[str, list[str]]:
@@ -125,11 +123,12 @@ def _gymnasium(options: Options) -> tuple[str, list[str]]:
 
 
 # how fast it is -------------------------------------------------------------------------------------------------------
-def _speed(options: Options, spec: EnvSpec, agent: Agent, seconds: float) -> tuple[str, list[str]]:
-    costs = probe.measure(options, spec, seconds)
+def _speed(options: Options, env: Env, agent: Agent, seconds: float) -> tuple[str, list[str]]:
+    costs = probe.measure(options, env, seconds)
     rate = probe.steps_per_second(options, costs, agent.samples_per_window)
     text = (f"{1 / costs.act:,.0f} agent steps/s an actor, {1 / costs.update:,.1f} updates/s with {costs.threads} of {costs.cores} cores\n"
-            f"estimate: {rate:,.0f} agent steps/s, if nothing is lost between processes and nothing else runs here\n{_budget(options, costs, rate, agent)}")
+            f"estimate: {rate:,.0f} agent steps/s, if nothing is lost between processes and nothing else runs here\n"
+            f"{_budget(options, costs, rate, agent)}")
     return text, [] if costs.sound else ["speed: the loss of the first updates was not finite, so they changed nothing"]
 
 

@@ -20,6 +20,7 @@ from core.single_processes.actor import ActorParams
 from core.single_processes.evaluator import EvaluatorParams
 from core.single_processes.learner import LearnerParams
 from core.single_processes.logger import LoggerParams
+from core.video import VideoParams
 from utils.factory import AgentsDict, EnvsDict, MemoriesDict, ModelsDict
 
 PROJECT = str(Path(__file__).resolve().parent.parent)
@@ -219,6 +220,7 @@ class Options(Run):
     learner: LearnerParams = LearnerParams()
     evaluator: EvaluatorParams = EvaluatorParams()
     logger: LoggerParams = LoggerParams()
+    video: VideoParams = VideoParams()
     supervisor: SupervisorParams = SupervisorParams()
 
     # classes ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from core.agent import Agent, LearnerOutput
-from core.env import Env, EnvSpec
+from core.env import Env
 from core.memory import Batch, Keys
 from core.model import restart
 from core.trajectory import STORAGE, Layout, Trajectories
@@ -26,18 +26,16 @@ class Costs(NamedTuple):
     threads: int    # of torch in an update
 
 
-def measure(options: Options, spec: EnvSpec, seconds: float) -> Costs:
-    """Plays for `seconds`, at least until a window is there, then learns from it for `seconds`, at least twice."""
+def measure(options: Options, env: Env, seconds: float) -> Costs:
+    """Plays an actor's environments for `seconds`, at least until a window is there, then learns from it for `seconds`, at least twice."""
     threads, before = learner_threads(options), torch.get_num_threads()
-    env = options.env_class(options.env, options.game, options.num_envs_per_actor, training=True, num_threads=options.actor.env_threads)
     try:
         torch.set_num_threads(1)
-        act, batch = _acting(options, spec, env, seconds)
+        act, batch = _acting(options, env, seconds)
         torch.set_num_threads(threads)
-        update, sound = _updating(options.make_agent(spec, options.device), batch, seconds)
+        update, sound = _updating(options.make_agent(env.spec, options.device), batch, seconds)
     finally:
         torch.set_num_threads(before)
-        env.close()
     return Costs(act, update, sound, len(os.sched_getaffinity(0)), threads)
 
 
@@ -65,11 +63,11 @@ def steps_per_second(options: Options, costs: Costs, samples_per_window: int) ->
     return min(options.num_actors / costs.act, options.num_learners / update, costs.cores / busy)
 
 
-def _acting(options: Options, spec: EnvSpec, env: Env, seconds: float) -> tuple[float, Batch]:
+def _acting(options: Options, env: Env, seconds: float) -> tuple[float, Batch]:
     """Seconds an agent step of one actor takes, and a batch of the first windows it wrote."""
-    agent, num_envs = options.make_agent(spec), options.num_envs_per_actor
+    agent, num_envs = options.make_agent(env.spec), options.num_envs_per_actor
     exploration = agent.exploration(0, options.num_actors, num_envs, np.random.default_rng(options.seed))
-    trajectories = Trajectories(_small(validation.layout(options, spec, agent), agent))
+    trajectories = Trajectories(_small(validation.layout(options, env.spec, agent), agent))
     writer = ChunkWriter(trajectories, 0, agent.window, agent.initial_priorities)
     timestep, batch, steps = env.reset(options.seed), None, 0
     initial = state = agent.initial_state(num_envs)

@@ -26,7 +26,7 @@ def problems(options: Options) -> list[str]:
     """Every problem, one sentence each. Classes that could not be had (Params None) were reported before and are passed over."""
     found = settings.problems(options)
     out_of_bounds = {re.split("[.=]", sentence)[0] for sentence in found}  # "agent.lr=-1 must be ...": agent
-    found += _names(options) + _mode(options) + _device(options)
+    found += _names(options) + _mode(options) + _trackers(options) + _device(options)
     if None in (options.agent, options.env, options.memory, options.model):
         return found
     found += _memory_type(options) + options.agent_class.problems(options.agent)
@@ -36,6 +36,7 @@ def problems(options: Options) -> list[str]:
         spec = environment_spec(options)
     except (ValueError, ImportError) as error:
         return [*found, f"game={options.game} (env_type={options.env_type}): {error}", *_head(options)]
+    found += _video(options)
     mismatches = _actions(options, spec) + _head(options) + _observations(options, spec)
     found += mismatches
     if not mismatches and not out_of_bounds & SIZED:
@@ -109,9 +110,38 @@ def _mode(options: Options) -> list[str]:
         found.append("render and record exclude each other")
     if options.render and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         found.append("render=True needs a display, and neither DISPLAY nor WAYLAND_DISPLAY is set: use --record")
-    if options.record and not (find_spec("imageio") and find_spec("imageio_ffmpeg")):
-        found.append("record=True needs packages that are not installed: pip install -e \".[video]\"")
     return found
+
+
+def _recorded(options: Options) -> str | None:
+    """The setting that asks for videos, as it was given."""
+    if options.mode == 2:
+        return "record=True" if options.record else None
+    return f"evaluator.record_every={options.evaluator.record_every}" if options.evaluator.record_every else None
+
+
+def _video(options: Options) -> list[str]:
+    """Packages, and an environment that draws: whatever can keep it from that is found by drawing once."""
+    asked = _recorded(options)
+    if asked is None:
+        return []
+    if not (find_spec("imageio") and find_spec("imageio_ffmpeg")):
+        return [f"{asked} needs packages that are not installed: pip install -e \".[video]\""]
+    try:
+        env = options.env_class(options.env, options.game, 1, training=False, render_mode="rgb_array")
+        try:
+            env.reset(0)
+            env.render()
+        finally:
+            env.close()
+    except (ValueError, ImportError, NotImplementedError) as error:
+        return [f"{asked}: {error}"]
+    return []
+
+
+def _trackers(options: Options) -> list[str]:
+    return [f"logger.{name}={getattr(options.logger, name)} needs a package that is not installed: pip install -e \".[{name}]\""
+            for name in ("wandb", "mlflow") if options.mode == 1 and getattr(options.logger, name) is not None and not find_spec(name)]
 
 
 def _device(options: Options) -> list[str]:

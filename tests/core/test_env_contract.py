@@ -14,7 +14,8 @@ VECTORS = EnvSpec("game", ArraySpec((3,), "float32"), 0, Continuous(np.float32([
 def timestep(spec=SPEC, **changes):
     """Of two streams: an episode of stream 0 goes on, one of stream 1 starts."""
     row = {"observation": np.zeros((2, *spec.observation_shape), spec.frame.dtype), "reward": np.float32([0.5, 0]),
-           "discount": np.float32([0, 1]), "first": np.array([False, True]), "last": np.array([True, False]), "raw_reward": np.float32([7, 0])}
+           "discount": np.float32([0, 1]), "first": np.array([False, True]), "last": np.array([True, False]),
+           "raw_reward": np.float32([7, 0])}
     return TimeStep(**{**row, **changes})
 
 

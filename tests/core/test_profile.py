@@ -76,10 +76,11 @@ def record(name, value, step=7):
 def test_shares_are_of_all_processes_of_a_role_and_add_up_to_one():
     loss = record("learner/loss", 0.5)
     shares = Shares()
-    found = shares.take([record("profile/actor/wait", 1.0), loss, record("profile/actor/forward", 2.0), record("profile/learner/update", 4.0),
-                         record("profile/actor/wait", 2.0, step=9), record("profile/actor/environment", 5.0)])
-    assert found == [loss, record("profile/actor/wait", 0.3, 9), record("profile/actor/forward", 0.2), record("profile/learner/update", 1.0),
-                     record("profile/actor/environment", 0.5)]
+    found = shares.take([record("profile/actor/wait", 1.0), loss, record("profile/actor/forward", 2.0),
+                         record("profile/learner/update", 4.0), record("profile/actor/wait", 2.0, step=9),
+                         record("profile/actor/environment", 5.0)])
+    assert found == [loss, record("profile/actor/wait", 0.3, 9), record("profile/actor/forward", 0.2),
+                     record("profile/learner/update", 1.0), record("profile/actor/environment", 0.5)]
 
 
 def test_a_period_in_which_nothing_was_measured_has_shares_of_zero():
