@@ -8,7 +8,7 @@ import numpy as np
 
 from core.env import EnvSpec
 from core.episodes import Scene
-from core.video import Video, VideoParams
+from core.video import EMULATOR_FRAMES, Video, VideoParams
 
 LEAST_HEIGHT = 320      # pixels of a picture that is not shown alone: smaller ones are enlarged
 CAPTION_HEIGHT = 26
@@ -22,7 +22,7 @@ class Film:
     """Scenes in, frames of one size out. A scene is drawn when the next one tells what was done in it."""
 
     def __init__(self, path: Path, params: VideoParams, spec: EnvSpec):
-        self.video = Video(path, spec.frames_per_step)
+        self.video = Video(path, params.fps or EMULATOR_FRAMES / spec.frames_per_step)
         self._params, self._spec = params, spec
         self._held: Scene | None = None
         self._curves: dict[str, deque[np.ndarray]] = {}

@@ -10,6 +10,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 from core.logs import Record
@@ -123,8 +124,8 @@ class Feeder:
 
 def feeders(options: Any) -> list[Feeder]:
     """One for each tracker that the options name a project for."""
-    makers = {"wandb": WandbTracker, "mlflow": MlflowTracker}
-    return [Feeder(name, lambda make=make: make(options)) for name, make in makers.items() if getattr(options.logger, name) is not None]
+    makers: dict[str, Callable[[Any], Tracker]] = {"wandb": WandbTracker, "mlflow": MlflowTracker}
+    return [Feeder(name, partial(make, options)) for name, make in makers.items() if getattr(options.logger, name) is not None]
 
 
 def by_step(records: Iterable[Record]) -> dict[int, dict[str, float]]:

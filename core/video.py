@@ -16,17 +16,18 @@ GIF_FRAMES = 30.0       # a second at most: browsers slow down those that want m
 @dataclass(frozen=True)
 class VideoParams:
     format: str = setting("mp4", choices=("mp4", "gif"))  # of the file
+    fps: float | None = setting(None, above=0)            # pictures a second; None: as the game is played, 60 frames
     overlay: bool = setting(False)                        # score, step and action under the picture
     panel: bool = setting(False)                          # beside it what the network sees, and curves of what the agent makes of it
 
 
 class Video:
-    """A file that plays at the game's speed; its suffix says which kind. `close` finishes it, and it is readable from then on.
+    """A file of `rate` pictures a second; its suffix says which kind. `close` finishes it, and it is readable from then on.
 
     Raises ImportError with the pip command when imageio or its ffmpeg is missing.
     """
 
-    def __init__(self, path: Path, frames_per_step: int):
+    def __init__(self, path: Path, rate: float):
         try:
             import imageio
             import imageio_ffmpeg  # noqa: F401
@@ -34,7 +35,6 @@ class Video:
             raise ImportError("recording a video needs imageio: pip install -e .[video]") from error
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._count = path, 0
-        rate = EMULATOR_FRAMES / frames_per_step
         self._stride = math.ceil(rate / GIF_FRAMES) if path.suffix == ".gif" else 1
         self._writer: Any
         if path.suffix == ".gif":

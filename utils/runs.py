@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from core.settings import dotted
 from utils.factory import suggestion
 from utils.options import Options
 from utils.refused import BAD_CHECKPOINT, Refused
@@ -53,7 +52,7 @@ def all_runs(root: str) -> list[SavedRun]:
     for file in files:
         with contextlib.suppress(ValueError, KeyError, OSError):
             saved = json.loads(file.read_text())
-            runs.append(SavedRun(file.parent.name, saved["config"], dotted(saved["options"]), saved["file"]))
+            runs.append(SavedRun(file.parent.name, saved["config"], _flat(saved["options"]), saved["file"]))
     return runs
 
 
@@ -105,3 +104,10 @@ def now() -> str:
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted settings as they look once JSON has carried them."""
     return json.loads(json.dumps(settings))
+
+
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in nested.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
