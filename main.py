@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from utils import runs
+from utils.check import check
 from utils.command_line import read_options, refuse
 from utils.factory import EnginesDict, ProcessesDict
 from utils.refused import BAD_CONFIGURATION, Refused
@@ -14,6 +15,9 @@ def main(arguments: Sequence[str]) -> int:
     """Exit codes: 0 done, 2 bad configuration, 3 bad checkpoint, 4 training failed, 130 / 143 interrupted with the state saved."""
     options = read_options(arguments)
     try:
+        if options.check:
+            check(options)
+            return 0
         context, agent = prepare(options)
     except Refused as refused:
         refuse(refused)

@@ -106,6 +106,10 @@ class Agent(ABC):
     def act(self, timestep: TimeStep, state: State, exploration: Exploration | None) -> ActorOutput:
         """Actions of E streams; exploration None: greedy. Runs under inference mode."""
 
+    def outlook(self, output: ActorOutput) -> dict[str, np.ndarray]:
+        """What a recording draws beside the game: what was made of the streams when these actions were chosen, each [E] or [E, N]."""
+        return {}
+
     @abstractmethod
     def exploration(self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator) -> Exploration: ...
 

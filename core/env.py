@@ -84,6 +84,11 @@ class Env(ABC):
     def step(self, action: np.ndarray) -> TimeStep:
         """Take action [E, ...] in every stream. Raises ValueError naming stream and value for an action outside the space."""
 
+    @classmethod
+    def gymnasium_env(cls, params: Any, game: str) -> Any:
+        """One gymnasium.Env as its author wrote it, for gymnasium's own checker; None where there is none behind this class."""
+        return None
+
     def render(self) -> np.ndarray:
         """The colour picture [H, W, 3] uint8 of stream 0; only with render_mode "rgb_array"."""
         raise NotImplementedError(f"{type(self).__name__} draws no pictures")

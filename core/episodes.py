@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from core.agent import Agent, Exploration
+from core.agent import ActorOutput, Agent, Exploration
 from core.env import Env, TimeStep
 from core.model import restart
 
@@ -25,34 +25,53 @@ class Episode(NamedTuple):
     truncated: bool
 
 
+class Scene(NamedTuple):
+    """What can be seen of stream 0 after a step, or after a reset."""
+
+    picture: np.ndarray              # [H, W, 3] uint8
+    observation: np.ndarray          # [*observation_shape]
+    score: float                     # raw rewards of the episode so far
+    length: int                      # agent steps of the episode so far
+    action: np.ndarray | None        # that led here; None: a reset did
+    outlook: dict[str, np.ndarray]   # what the agent made of it when it chose that action: Agent.outlook, each [] or [N]
+
+
 def play_episodes(agent: Agent, env: Env, episodes: int, max_steps: int, exploration: Exploration | None, seed: int,
-                  on_frame: Callable[[np.ndarray], None] | None = None,
+                  on_scene: Callable[[Scene], None] | None = None,
                   on_episode: Callable[[Episode], None] | None = None) -> Generator[bool, None, EpisodeResults]:
     """Play `episodes` episodes over the streams of `env`; yields True after every step of it.
 
     Which episodes count is fixed beforehand: each stream plays its share, so a stream of short episodes does not play more of
     them. An episode of max_steps agent steps is cut and counts as truncated; its stream waits for the game to end, or until all
-    streams that have episodes left wait and the environment is reset. `on_frame` gets the picture of stream 0 at each step
+    streams that have episodes left wait and the environment is reset. `on_scene` gets what stream 0 shows at each step
     (render_mode "rgb_array").
     """
     sequence = np.random.SeedSequence(seed)
     timestep = env.reset(_seed_from(sequence))
     tally = _Tally(len(timestep.first), episodes, max_steps)
     initial = state = agent.initial_state(len(timestep.first))
-    _show(env, on_frame)
+
+    def show(output: ActorOutput | None) -> None:
+        if on_scene is not None:
+            outlook = {} if output is None else {name: values[0] for name, values in agent.outlook(output).items()}
+            action = None if output is None else output.action[0]
+            on_scene(Scene(env.render(), timestep.observation[0].copy(), *tally.of(0), action, outlook))
+
+    show(None)
     while not tally.done:
         state = restart(state, timestep.first, initial)
         with torch.inference_mode():
             output = agent.act(timestep, state, exploration)
         timestep, state = env.step(output.action), output.state
-        _show(env, on_frame)
-        for episode in tally.count(timestep):
+        episodes_ended = tally.count(timestep)
+        show(output)
+        for episode in episodes_ended:
             if on_episode is not None:
                 on_episode(episode)
         if tally.all_wait:
             timestep = env.reset(_seed_from(sequence))
             tally.restart()
-            _show(env, on_frame)
+            show(None)
         yield True
     return tally.results()
 
@@ -93,6 +112,10 @@ class _Tally:
         self._waiting |= cut
         return [self._finish(stream, bool(cut[stream] or timestep.discount[stream] != 0)) for stream in np.flatnonzero(ended).tolist()]
 
+    def of(self, stream: int) -> tuple[float, int]:
+        """Score and length of the episode that runs there, or has just ended."""
+        return float(self._scores[stream]), int(self._lengths[stream])
+
     def results(self) -> EpisodeResults:
         rounds = max(len(finished) for finished in self._finished)
         ordered = [finished[number] for number in range(rounds) for finished in self._finished if number < len(finished)]
@@ -110,8 +133,3 @@ class _Tally:
 def _seed_from(sequence: np.random.SeedSequence) -> int:
     """A new seed each time."""
     return int(sequence.spawn(1)[0].generate_state(1)[0] >> 1)
-
-
-def _show(env: Env, on_frame: Callable[[np.ndarray], None] | None) -> None:
-    if on_frame is not None:
-        on_frame(env.render())

@@ -82,6 +82,11 @@ class Memory(ABC):
         return False
 
     @classmethod
+    def samples_per_step(cls, params: Any) -> float:
+        """How many that is, where it paces."""
+        return 1.0
+
+    @classmethod
     def feature_dtype(cls, params: Any) -> str | None:
         """As what rows must carry the agent's feature vectors; None: they need not."""
         return None

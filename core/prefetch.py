@@ -33,6 +33,7 @@ class Prefetcher:
         self._calls: deque[tuple[Callable[[], Any], Future | None]] = deque()
         self._changed = threading.Condition()  # guards the two deques and the three below; nothing slow is done under it
         self._error: BaseException | None = None
+        self.starved = False                   # rows had to be waited for, not the drawing, before the last `get`
         self._paused = self._closed = False
         self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True) if depth else None
         if self._thread:
@@ -51,8 +52,8 @@ class Prefetcher:
             self._waiting += time.perf_counter() - started
             if not self._batches:
                 return None
-            batch, starved = self._batches.popleft()
-            self._adapt(starved)
+            batch, self.starved = self._batches.popleft()
+            self._adapt(self.starved)
             self._changed.notify_all()
             return batch
 

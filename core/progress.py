@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 PLAIN_PERIOD = 10.0  # seconds between lines when there is no terminal
@@ -47,9 +48,11 @@ class Progress:
         """A line that stays."""
         self._print(Text(self._padded(f"evaluation at step {step:,}: mean return {score:.2f}")))
 
-    def close(self) -> None:
-        """The last line stays."""
+    def close(self, table: Table | None = None) -> None:
+        """The last line stays, and a table of the run below it."""
         self._print(Text(self._padded(self._last)))
+        if table is not None:
+            self._print(table)
 
     def _line(self, values: dict[str, float], scores: tuple[float, float] | None) -> str:
         """What matters most comes first: a narrow terminal shows the beginning."""
@@ -71,7 +74,7 @@ class Progress:
     def _padded(self, line: str) -> str:
         return line.ljust(self._console.width - 1) if self._console.is_terminal else line
 
-    def _print(self, text: Text, end: str = "\n") -> None:
+    def _print(self, text: Text | Table, end: str = "\n") -> None:
         with suppress(OSError):
             self._console.print(text, end=end)
 

@@ -5,6 +5,7 @@ the default and one function can report everything that is wrong at once.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 LARGEST = 1e300
@@ -27,6 +28,14 @@ def problems(params: Any, prefix: str = "") -> list[str]:
         elif value is not None and field.metadata:
             found += _violations(name, value, **field.metadata)
     return found
+
+
+def dotted(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings as data, a dictionary in a dictionary, by their dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in nested.items():
+        flat |= dotted(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
 
 
 def _violations(name: str, value: Any, low: float | None, high: float | None, above: float | None,

@@ -1,34 +1,52 @@
-"""Writing pictures to an mp4."""
+"""Writing pictures to an mp4 or a GIF."""
 
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from core.settings import setting
+
 EMULATOR_FRAMES = 60.0  # a second
+GIF_FRAMES = 30.0       # a second at most: browsers slow down those that want more
+
+
+@dataclass(frozen=True)
+class VideoParams:
+    format: str = setting("mp4", choices=("mp4", "gif"))  # of the file
+    fps: float | None = setting(None, above=0)            # pictures a second; None: as the game is played, 60 frames
+    overlay: bool = setting(False)                        # score, step and action under the picture
+    panel: bool = setting(False)                          # beside it what the network sees, and curves of what the agent makes of it
 
 
 class Video:
-    """An mp4 that plays at the game's speed. `close` finishes the file, which is readable from then on.
+    """A file of `rate` pictures a second; its suffix says which kind. `close` finishes it, and it is readable from then on.
 
     Raises ImportError with the pip command when imageio or its ffmpeg is missing.
     """
 
-    def __init__(self, path: Path, frames_per_step: int):
+    def __init__(self, path: Path, rate: float):
         try:
             import imageio
             import imageio_ffmpeg  # noqa: F401
         except ImportError as error:
             raise ImportError("recording a video needs imageio: pip install -e .[video]") from error
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
-        # yuv420p wants even sides; the default of 16 would stretch 210 x 160
-        self._writer: Any = imageio.get_writer(path, format="FFMPEG", fps=EMULATOR_FRAMES / frames_per_step, macro_block_size=2,
-                                               output_params=["-loglevel", "error"])
+        self.path, self._count = path, 0
+        self._stride = math.ceil(rate / GIF_FRAMES) if path.suffix == ".gif" else 1
+        self._writer: Any
+        if path.suffix == ".gif":
+            self._writer = imageio.get_writer(path, mode="I", duration=1_000 * self._stride / rate, loop=0)
+        else:  # yuv420p wants even sides; the default of 16 would stretch 210 x 160
+            self._writer = imageio.get_writer(path, format="FFMPEG", fps=rate, macro_block_size=2, output_params=["-loglevel", "error"])
 
     def add(self, picture: np.ndarray) -> None:
-        """picture: [H, W, 3] uint8."""
-        self._writer.append_data(picture)
+        """picture: [H, W, 3] uint8, of one size in a file."""
+        if self._count % self._stride == 0:
+            self._writer.append_data(picture)
+        self._count += 1
 
     def close(self) -> None:
         self._writer.close()

@@ -15,7 +15,8 @@ from utils.rows import CHOICES, GROUPS, find_row, from_row
 from utils.settings_tree import annotations, changed, closest, flatten, parse
 
 HELP = ("-h", "--help")
-OF_THIS_START = ("config", "mode", "machine", "timestamp", "device", "resume", "model_file", "render", "record", "episodes", "root")
+OF_THIS_START = ("config", "mode", "machine", "timestamp", "device", "resume", "model_file", "render", "record", "profile",
+                 "profile_trace", "episodes", "check", "root")
 FIXED = ("config", "agent_type", "env_type", "game", "model_type", "agent.optimizer", "env", "model")  # for all lives of a run
 FIXED_WITH_REPLAY = ("memory_type", "memory.capacity", "num_learners", "num_actors", "num_envs_per_actor", "actor.chunk_length",
                      "agent.nstep", "agent.unroll_length", "memory.replay_parameters", "memory.overflow", "memory.num_batches",

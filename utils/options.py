@@ -21,6 +21,7 @@ from core.single_processes.actor import ActorParams
 from core.single_processes.evaluator import EvaluatorParams
 from core.single_processes.learner import LearnerParams
 from core.single_processes.logger import LoggerParams
+from core.video import VideoParams
 from utils.factory import AgentsDict, EnvsDict, MemoriesDict, ModelsDict
 
 PROJECT = str(Path(__file__).resolve().parent.parent)
@@ -44,7 +45,10 @@ class Run:
     model_file: str | None = None                    # path of weights to start from (mode 1) or to test (mode 2)
     render: bool = False                             # mode 2: watch in a window
     record: bool = False                             # mode 2: write an mp4
+    profile: bool = False                            # report where the time of actors and learner goes: profile/, and a table at the end
+    profile_trace: int = setting(0, low=0, high=10_000)  # updates of the learner that torch.profiler records; 0: none
     episodes: int = setting(30, low=1)               # mode 2: episodes played
+    check: bool = False                              # mode 1: say what this row is, needs and costs, try a few steps and end
     steps: int | None = setting(None, low=1)         # stop after this many agent steps
     updates: int | None = setting(None, low=1)       # stop after this many updates of the learner
     seconds: float | None = setting(None, above=0)   # stop after this long
@@ -243,6 +247,7 @@ class Options(Run):
     learner: LearnerParams = LearnerParams()
     evaluator: EvaluatorParams = EvaluatorParams()
     logger: LoggerParams = LoggerParams()
+    video: VideoParams = VideoParams()
     supervisor: SupervisorParams = SupervisorParams()
     ray: RayParams = RayParams()
 

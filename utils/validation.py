@@ -27,7 +27,7 @@ def problems(options: Options) -> list[str]:
     """Every problem, one sentence each. Classes that could not be had (Params None) were reported before and are passed over."""
     found = settings.problems(options)
     out_of_bounds = {re.split("[.=]", sentence)[0] for sentence in found}  # "agent.lr=-1 must be ...": agent
-    found += _names(options) + _mode(options) + _device(options) + _learners(options)
+    found += _names(options) + _mode(options) + _trackers(options) + _device(options) + _learners(options)
     if None in (options.agent, options.env, options.memory, options.model):
         return found
     found += _memory_type(options) + options.agent_class.problems(options.agent)
@@ -37,6 +37,7 @@ def problems(options: Options) -> list[str]:
         spec = environment_spec(options)
     except (ValueError, ImportError) as error:
         return [*found, f"game={options.game} (env_type={options.env_type}): {error}", *_head(options)]
+    found += _video(options)
     mismatches = _actions(options, spec) + _head(options) + _observations(options, spec)
     found += mismatches
     if not mismatches and not out_of_bounds & SIZED and options.num_actors >= options.num_learners:
@@ -71,6 +72,20 @@ def layout(options: Options, spec: EnvSpec, agent: Agent, learner: int = 0) -> L
 def actors_of(options: Options, learner: int) -> int:
     """How many actors i there are with i modulo num_learners = learner."""
     return len(range(learner, options.num_actors, options.num_learners))
+def layouts(options: Options, spec: EnvSpec, agent: Agent) -> list[Layout]:
+    """Of every learner's rows."""
+    return [layout(options, spec, agent, learner) for learner in range(options.num_learners)]
+
+
+def stored_bytes(options: Options, rings: list[Layout], window_length: int) -> int:
+    """Of the replay: the rings, and what the rule keeps outside them."""
+    return sum(rows.nbytes + options.memory_class.own_bytes(options.memory, rows, window_length) for rows in rings)
+
+
+def needed_bytes(options: Options, stored: int) -> int:
+    """Of a run with such a replay, roughly."""
+    outside = options.ray.object_store_bytes + RAY_BYTES if options.engine == "ray" else 0
+    return stored + outside + PROCESS_BYTES * (options.num_actors + options.num_learners + 3)
 
 
 def resolved_device(device: str) -> str:
@@ -97,15 +112,46 @@ def _mode(options: Options) -> list[str]:
         if options.resume is None and options.log_folder.exists():
             found.append(f"run {options.signature} exists: continue it by --resume {options.signature}, or choose another timestamp")
         return found
+    if options.check:
+        found.append("check looks at a training: it is for mode 1")
     if options.resume is not None:
         found.append("resume is for mode 1; mode 2 takes its run by machine and timestamp, or a model_file")
     if options.render and options.record:
         found.append("render and record exclude each other")
     if options.render and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         found.append("render=True needs a display, and neither DISPLAY nor WAYLAND_DISPLAY is set: use --record")
-    if options.record and not (find_spec("imageio") and find_spec("imageio_ffmpeg")):
-        found.append("record=True needs packages that are not installed: pip install -e \".[video]\"")
     return found
+
+
+def _recorded(options: Options) -> str | None:
+    """The setting that asks for videos, as it was given."""
+    if options.mode == 2:
+        return "record=True" if options.record else None
+    return f"evaluator.record_every={options.evaluator.record_every}" if options.evaluator.record_every else None
+
+
+def _video(options: Options) -> list[str]:
+    """Packages, and an environment that draws: whatever can keep it from that is found by drawing once."""
+    asked = _recorded(options)
+    if asked is None:
+        return []
+    if not (find_spec("imageio") and find_spec("imageio_ffmpeg")):
+        return [f"{asked} needs packages that are not installed: pip install -e \".[video]\""]
+    try:
+        env = options.env_class(options.env, options.game, 1, training=False, render_mode="rgb_array")
+        try:
+            env.reset(0)
+            env.render()
+        finally:
+            env.close()
+    except (ValueError, ImportError, NotImplementedError) as error:
+        return [f"{asked}: {error}"]
+    return []
+
+
+def _trackers(options: Options) -> list[str]:
+    return [f"logger.{name}={getattr(options.logger, name)} needs a package that is not installed: pip install -e \".[{name}]\""
+            for name in ("wandb", "mlflow") if options.mode == 1 and getattr(options.logger, name) is not None and not find_spec(name)]
 
 
 def _device(options: Options) -> list[str]:
@@ -207,19 +253,18 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     if in_steps and capacity is not None and capacity < streams * (length + 1):
         return [f"memory.capacity={capacity} is too small for windows of {length + 1} rows in each of "
                 f"{streams} environments: at least {streams * (length + 1)}"]
-    learners = range(options.num_learners)
-    rows, *others = (layout(options, spec, agent, learner) for learner in learners)
+    rings = layouts(options, spec, agent)
     streams = options.num_actors * options.num_envs_per_actor
-    first = streams * -(-(length + in_steps) // rows.chunk_length) * rows.chunk_length
+    chunk_length = rings[0].chunk_length
+    first = streams * -(-(length + in_steps) // chunk_length) * chunk_length
     if clock.samples_per_insert is not None and clock.learn_start + clock.tolerance < first:
         return [f"clock.learn_start={clock.learn_start} plus clock.tolerance={clock.tolerance} must be at least {first} agent steps, which "
                 f"{streams} environments take to store a window of {length + 1} rows"]
-    stored = sum(each.nbytes + options.memory_class.own_bytes(options.memory, each, length) for each in (rows, *others))
-    outside = options.ray.object_store_bytes + RAY_BYTES if options.engine == "ray" else 0
-    needed, free = stored + outside + PROCESS_BYTES * (options.num_actors + options.num_learners + 3), available_bytes()
+    stored = stored_bytes(options, rings, length)
+    needed, free = needed_bytes(options, stored), available_bytes()
     if needed <= free:
         return []
-    each = f" for each of {options.num_learners} learners" if others else ""
+    each = f" for each of {options.num_learners} learners" if len(rings) > 1 else ""
     if capacity is None:
         return [f"the replay rows of memory_type={options.memory_type}{each} need {needed:,} bytes and {free:,} are free; lower its "
                 "capacities"]

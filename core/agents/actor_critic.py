@@ -36,6 +36,11 @@ class ActorCriticParams(OptimizerParams):
     clip_norm: float = setting(40.0, low=0)                             # of the whole gradient; losses are sums over [T, B]; 0: off
 
 
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Over the last axis."""
+    return torch.from_numpy(logits).softmax(-1).numpy()
+
+
 class Sampling:
     """The policy itself explores."""
 
@@ -95,6 +100,9 @@ class ActorCriticAgent(Agent):
         logits, value, features = (tensor.cpu().numpy() for tensor in output)
         noise = 0.0 if exploration is None else exploration.generator.gumbel(size=logits.shape)  # argmax of both is a sample
         return ActorOutput((logits + noise).argmax(1), {"logits": logits, "value": value, "features": features}, state)
+
+    def outlook(self, output: ActorOutput) -> dict[str, np.ndarray]:
+        return {"value": output.extras["value"], "action probabilities": softmax(output.extras["logits"])}
 
     def exploration(self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator) -> Sampling:
         return Sampling(generator)

@@ -89,6 +89,9 @@ class QLearning(Agent):
         taken = np.take_along_axis(values, action[:, None], 1)[:, 0]
         return ActorOutput(action, {"q_taken": taken, "q_max": values.max(1)}, state)
 
+    def outlook(self, output: ActorOutput) -> dict[str, np.ndarray]:
+        return {"value, best and taken": np.stack([output.extras["q_max"], output.extras["q_taken"]], 1)}
+
     def exploration(self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator) -> EpsilonGreedy:
         params = self.params
         rungs = ladder(num_actors * num_envs, params.ladder_base, params.ladder_alpha)

@@ -169,7 +169,8 @@ class LocalEngine:
         """Let every process save and leave; the logger last."""
         self._await([place for place in self._places if place.role != "logger"])
         self._clock.end_logger()
-        self._await([place for place in self._places if place.role == "logger"], limit=5.0)
+        trackers = 0.0 if self._clock.interrupted else self._options.logger.tracker_timeout
+        self._await([place for place in self._places if place.role == "logger"], limit=5.0 + trackers)
         if self._options.mode == 1 and (self._exit_code or self._signals):
             self._say(f"continue this run with: python main.py --config {self._options.config} --resume {self._options.signature}")
 

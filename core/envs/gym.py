@@ -59,6 +59,10 @@ class GymEnv(Env):
         raw_reward, discount = reward.astype(np.float32), 1.0 - terminated.astype(np.float32)
         return TimeStep(observation, clipped(raw_reward, self._clipping), discount, first, self._ended, raw_reward)
 
+    @classmethod
+    def gymnasium_env(cls, params: GymParams, game: str) -> gym.Env:
+        return make(game, params.legacy, None).env.unwrapped
+
     def render(self) -> np.ndarray:
         if self._render_mode != "rgb_array":
             return super().render()

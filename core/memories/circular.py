@@ -45,6 +45,10 @@ class CircularRule(Rule):
         return True
 
     @classmethod
+    def times(cls, params: Any) -> int:
+        return params.times
+
+    @classmethod
     def problems(cls, params: Any, share: int) -> list[str]:
         if params.overflow in ("block", "keep_latest"):
             return []

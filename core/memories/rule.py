@@ -45,6 +45,11 @@ class Rule(ABC):
         return False
 
     @classmethod
+    def times(cls, params: Any) -> int:
+        """How often at most it gives an unroll, where it paces."""
+        return 1
+
+    @classmethod
     def wants_features(cls, params: Any) -> bool:
         return False
 

@@ -68,6 +68,11 @@ class UnrollMemory(Memory):
         return any(part.rule.paces(part.params) for part in cls.parts(params))
 
     @classmethod
+    def samples_per_step(cls, params: Any) -> float:
+        fresh = sum(part.ratio / part.rule.times(part.params) for part in cls.parts(params) if part.rule.paces(part.params))
+        return 1 / fresh if fresh else 1.0
+
+    @classmethod
     def feature_dtype(cls, params: Any) -> str | None:
         wanted = any(part.rule.wants_features(part.params) for part in cls.parts(params))
         return getattr(params, "feature_dtype", "float32") if wanted else None

@@ -10,6 +10,7 @@ import numpy as np
 from core.context import Context
 from core.env import TimeStep
 from core.model import restart
+from core.profile import Profile
 from core.settings import setting
 
 
@@ -34,7 +35,7 @@ def actor(context: Context, index: int) -> Iterator[bool]:
     env = context.make_env(num_envs, training=True, num_threads=options.actor.env_threads)
     exploration = agent.exploration(index, options.num_actors, num_envs, generator)
     memory, number = context.memory_of(index)
-    tally = Tally(num_envs)
+    tally, profile = Tally(num_envs), Profile(context, "actor", index)
     try:
         timestep, version, until_refresh = env.reset(context.seed("actor", index, salt)), 0, 0
         initial = state = agent.initial_state(num_envs)
@@ -43,16 +44,21 @@ def actor(context: Context, index: int) -> Iterator[bool]:
         writer = memory.writer(number, agent.initial_priorities)
         reported, steps, published_before = time.monotonic(), 0, 0
         while not clock.stopped:
+            profile.lap("wait")
             if not (clock.may_act() and (writer.has_room() or clock.filling)):
                 yield False
                 continue
             if until_refresh <= 0:
                 version, until_refresh = context.parameters.pull(agent.model, version), options.actor.refresh_period
+                profile.lap("pull")
             exploration.update(clock.agent_steps)
             state = restart(state, timestep.first, initial)
             output = agent.act(timestep, state, exploration)
+            profile.lap("forward")
             after = env.step(output.action)
+            profile.lap("environment")
             published = writer.append(timestep, output.action, after, output.extras, state)
+            profile.lap("write")
             timestep, state = after, output.state
             until_refresh -= num_envs
             steps += published
@@ -66,9 +72,12 @@ def actor(context: Context, index: int) -> Iterator[bool]:
                     **exploration.statistics(), "policy_lag": float(context.parameters.version - version),
                     "agent_steps_per_second": (steps - published_before) / seconds})
                 published_before = steps
+                profile.report()
+            profile.lap("report")
             yield True
     finally:
         env.close()
+        profile.close()
 
 
 class Tally:

@@ -12,6 +12,7 @@ from core.agent import Agent
 from core.context import Context
 from core.env import Env
 from core.episodes import EpisodeResults, play_episodes
+from core.recording import record_episode
 from core.settings import setting
 from utils import checkpoint
 
@@ -24,6 +25,8 @@ class EvaluatorParams:
     num_envs: int = setting(10, low=1)           # episodes played side by side
     max_steps: int = setting(27_000, low=1)      # agent steps an episode, then it counts as truncated
     niceness: int = setting(5, low=0, high=19)   # of the process, so that training goes first
+    record_every: int = setting(0, low=0)        # evaluations from one recorded episode to the next, in logs/<signature>/videos; 0: none
+    record_steps: int = setting(3_000, low=1)    # agent steps of a recorded episode at most
 
 
 def evaluator(context: Context, index: int) -> Iterator[bool]:
@@ -35,7 +38,7 @@ def evaluator(context: Context, index: int) -> Iterator[bool]:
     agent = context.make_agent()
     env = context.make_env(min(params.num_envs, params.episodes), training=False)
     schedule = Schedule(params, clock.agent_steps)
-    version = 0
+    version = evaluations = 0
     try:
         while not clock.interrupted:
             stopping = clock.stopped
@@ -43,6 +46,9 @@ def evaluator(context: Context, index: int) -> Iterator[bool]:
                 schedule.start(clock.agent_steps)
                 version = context.parameters.pull(agent.model, version)
                 yield from _evaluate(context, index, agent, env, generator)
+                evaluations += 1
+                if params.record_every and evaluations % params.record_every == 0:
+                    yield from _record(context, index, agent)
             elif not stopping:
                 yield False
             if stopping:
@@ -90,6 +96,12 @@ def _evaluate(context: Context, index: int, agent: Agent, env: Env, generator: n
         "evaluator/episodic_return_mean": score, "evaluator/episodic_return_std": float(np.std(results.returns)),
         "evaluator/episodic_return_median": float(np.median(results.returns)),
         "evaluator/episodic_length_mean": float(np.mean(results.lengths))}, agent_steps)
+
+
+def _record(context: Context, index: int, agent: Agent) -> Iterator[bool]:
+    options, agent_steps = context.options, context.clock.agent_steps
+    path = options.log_folder / "videos" / f"step_{agent_steps:012}.{options.video.format}"
+    yield from record_episode(context, agent, path, options.evaluator.record_steps, context.seed("evaluator", index, agent_steps))
 
 
 def _save(context: Context, agent: Agent, score: float | None) -> None:

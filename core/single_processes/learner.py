@@ -15,6 +15,7 @@ from core.averaging import Group, LearnersParted
 from core.context import Context
 from core.memory import Batch, batch_size, piece
 from core.prefetch import Prefetcher
+from core.profile import Profile
 from core.settings import setting
 from core.single_processes.agreement import News, Watch
 from core.single_processes.learner_state import restore, save, save_alone
@@ -57,14 +58,15 @@ def learner(context: Context, index: int) -> Iterator[bool]:
                 yield from group.gather([])  # all have their rows: actors may begin
                 if index == 0:
                     context.parameters.publish(agent.model, version)
-                yield from _learn(context, agent, prefetcher, group)
+                with closing(Profile(context, "learner", index, context.device_of(index))) as profile:
+                    yield from _learn(context, agent, prefetcher, group, profile)
                 yield from save(context, agent, prefetcher, group)
             except LearnersParted:
                 save_alone(context, agent, prefetcher, index)
                 raise
 
 
-def _learn(context: Context, agent: Agent, prefetcher: Prefetcher, group: Group) -> Generator[bool, None, None]:
+def _learn(context: Context, agent: Agent, prefetcher: Prefetcher, group: Group, profile: Profile) -> Generator[bool, None, None]:
     """Until the run ends."""
     options, clock, first = context.options, context.clock, group.index == 0
     learn, statistics = Pieces(agent, options.learner.shrink_batch), Statistics()
@@ -72,27 +74,34 @@ def _learn(context: Context, agent: Agent, prefetcher: Prefetcher, group: Group)
     watch = Watch(agent, clock.updates, options.learner.compare_period if group.size > 1 else 0)
     bad_updates, reported, batch = 0, time.monotonic(), None
     while True:
+        profile.lap("wait")
         stopped, due = clock.stopped, clock.checkpoint_due
         if batch is None and not (stopped or due):
             batch = prefetcher.get(timeout=0.1) if clock.may_learn(group.size * samples) else None
             if batch is None:
                 yield False
                 continue
+            profile.lap("wait" if prefetcher.starved else "sample")
         news = watch.check((yield from group.gather(News(stopped, due, batch is not None, *watch.look()))))
         if news.stopped:
             return
         if news.due:
             yield from save(context, agent, prefetcher, group)
+            profile.lap("checkpoint")
         if batch is None or not news.ready:
             continue
+        profile.lap("wait")
         output = yield from group.run(partial(learn, batch))
+        profile.lap("update")
         if output.priorities is not None:
             prefetcher.update_priorities(batch.keys, output.priorities.cpu().numpy())
+            profile.lap("priorities")
         batch = None
         clock.learnt(group.index, samples)
         watch.updates += 1
         if first and watch.updates % options.learner.publish_period == 0:
             context.parameters.publish(agent.model)
+            profile.lap("publish")
         bad_updates = bad_updates + 1 if output.skipped else 0
         if bad_updates >= options.learner.max_bad_updates:
             raise TrainingDiverged(f"the loss was not finite in {bad_updates} updates in a row; the last checkpoint is sound. "
@@ -102,6 +111,9 @@ def _learn(context: Context, agent: Agent, prefetcher: Prefetcher, group: Group)
             reported = time.monotonic()
             context.report("learner", 0, {**statistics.take(), **learn.statistics(), **prefetcher.statistics(),
                                           **prefetcher.call(context.memories[0].statistics)})
+            profile.report()
+        profile.lap("report")
+        profile.step()
         yield True
 
 

@@ -9,8 +9,10 @@ from core.logs import Record
 from core.machine import resident_memory_mb, versions
 from core.metrics import aggregate, with_human_normalized
 from core.metrics_files import MetricsFiles
+from core.profile import Shares
 from core.progress import Progress
 from core.settings import setting
+from core.trackers import feeders
 
 SHORTEST_SPAN = 0.5  # seconds; over less, rates say nothing
 
@@ -18,6 +20,9 @@ SHORTEST_SPAN = 0.5  # seconds; over less, rates say nothing
 @dataclass(frozen=True)
 class LoggerParams:
     period: float = setting(2.0, above=0)        # seconds between lines in the metrics files
+    wandb: str | None = None                     # project of Weights & Biases that is told too; None: off
+    mlflow: str | None = None                    # experiment of MLflow that is told too; None: off
+    tracker_timeout: float = setting(30.0, above=0)  # seconds that trackers may take at the end
 
 
 def logger(context: Context, index: int) -> Iterator[bool]:
@@ -41,8 +46,9 @@ class _Book:
         self._files = MetricsFiles(options.log_folder, step)
         self._files.write_facts("options", options.to_dict(), step)
         self._files.write_facts("versions", versions(), step)
+        self._trackers = feeders(options)
         self._rates = _Rates(context)
-        self._progress = Progress(options)
+        self._progress, self._shares = Progress(options), Shares()
         self._written, self._lost = time.monotonic(), 0
 
     def due(self) -> bool:
@@ -53,8 +59,11 @@ class _Book:
         reported, lost = self._context.logs.drain()
         self._lost += lost
         step, values = self._context.clock.agent_steps, self._global_values()
-        records = aggregate(reported) + [Record(name, value, step, time.time()) for name, value in values.items()]
-        self._files.write(with_human_normalized(records, self._context.options.env_class, self._context.spec.name), step)
+        records = aggregate(self._shares.take(reported)) + [Record(name, value, step, time.time()) for name, value in values.items()]
+        records = with_human_normalized(records, self._context.options.env_class, self._context.spec.name)
+        for sink in self._trackers:
+            sink.write(records)
+        self._files.write(records, step)
         for record in records:
             if record.name == "evaluator/episodic_return_mean":
                 self._progress.evaluation(record.step, record.value)
@@ -62,12 +71,15 @@ class _Book:
 
     def close(self) -> None:
         self.write_period()
-        self._progress.close()
+        self._progress.close(self._shares.table())
+        for tracker in self._trackers:
+            tracker.close(self._context.options.logger.tracker_timeout)
 
     def _global_values(self) -> dict[str, float]:
+        errors = self._files.errors + sum(tracker.errors for tracker in self._trackers)
         clock, memories = self._context.clock, self._context.memories
         values = {**self._rates.update(), "samples_per_insert": clock.ratio(), "resident_memory_mb": resident_memory_mb(),
-                  "restarts": clock.restarts, "lost_records": self._lost, "write_errors": self._files.errors,
+                  "restarts": clock.restarts, "lost_records": self._lost, "write_errors": errors,
                   "wall_seconds": self._files.seconds}
         if memories:
             values["memory_size"] = sum(memory.size() for memory in memories)

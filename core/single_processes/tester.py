@@ -14,9 +14,9 @@ import numpy as np
 from core.agent import Exploration
 from core.context import Context
 from core.episodes import Episode, EpisodeResults, play_episodes
+from core.film import Film
 from core.machine import versions
 from core.metrics import human_normalized
-from core.video import Video
 from utils.checkpoint import load_into, load_weights
 
 
@@ -32,20 +32,20 @@ def tester(context: Context, index: int) -> Iterator[bool]:
         env = context.make_env(num_envs, training=False, num_threads=min(num_envs, len(os.sched_getaffinity(0))),
                                render_mode="rgb_array" if options.record else "human" if options.render else None)
         stack.callback(env.close)
-        video = Video(path.with_name(f"{path.stem}_test.mp4"), context.spec.frames_per_step) if options.record else None
-        if video is not None:
-            stack.callback(video.close)
+        film = Film(path.with_name(f"{path.stem}_test.{options.video.format}"), options.video, context.spec) if options.record else None
+        if film is not None:
+            stack.callback(film.close)
         exploration = agent.evaluation_exploration(num_envs, context.seed_everything("tester", index))
         results = yield from play_episodes(agent, env, options.episodes, options.evaluator.max_steps, exploration,
-                                           context.seed("tester", index), video.add if video else None, _Announcer(options.episodes))
+                                           context.seed("tester", index), film.add if film else None, _Announcer(options.episodes))
     summary = summarise(results, options.env_class, context.spec.name)
     print(f"{path.name} on {context.spec.name}: " + ", ".join(f"{name} {_number(value)}" for name, value in summary.items()))
     report = {"model_file": str(path), "model": metadata, "game": context.spec.name, "seed": options.seed, "summary": summary,
               "protocol": _protocol(context, num_envs, exploration), **{name: array.tolist() for name, array in results._asdict().items()},
               "versions": versions(), "time": time.time(), "options": options.to_dict()}
     print(f"all returns: {_write_report(path.with_name(f'{path.stem}_test.json'), report)}")
-    if video is not None:
-        print(f"video: {video.path}")
+    if film is not None:
+        print(f"video: {film.video.path}")
 
 
 def summarise(results: EpisodeResults, env_class: Any, game: str) -> dict[str, float | int | None]:

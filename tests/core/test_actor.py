@@ -39,7 +39,7 @@ def context(monkeypatch):
     env = RecallParams(delay=2)
     spec = RecallEnv(env, "recall", 1).spec
     options = SimpleNamespace(engine="inline", num_actors=1, num_envs_per_actor=ENVS, seed=1, game="recall", env=env, env_class=RecallEnv,
-                              actor=ActorParams(), make_agent=make_agent)
+                              actor=ActorParams(), profile=False, profile_trace=0, log_folder=None, make_agent=make_agent)
     memory = QueueMemory(QueueParams(capacity=ENVS), Layout.of(
         spec, make_agent(spec).extras, capacity=20 * LENGTH * ENVS, num_actors=1, num_envs=ENVS, chunk_length=LENGTH, with_priority=False,
         states=(ArraySpec((UNITS,), "float32"),) * 2), make_agent(spec).window, 0)

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from core.clock import Clock, ClockParams
 from core.context import Context
 from core.env import Discrete, Env, EnvSpec, TimeStep
-from core.episodes import EpisodeResults, play_episodes
+from core.episodes import EpisodeResults, Scene, play_episodes
 from core.logs import LogRings
 from core.parameters import ParameterStore
 from core.shared import ArraySpec
 from core.single_processes import tester as mode_2  # pytest would take the function for a test
 from core.single_processes.evaluator import EvaluatorParams
+from core.video import VideoParams
 from utils.checkpoint import CheckpointError, save_weights
 
 ENDLESS = 10**9
@@ -111,6 +112,9 @@ class Player:
             assert np.array_equal(state[0][:, 0].numpy()[~timestep.last], timestep.observation[~timestep.last, 0])
         return Output(timestep.observation[:, 0].astype(np.int64) % 3, {}, tuple(part + 1 for part in state))
 
+    def outlook(self, output: Output) -> dict[str, np.ndarray]:
+        return {"action doubled": output.action * 2}
+
     def evaluation_exploration(self, num_envs: int, generator: np.random.Generator) -> Any:
         return SimpleNamespace(statistics=lambda: {"epsilon": 0.01}, num_envs=num_envs)
 
@@ -185,11 +189,23 @@ def test_feed_forward_agents_have_an_empty_state() -> None:
     assert set(agent.explorations) == {"exploration"}
 
 
+def test_scenes_show_stream_0_its_running_score_and_what_the_agent_made_of_the_step_before() -> None:
+    scenes: list[Scene] = []
+    env = Countdown(Params(), "game", 2, render_mode="rgb_array")
+    run(play_episodes(Player(), env, 3, 100, None, 7, scenes.append))  # type: ignore[arg-type]
+    assert [(scene.length, scene.score) for scene in scenes] == [(0, 0), (1, 1), (2, 3), (3, 6), (0, 0), (1, 1), (2, 3), (3, 6)]
+    assert [int(scene.picture[0, 0, 0]) for scene in scenes] == [40 * scene.length for scene in scenes]
+    assert [int(scene.observation[0]) for scene in scenes] == [scene.length for scene in scenes]
+    assert [None if scene.action is None else int(scene.action) for scene in scenes] == [None, 0, 1, 2, 0, 0, 1, 2]
+    assert [scene.outlook.get("action doubled") for scene in scenes] == [None, 0, 2, 4, 0, 0, 2, 4]
+
+
 # mode 2 ---------------------------------------------------------------------------------------------------------------
 def make_context(folder: Path, **settings: Any) -> Context:
     options = SimpleNamespace(**{
         "model_file": None, "model_path": folder / "models" / "run 1.pth", "device": "cpu", "episodes": 7, "render": False,
-        "record": False, "seed": 3, "game": "game", "env": Params(), "env_type": "countdown", "env_class": Countdown,
+        "record": False, "video": VideoParams(),
+        "seed": 3, "game": "game", "env": Params(), "env_type": "countdown", "env_class": Countdown,
         "evaluator": EvaluatorParams(num_envs=3, max_steps=1_000), "make_agent": lambda spec, device: Player(),
         "to_dict": lambda: {"all": "options"}, **settings})
     spec = EnvSpec("game", ArraySpec((2,), "float32"), 0, Discrete(3), frames_per_step=4)
