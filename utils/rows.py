@@ -7,7 +7,7 @@ from typing import Any
 
 from utils.factory import AgentsDict, EnvsDict, Factory, MemoriesDict, ModelsDict, UnknownNameError, suggestion
 from utils.options import CONFIGS, Options, Run
-from utils.refused import Refused
+from utils.refused import Refused, told
 from utils.settings_tree import annotations, changed, closest, fits, type_name
 
 GROUPS: dict[str, tuple[str, Factory]] = {"agent": ("agent_type", AgentsDict), "env": ("env_type", EnvsDict),
@@ -41,6 +41,8 @@ def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -
             problems.append(str(error))
         except ImportError as error:
             problems.append(f"{type_field}={chosen[type_field]}: {error}")
+        except Exception as error:  # a module of the user's own can fail in any way
+            problems.append(f"{type_field}={chosen[type_field]} cannot be had: {told(error)}")
     lines = {name: value for name, value in dataclasses.asdict(Run()).items() if value is not None}
     options = Options(**{**lines, **chosen, **groups, "config": row["name"]})
     replaced = {group for group, (type_field, _) in GROUPS.items() if chosen[type_field] != row.get(type_field)}

@@ -1,8 +1,8 @@
 """Local engine: one spawned process for each single-process, supervised by their sentinels and heartbeats."""
 
 import os
+import shlex
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from core.context import Context
 from core.engines import child, exit_codes
 from core.engines.conditions import Conditions
 from core.engines.inline import Process
+from core.notices import notice
 from core.settings import setting
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "268435456", "MALLOC_TRIM_THRESHOLD_": "268435456"}  # bytes: fewer page faults on large activations
@@ -35,6 +36,7 @@ class Place:
         self.process: Any = None
         self.failure: Any = None
         self.restarts, self.started, self.ended = 0, 0.0, False
+        self.failed_at_start = False  # in its last life, by an error of its own
 
     def __str__(self) -> str:
         return f"{self.role} {self.index}"
@@ -106,11 +108,12 @@ class LocalEngine:
         process_ind, params = self._process_ind(place), self._options.supervisor
         if not self._clock.has_beaten(process_ind):
             late = time.monotonic() - place.started > params.start_timeout
-            return f"did not start within {params.start_timeout:.0f} s" if late else None
-        silent, limit = self._clock.silent_seconds(process_ind), params.heartbeat_timeout
+            return f"did not start within {params.start_timeout:.0f} s (supervisor.start_timeout)" if late else None
+        silent, limit, stream = self._clock.silent_seconds(process_ind), params.heartbeat_timeout, self._clock.stream(process_ind)
         if place.role == "learner" and self._clock.checkpoint_due:
             limit *= 10  # a large replay is being written
-        return f"gave no sign of life for {silent:.0f} s" if silent > limit else None
+        where = "" if stream is None else f", within the environment of stream {stream}"
+        return f"gave no sign of life for {silent:.0f} s (supervisor.heartbeat_timeout){where}" if silent > limit else None
 
     def _bury(self, place: Place, reason: str | None = None) -> None:
         """A process is gone: it was done, or it is replaced, or the run ends."""
@@ -118,10 +121,11 @@ class LocalEngine:
         exitcode, error = place.process.exitcode, self._last_words(place)
         if exitcode == 0 and reason is None:
             return
-        started = self._clock.has_beaten(self._process_ind(place))
+        place.failed_at_start = error is not None and not self._clock.has_beaten(self._process_ind(place))
         reason = reason or error or f"was killed by signal {-exitcode}"
         self._say(f"{place} (pid {place.process.pid}) {'failed: ' if error else ''}{reason}")
-        if place.role in ("learner", "tester") or (error and not started):
+        siblings = [other for other in self._places if other.role == place.role]
+        if place.role in ("learner", "tester") or all(other.failed_at_start for other in siblings):
             self._give_up(exitcode if error else exit_codes.TRAINING_FAILED)
         elif place.restarts >= self._options.supervisor.max_restarts:
             self._say(f"{place} was restarted {place.restarts} times, which is supervisor.max_restarts")
@@ -142,7 +146,7 @@ class LocalEngine:
         except (EOFError, OSError):
             return None
         if not place.restarts:
-            print(text, file=sys.stderr, flush=True)
+            notice(text)
         return summary
 
     def _give_up(self, exit_code: int) -> None:
@@ -156,14 +160,23 @@ class LocalEngine:
         self._clock.end_logger()
         self._await([place for place in self._places if place.role == "logger"], limit=5.0)
         if self._options.mode == 1 and (self._exit_code or self._signals):
-            self._say(f"continue this run with: python main.py --config {self._options.config} --resume {self._options.signature}")
+            self._say(self._how_to_go_on())
+
+    def _how_to_go_on(self) -> str:
+        options = self._options
+        if any(options.checkpoint_folder.glob("step_*")):
+            root = "" if options.root == type(options).root else f" --root {shlex.quote(options.root)}"
+            return f"continue this run with: python main.py --config {options.config} --resume {options.signature}{root}"
+        return (f"no checkpoint had been written yet (one is due every {options.learner.checkpoint_period:.0f} s, "
+                "learner.checkpoint_period): this run cannot be continued, start a new one")
 
     def _await(self, places: list[Place], limit: float | None = None) -> None:
         params, started = self._options.supervisor, time.monotonic()
+        stop_timeout = params.stop_timeout * (10 if self._options.learner.checkpoint_replay else 1)  # a large replay is being written
         while waiting := [place for place in places if place in self._alive()]:
-            seconds = limit or (params.stop_timeout if self._clock.interrupted else params.finish_timeout)
+            seconds = limit or (stop_timeout if self._clock.interrupted else params.finish_timeout)
             if time.monotonic() - started > seconds or len(self._signals) > 1:
-                self._say(f"{', '.join(map(str, waiting))} did not end by themselves and are killed")
+                self._say(f"{', '.join(map(str, waiting))} did not end within {time.monotonic() - started:.0f} s and are killed")
                 self._kill(waiting)
                 return
             connection.wait([place.process.sentinel for place in waiting], timeout=0.1)
@@ -191,4 +204,4 @@ class LocalEngine:
         return self._context.process_ind(place.role, place.index)
 
     def _say(self, message: str) -> None:
-        print(f"supervisor: {message}", file=sys.stderr, flush=True)
+        notice(f"supervisor: {message}")

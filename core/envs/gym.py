@@ -37,8 +37,8 @@ class GymEnv(Env):
         self.spec = EnvSpec(name=made[0].name, frame=frame_of(env.observation_space), frame_stack=0,
                             action=self._action, is_image=is_image(env.observation_space),
                             max_value=255.0 if is_image(env.observation_space) else 1.0)
-        checked = [CheckedEnv(one.env, stream, params.max_steps or one.max_steps) for stream, one in enumerate(made)]
-        self._vector = SyncVectorEnv([_giver(env) for env in checked], autoreset_mode=AutoresetMode.NEXT_STEP)
+        self._streams = [CheckedEnv(one.env, stream, params.max_steps or one.max_steps) for stream, one in enumerate(made)]
+        self._vector = SyncVectorEnv([_giver(env) for env in self._streams], autoreset_mode=AutoresetMode.NEXT_STEP)
         self._num_envs, self._render_mode = num_envs, render_mode
         self._clipping = params.reward_clipping if training else "none"
         if render_mode is not None:
@@ -62,6 +62,10 @@ class GymEnv(Env):
         picture = self._vector.envs[0].render()
         assert isinstance(picture, np.ndarray)  # tried when this was made
         return picture
+
+    def note_stream_in(self, cell: np.ndarray) -> None:
+        for env in self._streams:
+            env.note = cell
 
     def close(self) -> None:
         self._vector.close()

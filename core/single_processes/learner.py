@@ -1,6 +1,5 @@
 """Learner: sample, learn, update priorities, publish parameters, save checkpoints when asked."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from torch import Tensor
 from core.agent import Agent, LearnerOutput, joined
 from core.context import Context
 from core.memory import Batch, batch_size, piece
+from core.notices import notice
 from core.prefetch import Prefetcher
 from core.settings import setting
 from core.trajectory import Window
@@ -105,7 +105,7 @@ class Pieces:
     def _halve(self, total: int) -> None:
         self._size = -(-self._size // 2)
         torch.cuda.empty_cache()
-        print(f"out of GPU memory: batches of {total} are learnt in pieces of {self._size} from now on", file=sys.stderr, flush=True)
+        notice(f"out of GPU memory: batches of {total} are learnt in pieces of {self._size} from now on")
 
     def statistics(self) -> dict[str, float]:
         return {"batch_size": float(self._size)} if self._shrink else {}
@@ -172,7 +172,7 @@ def _save(context: Context, agent: Agent, prefetcher: Prefetcher) -> None:
         checkpoint.save(options.checkpoint_folder, _state(context, agent, prefetcher, version), context.clock.agent_steps,
                         options.learner.checkpoint_keep)
     except checkpoint.CheckpointError as error:
-        print(f"checkpoint not written, training goes on: {error}", file=sys.stderr, flush=True)
+        notice(f"checkpoint not written, training goes on, those there stay as they were, and the next is tried when it is due: {error}")
         context.report("learner", 0, {"checkpoint_errors": 1.0})
     context.clock.checkpoint_written()
 
