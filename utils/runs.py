@@ -50,9 +50,11 @@ def all_runs(root: str) -> list[SavedRun]:
     files = sorted((Path(root) / "logs").glob(f"*/{RUN_FILE}"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
     runs = []
     for file in files:
-        with contextlib.suppress(ValueError, KeyError, OSError):
+        with contextlib.suppress(ValueError, KeyError, TypeError, OSError, RecursionError):
             saved = json.loads(file.read_text())
-            runs.append(SavedRun(file.parent.name, saved["config"], _flat(saved["options"]), saved["file"]))
+            config, options, of_file = saved["config"], saved["options"], saved["file"]
+            if isinstance(config, str) and isinstance(options, dict) and isinstance(of_file, dict):
+                runs.append(SavedRun(file.parent.name, config, _flat(options), of_file))
     return runs
 
 
