@@ -159,7 +159,7 @@ def _identity(options: Options, saved: runs.SavedRun | None) -> dict[str, Any]:
         if f"{machine}_{timestamp}" != saved.signature:
             machine, _, timestamp = saved.signature.rpartition("_")
         return {"machine": machine, "timestamp": timestamp}
-    identity: dict[str, Any] = {"timestamp": options.timestamp or runs.now()}
+    identity: dict[str, Any] = {"timestamp": options.timestamp or runs.fresh_timestamp(options.root, options.machine)}
     if options.model_file is not None:
         given = Path(options.model_file).expanduser()
         in_models = Path(options.root) / "models" / given

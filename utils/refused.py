@@ -18,6 +18,7 @@ def told(error: BaseException) -> str:
     """An error of somebody's class in one line: what it says and where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+    said = str(error)
     if isinstance(error, SyntaxError):
-        where = f"{error.filename}, line {error.lineno}"
-    return f"{type(error).__name__}: {error}" + (f" ({where})" if where and where not in str(error) else "")
+        said, where = error.msg, f"{error.filename}, line {error.lineno}"
+    return f"{type(error).__name__}: {said}" + (f" ({where})" if where else "")

@@ -1,5 +1,6 @@
 """From Options to the Context that every process of the run is given."""
 
+import weakref
 from pathlib import Path
 
 from core.agent import Agent
@@ -35,7 +36,10 @@ def prepare(options: Options) -> tuple[Context, Agent]:
         raise Refused([str(error)]) from None
     except checkpoint.CheckpointError as error:
         raise Refused([str(error)], BAD_CHECKPOINT) from None
-    return Context(options, spec, roles, memory, parameters, clock, logs, resume_from, initial_weights), agent
+    context = Context(options, spec, roles, memory, parameters, clock, logs, resume_from, initial_weights)
+    if options.mode == 1:
+        weakref.finalize(context, runs.release, options.log_folder)
+    return context, agent
 
 
 def _roles(agent: Agent, options: Options) -> tuple[tuple[str, int], ...]:

@@ -15,6 +15,7 @@ from utils.options import Options
 from utils.refused import BAD_CHECKPOINT, Refused
 
 RUN_FILE = "run.json"
+locks: dict[Path, int] = {}  # log folder -> open descriptor, of the runs of this process
 
 
 class SavedRun(NamedTuple):
@@ -66,7 +67,8 @@ def signature_of(value: str) -> str:
 
 
 def claim(options: Options) -> Options:
-    """Make the run's log folder and lock it until this process ends. A new run whose folder exists by now gets another timestamp.
+    """Make the run's log folder and lock it until `release` or the end of this process. A new run whose folder exists by now gets
+    another timestamp.
 
     Raises Refused when a run that is to be continued still runs, or the folders cannot be written.
     """
@@ -79,13 +81,18 @@ def claim(options: Options) -> Options:
                 break
             number += 1
             options = dataclasses.replace(options, timestamp=f"{timestamp}-{number}")
-        folder = os.open(options.log_folder, os.O_RDONLY)  # stays open: the lock ends with this process
+        locks[options.log_folder] = folder = os.open(options.log_folder, os.O_RDONLY)  # stays open: so long the lock holds
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise Refused([f"run {options.signature} is still running: it cannot be continued twice"]) from None
     except OSError as error:
         raise Refused([f"the run's folders cannot be made: {error}"]) from None
     return options
+
+
+def release(folder: Path) -> None:
+    """The run in this log folder has ended."""
+    os.close(locks.pop(folder))
 
 
 def save(options: Options, file_settings: Mapping[str, Any]) -> None:
@@ -99,8 +106,14 @@ def save(options: Options, file_settings: Mapping[str, Any]) -> None:
         raise Refused([f"the run's folder cannot be written: {error}"]) from None
 
 
-def now() -> str:
-    return time.strftime("%Y%m%d-%H%M%S")
+def fresh_timestamp(root: str, machine: str) -> str:
+    """Now, as a timestamp that no run has taken."""
+    now, number = time.strftime("%Y%m%d-%H%M%S"), 1
+    timestamp = now
+    while (Path(root) / "logs" / f"{machine}_{timestamp}").exists():
+        number += 1
+        timestamp = f"{now}-{number}"
+    return timestamp
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:

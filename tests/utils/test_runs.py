@@ -23,6 +23,12 @@ def test_two_runs_of_one_second_get_two_folders(options):
     assert all(run.log_folder.is_dir() for run in (first, second, third))
 
 
+def test_a_start_in_the_second_of_another_takes_a_timestamp_of_its_own(options, monkeypatch):
+    monkeypatch.setattr("time.strftime", lambda form: "20300101-000000")
+    signatures = [runs.claim(options()).signature for _ in range(3)]
+    assert signatures == ["local_20300101-000000", "local_20300101-000000-2", "local_20300101-000000-3"]
+
+
 def test_a_run_that_still_runs_cannot_be_continued_a_second_time(options):
     running = runs.claim(options())
     runs.save(running, {})
