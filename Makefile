@@ -6,7 +6,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 TORCH := $(shell grep '^torch==' requirements.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint bench history sampling tensorboard clean
+.PHONY: help train test test-faults soak lint bench history sampling tensorboard clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -16,6 +16,13 @@ train: $(VENV)/.installed       ## train what the lines of utils/options.py say;
 
 test: $(VENV)/.installed-dev    ## all tests; ARGS="tests/utils -x" goes to pytest
 	$(RUN) -m pytest $(ARGS)
+
+test-faults: $(VENV)/.installed-dev ## the rows of docs/reliability.md that take minutes
+	$(RUN) -m pytest tests/reliability -m faults $(ARGS)
+
+soak: $(VENV)/.installed-dev    ## two runs of half an hour in which processes are killed; results in docs/results
+	$(RUN) -m benchmarks.soak --victim others $(ARGS)
+	$(RUN) -m benchmarks.soak --victim learner $(ARGS)
 
 lint: $(VENV)/.installed-dev    ## ruff and mypy
 	$(RUN) -m ruff check .

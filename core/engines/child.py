@@ -30,7 +30,7 @@ def main(process: Callable[[Context, int], Iterator[bool]], context: Context, ro
         drive(process(context, index), context, context.process_ind(role, index))
     except BaseException as error:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        failure.send((f"{type(error).__name__}: {error}{notes}", traceback.format_exc()))
+        failure.send((f"{type(error).__name__}: {error}", notes, traceback.format_exc()))
         failure.close()
         sys.exit(exit_codes.of(error))
 

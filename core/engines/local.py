@@ -51,6 +51,7 @@ class LocalEngine:
         self._spawn = get_context("spawn")
         self._places = [Place(role, index, self._threads(role)) for role, index in context.roles]
         self._signals: list[int] = []
+        self._told: set[str] = set()  # errors whose traceback was shown
         self._exit_code = 0
 
     def run(self, roles: list[tuple[str, int]]) -> int:
@@ -138,16 +139,17 @@ class LocalEngine:
             self._say(f"{place} restarted ({place.restarts} of {self._options.supervisor.max_restarts})")
 
     def _last_words(self, place: Place) -> str | None:
-        """The error a process sent before it ended; its traceback is shown the first time."""
+        """The error a process sent before it ended; its traceback is shown the first time there is such an error."""
         try:
             if not place.failure.poll():
                 return None
-            summary, text = place.failure.recv()
+            error, notes, text = place.failure.recv()
         except (EOFError, OSError):
             return None
-        if not place.restarts:
+        if error not in self._told:
+            self._told.add(error)
             notice(text)
-        return summary
+        return error + notes
 
     def _give_up(self, exit_code: int) -> None:
         self._exit_code = self._exit_code or exit_code

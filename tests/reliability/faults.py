@@ -122,7 +122,7 @@ class BadPriorities(DQN):
     def learn(self, batch):  # type: ignore[no-untyped-def]
         output = super().learn(batch)
         values = {"nan": float("nan"), "negative": -1.0, "zero": 0.0, "infinite": float("inf")}
-        wanted = [value for kind, value in values.items() if due(kind, 0, 0)]
+        wanted = [value for kind, value in values.items() if due(f"{kind} priorities", 0, 0)]
         assert output.priorities is not None and wanted
         return output._replace(priorities=torch.full_like(output.priorities, wanted[0]))
 

@@ -23,31 +23,33 @@ def values(root, name):
     return [line["values"][name] for line in lines if name in line["values"]]
 
 
+@pytest.mark.timeout(300)
 def test_f14_f15_f32_one_actors_faults_are_named_and_forgiven_and_no_torn_row_is_ever_learnt_from(tmp_path):
     """Actor 1 fails when it is made, at a reset, and at step 1000; actor 0 hangs in its second stream; then the run ends well."""
     listed = [{"kind": kind, "where": f"actor {actor}", "stream": 1, "at": at, "once": str(tmp_path / kind)}
               for kind, actor, at in (("init", 1, 0), ("reset", 1, 0), ("raise", 1, 1_000), ("hang", 0, 150))]
+    silence = "s (supervisor.heartbeat_timeout), within the environment of stream 1"
+    messages = ("the simulator has no licence", "the simulator lost its level", "the simulator crashed", silence)
     words = ("--num_actors", "2", "--num_envs_per_actor", "2", "--agent_type", AGENTS + "Watchful", "--actor.chunk_length", "32",
-             "--memory.capacity", "2000", "--supervisor.heartbeat_timeout", "6", "--steps", "100000000", "--evaluator.period", "1e9")
+             "--memory.capacity", "2000", "--supervisor.heartbeat_timeout", "6", "--supervisor.max_restarts", "50",
+             "--clock.samples_per_insert", "0.5", "--steps", "100000000", "--evaluator.period", "1e9")
     with Program(tmp_path, *FAULTY, *words, environment=faults(*listed)) as program:
-        program.until(lambda: (program.children(), program.output.count("restarted (")) [1] >= 4, 90, "four restarts")
+        program.until(lambda: (program.children(), all(message in program.output for message in messages))[1], 150, "all four messages")
         program.until_training(program.agent_steps() + 1_000)
         program.process.send_signal(2)
         assert program.until_ended(15 * SLOW) == 130 and not program.leftovers()
     told = program.output
-    for message, note in (("the simulator has no licence", ""), ("the simulator lost its level", "in reset of stream 1, at its step 0"),
-                          ("the simulator crashed", "in step of stream 1, at its step 1000")):
+    for message, note in zip(messages, ("", "in reset of stream 1, at its step 0", "in step of stream 1, at its step 1000")):
         said, = (line for line in told.splitlines() if line.startswith("supervisor") and message in line)
         assert "actor 1 (pid" in said and note in said and "actor 1, its environments seeded with" in said
-    assert told.count("RuntimeError: the simulator has no licence\n") == 1  # the traceback, once
-    assert "gave no sign of life for 6 s (supervisor.heartbeat_timeout), within the environment of stream 1" in told
+        assert told.count(f"RuntimeError: {message}\n") == 1  # the traceback, once
 
 
 def test_f15_a_failure_of_every_actor_at_its_start_ends_the_run_at_once(tmp_path):
     with Program(tmp_path, *FAULTY, "--num_actors", "2", environment=faults({"kind": "init", "where": "actor"})) as program:
         assert program.until_ended(60) == 4 and not program.leftovers()
     assert program.output.count("failed: RuntimeError: the simulator has no licence") <= 3
-    assert program.output.count("restarted (") <= 1 and "this run cannot be continued" in program.output
+    assert program.output.count("restarted (") <= 1
 
 
 def test_f15_an_environment_that_cannot_be_made_at_all_is_refused(tmp_path):
@@ -77,8 +79,8 @@ def test_f18_one_loss_that_is_not_finite_is_skipped_and_counted(tmp_path):
 
 
 def test_f18_losses_that_are_never_finite_end_the_run_whose_last_checkpoint_is_sound(tmp_path):
-    words = ("--agent.loss", "squared", "--learner.checkpoint_steps", "50", "--learner.max_bad_updates", "5")
-    program = start(tmp_path, *FAULTY, *INLINE, *words, environment=faults({"kind": "huge reward", "at": 100}))
+    words = ("--agent.loss", "squared", "--learner.checkpoint_steps", "100", "--learner.max_bad_updates", "5")
+    program = start(tmp_path, *FAULTY, *INLINE, *words, environment=faults({"kind": "huge reward", "at": 30}))
     assert program.returncode == 4 and "not finite in 5 updates in a row" in program.stderr and "agent.lr" in program.stderr
     state, _ = checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
     assert all(tensor.isfinite().all() for tensor in state["agent"]["model"].values())
@@ -87,7 +89,7 @@ def test_f18_losses_that_are_never_finite_end_the_run_whose_last_checkpoint_is_s
 @pytest.mark.parametrize("kind", ["nan", "negative", "infinite", "zero"])
 def test_f19_bad_priorities_are_an_error_by_value_and_zero_ones_are_none(tmp_path, kind):
     words = ("--memory_type", "prioritized", "--agent_type", AGENTS + "BadPriorities", "--updates", "20")
-    program = start(tmp_path, *FAULTY, *INLINE, *words, environment=faults({"kind": kind}))
+    program = start(tmp_path, *FAULTY, *INLINE, *words, environment=faults({"kind": f"{kind} priorities"}))
     if kind == "zero":
         assert program.returncode == 0, program.stderr
     else:

@@ -57,7 +57,8 @@ def run(project: Path, commands: list[str]) -> list[subprocess.CompletedProcess]
 def test_f41_every_command_of_the_readme_runs_as_printed(project):
     waits = [command for command in COMMANDS if "tensorboard" in command]
     assert len(waits) == 1 and len(COMMANDS) >= 16
-    chains = [[command for command in COMMANDS if ("cartpole" in command) is cartpole and command not in waits] for cartpole in (True, False)]
+    ends = [command for command in COMMANDS if command not in waits]
+    chains = [[command for command in ends if ("cartpole" in command) is cartpole] for cartpole in (True, False)]
     with ThreadPoolExecutor(2) as pool:
         for program in (program for chain in pool.map(lambda commands: run(project, commands), chains) for program in chain):
             assert program.returncode == 0, f"{program.args[-1]}\n{program.stdout}{program.stderr}"

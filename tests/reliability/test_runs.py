@@ -1,4 +1,4 @@
-"""Runs on the disk: RELIABILITY F31 and the folder part of F25."""
+"""Runs on the disk (F31, and the folders of F25)."""
 
 import json
 import os
