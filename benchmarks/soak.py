@@ -4,7 +4,7 @@
     python -m benchmarks.soak --minutes 30 --victim learner      the learner, after which this program resumes the run
 
 What is measured, once a second: agent steps, resident memory, descriptors of the main process. After each kill: seconds until
-the victim was replaced, and until agent steps came as fast as nine tenths of before. Written to docs/results/soak-<victim>.csv (a line a
+the victim was replaced, and until agent steps came as fast, over ten seconds, as nine tenths of before. Written to docs/results/soak-<victim>.csv (a line a
 second), .json (what it comes to, and whether it holds) and .png. Exit code 1 if anything does not hold. Needs matplotlib.
 """
 
@@ -175,7 +175,7 @@ class Soak:
         """Everything that was seen, and what of it does not hold."""
         last = self.points[-1][0]
         for kill in self.kills:
-            before = self.speed(kill["time"] - RATE_SECONDS, kill["time"])
+            before = self.speed(kill["time"] - min(self.options.every, SETTLE), kill["time"])
             starts = np.arange(kill["time"], last - RATE_SECONDS, 0.5)
             back = next((start for start in starts if self.speed(start, start + RATE_SECONDS) >= RECOVERED * before), None)
             kill |= {"speed_before": round(before, 1), "recovered_seconds": None if back is None else round(back - kill["time"], 1)}

@@ -72,7 +72,8 @@ class SharedArrays:
         self._specs = dict(specs)
         size = total_bytes(specs)
         if size > available_bytes():
-            raise MemoryError(f"{size:,} bytes of shared memory are needed and {available_bytes():,} are free")
+            raise MemoryError(f"{size:,} bytes of shared memory are needed and {available_bytes():,} are free: a smaller memory.capacity, "
+                              "or storage.codec lz4 for pictures, needs less")
         self._fd = os.memfd_create("shared_arrays")
         os.posix_fallocate(self._fd, 0, size)
         self._map()

@@ -18,7 +18,7 @@ CHOICES = (*(type_field for type_field, _ in GROUPS.values()), "game")
 
 def find_row(config: str) -> dict[str, Any]:
     """The row of this name or number. Raises Refused with the valid ones in one line, or when a row has no name of its own."""
-    names = [row.get("name") if isinstance(row, dict) else None for row in CONFIGS]
+    names: list[Any] = [row.get("name") if isinstance(row, dict) else None for row in CONFIGS]
     faults = [f"CONFIGS row {number} must be a dict with a name" for number, name in enumerate(names) if not isinstance(name, str)]
     faults += [f"CONFIGS row {number} must not be named {name!r} again" for number, name in enumerate(names) if name in names[:number]]
     if faults:

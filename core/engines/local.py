@@ -1,7 +1,6 @@
 """Local engine: one spawned process for each single-process, supervised by their sentinels and heartbeats."""
 
 import os
-import shlex
 import signal
 import time
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any
 from core.context import Context
 from core.engines import child, exit_codes
 from core.engines.conditions import Conditions
+from core.engines.farewell import how_to_go_on
 from core.engines.inline import Process
 from core.notices import notice
 from core.settings import setting
@@ -123,13 +123,14 @@ class LocalEngine:
         if exitcode == 0 and reason is None:
             return
         place.failed_at_start = error is not None and not self._clock.has_beaten(self._process_ind(place))
-        reason = reason or error or f"was killed by signal {-exitcode}"
+        reason = reason or error or f"was killed by signal {-exitcode}" + (
+            ", by hand or by the kernel for want of memory" if exitcode == -signal.SIGKILL else "")
         self._say(f"{place} (pid {place.process.pid}) {'failed: ' if error else ''}{reason}")
         siblings = [other for other in self._places if other.role == place.role]
         if place.role in ("learner", "tester") or all(other.failed_at_start for other in siblings):
             self._give_up(exitcode if error else exit_codes.TRAINING_FAILED)
         elif place.restarts >= self._options.supervisor.max_restarts:
-            self._say(f"{place} was restarted {place.restarts} times, which is supervisor.max_restarts")
+            self._say(f"{place} was restarted {place.restarts} times, which is supervisor.max_restarts: the run ends")
             self._give_up(exit_codes.TRAINING_FAILED)
         else:
             place.restarts += 1
@@ -162,15 +163,7 @@ class LocalEngine:
         self._clock.end_logger()
         self._await([place for place in self._places if place.role == "logger"], limit=5.0)
         if self._options.mode == 1 and (self._exit_code or self._signals):
-            self._say(self._how_to_go_on())
-
-    def _how_to_go_on(self) -> str:
-        options = self._options
-        if any(options.checkpoint_folder.glob("step_*")):
-            root = "" if options.root == type(options).root else f" --root {shlex.quote(options.root)}"
-            return f"continue this run with: python main.py --config {options.config} --resume {options.signature}{root}"
-        return (f"no checkpoint had been written yet (one is due every {options.learner.checkpoint_period:.0f} s, "
-                "learner.checkpoint_period): this run cannot be continued, start a new one")
+            self._say(how_to_go_on(self._options))
 
     def _await(self, places: list[Place], limit: float | None = None) -> None:
         params, started = self._options.supervisor, time.monotonic()

@@ -25,7 +25,7 @@ def manifests(root: Path) -> list[Path]:
 # one run that lives through it all, in this order ----------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    words = (*SAVING, "--num_actors", "2", "--evaluator.period", "2", "--supervisor.heartbeat_timeout", "6")
+    words = (*SAVING, "--num_actors", "2", "--evaluator.period", "2", "--supervisor.heartbeat_timeout", "10")
     with Program(tmp_path_factory.mktemp("run"), *words) as program:
         program.until_training(1_500)
         yield program
@@ -70,7 +70,7 @@ def test_f12_a_killed_evaluator_or_logger_is_replaced_and_training_goes_on(run, 
 
 def test_f14_a_stopped_actor_is_named_by_its_silence_and_replaced(run):
     pid = run.kill("actor 1", signal.SIGSTOP)
-    replaced(run, "actor 1", pid, 20)
+    replaced(run, "actor 1", pid, 30)
     assert f"actor 1 (pid {pid}) gave no sign of life for" in run.output
 
 

@@ -31,7 +31,7 @@ def test_f14_f15_f32_one_actors_faults_are_named_and_forgiven_and_no_torn_row_is
     silence = "s (supervisor.heartbeat_timeout), within the environment of stream 1"
     messages = ("the simulator has no licence", "the simulator lost its level", "the simulator crashed", silence)
     words = ("--num_actors", "2", "--num_envs_per_actor", "2", "--agent_type", AGENTS + "Watchful", "--actor.chunk_length", "32",
-             "--memory.capacity", "2000", "--supervisor.heartbeat_timeout", "6", "--supervisor.max_restarts", "50",
+             "--memory.capacity", "2000", "--supervisor.heartbeat_timeout", "10", "--supervisor.max_restarts", "50",
              "--clock.samples_per_insert", "0.5", "--steps", "100000000", "--evaluator.period", "1e9")
     with Program(tmp_path, *FAULTY, *words, environment=faults(*listed)) as program:
         program.until(lambda: (program.children(), all(message in program.output for message in messages))[1], 150, "all four messages")

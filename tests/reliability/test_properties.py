@@ -24,8 +24,8 @@ REPLAY = ("--config", "replay-minatar-breakout", "--env_type", "catch", "--game"
 texts = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)
 numbers = st.one_of(st.integers(), st.floats(), st.integers(-3, 3))
 values = st.one_of(texts, numbers.map(str), st.sampled_from(["", "-", "none", "nan", "inf", "1e999", "-1", "0", "[]", "true"]))
-SOME_RULE_SETTINGS = ("lambda_batch_multiplier", "alfa_annealing_factor", "dist_function", "sample_strategy", "overflow", "elite_batch_size",
-                      "lambda_batches")
+SOME_RULE_SETTINGS = ("lambda_batch_multiplier", "lambda_batches", "alfa_annealing_factor", "dist_function", "sample_strategy", "overflow",
+                      "elite_batch_size")
 plain = st.recursive(st.one_of(st.none(), st.booleans(), numbers, texts),
                      lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(texts, inner, max_size=4)), max_leaves=8)
 
