@@ -135,8 +135,8 @@ class Soak:
         exit_code = self.run.process.wait(60)
         if exit_code != 130:
             self.faults.append(f"the interrupted run left {exit_code} instead of 130")
-        self.faults += [f"{process} is left over" for process in self.run.seen.values() if process.is_running()
-                        and process.status() != psutil.STATUS_ZOMBIE]
+        _, left = psutil.wait_procs(self.run.seen.values(), timeout=3)
+        self.faults += [f"{process} is left over" for process in left]
         self._read_steps()
 
     def _kill(self) -> str:

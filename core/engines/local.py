@@ -123,12 +123,12 @@ class LocalEngine:
         if exitcode == 0 and reason is None:
             return
         place.failed_at_start = error is not None and not self._clock.has_beaten(self._process_ind(place))
-        reason = reason or error or f"was killed by signal {-exitcode}" + (
+        reason = error or reason or f"was killed by signal {-exitcode}" + (
             ", by hand or by the kernel for want of memory" if exitcode == -signal.SIGKILL else "")
         self._say(f"{place} (pid {place.process.pid}) {'failed: ' if error else ''}{reason}")
         siblings = [other for other in self._places if other.role == place.role]
         if place.role in ("learner", "tester") or all(other.failed_at_start for other in siblings):
-            self._give_up(exitcode if error else exit_codes.TRAINING_FAILED)
+            self._give_up(exitcode if exitcode > 0 else exit_codes.TRAINING_FAILED)
         elif place.restarts >= self._options.supervisor.max_restarts:
             self._say(f"{place} was restarted {place.restarts} times, which is supervisor.max_restarts: the run ends")
             self._give_up(exit_codes.TRAINING_FAILED)

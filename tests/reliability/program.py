@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -29,7 +31,7 @@ class Program:
     def __init__(self, root: Path, *arguments: str, project: Path = PROJECT, environment: Mapping[str, str] = NO_ENVIRONMENT,
                  before: Callable[[], object] | None = None):
         """`environment` is added to this process's own; `before` is called in the new process before the program (limits)."""
-        self.root, self._shared_before = root, set(os.listdir("/dev/shm"))
+        self.root, self._named = root, set()
         root.mkdir(parents=True, exist_ok=True)
         self.output_path = root / f"output_{time.time_ns()}.txt"
         self._output = self.output_path.open("w")
@@ -78,8 +80,7 @@ class Program:
         deadline = time.monotonic() + seconds
         while (running := self._running()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        names = [name for name in set(os.listdir("/dev/shm")) - self._shared_before if name.startswith(("torch_", "psm_", "sem.", "mp-"))]
-        return running + names + [str(path) for path in self.root.rglob(".temporary_*")]
+        return running + [str(path) for path in (*self._named, *self.root.rglob(".temporary_*")) if path.exists()]
 
     def _running(self) -> list[str]:
         return [str(member) for member in self.family.values()
@@ -99,6 +100,13 @@ class Program:
     def until_training(self, steps: int = 1, seconds: float = 60) -> None:
         """Wait until the metrics show this many agent steps."""
         self.until(lambda: (self.children(), self.agent_steps() >= steps)[1], seconds, f"{steps} agent steps")
+        self._note_shared_memory()
+
+    def _note_shared_memory(self) -> None:
+        """What of /dev/shm the processes of this program have mapped now."""
+        for pid in self.family:
+            with suppress(OSError):
+                self._named |= {Path(path) for path in re.findall(r"/dev/shm/\S+", Path(f"/proc/{pid}/maps").read_text())}
 
     def sockets(self) -> list[str]:
         """Sockets that any process of this program listens on."""

@@ -15,6 +15,7 @@ from utils import checkpoint
 CARTPOLE = ("--config", "dqn-cartpole", "--logger.period", "0.5", "--timestamp", "one")
 ENDLESS = (*CARTPOLE, "--steps", "100000000")
 SAVING = (*ENDLESS, "--learner.checkpoint_period", "0.5")
+CHUNKS = 2 * 8 * 8  # agent steps that two actors may still finish while the learner saves
 FULL = 8_000  # bytes, more than a run prints and less than it writes
 
 
@@ -80,7 +81,7 @@ def test_f21_a_terminated_run_saves_leaves_143_and_nothing_else(run):
     assert "--resume test_one --root" in run.output
     assert not run.leftovers() and run.steps() == sorted(run.steps())
     state, _ = checkpoint.load(run.root / "models" / "test_one_checkpoints")
-    assert sum(state["clock"]["agent_steps"]) >= run.agent_steps()
+    assert sum(state["clock"]["agent_steps"]) >= run.agent_steps() - CHUNKS
 
 
 def test_f24_f25_f27_it_goes_on_from_the_checkpoint_before_a_damaged_one_with_a_full_disk_and_changed_options(run):
@@ -161,7 +162,7 @@ def test_f20_an_interrupt_during_an_evaluation_and_a_checkpoint_write_saves_and_
         assert program.until_ended(15 * SLOW) == 130
         assert not program.leftovers()
         state, _ = checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
-        assert sum(state["clock"]["agent_steps"]) >= program.agent_steps() > 0
+        assert sum(state["clock"]["agent_steps"]) >= program.agent_steps() - CHUNKS > 0
         checkpoint.load_weights(tmp_path / "models" / "test_one.pth")
 
 
