@@ -6,7 +6,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 TORCH := $(shell grep '^torch==' requirements.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-ray lint bench bench-ray history sampling tensorboard clean
+.PHONY: help train test test-faults test-ray soak lint bench bench-ray history sampling tensorboard clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -19,6 +19,12 @@ test: $(VENV)/.installed-dev    ## all tests; ARGS="tests/utils -x" goes to pyte
 
 test-ray: $(VENV)/.installed-dev ## the Ray engine on clusters of several nodes, losing some of them: a quarter of an hour
 	$(RUN) -m pytest tests/reliability/test_ray.py -m cluster $(ARGS)
+test-faults: $(VENV)/.installed-dev ## the rows of docs/reliability.md that take minutes
+	$(RUN) -m pytest tests/reliability -m faults $(ARGS)
+
+soak: $(VENV)/.installed-dev    ## two runs of half an hour in which processes are killed; results in docs/results
+	$(RUN) -m benchmarks.soak --victim others $(ARGS)
+	$(RUN) -m benchmarks.soak --victim learner $(ARGS)
 
 lint: $(VENV)/.installed-dev    ## ruff and mypy
 	$(RUN) -m ruff check .

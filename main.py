@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     engine = EnginesDict[options.engine](context, ProcessesDict)
     code = agent.launch(engine, options.mode, options.num_actors, options.num_learners)
     if code == BAD_CONFIGURATION:
-        runs.release(options)
+        runs.discard(options)
     return code
 
 

@@ -4,6 +4,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from core.settings import setting
 from core.shared import ArraySpec, SharedArrays
 
@@ -34,7 +36,7 @@ class Clock:
             "episodes": ArraySpec((num_actors, LINE), "int64"),
             "updates": ArraySpec((num_learners, LINE), "int64"), "sampled": ArraySpec((num_learners, LINE), "int64"),
             "flags": ArraySpec((len(FLAGS), LINE), "int64"), "scores": ArraySpec((LINE,), "float64"),
-            "heartbeats": ArraySpec((num_processes, LINE), "float64")})
+            "heartbeats": ArraySpec((num_processes, LINE), "float64")})  # monotonic seconds, 1 + stream in foreign code
 
     # counters ---------------------------------------------------------------------------------------------------------
     @property
@@ -170,7 +172,16 @@ class Clock:
 
     def forget_beat(self, process_ind: int) -> None:
         """A new process takes this place."""
-        self._arrays["heartbeats"][process_ind, 0] = 0.0
+        self._arrays["heartbeats"][process_ind] = 0.0
+
+    def stream_cell(self, process_ind: int) -> np.ndarray:
+        """Where an environment of this process notes whose code runs (Env.note_stream_in)."""
+        return self._arrays["heartbeats"][process_ind, 1:2]
+
+    def stream(self, process_ind: int) -> int | None:
+        """The stream whose foreign code this process is in."""
+        noted = int(self._arrays["heartbeats"][process_ind, 1])
+        return noted - 1 if noted else None
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,6 +20,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from core.logs import Record
 from core.metrics import PASSED_THROUGH
+from core.notices import notice
 
 TAIL = 1 << 16  # bytes, longer than any line
 
@@ -65,7 +65,7 @@ class MetricsFiles:
         except OSError as error:
             self.errors += 1
             if self.errors == 1:
-                print(f"warning: metrics cannot be written ({error}); training goes on, losses are counted", file=sys.stderr)
+                notice(f"warning: metrics cannot be written ({error}); training goes on, losses are counted in global/write_errors")
             return False
 
     def _json_lines(self, records: list[Record], step: int) -> bytes:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 STEP_FOLDER = re.compile(r"step_(\d{12})(?:\.(\d+))?")
+STORED_FILE = re.compile(r"\w+\.pt")
 TEMPORARY = ".temporary_"  # folders not, or no longer, part of the record
 PART = ".part_"            # files of the checkpoint that is written next, and beside each what the manifest will say of it
 PLAIN = (bool, int, float, str, type(None))
@@ -139,10 +140,12 @@ def _manifest_files(folder: Path) -> dict[str, tuple[int, str]]:
         manifest = json.loads((folder / "manifest.json").read_bytes())
         intact = manifest.pop("sha256") == _digest(manifest)
         files = {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError("manifest.json is not readable") from error
     if not intact:
         raise CheckpointError("manifest.json does not have the SHA-256 that was written")
+    if strange := [name for name in files if not STORED_FILE.fullmatch(name)]:
+        raise CheckpointError(f"manifest.json lists {strange[0]!r}, which is no file of a checkpoint")
     return files
 
 

@@ -12,7 +12,7 @@ from utils import runs, validation
 from utils.options import CONFIGS, Options
 from utils.refused import BAD_CONFIGURATION, Refused
 from utils.rows import CHOICES, GROUPS, find_row, from_row
-from utils.settings_tree import annotations, changed, closest, flatten, parse
+from utils.settings_tree import annotations, changed, closest, fits, flatten, parse, type_name
 
 HELP = ("-h", "--help")
 OF_THIS_START = ("config", "mode", "machine", "timestamp", "device", "resume", "model_file", "render", "record", "profile",
@@ -145,9 +145,12 @@ def _base(row: Mapping[str, Any], words: Words, saved: runs.SavedRun | None) -> 
     on_file, _ = from_row(row)
     since = {name: value for name, value in runs.plain(flatten(on_file)).items() if name not in saved.file or saved.file[name] != value}
     settings = {name: value for name, value in {**saved.options, **since}.items() if name not in OF_THIS_START}
-    options, problems = from_row(row, {**{name: settings[name] for name in CHOICES}, **choices})
+    options, problems = from_row(row, {**{name: str(settings[name]) for name in CHOICES if name in settings}, **choices})
     known = annotations(options)
-    return changed(options, {name: value for name, value in settings.items() if name in known and name not in CHOICES}), problems
+    settings = {name: value for name, value in settings.items() if name in known and name not in CHOICES}
+    wrong = [name for name, value in settings.items() if not fits(value, known[name])]
+    problems += [f"{runs.RUN_FILE} of run {saved.signature}: {name}={settings[name]!r} is not {type_name(known[name])}" for name in wrong]
+    return changed(options, {name: value for name, value in settings.items() if name not in wrong}), problems
 
 
 def _identity(options: Options, saved: runs.SavedRun | None) -> dict[str, Any]:
@@ -157,7 +160,7 @@ def _identity(options: Options, saved: runs.SavedRun | None) -> dict[str, Any]:
         if f"{machine}_{timestamp}" != saved.signature:
             machine, _, timestamp = saved.signature.rpartition("_")
         return {"machine": machine, "timestamp": timestamp}
-    identity: dict[str, Any] = {"timestamp": options.timestamp or runs.now()}
+    identity: dict[str, Any] = {"timestamp": options.timestamp or runs.fresh_timestamp(options.root, options.machine)}
     if options.model_file is not None:
         given = Path(options.model_file).expanduser()
         in_models = Path(options.root) / "models" / given

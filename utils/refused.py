@@ -1,5 +1,6 @@
 """Why a run is not started."""
 
+import traceback
 from collections.abc import Sequence
 
 BAD_CONFIGURATION, BAD_CHECKPOINT = 2, 3  # exit codes
@@ -11,3 +12,13 @@ class Refused(Exception):
     def __init__(self, problems: Sequence[str], code: int = BAD_CONFIGURATION):
         super().__init__("\n".join(problems))
         self.problems, self.code = tuple(problems), code
+
+
+def told(error: BaseException) -> str:
+    """An error of somebody's class in one line: what it says and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+    said = str(error)
+    if isinstance(error, SyntaxError):
+        said, where = error.msg, f"{error.filename}, line {error.lineno}"
+    return f"{type(error).__name__}: {said}" + (f" ({where})" if where else "")

@@ -7,7 +7,7 @@ from typing import Any
 
 from utils.factory import AgentsDict, EnvsDict, Factory, MemoriesDict, ModelsDict, UnknownNameError, suggestion
 from utils.options import CONFIGS, Options, Run
-from utils.refused import Refused
+from utils.refused import Refused, told
 from utils.settings_tree import annotations, changed, closest, fits, type_name
 
 GROUPS: dict[str, tuple[str, Factory]] = {"agent": ("agent_type", AgentsDict), "env": ("env_type", EnvsDict),
@@ -17,8 +17,12 @@ CHOICES = (*(type_field for type_field, _ in GROUPS.values()), "game")
 
 
 def find_row(config: str) -> dict[str, Any]:
-    """The row of this name or number. Raises Refused with the valid ones in one line."""
-    names = [row["name"] for row in CONFIGS]
+    """The row of this name or number. Raises Refused with the valid ones in one line, or when a row has no name of its own."""
+    names: list[Any] = [row.get("name") if isinstance(row, dict) else None for row in CONFIGS]
+    faults = [f"CONFIGS row {number} must be a dict with a name" for number, name in enumerate(names) if not isinstance(name, str)]
+    faults += [f"CONFIGS row {number} must not be named {name!r} again" for number, name in enumerate(names) if name in names[:number]]
+    if faults:
+        raise Refused(faults)
     if config in names:
         return CONFIGS[names.index(config)]
     if config.isdecimal() and int(config) < len(CONFIGS):
@@ -32,7 +36,9 @@ def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -
     other class does not have are left out. The Params of a class that cannot be had are None.
     """
     problems = [f"CONFIGS row {row['name']!r} lacks {name}" for name in CHOICES if name not in row]
-    chosen = {**{name: row.get(name, "") for name in CHOICES}, **(choices or {})}
+    problems += [f"CONFIGS row {row['name']!r}: {name}={row[name]!r} is not {type_name(str)}" for name in CHOICES
+                 if not isinstance(row.get(name, ""), str)]
+    chosen = {**{name: str(row.get(name, "")) for name in CHOICES}, **(choices or {})}
     groups: dict[str, Any] = {}
     for group, (type_field, factory) in GROUPS.items():
         try:
@@ -41,6 +47,8 @@ def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -
             problems.append(str(error))
         except ImportError as error:
             problems.append(f"{type_field}={chosen[type_field]}: {error}")
+        except Exception as error:  # a module of the user's own can fail in any way
+            problems.append(f"{type_field}={chosen[type_field]} cannot be had: {told(error)}")
     lines = {name: value for name, value in dataclasses.asdict(Run()).items() if value is not None}
     options = Options(**{**lines, **chosen, **groups, "config": row["name"]})
     replaced = {group for group, (type_field, _) in GROUPS.items() if chosen[type_field] != row.get(type_field)}
@@ -55,8 +63,8 @@ def _settings(row: Mapping[str, Any], options: Options, lenient: set[str]) -> tu
             continue
         where = f"CONFIGS row {row['name']!r}: {name}"
         if name not in known:
-            if name.partition(".")[0] not in lenient:
-                near = closest(name, known)
+            if str(name).partition(".")[0] not in lenient:
+                near = closest(str(name), known)
                 problems.append(f"{where} is no setting" + (f", did you mean {' or '.join(near)}?" if near else ""))
         elif not fits(value, known[name]):
             problems.append(f"{where}={value!r} is not {type_name(known[name])}")

@@ -1,5 +1,6 @@
 """From Options to the Context that every process of the run is given."""
 
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +37,11 @@ def prepare(options: Options) -> tuple[Context, Agent]:
     except MemoryError as error:
         raise Refused([str(error)]) from None
     except checkpoint.CheckpointError as error:
-        raise Refused([str(error)], BAD_CHECKPOINT) from None
-    return Context(options, spec, roles, memories, parameters, clock, logs, resume_from, initial_weights), agent
+        raise Refused([f"{error}; {_instead(options)}"], BAD_CHECKPOINT) from None
+    context = Context(options, spec, roles, memories, parameters, clock, logs, resume_from, initial_weights)
+    if options.mode == 1:
+        weakref.finalize(context, runs.release, options.log_folder)
+    return context, agent
 
 
 def _roles(agent: Agent, options: Options) -> tuple[tuple[str, int], ...]:
@@ -71,6 +75,13 @@ def _continue(options: Options, clock: Clock) -> Path:
     state, _ = checkpoint.load(options.checkpoint_folder)
     clock.load_state_dict(state["clock"], with_rows="memory" in state)
     return options.checkpoint_folder
+
+
+def _instead(options: Options) -> str:
+    """What to do when a checkpoint or model file cannot be used."""
+    if options.resume is None:
+        return "name another model of this row with --model_file, or in mode 2 a run of it with --timestamp"
+    return f"start a new run, from this one's best model if you like: --model_file {options.model_path}"
 
 
 def _initial_weights(options: Options, model: Model) -> Path | None:

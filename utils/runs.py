@@ -15,6 +15,7 @@ from utils.options import Options
 from utils.refused import BAD_CHECKPOINT, Refused
 
 RUN_FILE = "run.json"
+locks: dict[Path, int] = {}  # log folder -> open descriptor, of the runs of this process
 
 
 class SavedRun(NamedTuple):
@@ -50,9 +51,11 @@ def all_runs(root: str) -> list[SavedRun]:
     files = sorted((Path(root) / "logs").glob(f"*/{RUN_FILE}"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
     runs = []
     for file in files:
-        with contextlib.suppress(ValueError, KeyError, OSError):
+        with contextlib.suppress(ValueError, KeyError, TypeError, OSError, RecursionError):
             saved = json.loads(file.read_text())
-            runs.append(SavedRun(file.parent.name, saved["config"], _flat(saved["options"]), saved["file"]))
+            config, options, of_file = saved["config"], saved["options"], saved["file"]
+            if isinstance(config, str) and isinstance(options, dict) and isinstance(of_file, dict):
+                runs.append(SavedRun(file.parent.name, config, _flat(options), of_file))
     return runs
 
 
@@ -64,7 +67,8 @@ def signature_of(value: str) -> str:
 
 
 def claim(options: Options) -> Options:
-    """Make the run's log folder and lock it until this process ends. A new run whose folder exists by now gets another timestamp.
+    """Make the run's log folder and lock it until `release` or the end of this process. A new run whose folder exists by now gets
+    another timestamp.
 
     Raises Refused when a run that is to be continued still runs, or the folders cannot be written.
     """
@@ -77,13 +81,18 @@ def claim(options: Options) -> Options:
                 break
             number += 1
             options = dataclasses.replace(options, timestamp=f"{timestamp}-{number}")
-        folder = os.open(options.log_folder, os.O_RDONLY)  # stays open: the lock ends with this process
+        locks[options.log_folder] = folder = os.open(options.log_folder, os.O_RDONLY)  # stays open: so long the lock holds
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise Refused([f"run {options.signature} is still running: it cannot be continued twice"]) from None
     except OSError as error:
         raise Refused([f"the run's folders cannot be made: {error}"]) from None
     return options
+
+
+def release(folder: Path) -> None:
+    """The run in this log folder has ended."""
+    os.close(locks.pop(folder))
 
 
 def save(options: Options, file_settings: Mapping[str, Any]) -> None:
@@ -97,7 +106,7 @@ def save(options: Options, file_settings: Mapping[str, Any]) -> None:
         raise Refused([f"the run's folder cannot be written: {error}"]) from None
 
 
-def release(options: Options) -> None:
+def discard(options: Options) -> None:
     """A run that was refused after it was claimed, before anything was written, leaves nothing."""
     folder = options.log_folder
     if options.mode == 1 and folder.exists() and [path.name for path in folder.iterdir()] == [RUN_FILE]:
@@ -105,8 +114,14 @@ def release(options: Options) -> None:
         folder.rmdir()
 
 
-def now() -> str:
-    return time.strftime("%Y%m%d-%H%M%S")
+def fresh_timestamp(root: str, machine: str) -> str:
+    """Now, as a timestamp that no run has taken."""
+    now, number = time.strftime("%Y%m%d-%H%M%S"), 1
+    timestamp = now
+    while (Path(root) / "logs" / f"{machine}_{timestamp}").exists():
+        number += 1
+        timestamp = f"{now}-{number}"
+    return timestamp
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from core.shared import ArraySpec, available_bytes
 from core.trajectory import Layout
 from utils.factory import AgentsDict, EnginesDict, Factory, MemoriesDict, ModelsDict, suggestion
 from utils.options import Options
+from utils.refused import told
 
 FILE_NAME = re.compile(r"[\w.+-]+")
 SIZED = {"agent", "memory", "model", "actor", "clock", "storage", "num_actors", "num_envs_per_actor", "num_learners"}  # sizes follow from
@@ -37,6 +38,8 @@ def problems(options: Options) -> list[str]:
         spec = environment_spec(options)
     except (ValueError, ImportError) as error:
         return [*found, f"game={options.game} (env_type={options.env_type}): {error}", *_head(options)]
+    except Exception as error:  # the code of an environment can fail in any way
+        return [*found, f"game={options.game} (env_type={options.env_type}) cannot be made: {told(error)}", *_head(options)]
     found += _video(options)
     mismatches = _actions(options, spec) + _head(options) + _observations(options, spec)
     found += mismatches
@@ -239,6 +242,8 @@ def _sizes(options: Options, spec: EnvSpec) -> list[str]:
         _ = agent.model
     except ValueError as error:
         return [f"model_type={options.model_type} cannot see game={options.game}: {error}"]
+    except Exception as error:  # as can that of a model
+        return [f"model_type={options.model_type} cannot be made for game={options.game}: {told(error)}"]
     if options.mode == 2:
         return []
     found = options.memory_class.problems(options.memory, options.agent.batch_size)

@@ -29,7 +29,8 @@ def main(process: Callable[[Context, int], Iterator[bool]], context: Context, ro
     try:
         drive(process(context, index), context, context.process_ind(role, index))
     except BaseException as error:
-        failure.send((f"{type(error).__name__}: {error}", traceback.format_exc()))
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        failure.send((f"{type(error).__name__}: {error}", notes, traceback.format_exc()))
         failure.close()
         sys.exit(exit_codes.of(error))
 

@@ -14,6 +14,8 @@ import torch
 from core.context import Context
 from core.engines import exit_codes
 from core.engines.conditions import Conditions
+from core.engines.farewell import how_to_go_on
+from core.notices import notice
 from core.turns import Turns
 
 Process = Callable[[Context, int], Iterator[bool]]
@@ -40,13 +42,21 @@ class InlineEngine:
             traceback.print_exc()
             self._context.clock.stop(interrupt=True)
             self._save()
+            self._say_farewell()
             return exit_codes.of(error)
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
             for generator in self._generators.values():
                 generator.close()  # type: ignore[attr-defined]
-        return exit_codes.INTERRUPTED + self._signal if self._signal else exit_codes.DONE
+        if self._signal:
+            self._say_farewell()
+            return exit_codes.INTERRUPTED + self._signal
+        return exit_codes.DONE
+
+    def _say_farewell(self) -> None:
+        if self._context.options.mode == 1:
+            notice(how_to_go_on(self._context.options))
 
     def _loop(self) -> None:
         clock, conditions = self._context.clock, Conditions(self._context)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -13,7 +12,9 @@ from typing import Any
 from core.context import Context
 from core.engines import child, exit_codes
 from core.engines.conditions import Conditions
+from core.engines.farewell import how_to_go_on
 from core.engines.inline import Process
+from core.notices import notice
 from core.process_group import on_this_machine
 from core.settings import setting
 
@@ -37,6 +38,7 @@ class Place:
         self.process: Any = None
         self.failure: Any = None
         self.restarts, self.started, self.ended = 0, 0.0, False
+        self.failed_at_start = False  # in its last life, by an error of its own
 
     def __str__(self) -> str:
         return f"{self.role} {self.index}"
@@ -51,6 +53,7 @@ class LocalEngine:
         self._spawn = get_context("spawn")
         self._places = [Place(role, index, self._threads(role)) for role, index in context.roles]
         self._signals: list[int] = []
+        self._told: set[str] = set()  # errors whose traceback was shown
         self._exit_code = 0
 
     def run(self, roles: list[tuple[str, int]]) -> int:
@@ -102,7 +105,8 @@ class LocalEngine:
 
     def _death(self, place: Place) -> str:
         """How a process ended that did not say so itself."""
-        return f"was killed by signal {-place.process.exitcode}"
+        number = -place.process.exitcode
+        return f"was killed by signal {number}" + (", by hand or by the kernel for want of memory" if number == signal.SIGKILL else "")
 
     def _alive(self) -> list[Place]:
         return [place for place in self._places if place.process is not None and not place.ended]
@@ -121,11 +125,12 @@ class LocalEngine:
         process_ind, params = self._process_ind(place), self._options.supervisor
         if not self._clock.has_beaten(process_ind):
             late = time.monotonic() - place.started > params.start_timeout
-            return f"did not start within {params.start_timeout:.0f} s" if late else None
-        silent, limit = self._clock.silent_seconds(process_ind), params.heartbeat_timeout
+            return f"did not start within {params.start_timeout:.0f} s (supervisor.start_timeout)" if late else None
+        silent, limit, stream = self._clock.silent_seconds(process_ind), params.heartbeat_timeout, self._clock.stream(process_ind)
         if place.role == "learner" and self._clock.checkpoint_due:
             limit *= 10  # a large replay is being written
-        return f"gave no sign of life for {silent:.0f} s" if silent > limit else None
+        where = "" if stream is None else f", within the environment of stream {stream}"
+        return f"gave no sign of life for {silent:.0f} s (supervisor.heartbeat_timeout){where}" if silent > limit else None
 
     def _bury(self, place: Place, reason: str | None = None) -> None:
         """A process is gone: it was done, or it is replaced, or the run ends."""
@@ -133,13 +138,14 @@ class LocalEngine:
         exitcode, error = place.process.exitcode, self._last_words(place)
         if exitcode == 0 and reason is None:
             return
-        started = self._clock.has_beaten(self._process_ind(place))
-        reason = reason or error or self._death(place)
+        place.failed_at_start = error is not None and not self._clock.has_beaten(self._process_ind(place))
+        reason = error or reason or self._death(place)
         self._say(f"{place} (pid {place.process.pid}) {'failed: ' if error else ''}{reason}")
-        if place.role in ("learner", "tester") or (error and not started):
-            self._give_up(exitcode if error else exit_codes.TRAINING_FAILED)
+        siblings = [other for other in self._places if other.role == place.role]
+        if place.role in ("learner", "tester") or all(other.failed_at_start for other in siblings):
+            self._give_up(exitcode if exitcode > 0 else exit_codes.TRAINING_FAILED)
         elif place.restarts >= self._options.supervisor.max_restarts:
-            self._say(f"{place} was restarted {place.restarts} times, which is supervisor.max_restarts")
+            self._say(f"{place} was restarted {place.restarts} times, which is supervisor.max_restarts: the run ends")
             self._give_up(exit_codes.TRAINING_FAILED)
         else:
             place.restarts += 1
@@ -149,16 +155,17 @@ class LocalEngine:
             self._say(f"{place} restarted ({place.restarts} of {self._options.supervisor.max_restarts})")
 
     def _last_words(self, place: Place) -> str | None:
-        """The error a process sent before it ended; its traceback is shown the first time."""
+        """The error a process sent before it ended; its traceback is shown the first time there is such an error."""
         try:
             if not place.failure.poll():
                 return None
-            summary, text = place.failure.recv()
+            error, notes, text = place.failure.recv()
         except (EOFError, OSError):
             return None
-        if not place.restarts:
-            print(text, file=sys.stderr, flush=True)
-        return summary
+        if error not in self._told:
+            self._told.add(error)
+            notice(text)
+        return error + notes
 
     def _give_up(self, exit_code: int) -> None:
         self._exit_code = self._exit_code or exit_code
@@ -172,14 +179,15 @@ class LocalEngine:
         trackers = 0.0 if self._clock.interrupted else self._options.logger.tracker_timeout
         self._await([place for place in self._places if place.role == "logger"], limit=5.0 + trackers)
         if self._options.mode == 1 and (self._exit_code or self._signals):
-            self._say(f"continue this run with: python main.py --config {self._options.config} --resume {self._options.signature}")
+            self._say(how_to_go_on(self._options))
 
     def _await(self, places: list[Place], limit: float | None = None) -> None:
         params, started = self._options.supervisor, time.monotonic()
+        stop_timeout = params.stop_timeout * (10 if self._options.learner.checkpoint_replay else 1)  # a large replay is being written
         while waiting := [place for place in places if place in self._alive()]:
-            seconds = limit or (params.stop_timeout if self._clock.interrupted else params.finish_timeout)
+            seconds = limit or (stop_timeout if self._clock.interrupted else params.finish_timeout)
             if time.monotonic() - started > seconds or len(self._signals) > 1:
-                self._say(f"{', '.join(map(str, waiting))} did not end by themselves and are killed")
+                self._say(f"{', '.join(map(str, waiting))} did not end within {time.monotonic() - started:.0f} s and are killed")
                 self._kill(waiting)
                 return
             self._wait(waiting)
@@ -207,4 +215,4 @@ class LocalEngine:
         return self._context.process_ind(place.role, place.index)
 
     def _say(self, message: str) -> None:
-        print(f"supervisor: {message}", file=sys.stderr, flush=True)
+        notice(f"supervisor: {message}")

@@ -8,7 +8,6 @@ must know of a new life before it begins, to count it, and to end the episodes t
 
 import dataclasses
 import importlib.util
-import pickle
 import sys
 import time
 from collections.abc import Mapping
@@ -81,7 +80,7 @@ class RayEngine(LocalEngine):
 
         from core.engines.ray_ingest import Ingest
         from core.engines.ray_link import Facts
-        context, self._home = pickle.dumps(self._context), self._at(cluster.home)
+        context, self._home = ray.put(self._context), self._at(cluster.home)
         ingest, facts = None, None
         if not cluster.alone and self._context.memories:
             memory = self._context.memories[0]
@@ -89,7 +88,7 @@ class RayEngine(LocalEngine):
             ingest = ray.remote(Ingest).options(num_cpus=0, scheduling_strategy=self._home, max_restarts=-1,
                                                 max_concurrency=100 + 2 * self._params.chunks_in_flight * self._options.num_actors).remote(
                 context, self._params.parameters_period)
-        return cluster.home, ray.put(context), ray.put(facts), ingest
+        return cluster.home, [context], ray.put(facts), ingest  # in a list Ray leaves it to the worker to open it
 
     def _settle(self, cluster: Cluster) -> None:
         """Processes that must be here take their place before actors, which may go elsewhere, take it."""
@@ -181,7 +180,7 @@ class Life:
         self.next = worker.where.remote()  # what it will answer next
         self._place: tuple[int, str] | None = None
         self._exitcode: int | None = None
-        self._failure: tuple[str, str] | None = None
+        self._failure: tuple[str, str, str] | None = None
         self.death = ""
 
     @property
@@ -213,7 +212,8 @@ class Life:
             return None
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, BaseException) else error
-            self._failure = (f"{type(cause).__name__}: {cause}", str(error))
+            notes = "".join(f" ({note})" for note in getattr(cause, "__notes__", ()))
+            self._failure = (f"{type(cause).__name__}: {cause}", notes, str(error))
             return exit_codes.of(cause)
         except RayError as error:
             self.death = "died: " + " ".join(str(error).partition("Some common causes")[0].split())
@@ -223,7 +223,7 @@ class Life:
         """Whether it sent an error before it ended."""
         return self._failure is not None
 
-    def recv(self) -> tuple[str, str]:
+    def recv(self) -> tuple[str, str, str]:
         if self._failure is None:
             raise EOFError
         return self._failure

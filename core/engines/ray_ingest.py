@@ -1,7 +1,6 @@
 """The ingest: on the learner's node, the one writer of the rings of all actors on other nodes, and their source of news."""
 
 import asyncio
-import pickle
 import time
 from typing import Any
 
@@ -34,9 +33,8 @@ class StaleSender(RuntimeError):
 class Ingest:
     """Methods run interleaved on one thread; each answers with News."""
 
-    def __init__(self, context: bytes, parameters_period: float):
-        self._context: Context = pickle.loads(context)
-        self._period, memory = parameters_period, self._context.memories[0]
+    def __init__(self, context: Context, parameters_period: float):
+        self._context, self._period, memory = context, parameters_period, context.memories[0]
         self._format = ChunkFormat(memory.layout, memory.window.length)
         self._senders: dict[int, Sender] = {}
         self._version, self._offered, self._parameters = 0, float("-inf"), list[Any]()

@@ -1,7 +1,6 @@
 """What runs in a process that Ray started: the driver of one single-process."""
 
 import os
-import pickle
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,14 +26,14 @@ class Worker:
         """Process number, and address of the node."""
         return os.getpid(), ray.util.get_node_ip_address()
 
-    def run(self, process: Callable[[Context, int], Iterator[bool]], home: str, context: bytes, facts: Facts, ingest: Any,
+    def run(self, process: Callable[[Context, int], Iterator[bool]], home: str, context: list[Any], facts: Facts, ingest: Any,
             threads: int) -> None:
-        """Drive the single-process to its end. `home` is the node that has the memory behind the pickled `context`."""
+        """Drive the single-process to its end. `home` is the node that has the memory behind the `context`, an ObjectRef in a list."""
         child.show_name(f"{self._role} {self._index}")
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # main alone decides when a run ends
         torch.set_num_threads(threads)
         if ray.get_runtime_context().get_node_id() == home:
-            shared: Context = pickle.loads(context)
+            shared: Context = ray.get(context[0])
             child.drive(process(shared, self._index), shared, shared.process_ind(self._role, self._index))
             return
         link = Link(ingest, self._index, facts.options.ray.chunks_in_flight)

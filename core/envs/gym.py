@@ -40,8 +40,8 @@ class GymEnv(Env):
                             max_value=255.0 if is_image(env.observation_space) else 1.0)
         repeat = params.action_repeat
         limits = [params.max_steps * repeat if params.max_steps else one.max_steps for one in made]
-        checked = [CheckedEnv(one.env, stream, limit, repeat) for stream, (one, limit) in enumerate(zip(made, limits))]
-        self._vector = SyncVectorEnv([_giver(env) for env in checked], autoreset_mode=AutoresetMode.NEXT_STEP)
+        self._streams = [CheckedEnv(one.env, stream, limit, repeat) for stream, (one, limit) in enumerate(zip(made, limits))]
+        self._vector = SyncVectorEnv([_giver(env) for env in self._streams], autoreset_mode=AutoresetMode.NEXT_STEP)
         self._num_envs, self._render_mode = num_envs, render_mode
         self._clipping = params.reward_clipping if training else "none"
         if render_mode is not None:
@@ -69,6 +69,10 @@ class GymEnv(Env):
         picture = self._vector.envs[0].render()
         assert isinstance(picture, np.ndarray)  # tried when this was made
         return picture
+
+    def note_stream_in(self, cell: np.ndarray) -> None:
+        for env in self._streams:
+            env.note = cell
 
     def close(self) -> None:
         self._vector.close()

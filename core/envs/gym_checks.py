@@ -1,6 +1,7 @@
 """The border to environments that others wrote: everything they return is checked and converted here, one stream at a time."""
 
 import reprlib
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -45,11 +46,12 @@ class CheckedEnv(gym.Wrapper):
         low, high = (0, 255) if self._frame.dtype == "uint8" else (-np.inf, np.inf)
         self.observation_space = spaces.Box(low, high, self._frame.shape, np.dtype(self._frame.dtype).type)
         self._steps = self._total_steps = 0
+        self.note = np.zeros(1)  # 1 + the stream while its own code runs, else 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         self._steps = 0
         try:
-            result = self.env.reset(seed=seed, options=options)
+            result = self._own_code(self.env.reset, "reset", seed=seed, options=options)
         except TypeError as error:
             if "unexpected keyword argument" in str(error):
                 raise ValueError(f"reset of stream {self._stream}: {error}: {OLD_API}") from error
@@ -70,7 +72,7 @@ class CheckedEnv(gym.Wrapper):
     def _step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
         self._steps += 1
         self._total_steps += 1
-        result = self.env.step(action)
+        result = self._own_code(self.env.step, "step", action)
         if not isinstance(result, tuple) or len(result) != 5:
             values = len(result) if isinstance(result, tuple) else type(result).__name__
             raise ValueError(f"step of stream {self._stream} returned {values} values, expected 5: {OLD_API}")
@@ -78,6 +80,17 @@ class CheckedEnv(gym.Wrapper):
         cut = self._max_steps is not None and self._steps >= self._max_steps
         return (self._observation(observation), self._reward(reward), self._flag("terminated", terminated),
                 self._flag("truncated", truncated) or cut)
+
+    def _own_code(self, function: Callable[..., Any], name: str, *arguments: Any, **keywords: Any) -> Any:
+        """Says whose code runs: to a supervisor that waits for it, and in the error it raises."""
+        self.note[0] = self._stream + 1
+        try:
+            result = function(*arguments, **keywords)
+        except Exception as error:
+            error.add_note(f"in {name} of stream {self._stream}, at its step {self._total_steps}")
+            raise
+        self.note[0] = 0
+        return result
 
     def _observation(self, value: Any) -> np.ndarray:
         if isinstance(self._space, spaces.Box):

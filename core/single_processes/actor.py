@@ -29,15 +29,24 @@ def actor(context: Context, index: int) -> Iterator[bool]:
     if options.engine != "inline":
         os.nice(options.actor.niceness)
     salt = clock.agent_steps
-    generator = context.seed_everything("actor", index, salt)
-    num_envs = options.num_envs_per_actor
+    generator, seed = context.seed_everything("actor", index, salt), context.seed("actor", index, salt)
+    try:
+        yield from _play(context, index, generator, seed)
+    except Exception as error:
+        error.add_note(f"actor {index}, its environments seeded with {seed}")
+        raise
+
+
+def _play(context: Context, index: int, generator: np.random.Generator, seed: int) -> Iterator[bool]:
+    options, clock, num_envs = context.options, context.clock, context.options.num_envs_per_actor
     agent = context.make_agent()
     env = context.make_env(num_envs, training=True, num_threads=options.actor.env_threads)
+    env.note_stream_in(clock.stream_cell(context.process_ind("actor", index)))
     exploration = agent.exploration(index, options.num_actors, num_envs, generator)
     memory, number = context.memory_of(index)
     tally, profile = Tally(num_envs), Profile(context, "actor", index)
     try:
-        timestep, version, until_refresh = env.reset(context.seed("actor", index, salt)), 0, 0
+        timestep, version, until_refresh = env.reset(seed), 0, 0
         initial = state = agent.initial_state(num_envs)
         while not context.parameters.version and not clock.stopped:
             yield False  # the learner is still restoring rows and weights

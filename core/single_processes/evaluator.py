@@ -1,7 +1,6 @@
 """Evaluator: play whole episodes with the newest parameters beside the training, keep the best model."""
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from core.agent import Agent
 from core.context import Context
 from core.env import Env
 from core.episodes import EpisodeResults, play_episodes
+from core.notices import notice
 from core.recording import record_episode
 from core.settings import setting
 from utils import checkpoint
@@ -37,6 +37,7 @@ def evaluator(context: Context, index: int) -> Iterator[bool]:
     generator = context.seed_everything("evaluator", index, clock.agent_steps)
     agent = context.make_agent()
     env = context.make_env(min(params.num_envs, params.episodes), training=False)
+    env.note_stream_in(clock.stream_cell(context.process_ind("evaluator", index)))
     schedule = Schedule(params, clock.agent_steps)
     version = evaluations = 0
     try:
@@ -111,4 +112,4 @@ def _save(context: Context, agent: Agent, score: float | None) -> None:
     try:
         checkpoint.save_weights(options.model_path, agent.model.state_dict(), metadata)
     except checkpoint.CheckpointError as error:
-        print(f"model not written, training goes on: {error}", file=sys.stderr, flush=True)
+        notice(f"model not written, training goes on and the file there stays as it was: {error}")

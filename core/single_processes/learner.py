@@ -1,6 +1,5 @@
 """Learner: sample, learn, update priorities, publish parameters, save checkpoints when asked."""
 
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
@@ -14,6 +13,7 @@ from core.agent import Agent, LearnerOutput, joined
 from core.averaging import Group, LearnersParted
 from core.context import Context
 from core.memory import Batch, batch_size, piece
+from core.notices import notice
 from core.prefetch import Prefetcher
 from core.profile import Profile
 from core.settings import setting
@@ -155,7 +155,7 @@ class Pieces:
     def _halve(self, total: int) -> None:
         self._size = -(-self._size // 2)
         torch.cuda.empty_cache()
-        print(f"out of GPU memory: batches of {total} are learnt in pieces of {self._size} from now on", file=sys.stderr, flush=True)
+        notice(f"out of GPU memory: batches of {total} are learnt in pieces of {self._size} from now on")
 
     def statistics(self) -> dict[str, float]:
         return {"batch_size": float(self._size)} if self._shrink else {}

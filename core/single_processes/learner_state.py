@@ -4,7 +4,6 @@ Learner 0 writes the agent, which all have alike, the clock, and its own part: r
 are named by their index.
 """
 
-import sys
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from core.agent import Agent
 from core.averaging import Alone, Group
 from core.context import Context
+from core.notices import notice
 from core.prefetch import Prefetcher
 from utils import checkpoint
 
@@ -79,6 +79,6 @@ def _written(write: Callable[[], Any]) -> bool:
     try:
         write()
     except checkpoint.CheckpointError as error:
-        print(f"checkpoint not written, training goes on: {error}", file=sys.stderr, flush=True)
+        notice(f"checkpoint not written, training goes on, those there stay as they were, and the next is tried when it is due: {error}")
         return False
     return True

@@ -2,28 +2,42 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 PROJECT = Path(__file__).resolve().parents[2]
+SLOW = 2.0  # what the limits of the fault table are multiplied by: the machine of the tests runs other things too
+NO_ENVIRONMENT: Mapping[str, str] = {}
+
+
+def start(root: Path, *arguments: str, environment: Mapping[str, str] = NO_ENVIRONMENT) -> subprocess.CompletedProcess:
+    """`python main.py` to its end, which must be soon; stdout and stderr as text."""
+    command = [sys.executable, str(PROJECT / "main.py"), "--root", str(root), "--machine", "test", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=root, timeout=100,
+                          env={**os.environ, **environment})
 
 
 class Program:
     """`python main.py` with its files under `root`. Use as a context manager: whatever happens, nothing is left running."""
 
-    def __init__(self, root: Path, *arguments: str):
-        self.root = root
+    def __init__(self, root: Path, *arguments: str, project: Path = PROJECT, environment: Mapping[str, str] = NO_ENVIRONMENT,
+                 before: Callable[[], object] | None = None):
+        """`environment` is added to this process's own; `before` is called in the new process before the program (limits)."""
+        self.root, self._named = root, set()
+        root.mkdir(parents=True, exist_ok=True)
         self.output_path = root / f"output_{time.time_ns()}.txt"
         self._output = self.output_path.open("w")
-        command = [sys.executable, str(PROJECT / "main.py"), "--root", str(root), "--machine", "test", *arguments]
+        command = [sys.executable, str(project / "main.py"), "--root", str(root), "--machine", "test", *arguments]
         self.process = subprocess.Popen(command, stdout=self._output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                        start_new_session=True, cwd=root)
+                                        start_new_session=True, cwd=root, env={**os.environ, **environment}, preexec_fn=before)
         self.family: dict[int, psutil.Process] = {}
 
     def __enter__(self) -> "Program":
@@ -61,11 +75,12 @@ class Program:
         return names
 
     def leftovers(self, seconds: float = 3) -> list[str]:
-        """Processes of this program that still run after a moment of grace."""
+        """What of this program outlives it and a moment of grace: processes (which hold every open port), named shared memory,
+        temporary files."""
         deadline = time.monotonic() + seconds
         while (running := self._running()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        return running
+        return running + [str(path) for path in (*self._named, *self.root.rglob(".temporary_*")) if path.exists()]
 
     def _running(self) -> list[str]:
         return [str(member) for member in self.family.values()
@@ -85,6 +100,20 @@ class Program:
     def until_training(self, steps: int = 1, seconds: float = 60) -> None:
         """Wait until the metrics show this many agent steps."""
         self.until(lambda: (self.children(), self.agent_steps() >= steps)[1], seconds, f"{steps} agent steps")
+        self._note_shared_memory()
+
+    def _note_shared_memory(self) -> None:
+        """What of /dev/shm the processes of this program have mapped now."""
+        for pid in self.family:
+            with suppress(OSError):
+                self._named |= {Path(path) for path in re.findall(r"/dev/shm/\S+", Path(f"/proc/{pid}/maps").read_text())}
+
+    def sockets(self) -> list[str]:
+        """Sockets that any process of this program listens on."""
+        self.children()
+        processes = [psutil.Process(self.process.pid), *self.family.values()]
+        return [str(socket) for process in processes if process.is_running() for socket in process.net_connections("inet")
+                if socket.status == psutil.CONN_LISTEN]
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> int:
         """Signal a single-process by name; returns the pid it had."""

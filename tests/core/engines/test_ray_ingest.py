@@ -59,7 +59,7 @@ def line(tmp_path, monkeypatch):
     def made(*words):
         context, agent = prepare(read_options(["--root", str(tmp_path), *NOTHING, *words]))
         context.parameters.publish(agent.model)
-        ingest = Ingest(pickle.dumps(context), 0.0)
+        ingest = Ingest(pickle.loads(pickle.dumps(context)), 0.0)
         wires.append(Wire(monkeypatch, ingest))
         return context, agent, ingest, wires[-1]
 

@@ -14,7 +14,7 @@ from core.memories.unrolls import concatenated
 from core.memory import Batch, Keys
 from core.single_processes import learner as learner_module
 from core.single_processes.learner import Pieces
-from tests.core.engines.test_inline import CARTPOLE, RUNS, differences, saved, train
+from tests.reliability.test_inline import CARTPOLE, RUNS, differences, saved, train
 from utils import checkpoint
 from utils.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict

@@ -1,4 +1,4 @@
-"""What the command line makes of good and bad words: RELIABILITY F01-F07, F27, F28, F36."""
+"""What the command line makes of good and bad words (F01-F07, F27, F28, F36)."""
 
 import json
 import pickle

@@ -15,7 +15,7 @@ from utils.command_line import read_options
 from utils.factory import AgentsDict, EnginesDict, ProcessesDict
 from utils.run import prepare
 
-PROJECT = Path(__file__).resolve().parents[3]
+PROJECT = Path(__file__).resolve().parents[2]
 SMALL = ("--engine", "inline", "--machine", "test", "--clock.learn_start", "100", "--num_envs_per_actor", "4", "--agent.batch_size", "16",
          "--evaluator.period", "1e9", "--evaluator.episodes", "1", "--evaluator.max_steps", "20")
 CARTPOLE = ("--config", "dqn-cartpole", *SMALL)
@@ -76,7 +76,7 @@ def test_every_agent_is_among_the_runs():
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path, name):
+def test_f34_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path, name):
     arguments = (*RUNS[name], "--steps", "600", "--num_actors", "2")
     first, second = (saved(train(tmp_path / name, *arguments)) for name in ("a", "b"))
     other = saved(train(tmp_path / "c", *arguments, "--seed", "2"))
@@ -85,7 +85,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path, 
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_resumed_run_equals_the_run_that_was_not_stopped(tmp_path, name):
+def test_f26_a_resumed_run_equals_the_run_that_was_not_stopped(tmp_path, name):
     exact = (*RUNS[name], "--learner.checkpoint_replay", "true", "--timestamp", "one",
              "--agent.lr_schedule", "linear", "--agent.lr_updates", "3000")
     first = run(tmp_path / "straight", *exact, "--learner.checkpoint_steps", "800", "--steps", "1600")

@@ -1,4 +1,4 @@
-"""Runs on the disk: RELIABILITY F31 and the folder part of F25."""
+"""Runs on the disk (F31, and the folders of F25)."""
 
 import json
 import os
@@ -21,6 +21,12 @@ def test_two_runs_of_one_second_get_two_folders(options):
     first, second, third = runs.claim(same), runs.claim(same), runs.claim(same)
     assert len({run.signature for run in (first, second, third)}) == 3
     assert all(run.log_folder.is_dir() for run in (first, second, third))
+
+
+def test_a_start_in_the_second_of_another_takes_a_timestamp_of_its_own(options, monkeypatch):
+    monkeypatch.setattr("time.strftime", lambda form: "20300101-000000")
+    signatures = [runs.claim(options()).signature for _ in range(3)]
+    assert signatures == ["local_20300101-000000", "local_20300101-000000-2", "local_20300101-000000-3"]
 
 
 def test_a_run_that_still_runs_cannot_be_continued_a_second_time(options):

@@ -1,0 +1,243 @@
+"""A run that is killed again and again: every so many seconds one of its processes, drawn at random, gets SIGKILL.
+
+    python -m benchmarks.soak --minutes 30                       actors, evaluator and logger, which the supervisor replaces
+    python -m benchmarks.soak --minutes 30 --victim learner      the learner, after which this program resumes the run
+
+What is measured, once a second: agent steps, resident memory, descriptors of the main process. After each kill: seconds until
+the victim was replaced, and until agent steps came as fast, over ten seconds, as nine tenths of before. Written to docs/results/soak-<victim>.csv (a line a
+second), .json (what it comes to, and whether it holds) and .png. Exit code 1 if anything does not hold. Needs matplotlib.
+"""
+
+import argparse
+import csv
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.curve import RESULTS
+from benchmarks.training import ROOT
+from utils import checkpoint
+
+VICTIMS = {"others": ("actor", "evaluator", "logger"), "learner": ("learner",)}
+RATE_SECONDS = 10.0  # over which speed is measured
+SETTLE = 30.0        # seconds from the first agent step to the first kill
+RECOVERED = 0.9      # of the speed before the kill
+MEMORY_GROWTH = 1.1  # of the median of the first to that of the last quarter, that counts as flat
+COLUMNS = ("seconds", "agent_steps", "memory_mb", "descriptors", "event")
+
+
+class Run:
+    """`python main.py`, its files, and its processes by name ("actor 0"). Resumed when it has ended, under the same signature."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.timestamp = f"soak-{options.victim}-{time.strftime('%Y%m%d-%H%M%S')}"
+        self.signature, self._options = f"soak_{self.timestamp}", options
+        self.seen: dict[int, psutil.Process] = {}
+        self._metrics_end, self.steps = 0, 0
+        self.start("--machine", "soak", "--timestamp", self.timestamp)
+
+    def start(self, *identity: str) -> None:
+        options = self._options
+        words = ["--config", options.config, "--seed", str(options.seed), "--num_actors", str(options.actors), "--steps", str(10**9),
+                 "--logger.period", "1", "--evaluator.period", "5", "--evaluator.episodes", "5", "--supervisor.max_restarts", str(10**6),
+                 "--learner.checkpoint_period", "5"]
+        self.process = psutil.Popen([sys.executable, "main.py", *words, *identity], cwd=ROOT, stdout=subprocess.DEVNULL)
+
+    def resume(self) -> None:
+        self.start("--resume", self.signature)
+
+    def children(self) -> dict[str, psutil.Process]:
+        found = {}
+        for child in self.process.children(recursive=True) if self.process.is_running() else []:
+            try:
+                name = Path(f"/proc/{child.pid}/comm").read_text().strip()
+            except OSError:
+                continue
+            self.seen[child.pid] = child
+            found[name] = child
+        return found
+
+    def new_steps(self) -> list[tuple[float, int]]:
+        """(time, agent steps) of each period logged since the last call."""
+        path, found = ROOT / "logs" / self.signature / "metrics.jsonl", []
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(self._metrics_end)
+                for line in file:
+                    if line.endswith(b"\n"):
+                        self._metrics_end += len(line)
+                        row = json.loads(line)
+                        if "global/agent_steps" in row["values"]:
+                            found.append((row["time"], int(row["values"]["global/agent_steps"])))
+        return found
+
+    def memory_mb(self) -> float:
+        """As core.machine counts it: what is private to each process, and the largest shared part once."""
+        private, shared = 0, 0
+        for process in (self.process, *self.children().values()):
+            try:
+                memory = process.memory_info()
+            except psutil.Error:
+                continue
+            private, shared = private + memory.rss - memory.shared, max(shared, memory.shared)
+        return (private + shared) / 1e6
+
+    def checkpoint_steps(self) -> int:
+        state, _ = checkpoint.load(ROOT / "models" / f"{self.signature}_checkpoints")
+        return sum(state["clock"]["agent_steps"])
+
+
+class Soak:
+    def __init__(self, options: argparse.Namespace):
+        self.options, self.random, self.run = options, random.Random(options.seed), Run(options)
+        self.rows: list[dict[str, Any]] = []
+        self.kills: list[dict[str, Any]] = []
+        self.faults: list[str] = []
+        self.points: list[tuple[float, int]] = []  # time, agent steps of all lives; of a resumed one as if nothing had been lost
+        self._given_up = 0                         # agent steps that lives before played after their last checkpoint
+
+    def watch(self, seconds: float, event: str = "") -> None:
+        """Once a second a row; the first one names the event."""
+        end = time.monotonic() + seconds
+        while True:
+            self._read_steps()
+            descriptors = self.run.process.num_fds() if self.run.process.is_running() else 0
+            self.rows.append({"seconds": round(time.time() - self.began, 1), "agent_steps": self.run.steps,
+                              "memory_mb": round(self.run.memory_mb(), 1), "descriptors": descriptors, "event": event})
+            event = ""
+            if time.monotonic() >= end:
+                return
+            time.sleep(max(min(1.0, end - time.monotonic()), 0.01))
+
+    def _read_steps(self) -> None:
+        for moment, steps in self.run.new_steps():
+            if steps < self.run.steps:
+                self.faults.append(f"agent steps fell from {self.run.steps} to {steps}")
+            self.run.steps = steps
+            self.points.append((moment, steps + self._given_up))
+
+    def play(self) -> None:
+        self.began = time.time()
+        while not self.points or self.run.steps == 0:
+            self.watch(1.0)
+        self.watch(SETTLE, "started")
+        while time.time() - self.began < 60 * self.options.minutes:
+            self.watch(self.options.every, f"killed {self._kill()}")
+        self.run.process.send_signal(signal.SIGINT)
+        exit_code = self.run.process.wait(60)
+        if exit_code != 130:
+            self.faults.append(f"the interrupted run left {exit_code} instead of 130")
+        _, left = psutil.wait_procs(self.run.seen.values(), timeout=3)
+        self.faults += [f"{process} is left over" for process in left]
+        self._read_steps()
+
+    def _kill(self) -> str:
+        names = [name for name in self.run.children() if name.split()[0] in VICTIMS[self.options.victim]]
+        name = self.random.choice(sorted(names))
+        victim, moment = self.run.children()[name], time.time()
+        victim.kill()
+        resumed = self._resume() if name.startswith("learner") else {}
+        while (now := self.run.children().get(name)) is None or now.pid == victim.pid:
+            time.sleep(0.05)
+            if time.time() - moment > 60:
+                raise TimeoutError(f"{name} was not replaced within a minute")
+        self.kills.append({"victim": name, "time": moment, "replaced_seconds": round(time.time() - moment, 2), **resumed})
+        return name
+
+    def _resume(self) -> dict[str, Any]:
+        """As a caller does who sees exit code 4: continue from the newest checkpoint."""
+        began = time.time()
+        exit_code = self.run.process.wait(60)
+        ended, kept = time.time() - began, self.run.checkpoint_steps()
+        self._read_steps()
+        if exit_code != 4:
+            self.faults.append(f"a run whose learner was killed left {exit_code} instead of 4")
+        lost = self.run.steps - kept
+        self._given_up += lost
+        self.run.steps = kept
+        self.run.resume()
+        return {"ended_seconds": round(ended, 2), "lost_steps": lost}
+
+    def speed(self, begin: float, end: float) -> float:
+        """Agent steps a second, from the counts interpolated at both moments."""
+        times, steps = np.array(self.points).T
+        return float(np.diff(np.interp([begin, end], times, steps))[0] / (end - begin))
+
+    def report(self) -> dict[str, Any]:
+        """Everything that was seen, and what of it does not hold."""
+        last = self.points[-1][0]
+        for kill in self.kills:
+            before = self.speed(kill["time"] - min(self.options.every, SETTLE), kill["time"])
+            starts = np.arange(kill["time"], last - RATE_SECONDS, 0.5)
+            back = next((start for start in starts if self.speed(start, start + RATE_SECONDS) >= RECOVERED * before), None)
+            kill |= {"speed_before": round(before, 1), "recovered_seconds": None if back is None else round(back - kill["time"], 1)}
+            if back is None and last - kill["time"] > self.options.every:
+                self.faults.append(f"after {kill['victim']} was killed at {kill['time'] - self.began:.0f} s the speed did not come back")
+        memory = [row["memory_mb"] for row in self.rows if row["event"] == "" and row["agent_steps"]]
+        quarter = len(memory) // 4
+        first, final = float(np.median(memory[:quarter])), float(np.median(memory[-quarter:]))
+        if final > MEMORY_GROWTH * first:
+            self.faults.append(f"memory grew from {first:.0f} to {final:.0f} MB")
+        return {"command": " ".join(sys.orig_argv[1:]), "run": self.run.signature, "minutes": round((time.time() - self.began) / 60, 1),
+                "agent_steps": self.run.steps, "kills": len(self.kills), "memory_mb_first_quarter": first, "memory_mb_last_quarter": final,
+                "descriptors": sorted({row["descriptors"] for row in self.rows}), "faults": self.faults, "each": self.kills}
+
+
+def draw(path: Path, soak: Soak) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot, ticker
+
+    figure, (speed, memory) = pyplot.subplots(2, 1, figsize=(10, 5), sharex=True, layout="constrained")
+    begin, end = soak.points[0][0], soak.points[-1][0]
+    moments = np.arange(begin, end - RATE_SECONDS / 2, 1.0)
+    minutes = (moments + RATE_SECONDS / 4 - soak.began) / 60
+    speed.plot(minutes, [soak.speed(moment, moment + RATE_SECONDS / 2) for moment in moments], linewidth=1)
+    memory.plot([row["seconds"] / 60 for row in soak.rows], [row["memory_mb"] for row in soak.rows], linewidth=1)
+    for kill in soak.kills:
+        for axes in (speed, memory):
+            axes.axvline((kill["time"] - soak.began) / 60, color="tab:red", linewidth=0.5, alpha=0.6)
+    speed.set(ylabel="agent steps a second", ylim=(0, None), title=f"{soak.options.config}, a kill every {soak.options.every:.0f} s (red)")
+    speed.yaxis.set_major_formatter(ticker.EngFormatter())
+    memory.set(xlabel="minutes", ylabel="resident memory, MB", ylim=(0, None))
+    figure.savefig(path, dpi=110)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--every", type=float, default=30, help="seconds between kills")
+    parser.add_argument("--victim", choices=VICTIMS, default="others")
+    parser.add_argument("--config", default="dqn-minatar-breakout")
+    parser.add_argument("--actors", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    soak = Soak(options)
+    try:
+        soak.play()
+    finally:
+        if soak.run.process.is_running():
+            soak.run.process.kill()
+        with (options.output / f"soak-{options.victim}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(soak.rows)
+    report = soak.report()
+    (options.output / f"soak-{options.victim}.json").write_text(json.dumps(report, indent=1) + "\n")
+    draw(options.output / f"soak-{options.victim}.png", soak)
+    print(json.dumps({name: value for name, value in report.items() if name != "each"}, indent=1))
+    return bool(report["faults"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

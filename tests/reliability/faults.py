@@ -1,0 +1,148 @@
+"""Environments and agents with faults, for the real program: --env_type gym --game tests.reliability.faults:Faulty-v0, and the like.
+
+What goes wrong is in the environment variable FAULTS, a JSON list of {"kind", "where", "stream", "at", "once"}: in processes whose name
+begins with `where` ("actor 1"; main's is its command), in this stream (all, if not said), at this step of it; only the first time if
+`once` names a file, which is made then.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from core.agents.dqn import DQN
+from core.env import TimeStep
+from core.envs.catch import CatchEnv
+
+PATTERN = 97  # second element of an observation: its episode times this plus its step
+
+
+def due(kind: str, stream: int, step: int) -> bool:
+    """Whether this is the moment of a fault of this kind."""
+    name = Path("/proc/self/comm").read_text()
+    for fault in json.loads(os.environ.get("FAULTS", "[]")):
+        once = Path(fault["once"]) if "once" in fault else None
+        if (fault["kind"] == kind and name.startswith(fault.get("where", "")) and fault.get("stream", stream) == stream
+                and step >= fault.get("at", 0) and not (once and once.exists())):
+            if once:
+                once.touch()
+            return True
+    return False
+
+
+class Faulty(gym.Env):
+    """Episodes of 20 steps. An observation is (step, 97 * episode + step): no row can pass for another."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+    made = 0  # in this process: numbers the streams of the only vector environment that actors make
+
+    def __init__(self) -> None:
+        self._stream, self._total, self._episode = Faulty.made, 0, 0
+        Faulty.made += 1
+        if due("init", self._stream, 0):
+            raise RuntimeError("the simulator has no licence")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        if due("reset", self._stream, self._total):
+            raise RuntimeError("the simulator lost its level")
+        self._step, self._episode = 0, self._episode + 1
+        return self._observation(), {}
+
+    def step(self, action: int) -> Any:
+        self._total += 1
+        self._step += 1
+        for kind, act in FAULTS.items():
+            if due(kind, self._stream, self._total):
+                return act(self)
+        return self._observation(), 1.0, self._step == 20, False, {}
+
+    def _observation(self) -> np.ndarray:
+        return np.array([self._step, PATTERN * self._episode + self._step], np.float32)
+
+
+def _raise(env: Faulty) -> Any:
+    raise RuntimeError("the simulator crashed")
+
+
+def _hang(env: Faulty) -> Any:
+    while True:
+        time.sleep(60)
+
+
+def _slow(env: Faulty) -> Any:
+    time.sleep(0.02)
+    return env._observation(), 1.0, env._step == 20, False, {}
+
+
+FAULTS = {
+    "raise": _raise, "hang": _hang, "slow": _slow,
+    "huge reward": lambda env: (env._observation(), 3e38, env._step == 20, False, {}),
+    "nan": lambda env: (np.array([np.nan, 0], np.float32), 1.0, False, False, {}),
+    "infinite reward": lambda env: (env._observation(), float("inf"), False, False, {}),
+    "wrong dtype": lambda env: (np.array(["a", "b"]), 1.0, False, False, {}),
+    "wrong shape": lambda env: (np.zeros(3, np.float32), 1.0, False, False, {}),
+    "nothing": lambda env: None,
+    "four values": lambda env: (env._observation(), 1.0, False, {})}
+
+gym.register("Faulty-v0", entry_point=Faulty)
+
+
+class Endless(CatchEnv):
+    """Catch whose episodes never end: in every tenth row the ball is thrown anew and earns its reward."""
+
+    def step(self, action: np.ndarray) -> TimeStep:
+        timestep = super().step(action)
+        self._start(self._ended)
+        self._ended = np.zeros(len(timestep.last), bool)
+        return timestep._replace(last=self._ended, first=self._ended, discount=np.ones_like(timestep.reward))
+
+
+class Careless(CatchEnv):
+    """An Env class of somebody's own that returns what it should not."""
+
+    def step(self, action: np.ndarray) -> TimeStep:
+        timestep = super().step(action)
+        if due("nan", 2, 0):
+            reward = timestep.reward.copy()
+            reward[2] = np.nan
+            return timestep._replace(reward=reward)
+        return timestep._replace(first=None) if due("nothing", 0, 0) else timestep  # type: ignore[arg-type]
+
+
+class BadPriorities(DQN):
+    """Gives the memory the priorities that FAULTS names."""
+
+    def learn(self, batch):  # type: ignore[no-untyped-def]
+        output = super().learn(batch)
+        values = {"nan": float("nan"), "negative": -1.0, "zero": 0.0, "infinite": float("inf")}
+        wanted = [value for kind, value in values.items() if due(f"{kind} priorities", 0, 0)]
+        assert output.priorities is not None and wanted
+        return output._replace(priorities=torch.full_like(output.priorities, wanted[0]))
+
+
+class Watchful(DQN):
+    """Fails at a window whose rows were not played one after another."""
+
+    def learn(self, batch):  # type: ignore[no-untyped-def]
+        window = batch.window
+        start, end = window.observations[0], window.observations[-1]  # [B, 2]
+        within = ~window.lasts.any(0)
+        moved = (end - start)[within]
+        assert (moved == len(window.lasts) - 1).all(), f"a torn window: {start[within]} to {end[within]}"
+        assert ((start[:, 1] - start[:, 0]) % PATTERN == 0).all(), f"a torn row: {start}"
+        return super().learn(batch)
+
+
+class SlowLearner(DQN):
+    """Learns a hundred times more slowly than its actors play."""
+
+    def learn(self, batch):  # type: ignore[no-untyped-def]
+        time.sleep(0.2)
+        return super().learn(batch)

@@ -1,0 +1,179 @@
+"""What happens to one run, seen from outside: deaths of its processes, signals, damage (F09-F14, F20-F22, F24, F25, F27, F31, F32, F37)."""
+
+import os
+import re
+import resource
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.reliability.program import SLOW, Program, start
+from utils import checkpoint
+
+CARTPOLE = ("--config", "dqn-cartpole", "--logger.period", "0.5", "--timestamp", "one")
+ENDLESS = (*CARTPOLE, "--steps", "100000000")
+SAVING = (*ENDLESS, "--learner.checkpoint_period", "0.5")
+CHUNKS = 2 * 8 * 8  # agent steps that two actors may still finish while the learner saves
+FULL = 8_000  # bytes, more than a run prints and less than it writes
+
+
+def manifests(root: Path) -> list[Path]:
+    return sorted(root.glob("models/test_one_checkpoints/step_*/manifest.json"))
+
+
+# one run that lives through it all, in this order ----------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    words = (*SAVING, "--num_actors", "2", "--evaluator.period", "2", "--supervisor.heartbeat_timeout", "10")
+    with Program(tmp_path_factory.mktemp("run"), *words) as program:
+        program.until_training(1_500)
+        yield program
+
+
+def replaced(program: Program, name: str, pid: int, seconds: float) -> float:
+    """Wait until the process is another one; returns how long that took."""
+    began = time.monotonic()
+    program.until(lambda: program.children().get(name, pid) != pid, seconds, f"{name} to be replaced")
+    return time.monotonic() - began
+
+
+def test_f37_no_process_of_a_run_listens_to_anything(run):
+    run.children()
+    assert len(run.family) >= 5 and run.sockets() == []
+
+
+def test_f31_the_same_run_is_refused_a_second_time_while_it_runs(run):
+    for words, message in ((CARTPOLE, "continue it by --resume test_one"), (("--resume", "test_one"), "still running")):
+        second = start(run.root, *words)
+        assert second.returncode == 2 and message in second.stderr
+    assert len(list(run.root.glob("logs/*"))) == 1
+
+
+def test_f09_f32_a_killed_actor_is_named_and_replaced_and_the_other_goes_on_meanwhile(run):
+    before = run.agent_steps()
+    pid = run.kill("actor 0")
+    run.until(lambda: run.agent_steps() >= before + 500, 5 * SLOW, "the other actor to go on")
+    replaced(run, "actor 0", pid, 10 * SLOW)
+    run.until(lambda: "actor 0 restarted (1 of" in run.output, 5, "the message")
+    assert f"actor 0 (pid {pid}) was killed by signal 9" in run.output
+
+
+@pytest.mark.parametrize("name", ["evaluator 0", "logger 0"])
+def test_f12_a_killed_evaluator_or_logger_is_replaced_and_training_goes_on(run, name):
+    pid, training = run.kill(name), {place: run.children()[place] for place in ("actor 0", "learner 0")}
+    replaced(run, name, pid, 10 * SLOW)
+    assert f"{name} (pid {pid}) was killed by signal 9" in run.output
+    run.until_training(run.agent_steps() + 1_000)
+    assert training.items() <= run.children().items()
+
+
+def test_f14_a_stopped_actor_is_named_by_its_silence_and_replaced(run):
+    pid = run.kill("actor 1", signal.SIGSTOP)
+    replaced(run, "actor 1", pid, 30)
+    assert f"actor 1 (pid {pid}) gave no sign of life for" in run.output
+
+
+def test_f21_a_terminated_run_saves_leaves_143_and_nothing_else(run):
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert run.until_ended(15 * SLOW) == 143
+    assert "--resume test_one --root" in run.output
+    assert not run.leftovers() and run.steps() == sorted(run.steps())
+    state, _ = checkpoint.load(run.root / "models" / "test_one_checkpoints")
+    assert sum(state["clock"]["agent_steps"]) >= run.agent_steps() - CHUNKS
+
+
+def test_f24_f25_f27_it_goes_on_from_the_checkpoint_before_a_damaged_one_with_a_full_disk_and_changed_options(run):
+    damaged, sound = manifests(run.root)[-1].parent, manifests(run.root)[-2].parent
+    content = bytearray((damaged / "agent.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (damaged / "agent.pt").write_bytes(content)
+    begun = int(sound.name.split("_")[1].split(".")[0])
+    refused = start(run.root, "--resume", "test_one", "--model.hidden", "7")
+    assert refused.returncode == 2 and "model.hidden=7 cannot continue run test_one, which has model.hidden=" in refused.stderr
+    with Program(run.root, "--resume", "test_one", "--agent.lr", "1e-5", "--learner.checkpoint_period", "2") as program:
+        program.until(lambda: "agent.lr=1e-05 (was 0.001)" in program.output, 60, "the change to be printed")
+        program.until(lambda: f"falling back to checkpoint {sound.name}" in program.output, 30, "the fall-back")
+        assert f"damaged checkpoint {damaged.name}: agent.pt does not have the SHA-256" in program.output
+        program.until(lambda: program.agent_steps() > begun + 500 and len(program.children()) == 5, 60, "training to go on")
+        kept = [path for path in manifests(run.root) if path.parent != damaged]
+        steps, lines = program.agent_steps(), [path.read_bytes() for path in sorted(run.root.glob("logs/test_one/metrics.*"))]
+        assert min(map(len, lines)) > FULL > len(program.output)
+        for pid in program.children().values():  # as on a full disk, no longer file can be written
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (FULL, resource.RLIM_INFINITY))
+        program.until(lambda: "checkpoint not written" in program.output
+                      and "metrics cannot be written" in program.output, 20, "both warnings")
+        assert all(checkpoint._read_all(path.parent) for path in kept if path.exists()) and checkpoint.load(damaged.parent)
+        for pid in program.children().values():
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        counted = "global/write_errors"
+        program.until(lambda: any(row["values"].get(counted, 0) > 0 for row in program.metrics()), 20, "a count of the errors")
+        assert program.agent_steps() > steps and len(program.children()) == 5 and "restarted" not in program.output
+        assert all(path.read_bytes().startswith(old) for path, old in zip(sorted(run.root.glob("logs/test_one/metrics.*")), lines))
+        os.kill(program.process.pid, signal.SIGINT)
+        assert program.until_ended(15 * SLOW) == 130 and not program.leftovers()
+
+
+# other ends ------------------------------------------------------------------------------------------------------------
+def test_f10_an_actor_that_dies_too_often_ends_the_run_with_its_state_saved(tmp_path):
+    with Program(tmp_path, *ENDLESS, "--supervisor.max_restarts", "1") as program:
+        program.until_training(500)
+        replaced(program, "actor 0", program.kill("actor 0"), 15)
+        program.kill("actor 0")
+        assert program.until_ended(30) == 4
+        assert "supervisor.max_restarts" in program.output and "--resume test_one" in program.output
+        assert manifests(tmp_path)
+        assert not program.leftovers()
+
+
+def test_f11_a_killed_learner_ends_the_run_which_says_how_to_go_on(tmp_path):
+    with Program(tmp_path, *SAVING) as program:
+        program.until_training(500)
+        program.until(lambda: manifests(tmp_path), 20, "the first checkpoint")
+        program.kill("learner 0")
+        assert program.until_ended(15 * SLOW) == 4
+        assert "learner 0" in program.output and "--config dqn-cartpole --resume test_one --root" in program.output
+        assert all("temporary" in path for path in program.leftovers())  # a save cut off: the next one clears it away
+
+
+def test_f13_when_main_is_killed_its_children_go_with_it(tmp_path):
+    with Program(tmp_path, *ENDLESS) as program:
+        program.until_training(500)
+        program.children()
+        os.kill(program.process.pid, signal.SIGKILL)
+        assert not program.leftovers(seconds=3 * SLOW)
+
+
+def test_f20_an_interrupt_during_start_up_leaves_nothing(tmp_path):
+    with Program(tmp_path, *ENDLESS) as program:
+        program.until(lambda: program.children(), 30, "the first child")
+        os.kill(program.process.pid, signal.SIGINT)
+        assert program.until_ended(15 * SLOW) == 130
+        assert not program.leftovers()
+
+
+def test_f20_an_interrupt_during_an_evaluation_and_a_checkpoint_write_saves_and_leaves_130(tmp_path):
+    words = ("--learner.checkpoint_replay", "--learner.checkpoint_period", "0.1", "--evaluator.period", "0.01")
+    with Program(tmp_path, *ENDLESS, *words) as program:
+        program.until(lambda: manifests(tmp_path) and (tmp_path / "models" / "test_one.pth").exists(), 60, "evaluation and checkpoint")
+        program.until(lambda: list(tmp_path.rglob("step_*")) and list(tmp_path.rglob(".temporary_*")), 20, "a checkpoint in the making")
+        os.kill(program.process.pid, signal.SIGINT)
+        assert program.until_ended(15 * SLOW) == 130
+        assert not program.leftovers()
+        state, _ = checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
+        assert sum(state["clock"]["agent_steps"]) >= program.agent_steps() - CHUNKS > 0
+        checkpoint.load_weights(tmp_path / "models" / "test_one.pth")
+
+
+def test_f22_a_second_interrupt_leaves_at_once_with_its_files_intact(tmp_path):
+    with Program(tmp_path, *SAVING) as program:
+        program.until(lambda: manifests(tmp_path), 60, "the first checkpoint")
+        os.kill(program.children()["learner 0"], signal.SIGSTOP)  # it cannot save now
+        os.kill(program.process.pid, signal.SIGINT)
+        time.sleep(1)
+        os.kill(program.process.pid, signal.SIGINT)
+        assert program.until_ended(3 * SLOW) == 130
+        assert re.search("learner 0.* did not end within . s and are killed", program.output)
+        assert all("temporary" in path for path in program.leftovers())
+        checkpoint.load(tmp_path / "models" / "test_one_checkpoints")

@@ -1,0 +1,111 @@
+"""Environments and agents that misbehave, in the real program (F14-F19, F32, F39)."""
+
+import json
+import math
+
+import pytest
+
+from tests.reliability.program import SLOW, Program, start
+from utils import checkpoint
+
+FAULTY = ("--config", "dqn-cartpole", "--env_type", "gym", "--game", "tests.reliability.faults:Faulty-v0", "--timestamp", "one",
+          "--evaluator.episodes", "1", "--evaluator.max_steps", "30", "--clock.learn_start", "100", "--logger.period", "0.5")
+INLINE = ("--engine", "inline", "--num_envs_per_actor", "2", "--agent.batch_size", "16")
+AGENTS = "tests.reliability.faults:"
+
+
+def faults(*listed: dict) -> dict[str, str]:
+    return {"FAULTS": json.dumps(listed)}
+
+
+def values(root, name):
+    lines = [json.loads(line) for line in (root / "logs" / "test_one" / "metrics.jsonl").read_text().splitlines()]
+    return [line["values"][name] for line in lines if name in line["values"]]
+
+
+@pytest.mark.timeout(300)
+def test_f14_f15_f32_one_actors_faults_are_named_and_forgiven_and_no_torn_row_is_ever_learnt_from(tmp_path):
+    """Actor 1 fails when it is made, at a reset, and at step 1000; actor 0 hangs in its second stream; then the run ends well."""
+    listed = [{"kind": kind, "where": f"actor {actor}", "stream": 1, "at": at, "once": str(tmp_path / kind)}
+              for kind, actor, at in (("init", 1, 0), ("reset", 1, 0), ("raise", 1, 1_000), ("hang", 0, 150))]
+    silence = "s (supervisor.heartbeat_timeout), within the environment of stream 1"
+    messages = ("the simulator has no licence", "the simulator lost its level", "the simulator crashed", silence)
+    words = ("--num_actors", "2", "--num_envs_per_actor", "2", "--agent_type", AGENTS + "Watchful", "--actor.chunk_length", "32",
+             "--memory.capacity", "2000", "--supervisor.heartbeat_timeout", "10", "--supervisor.max_restarts", "50",
+             "--clock.samples_per_insert", "0.5", "--steps", "100000000", "--evaluator.period", "1e9")
+    with Program(tmp_path, *FAULTY, *words, environment=faults(*listed)) as program:
+        program.until(lambda: (program.children(), all(message in program.output for message in messages))[1], 150, "all four messages")
+        program.until_training(program.agent_steps() + 1_000)
+        program.process.send_signal(2)
+        assert program.until_ended(15 * SLOW) == 130 and not program.leftovers()
+    told = program.output
+    for message, note in zip(messages, ("", "in reset of stream 1, at its step 0", "in step of stream 1, at its step 1000")):
+        said = next((line for line in told.splitlines() if line.startswith("supervisor") and message in line), told)
+        assert said.count("actor 1 (pid") == 1 and note in said and "actor 1, its environments seeded with" in said
+        assert told.count(f"RuntimeError: {message}\n") == 1  # the traceback, once
+
+
+def test_f15_a_failure_of_every_actor_at_its_start_ends_the_run_at_once(tmp_path):
+    with Program(tmp_path, *FAULTY, "--num_actors", "2", environment=faults({"kind": "init", "where": "actor"})) as program:
+        assert program.until_ended(60) == 4 and not program.leftovers()
+    assert program.output.count("failed: RuntimeError: the simulator has no licence") <= 3
+    assert program.output.count("restarted (") <= 1
+
+
+def test_f15_an_environment_that_cannot_be_made_at_all_is_refused(tmp_path):
+    program = start(tmp_path, *FAULTY, environment=faults({"kind": "init"}))
+    assert program.returncode == 2 and len(program.stderr.splitlines()) == 1
+    assert "RuntimeError: the simulator has no licence" in program.stderr and "faults.py, line" in program.stderr
+
+
+@pytest.mark.parametrize(("game", "kind", "message"), [
+    ("gym", "nan", "observation of stream 0 at step 50 is"), ("gym", "wrong dtype", "observation of stream 0 at step 50 is"),
+    ("gym", "four values", 'set legacy="v21"'),
+    ("own", "nan", "reward of stream 2 of catch at step 1 is nan"), ("own", "nothing", "first of catch at step 1 is None")])
+def test_f16_f17_what_is_no_step_is_an_error_naming_field_value_stream_and_step(tmp_path, game, kind, message):
+    own = ("--config", "dqn-minatar-breakout", "--env_type", AGENTS + "Careless", "--game", "catch", "--engine", "inline")
+    fault = {"kind": kind, "at": 50} if game == "gym" else {"kind": kind}
+    program = start(tmp_path, *(own if game == "own" else (*FAULTY, *INLINE)), environment=faults(fault))
+    assert program.returncode == 4 and message in program.stderr
+    assert "actor 0, its environments seeded with" in program.stderr
+
+
+def test_f18_one_loss_that_is_not_finite_is_skipped_and_counted(tmp_path):
+    fault = {"kind": "huge reward", "at": 100, "once": str(tmp_path / "once")}
+    program = start(tmp_path, *FAULTY, *INLINE, "--agent.loss", "squared", "--agent.batch_size", "64", "--updates", "300",
+                    "--memory.capacity", "1000", environment=faults(fault))
+    assert program.returncode == 0, program.stderr
+    assert values(tmp_path, "learner/skipped_updates")[-1] >= 1 and math.isfinite(values(tmp_path, "learner/loss")[-1])
+
+
+def test_f18_losses_that_are_never_finite_end_the_run_whose_last_checkpoint_is_sound(tmp_path):
+    words = ("--agent.loss", "squared", "--learner.checkpoint_steps", "100", "--learner.max_bad_updates", "5")
+    program = start(tmp_path, *FAULTY, *INLINE, *words, environment=faults({"kind": "huge reward", "at": 30}))
+    assert program.returncode == 4 and "not finite in 5 updates in a row" in program.stderr and "agent.lr" in program.stderr
+    state, _ = checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
+    assert all(tensor.isfinite().all() for tensor in state["agent"]["model"].values())
+
+
+@pytest.mark.parametrize("kind", ["nan", "negative", "infinite", "zero"])
+def test_f19_bad_priorities_are_an_error_by_value_and_zero_ones_are_none(tmp_path, kind):
+    words = ("--memory_type", "prioritized", "--agent_type", AGENTS + "BadPriorities", "--updates", "20")
+    program = start(tmp_path, *FAULTY, *INLINE, *words, environment=faults({"kind": f"{kind} priorities"}))
+    if kind == "zero":
+        assert program.returncode == 0, program.stderr
+    else:
+        assert program.returncode == 4 and "ValueError: priorities" in program.stderr, program.stderr
+
+
+def test_f39_a_game_that_never_ends_is_cut_at_the_cap_and_every_return_and_picture_kept(tmp_path):
+    imageio = pytest.importorskip("imageio")
+    words = ("--config", "dqn-minatar-breakout", "--env_type", AGENTS + "Endless", "--game", "catch", "--evaluator.max_steps", "40",
+             "--evaluator.episodes", "1", "--clock.learn_start", "100")
+    trained = start(tmp_path, *words, "--engine", "inline", "--timestamp", "one", "--updates", "2", "--num_envs_per_actor", "2")
+    assert trained.returncode == 0, trained.stderr
+    tested = start(tmp_path, *words, "--mode", "2", "--timestamp", "one", "--episodes", "3", "--record")
+    assert tested.returncode == 0, tested.stderr
+    report = json.loads((tmp_path / "models" / "test_one_test.json").read_text())
+    assert report["lengths"] == [40] * 3 and report["truncated"] == [True] * 3 and len(report["returns"]) == 3
+    assert all(abs(score) <= 5 and score == int(score) for score in report["returns"])
+    with imageio.get_reader(tmp_path / "models" / "test_one_test.mp4") as video:
+        assert len(list(video.iter_data())) == 3 * (1 + 40)

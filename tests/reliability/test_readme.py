@@ -1,0 +1,83 @@
+"""The commands that README prints, run word for word in a copy of the project (F41), and TensorBoard as it is documented (F37)."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.reliability.program import PROJECT
+from tests.test_documented_examples import MODULES
+
+COMMANDS = re.findall(r"(?m)^```(?:bash)?\n((?:make|\.venv/bin/python) .*)\n```$", (PROJECT / "README.md").read_text())
+LIMITS = "--engine inline --updates 5 --clock.learn_start 100 --num_envs_per_actor 2 --evaluator.episodes 1 --evaluator.max_steps 20"
+STAND_IN = """#!/bin/sh
+# Programs run under small limits; what would install, or run other tests, is noted only.
+case "$1 $2" in
+    "main.py "*) exec "{python}" "$@" {limits} ;;
+    "-m tensorboard.main") exec "{python}" "$@" ;;
+    *) echo "$*" >> noted.txt ;;
+esac
+"""
+NOTED = ["-m pytest", "-m ruff check .", "-m mypy", "-m benchmarks.speed", "-m benchmarks.onpolicy",
+         "-m pip install -r requirements-minatar.txt", "-m pip install -r requirements-video.txt"]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A copy whose virtual environment is installed already: a stand-in for its python."""
+    copy = tmp_path_factory.mktemp("project")
+    for name in ("core", "utils"):
+        shutil.copytree(PROJECT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (PROJECT / "main.py", PROJECT / "Makefile", *PROJECT.glob("requirements*.txt")):
+        shutil.copy(path, copy)
+    (copy / "mypackage").mkdir()
+    (copy / "mypackage" / "q_learning.py").write_text(dict(MODULES)["q_learning"])
+    python = copy / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(STAND_IN.format(python=sys.executable, limits=LIMITS))
+    python.chmod(0o755)
+    for stamp in (".torch", ".installed", ".installed-dev", ".installed-bench"):
+        (copy / ".venv" / stamp).touch()
+    return copy
+
+
+def run(project: Path, commands: list[str]) -> list[subprocess.CompletedProcess]:
+    """One after another, as a reader types them."""
+    return [subprocess.run(["bash", "-c", command], cwd=project, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=110)
+            for command in commands]
+
+
+def test_f41_every_command_of_the_readme_runs_as_printed(project):
+    waits = [command for command in COMMANDS if "tensorboard" in command]
+    assert len(waits) == 1 and len(COMMANDS) >= 16
+    ends = [command for command in COMMANDS if command not in waits]
+    chains = [[command for command in ends if ("cartpole" in command) is cartpole] for cartpole in (True, False)]
+    with ThreadPoolExecutor(2) as pool:
+        for program in (program for chain in pool.map(lambda commands: run(project, commands), chains) for program in chain):
+            assert program.returncode == 0, f"{program.args[-1]}\n{program.stdout}{program.stderr}"
+    noted = (project / "noted.txt").read_text().splitlines()
+    assert sorted(line.strip() for line in noted) == sorted(NOTED)
+    assert all((project / line.split()[-1]).exists() for line in noted if line.startswith("-m pip"))
+    assert list(project.glob("models/*_test.mp4")) and len(list(project.glob("models/*_test.json"))) >= 2
+
+
+def test_f37_tensorboard_as_documented_listens_on_this_machine_only(project):
+    command = next(command for command in COMMANDS if "tensorboard" in command)
+    with subprocess.Popen(["bash", "-c", f'{command} ARGS="--port 0"'], cwd=project, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                          start_new_session=True) as program:
+        try:
+            deadline, addresses = time.monotonic() + 60, set()
+            while not addresses and time.monotonic() < deadline:
+                time.sleep(0.1)
+                addresses = {socket.laddr.ip for process in psutil.Process(program.pid).children(recursive=True)
+                             for socket in process.net_connections("inet") if socket.status == psutil.CONN_LISTEN}
+            assert addresses == {"127.0.0.1"}
+        finally:
+            os.killpg(program.pid, 9)

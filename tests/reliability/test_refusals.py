@@ -1,0 +1,118 @@
+"""Starts that must be refused, seen from outside: exit code, message, nothing made (F01-F03, F05-F08, F25, F28, F36)."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.reliability.program import start
+from utils.checkpoint import save_weights
+from utils.options import CONFIGS
+
+CARTPOLE = ("--config", "dqn-cartpole")
+TEST = (*CARTPOLE, "--mode", "2", "--model_file")
+WITHOUT_MINATAR = "import sys; sys.modules['minatar'] = None"
+
+
+class Malicious:
+    def __init__(self, victim: Path):
+        self.victim = victim
+
+    def __reduce__(self):
+        return os.system, (f"touch '{self.victim}'",)
+
+
+def model_files(folder: Path) -> None:
+    """Files that are no model of CartPole; test_checkpoint.py has the truncated and random ones, and bare pickles."""
+    save_weights(folder / "foreign.pth", {"weight": torch.zeros(3)}, {})
+    torch.save({"weights": {"a": Malicious(folder / "victim")}, "metadata": {}}, folder / "malicious.pth")
+
+
+def refusals(files: Path) -> dict[str, tuple[tuple[str, ...], int, tuple[str, ...]]]:
+    """name -> words of the command line, exit code, parts of the message."""
+    return {
+        "index": (("--config", "99"), 2, ("config='99'", *(row["name"] for row in CONFIGS))),
+        "option": ((*CARTPOLE, "--agent.lrr", "1"), 2, ("did you mean --agent.lr",)),
+        "values": ((*CARTPOLE, "--agent.lr=abc", "--agent.batch_size=0", "--agent.gamma=1.5", "--agent.nstep=0", "--num_actors=0"), 2,
+                   ("agent.lr='abc'", "agent.batch_size=0", "agent.gamma=1.5", "agent.nstep=0", "num_actors=0")),
+        "combination": ((*CARTPOLE, "--game", "Pendulum-v1", "--memory_type", "queue", "--model_type", "dqn-cnn"), 2,
+                        ("agent_type=dqn cannot take the continuous actions of game=Pendulum-v1", "learns from memory_type shared",
+                         "model_type could be dqn-mlp")),
+        "game": (("--config", "dqn-pong", "--game", "brekout"), 2, ("breakout",)),
+        "package": (("--config", "dqn-minatar-breakout"), 2, ('pip install -e ".[minatar]"',)),
+        "memory": (("--config", "dqn-pong", "--memory.capacity", "1e9"), 2, ("bytes and", "are free", "would fit")),
+        "device": ((*CARTPOLE, "--device", "cuda"), 2, ("device='cuda' is not on this machine, which has cpu",)),
+        "folder": (CARTPOLE, 2, ("folders cannot be made",)),
+        "missing": ((*TEST, str(files / "missing.pth")), 3, ("missing.pth does not exist",)),
+        "foreign": ((*TEST, str(files / "foreign.pth")), 3, ("foreign.pth is of another architecture",)),
+        "malicious": ((*TEST, str(files / "malicious.pth")), 3, ("malicious.pth carries something else", "nothing in it was executed"))}
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory):
+    """All of them, two at a time; a function that checks the one of this name."""
+    files, site = tmp_path_factory.mktemp("files"), tmp_path_factory.mktemp("site")
+    model_files(files)
+    (site / "sitecustomize.py").write_text(WITHOUT_MINATAR)
+    environments = {"package": {"PYTHONPATH": str(site)}, "device": {"CUDA_VISIBLE_DEVICES": ""}}
+    cases = refusals(files)
+    roots = {name: tmp_path_factory.mktemp(name) for name in cases}
+    (roots["folder"] / "logs").write_text("a file in the way")
+    with ThreadPoolExecutor(2) as pool:
+        futures = {name: pool.submit(start, roots[name], *words, environment=environments.get(name, {}))
+                   for name, (words, _, _) in cases.items()}
+
+    def check(name):
+        program, (_, exit_code, parts) = futures[name].result(), cases[name]
+        assert program.returncode == exit_code, program.stderr
+        assert all(part in program.stderr for part in parts), program.stderr
+        assert all(line.startswith("error: ") for line in program.stderr.splitlines())
+        assert not [path for path in roots[name].rglob("*") if path.name not in ("logs", "models")]
+        return program
+
+    check.victim = files / "victim"
+    return check
+
+
+def test_f01_an_index_out_of_range_is_refused_in_one_line_with_the_valid_ones(refused):
+    assert refused("index").stderr.count("\n") == 1
+
+
+def test_f02_an_unknown_option_is_refused_with_the_one_meant(refused):
+    refused("option")
+
+
+def test_f03_every_bad_value_is_listed(refused):
+    assert refused("values").stderr.count("\n") == 5
+
+
+def test_f05_impossible_combinations_name_both_fields_and_what_would_do(refused):
+    refused("combination")
+
+
+def test_f06_a_misspelt_game_is_refused_with_the_closest(refused):
+    refused("game")
+
+
+def test_f07_a_missing_package_is_refused_with_its_pip_command(refused):
+    refused("package")
+
+
+@pytest.mark.parametrize("kind", ["missing", "foreign", "malicious"])
+def test_f08_a_file_that_is_no_model_of_the_row_is_refused_and_nothing_in_it_is_executed(refused, kind):
+    refused(kind)
+    assert not refused.victim.exists()
+
+
+def test_f25_folders_that_cannot_be_made_are_refused(refused):
+    refused("folder")
+
+
+def test_f28_a_memory_that_does_not_fit_is_refused_before_it_is_allocated(refused):
+    refused("memory")
+
+
+def test_f36_cuda_that_is_absent_is_refused_with_the_devices_there_are(refused):
+    refused("device")

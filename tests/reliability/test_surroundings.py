@@ -1,0 +1,152 @@
+"""Odd surroundings of the real program: limits, paths, kills at any time, many starts, unequal speeds (F04, F23, F29, F30, F33, F35)."""
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests.reliability.program import PROJECT, Program
+from utils import checkpoint
+
+CARTPOLE = ("--config", "dqn-cartpole", "--timestamp", "one", "--clock.learn_start", "100", "--num_envs_per_actor", "2",
+            "--agent.batch_size", "16", "--evaluator.episodes", "1", "--evaluator.max_steps", "30", "--logger.period", "0.5")
+INLINE = (*CARTPOLE, "--engine", "inline")
+
+
+def few_descriptors():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+
+
+def test_f04_f29_f35_it_runs_from_odd_paths_with_64_descriptors_no_terminal_and_booleans_switched_off(tmp_path):
+    project = tmp_path / "a clone é 漢字 'of' \"it\""
+    for name in ("core", "utils"):
+        shutil.copytree(PROJECT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(PROJECT / "main.py", project)
+    words = ("--updates", "20", "--agent.double", "False", "--render=false", "--record", "0")
+    with Program(tmp_path / "runs $HOME; ü", *CARTPOLE, *words, project=project, before=few_descriptors) as program:
+        assert program.until_ended(90) == 0 and not program.leftovers()
+        folder = program.root / "logs" / "test_one"
+        assert program.agent_steps() >= 100 and "Traceback" not in program.output and "\x1b" not in program.output
+    options = json.loads((folder / "options.json").read_text())
+    assert (options["agent"]["double"], options["render"], options["record"]) == (False, False, False)
+    assert (program.root / "models" / "test_one.pth").exists()
+
+
+def killed_while_it_saves(root, kills, generator):
+    """Kill a run that writes a checkpoint every few steps, over and over; what is newest always loads, and its steps never fall."""
+    steps, words = 0, (*INLINE, "--learner.checkpoint_steps", "10", "--learner.checkpoint_replay")
+    latest = root / "models" / "test_one_checkpoints" / "latest"
+    for number in range(kills):
+        before = latest.read_text() if number else ""
+        with Program(root, *(("--resume", "test_one", "--engine", "inline") if number else words)) as program:
+            program.until(lambda before=before: latest.exists() and latest.read_text() != before, 60, "a newer checkpoint")
+            time.sleep(generator.uniform(0, 0.3))
+            program.process.kill()
+            program.process.wait()
+        state, path = checkpoint.load(root / "models" / "test_one_checkpoints")
+        now = sum(state["clock"]["agent_steps"])
+        assert now > steps and path.name.startswith(f"step_{now:012d}")
+        steps = now
+
+
+def test_f23_killed_while_it_writes_checkpoints_the_newest_complete_one_loads(tmp_path, capsys):
+    killed_while_it_saves(tmp_path, 2, random.Random(0))
+    assert "damaged" not in capsys.readouterr().err
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(600)
+def test_f23_killed_at_many_random_times_the_newest_complete_one_loads(tmp_path, capsys):
+    killed_while_it_saves(tmp_path, 25, random.Random(1))
+    assert "damaged" not in capsys.readouterr().err
+
+
+STARTS_AND_STOPS = """
+import os, sys
+import psutil
+from utils.command_line import read_options
+from utils.factory import EnginesDict, ProcessesDict
+from utils.run import prepare
+
+def held():
+    shared = sum(os.fstat(int(name)).st_size for name in os.listdir("/proc/self/fd")
+                 if os.path.exists(f"/proc/self/fd/{name}") and "memfd" in os.readlink(f"/proc/self/fd/{name}"))
+    return len(os.listdir("/proc/self/fd")), len(psutil.Process().children(recursive=True)), shared
+
+if __name__ == "__main__":
+    for number in range(int(sys.argv[1])):
+        context, agent = prepare(read_options([*sys.argv[2:], "--timestamp", str(number)]))
+        code = agent.launch(EnginesDict[context.options.engine](context, ProcessesDict), 1, 1, 1)
+        del context, agent
+        print(code, *held(), flush=True)
+"""
+
+
+def starts_and_stops(folder, times, seconds, *words):
+    (folder / "script.py").write_text(STARTS_AND_STOPS)
+    command = [sys.executable, str(folder / "script.py"), str(times), "--root", str(folder), *words, "--updates", "5"]
+    program = subprocess.run(command, capture_output=True, text=True, timeout=seconds, cwd=PROJECT, env={**os.environ, "PYTHONPATH": "."})
+    lines = [tuple(map(int, line.split())) for line in program.stdout.splitlines() if line[:2] == "0 "]
+    assert len(lines) == times, program.stdout + program.stderr
+    return lines
+
+
+def test_f30_after_twenty_starts_and_stops_everything_is_as_after_the_first(tmp_path):
+    lines = starts_and_stops(tmp_path, 20, 100, *INLINE)
+    assert set(lines[1:]) <= {lines[1]} and lines[-1][2:] == (0, 0)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+def test_f30_after_twenty_starts_and_stops_of_all_processes_everything_is_as_after_the_first(tmp_path):
+    lines = starts_and_stops(tmp_path, 20, 880, *CARTPOLE)
+    assert lines[-1][1] <= lines[1][1] and lines[-1][2] <= 1 and lines[-1][3] == 0  # one child: multiprocessing's resource tracker
+
+
+# rates -----------------------------------------------------------------------------------------------------------------
+def cpu_share(program, name, seconds):
+    """Share of a core that a process takes."""
+    process = psutil.Process(program.children()[name])
+    before, began = process.cpu_times(), time.monotonic()
+    time.sleep(seconds)
+    after = process.cpu_times()
+    return (after.user + after.system - before.user - before.system) / (time.monotonic() - began)
+
+
+def run_with(tmp_path, slow, *words, environment=None):
+    """A run of which one side is about a hundred times slower: the other one's share of a core, and what the metrics say."""
+    words = (*CARTPOLE, "--steps", "100000000", "--evaluator.period", "1e9", "--clock.tolerance", "200", "--clock.samples_per_insert", "4",
+             "--memory.capacity", "5000", *words)
+    with Program(tmp_path, *words, environment=environment or {}) as program:
+        program.until_training(400)
+        program.until(lambda: any(row["values"].get("learner/loss") is not None for row in program.metrics()), 60, "updates")
+        share = cpu_share(program, {"learner 0": "actor 0", "actor 0": "learner 0"}[slow], 8)
+        rows = program.metrics()
+        program.process.send_signal(signal.SIGINT)
+        assert program.until_ended(30) == 130 and not program.leftovers()
+    return share, {name: [row["values"][name] for row in rows if name in row["values"]]
+                   for name in ("global/samples_per_insert", "global/resident_memory_mb", "global/memory_size")}
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("slow", ["learner 0", "actor 0"])
+def test_f33_the_faster_side_waits_without_being_busy_and_the_ratio_holds(tmp_path, slow):
+    agents = "tests.reliability.faults:SlowLearner"
+    environment = {"FAULTS": json.dumps([{"kind": "slow"}])} if slow == "actor 0" else {}
+    game = ("--env_type", "gym", "--game", "tests.reliability.faults:Faulty-v0")
+    share, values = run_with(tmp_path, slow, *game, *(("--agent_type", agents) if slow == "learner 0" else ()), environment=environment)
+    assert share < 0.25
+    memory = values["global/resident_memory_mb"]
+    assert max(memory[len(memory) // 2:]) < 1.1 * max(memory[:len(memory) // 2 + 1])
+    assert max(values["global/memory_size"]) <= 5_000 + 200
+    assert values["global/samples_per_insert"][-1] <= 4.2
+    if slow == "actor 0":
+        assert values["global/samples_per_insert"][-1] > 3.5
