@@ -47,7 +47,7 @@ def prepared(row: str, codec: str) -> tuple[Any, Any]:
     from utils.command_line import read_options
     from utils.run import prepare
 
-    words = ["--config", row, "--root", tempfile.mkdtemp(), "--storage.codec", codec, "--memory.capacity", "20000",
+    words = ["--config", row, "--engine", "inline", "--root", tempfile.mkdtemp(), "--storage.codec", codec, "--memory.capacity", "20000",
              "--clock.learn_start", "1000000000"]
     return prepare(read_options(words))
 

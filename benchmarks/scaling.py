@@ -93,7 +93,8 @@ def _actors(way: dict[str, Any], learner: float) -> list[str]:
               **{f"the learner, {name}": learner / ratio for name, ratio in SAMPLES_PER_STEP.items()}}
     raw = {"the network (1 Gbit/s), raw": network_limit(way[RAW]["bytes per agent step"], NETWORKS["1 Gbit/s"]),
            "the ingest, raw": way[RAW]["ingest, agent steps per second"]}
-    lines = [f"One actor makes {one:,.0f} agent steps a second, packing included. So each part of one learner's node feeds so many:\n", "| part | actors |", "|---|---|"]
+    lines = [f"One actor makes {one:,.0f} agent steps a second, packing included. So each part of one learner's node feeds so many:\n",
+             "| part | actors |", "|---|---|"]
     lines += [f"| {name} | {limit / one:,.1f} |" for name, limit in {**limits, **raw}.items()]
     lines += ["", "| actors | they could make, steps/s | bytes/s, lz4 | beyond what is measured here (lz4) |", "|---|---|---|---|"]
     for count in ACTORS:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.frames import StorageParams, arena_bytes, decompressed
+from core.frames import StorageParams, arena_bytes, compress, decompressed
 from core.shared import ArraySpec
 from core.trajectory import Layout, Trajectories
 
@@ -37,8 +37,8 @@ class ChunkFormat:
         self._states = {name: ArraySpec((envs, *spec.shape), spec.dtype) for name, spec in layout.state_fields.items()}
         self._parts = {**self._fields, **self._states}
         if layout.packed:
-            head = ArraySpec((1, envs, *layout.fields["frame"].shape), layout.fields["frame"].dtype)
-            self._parts |= {"frame": head, SIZES: ArraySpec((envs,), "int32"), CHECKS: ArraySpec((envs,), "uint32")}
+            del self._parts["frame"]  # in blocks: of each stream, and of the head of all
+            self._parts |= {SIZES: ArraySpec((envs + 1,), "int32"), CHECKS: ArraySpec((envs + 1,), "uint32")}
 
     def pack(self, trajectories: Trajectories) -> np.ndarray:
         """[N] uint8: the newest chunk of a writer that has `trajectories` to itself."""
@@ -48,17 +48,19 @@ class ChunkFormat:
         parts = {name: arrays[name][0].take(serials[:spec.shape[0]] % layout.rows, axis=0) for name, spec in self._fields.items()
                  if name not in ("frame", "priority")}
         parts |= {name: arrays[name][0, slot // layout.chunk_length] for name in self._states}
-        frames = arrays["frame"][0]
-        parts["frame"] = frames.take(serials[-self._parts["frame"].shape[0]:] % len(frames), axis=0)
         if "priority" in self._fields:
             starts = serials[:-1] - self._window_length
             parts["priority"] = np.where(starts[:, None] >= 0, arrays["priority"][0].take(starts % layout.rows, axis=0), np.nan)
-        blocks: list[np.ndarray] = []
+        frames, blocks = arrays["frame"][0], list[np.ndarray]()
         if packed := layout.packed:
             place = slot // layout.chunk_length
-            begins, sizes, parts[CHECKS] = (arrays[name][0, place] for name in ("block_start", "block_bytes", "block_check"))
+            begins, sizes, checks = (arrays[name][0, place] for name in ("block_start", "block_bytes", "block_check"))
+            head, check = compress(frames[end % len(frames)], layout.storage.level)
             blocks = [arrays["arena"][0, begin:begin + size] for begin, size in zip((begins % packed.arena_bytes).tolist(), sizes.tolist())]
-            parts[SIZES] = sizes
+            blocks.append(np.frombuffer(head, np.uint8))
+            parts |= {SIZES: np.append(sizes, len(head)), CHECKS: np.append(checks, np.uint32(check))}
+        else:
+            parts["frame"] = frames.take(serials % len(frames), axis=0)
         pieces = [np.ascontiguousarray(parts[name], spec.dtype).reshape(-1).view(np.uint8) for name, spec in self._parts.items()]
         return np.concatenate([*pieces, *blocks])
 
@@ -75,19 +77,18 @@ class ChunkFormat:
         if offset + sum(len(block) for block, _ in blocks) != len(buffer):
             raise DamagedChunk(f"a chunk of {len(buffer):,} bytes arrived, its parts have another size")
         if blocks:
-            parts["frame"] = np.concatenate([self._unpacked(blocks), parts["frame"]])
+            length = self._layout.chunk_length
+            head = self._unpacked(*blocks.pop(), self._layout.num_envs)
+            parts["frame"] = np.concatenate([np.stack([self._unpacked(*block, length) for block in blocks], axis=1), head[None]])
         return Chunk({name: parts[name] for name in self._fields}, [parts[name] for name in self._states], blocks)
 
-    def _unpacked(self, blocks: list[tuple[Any, int]]) -> np.ndarray:
-        """The frames [L, E, ...] of these blocks."""
-        layout, frame = self._layout, self._layout.fields["frame"]
-        streams = []
-        for block, check in blocks:
-            frames = decompressed(block, check, layout.chunk_length * frame.nbytes)
-            if frames is None:
-                raise DamagedChunk("packed frames are not what was sent")
-            streams.append(frames.view(frame.dtype).reshape(layout.chunk_length, *frame.shape))
-        return np.stack(streams, axis=1)
+    def _unpacked(self, block: Any, check: int, count: int) -> np.ndarray:
+        """[count, ...] frames."""
+        frame = self._layout.fields["frame"]
+        frames = decompressed(block, check, count * frame.nbytes)
+        if frames is None:
+            raise DamagedChunk("packed frames are not what was sent")
+        return frames.view(frame.dtype).reshape(count, *frame.shape)
 
 
 def outbox(layout: Layout, window_length: int) -> Layout:

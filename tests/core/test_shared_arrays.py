@@ -46,8 +46,8 @@ def test_a_process_that_is_no_child_opens_the_arrays_where_they_are_and_finds_th
     os.dup2(other, descriptor)
     with pytest.raises(ConnectionError, match="no longer"):
         pickle.loads(sent)
-    os.close(other)
-    os.close(descriptor)
+    for number in {other, descriptor}:
+        os.close(number)
 
 
 def test_arrays_start_at_zero_and_do_not_overlap():

@@ -16,7 +16,8 @@ from core.single_processes.actor import actor  # noqa: E402
 from utils.command_line import read_options  # noqa: E402
 from utils.run import prepare  # noqa: E402
 
-NOTHING = ("--evaluator.max_steps", "1", "--clock.learn_start", "100", "--num_envs_per_actor", "4", "--num_actors", "2")
+NOTHING = ("--engine", "inline", "--evaluator.max_steps", "1",
+           "--clock.learn_start", "100", "--num_envs_per_actor", "4", "--num_actors", "2")
 
 
 class Wire:
@@ -40,7 +41,8 @@ class Wire:
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()
-        self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        if tasks:
+            self.loop.run_until_complete(asyncio.wait(tasks))
         self.loop.close()
 
     def get(self, task, timeout=None):
