@@ -3,9 +3,10 @@
     python -m benchmarks.soak --minutes 30                       actors, evaluator and logger, which the supervisor replaces
     python -m benchmarks.soak --minutes 30 --victim learner      the learner, after which this program resumes the run
 
-What is measured, once a second: agent steps, resident memory, descriptors of the main process. After each kill: seconds until
-the victim was replaced, and until agent steps came as fast, over ten seconds, as nine tenths of before. Written to docs/results/soak-<victim>.csv (a line a
-second), .json (what it comes to, and whether it holds) and .png. Exit code 1 if anything does not hold. Needs matplotlib.
+What is measured, once a second: agent steps, resident memory, descriptors of the main process. After each kill: seconds until the
+victim was replaced, and until agent steps came as fast, over ten seconds, as nine tenths of before. Written to docs/results/
+soak-<victim>.csv (a line a second), .json (what it comes to, and whether it holds) and .png. Exit code 1 if anything does not hold.
+Needs matplotlib.
 """
 
 import argparse

@@ -126,7 +126,7 @@ def run_with(tmp_path, slow, *words, environment=None):
     words = (*CARTPOLE, "--steps", "100000000", "--evaluator.period", "1e9", "--clock.tolerance", "200", "--clock.samples_per_insert", "4",
              "--memory.capacity", "5000", *words)
     with Program(tmp_path, *words, environment=environment or {}) as program:
-        program.until_training(400)
+        program.until_training(200, seconds=120)
         program.until(lambda: any(row["values"].get("learner/loss") is not None for row in program.metrics()), 60, "updates")
         share = cpu_share(program, {"learner 0": "actor 0", "actor 0": "learner 0"}[slow], 8)
         rows = program.metrics()

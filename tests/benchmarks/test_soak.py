@@ -1,0 +1,55 @@
+"""What the soak makes of its measurements."""
+
+import argparse
+import random
+
+import pytest
+
+from benchmarks.soak import VICTIMS, Soak
+
+
+@pytest.fixture
+def soak():
+    """Ten minutes at 100 agent steps a second, with a kill after 300 s; 200 MB."""
+    made = Soak.__new__(Soak)
+    made.options, made.random = argparse.Namespace(every=30.0, victim="others"), random.Random(1)
+    made.run, made.began, made.faults = argparse.Namespace(signature="soak_1", steps=60_000), 1_000.0, []
+    made.points = [(1_000.0 + second, 100 * second) for second in range(600)]
+    made.rows = [{"seconds": second, "agent_steps": 1, "memory_mb": 200.0, "descriptors": 28, "event": ""} for second in range(600)]
+    made.kills = [{"victim": "actor 0", "time": 1_300.0}]
+    return made
+
+
+def slowed(soak, begin, end):
+    """No steps between these seconds."""
+    soak.points = [(1_000.0 + second, 100 * (second - max(0, min(second, end) - begin))) for second in range(600)]
+
+
+def test_speed_is_steps_over_seconds(soak):
+    assert soak.speed(1_100.5, 1_200.5) == pytest.approx(100)
+    slowed(soak, 100, 150)
+    assert soak.speed(1_100, 1_200) == pytest.approx(50)
+
+
+def test_a_run_that_goes_on_as_before_has_recovered_at_once(soak):
+    assert soak.report()["faults"] == [] and soak.kills[0]["recovered_seconds"] == 0 and soak.kills[0]["speed_before"] == 100
+
+
+def test_a_pause_after_a_kill_is_the_time_to_recover(soak):
+    slowed(soak, 300, 320)
+    assert soak.report()["faults"] == [] and soak.kills[0]["recovered_seconds"] == pytest.approx(19, abs=0.5)
+
+
+def test_a_speed_that_never_comes_back_is_a_fault(soak):
+    soak.points = [(1_000.0 + second, 100 * min(second, 300) + 80 * max(second - 300, 0)) for second in range(600)]
+    assert "did not come back" in soak.report()["faults"][0]
+
+
+def test_memory_that_grows_is_a_fault(soak):
+    for row in soak.rows:
+        row["memory_mb"] += row["seconds"] / 10
+    assert "memory grew from" in soak.report()["faults"][0]
+
+
+def test_everything_but_main_can_be_a_victim():
+    assert {role for roles in VICTIMS.values() for role in roles} == {"actor", "evaluator", "logger", "learner"}
