@@ -35,8 +35,8 @@ class Context:
     resume_from: Path | None = None   # a verified full checkpoint
     initial_weights: Path | None = None
 
-    def make_agent(self, device: str = "cpu") -> Agent:
-        return self.options.make_agent(self.spec, device)
+    def make_agent(self, device: str = "cpu", precision: str = "float32") -> Agent:
+        return self.options.make_agent(self.spec, device, precision)
 
     def make_env(self, num_envs: int, *, training: bool, num_threads: int = 1, render_mode: str | None = None) -> Env:
         options = self.options

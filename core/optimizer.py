@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from core.ops.schedules import SCHEDULES
+from core.planned import Planned
 from core.settings import setting
 
 
@@ -32,6 +33,7 @@ class Optimizer:
 
     def __init__(self, parameters: Iterable[nn.Parameter], params: OptimizerParams):
         self._parameters, self._params, self._updates = list(parameters), params, 0
+        self._planned: Planned | None = None  # learning rates of the next updates
         if params.optimizer == "adam":
             self._optimizer: torch.optim.Optimizer = torch.optim.Adam(
                 self._parameters, lr=params.lr, eps=params.eps, weight_decay=params.weight_decay, fused=True)
@@ -42,11 +44,21 @@ class Optimizer:
 
     @property
     def lr(self) -> float:
-        params = self._params
-        return SCHEDULES[params.lr_schedule](self._updates, params.lr, params.lr_end, params.lr_updates, params.lr_decay)
+        return self._lr_of(self._updates)
 
-    def step(self, loss: Tensor) -> tuple[Tensor, bool]:
-        """Backpropagate, clip, step. Returns the gradient's norm before clipping and whether the step was taken.
+    def _lr_of(self, update: int) -> float:
+        params = self._params
+        return SCHEDULES[params.lr_schedule](update, params.lr, params.lr_end, params.lr_updates, params.lr_decay)
+
+    def plan(self, count: int) -> None:
+        """The next `count` steps may be recorded and replayed: from now on python reads no tensor in `step`."""
+        if self._planned is None:
+            self._planned = Planned(self._lr_of, self._parameters[0].device)
+        self._planned.plan(self._updates, count)
+        self._updates += count
+
+    def step(self, loss: Tensor) -> tuple[Tensor, Any]:
+        """Backpropagate, clip, step. Returns the gradient's norm before clipping and whether the step was taken, planned as a tensor.
 
         A loss or gradient that is not finite changes nothing.
         """
@@ -55,13 +67,39 @@ class Optimizer:
         if self._params.clip_value:
             nn.utils.clip_grad_value_(self._parameters, self._params.clip_value)
         norm = nn.utils.clip_grad_norm_(self._parameters, self._params.clip_norm or float("inf"), foreach=True)
-        taken = bool(torch.isfinite(norm + loss.detach()))
-        if taken:
-            for group in self._optimizer.param_groups:
-                group["lr"] = self.lr
+        finite = torch.isfinite(norm + loss.detach())
+        if self._planned is not None:
+            self.planned_lr = self._planned.take()
+            self._set(self.planned_lr)
+            self._step_if(finite)
+            return norm, finite
+        if taken := bool(finite):
+            self._set(self.lr)
             self._optimizer.step()
         self._updates += 1
         return norm, taken
+
+    def _set(self, lr: Any) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"], group["capturable"] = lr, isinstance(lr, Tensor) and lr.is_cuda
+
+    @torch.no_grad()
+    def _step_if(self, finite: Tensor) -> None:
+        """A step that the device takes or not: fused Adam reads `found_inf`, which GradScaler gives it elsewhere; RMSprop's is put back."""
+        if self._params.optimizer == "adam":
+            self._optimizer.found_inf = (~finite).to(torch.float32)  # type: ignore[attr-defined]
+            self._optimizer.step()
+            return
+        before = [tensor.clone() for tensor in self._tensors()]
+        self._optimizer.step()
+        for number, tensor in enumerate(self._tensors()):
+            old = before[number] if number < len(before) else torch.zeros_like(tensor)  # the first step makes its state, of zeros
+            torch.where(finite, tensor, old, out=tensor)
+
+    def _tensors(self) -> list[Tensor]:
+        """Everything that a step changes."""
+        state = [value for values in self._optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
+        return [*self._parameters, *state]
 
     def state_dict(self) -> dict[str, Any]:
         return {"optimizer": self._optimizer.state_dict(), "updates": self._updates}

@@ -15,6 +15,7 @@ from core.engines.local import SupervisorParams
 from core.env import EnvSpec
 from core.frames import StorageParams
 from core.model import Model
+from core.precision import in_bf16
 from core.settings import setting
 from core.single_processes.actor import ActorParams
 from core.single_processes.evaluator import EvaluatorParams
@@ -235,9 +236,9 @@ class Options(Run):
     def model_class(self) -> Any:
         return ModelsDict[self.model_type]
 
-    def make_agent(self, spec: EnvSpec, device: str = "cpu") -> Agent:
+    def make_agent(self, spec: EnvSpec, device: str = "cpu", precision: str = "float32") -> Agent:
         """An agent whose networks, once used, live on this device."""
-        make_model: Callable[[], Model] = partial(_make_model, self.model_type, self.model, spec, device)
+        make_model: Callable[[], Model] = partial(_make_model, self.model_type, self.model, spec, device, precision)
         return self.agent_class(self.agent, spec, make_model)
 
     # files ------------------------------------------------------------------------------------------------------------
@@ -265,8 +266,9 @@ class Options(Run):
         return _plain(dataclasses.asdict(self))
 
 
-def _make_model(model_type: str, params: Any, spec: EnvSpec, device: str) -> Model:
-    return ModelsDict[model_type](params, spec).to(device)
+def _make_model(model_type: str, params: Any, spec: EnvSpec, device: str, precision: str) -> Model:
+    model = ModelsDict[model_type](params, spec).to(device)
+    return in_bf16(model) if precision == "bf16" else model
 
 
 def _plain(value: Any) -> Any:

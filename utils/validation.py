@@ -5,8 +5,6 @@ import re
 from importlib.util import find_spec
 from typing import Any
 
-import torch
-
 from core import settings
 from core.agent import Agent
 from core.env import Discrete, EnvSpec
@@ -14,11 +12,13 @@ from core.frames import RAW
 from core.memories.unrolls import UnrollMemory
 from core.shared import ArraySpec, available_bytes
 from core.trajectory import Layout
+from utils import devices
 from utils.factory import AgentsDict, EnginesDict, Factory, MemoriesDict, ModelsDict, suggestion
 from utils.options import Options
 
 FILE_NAME = re.compile(r"[\w.+-]+")
-SIZED = {"agent", "memory", "model", "actor", "clock", "storage", "num_actors", "num_envs_per_actor"}  # what sizes are computed from
+SIZED = {"agent", "memory", "model", "actor", "learner", "clock", "storage", "num_actors",
+         "num_envs_per_actor"}  # what sizes are computed from
 PROCESS_BYTES = 150 << 20  # memory of its own that a process needs beside the shared rows, roughly
 
 
@@ -26,10 +26,10 @@ def problems(options: Options) -> list[str]:
     """Every problem, one sentence each. Classes that could not be had (Params None) were reported before and are passed over."""
     found = settings.problems(options)
     out_of_bounds = {re.split("[.=]", sentence)[0] for sentence in found}  # "agent.lr=-1 must be ...": agent
-    found += _names(options) + _mode(options) + _device(options)
+    found += _names(options) + _mode(options) + devices.problems(options)
     if None in (options.agent, options.env, options.memory, options.model):
         return found
-    found += _memory_type(options) + options.agent_class.problems(options.agent)
+    found += _memory_type(options) + devices.combinations(options) + options.agent_class.problems(options.agent)
     if "env" in out_of_bounds:
         return found + _head(options)
     try:
@@ -67,10 +67,6 @@ def layout(options: Options, spec: EnvSpec, agent: Agent) -> Layout:
                      storage=options.storage, kept_rows=agent.window.length + kept)
 
 
-def resolved_device(device: str) -> str:
-    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-
-
 # names and modes ------------------------------------------------------------------------------------------------------
 def _names(options: Options) -> list[str]:
     found = [f"{name}={value!r} may hold letters, digits and . _ + - only: it names files"
@@ -100,14 +96,6 @@ def _mode(options: Options) -> list[str]:
     if options.record and not (find_spec("imageio") and find_spec("imageio_ffmpeg")):
         found.append("record=True needs packages that are not installed: pip install -e \".[video]\"")
     return found
-
-
-def _device(options: Options) -> list[str]:
-    available = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    wanted = {"auto": "cpu", "cuda": "cuda:0"}.get(options.device, options.device)
-    if wanted in available:
-        return []
-    return [f"device={options.device!r} is not on this machine, which has {', '.join(available)}"]
 
 
 # combinations ---------------------------------------------------------------------------------------------------------
@@ -187,9 +175,10 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
         return [f"clock.learn_start={clock.learn_start} plus clock.tolerance={clock.tolerance} must be at least {first} agent steps, which "
                 f"{streams} environments take to store a window of {length + 1} rows"]
     stored = rows.nbytes + options.memory_class.own_bytes(options.memory, rows, length)
+    stored += devices.copied_bytes(options, rows, agent.window)
     needed, free = stored + PROCESS_BYTES * (options.num_actors + 4), available_bytes()
     if needed <= free:
-        return []
+        return devices.device_memory(options, rows, agent.window)
     if capacity is None:
         return [f"the replay rows of memory_type={options.memory_type} need {needed:,} bytes and {free:,} are free; lower its capacities"]
     fitting = max(int((free - (needed - stored)) / (stored / capacity)), 0)
@@ -213,10 +202,11 @@ def _storage(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
 def _limiter(options: Options, samples_per_window: int) -> list[str]:
     """Actors must be allowed far enough ahead to owe the learner one batch, or both wait for ever."""
     ratio, tolerance = options.clock.samples_per_insert, options.clock.tolerance
-    batch_size = options.agent.batch_size * samples_per_window
+    batch_size = options.agent.batch_size * samples_per_window * options.learner.updates_per_replay
     if ratio is not None and options.memory_class.paces(options.memory):
         return [f"clock.samples_per_insert={ratio} must be None with memory_type={options.memory_type}: a queue is learnt from once "
                 "and sets the pace itself"]
     if ratio is None or tolerance * ratio >= batch_size:
         return []
-    return [f"clock.tolerance={tolerance} times clock.samples_per_insert={ratio} must be at least the {batch_size} samples of a batch"]
+    return [f"clock.tolerance={tolerance} times clock.samples_per_insert={ratio} must be at least the {batch_size} samples of a batch"
+            + (" times learner.updates_per_replay" if options.learner.updates_per_replay > 1 else "")]

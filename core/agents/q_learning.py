@@ -13,6 +13,7 @@ from core.env import Discrete, TimeStep
 from core.model import Model, State
 from core.ops.exploration import epsilon_greedy, ladder, linear
 from core.optimizer import Optimizer, OptimizerParams
+from core.planned import Planned
 from core.settings import setting
 
 
@@ -56,6 +57,7 @@ class QLearning(Agent):
     memories = ("shared", "prioritized")
     _model: Model | None = None
     _target: Model | None = None
+    _due: Planned | None = None  # whether the target network is copied after an update
 
     # the actor's side -------------------------------------------------------------------------------------------------
     @property
@@ -113,19 +115,46 @@ class QLearning(Agent):
     def _step(self, loss: Tensor, priorities: Tensor, statistics: dict[str, Tensor]) -> LearnerOutput:
         """The rest of an update, once the loss is known: gradient, target network, what is reported."""
         grad_norm, stepped = self._optimizer.step(loss)
+        statistics = {"loss": loss.detach(), "grad_norm": grad_norm, **statistics}
+        if self._due is not None:
+            self._update_target_if(self._due.take())
+            priorities = torch.where(stepped, priorities, torch.nan)
+            return LearnerOutput({**statistics, "lr": self._optimizer.planned_lr}, priorities, skipped=~stepped)
         self._updates += 1
         self._update_target()
-        statistics = {"loss": loss.detach(), "grad_norm": grad_norm, "lr": torch.tensor(self._optimizer.lr), **statistics}
-        return LearnerOutput(statistics, priorities if stepped else None, skipped=not stepped)
+        return LearnerOutput({**statistics, "lr": torch.tensor(self._optimizer.lr)}, priorities if stepped else None, skipped=not stepped)
+
+    def plan(self, count: int) -> None:
+        _ = self.target
+        period = self.params.target_update
+        if self._due is None:
+            self._due = Planned(lambda update: period >= 1 and update % int(period) == 0, self.device, torch.bool)
+        self._due.plan(self._updates + 1, count)
+        self._optimizer.plan(count)
+        self._updates += count
 
     @torch.no_grad()
     def _update_target(self) -> None:
         period = self.params.target_update
-        online, target = list(self.model.state_dict().values()), list(self.target.state_dict().values())
+        online, target = self._networks()
         if period < 1:
             torch._foreach_lerp_(target, online, period)
         elif self._updates % int(period) == 0:
             torch._foreach_copy_(target, online)
+
+    @torch.no_grad()
+    def _update_target_if(self, due: Tensor) -> None:
+        """The same where python does not know: a scalar bool on the device."""
+        online, target = self._networks()
+        if self.params.target_update < 1:
+            torch._foreach_lerp_(target, online, self.params.target_update)
+            return
+        for tensor, new in zip(target, online):
+            torch.where(due, new, tensor, out=tensor)
+
+    def _networks(self) -> tuple[list[Tensor], list[Tensor]]:
+        """All that the online and the target network consist of."""
+        return list(self.model.state_dict().values()), list(self.target.state_dict().values())
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

@@ -11,8 +11,11 @@ from torch import Tensor
 
 from core.agent import Agent, LearnerOutput, joined
 from core.context import Context
-from core.memory import Batch, batch_size, piece
+from core.device import device_random_state, set_device_random_state, use_tf32
+from core.memory import Batch, Memory, batch_size, piece
+from core.precision import PRECISIONS
 from core.prefetch import Prefetcher
+from core.resident import ResidentMemory, ResidentUpdates
 from core.settings import setting
 from core.trajectory import Window
 from utils import checkpoint
@@ -22,6 +25,10 @@ from utils import checkpoint
 class LearnerParams:
     threads: int = setting(0, low=0)                     # of torch; 0: all cores up to 4, then what the actors leave
     prefetch: int = setting(4, low=0)                    # most batches prepared ahead in a thread; the inline engine always uses 0
+    memory_device: str = setting("cpu", choices=("cpu", "learner"))  # where batches are drawn: learner: rows are copied to its device
+    updates_per_replay: int = setting(1, low=1)          # updates in a row that python starts as one; with memory_device learner
+    captured: bool | None = None                         # record them as a CUDA graph and replay it; None: where that is possible
+    precision: str = setting("float32", choices=PRECISIONS)  # of products: tf32 on GPUs; bf16: of the networks, the rest stays as it is
     shrink_batch: bool = setting(False)                  # out of GPU memory: go on with batches in pieces that fit
     publish_period: int = setting(10, low=1)             # updates between publications of the parameters
     log_period: float = setting(2.0, above=0)            # seconds between reports
@@ -40,44 +47,77 @@ def learner(context: Context, index: int) -> Iterator[bool]:
     """Yields True after an update, False while it waits for the actors. Its last act is a full checkpoint."""
     options, clock = context.options, context.clock
     context.seed_everything("learner", index)
-    agent = context.make_agent(options.device)
+    use_tf32(options.learner.precision != "float32")
+    agent = context.make_agent(options.device, options.learner.precision)
     assert context.memory is not None
     if context.memory.feature_dtype(options.memory):
         context.memory.features_of = _feature_source(context)
-    _restore(context, agent)
-    depth = 0 if options.engine == "inline" else options.learner.prefetch
-    prefetcher = Prefetcher(context.memory, options.agent.batch_size, depth)
-    learn, statistics = Pieces(agent, options.learner.shrink_batch), Statistics()
+    memory = _memory(context)
+    _restore(context, agent, memory)
+    updates = _updates(context, agent, memory)
     samples = options.agent.batch_size * agent.samples_per_window
-    bad_updates, reported = 0, time.monotonic()
+    reported = time.monotonic()
     try:
         while not clock.stopped:
             if clock.checkpoint_due:
-                _save(context, agent, prefetcher)
-            batch = prefetcher.get(timeout=0.1) if clock.may_learn(samples) else None
-            if batch is None:
+                _save(context, agent, updates)
+            if not (clock.may_learn(samples * updates.count) and updates.run()):
                 yield False
                 continue
-            output = learn(batch)
-            if output.priorities is not None:
-                prefetcher.update_priorities(batch.keys, output.priorities.cpu().numpy())
-            clock.learnt(index, samples)
-            if clock.updates % options.learner.publish_period == 0:
+            for _ in range(updates.count):
+                clock.learnt(index, samples)
+            if clock.updates % options.learner.publish_period < updates.count:
                 context.parameters.publish(agent.model)
-            bad_updates = bad_updates + 1 if output.skipped else 0
-            if bad_updates >= options.learner.max_bad_updates:
-                raise TrainingDiverged(f"the loss was not finite in {bad_updates} updates in a row; the last checkpoint is sound. "
-                                       "A smaller agent.lr or agent.clip_norm may help")
-            statistics.add(output.statistics, output.skipped)
             if time.monotonic() - reported >= options.learner.log_period:
                 reported = time.monotonic()
-                context.report("learner", index, {**statistics.take(), **learn.statistics(), **prefetcher.statistics(),
-                                                  **prefetcher.call(context.memory.statistics)})
+                context.report("learner", index, updates.statistics())
+            if updates.bad >= options.learner.max_bad_updates:
+                raise TrainingDiverged(f"the loss was not finite in {updates.bad} updates in a row; the last checkpoint is sound. "
+                                       "A smaller agent.lr or agent.clip_norm may help")
             yield True
         context.parameters.publish(agent.model)
-        _save(context, agent, prefetcher)
+        _save(context, agent, updates)
     finally:
-        prefetcher.close()
+        updates.close()
+
+
+class SampledUpdates:
+    """Updates of batches that the memory samples in a thread beside them."""
+
+    count = 1  # that one call makes
+
+    def __init__(self, context: Context, agent: Agent):
+        options = context.options
+        assert context.memory is not None
+        self._memory = context.memory
+        self._prefetcher = Prefetcher(self._memory, options.agent.batch_size, 0 if options.engine == "inline" else options.learner.prefetch)
+        self._learn, self._statistics = Pieces(agent, options.learner.shrink_batch), Statistics()
+        self.bad = 0  # in a row that were not finite
+
+    def run(self) -> bool:
+        """One update; False while there is nothing to learn from."""
+        batch = self._prefetcher.get(timeout=0.1)
+        if batch is None:
+            return False
+        output = self._learn(batch)
+        if output.priorities is not None:
+            self._prefetcher.update_priorities(batch.keys, output.priorities.cpu().numpy())
+        self.bad = self.bad + 1 if output.skipped else 0
+        self._statistics.add(output.statistics, bool(output.skipped))
+        return True
+
+    def statistics(self) -> dict[str, float]:
+        return {**self._statistics.take(), **self._learn.statistics(), **self._prefetcher.statistics(),
+                **self._prefetcher.call(self._memory.statistics)}
+
+    def memory_state(self) -> dict[str, Any]:
+        return self._prefetcher.call(lambda: self._memory.state_dict(with_rows=True))
+
+    def close(self) -> None:
+        self._prefetcher.close()
+
+
+Updates = SampledUpdates | ResidentUpdates
 
 
 class Pieces:
@@ -147,16 +187,31 @@ def _feature_source(context: Context) -> Callable[[Window], Tensor]:
     return features_of
 
 
-def _restore(context: Context, agent: Agent) -> None:
+def _memory(context: Context) -> Memory | ResidentMemory:
+    """What the learner samples from: the shared rows, or their copy on its device."""
+    memory, options = context.memory, context.options
+    assert memory is not None
+    return memory.Resident(memory, torch.device(options.device)) if options.learner.memory_device == "learner" else memory
+
+
+def _updates(context: Context, agent: Agent, memory: Memory | ResidentMemory) -> Updates:
+    options, device = context.options.learner, torch.device(context.options.device)
+    if not isinstance(memory, ResidentMemory):
+        return SampledUpdates(context, agent)
+    capture = agent.captures and device.type == "cuda" and options.captured is not False
+    return ResidentUpdates(agent, memory, context.options.agent.batch_size, options.updates_per_replay, device, capture=capture)
+
+
+def _restore(context: Context, agent: Agent, memory: Memory | ResidentMemory) -> None:
     """Weights, optimiser, memory and random state of the run to continue; or weights only; then the first publication."""
     version = 1
     if context.resume_from is not None:
         state = checkpoint.load(context.resume_from)[0]
         agent.load_state_dict(state["agent"])
         if "memory" in state:
-            assert context.memory is not None
-            context.memory.load_state_dict(state["memory"])
+            memory.load_state_dict(state["memory"])
         torch.set_rng_state(state["learner"]["torch_rng"])
+        set_device_random_state(torch.device(context.options.device), state["learner"].get("device_rng"))
         version = state["learner"]["version"]
     elif context.initial_weights is not None:
         weights, _ = checkpoint.load_weights(context.initial_weights)
@@ -164,12 +219,12 @@ def _restore(context: Context, agent: Agent) -> None:
     context.parameters.publish(agent.model, version)
 
 
-def _save(context: Context, agent: Agent, prefetcher: Prefetcher) -> None:
+def _save(context: Context, agent: Agent, updates: Updates) -> None:
     """Publish, then write a full checkpoint. A full disk is reported and counted; training goes on."""
     options = context.options
     version = context.parameters.publish(agent.model)
     try:
-        checkpoint.save(options.checkpoint_folder, _state(context, agent, prefetcher, version), context.clock.agent_steps,
+        checkpoint.save(options.checkpoint_folder, _state(context, agent, updates, version), context.clock.agent_steps,
                         options.learner.checkpoint_keep)
     except checkpoint.CheckpointError as error:
         print(f"checkpoint not written, training goes on: {error}", file=sys.stderr, flush=True)
@@ -177,11 +232,10 @@ def _save(context: Context, agent: Agent, prefetcher: Prefetcher) -> None:
     context.clock.checkpoint_written()
 
 
-def _state(context: Context, agent: Agent, prefetcher: Prefetcher, version: int) -> dict[str, Any]:
-    memory, with_replay = context.memory, context.options.learner.checkpoint_replay
-    assert memory is not None
+def _state(context: Context, agent: Agent, updates: Updates, version: int) -> dict[str, Any]:
     state: dict[str, Any] = {"agent": agent.state_dict(), "clock": context.clock.state_dict(),
-                             "learner": {"torch_rng": torch.get_rng_state(), "version": version}}
-    if with_replay:
-        state["memory"] = prefetcher.call(lambda: memory.state_dict(with_rows=True))
+                             "learner": {"torch_rng": torch.get_rng_state(), "version": version,
+                                         "device_rng": device_random_state(torch.device(context.options.device))}}
+    if context.options.learner.checkpoint_replay:
+        state["memory"] = updates.memory_state()
     return state
