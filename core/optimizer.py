@@ -31,9 +31,11 @@ class OptimizerParams:
 class Optimizer:
     """One optimiser step with everything that belongs to it."""
 
+    _planned: Planned | None = None  # learning rates of the next updates
+    planned_lr: Tensor               # of the update in hand
+
     def __init__(self, parameters: Iterable[nn.Parameter], params: OptimizerParams):
         self._parameters, self._params, self._updates = list(parameters), params, 0
-        self._planned: Planned | None = None  # learning rates of the next updates
         if params.optimizer == "adam":
             self._optimizer: torch.optim.Optimizer = torch.optim.Adam(
                 self._parameters, lr=params.lr, eps=params.eps, weight_decay=params.weight_decay, fused=True)
@@ -58,7 +60,7 @@ class Optimizer:
         self._updates += count
 
     def step(self, loss: Tensor) -> tuple[Tensor, Any]:
-        """Backpropagate, clip, step. Returns the gradient's norm before clipping and whether the step was taken, planned as a tensor.
+        """Backpropagate, clip, step. Returns the gradient's norm before clipping and whether the step was taken: planned, as a tensor.
 
         A loss or gradient that is not finite changes nothing.
         """
@@ -67,34 +69,34 @@ class Optimizer:
         if self._params.clip_value:
             nn.utils.clip_grad_value_(self._parameters, self._params.clip_value)
         norm = nn.utils.clip_grad_norm_(self._parameters, self._params.clip_norm or float("inf"), foreach=True)
-        finite = torch.isfinite(norm + loss.detach())
         if self._planned is not None:
-            self.planned_lr = self._planned.take()
-            self._set(self.planned_lr)
-            self._step_if(finite)
-            return norm, finite
-        if taken := bool(finite):
-            self._set(self.lr)
+            return norm, self._step_if(torch.isfinite(norm + loss.detach()))
+        taken = bool(torch.isfinite(norm + loss.detach()))
+        if taken:
+            for group in self._optimizer.param_groups:
+                group["lr"], group["capturable"] = self.lr, False
             self._optimizer.step()
         self._updates += 1
         return norm, taken
 
-    def _set(self, lr: Any) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"], group["capturable"] = lr, isinstance(lr, Tensor) and lr.is_cuda
-
     @torch.no_grad()
-    def _step_if(self, finite: Tensor) -> None:
-        """A step that the device takes or not: fused Adam reads `found_inf`, which GradScaler gives it elsewhere; RMSprop's is put back."""
+    def _step_if(self, finite: Tensor) -> Tensor:
+        """A planned step, which the device takes or not: fused Adam reads `found_inf`, which GradScaler gives it elsewhere; RMSprop's is
+        put back."""
+        assert self._planned is not None
+        self.planned_lr = self._planned.take()
+        for group in self._optimizer.param_groups:
+            group["lr"], group["capturable"] = self.planned_lr, self.planned_lr.is_cuda
         if self._params.optimizer == "adam":
             self._optimizer.found_inf = (~finite).to(torch.float32)  # type: ignore[attr-defined]
             self._optimizer.step()
-            return
+            return finite
         before = [tensor.clone() for tensor in self._tensors()]
         self._optimizer.step()
         for number, tensor in enumerate(self._tensors()):
             old = before[number] if number < len(before) else torch.zeros_like(tensor)  # the first step makes its state, of zeros
             torch.where(finite, tensor, old, out=tensor)
+        return finite
 
     def _tensors(self) -> list[Tensor]:
         """Everything that a step changes."""

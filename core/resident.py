@@ -1,6 +1,10 @@
-"""Updates on a device that python only starts: sample, learn, write priorities back, several times, from rows that live there."""
+"""Updates on a device that python only starts: sample, learn, write priorities back, several times, from rows that live there.
+
+Where a learner has a Prefetcher and its agent's `learn` otherwise, it has Refreshed and ResidentUpdates.
+"""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,25 +50,25 @@ class ResidentMemory(ABC):
 
 
 class ResidentUpdates:
-    """`count` updates a call. Captured or eager they are the same code; agents that cannot be captured are not planned either."""
+    """`count` updates a call. Captured or eager they are the same code; agents that cannot be captured are not planned either.
+
+    `bad` updates in a row were not finite when `statistics` last looked.
+    """
 
     def __init__(self, agent: Agent, memory: ResidentMemory, batch_size: int, count: int, device: torch.device, *, capture: bool):
         if capture and not agent.captures:
             raise ValueError(f"updates of {type(agent).__name__} cannot be captured")
         self._agent, self._memory, self._batch_size, self.count = agent, memory, batch_size, count
         self._work = Captured(self._updates, device, memory.generators, capture=capture)
-        self._tally = Tally(device)
-        self.bad = 0  # updates in a row that were skipped, when `statistics` last looked
+        self._tally, self.bad = Tally(device), 0
 
-    def run(self) -> bool:
-        """All of them, or none while there is nothing to learn from. On CUDA they go on when this returns."""
-        if not self._memory.refresh():
-            return False
-        self._memory.plan(self.count)
+    def __call__(self, memory: ResidentMemory) -> LearnerOutput:
+        """All of them; on CUDA they go on when this returns. What they report is left to `statistics`."""
+        memory.plan(self.count)
         if self._agent.captures:
             self._agent.plan(self.count)
         self._work()
-        return True
+        return LearnerOutput({}, None)
 
     def _updates(self) -> None:
         for _ in range(self.count):
@@ -75,12 +79,27 @@ class ResidentUpdates:
             self._tally.add(output)
 
     def statistics(self) -> dict[str, float]:
-        """Means since the last call and what the memory says; waits for the device."""
+        """Means since the last call; waits for the device."""
         means, self.bad = self._tally.take()
-        return {**means, **self._memory.statistics()}
+        return means
 
-    def memory_state(self) -> dict[str, Any]:
-        return self._memory.state_dict(with_rows=True)
+
+class Refreshed:
+    """In the place of a Prefetcher: nothing is sampled ahead."""
+
+    def __init__(self, memory: ResidentMemory):
+        self._memory = memory
+
+    def get(self, timeout: float) -> ResidentMemory | None:
+        """The memory, with all that actors have written; None while there is nothing to learn from."""
+        return self._memory if self._memory.refresh() else None
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """function() between updates."""
+        return function()
+
+    def statistics(self) -> dict[str, float]:
+        return {}
 
     def close(self) -> None:
         """There is no thread to end."""

@@ -23,23 +23,23 @@ def problems(options: Options) -> list[str]:
              for name, device in (("device", options.device),) if not _is_here(device)]
     if found or resolved_device(options.device).startswith("cuda"):
         return found
-    return [f"learner.{name}={value!r} needs a CUDA device and device={options.device!r} is none; this machine has {kinds}"
-            for name, value in (("captured", learner.captured), ("precision", learner.precision)) if value in (True, "tf32")]
+    return [f"learner.{name}={value} needs a CUDA device and device={options.device!r} is none; this machine has {kinds}"
+            for name, value in (("captured", learner.captured), ("precision", learner.precision)) if value in ("yes", "tf32")]
 
 
 def combinations(options: Options) -> list[str]:
     """What learner.memory_device=learner goes with, and what goes with it only."""
     learner, memory = options.learner, options.memory_class
     if learner.memory_device != "learner":
-        return [f"learner.{name}={value!r} needs learner.memory_device=learner"
+        return [f"learner.{name}={value} needs learner.memory_device=learner"
                 for name, value in (("updates_per_replay", learner.updates_per_replay), ("captured", learner.captured))
-                if value is True or (value or 0) > 1]
+                if value not in (1, "auto", "no")]
     found = []
     if memory.Resident is None:
         found.append(f"memory_type={options.memory_type} cannot be on the learner's device; memory_type could be "
                      + _names(MemoriesDict, lambda other: other.Resident is not None))
-    if learner.captured and not options.agent_class.captures:
-        found.append(f"learner.captured=True: updates of agent_type={options.agent_type} cannot be captured; agent_type could be "
+    if learner.captured == "yes" and not options.agent_class.captures:
+        found.append(f"learner.captured=yes: updates of agent_type={options.agent_type} cannot be captured; agent_type could be "
                      + _names(AgentsDict, lambda other: other.captures))
     if learner.shrink_batch:
         found.append("learner.shrink_batch=True needs learner.memory_device=cpu: batches drawn on the learner's device have one size")
@@ -48,7 +48,7 @@ def combinations(options: Options) -> list[str]:
 
 def copied_bytes(options: Options, rows: Layout, window: WindowSpec) -> int:
     """Of main memory that copies of the rows on the learner's device take: none where that is a GPU."""
-    if options.learner.memory_device != "learner" or resolved_device(options.device).startswith("cuda"):
+    if not _is_resident(options) or resolved_device(options.device).startswith("cuda"):
         return 0
     return options.memory_class.Resident.nbytes(rows, window)
 
@@ -56,7 +56,7 @@ def copied_bytes(options: Options, rows: Layout, window: WindowSpec) -> int:
 def device_memory(options: Options, rows: Layout, window: WindowSpec) -> list[str]:
     """Whether the learner's GPU has room for the rows, before anything is allocated there."""
     device = torch.device(resolved_device(options.device))
-    if options.learner.memory_device != "learner" or device.type != "cuda" or not _is_here(options.device):
+    if not _is_resident(options) or device.type != "cuda" or not _is_here(options.device):
         return []
     copied, free, capacity = options.memory_class.Resident.nbytes(rows, window), free_bytes(device), options.memory.capacity
     if copied + RESERVED_BYTES <= free:
@@ -64,6 +64,10 @@ def device_memory(options: Options, rows: Layout, window: WindowSpec) -> list[st
     fitting = max(int((free - RESERVED_BYTES) / (copied / capacity)), 0)
     return [f"memory.capacity={capacity} on the learner's device needs {copied + RESERVED_BYTES:,} bytes and {free:,} are free there; "
             f"about {fitting:,} would fit"]
+
+
+def _is_resident(options: Options) -> bool:
+    return options.learner.memory_device == "learner" and options.memory_class.Resident is not None
 
 
 def _available() -> list[str]:

@@ -57,7 +57,7 @@ class QLearning(Agent):
     memories = ("shared", "prioritized")
     _model: Model | None = None
     _target: Model | None = None
-    _due: Planned | None = None  # whether the target network is copied after an update
+    _due: Planned | None = None  # of planned updates: whether the target network is copied after them
 
     # the actor's side -------------------------------------------------------------------------------------------------
     @property
@@ -115,46 +115,41 @@ class QLearning(Agent):
     def _step(self, loss: Tensor, priorities: Tensor, statistics: dict[str, Tensor]) -> LearnerOutput:
         """The rest of an update, once the loss is known: gradient, target network, what is reported."""
         grad_norm, stepped = self._optimizer.step(loss)
-        statistics = {"loss": loss.detach(), "grad_norm": grad_norm, **statistics}
         if self._due is not None:
             self._update_target_if(self._due.take())
-            priorities = torch.where(stepped, priorities, torch.nan)
-            return LearnerOutput({**statistics, "lr": self._optimizer.planned_lr}, priorities, skipped=~stepped)
+            statistics = {"loss": loss.detach(), "grad_norm": grad_norm, "lr": self._optimizer.planned_lr, **statistics}
+            return LearnerOutput(statistics, torch.where(stepped, priorities, torch.nan), skipped=~stepped)
         self._updates += 1
         self._update_target()
-        return LearnerOutput({**statistics, "lr": torch.tensor(self._optimizer.lr)}, priorities if stepped else None, skipped=not stepped)
-
-    def plan(self, count: int) -> None:
-        _ = self.target
-        period = self.params.target_update
-        if self._due is None:
-            self._due = Planned(lambda update: period >= 1 and update % int(period) == 0, self.device, torch.bool)
-        self._due.plan(self._updates + 1, count)
-        self._optimizer.plan(count)
-        self._updates += count
+        statistics = {"loss": loss.detach(), "grad_norm": grad_norm, "lr": torch.tensor(self._optimizer.lr), **statistics}
+        return LearnerOutput(statistics, priorities if stepped else None, skipped=not stepped)
 
     @torch.no_grad()
     def _update_target(self) -> None:
         period = self.params.target_update
-        online, target = self._networks()
+        online, target = list(self.model.state_dict().values()), list(self.target.state_dict().values())
         if period < 1:
             torch._foreach_lerp_(target, online, period)
         elif self._updates % int(period) == 0:
             torch._foreach_copy_(target, online)
 
+    def plan(self, count: int) -> None:
+        target, period = self.target, self.params.target_update
+        if self._due is None:
+            self._due = Planned(lambda update: period >= 1 and update % int(period) == 0, next(target.parameters()).device, torch.bool)
+        self._due.plan(self._updates + 1, count)
+        self._optimizer.plan(count)
+        self._updates += count
+
     @torch.no_grad()
     def _update_target_if(self, due: Tensor) -> None:
-        """The same where python does not know: a scalar bool on the device."""
-        online, target = self._networks()
+        """The same where python does not know: `due` is a scalar bool on the device."""
+        online, target = list(self.model.state_dict().values()), list(self.target.state_dict().values())
         if self.params.target_update < 1:
             torch._foreach_lerp_(target, online, self.params.target_update)
             return
         for tensor, new in zip(target, online):
             torch.where(due, new, tensor, out=tensor)
-
-    def _networks(self) -> tuple[list[Tensor], list[Tensor]]:
-        """All that the online and the target network consist of."""
-        return list(self.model.state_dict().values()), list(self.target.state_dict().values())
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

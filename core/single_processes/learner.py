@@ -15,7 +15,7 @@ from core.device import device_random_state, set_device_random_state, use_tf32
 from core.memory import Batch, Memory, batch_size, piece
 from core.precision import PRECISIONS
 from core.prefetch import Prefetcher
-from core.resident import ResidentMemory, ResidentUpdates
+from core.resident import Refreshed, ResidentMemory, ResidentUpdates
 from core.settings import setting
 from core.trajectory import Window
 from utils import checkpoint
@@ -27,7 +27,7 @@ class LearnerParams:
     prefetch: int = setting(4, low=0)                    # most batches prepared ahead in a thread; the inline engine always uses 0
     memory_device: str = setting("cpu", choices=("cpu", "learner"))  # where batches are drawn: learner: rows are copied to its device
     updates_per_replay: int = setting(1, low=1)          # updates in a row that python starts as one; with memory_device learner
-    captured: bool | None = None                         # record them as a CUDA graph and replay it; None: where that is possible
+    captured: str = setting("auto", choices=("auto", "yes", "no"))  # record them as a CUDA graph and replay it; auto: where possible
     precision: str = setting("float32", choices=PRECISIONS)  # of products: tf32 on GPUs; bf16: of the networks, the rest stays as it is
     shrink_batch: bool = setting(False)                  # out of GPU memory: go on with batches in pieces that fit
     publish_period: int = setting(10, low=1)             # updates between publications of the parameters
@@ -54,70 +54,39 @@ def learner(context: Context, index: int) -> Iterator[bool]:
         context.memory.features_of = _feature_source(context)
     memory = _memory(context)
     _restore(context, agent, memory)
-    updates = _updates(context, agent, memory)
+    prefetcher, learn = _updates(context, agent, memory)
+    statistics = Statistics()
     samples = options.agent.batch_size * agent.samples_per_window
-    reported = time.monotonic()
+    bad_updates, reported = 0, time.monotonic()
     try:
         while not clock.stopped:
             if clock.checkpoint_due:
-                _save(context, agent, updates)
-            if not (clock.may_learn(samples * updates.count) and updates.run()):
+                _save(context, agent, memory, prefetcher)
+            batch = prefetcher.get(timeout=0.1) if clock.may_learn(samples * learn.count) else None
+            if batch is None:
                 yield False
                 continue
-            for _ in range(updates.count):
+            output = learn(batch)
+            if output.priorities is not None:
+                prefetcher.update_priorities(batch.keys, output.priorities.cpu().numpy())
+            for _ in range(learn.count):
                 clock.learnt(index, samples)
-            if clock.updates % options.learner.publish_period < updates.count:
+            if clock.updates % options.learner.publish_period < learn.count:
                 context.parameters.publish(agent.model)
+            bad_updates = max(bad_updates + 1 if output.skipped else 0, learn.bad)
+            if bad_updates >= options.learner.max_bad_updates:
+                raise TrainingDiverged(f"the loss was not finite in {bad_updates} updates in a row; the last checkpoint is sound. "
+                                       "A smaller agent.lr or agent.clip_norm may help")
+            statistics.add(output.statistics, bool(output.skipped))
             if time.monotonic() - reported >= options.learner.log_period:
                 reported = time.monotonic()
-                context.report("learner", index, updates.statistics())
-            if updates.bad >= options.learner.max_bad_updates:
-                raise TrainingDiverged(f"the loss was not finite in {updates.bad} updates in a row; the last checkpoint is sound. "
-                                       "A smaller agent.lr or agent.clip_norm may help")
+                context.report("learner", index, {**statistics.take(), **learn.statistics(), **prefetcher.statistics(),
+                                                  **prefetcher.call(memory.statistics)})
             yield True
         context.parameters.publish(agent.model)
-        _save(context, agent, updates)
+        _save(context, agent, memory, prefetcher)
     finally:
-        updates.close()
-
-
-class SampledUpdates:
-    """Updates of batches that the memory samples in a thread beside them."""
-
-    count = 1  # that one call makes
-
-    def __init__(self, context: Context, agent: Agent):
-        options = context.options
-        assert context.memory is not None
-        self._memory = context.memory
-        self._prefetcher = Prefetcher(self._memory, options.agent.batch_size, 0 if options.engine == "inline" else options.learner.prefetch)
-        self._learn, self._statistics = Pieces(agent, options.learner.shrink_batch), Statistics()
-        self.bad = 0  # in a row that were not finite
-
-    def run(self) -> bool:
-        """One update; False while there is nothing to learn from."""
-        batch = self._prefetcher.get(timeout=0.1)
-        if batch is None:
-            return False
-        output = self._learn(batch)
-        if output.priorities is not None:
-            self._prefetcher.update_priorities(batch.keys, output.priorities.cpu().numpy())
-        self.bad = self.bad + 1 if output.skipped else 0
-        self._statistics.add(output.statistics, bool(output.skipped))
-        return True
-
-    def statistics(self) -> dict[str, float]:
-        return {**self._statistics.take(), **self._learn.statistics(), **self._prefetcher.statistics(),
-                **self._prefetcher.call(self._memory.statistics)}
-
-    def memory_state(self) -> dict[str, Any]:
-        return self._prefetcher.call(lambda: self._memory.state_dict(with_rows=True))
-
-    def close(self) -> None:
-        self._prefetcher.close()
-
-
-Updates = SampledUpdates | ResidentUpdates
+        prefetcher.close()
 
 
 class Pieces:
@@ -125,6 +94,7 @@ class Pieces:
 
     def __init__(self, agent: Agent, shrink: bool):
         self._agent, self._shrink, self._size = agent, shrink, 0
+        self.count, self.bad = 1, 0  # updates a call; in a row that were not finite before the one in hand
 
     def __call__(self, batch: Batch) -> LearnerOutput:
         total, start, outputs = batch_size(batch), 0, []
@@ -194,12 +164,16 @@ def _memory(context: Context) -> Memory | ResidentMemory:
     return memory.Resident(memory, torch.device(options.device)) if options.learner.memory_device == "learner" else memory
 
 
-def _updates(context: Context, agent: Agent, memory: Memory | ResidentMemory) -> Updates:
-    options, device = context.options.learner, torch.device(context.options.device)
-    if not isinstance(memory, ResidentMemory):
-        return SampledUpdates(context, agent)
-    capture = agent.captures and device.type == "cuda" and options.captured is not False
-    return ResidentUpdates(agent, memory, context.options.agent.batch_size, options.updates_per_replay, device, capture=capture)
+def _updates(context: Context, agent: Agent, memory: Memory | ResidentMemory) -> tuple[Any, Any]:
+    """What gives batches, and what learns them."""
+    options = context.options
+    if isinstance(memory, ResidentMemory):
+        device = torch.device(options.device)
+        capture = agent.captures and device.type == "cuda" and options.learner.captured != "no"
+        count = options.learner.updates_per_replay
+        return Refreshed(memory), ResidentUpdates(agent, memory, options.agent.batch_size, count, device, capture=capture)
+    depth = 0 if options.engine == "inline" else options.learner.prefetch
+    return Prefetcher(memory, options.agent.batch_size, depth), Pieces(agent, options.learner.shrink_batch)
 
 
 def _restore(context: Context, agent: Agent, memory: Memory | ResidentMemory) -> None:
@@ -219,12 +193,12 @@ def _restore(context: Context, agent: Agent, memory: Memory | ResidentMemory) ->
     context.parameters.publish(agent.model, version)
 
 
-def _save(context: Context, agent: Agent, updates: Updates) -> None:
+def _save(context: Context, agent: Agent, memory: Memory | ResidentMemory, prefetcher: Any) -> None:
     """Publish, then write a full checkpoint. A full disk is reported and counted; training goes on."""
     options = context.options
     version = context.parameters.publish(agent.model)
     try:
-        checkpoint.save(options.checkpoint_folder, _state(context, agent, updates, version), context.clock.agent_steps,
+        checkpoint.save(options.checkpoint_folder, _state(context, agent, memory, prefetcher, version), context.clock.agent_steps,
                         options.learner.checkpoint_keep)
     except checkpoint.CheckpointError as error:
         print(f"checkpoint not written, training goes on: {error}", file=sys.stderr, flush=True)
@@ -232,10 +206,11 @@ def _save(context: Context, agent: Agent, updates: Updates) -> None:
     context.clock.checkpoint_written()
 
 
-def _state(context: Context, agent: Agent, updates: Updates, version: int) -> dict[str, Any]:
+def _state(context: Context, agent: Agent, memory: Memory | ResidentMemory, prefetcher: Any, version: int) -> dict[str, Any]:
+    with_replay = context.options.learner.checkpoint_replay
     state: dict[str, Any] = {"agent": agent.state_dict(), "clock": context.clock.state_dict(),
                              "learner": {"torch_rng": torch.get_rng_state(), "version": version,
                                          "device_rng": device_random_state(torch.device(context.options.device))}}
-    if context.options.learner.checkpoint_replay:
-        state["memory"] = updates.memory_state()
+    if with_replay:
+        state["memory"] = prefetcher.call(lambda: memory.state_dict(with_rows=True))
     return state

@@ -20,7 +20,7 @@ from core.memories.resident import ResidentReplay
 from core.models.dqn_mlp import DQNMLP
 from core.models.rainbow import RainbowMLP
 from core.optimizer import Optimizer
-from core.resident import ResidentUpdates, Tally
+from core.resident import Refreshed, ResidentUpdates, Tally
 from core.shared import ArraySpec
 from tests.core.devices import DEVICES, cuda
 from tests.core.tapes import RandomPlay, small_layout
@@ -61,8 +61,9 @@ def trained(name: str, calls: int, count: int, device: str = "cpu", capture: boo
     memory = make_memory(agent, device)
     torch.manual_seed(4)  # of the noise
     updates = ResidentUpdates(agent, memory, 16, count, torch.device(device), capture=capture)
-    assert all(updates.run() for _ in range(calls))
-    return agent, memory, updates.statistics()
+    for _ in range(calls):
+        assert updates(Refreshed(memory).get(timeout=0.0)).priorities is None
+    return agent, memory, {**updates.statistics(), **memory.statistics()}
 
 
 def weights(agent) -> dict[str, torch.Tensor]:
@@ -161,7 +162,7 @@ def test_in_planned_updates_python_looks_at_no_value_and_every_shape_is_the_same
     agent = make_agent(name)
     memory = make_memory(agent)
     updates = ResidentUpdates(agent, memory, 16, 2, torch.device("cpu"), capture=False)
-    updates.run()
+    updates(Refreshed(memory).get(timeout=0.0))
     seen = []
     for _ in range(2):
         memory.plan(2), agent.plan(2)
