@@ -84,6 +84,14 @@ class Env(ABC):
     def step(self, action: np.ndarray) -> TimeStep:
         """Take action [E, ...] in every stream. Raises ValueError naming stream and value for an action outside the space."""
 
+    def send(self, action: np.ndarray) -> None:
+        """The first half of `step`; where the backend can, its emulators begin and this returns. `recv` must follow."""
+        self._sent = action
+
+    def recv(self) -> TimeStep:
+        """The other half: what `step` of the action that was sent returns."""
+        return self.step(self._sent)
+
     def render(self) -> np.ndarray:
         """The colour picture [H, W, 3] uint8 of stream 0; only with render_mode "rgb_array"."""
         raise NotImplementedError(f"{type(self).__name__} draws no pictures")

@@ -20,7 +20,8 @@ def problems(options: Options) -> list[str]:
     """Devices that are not here, and settings that need a kind which is not."""
     learner, kinds = options.learner, ", ".join(_available())
     found = [f"{name}={device!r} is not on this machine, which has {kinds}"
-             for name, device in (("device", options.device),) if not _is_here(device)]
+             for name, device in (("device", options.device), ("actor.device", options.actor.device))
+             if not _is_here(device) or (name, device) == ("actor.device", "auto")]
     if found or resolved_device(options.device).startswith("cuda"):
         return found
     return [f"learner.{name}={value} needs a CUDA device and device={options.device!r} is none; this machine has {kinds}"

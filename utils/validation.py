@@ -74,6 +74,8 @@ def _names(options: Options) -> list[str]:
              if value is None or not FILE_NAME.fullmatch(value)]
     if options.engine not in EnginesDict and ":" not in options.engine:
         found.append(f"engine={options.engine!r} is unknown{suggestion(options.engine, EnginesDict)}; there are {', '.join(EnginesDict)}")
+    if options.num_envs_per_actor % options.actor.groups:
+        found.append(f"actor.groups={options.actor.groups} must divide num_envs_per_actor={options.num_envs_per_actor}")
     if options.num_learners > 1:
         found.append(f"num_learners={options.num_learners}: there is one learner so far, num_learners must be 1")
     return found

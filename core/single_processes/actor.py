@@ -9,8 +9,8 @@ import numpy as np
 
 from core.context import Context
 from core.env import TimeStep
-from core.model import restart
 from core.settings import setting
+from core.single_processes.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,9 @@ class ActorParams:
     chunk_length: int = setting(8, low=1)          # rows of each stream published together
     refresh_period: int = setting(100, low=1)      # agent steps of this actor between looks for newer parameters (Ape-X: 100)
     log_period: float = setting(2.0, above=0)      # seconds between reports
-    env_threads: int = setting(1, low=1)           # emulator threads an actor
+    env_threads: int = setting(1, low=1)           # emulator threads an actor, of each of its groups
+    groups: int = setting(1, low=1)                # of an actor's environments that take turns: 2: one is emulated, one is answered
+    device: str = "cpu"                            # of the actor's network: cpu, cuda, cuda:1
     niceness: int = setting(10, low=0, high=19)    # of the process, so that a learner that has work goes first where cores are few
 
 
@@ -30,14 +32,15 @@ def actor(context: Context, index: int) -> Iterator[bool]:
     salt = clock.agent_steps
     generator = context.seed_everything("actor", index, salt)
     num_envs = options.num_envs_per_actor
-    agent = context.make_agent()
-    env = context.make_env(num_envs, training=True, num_threads=options.actor.env_threads)
-    exploration = agent.exploration(index, options.num_actors, num_envs, generator)
+    agent, groups = context.make_agent(options.actor.device), options.actor.groups
+    turns = Turns(
+        agent, lambda streams: context.make_env(streams, training=True, num_threads=options.actor.env_threads),
+        lambda group: agent.exploration(index * groups + group, options.num_actors * groups, num_envs // groups, generator),
+        context.seed("actor", index, salt), groups, num_envs)
     assert context.memory is not None
     tally = Tally(num_envs)
     try:
-        timestep, version, until_refresh = env.reset(context.seed("actor", index, salt)), 0, 0
-        initial = state = agent.initial_state(num_envs)
+        version, until_refresh = 0, 0
         while not context.parameters.version and not clock.stopped:
             yield False  # the learner is still restoring rows and weights
         writer = context.memory.writer(index, agent.initial_priorities)
@@ -48,12 +51,8 @@ def actor(context: Context, index: int) -> Iterator[bool]:
                 continue
             if until_refresh <= 0:
                 version, until_refresh = context.parameters.pull(agent.model, version), options.actor.refresh_period
-            exploration.update(clock.agent_steps)
-            state = restart(state, timestep.first, initial)
-            output = agent.act(timestep, state, exploration)
-            after = env.step(output.action)
-            published = writer.append(timestep, output.action, after, output.extras, state)
-            timestep, state = after, output.state
+            before, output, after, state = turns.step(clock.agent_steps)
+            published = writer.append(before, output.action, after, output.extras, state)
             until_refresh -= num_envs
             steps += published
             clock.acted(index, published, tally.add(after))
@@ -63,12 +62,12 @@ def actor(context: Context, index: int) -> Iterator[bool]:
             if time.monotonic() - reported >= options.actor.log_period:
                 seconds, reported = time.monotonic() - reported, time.monotonic()
                 context.report("actor", index, {
-                    **exploration.statistics(), "policy_lag": float(context.parameters.version - version),
+                    **turns.statistics(), "policy_lag": float(context.parameters.version - version),
                     "agent_steps_per_second": (steps - published_before) / seconds})
                 published_before = steps
             yield True
     finally:
-        env.close()
+        turns.close()
 
 
 class Tally:

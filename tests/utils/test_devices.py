@@ -48,6 +48,8 @@ def test_the_rest_runs_without_cuda(root, no_cuda, words):
     (("--config", "r2d2-cartpole", *RESIDENT, "--learner.captured", "yes"), "agent_type could be dqn or rainbow"),
     (("--config", "dqn-cartpole", *RESIDENT, "--learner.shrink_batch", "true"), "needs learner.memory_device=cpu"),
     (("--config", "dqn-cartpole", *RESIDENT, "--learner.updates_per_replay", "200"), "12800 samples of a batch times"),
+    (("--config", "dqn-cartpole", "--actor.groups", "3"), "actor.groups=3 must divide num_envs_per_actor=8"),
+    (("--config", "dqn-cartpole", "--actor.device", "cuda:9"), "actor.device='cuda:9' is not on this machine"),
     (("--config", "dqn-cartpole", "--learner.precision", "half"), f"must be one of {', '.join(PRECISIONS)}")])
 def test_what_does_not_go_together_is_refused(refuse, words, told):
     assert told in refuse(*words)
