@@ -56,6 +56,8 @@ class Optimizer:
         """The next `count` steps may be recorded and replayed: from now on python reads no tensor in `step`."""
         if self._planned is None:
             self._planned = Planned(self._lr_of, self._parameters[0].device)
+            for parameter, state in self._optimizer.state.items():  # restored ones may count their steps on the CPU
+                state["step"] = state["step"].to(parameter.device)
         self._planned.plan(self._updates, count)
         self._updates += count
 

@@ -55,7 +55,7 @@ def _read(arguments: Sequence[str]) -> Options:
         problems += _differences(options, saved)
     if problems or missing:
         raise Refused([*problems, *(missing.problems if missing else ())], BAD_CONFIGURATION if problems or not missing else missing.code)
-    return dataclasses.replace(options, device=devices.resolved_device(options.device))
+    return devices.resolved(options)
 
 
 # words ----------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """What is wrong with Options that name devices, or need what only a CUDA device has."""
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -12,6 +13,12 @@ from utils.options import Options
 RESERVED_BYTES = 4 << 30  # of a GPU for networks, activations and libraries, roughly
 
 
+def resolved(options: Options) -> Options:
+    """With what "auto" means on this machine."""
+    actor = dataclasses.replace(options.actor, device=resolved_device(options.actor.device))
+    return dataclasses.replace(options, device=resolved_device(options.device), actor=actor)
+
+
 def resolved_device(device: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
@@ -20,8 +27,7 @@ def problems(options: Options) -> list[str]:
     """Devices that are not here, and settings that need a kind which is not."""
     learner, kinds = options.learner, ", ".join(_available())
     found = [f"{name}={device!r} is not on this machine, which has {kinds}"
-             for name, device in (("device", options.device), ("actor.device", options.actor.device))
-             if not _is_here(device) or (name, device) == ("actor.device", "auto")]
+             for name, device in (("device", options.device), ("actor.device", options.actor.device)) if not _is_here(device)]
     if found or resolved_device(options.device).startswith("cuda"):
         return found
     return [f"learner.{name}={value} needs a CUDA device and device={options.device!r} is none; this machine has {kinds}"

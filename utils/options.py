@@ -83,6 +83,17 @@ CONFIGS: list[dict[str, Any]] = [
      "agent.evaluation_epsilon": 0.05, "memory.capacity": 1_000_000, "clock.learn_start": 50_000},
 ]
 
+# Prioritised double DQN for one GPU and 16 cores: rows, draws and priorities live on the GPU, eight updates are one replay of a graph
+CONFIGS += [
+    {"name": "dqn-pong-gpu",
+     "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "prioritized", "model_type": "dqn-cnn",
+     "agent.batch_size": 256, "agent.nstep": 3, "agent.lr": 1.5e-4, "agent.target_update": 1_000, "agent.epsilon_steps": 250_000,
+     "memory.capacity": 1_000_000, "memory.alpha": 0.5, "memory.beta_updates": 1_562_500, "clock.learn_start": 50_000,
+     "clock.tolerance": 4_000, "num_envs_per_actor": 256, "actor.groups": 2, "actor.device": "auto", "actor.env_threads": 14,
+     "actor.refresh_period": 5_120, "learner.memory_device": "learner", "learner.updates_per_replay": 8, "learner.publish_period": 40,
+     "evaluator.period": 300.0, "steps": 50_000_000},
+]
+
 # Ape-X (1803.00933): 19 updates of 512 samples while its actors insert 12.5 k agent steps, each second
 APEX = {"agent_type": "dqn", "env_type": "atari", "memory_type": "prioritized", "model_type": "dqn-cnn",
         "model.dueling": True, "agent.exploration": "ladder", "agent.nstep": 3, "agent.batch_size": 512, "agent.loss": "squared",

@@ -20,7 +20,7 @@ class ActorParams:
     log_period: float = setting(2.0, above=0)      # seconds between reports
     env_threads: int = setting(1, low=1)           # emulator threads an actor, of each of its groups
     groups: int = setting(1, low=1)                # of an actor's environments that take turns: 2: one is emulated, one is answered
-    device: str = "cpu"                            # of the actor's network: cpu, cuda, cuda:1
+    device: str = "cpu"                            # of the actor's network: cpu, cuda, cuda:1; auto: cuda if there is one
     niceness: int = setting(10, low=0, high=19)    # of the process, so that a learner that has work goes first where cores are few
 
 
