@@ -6,7 +6,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 TORCH := $(shell grep '^torch==' requirements.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-faults test-ray soak lint bench bench-ray history sampling tensorboard clean
+.PHONY: help train test test-faults test-ray soak lint bench bench-ray history sampling gpu tensorboard clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -43,6 +43,9 @@ history: $(VENV)/.installed     ## memory that a million steps of Atari take, pa
 
 sampling: $(VENV)/.installed-bench ## batches a second of the memories, against those of stable-baselines3 and torchrl
 	$(RUN) -m benchmarks.sampling $(ARGS)
+
+gpu: $(VENV)/.installed         ## what a GPU machine makes of the row dqn-pong-gpu and where it is held up; ARGS="--toy" tries it anywhere
+	$(RUN) -m benchmarks.gpu $(ARGS)
 
 tensorboard: $(VENV)/.installed ## curves of every run, on this machine only: http://127.0.0.1:6006
 	$(RUN) -m tensorboard.main --logdir logs --host 127.0.0.1 --port 6006 $(ARGS)

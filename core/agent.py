@@ -28,7 +28,7 @@ class ActorOutput(NamedTuple):
 class LearnerOutput(NamedTuple):
     statistics: dict[str, Tensor]  # scalars, left on their device
     priorities: Tensor | None      # [B], non-negative
-    skipped: bool = False          # the loss or its gradient was not finite, nothing changed
+    skipped: bool | Tensor = False  # the loss or its gradient was not finite, nothing changed; a tensor once updates are planned
 
 
 def joined(outputs: Sequence[LearnerOutput]) -> LearnerOutput:
@@ -37,7 +37,7 @@ def joined(outputs: Sequence[LearnerOutput]) -> LearnerOutput:
     statistics = {name: torch.stack([each[name] for each in sound]).mean(0) for name in sound[0]}
     priorities = [output.priorities for output in outputs if output.priorities is not None]
     return LearnerOutput(statistics, torch.cat(priorities) if len(priorities) == len(outputs) else None,
-                         skipped=all(output.skipped for output in outputs))
+                         skipped=all(bool(output.skipped) for output in outputs))
 
 
 class Exploration(Protocol):
@@ -56,6 +56,7 @@ class Agent(ABC):
     """One algorithm. Class attributes say what it can be combined with, so that impossible rows are found before a start."""
 
     Params: ClassVar[type]
+    captures: ClassVar[bool] = False     # its updates can be planned, so that they can be captured
     samples_per_window: int = 1          # steps learnt from in one window, as samples_per_insert counts them
     head: ClassVar[str]                  # the Model.head it needs
     actions: ClassVar[type]              # Discrete or Continuous
@@ -120,6 +121,14 @@ class Agent(ABC):
     @abstractmethod
     def learn(self, batch: Batch) -> LearnerOutput:
         """One update."""
+
+    def plan(self, count: int) -> None:
+        """The next `count` updates may be recorded and replayed: what is known ahead and changes from one to the next goes to the device.
+
+        From then on python reads no tensor in `learn`: an update that is skipped says so by a tensor and by priorities that are NaN. Only
+        agents with `captures` have it.
+        """
+        raise NotImplementedError(f"updates of {type(self).__name__} cannot be captured")
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -27,6 +27,13 @@ class CheckedSteps(Env):
         self._steps += 1
         return self._checked(self._env.step(action))
 
+    def send(self, action: np.ndarray) -> None:
+        self._env.send(action)
+
+    def recv(self) -> TimeStep:
+        self._steps += 1
+        return self._checked(self._env.recv())
+
     def render(self) -> np.ndarray:
         return self._env.render()
 

@@ -39,8 +39,8 @@ class Context:
     initial_weights: Path | None = None
     meeting: Meeting = field(default_factory=Alone)  # of several learners: set by the engine
 
-    def make_agent(self, device: str = "cpu") -> Agent:
-        return self.options.make_agent(self.spec, device)
+    def make_agent(self, device: str = "cpu", precision: str = "float32") -> Agent:
+        return self.options.make_agent(self.spec, device, precision)
 
     def make_env(self, num_envs: int, *, training: bool, num_threads: int = 1, render_mode: str | None = None) -> Env:
         options = self.options

@@ -89,6 +89,14 @@ class Env(ABC):
         """One gymnasium.Env as its author wrote it, for gymnasium's own checker; None where there is none behind this class."""
         return None
 
+    def send(self, action: np.ndarray) -> None:
+        """The first half of `step`; where the backend can, its emulators begin and this returns. `recv` must follow."""
+        self._sent = action
+
+    def recv(self) -> TimeStep:
+        """The other half: what `step` of the action that was sent returns."""
+        return self.step(self._sent)
+
     def render(self) -> np.ndarray:
         """The colour picture [H, W, 3] uint8 of stream 0; only with render_mode "rgb_array"."""
         raise NotImplementedError(f"{type(self).__name__} draws no pictures")

@@ -49,6 +49,7 @@ class Memory(ABC):
     """
 
     Params: ClassVar[type]
+    Resident: ClassVar[Any] = None  # the same rule with rows, draws and priorities on the learner's device: a core.resident.ResidentMemory
     with_priority: ClassVar[bool] = False  # rows carry the actor's initial priority: Layout.of wants to know
     features_of: Callable[[Window], Tensor] | None = None  # today's features [T, B, F] of windows; the learner sets it if they are wanted
 

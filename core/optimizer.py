@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from core.averaging import add_up, num_learners
 from core.ops.schedules import SCHEDULES
+from core.planned import Planned
 from core.settings import setting
 
 
@@ -35,6 +36,9 @@ class Optimizer:
     sums over the batch. So n batches of B windows are one of n B.
     """
 
+    _planned: Planned | None = None  # learning rates of the next updates
+    planned_lr: Tensor               # of the update in hand
+
     def __init__(self, parameters: Iterable[nn.Parameter], params: OptimizerParams, sums: bool = False):
         self._parameters, self._params, self._sums, self._updates = list(parameters), params, sums, 0
         if params.optimizer == "adam":
@@ -47,17 +51,29 @@ class Optimizer:
 
     @property
     def lr(self) -> float:
-        params = self._params
-        return SCHEDULES[params.lr_schedule](self._updates, params.lr, params.lr_end, params.lr_updates, params.lr_decay)
+        return self._lr_of(self._updates)
 
-    def step(self, loss: Tensor) -> tuple[Tensor, bool]:
+    def _lr_of(self, update: int) -> float:
+        params = self._params
+        return SCHEDULES[params.lr_schedule](update, params.lr, params.lr_end, params.lr_updates, params.lr_decay)
+
+    def plan(self, count: int) -> None:
+        """The next `count` steps may be recorded and replayed: from now on python reads no tensor in `step`."""
+        if self._planned is None:
+            self._planned = Planned(self._lr_of, self._parameters[0].device)
+            for parameter, state in self._optimizer.state.items():  # restored ones may count their steps on the CPU
+                state["step"] = state["step"].to(parameter.device)
+        self._planned.plan(self._updates, count)
+        self._updates += count
+
+    def step(self, loss: Tensor) -> tuple[Tensor, Any]:
         """Backpropagate, then `apply`."""
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         return self.apply(loss)
 
-    def apply(self, loss: Tensor) -> tuple[Tensor, bool]:
-        """Clip the gradient that is there, and step. Returns its norm before clipping and whether the step was taken.
+    def apply(self, loss: Tensor) -> tuple[Tensor, Any]:
+        """Clip the gradient that is there, and step. Returns its norm before clipping and whether the step was taken: planned, as a tensor.
 
         A loss or gradient that is not finite, of any learner, changes nothing.
         """
@@ -68,10 +84,12 @@ class Optimizer:
         norm = nn.utils.get_total_norm(gradients, foreach=True) if len(gradients) > 1 else torch.linalg.vector_norm(gradients[0])
         if self._params.clip_norm:
             nn.utils.clip_grads_with_norm_(self._parameters, self._params.clip_norm, norm, foreach=True)
+        if self._planned is not None:
+            return norm, self._step_if(torch.isfinite(norm + loss))
         taken = bool(torch.isfinite(norm + loss))
         if taken:
             for group in self._optimizer.param_groups:
-                group["lr"] = self.lr
+                group["lr"], group["capturable"] = self.lr, False
             self._optimizer.step()
         self._updates += 1
         return norm, taken
@@ -89,6 +107,30 @@ class Optimizer:
         for parameter, gradient in zip(self._parameters, gradients):
             parameter.grad = gradient
         return loss.squeeze(0)
+
+    @torch.no_grad()
+    def _step_if(self, finite: Tensor) -> Tensor:
+        """A planned step, which the device takes or not: fused Adam reads `found_inf`, which GradScaler gives it elsewhere; RMSprop's is
+        put back."""
+        assert self._planned is not None
+        self.planned_lr = self._planned.take()
+        for group in self._optimizer.param_groups:
+            group["lr"], group["capturable"] = self.planned_lr, self.planned_lr.is_cuda
+        if self._params.optimizer == "adam":
+            self._optimizer.found_inf = (~finite).to(torch.float32)  # type: ignore[attr-defined]
+            self._optimizer.step()
+            return finite
+        before = [tensor.clone() for tensor in self._tensors()]
+        self._optimizer.step()
+        for number, tensor in enumerate(self._tensors()):
+            old = before[number] if number < len(before) else torch.zeros_like(tensor)  # the first step makes its state, of zeros
+            torch.where(finite, tensor, old, out=tensor)
+        return finite
+
+    def _tensors(self) -> list[Tensor]:
+        """Everything that a step changes."""
+        state = [value for values in self._optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
+        return [*self._parameters, *state]
 
     def state_dict(self) -> dict[str, Any]:
         return {"optimizer": self._optimizer.state_dict(), "updates": self._updates}

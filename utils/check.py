@@ -77,7 +77,7 @@ def _settings(options: Options) -> Table:
 
 def _parts(options: Options, spec: EnvSpec, agent: Agent) -> list[tuple[str, str]]:
     rings, window = validation.layouts(options, spec, agent), agent.window
-    rows, stored = rings[0], validation.stored_bytes(options, rings, window.length)
+    rows, stored = rings[0], validation.stored_bytes(options, rings, window)
     parameters = sum(parameter.numel() for parameter in agent.model.parameters())
     actions = f"{spec.action.num_actions} actions" if isinstance(spec.action, Discrete) else \
         f"actions {_array(spec.action.array)} in {spec.action.low.min():g} .. {spec.action.high.max():g}"

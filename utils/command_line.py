@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import tyro
 
-from utils import runs, validation
+from utils import devices, runs, validation
 from utils.options import CONFIGS, Options
 from utils.refused import BAD_CONFIGURATION, Refused
 from utils.rows import CHOICES, GROUPS, find_row, from_row
@@ -56,7 +56,7 @@ def _read(arguments: Sequence[str]) -> Options:
         problems += _differences(options, saved)
     if problems or missing:
         raise Refused([*problems, *(missing.problems if missing else ())], BAD_CONFIGURATION if problems or not missing else missing.code)
-    return dataclasses.replace(options, device=validation.resolved_device(options.device))
+    return devices.resolved(options)
 
 
 # words ----------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from core.engines.ray_params import RayParams
 from core.env import EnvSpec
 from core.frames import StorageParams
 from core.model import Model
+from core.precision import in_bf16
 from core.settings import setting
 from core.single_processes.actor import ActorParams
 from core.single_processes.evaluator import EvaluatorParams
@@ -85,6 +86,17 @@ CONFIGS: list[dict[str, Any]] = [
      "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "shared", "model_type": "dqn-cnn",
      "agent.nstep": 1, "agent.double": False, "agent.lr": 6.25e-5, "agent.target_update": 10_000, "agent.epsilon_end": 0.1,
      "agent.evaluation_epsilon": 0.05, "memory.capacity": 1_000_000, "clock.learn_start": 50_000},
+]
+
+# Prioritised double DQN for one GPU and 16 cores: rows, draws and priorities live on the GPU, eight updates are one replay of a graph
+CONFIGS += [
+    {"name": "dqn-pong-gpu",
+     "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "prioritized", "model_type": "dqn-cnn",
+     "agent.batch_size": 256, "agent.nstep": 3, "agent.lr": 1.5e-4, "agent.target_update": 1_000, "agent.epsilon_steps": 250_000,
+     "memory.capacity": 1_000_000, "memory.alpha": 0.5, "memory.beta_updates": 1_562_500, "clock.learn_start": 50_000,
+     "clock.tolerance": 4_000, "num_envs_per_actor": 256, "actor.groups": 2, "actor.device": "auto", "actor.env_threads": 14,
+     "actor.refresh_period": 5_120, "learner.memory_device": "learner", "learner.updates_per_replay": 8, "learner.publish_period": 40,
+     "evaluator.period": 300.0, "steps": 50_000_000},
 ]
 
 # Ape-X (1803.00933): 19 updates of 512 samples while its actors insert 12.5 k agent steps, each second
@@ -268,9 +280,9 @@ class Options(Run):
     def model_class(self) -> Any:
         return ModelsDict[self.model_type]
 
-    def make_agent(self, spec: EnvSpec, device: str = "cpu") -> Agent:
+    def make_agent(self, spec: EnvSpec, device: str = "cpu", precision: str = "float32") -> Agent:
         """An agent whose networks, once used, live on this device."""
-        make_model: Callable[[], Model] = partial(_make_model, self.model_type, self.model, spec, device)
+        make_model: Callable[[], Model] = partial(_make_model, self.model_type, self.model, spec, device, precision)
         return self.agent_class(self.agent, spec, make_model)
 
     # files ------------------------------------------------------------------------------------------------------------
@@ -298,8 +310,9 @@ class Options(Run):
         return _plain(dataclasses.asdict(self))
 
 
-def _make_model(model_type: str, params: Any, spec: EnvSpec, device: str) -> Model:
-    return ModelsDict[model_type](params, spec).to(device)
+def _make_model(model_type: str, params: Any, spec: EnvSpec, device: str, precision: str) -> Model:
+    model = ModelsDict[model_type](params, spec).to(device)
+    return in_bf16(model) if precision == "bf16" else model
 
 
 def _plain(value: Any) -> Any:

@@ -5,21 +5,21 @@ import re
 from importlib.util import find_spec
 from typing import Any
 
-import torch
-
 from core import settings
 from core.agent import Agent
 from core.env import Discrete, EnvSpec
 from core.frames import RAW
 from core.memories.unrolls import UnrollMemory
 from core.shared import ArraySpec, available_bytes
-from core.trajectory import Layout
+from core.trajectory import Layout, WindowSpec
+from utils import devices
 from utils.factory import AgentsDict, EnginesDict, Factory, MemoriesDict, ModelsDict, suggestion
 from utils.options import Options
 from utils.refused import told
 
 FILE_NAME = re.compile(r"[\w.+-]+")
-SIZED = {"agent", "memory", "model", "actor", "clock", "storage", "num_actors", "num_envs_per_actor", "num_learners"}  # sizes follow from
+SIZED = {"agent", "memory", "model", "actor", "learner", "clock", "storage", "num_actors", "num_envs_per_actor",
+         "num_learners"}  # what sizes are computed from
 PROCESS_BYTES = 150 << 20  # memory of its own that a process needs beside the shared rows, roughly
 RAY_BYTES = 500 << 20      # the same of Ray's own processes
 
@@ -28,10 +28,10 @@ def problems(options: Options) -> list[str]:
     """Every problem, one sentence each. Classes that could not be had (Params None) were reported before and are passed over."""
     found = settings.problems(options)
     out_of_bounds = {re.split("[.=]", sentence)[0] for sentence in found}  # "agent.lr=-1 must be ...": agent
-    found += _names(options) + _mode(options) + _trackers(options) + _device(options) + _learners(options)
+    found += _names(options) + _mode(options) + _trackers(options) + devices.problems(options)
     if None in (options.agent, options.env, options.memory, options.model):
         return found
-    found += _memory_type(options) + options.agent_class.problems(options.agent)
+    found += _memory_type(options) + devices.combinations(options) + options.agent_class.problems(options.agent)
     if "env" in out_of_bounds:
         return found + _head(options)
     try:
@@ -75,24 +75,23 @@ def layout(options: Options, spec: EnvSpec, agent: Agent, learner: int = 0) -> L
 def actors_of(options: Options, learner: int) -> int:
     """How many actors i there are with i modulo num_learners = learner."""
     return len(range(learner, options.num_actors, options.num_learners))
+
+
 def layouts(options: Options, spec: EnvSpec, agent: Agent) -> list[Layout]:
     """Of every learner's rows."""
     return [layout(options, spec, agent, learner) for learner in range(options.num_learners)]
 
 
-def stored_bytes(options: Options, rings: list[Layout], window_length: int) -> int:
-    """Of the replay: the rings, and what the rule keeps outside them."""
-    return sum(rows.nbytes + options.memory_class.own_bytes(options.memory, rows, window_length) for rows in rings)
+def stored_bytes(options: Options, rings: list[Layout], window: WindowSpec) -> int:
+    """Of the replay in main memory: the rings, what the rule keeps outside them, and copies that learners have of them there."""
+    own_bytes = options.memory_class.own_bytes
+    return sum(rows.nbytes + own_bytes(options.memory, rows, window.length) + devices.copied_bytes(options, rows, window) for rows in rings)
 
 
 def needed_bytes(options: Options, stored: int) -> int:
     """Of a run with such a replay, roughly."""
     outside = options.ray.object_store_bytes + RAY_BYTES if options.engine == "ray" else 0
     return stored + outside + PROCESS_BYTES * (options.num_actors + options.num_learners + 3)
-
-
-def resolved_device(device: str) -> str:
-    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
 # names and modes ------------------------------------------------------------------------------------------------------
@@ -104,6 +103,8 @@ def _names(options: Options) -> list[str]:
         found.append(f"engine={options.engine!r} is unknown{suggestion(options.engine, EnginesDict)}; there are {', '.join(EnginesDict)}")
     elif hasattr(EnginesDict[options.engine], "problems"):
         found += EnginesDict[options.engine].problems(options)
+    if options.num_envs_per_actor % options.actor.groups:
+        found.append(f"actor.groups={options.actor.groups} must divide num_envs_per_actor={options.num_envs_per_actor}")
     return found
 
 
@@ -155,32 +156,6 @@ def _video(options: Options) -> list[str]:
 def _trackers(options: Options) -> list[str]:
     return [f"logger.{name}={getattr(options.logger, name)} needs a package that is not installed: pip install -e \".[{name}]\""
             for name in ("wandb", "mlflow") if options.mode == 1 and getattr(options.logger, name) is not None and not find_spec(name)]
-
-
-def _device(options: Options) -> list[str]:
-    available = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    wanted = {"auto": "cpu", "cuda": "cuda:0"}.get(options.device, options.device)
-    if wanted in available:
-        return []
-    return [f"device={options.device!r} is not on this machine, which has {', '.join(available)}"]
-
-
-def _learners(options: Options) -> list[str]:
-    """Several learners need actors, and GPUs, of their own."""
-    count, found = options.num_learners, []
-    if options.mode != 1 or count == 1:
-        return []
-    if options.num_actors < count:
-        found.append(f"num_learners={count} need an actor each: num_actors={options.num_actors} must be at least {count}")
-    device = resolved_device(options.device)
-    if device.startswith("cuda:"):
-        found.append(f"num_learners={count} need a GPU each and device={device!r} is one: device must be cuda or cpu")
-    elif device == "cuda" and 0 < torch.cuda.device_count() < count:
-        found.append(f"num_learners={count} need a GPU each and this machine has {torch.cuda.device_count()}: take fewer or device=cpu")
-    if options.learner.shrink_batch:
-        found.append(f"learner.shrink_batch=True is for one learner, and num_learners={count}: several make the same updates; a smaller "
-                     "agent.batch_size needs less memory")
-    return found
 
 
 # combinations ---------------------------------------------------------------------------------------------------------
@@ -265,10 +240,10 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     if clock.samples_per_insert is not None and clock.learn_start + clock.tolerance < first:
         return [f"clock.learn_start={clock.learn_start} plus clock.tolerance={clock.tolerance} must be at least {first} agent steps, which "
                 f"{streams} environments take to store a window of {length + 1} rows"]
-    stored = stored_bytes(options, rings, length)
+    stored = stored_bytes(options, rings, agent.window)
     needed, free = needed_bytes(options, stored), available_bytes()
     if needed <= free:
-        return []
+        return devices.device_memory(options, rings[0], agent.window)
     each = f" for each of {options.num_learners} learners" if len(rings) > 1 else ""
     if capacity is None:
         return [f"the replay rows of memory_type={options.memory_type}{each} need {needed:,} bytes and {free:,} are free; lower its "
@@ -295,11 +270,13 @@ def _storage(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
 def _limiter(options: Options, samples_per_window: int) -> list[str]:
     """Actors must be allowed far enough ahead to owe each learner one batch, or both wait for ever."""
     ratio, tolerance = options.clock.samples_per_insert, options.clock.tolerance
-    batch_size = options.agent.batch_size * samples_per_window * options.num_learners
+    replays = options.learner.updates_per_replay
+    batch_size = options.agent.batch_size * samples_per_window * options.num_learners * replays
     if ratio is not None and options.memory_class.paces(options.memory):
         return [f"clock.samples_per_insert={ratio} must be None with memory_type={options.memory_type}: a queue is learnt from once "
                 "and sets the pace itself"]
     if ratio is None or tolerance * ratio >= batch_size:
         return []
     return [f"clock.tolerance={tolerance} times clock.samples_per_insert={ratio} must be at least the {batch_size} samples of "
-            + ("a batch" if options.num_learners == 1 else f"{options.num_learners} learners' batches")]
+            + ("a batch" if options.num_learners == 1 else f"{options.num_learners} learners' batches")
+            + (" times learner.updates_per_replay" if replays > 1 else "")]

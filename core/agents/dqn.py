@@ -34,6 +34,7 @@ class DQNParams(QLearningParams):
 class DQN(QLearning):
     Params = DQNParams
     head = "q"
+    captures = True
 
     # what it stores and samples ---------------------------------------------------------------------------------------
     @property

@@ -13,6 +13,7 @@ from core.env import Discrete, TimeStep
 from core.model import Model, State
 from core.ops.exploration import epsilon_greedy, ladder, linear
 from core.optimizer import Optimizer, OptimizerParams
+from core.planned import Planned
 from core.settings import setting
 from core.target import follow
 
@@ -57,6 +58,7 @@ class QLearning(Agent):
     memories = ("shared", "prioritized")
     _model: Model | None = None
     _target: Model | None = None
+    _due: Planned | None = None  # of planned updates: whether the target network is copied after them
 
     # the actor's side -------------------------------------------------------------------------------------------------
     @property
@@ -117,10 +119,32 @@ class QLearning(Agent):
     def _step(self, loss: Tensor, priorities: Tensor, statistics: dict[str, Tensor]) -> LearnerOutput:
         """The rest of an update, once the loss is known: gradient, target network, what is reported."""
         grad_norm, stepped = self._optimizer.step(loss)
+        if self._due is not None:
+            self._update_target_if(self._due.take())
+            statistics = {"loss": loss.detach(), "grad_norm": grad_norm, "lr": self._optimizer.planned_lr, **statistics}
+            return LearnerOutput(statistics, torch.where(stepped, priorities, torch.nan), skipped=~stepped)
         self._updates += 1
         follow(list(self.target.state_dict().values()), list(self.model.state_dict().values()), self.params.target_update, self._updates)
         statistics = {"loss": loss.detach(), "grad_norm": grad_norm, "lr": torch.tensor(self._optimizer.lr), **statistics}
         return LearnerOutput(statistics, priorities if stepped else None, skipped=not stepped)
+
+    def plan(self, count: int) -> None:
+        target, period = self.target, self.params.target_update
+        if self._due is None:
+            self._due = Planned(lambda update: period >= 1 and update % int(period) == 0, next(target.parameters()).device, torch.bool)
+        self._due.plan(self._updates + 1, count)
+        self._optimizer.plan(count)
+        self._updates += count
+
+    @torch.no_grad()
+    def _update_target_if(self, due: Tensor) -> None:
+        """The same where python does not know: `due` is a scalar bool on the device."""
+        online, target = list(self.model.state_dict().values()), list(self.target.state_dict().values())
+        if self.params.target_update < 1:
+            torch._foreach_lerp_(target, online, self.params.target_update)
+            return
+        for tensor, new in zip(target, online):
+            torch.where(due, new, tensor, out=tensor)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

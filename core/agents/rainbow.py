@@ -78,6 +78,7 @@ class RainbowParams(QLearningParams):
 class Rainbow(QLearning):
     Params = RainbowParams
     head = "distribution"
+    captures = True
 
     def __init__(self, params: RainbowParams, *args: Any):
         super().__init__(params, *args)

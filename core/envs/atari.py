@@ -48,9 +48,15 @@ class AtariEnv(Env):
         return TimeStep(self._stacked(observation), zeros, ones, ones.astype(bool), self._ended, zeros)
 
     def step(self, action: np.ndarray) -> TimeStep:
-        action = checked_discrete(action, self._num_envs, self._actions)  # one outside hangs the emulator for ever
+        self.send(action)
+        return self.recv()
+
+    def send(self, action: np.ndarray) -> None:
+        self._emulator.send(checked_discrete(action, self._num_envs, self._actions))  # one outside hangs the emulator for ever
+
+    def recv(self) -> TimeStep:
         first = self._ended
-        observation, reward, terminated, _, info = self._emulator.step(action)
+        observation, reward, terminated, _, info = self._emulator.recv()
         if self._cut.any():
             observation, info = self._emulator.reset(options={"reset_mask": self._cut})  # the others stay as they are
             terminated = terminated & ~self._cut

@@ -44,6 +44,12 @@ class DrawnAtari:
             reward = self._advance(self._actions[int(action[0])])
         return self._observation(), np.array([reward]), np.array([self._ended]), np.array([False]), self._info()
 
+    def send(self, action: np.ndarray) -> None:
+        self._sent = action
+
+    def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        return self.step(self._sent)
+
     def render(self) -> np.ndarray:
         return self._ale.getScreenRGB()
 

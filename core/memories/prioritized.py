@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from core.memories.drawing import Starts, check_batch_size
+from core.memories.resident import ResidentPrioritized
 from core.memories.sum_tree import SumTree
 from core.memory import Batch, Keys, Memory
 from core.settings import setting
@@ -33,6 +34,7 @@ class PrioritizedMemory(Memory):
     """The tree has one leaf a start: those of an actor's starts [low, high), as Starts numbers them, are set; all others are zero."""
 
     Params = PrioritizedParams
+    Resident = ResidentPrioritized
     with_priority = True
 
     def __init__(self, params: PrioritizedParams, layout: Layout, window: WindowSpec, seed: int):
@@ -53,8 +55,12 @@ class PrioritizedMemory(Memory):
     @property
     def beta(self) -> float:
         """Exponent of the next batch's importance weights."""
+        return self.beta_of(self._batches)
+
+    def beta_of(self, batch: int) -> float:
+        """Of the batch of this number, from 0."""
         start, end = self.params.beta_start, self.params.beta_end
-        return start + (end - start) * min(self._batches / self.params.beta_updates, 1.0)
+        return start + (end - start) * min(batch / self.params.beta_updates, 1.0)
 
     # sampling ---------------------------------------------------------------------------------------------------------
     def sample(self, batch_size: int) -> Batch | None:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from core.memories.drawing import ATTEMPTS, Starts, check_batch_size
+from core.memories.resident import ResidentReplay
 from core.memory import Batch, Keys, Memory
 from core.settings import setting
 from core.trajectory import Layout, WindowSpec
@@ -20,6 +21,7 @@ class SharedMemory(Memory):
     """Uniform over the legal starts of all actors."""
 
     Params = SharedParams
+    Resident = ResidentReplay
 
     def __init__(self, params: SharedParams, layout: Layout, window: WindowSpec, seed: int):
         super().__init__(params, layout, window, seed)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from core.agent import Exploration
 from core.context import Context
-from core.env import TimeStep
-from core.model import restart
+from core.env import Env, TimeStep
 from core.profile import Profile
 from core.settings import setting
+from core.single_processes.env_groups import EnvGroups
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,9 @@ class ActorParams:
     chunk_length: int = setting(8, low=1)          # rows of each stream published together
     refresh_period: int = setting(100, low=1)      # agent steps of this actor between looks for newer parameters (Ape-X: 100)
     log_period: float = setting(2.0, above=0)      # seconds between reports
-    env_threads: int = setting(1, low=1)           # emulator threads an actor
+    env_threads: int = setting(1, low=1)           # emulator threads an actor, of each of its groups
+    groups: int = setting(1, low=1)                # of an actor's environments that take turns: 2: one is emulated, one is answered
+    device: str = "cpu"                            # of the actor's network: cpu, cuda, cuda:1; auto: cuda if there is one
     niceness: int = setting(10, low=0, high=19)    # of the process, so that a learner that has work goes first where cores are few
 
 
@@ -38,16 +41,21 @@ def actor(context: Context, index: int) -> Iterator[bool]:
 
 
 def _play(context: Context, index: int, generator: np.random.Generator, seed: int) -> Iterator[bool]:
-    options, clock, num_envs = context.options, context.clock, context.options.num_envs_per_actor
-    agent = context.make_agent()
-    env = context.make_env(num_envs, training=True, num_threads=options.actor.env_threads)
-    env.note_stream_in(clock.stream_cell(context.process_ind("actor", index)))
-    exploration = agent.exploration(index, options.num_actors, num_envs, generator)
-    memory, number = context.memory_of(index)
+    options, clock, num_envs, count = context.options, context.clock, context.options.num_envs_per_actor, context.options.actor.groups
+    agent, (memory, number) = context.make_agent(options.actor.device), context.memory_of(index)
     tally, profile = Tally(num_envs), Profile(context, "actor", index)
+
+    def make_env(streams: int) -> Env:
+        env = context.make_env(streams, training=True, num_threads=options.actor.env_threads)
+        env.note_stream_in(clock.stream_cell(context.process_ind("actor", index)))
+        return env
+
+    def exploration(group: int) -> Exploration:
+        return agent.exploration(index * count + group, options.num_actors * count, num_envs // count, generator)
+
+    groups = EnvGroups(agent, make_env, exploration, seed, count, num_envs, profile.lap)
     try:
-        timestep, version, until_refresh = env.reset(seed), 0, 0
-        initial = state = agent.initial_state(num_envs)
+        version, until_refresh = 0, 0
         while not context.parameters.version and not clock.stopped:
             yield False  # the learner is still restoring rows and weights
         writer = memory.writer(number, agent.initial_priorities)
@@ -60,15 +68,9 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
             if until_refresh <= 0:
                 version, until_refresh = context.parameters.pull(agent.model, version), options.actor.refresh_period
                 profile.lap("pull")
-            exploration.update(clock.agent_steps)
-            state = restart(state, timestep.first, initial)
-            output = agent.act(timestep, state, exploration)
-            profile.lap("forward")
-            after = env.step(output.action)
-            profile.lap("environment")
-            published = writer.append(timestep, output.action, after, output.extras, state)
+            before, output, after, state = groups.step(clock.agent_steps)
+            published = writer.append(before, output.action, after, output.extras, state)
             profile.lap("write")
-            timestep, state = after, output.state
             until_refresh -= num_envs
             steps += published
             clock.acted(index, published, tally.add(after))
@@ -78,14 +80,14 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
             if time.monotonic() - reported >= options.actor.log_period:
                 seconds, reported = time.monotonic() - reported, time.monotonic()
                 context.report("actor", index, {
-                    **exploration.statistics(), "policy_lag": float(context.parameters.version - version),
+                    **groups.statistics(), "policy_lag": float(context.parameters.version - version),
                     "agent_steps_per_second": (steps - published_before) / seconds})
                 published_before = steps
                 profile.report()
             profile.lap("report")
             yield True
     finally:
-        env.close()
+        groups.close()
         profile.close()
 
 

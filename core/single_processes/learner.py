@@ -1,25 +1,23 @@
 """Learner: sample, learn, update priorities, publish parameters, save checkpoints when asked."""
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor
 
-from core.agent import Agent, LearnerOutput, joined
+from core.agent import Agent
 from core.averaging import Group, LearnersParted
 from core.context import Context
-from core.memory import Batch, batch_size, piece
-from core.notices import notice
-from core.prefetch import Prefetcher
+from core.device import use_tf32
+from core.precision import PRECISIONS
 from core.profile import Profile
 from core.settings import setting
 from core.single_processes.agreement import News, Watch
 from core.single_processes.learner_state import restore, save, save_alone
-from core.trajectory import Window
+from core.single_processes.updates import Batches, Learn, LearnersMemory, feature_source, learners_memory, updates
 
 
 @dataclass(frozen=True)
@@ -27,6 +25,10 @@ class LearnerParams:
     threads: int = setting(0, low=0)                     # of torch; 0: all cores up to 4, then what the actors leave
     prefetch: int = setting(4, low=0)                    # most batches prepared ahead in a thread; the inline engine always uses 0
     batches_per_draw: int = setting(1, low=1)            # drawn from the memory at once, in that thread: cheaper where updates take little
+    memory_device: str = setting("cpu", choices=("cpu", "learner"))  # where batches are drawn: learner: rows are copied to its device
+    updates_per_replay: int = setting(1, low=1)          # updates in a row that python starts as one; with memory_device learner
+    captured: str = setting("auto", choices=("auto", "yes", "no"))  # record them as a CUDA graph and replay it; auto: where possible
+    precision: str = setting("float32", choices=PRECISIONS)  # of products: tf32 on GPUs; bf16: of the networks, the rest stays as it is
     shrink_batch: bool = setting(False)                  # out of GPU memory: go on with batches in pieces that fit
     publish_period: int = setting(10, low=1)             # updates between publications of the parameters
     log_period: float = setting(2.0, above=0)            # seconds between reports
@@ -49,44 +51,43 @@ def learner(context: Context, index: int) -> Iterator[bool]:
     (publish, report, write the agent) learner 0 does.
     """
     with closing(context.meeting.join(index, context.device_of(index))) as group:
-        agent = _make_agent(context, group)
-        version = restore(context, agent, index)
-        depth = 0 if context.options.engine == "inline" else context.options.learner.prefetch
-        with closing(Prefetcher(context.memories[index], context.options.agent.batch_size, depth,
-                                context.options.learner.batches_per_draw)) as prefetcher:
+        agent, memory = _make_agent(context, group), learners_memory(context, index)
+        version = restore(context, agent, memory, index)
+        batches, learn = updates(context, agent, memory, index)
+        with closing(batches):
             try:
                 yield from group.gather([])  # all have their rows: actors may begin
                 if index == 0:
                     context.parameters.publish(agent.model, version)
                 with closing(Profile(context, "learner", index, context.device_of(index))) as profile:
-                    yield from _learn(context, agent, prefetcher, group, profile)
-                yield from save(context, agent, prefetcher, group)
+                    yield from _learn(context, agent, memory, batches, learn, group, profile)
+                yield from save(context, agent, memory, batches, group)
             except LearnersParted:
-                save_alone(context, agent, prefetcher, index)
+                save_alone(context, agent, memory, batches, index)
                 raise
 
 
-def _learn(context: Context, agent: Agent, prefetcher: Prefetcher, group: Group, profile: Profile) -> Generator[bool, None, None]:
+def _learn(context: Context, agent: Agent, memory: LearnersMemory, batches: Batches, learn: Learn, group: Group,
+           profile: Profile) -> Generator[bool, None, None]:
     """Until the run ends."""
     options, clock, first = context.options, context.clock, group.index == 0
-    learn, statistics = Pieces(agent, options.learner.shrink_batch), Statistics()
-    samples = options.agent.batch_size * agent.samples_per_window
+    statistics, samples = Statistics(), options.agent.batch_size * agent.samples_per_window
     watch = Watch(agent, clock.updates, options.learner.compare_period if group.size > 1 else 0)
     bad_updates, reported, batch = 0, time.monotonic(), None
     while True:
         profile.lap("wait")
         stopped, due = clock.stopped, clock.checkpoint_due
         if batch is None and not (stopped or due):
-            batch = prefetcher.get(timeout=0.1) if clock.may_learn(group.size * samples) else None
+            batch = batches.get(timeout=0.1) if clock.may_learn(group.size * learn.count * samples) else None
             if batch is None:
                 yield False
                 continue
-            profile.lap("wait" if prefetcher.starved else "sample")
+            profile.lap("wait" if batches.starved else "sample")
         news = watch.check((yield from group.gather(News(stopped, due, batch is not None, *watch.look()))))
         if news.stopped:
             return
         if news.due:
-            yield from save(context, agent, prefetcher, group)
+            yield from save(context, agent, memory, batches, group)
             profile.lap("checkpoint")
         if batch is None or not news.ready:
             continue
@@ -94,23 +95,24 @@ def _learn(context: Context, agent: Agent, prefetcher: Prefetcher, group: Group,
         output = yield from group.run(partial(learn, batch))
         profile.lap("update")
         if output.priorities is not None:
-            prefetcher.update_priorities(batch.keys, output.priorities.cpu().numpy())
+            batches.update_priorities(batch.keys, output.priorities.cpu().numpy())
             profile.lap("priorities")
         batch = None
-        clock.learnt(group.index, samples)
-        watch.updates += 1
-        if first and watch.updates % options.learner.publish_period == 0:
+        for _ in range(learn.count):
+            clock.learnt(group.index, samples)
+        watch.updates += learn.count
+        if first and watch.updates % options.learner.publish_period < learn.count:
             context.parameters.publish(agent.model)
             profile.lap("publish")
-        bad_updates = bad_updates + 1 if output.skipped else 0
+        bad_updates = max(bad_updates + 1 if output.skipped else 0, learn.bad)
         if bad_updates >= options.learner.max_bad_updates:
             raise TrainingDiverged(f"the loss was not finite in {bad_updates} updates in a row; the last checkpoint is sound. "
                                    "A smaller agent.lr or agent.clip_norm may help")
-        statistics.add(output.statistics, output.skipped)
+        statistics.add(output.statistics, bool(output.skipped))
         if first and time.monotonic() - reported >= options.learner.log_period:
             reported = time.monotonic()
-            context.report("learner", 0, {**statistics.take(), **learn.statistics(), **prefetcher.statistics(),
-                                          **prefetcher.call(context.memories[0].statistics)})
+            context.report("learner", 0, {**statistics.take(), **learn.statistics(), **batches.statistics(),
+                                          **batches.call(memory.statistics)})
             profile.report()
         profile.lap("report")
         profile.step()
@@ -120,45 +122,15 @@ def _learn(context: Context, agent: Agent, prefetcher: Prefetcher, group: Group,
 def _make_agent(context: Context, group: Group) -> Agent:
     """Of several learners all draw the same first weights; then each goes on with a random state of its own."""
     context.seed_everything("learner", 0)
+    use_tf32(context.options.learner.precision != "float32")
     memory, device = context.memories[group.index], context.device_of(group.index)
-    agent = context.make_agent(device)
+    agent = context.make_agent(device, context.options.learner.precision)
     if memory.feature_dtype(context.options.memory):
-        memory.features_of = _feature_source(context, device)
+        memory.features_of = feature_source(context, device)
     if group.size > 1:
         agent.state_dict()  # everything that is made on first use
         context.seed_everything("learner", group.index)
     return agent
-
-
-class Pieces:
-    """An agent's `learn`, on the whole batch or, once that did not fit into the GPU's memory, on pieces of it one after another."""
-
-    def __init__(self, agent: Agent, shrink: bool):
-        self._agent, self._shrink, self._size = agent, shrink, 0
-
-    def __call__(self, batch: Batch) -> LearnerOutput:
-        total, start, outputs = batch_size(batch), 0, []
-        self._size = self._size or total
-        while start < total:
-            part = batch if self._size >= total else piece(batch, slice(start, start + self._size))
-            try:
-                outputs.append(self._agent.learn(part))
-            except torch.OutOfMemoryError:
-                if not self._shrink or self._size == 1:
-                    raise
-            else:
-                start += self._size
-                continue
-            self._halve(total)  # the error is forgotten, and with it the tensors of its frames
-        return outputs[0] if len(outputs) == 1 else joined(outputs)
-
-    def _halve(self, total: int) -> None:
-        self._size = -(-self._size // 2)
-        torch.cuda.empty_cache()
-        notice(f"out of GPU memory: batches of {total} are learnt in pieces of {self._size} from now on")
-
-    def statistics(self) -> dict[str, float]:
-        return {"batch_size": float(self._size)} if self._shrink else {}
 
 
 class Statistics:
@@ -179,19 +151,3 @@ class Statistics:
         means = {name: float(total) / self._count for name, total in self._sums.items()} if self._count else {}
         self._sums, self._count = {}, 0
         return {**means, "skipped_updates": float(self._skipped)}
-
-
-def _feature_source(context: Context, device: str) -> Callable[[Window], Tensor]:
-    """A second network for the thread that samples: it follows the published parameters, so that nobody reads weights in the making.
-
-    It is made at once: that draws from torch's random state, which is the learner's.
-    """
-    scout, version = context.make_agent(device), 0
-    model = scout.model
-
-    def features_of(window: Window) -> Tensor:
-        nonlocal version
-        version = context.parameters.pull(model, version)
-        return scout.features(window)
-
-    return features_of

@@ -13,12 +13,13 @@ import torch
 from core.agent import Agent
 from core.averaging import Alone, Group
 from core.context import Context
+from core.device import device_random_state, set_device_random_state
 from core.notices import notice
-from core.prefetch import Prefetcher
+from core.single_processes.updates import Batches, LearnersMemory
 from utils import checkpoint
 
 
-def restore(context: Context, agent: Agent, index: int) -> int:
+def restore(context: Context, agent: Agent, memory: LearnersMemory, index: int) -> int:
     """Weights, optimiser, memory and random state of the run to continue; or weights only. Returns the version of the parameters."""
     version = 1
     if context.resume_from is not None:
@@ -26,9 +27,10 @@ def restore(context: Context, agent: Agent, index: int) -> int:
         state = checkpoint.load(context.resume_from, ("agent", "learner", *own))[0]
         agent.load_state_dict(state["agent"])
         if own[1] in state:
-            context.memories[index].load_state_dict(state[own[1]])
+            memory.load_state_dict(state[own[1]])
         if own[0] in state:
             torch.set_rng_state(state[own[0]]["torch_rng"])
+            set_device_random_state(torch.device(context.device_of(index)), state[own[0]].get("device_rng"))
         version = state["learner"]["version"]
     elif context.initial_weights is not None:
         weights, _ = checkpoint.load_weights(context.initial_weights)
@@ -36,10 +38,10 @@ def restore(context: Context, agent: Agent, index: int) -> int:
     return version
 
 
-def save(context: Context, agent: Agent, prefetcher: Prefetcher, group: Group) -> Generator[bool, None, None]:
+def save(context: Context, agent: Agent, memory: LearnersMemory, batches: Batches, group: Group) -> Generator[bool, None, None]:
     """Publish, then write a full checkpoint. A full disk is reported and counted; training goes on."""
     options, index = context.options, group.index
-    parts = _parts(context, prefetcher, index)
+    parts = _parts(context, memory, batches, index)
     written = index == 0 or _written(partial(checkpoint.save_parts, options.checkpoint_folder, parts))
     all_written = all(row[0] for row in (yield from group.gather([written])))
     if index:
@@ -54,10 +56,10 @@ def save(context: Context, agent: Agent, prefetcher: Prefetcher, group: Group) -
     context.clock.checkpoint_written()
 
 
-def save_alone(context: Context, agent: Agent, prefetcher: Prefetcher, index: int) -> None:
+def save_alone(context: Context, agent: Agent, memory: LearnersMemory, batches: Batches, index: int) -> None:
     """What learner 0 can still do when another one is gone; that one's memory is gone too."""
     if index == 0 and not context.options.learner.checkpoint_replay:
-        for _ in save(context, agent, prefetcher, Alone()):
+        for _ in save(context, agent, memory, batches, Alone()):
             """Alone it does not wait."""
 
 
@@ -67,11 +69,11 @@ def _own(index: int) -> tuple[str, str]:
     return f"learner{suffix}", f"memory{suffix}"
 
 
-def _parts(context: Context, prefetcher: Prefetcher, index: int) -> dict[str, Any]:
-    memory, names = context.memories[index], _own(index)
-    parts: dict[str, Any] = {names[0]: {"torch_rng": torch.get_rng_state()}}
+def _parts(context: Context, memory: LearnersMemory, batches: Batches, index: int) -> dict[str, Any]:
+    names, device = _own(index), torch.device(context.device_of(index))
+    parts: dict[str, Any] = {names[0]: {"torch_rng": torch.get_rng_state(), "device_rng": device_random_state(device)}}
     if context.options.learner.checkpoint_replay:
-        parts[names[1]] = prefetcher.call(lambda: memory.state_dict(with_rows=True))
+        parts[names[1]] = batches.call(lambda: memory.state_dict(with_rows=True))
     return parts
 
 

@@ -50,7 +50,7 @@ def context(monkeypatch):
     return context
 
 
-def make_agent(spec, device="cpu"):
+def make_agent(spec, device="cpu", precision="float32"):
     return Watched(Watched.Params(unroll_length=LENGTH, batch_size=1), spec, partial(MLPAC, MLPACParams(lstm=UNITS, hidden=8), spec))
 
 

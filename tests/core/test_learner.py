@@ -10,7 +10,7 @@ from core.agent import LearnerOutput, joined
 from core.agents.impala import Impala
 from core.memory import Batch, Keys, batch_size, piece
 from core.parameters import ParameterStore
-from core.single_processes.learner import Pieces, _feature_source
+from core.single_processes.updates import Pieces, feature_source
 from core.trajectory import Window
 from tests.core.agents.unrolls import Table, random_unrolls, table_agent
 
@@ -184,7 +184,7 @@ def source():
     agent = table_agent(Impala, logits, values)
     store = ParameterStore(ParameterStore.size_of(agent.model))
     context = SimpleNamespace(parameters=store, make_agent=lambda device: table_agent(Impala, 0 * logits, 0 * values))
-    features_of = _feature_source(context, "cpu")
+    features_of = feature_source(context, "cpu")
     store.publish(agent.model)
     return agent.model, store, features_of, batch.window
 
@@ -214,5 +214,5 @@ def test_the_network_of_the_features_is_made_before_the_learners_random_state_is
     def make_agent(device):
         return Impala(Impala.Params(), None, lambda: made.append(device) or Table(np.zeros((1, 4)), np.zeros(1)))
 
-    _feature_source(SimpleNamespace(parameters=None, make_agent=make_agent), "cpu:0")
+    feature_source(SimpleNamespace(parameters=None, make_agent=make_agent), "cpu:0")
     assert made == ["cpu:0"]

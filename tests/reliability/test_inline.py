@@ -29,6 +29,8 @@ UNROLLS = (*SMALL, "--agent.unroll_length", "5", "--agent.batch_size", "10")
 RUNS = {  # every agent, and every memory
     "shared": (*CARTPOLE, "--memory_type", "shared"), "prioritized": (*CARTPOLE, "--memory_type", "prioritized"),
     "rainbow": ("--config", "rainbow-cartpole", *SMALL),
+    "on the learner's device": (*CARTPOLE, "--memory_type", "prioritized", "--learner.memory_device", "learner",
+                                "--learner.updates_per_replay", "2", "--actor.groups", "2"),
     "r2d2": ("--config", "r2d2-cartpole", *SMALL, "--model.hidden", "16", "--model.lstm", "8"),
     "impala with LSTM": ("--config", "impala-cartpole", *UNROLLS, "--model.lstm", "8"),
     "impala with replay": ("--config", "replay-minatar-breakout", *UNROLLS, "--env_type", "catch", "--game", "catch",

@@ -12,8 +12,8 @@ from core.agent import Agent
 from core.context import Context
 from core.memories.unrolls import concatenated
 from core.memory import Batch, Keys
-from core.single_processes import learner as learner_module
-from core.single_processes.learner import Pieces
+from core.single_processes import updates
+from core.single_processes.updates import Pieces
 from tests.reliability.test_inline import CARTPOLE, RUNS, differences, saved, train
 from utils import checkpoint
 from utils.command_line import read_options
@@ -47,7 +47,7 @@ def learnt(monkeypatch):
             self.batches.append(batch)
             return super().__call__(batch)
 
-    monkeypatch.setattr(learner_module, "Pieces", Recording)
+    monkeypatch.setattr(updates, "Pieces", Recording)
     return found
 
 
@@ -137,14 +137,14 @@ def test_learners_that_are_not_alike_end_the_run_by_name_and_save_nothing(tmp_pa
 
 @pytest.mark.parametrize("broken", [0, 1])
 def test_a_learner_that_fails_ends_the_run_and_learner_0_saves_if_it_is_left(tmp_path, monkeypatch, learnt, broken):
-    recorded = learner_module.Pieces.__call__
+    recorded = updates.Pieces.__call__
 
     def failing(self, batch):
         if len(self.batches) == 5 and self.batches is learnt[broken].batches:
             raise ValueError("broken")
         return recorded(self, batch)
 
-    monkeypatch.setattr(learner_module.Pieces, "__call__", failing)
+    monkeypatch.setattr(updates.Pieces, "__call__", failing)
     exit_code, context = launch(tmp_path, *CARTPOLE, *TWO, "--steps", "300")
     assert exit_code == 4 and context.clock.updates == 5
     assert "learn" not in [thread.name for thread in threading.enumerate()]

@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memories.shared import SharedMemory, SharedParams
@@ -64,6 +65,26 @@ def test_a_sampler_never_sees_a_torn_or_stale_row_while_writers_lap_it(memory_ty
             memory.tree.check()
         assert batches >= 20 and sum(lapped) > 0  # the race did happen, and was caught
         assert (memory.trajectories.written() - before > 4).all()
+
+
+def test_the_copy_on_the_learners_device_never_holds_a_torn_row_and_keeps_what_writers_overwrite():
+    memory = make(PrioritizedMemory, rows=200)
+    resident, batches, overwritten = memory.Resident(memory, torch.device("cpu")), 0, 0
+    with started(write_without_end, memory, 0), started(write_without_end, memory, 1):
+        before, end = memory.trajectories.written(), time.monotonic() + 10
+        while batches < 150 and time.monotonic() < end:
+            if not resident.refresh():
+                continue
+            resident.plan(1)
+            time.sleep(0.01)  # writers go on
+            batch, places = resident.sample(32)
+            streams, serials = (part.numpy() for part in batch.keys)
+            check_coded_window(memory.layout, SPEC, streams, serials, batch.window)
+            overwritten += int((~memory.trajectories.intact(streams, serials)).sum())
+            assert np.isfinite(batch.weights.numpy()).all()
+            resident.update_priorities(places, torch.rand(32))
+            batches += 1
+        assert batches >= 20 and overwritten > 0 and (memory.trajectories.written() - before > 4).all()
 
 
 @pytest.mark.parametrize("memory_type", [SharedMemory, PrioritizedMemory])

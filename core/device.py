@@ -1,0 +1,37 @@
+"""What is asked of the device a learner computes on, whatever it is. Lines that only CUDA knows are here and in captured.py."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.shared import available_bytes
+
+
+def upload(array: np.ndarray, target: Tensor) -> None:
+    """Copy an array into a tensor of its shape, in turn with what else the device was given to do. The array may change afterwards.
+
+    CUDA: by way of pinned memory, so that python does not wait; torch's allocator of pinned memory reuses it once the copy is through.
+    """
+    source = torch.from_numpy(np.ascontiguousarray(array))
+    target.copy_(source.pin_memory() if target.is_cuda else source, non_blocking=True)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that can still be allocated there."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+
+
+def use_tf32(enabled: bool) -> None:
+    """Whether GPUs may round the factors of float32 products and convolutions to TF32's 10 bits, in this process."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = enabled
+
+
+def device_random_state(device: torch.device) -> Tensor:
+    """Of torch's global generator for that device; empty for the CPU, whose state is kept anyway."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.empty(0, dtype=torch.uint8)
+
+
+def set_device_random_state(device: torch.device, state: Tensor | None) -> None:
+    """Continue from device_random_state; of another kind of device, or none, nothing is known."""
+    if device.type == "cuda" and state is not None and len(state):
+        torch.cuda.set_rng_state(state, device)

@@ -1,0 +1,140 @@
+"""Updates on a device that python only starts: sample, learn, write priorities back, several times, from rows that live there.
+
+Where a learner has a Prefetcher and its agent's `learn` otherwise, it has Refreshed and ResidentUpdates.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.agent import Agent, LearnerOutput
+from core.captured import Captured
+from core.memory import Batch, Keys
+
+
+class ResidentMemory(ABC):
+    """The learner's side of a memory on its device. Made of the memory that actors write to, and that device."""
+
+    @property
+    @abstractmethod
+    def generators(self) -> tuple[torch.Generator, ...]:
+        """That `sample` draws from."""
+
+    @abstractmethod
+    def refresh(self) -> bool:
+        """Take in what actors have written; False while no legal start exists."""
+
+    @abstractmethod
+    def plan(self, count: int) -> None:
+        """Before `count` calls of `sample`: what changes from one to the next and is known ahead."""
+
+    @abstractmethod
+    def sample(self, batch_size: int) -> tuple[Batch, Tensor]:
+        """Windows on the device, and the places [B] of their starts; python looks at no value."""
+
+    @abstractmethod
+    def update_priorities(self, places: Tensor, priorities: Tensor) -> None:
+        """Of starts sampled since the last `refresh`. Priorities that are not finite change nothing."""
+
+    @abstractmethod
+    def statistics(self) -> dict[str, float]: ...
+
+    @abstractmethod
+    def state_dict(self, with_rows: bool) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class ResidentUpdates:
+    """`count` updates a call. Captured or eager they are the same code; agents that cannot be captured are not planned either.
+
+    `bad` updates in a row were not finite when `statistics` last looked.
+    """
+
+    def __init__(self, agent: Agent, memory: ResidentMemory, batch_size: int, count: int, device: torch.device, *, capture: bool):
+        if capture and not agent.captures:
+            raise ValueError(f"updates of {type(agent).__name__} cannot be captured")
+        self._agent, self._memory, self._batch_size, self.count = agent, memory, batch_size, count
+        self._work = Captured(self._updates, device, memory.generators, capture=capture)
+        self._tally, self.bad = Tally(device), 0
+
+    def __call__(self, memory: ResidentMemory) -> LearnerOutput:
+        """All of them; on CUDA they go on when this returns. What they report is left to `statistics`."""
+        memory.plan(self.count)
+        if self._agent.captures:
+            self._agent.plan(self.count)
+        self._work()
+        return LearnerOutput({}, None)
+
+    def _updates(self) -> None:
+        for _ in range(self.count):
+            batch, places = self._memory.sample(self._batch_size)
+            output = self._agent.learn(batch)
+            if output.priorities is not None:
+                self._memory.update_priorities(places, output.priorities)
+            self._tally.add(output)
+
+    def statistics(self) -> dict[str, float]:
+        """Means since the last call; waits for the device."""
+        means, self.bad = self._tally.take()
+        return means
+
+
+class Refreshed:
+    """In the place of a Prefetcher: nothing is sampled ahead."""
+
+    starved = False  # nothing here waits
+
+    def __init__(self, memory: ResidentMemory):
+        self._memory = memory
+
+    def update_priorities(self, keys: Keys, priorities: np.ndarray) -> None:
+        """ResidentUpdates has written them."""
+
+    def get(self, timeout: float) -> ResidentMemory | None:
+        """The memory, with all that actors have written; None while there is nothing to learn from."""
+        return self._memory if self._memory.refresh() else None
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """function() between updates."""
+        return function()
+
+    def statistics(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        """There is no thread to end."""
+
+
+class Tally:
+    """Running sums of what updates report, on their device and always in the same tensors."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._names: list[str] = []
+        self._sums = torch.zeros(0, device=device)  # of the updates that changed something
+        self._counts = torch.zeros(4, dtype=torch.int64, device=device)  # those; skipped ones; in a row at the end; and at the most
+
+    def add(self, output: LearnerOutput) -> None:
+        if not self._names:
+            self._names, self._sums = list(output.statistics), torch.zeros(len(output.statistics), device=self._device)
+        skipped = torch.as_tensor(output.skipped, device=self._device)
+        values = torch.stack([output.statistics[name].to(self._device, torch.float32) for name in self._names])
+        self._sums.add_(torch.where(skipped, 0.0, values))
+        learnt, lost, row, longest = self._counts
+        row = torch.where(skipped, row + 1, 0)
+        self._counts.copy_(torch.stack([learnt + ~skipped, lost + skipped, row, torch.maximum(longest, row)]))
+
+    def take(self) -> tuple[dict[str, float], int]:
+        """Means since the last call with the number of skipped updates so far, and how many in a row were since the last call."""
+        learnt, lost, _, longest = self._counts.tolist()
+        means = {name: total / learnt for name, total in zip(self._names, self._sums.tolist())} if learnt else {}
+        self._sums.zero_()
+        self._counts[0].zero_()
+        self._counts[3].zero_()
+        return {**means, "skipped_updates": float(lost)}, longest

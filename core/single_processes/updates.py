@@ -1,0 +1,114 @@
+"""What a learner samples from, and what learns: the shared rows ahead of it in a thread, or their copy on its device."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.agent import Agent, LearnerOutput, joined
+from core.context import Context
+from core.memory import Batch, Keys, Memory, batch_size, piece
+from core.notices import notice
+from core.prefetch import Prefetcher
+from core.resident import Refreshed, ResidentMemory, ResidentUpdates
+from core.trajectory import Window
+
+LearnersMemory = Memory | ResidentMemory
+
+
+class Batches(Protocol):
+    """What is learnt from next, as a Prefetcher gives it."""
+
+    starved: bool  # rows had to be waited for before the last `get`
+
+    def get(self, timeout: float) -> Any: ...
+
+    def update_priorities(self, keys: Keys, priorities: np.ndarray) -> None: ...
+
+    def call(self, function: Callable[[], Any]) -> Any: ...
+
+    def statistics(self) -> Mapping[str, float]: ...
+
+    def close(self) -> None: ...
+
+
+class Learn(Protocol):
+    """Learns from what a Batches gives: `count` updates a call; `bad` of them in a row were not finite before the last one."""
+
+    count: int
+    bad: int
+
+    def __call__(self, batch: Any, /) -> LearnerOutput: ...
+
+    def statistics(self) -> Mapping[str, float]: ...
+
+
+def learners_memory(context: Context, index: int) -> LearnersMemory:
+    """The shared rows, or their copy on its device."""
+    memory = context.memories[index]
+    if context.options.learner.memory_device != "learner":
+        return memory
+    assert memory.Resident is not None  # else the settings are refused
+    return memory.Resident(memory, torch.device(context.device_of(index)))
+
+
+def updates(context: Context, agent: Agent, memory: LearnersMemory, index: int) -> tuple[Batches, Learn]:
+    options = context.options
+    if isinstance(memory, ResidentMemory):
+        device = torch.device(context.device_of(index))
+        capture = agent.captures and device.type == "cuda" and options.learner.captured != "no"
+        count = options.learner.updates_per_replay
+        return Refreshed(memory), ResidentUpdates(agent, memory, options.agent.batch_size, count, device, capture=capture)
+    depth = 0 if options.engine == "inline" else options.learner.prefetch
+    batches = Prefetcher(memory, options.agent.batch_size, depth, options.learner.batches_per_draw)
+    return batches, Pieces(agent, options.learner.shrink_batch)
+
+
+class Pieces:
+    """An agent's `learn`, on the whole batch or, once that did not fit into the GPU's memory, on pieces of it one after another."""
+
+    def __init__(self, agent: Agent, shrink: bool):
+        self._agent, self._shrink, self._size = agent, shrink, 0
+        self.count, self.bad = 1, 0  # updates a call; in a row that were not finite before the one in hand
+
+    def __call__(self, batch: Batch) -> LearnerOutput:
+        total, start, outputs = batch_size(batch), 0, []
+        self._size = self._size or total
+        while start < total:
+            part = batch if self._size >= total else piece(batch, slice(start, start + self._size))
+            try:
+                outputs.append(self._agent.learn(part))
+            except torch.OutOfMemoryError:
+                if not self._shrink or self._size == 1:
+                    raise
+            else:
+                start += self._size
+                continue
+            self._halve(total)  # the error is forgotten, and with it the tensors of its frames
+        return outputs[0] if len(outputs) == 1 else joined(outputs)
+
+    def _halve(self, total: int) -> None:
+        self._size = -(-self._size // 2)
+        torch.cuda.empty_cache()
+        notice(f"out of GPU memory: batches of {total} are learnt in pieces of {self._size} from now on")
+
+    def statistics(self) -> dict[str, float]:
+        return {"batch_size": float(self._size)} if self._shrink else {}
+
+
+def feature_source(context: Context, device: str) -> Callable[[Window], Tensor]:
+    """A second network for the thread that samples: it follows the published parameters, so that nobody reads weights in the making.
+
+    It is made at once: that draws from torch's random state, which is the learner's.
+    """
+    scout, version = context.make_agent(device), 0
+    model = scout.model
+
+    def features_of(window: Window) -> Tensor:
+        nonlocal version
+        version = context.parameters.pull(model, version)
+        return scout.features(window)
+
+    return features_of

@@ -1,0 +1,241 @@
+"""Replay on the learner's device: the same starts, priorities and weights as the memories on the CPU, drawn as often as they should be."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
+from core.memories.resident import ResidentPrioritized
+from core.memories.shared import SharedMemory, SharedParams
+from core.memory import Keys
+from core.trajectory import WindowSpec
+from tests.core.devices import DEVICES
+from tests.core.tapes import RandomPlay, observed, small_layout
+
+SPEC = WindowSpec(3, (0, 3))
+SEQUENCES = WindowSpec(6, tuple(range(7)), crosses_episodes=True, stride=4)
+
+
+class Replay:
+    """Two actors of two streams each, and the learner's side of their memory on a device."""
+
+    def __init__(self, device: str = "cpu", memory_type=PrioritizedMemory, spec: WindowSpec = SPEC, priorities=None, rows: int = 24,
+                 seed: int = 0, end: float = 0.15, **params):
+        self.plays = [RandomPlay(actor, 2, end=end) for actor in range(2)]
+        self.layout = small_layout(self.plays[0].spec, rows=rows, chunk_length=4, num_envs=2, num_actors=2,
+                                   with_priority=memory_type.with_priority)
+        params = PrioritizedParams(100, **params) if memory_type is PrioritizedMemory else SharedParams(100)
+        self.memory, self.spec = memory_type(params, self.layout, spec, seed), spec
+        self.writers = [self.memory.writer(actor, priorities) for actor in range(2)]
+        self.resident = self.memory.Resident(self.memory, torch.device(device))
+
+    def play(self, *steps: int) -> "Replay":
+        for play, writer, count in zip(self.plays, self.writers, steps):
+            play.play(writer, count)
+        return self
+
+    def ready(self, batches: int = 1) -> "Replay":
+        assert self.resident.refresh()
+        self.resident.plan(batches)
+        return self
+
+    def starts(self) -> Keys:
+        """Every legal start, found by walking over the plays."""
+        stride = self.spec.stride or 1
+        low, high = self.memory.trajectories.starts(self.spec.length)
+        found = [(actor * 2 + stream, serial) for actor, play in enumerate(self.plays) for stream in range(2)
+                 for serial in range(low[actor], high[actor]) if serial % stride == 0
+                 and (self.spec.stride or not play.rows[stream][serial].last)]
+        return Keys(*np.array(found).T)
+
+    def places(self, keys: Keys) -> np.ndarray:
+        actors, envs = np.divmod(keys.streams, 2)
+        per_stream = self.layout.rows // (self.spec.stride or 1)
+        return (actors * per_stream + keys.serials // (self.spec.stride or 1) % per_stream) * 2 + envs
+
+    def leaves(self) -> np.ndarray:
+        return self.resident._leaves.cpu().numpy().ravel().copy()
+
+    def set(self, keys: Keys, priorities: np.ndarray) -> None:
+        device = self.resident.device
+        self.resident.update_priorities(torch.from_numpy(self.places(keys)).to(device), torch.from_numpy(priorities).to(device))
+
+    def counts(self, keys: Keys, draws: int) -> np.ndarray:
+        """How often each of the keys was drawn; a draw of anything else is an error."""
+        place = {key: index for index, key in enumerate(zip(*keys))}
+        counts = np.zeros(len(place))
+        for _ in range(draws // 250):
+            self.resident.plan(1)
+            for key in zip(*(part.tolist() for part in self.resident.sample(250)[0].keys)):
+                counts[place[key]] += 1
+        return counts
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+def test_starts_are_drawn_as_often_as_their_priorities_say(device, alpha):
+    replay = Replay(device, alpha=alpha, epsilon=0.01).play(50, 38).ready()
+    keys = replay.starts()
+    priorities = np.random.default_rng(0).random(len(keys.serials)) * 3
+    replay.set(keys, priorities)
+    shares = (priorities + 0.01) ** alpha / ((priorities + 0.01) ** alpha).sum()
+    draws = 50_000
+    counts = replay.counts(keys, draws)
+    assert (np.abs(counts - draws * shares) < 5 * np.sqrt(draws * shares) + 1).all() and len(shares) > 20
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("spec", [SPEC, SEQUENCES])
+def test_uniform_draws_give_every_legal_start_its_share_and_nothing_else(device, spec):
+    replay = Replay(device, SharedMemory, spec, rows=40).play(70, 38).ready()
+    keys = replay.starts()
+    draws, share = 20_000, 1 / len(keys.serials)
+    counts = replay.counts(keys, draws)
+    assert (np.abs(counts - draws * share) < 5 * np.sqrt(draws * share)).all() and len(counts) > 8
+    assert (replay.resident.sample(8)[0].weights == 1).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_importance_weights_are_those_of_the_paper(device):
+    replay = Replay(device, alpha=0.7, beta_start=0.4, epsilon=0.001).play(50, 50).ready()
+    keys = replay.starts()
+    priorities = np.random.default_rng(1).random(len(keys.serials)) * 2
+    replay.set(keys, priorities)
+    batch, _ = replay.resident.sample(16)
+    leaves = {key: (priority + 0.001) ** 0.7 for key, priority in zip(zip(*keys), priorities.tolist())}
+    drawn = zip(*(part.tolist() for part in batch.keys))
+    weights = [(len(leaves) * leaves[key] / sum(leaves.values())) ** -0.4 for key in drawn]
+    np.testing.assert_allclose(batch.weights.cpu().numpy(), np.array(weights) / max(weights), rtol=1e-5)
+    assert batch.weights.max() == 1.0 and batch.weights.min() < 0.9 and batch.weights.dtype == torch.float32
+
+
+def test_beta_follows_its_plan():
+    replay = Replay(alpha=1.0, epsilon=0.5, beta_start=0.5, beta_end=1.0, beta_updates=4).play(30, 30).ready(6)
+    keys = replay.starts()
+    replay.set(keys, np.where(np.arange(len(keys.serials)) % 2, 0.5, 1.5))  # leaves 1 and 2
+    weights = [float(replay.resident.sample(64)[0].weights.min()) for _ in range(6)]
+    assert weights == pytest.approx([2 ** -beta for beta in (0.5, 0.625, 0.75, 0.875, 1.0, 1.0)])
+    assert replay.resident.statistics()["beta"] == 1.0
+
+
+def test_draws_are_stratified():
+    replay = Replay(alpha=1.0, epsilon=1e-9, end=0.0).play(16, 16).ready()
+    keys = replay.starts()
+    replay.set(keys, np.ones(len(keys.serials)))
+    drawn = replay.resident.sample(len(keys.serials))[0].keys
+    assert sorted(zip(*(part.tolist() for part in drawn))) == sorted(zip(*keys))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_batch_holds_the_windows_of_its_keys(device):
+    replay = Replay(device).play(50, 41).ready()
+    batch, places = replay.resident.sample(64)
+    streams, serials = (part.tolist() for part in batch.keys)
+    assert (replay.places(Keys(np.array(streams), np.array(serials))) == places.cpu().numpy()).all()
+    for column, (stream, serial) in enumerate(zip(streams, serials)):
+        rows = replay.plays[stream // 2].rows[stream % 2]
+        assert not rows[serial].last
+        for place, observation in enumerate(observed(rows, serial, SPEC)):
+            np.testing.assert_array_equal(batch.window.observations[place, column].cpu().numpy(), observation)
+
+
+def partly_absolute_return(window) -> np.ndarray | None:
+    """An actor's priorities; now and then it has none."""
+    actions = window.actions[0].numpy()
+    return np.abs(window.rewards.sum(0).numpy()) + actions if actions.sum() % 3 else None
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("spec", [SPEC, SEQUENCES])
+def test_leaves_are_those_of_the_tree_on_the_cpu_whatever_happens(device, spec):
+    replay = Replay(device, spec=spec, priorities=partly_absolute_return, alpha=0.6, rows=40)
+    generator = np.random.default_rng(5)
+    for part, steps in enumerate([9, 3, 17, 100, 41, 8, 12, 25, 7, 160, 30]):
+        replay.play(steps, steps // 2 + part)
+        batch = replay.memory.sample(16)  # the CPU's side takes in what is new
+        if not replay.resident.refresh() or batch is None:
+            continue
+        np.testing.assert_allclose(replay.leaves(), replay.memory.tree.leaves, rtol=1e-12)
+        assert np.flatnonzero(replay.leaves()).tolist() == sorted(
+            place for place, leaf in zip(replay.places(replay.starts()), replay.memory.tree.leaves[replay.places(replay.starts())]) if leaf)
+        keys = Keys(*np.unique(np.stack(batch.keys), axis=1))
+        priorities = generator.random(len(keys.serials)) * (1 + part)
+        replay.memory.update_priorities(keys, priorities)
+        replay.set(keys, priorities)
+    assert part == 10 and float(replay.resident._largest) == replay.memory.statistics()["max_priority"] > 1
+    found, expected = replay.resident.statistics(), replay.memory.statistics()
+    assert found == pytest.approx({**expected, "beta": found["beta"]})
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
+def test_a_priority_that_is_none_changes_nothing(bad):
+    replay = Replay(alpha=1.0).play(30, 30).ready()
+    keys, before = replay.starts(), replay.leaves()
+    replay.set(Keys(keys.streams[:3], keys.serials[:3]), np.array([bad, 4.0, bad]))
+    changed = replay.leaves() != before
+    assert np.flatnonzero(changed).tolist() == [replay.places(keys)[1]] and float(replay.resident._largest) == 4.0
+
+
+def test_nothing_is_offered_before_the_first_legal_start():
+    replay = Replay()
+    assert not replay.resident.refresh()
+    assert not replay.play(0, 4).resident.refresh()  # one start may be the end of an episode
+    assert replay.play(0, 4).resident.refresh()
+    with pytest.raises(ValueError, match="batch size"):
+        replay.resident.sample(0)
+
+
+# checkpoint -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("memory_type", [PrioritizedMemory, SharedMemory])
+def test_sampling_continues_from_a_state_as_if_nothing_had_happened(device, memory_type):
+    replay = Replay(device, memory_type, rows=40).play(70, 45).ready(5)
+    for _ in range(5):
+        places = replay.resident.sample(8)[1]
+        replay.resident.update_priorities(places, torch.rand(8).to(device) * 4)
+    resumed = Replay(device, memory_type, rows=40, seed=8)
+    resumed.resident.load_state_dict(replay.resident.state_dict(with_rows=True))
+    replay.ready(5), resumed.ready(5)
+    assert (replay.leaves() == resumed.leaves()).all() and replay.resident.statistics() == resumed.resident.statistics()
+    for _ in range(5):
+        expected, found = replay.resident.sample(16), resumed.resident.sample(16)
+        assert torch.equal(expected[1], found[1]) and torch.equal(expected[0].weights, found[0].weights)
+        assert torch.equal(expected[0].window.observations, found[0].window.observations)
+
+
+def test_a_state_of_the_cpu_continues_on_the_device_and_back():
+    replay = Replay(rows=40).play(70, 45)
+    replay.memory.update_priorities(replay.memory.sample(16).keys, np.arange(16.0))
+    moved = Replay(rows=40)
+    moved.resident.load_state_dict(replay.memory.state_dict(with_rows=True))
+    moved.ready()
+    assert (moved.leaves() == replay.memory.tree.leaves).all()
+    back = Replay(rows=40)
+    back.memory.load_state_dict(moved.resident.state_dict(with_rows=True))
+    assert (back.memory.tree.leaves == replay.memory.tree.leaves).all()
+    assert back.memory.beta > replay.memory.beta  # one batch was planned on the device
+
+
+def test_without_rows_nothing_of_them_is_restored_but_beta_goes_on():
+    replay = Replay(beta_updates=10).play(50, 50).ready(5)
+    state = replay.resident.state_dict(with_rows=False)
+    resumed = Replay(beta_updates=10)
+    resumed.resident.load_state_dict(state)
+    assert not resumed.resident.refresh() and resumed.resident.statistics()["beta"] == replay.resident.statistics()["beta"]
+
+
+@pytest.mark.parametrize("memory_type", [PrioritizedMemory, SharedMemory])
+def test_the_bytes_that_are_counted_before_a_start_are_those_allocated(memory_type):
+    replay = Replay(memory_type=memory_type, rows=4000)
+    tensors = [*replay.resident.mirror._arrays.values(), replay.resident._leaves, replay.resident._leaves]  # and once more as running sums
+    allocated = sum(tensor.nbytes for tensor in tensors)
+    counted = replay.memory.Resident.nbytes(replay.layout, SPEC)
+    assert allocated <= counted <= allocated + 64 * len(tensors)
+
+
+def test_frames_that_are_packed_beside_the_actors_are_counted_as_they_are_on_the_device():
+    layout = Replay(rows=400).layout
+    packed = dataclasses.replace(layout, arena_bytes=10_000)
+    assert ResidentPrioritized.nbytes(packed, SPEC) == ResidentPrioritized.nbytes(layout, SPEC)

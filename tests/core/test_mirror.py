@@ -1,0 +1,127 @@
+"""Rows on the learner's device: every window equals the one gathered from the shared rows, bit for bit."""
+
+import numpy as np
+import pytest
+import torch
+
+from core.frames import StorageParams
+from core.mirror import Mirror
+from core.trajectory import Trajectories, Window, WindowSpec
+from core.writer import ChunkWriter
+from tests.core.devices import DEVICES
+from tests.core.tapes import RandomPlay, small_layout
+
+
+class Rings:
+    """Two actors that play at different speeds into rings of 24 rows, and their mirror."""
+
+    def __init__(self, device: str, spec: WindowSpec, *, rows: int = 24, chunk_length: int = 4, with_states: bool = False, **options):
+        play = {name: options.pop(name) for name in ("frame_stack", "frame_shape", "end") if name in options}
+        self.plays = [RandomPlay(seed, 2, **play) for seed in (1, 2)]
+        states = RandomPlay.states if with_states else ()
+        layout = small_layout(self.plays[0].spec, rows=rows, chunk_length=chunk_length, num_envs=2, num_actors=2, extras=RandomPlay.extras,
+                              states=states, with_priority=True, **options)
+        self.trajectories, self.spec = Trajectories(layout), spec
+        self.writers = [ChunkWriter(self.trajectories, actor, spec) for actor in range(2)]
+        for each in self.plays:
+            each.with_states = with_states
+        self.mirror = Mirror(self.trajectories, torch.device(device))
+
+    def play(self, *steps: int) -> None:
+        for play, writer, count in zip(self.plays, self.writers, steps):
+            play.play(writer, count)
+
+    def check(self) -> int:
+        """Every window that the mirror says can be read; returns how many there were."""
+        low, high = self.mirror.refresh(self.spec.length)
+        keys = [(actor * 2 + stream, serial) for actor in range(2) for stream in range(2)
+                for serial in range(low[actor], high[actor]) if not self.spec.stride or serial % self.spec.stride == 0]
+        if not keys:
+            return 0
+        streams, serials = np.array(keys).T
+        expected = self.trajectories.gather(streams, serials, self.spec)
+        assert self.trajectories.intact(streams, serials).all()
+        device = self.mirror["last"].device
+        found = self.mirror.gather(torch.from_numpy(streams).to(device), torch.from_numpy(serials).to(device), self.spec)
+        assert_equal_windows(found, expected)
+        return len(keys)
+
+
+def assert_equal_windows(found: Window, expected: Window) -> None:
+    """To the bit, in values and types."""
+    pairs = [*zip(found[:6], expected[:6]), *zip(found.states, expected.states, strict=True)]
+    assert found.extras.keys() == expected.extras.keys()
+    pairs += [(found.extras[name], expected.extras[name]) for name in expected.extras]
+    for one, other in pairs:
+        assert one.dtype == other.dtype and one.shape == other.shape
+        assert one.cpu().contiguous().numpy().tobytes() == other.contiguous().numpy().tobytes()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("frame_stack", [0, 1, 4])
+@pytest.mark.parametrize(("length", "observations", "crosses"),
+                         [(1, (0, 1), False), (3, (0, 3), False), (5, (0, 2, 5), True), (2, (), False)])
+@pytest.mark.parametrize("chunk_length", [1, 4])
+def test_every_window_equals_that_of_the_shared_rows(device, frame_stack, length, observations, crosses, chunk_length):
+    rings = Rings(device, WindowSpec(length, observations, crosses), frame_stack=frame_stack, chunk_length=chunk_length)
+    checked = 0
+    for part in range(20):
+        rings.play(3, 1 + part % 6)
+        checked += rings.check()
+    assert int(rings.trajectories.written().min()) > 2 * 24 and checked > 300
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_learner_that_slept_for_rounds_copies_what_can_still_be_read(device):
+    rings = Rings(device, WindowSpec(3, (0, 3)), end=0.05)
+    for steps in (7, 19, 200, 25, 24, 90):
+        rings.play(steps, steps // 2)
+        assert rings.check() > 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_sequences_have_the_states_of_their_chunks(device):
+    rings = Rings(device, WindowSpec(9, tuple(range(10)), crosses_episodes=True, stride=4), rows=40, with_states=True)
+    assert sum(bool(rings.play(5, 11)) or rings.check() for _ in range(20)) > 100
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_packed_frames_are_unpacked_once_and_equal(device):
+    rings = Rings(device, WindowSpec(3, (0, 3)), storage=StorageParams(codec="lz4"), frame_shape=(6, 6))
+    assert sum(bool(rings.play(3, 5)) or rings.check() for _ in range(20)) > 300
+
+
+def test_rows_are_copied_in_parts_where_they_are_many(monkeypatch):
+    monkeypatch.setattr("core.mirror.COPY_BYTES", 1)
+    rings = Rings("cpu", WindowSpec(3, (0, 3)))
+    parts = []
+    copy = rings.mirror._copy
+    rings.mirror._copy = lambda actor, first, last: (parts.append(last - first), copy(actor, first, last))
+    rings.play(18, 22)
+    assert rings.check() > 0 and max(parts) == 4 and sum(parts) == 16 + 16  # of 20 rows the first chunk is behind the guard
+
+
+def test_a_row_is_copied_once_but_for_the_newest_which_a_successor_marks():
+    rings = Rings("cpu", WindowSpec(3, (0, 3)), end=0.0)
+    parts = []
+    copy = rings.mirror._copy
+    rings.mirror._copy = lambda actor, first, last: (parts.append((actor, first, last)), copy(actor, first, last))
+    rings.play(8, 0)
+    rings.check(), rings.check()
+    rings.plays[0].rows = [rows[:8] for rows in rings.plays[0].rows]
+    rings.plays[0].restart()
+    rings.writers[0] = ChunkWriter(rings.trajectories, 0, rings.spec)  # the first writer died: row 7 is the last of its episode now
+    rings.play(4, 0)
+    assert rings.check() > 0 and parts == [(0, 0, 8), (0, 7, 12)]
+    assert rings.mirror["last"][0, 7].all() and not rings.mirror["last"][0, 6].any()
+
+
+def test_rows_that_were_overwritten_while_they_were_copied_are_not_offered():
+    rings = Rings("cpu", WindowSpec(3, (0, 3)), end=0.0)
+    rings.play(24, 24)
+    copy = rings.mirror._copy
+    rings.mirror._copy = lambda actor, first, last: (copy(actor, first, last), rings.play(16 * (actor == 0), 0))
+    low, high = rings.mirror.refresh(3)
+    assert rings.trajectories.written().tolist() == [40, 24]
+    assert low.tolist() == [16 + 8 + 3, 0 + 8 + 3]  # of what there was afterwards, the guard and the first stack less
+    assert high.tolist() == [27, 24 - 3]            # nothing of actor 0: rows 8 .. 23 had been copied and row 24 had not

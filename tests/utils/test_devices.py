@@ -1,0 +1,81 @@
+"""Settings that name devices, or what goes with one: told before anything is allocated."""
+
+import re
+
+import pytest
+
+from core.precision import PRECISIONS
+from utils import devices
+from utils.command_line import read_options
+
+RESIDENT = ("--learner.memory_device", "learner")
+
+
+@pytest.fixture
+def refuse(root, capsys):
+    def refused(*words):
+        with pytest.raises(SystemExit) as exit:
+            read_options([*words, "--root", str(root)])
+        assert exit.value.code == 2
+        return capsys.readouterr().err
+
+    return refused
+
+
+@pytest.fixture
+def no_cuda(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+@pytest.mark.parametrize("words", [(*RESIDENT, "--learner.captured", "yes"), ("--learner.precision", "tf32")])
+def test_what_needs_cuda_is_refused_without_it_with_the_devices_there_are(refuse, no_cuda, words):
+    for device in ("auto", "cpu"):
+        told = refuse("--config", "dqn-cartpole", "--device", device, *words)
+        assert f"needs a CUDA device and device='{device}' is none; this machine has cpu" in told
+
+
+@pytest.mark.parametrize("words", [
+    RESIDENT, (*RESIDENT, "--learner.captured", "auto"), (*RESIDENT, "--learner.captured", "no", "--learner.updates_per_replay", "3"),
+    ("--learner.precision", "bf16")])
+def test_the_rest_runs_without_cuda(root, no_cuda, words):
+    assert read_options(["--config", "dqn-cartpole", *words, "--root", str(root)]).device == "cpu"
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (("--config", "dqn-cartpole", "--learner.updates_per_replay", "2"), "learner.updates_per_replay=2 needs learner.memory_device=learner"),
+    (("--config", "impala-cartpole", *RESIDENT), "memory_type could be shared or prioritized"),
+    (("--config", "r2d2-cartpole", *RESIDENT, "--learner.captured", "yes"), "agent_type could be dqn or rainbow"),
+    (("--config", "dqn-cartpole", *RESIDENT, "--learner.shrink_batch", "true"), "needs learner.memory_device=cpu"),
+    (("--config", "dqn-cartpole", *RESIDENT, "--learner.updates_per_replay", "200"), "12800 samples of a batch times"),
+    (("--config", "dqn-cartpole", "--actor.groups", "3"), "actor.groups=3 must divide num_envs_per_actor=8"),
+    (("--config", "dqn-cartpole", "--actor.device", "cuda:9"), "actor.device='cuda:9' is not on this machine"),
+    (("--config", "dqn-cartpole", "--learner.precision", "half"), f"must be one of {', '.join(PRECISIONS)}")])
+def test_what_does_not_go_together_is_refused(refuse, words, told):
+    assert told in refuse(*words)
+
+
+def on_a_gpu(monkeypatch, free):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(devices, "free_bytes", lambda device: free)
+
+
+def test_rows_that_do_not_fit_on_the_gpu_are_refused_with_needed_and_free_bytes_and_what_would_fit(refuse, monkeypatch):
+    free = 8 << 30
+    on_a_gpu(monkeypatch, free)
+    words = ("--config", "dqn-breakout", "--device", "cuda", *RESIDENT)
+    monkeypatch.setattr("utils.validation.available_bytes", lambda: 1 << 40)
+    told = refuse(*words)
+    needed, free_told, fitting = (int(figure.replace(",", "")) for figure in re.findall(r"([\d,]+) (?:bytes|are free|would fit)", told))
+    assert needed >= 10**6 * 84 * 84 + devices.RESERVED_BYTES > free == free_told
+    assert read_options([*words, "--memory.capacity", str(fitting - 5_000)]).memory.capacity == fitting - 5_000
+    assert refuse(*words, "--memory.capacity", str(fitting + 20_000))
+
+
+def test_on_a_cpu_the_copies_count_as_main_memory(refuse, monkeypatch, no_cuda):
+    monkeypatch.setattr("utils.validation.available_bytes", lambda: 12 << 30)
+    words = ("--config", "dqn-breakout", "--device", "cpu")
+    assert read_options(words).memory.capacity == 1_000_000
+    assert "would fit" in refuse(*words, *RESIDENT)
+    assert devices.copied_bytes(read_options(words), None, None) == 0
