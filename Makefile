@@ -6,7 +6,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 TORCH := $(shell grep '^torch==' requirements.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint bench history sampling tensorboard clean
+.PHONY: help train test learn lint bench history sampling control tensorboard clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -16,6 +16,9 @@ train: $(VENV)/.installed       ## train what the lines of utils/options.py say;
 
 test: $(VENV)/.installed-dev    ## all tests; ARGS="tests/utils -x" goes to pytest
 	$(RUN) -m pytest $(ARGS)
+
+learn: $(VENV)/.installed-dev   ## tests that train for minutes
+	$(RUN) -m pytest -m learn $(ARGS)
 
 lint: $(VENV)/.installed-dev    ## ruff and mypy
 	$(RUN) -m ruff check .
@@ -30,6 +33,10 @@ history: $(VENV)/.installed     ## memory that a million steps of Atari take, pa
 
 sampling: $(VENV)/.installed-bench ## batches a second of the memories, against those of stable-baselines3 and torchrl
 	$(RUN) -m benchmarks.sampling $(ARGS)
+
+control: $(VENV)/.installed-bench ## speed of continuous control against stable-baselines3; ARGS="--seconds 20 --pairs 1" is a quick try
+	$(PIP) -r requirements-mujoco.txt
+	$(RUN) -m benchmarks.control_speed $(ARGS)
 
 tensorboard: $(VENV)/.installed ## curves of every run, on this machine only: http://127.0.0.1:6006
 	$(RUN) -m tensorboard.main --logdir logs --host 127.0.0.1 --port 6006 $(ARGS)
