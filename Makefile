@@ -6,7 +6,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 TORCH := $(shell grep '^torch==' requirements.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-faults test-ray soak lint bench bench-ray history sampling gpu tensorboard clean
+.PHONY: help train test learn test-faults test-ray soak lint bench bench-ray history sampling control gpu tensorboard clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -19,12 +19,16 @@ test: $(VENV)/.installed-dev    ## all tests; ARGS="tests/utils -x" goes to pyte
 
 test-ray: $(VENV)/.installed-dev ## the Ray engine on clusters of several nodes, losing some of them: a quarter of an hour
 	$(RUN) -m pytest tests/reliability/test_ray.py -m cluster $(ARGS)
+
 test-faults: $(VENV)/.installed-dev ## the rows of docs/reliability.md that take minutes
 	$(RUN) -m pytest tests/reliability -m faults $(ARGS)
 
 soak: $(VENV)/.installed-dev    ## two runs of half an hour in which processes are killed; results in docs/results
 	$(RUN) -m benchmarks.soak --victim others $(ARGS)
 	$(RUN) -m benchmarks.soak --victim learner $(ARGS)
+
+learn: $(VENV)/.installed-dev   ## tests that train for minutes
+	$(RUN) -m pytest -m learn $(ARGS)
 
 lint: $(VENV)/.installed-dev    ## ruff and mypy
 	$(RUN) -m ruff check .
@@ -46,6 +50,10 @@ sampling: $(VENV)/.installed-bench ## batches a second of the memories, against 
 
 gpu: $(VENV)/.installed         ## what a GPU machine makes of the row dqn-pong-gpu and where it is held up; ARGS="--toy" tries it anywhere
 	$(RUN) -m benchmarks.gpu $(ARGS)
+
+control: $(VENV)/.installed-bench ## speed of continuous control against stable-baselines3; ARGS="--seconds 20 --pairs 1" is a quick try
+	$(PIP) -r requirements-mujoco.txt
+	$(RUN) -m benchmarks.control_speed $(ARGS)
 
 tensorboard: $(VENV)/.installed ## curves of every run, on this machine only: http://127.0.0.1:6006
 	$(RUN) -m tensorboard.main --logdir logs --host 127.0.0.1 --port 6006 $(ARGS)

@@ -28,3 +28,13 @@ def test_rainbow_and_r2d2_learn_cartpole(tmp_path, row, score):
                  "--seconds", "800") as program:
         assert program.until_ended(860) == 0, program.output
         assert max(values["values"].get("evaluator/episodic_return_mean", 0.0) for values in program.metrics()) >= score
+
+
+@pytest.mark.learn
+@pytest.mark.timeout(2000)
+@pytest.mark.parametrize("row", ["ddpg-pendulum", "d4pg-pendulum", "td3-pendulum", "sac-pendulum"])
+def test_pendulum_is_solved(tmp_path, row):
+    """Mean over 20 episodes above -200; random play has about -1,200."""
+    with Program(tmp_path, "--config", row, "--timestamp", "one", "--target_score", "-200", "--seconds", "1800") as program:
+        assert program.until_ended(1900) == 0, program.output
+        assert max(row["values"].get("evaluator/episodic_return_mean", -2_000.0) for row in program.metrics()) >= -200

@@ -27,8 +27,10 @@ def categorical_projection(probabilities: Tensor, returns: Tensor, factors: Tens
     step = (v_max - v_min) / (num_atoms - 1)
     shift = (returns + (factors - 1) * v_min) / step  # [B]: (R + D z_j - v_min) / step = shift + D j
     moved = (shift[:, None] + factors[:, None] * positions).clamp(0, num_atoms - 1)  # [B, N] b
-    shares = (1 - (moved[:, None, :] - positions[:, None]).abs()).clamp(min=0)  # [B, i, j]
-    return (shares * probabilities[:, None, :]).sum(-1)
+    below = moved.nan_to_num().floor().clamp(max=num_atoms - 2)  # [B, N] neighbours are below and below + 1; NaN stays NaN
+    upper, places = moved - below, below.long()
+    projected = torch.zeros_like(probabilities).scatter_add_(1, places, probabilities * (1 - upper))
+    return projected.scatter_add_(1, places + 1, probabilities * upper)
 
 
 def categorical_mean(logits: Tensor, v_min: float, v_max: float) -> Tensor:

@@ -1,0 +1,128 @@
+"""Learning curves of continuous control against stable-baselines3's DDPG and TD3, at the same agent steps in the same settings.
+
+    python -m benchmarks.control_study pendulum reacher --seeds 1 2 3
+    python -m benchmarks.control_study hopper --steps 300000 --sides ddpg d4pg stable-baselines3-ddpg
+
+For each task, every side and seed: one run after the other, a plot with bands and a table. Our sides are rows; stable-baselines3's have
+the settings of the row ddpg-<task>. Both sides are scored by the mean raw return of 10 episodes without noise in environments of their own,
+twenty times a run. A run that is there already is not repeated, so the study can be stopped and continued. Needs matplotlib.
+"""
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.curve import RESULTS, evaluations, write_csv
+from benchmarks.study import draw, late_score
+from benchmarks.training import ROOT
+from utils.command_line import read_options
+from utils.options import CONFIGS, TASKS
+
+OTHERS = {"stable-baselines3-ddpg": "DDPG", "stable-baselines3-td3": "TD3"}
+OURS = ("ddpg", "d4pg", "td3", "sac")
+SIDES = (*OURS, *OTHERS)
+EPISODES, EVALUATIONS = 10, 20
+
+Curve = list[dict[str, float]]
+
+
+def ours(side: str, task: str, seed: int, steps: int) -> Curve:
+    """Of the row <side>-<task>, trained unless it is complete."""
+    timestamp = f"{task}-{side}-seed{seed}-{steps}"
+    folder = ROOT / "logs" / f"control_{timestamp}"
+    if not folder.exists() or not (rows := evaluations(folder)) or rows[-1]["step"] < steps:
+        start = ["--resume", f"control_{timestamp}"] if folder.exists() else ["--machine", "control", "--timestamp", timestamp]
+        subprocess.run([sys.executable, "main.py", "--config", f"{side}-{task}", "--seed", str(seed), "--steps", str(steps),
+                        "--evaluator.steps", str(steps // EVALUATIONS), "--evaluator.episodes", str(EPISODES), *start],
+                       cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return evaluations(folder)
+
+
+def others(side: str, task: str, seed: int, steps: int) -> Curve:
+    """Of stable-baselines3, likewise, in a process of its own."""
+    path = ROOT / "logs" / f"control_{task}-{side}-seed{seed}-{steps}.json"
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "benchmarks.control_study", task, "--sides", side, "--seeds", str(seed), "--steps", str(steps)]
+        subprocess.run([*command, "--result", str(path)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return json.loads(path.read_text())
+
+
+def train_other(side: str, task: str, seed: int, steps: int) -> Curve:
+    """Train in this process, with the settings of the row ddpg-<task>."""
+    import gymnasium
+    import stable_baselines3
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.noise import NormalActionNoise
+
+    options = read_options(["--config", f"ddpg-{task}"])
+    agent, env, judged = options.agent, gymnasium.make(options.game), gymnasium.make(options.game)
+    judged.reset(seed=seed + 1_000_000)
+    curve: Curve = []
+    started, judging = time.monotonic(), 0.0
+
+    class Judge(BaseCallback):
+        def _on_step(self) -> bool:
+            nonlocal judging
+            if self.num_timesteps % (steps // EVALUATIONS) == 0:
+                began = time.monotonic()
+                returns, _ = evaluate_policy(self.model, judged, EPISODES, return_episode_rewards=True, warn=False)
+                judging += time.monotonic() - began
+                curve.append({"step": self.num_timesteps, "seconds": round(time.monotonic() - started - judging, 1),
+                              "mean": float(np.mean(returns)), "std": float(np.std(returns)), "median": float(np.median(returns))})
+            return True
+
+    size = env.action_space.shape[0]  # type: ignore[index]
+    half = (env.action_space.high - env.action_space.low) / 2  # type: ignore[attr-defined]
+    noise = NormalActionNoise(np.zeros(size), agent.noise_scale * half)
+    getattr(stable_baselines3, OTHERS[side])(
+        "MlpPolicy", env, learning_rate=agent.critic_lr, buffer_size=min(options.memory.capacity, steps), gamma=agent.gamma,
+        learning_starts=options.clock.learn_start, batch_size=agent.batch_size, tau=agent.target_update, train_freq=1, gradient_steps=1,
+        action_noise=noise, policy_kwargs={"net_arch": list(options.model.hidden)}, seed=seed, device="cpu").learn(steps, callback=Judge())
+    return curve
+
+
+def study(task: str, sides: list[str], seeds: list[int], steps: int, output: Path) -> None:
+    rows = {side: [(ours if side in OURS else others)(side, task, seed, steps) for seed in seeds] for side in sides}
+    write_csv(output / f"control-{task}.csv", {f"{side}-seed{seed}": curve for side, curves in rows.items()
+                                               for seed, curve in zip(seeds, curves)})
+    draw(output / f"control-{task}.png", TASKS[task]["game"], rows, steps)
+    with (output / f"control-{task}-table.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["side", "mean over seeds", *(f"seed {seed}" for seed in seeds), "best evaluation", "minutes a run"])
+        for side, curves in rows.items():
+            scores, best = [late_score(curve, steps) for curve in curves], [max(row["mean"] for row in curve) for curve in curves]
+            minutes = np.mean([curve[-1]["seconds"] for curve in curves]) / 60
+            writer.writerow([side, *(f"{value:.1f}" for value in (np.mean(scores), *scores, np.mean(best), minutes))])
+            print(f"{task}: {side} {np.mean(scores):.1f} from {[round(score, 1) for score in scores]}, best {np.mean(best):.1f}, "
+                  f"{minutes:.1f} minutes a run", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="+", choices=TASKS)
+    parser.add_argument("--steps", type=int, help="agent steps a run; those of the row unless given, a multiple of 20")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["ddpg", "d4pg", *OTHERS])
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    for task in options.tasks:
+        steps = options.steps or TASKS[task]["steps"]
+        if options.result:
+            options.result.write_text(json.dumps(train_other(options.sides[0], task, options.seeds[0], steps)))
+            return
+        names = {row["name"] for row in CONFIGS}
+        sides = [side for side in options.sides if side in OTHERS or f"{side}-{task}" in names]
+        study(task, sides, options.seeds, steps, options.output)
+
+
+if __name__ == "__main__":
+    main()

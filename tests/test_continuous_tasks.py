@@ -1,0 +1,48 @@
+"""Every agent of continuous actions learns a task of seconds, on the inline engine."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from tests.test_small_tasks import best_score
+
+
+class Aim(gym.Env):
+    """Two targets in 0 .. 1 are seen; an action, -1 .. 3 in two dimensions, earns minus its distance from twice the targets.
+
+    An episode is four aims; it terminates after a miss by more than 2.
+    """
+
+    observation_space, action_space = spaces.Box(0, 1, (2, 1)), spaces.Box(-1, 3, (1, 2))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.aims = 0
+        return self._aim(), {}
+
+    def step(self, action):
+        self.aims += 1
+        distance = float(np.linalg.norm(np.asarray(action)[0] - 2 * self.targets))
+        return self._aim(), -distance, distance > 2, self.aims == 4, {}
+
+    def _aim(self):
+        self.targets = self.np_random.random(2)
+        return self.targets[:, None].astype(np.float32)
+
+
+WORDS = ("--env_type", "gym", "--game", "Aim-v0", "--model.hidden", "64", "--agent.batch_size", "64", "--agent.random_steps", "300",
+         "--agent.gamma", "0.5", "--agent.nstep", "1", "--agent.lr", "2e-3", "--agent.critic_lr", "5e-3", "--clock.learn_start", "300",
+         "--clock.samples_per_insert", "64", "--memory.capacity", "5000", "--num_envs_per_actor", "4", "--evaluator.steps", "400",
+         "--evaluator.episodes", "20", "--evaluator.num_envs", "20", "--steps", "4000", "--target_score", "-1.0")
+
+
+@pytest.mark.parametrize("agent", ["ddpg", "d4pg", "td3", "sac"])
+def test_every_agent_learns_to_aim(tmp_path, agent):
+    """Random play has about -6."""
+    gym.register("Aim-v0", Aim)
+    try:
+        atoms = ("--agent.v_min", "-4", "--agent.v_max", "0") if agent == "d4pg" else ()
+        assert best_score(tmp_path, "--config", f"{agent}-pendulum", *WORDS, *atoms) >= -1.0
+    finally:
+        gym.registry.pop("Aim-v0")
