@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 
+from utils import runs
 from utils.command_line import read_options, refuse
 from utils.factory import EnginesDict, ProcessesDict
 from utils.refused import Refused
@@ -18,7 +19,10 @@ def main(arguments: Sequence[str]) -> int:
         refuse(refused)
     options = context.options
     engine = EnginesDict[options.engine](context, ProcessesDict)
-    return agent.launch(engine, options.mode, options.num_actors, options.num_learners)
+    exit_code = agent.launch(engine, options.mode, options.num_actors, options.num_learners)
+    if options.mode == 1:
+        runs.save_end(options, exit_code)
+    return exit_code
 
 
 if __name__ == "__main__":  # spawned processes import this file

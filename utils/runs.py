@@ -24,6 +24,7 @@ class SavedRun(NamedTuple):
     config: str | None             # None: only its files in models/ are left
     options: dict[str, Any]
     file: dict[str, Any]           # what utils/options.py said, without the command line
+    exit_code: int | None = None   # of its last part; None while that runs, or when it was killed
 
 
 def find(root: str, signature: str) -> SavedRun:
@@ -48,12 +49,16 @@ def newest(root: str, config: str, suffix: str) -> SavedRun:
 def all_runs(root: str) -> list[SavedRun]:
     """Newest first."""
     files = sorted((Path(root) / "logs").glob(f"*/{RUN_FILE}"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
-    runs = []
-    for file in files:
-        with contextlib.suppress(ValueError, KeyError, OSError):
-            saved = json.loads(file.read_text())
-            runs.append(SavedRun(file.parent.name, saved["config"], _flat(saved["options"]), saved["file"]))
-    return runs
+    return [saved for file in files if (saved := read(file.parent))]
+
+
+def read(log_folder: Path) -> SavedRun | None:
+    """What the run with this log folder was started with; None where that cannot be read."""
+    try:
+        saved = json.loads((log_folder / RUN_FILE).read_text())
+        return SavedRun(log_folder.resolve().name, saved["config"], _flat(saved["options"]), saved["file"], saved.get("exit_code"))
+    except (ValueError, KeyError, OSError):
+        return None
 
 
 def signature_of(value: str) -> str:
@@ -88,13 +93,26 @@ def claim(options: Options) -> Options:
 
 def save(options: Options, file_settings: Mapping[str, Any]) -> None:
     """Keep what this start was told, for whoever continues or tests the run: all its settings, and those of the file alone."""
-    content = {"config": options.config, "options": options.to_dict(), "file": dict(file_settings)}
-    temporary = options.log_folder / f".{RUN_FILE}"
+    content = {"config": options.config, "options": options.to_dict(), "file": dict(file_settings), "exit_code": None}
     try:
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
-        os.replace(temporary, options.log_folder / RUN_FILE)
+        _write(options.log_folder, content)
     except OSError as error:
         raise Refused([f"the run's folder cannot be written: {error}"]) from None
+
+
+def save_end(options: Options, exit_code: int) -> None:
+    """Keep how this part of the run ended; on a full disk it counts as not ended. The file's time stays: that of the start."""
+    file = options.log_folder / RUN_FILE
+    with contextlib.suppress(OSError, ValueError):
+        started = file.stat().st_mtime_ns
+        _write(options.log_folder, {**json.loads(file.read_text()), "exit_code": exit_code})
+        os.utime(file, ns=(started, started))
+
+
+def _write(log_folder: Path, content: Mapping[str, Any]) -> None:
+    temporary = log_folder / f".{RUN_FILE}"
+    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(temporary, log_folder / RUN_FILE)
 
 
 def now() -> str:
