@@ -6,7 +6,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 TORCH := $(shell grep '^torch==' requirements.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test learn test-faults test-ray soak lint bench bench-ray history sampling control gpu tensorboard clean
+.PHONY: help train test learn test-faults test-ray soak lint results-quick bench bench-ray history sampling control gpu tensorboard clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -33,6 +33,11 @@ learn: $(VENV)/.installed-dev   ## tests that train for minutes
 lint: $(VENV)/.installed-dev    ## ruff and mypy
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
+
+results-quick: $(VENV)/.installed-plots ## the smallest results again, three seeds each, with table and curves: ten minutes
+	$(RUN) -m utils.sweep --name results-quick --configs dqn-cartpole impala-cartpole impala-lstm-recall --seeds 1 2 3 $(ARGS)
+	$(RUN) -m utils.plot logs/results-quick_*-cartpole-* --x steps time --output logs/results-quick/cartpole
+	$(RUN) -m utils.plot logs/results-quick_*-recall-* --x steps time --output logs/results-quick/recall
 
 bench: $(VENV)/.installed-bench ## speed against stable-baselines3 and against this machine's ceiling, side by side: half an hour
 	$(RUN) -m benchmarks.speed $(ARGS)
@@ -73,9 +78,13 @@ $(VENV)/.installed: $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.torch requirements-dev.txt requirements-minatar.txt requirements-mujoco.txt requirements-ray.txt \
-		requirements-video.txt requirements-plots.txt
+		requirements-video.txt requirements-plots.txt requirements-tune.txt
 	$(PIP) -r requirements-dev.txt
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-plots: $(VENV)/.installed requirements-plots.txt
+	$(PIP) -r requirements-plots.txt
+	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.torch requirements-bench.txt
 	$(PIP) -r requirements-bench.txt

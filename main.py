@@ -7,7 +7,7 @@ from utils import runs
 from utils.check import check
 from utils.command_line import read_options, refuse
 from utils.factory import EnginesDict, ProcessesDict
-from utils.refused import BAD_CONFIGURATION, Refused
+from utils.refused import Refused
 from utils.run import prepare
 
 
@@ -23,10 +23,10 @@ def main(arguments: Sequence[str]) -> int:
         refuse(refused)
     options = context.options
     engine = EnginesDict[options.engine](context, ProcessesDict)
-    code = agent.launch(engine, options.mode, options.num_actors, options.num_learners)
-    if code == BAD_CONFIGURATION:
-        runs.discard(options)
-    return code
+    exit_code = agent.launch(engine, options.mode, options.num_actors, options.num_learners)
+    if options.mode == 1:
+        runs.end(options, exit_code)
+    return exit_code
 
 
 if __name__ == "__main__":  # spawned processes import this file

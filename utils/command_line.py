@@ -28,7 +28,7 @@ Words = dict[str, list[str]]
 def read_options(arguments: Sequence[str]) -> Options:
     """The options of this start. Exits with 2 or 3 after printing every problem, with 0 after --help."""
     try:
-        return _read(arguments)
+        return read(arguments)
     except Refused as refused:
         refuse(refused)
 
@@ -39,7 +39,8 @@ def refuse(refused: Refused) -> NoReturn:
     sys.exit(refused.code)
 
 
-def _read(arguments: Sequence[str]) -> Options:
+def read(arguments: Sequence[str]) -> Options:
+    """The options of this start. Raises Refused with every problem; --help exits."""
     words, problems = split([word for word in arguments if word not in HELP])
     start = _peek(words)
     row = find_row(start["config"])

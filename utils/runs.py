@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from utils.factory import suggestion
 from utils.options import Options
-from utils.refused import BAD_CHECKPOINT, Refused
+from utils.refused import BAD_CHECKPOINT, BAD_CONFIGURATION, Refused
 
 RUN_FILE = "run.json"
 locks: dict[Path, int] = {}  # log folder -> open descriptor, of the runs of this process
@@ -25,6 +25,7 @@ class SavedRun(NamedTuple):
     config: str | None             # None: only its files in models/ are left
     options: dict[str, Any]
     file: dict[str, Any]           # what utils/options.py said, without the command line
+    exit_code: int | None = None   # of its last part; None while that runs, or when it was killed
 
 
 def find(root: str, signature: str) -> SavedRun:
@@ -49,14 +50,19 @@ def newest(root: str, config: str, suffix: str) -> SavedRun:
 def all_runs(root: str) -> list[SavedRun]:
     """Newest first."""
     files = sorted((Path(root) / "logs").glob(f"*/{RUN_FILE}"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
-    runs = []
-    for file in files:
-        with contextlib.suppress(ValueError, KeyError, TypeError, OSError, RecursionError):
-            saved = json.loads(file.read_text())
-            config, options, of_file = saved["config"], saved["options"], saved["file"]
-            if isinstance(config, str) and isinstance(options, dict) and isinstance(of_file, dict):
-                runs.append(SavedRun(file.parent.name, config, _flat(options), of_file))
-    return runs
+    return [saved for file in files if (saved := read(file.parent))]
+
+
+def read(log_folder: Path) -> SavedRun | None:
+    """What the run with this log folder was started with; None where that cannot be read."""
+    try:
+        saved = json.loads((log_folder / RUN_FILE).read_text())
+        config, options, of_file = saved["config"], saved["options"], saved["file"]
+        if isinstance(config, str) and isinstance(options, dict) and isinstance(of_file, dict):
+            return SavedRun(log_folder.resolve().name, config, _flat(options), of_file, saved.get("exit_code"))
+    except (ValueError, KeyError, TypeError, OSError, RecursionError):
+        pass
+    return None
 
 
 def signature_of(value: str) -> str:
@@ -97,21 +103,11 @@ def release(folder: Path) -> None:
 
 def save(options: Options, file_settings: Mapping[str, Any]) -> None:
     """Keep what this start was told, for whoever continues or tests the run: all its settings, and those of the file alone."""
-    content = {"config": options.config, "options": options.to_dict(), "file": dict(file_settings)}
-    temporary = options.log_folder / f".{RUN_FILE}"
+    content = {"config": options.config, "options": options.to_dict(), "file": dict(file_settings), "exit_code": None}
     try:
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
-        os.replace(temporary, options.log_folder / RUN_FILE)
+        _write(options.log_folder, content)
     except OSError as error:
         raise Refused([f"the run's folder cannot be written: {error}"]) from None
-
-
-def discard(options: Options) -> None:
-    """A run that was refused after it was claimed, before anything was written, leaves nothing."""
-    folder = options.log_folder
-    if options.mode == 1 and folder.exists() and [path.name for path in folder.iterdir()] == [RUN_FILE]:
-        (folder / RUN_FILE).unlink()
-        folder.rmdir()
 
 
 def fresh_timestamp(root: str, machine: str) -> str:
@@ -122,6 +118,28 @@ def fresh_timestamp(root: str, machine: str) -> str:
         number += 1
         timestamp = f"{now}-{number}"
     return timestamp
+
+
+def end(options: Options, exit_code: int) -> None:
+    """Keep how this part of the run ended; on a full disk it counts as not ended. The file's time stays: that of the start.
+
+    A run that was refused after it was claimed, before anything else was written, leaves nothing.
+    """
+    file = options.log_folder / RUN_FILE
+    with contextlib.suppress(OSError, ValueError):
+        if exit_code == BAD_CONFIGURATION and [path.name for path in file.parent.iterdir()] == [RUN_FILE]:
+            file.unlink()
+            file.parent.rmdir()
+            return
+        started = file.stat().st_mtime_ns
+        _write(options.log_folder, {**json.loads(file.read_text()), "exit_code": exit_code})
+        os.utime(file, ns=(started, started))
+
+
+def _write(log_folder: Path, content: Mapping[str, Any]) -> None:
+    temporary = log_folder / f".{RUN_FILE}"
+    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(temporary, log_folder / RUN_FILE)
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,6 +45,19 @@ def test_what_a_run_was_told_is_kept_with_it(options, root):
     assert [path.name for path in run.log_folder.iterdir()] == ["run.json"]
 
 
+def test_how_a_run_ended_is_kept_with_it_and_newest_stays_the_one_started_last(options, root):
+    first, second = runs.claim(options("--timestamp", "1")), runs.claim(options("--timestamp", "2"))
+    for run, started in ((first, 1_000), (second, 2_000)):
+        runs.save(run, {})
+        os.utime(run.log_folder / "run.json", (started, started))
+    assert runs.read(first.log_folder).exit_code is None
+    runs.save_end(first, 130)
+    assert runs.read(first.log_folder).exit_code == 130
+    assert [run.signature for run in runs.all_runs(str(root))] == [second.signature, first.signature]
+    runs.save(first, {})  # goes on
+    assert runs.read(first.log_folder).exit_code is None
+
+
 def test_a_damaged_settings_file_hides_its_run_and_no_other(options, root):
     run = runs.claim(options())
     runs.save(run, {})

@@ -1,0 +1,30 @@
+"""The commands of docs/tools.md and the Makefile are understood."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from utils import plot, sweep, tune
+from utils.child_run import options_of
+from utils.tuning_ranges import ranges
+
+PROJECT = Path(__file__).resolve().parents[1]
+TEXT = "".join((PROJECT / path).read_text() for path in ("docs/tools.md", "Makefile", "docs/results/README.md", "README.md"))
+COMMANDS = re.findall(r"(?m)^\t?\S+ -m utils\.(plot|sweep|tune) (.*)$", TEXT)
+PARSERS = {"plot": plot.parser, "sweep": sweep.parser, "tune": tune.parser}
+
+
+def test_every_tool_is_shown():
+    assert {tool for tool, _ in COMMANDS} == set(PARSERS)
+
+
+@pytest.mark.parametrize("tool, command", COMMANDS)
+def test_every_command_is_understood(tool, command, root):
+    words = [word for word in shlex.split(command) if not word.startswith("$")]
+    end = words.index("--") if "--" in words else len(words)
+    options = PARSERS[tool]().parse_args(words[:end])
+    for config in {"sweep": lambda: options.configs, "tune": lambda: [options.config], "plot": list}[tool]():
+        template = options_of(config, words[end + 1:], options.name, str(root))
+        assert template.steps and (tool != "tune" or ranges(template, options.ranges))

@@ -1,0 +1,46 @@
+"""What main.py leaves behind, without the training: ten evaluations, the score of the last one being --agent.lr's.
+
+The game says how it goes: `fails` ends with exit code 4, `waits` does not go beyond half of its steps until it is continued, `loses`
+scores nothing. A signal saves and ends it.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+words = {name.removeprefix("--"): value for name, value in zip(sys.argv[1::2], sys.argv[2::2])}
+resume = words.get("resume")
+signature = resume or f"{words['machine']}_{words['timestamp']}"
+root, steps, game = Path(words["root"]), int(words["steps"]), words.get("game", "")
+folder, checkpoint = root / "logs" / signature, root / "models" / f"{signature}_checkpoints" / "step_1"
+ended: list[int] = []
+
+
+def note(exit_code):
+    content = {"config": words["config"], "options": {"steps": steps, "agent": {"lr": float(words.get("agent.lr", 1e-3))}},
+               "file": {}, "exit_code": exit_code}
+    (folder / "run.json").write_text(json.dumps(content))
+
+
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: ended.append(number))
+folder.mkdir(parents=True, exist_ok=bool(resume))
+checkpoint.mkdir(parents=True, exist_ok=True)
+note(None)
+print("begins", sys.argv[1:], os.environ.get("OMP_NUM_THREADS"), sorted(os.sched_getaffinity(0)), flush=True)
+begun = 10 * json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"] // steps if resume else 0
+for count in range(begun, 10):
+    while game == "waits" and not resume and count == 5 and not ended:
+        time.sleep(0.01)
+    if ended or (game == "fails" and count == 3):
+        note(128 + ended[0] if ended else 4)
+        sys.exit(128 + ended[0] if ended else 4)
+    score = 0.0 if game == "loses" else float(words.get("agent.lr", 1e-3)) * (count + 1) / 10
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": steps * (count + 1) // 10, "time": 0, "seconds": count, "values": {
+            "evaluator/episodic_return_mean": score}}) + "\n")
+    time.sleep(float(os.environ.get("EVALUATION_SECONDS", "0.02")))
+note(0)

@@ -1,0 +1,102 @@
+"""Pictures of synthetic metrics show known statistics, and the command writes them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from utils import plot
+from utils.curves import SCORE, grouped, read
+from utils.drawing import draw_curves
+from utils.refused import Refused
+
+VALUES = {1: [1.0, 5.0, 9.0], 2: [3.0, 3.0, 0.0], 3: [8.0, 1.0, 3.0], 4: [2.0, 7.0, 4.0]}  # seed: score at 100, 200, 300 steps
+SECONDS = [60.0, 120.0, 180.0]
+
+
+@pytest.fixture
+def run(tmp_path):
+    pytest.importorskip("matplotlib")
+
+    def write(name, values, config, **settings):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "run.json").write_text(json.dumps({"config": config, "options": settings, "file": {"game": settings.get("game")}}))
+        (folder / "metrics.jsonl").write_text("".join(
+            json.dumps({"step": 100 * (number + 1), "time": 0, "seconds": SECONDS[number], "values": {SCORE: value, "loss": -value}}) + "\n"
+            for number, value in enumerate(values)))
+        return folder
+    return write
+
+
+@pytest.fixture
+def runs(run):
+    return [run(f"local_{seed}", values, "dqn-cartpole") for seed, values in VALUES.items()]
+
+
+def lines(panel):
+    return {line.get_label(): line for line in panel.lines}
+
+
+@pytest.mark.parametrize("centre, expected", [("mean", [3.5, 4.0, 4.0]), ("iqm", [2.5, 4.0, 3.5])])
+def test_the_line_is_the_mean_or_the_interquartile_mean_of_the_seeds(runs, centre, expected):
+    figure = draw_curves(grouped(read(runs, [SCORE]), ["config"]), ["steps", "time"], centre, "")
+    by_steps, by_time = (lines(panel)["dqn-cartpole (4 runs)"] for panel in figure.axes)
+    assert by_steps.get_xdata().tolist() == [100, 200, 300] and by_time.get_xdata().tolist() == [1, 2, 3]  # minutes
+    assert by_steps.get_ydata().tolist() == by_time.get_ydata().tolist() == expected
+
+
+def test_the_band_of_two_seeds_goes_from_one_to_the_other(runs):
+    figure = draw_curves(grouped(read(runs[:2], [SCORE]), ["config"]), ["steps"], "mean", "")
+    corners = figure.axes[0].collections[0].get_paths()[0].vertices
+    assert {tuple(corner) for corner in corners.tolist()} == {(100, 1), (100, 3), (200, 3), (200, 5), (300, 0), (300, 9)}
+
+
+def test_every_group_has_a_line_and_single_runs_no_band(run, runs):
+    other = run("local_other", [0.0, 1.0, 2.0], "rainbow-cartpole")
+    figure = draw_curves(grouped(read([*runs, other], [SCORE, "loss"]), ["config"]), ["steps"], "mean", "", each=True)
+    scores, losses = figure.axes
+    assert lines(scores)["rainbow-cartpole"].get_ydata().tolist() == [0, 1, 2]
+    assert lines(losses)["rainbow-cartpole"].get_ydata().tolist() == [0, -1, -2]
+    assert len(scores.collections) == 1 and len(scores.lines) == 2 + len(VALUES)
+
+
+def test_the_command_writes_pictures_and_points(runs, tmp_path, capsys):
+    words = [*map(str, runs), "--output", str(tmp_path / "docs" / "one.two"), "--csv", "--metric", SCORE, "loss", "--statistic", "iqm"]
+    assert plot.main(words) == 0
+    written = [tmp_path / "docs" / f"one.two.{ending}" for ending in ("png", "svg", "csv")]
+    assert capsys.readouterr().out.split() == list(map(str, written))
+    png, svg, table = (path.read_bytes() for path in written)
+    assert png.startswith(b"\x89PNG") and b"<svg" in svg and table.startswith(b"run,step,seconds,mean,loss")
+    assert plot.main(words) == 0 and written[1].read_bytes() == svg  # the same runs, the same file
+
+
+def test_the_summary_normalises_by_the_human_scores_of_each_game(run, tmp_path, capsys):
+    breakout, pong = lambda score: 1.7 + score * 28.8, lambda score: -20.7 + score * 35.3  # human minus random: 30.5 - 1.7, 14.6 + 20.7
+    scores = {"pong": (pong, (0.2, 0.4)), "breakout": (breakout, (1.5, 0.9))}
+    folders = [run(f"{game}-{score}", [0.0, 0.0, scale(score)], f"dqn-{game}", env_type="atari", game=game, steps=300)
+               for game, (scale, values) in scores.items() for score in values]
+    assert plot.main(["--summary", *map(str, folders), "--output", str(tmp_path / "s")]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| dqn |"))
+    cells = [cell.strip().split(" ")[0] for cell in line.strip("|").split("|")]
+    assert cells == ["dqn", "2", "4", "0.650", "0.750", "0.750", "0.375"]  # IQM: 0.4, 0.9; gap: (0.7 + 0.05) / 2
+    assert (tmp_path / "s.png").exists()
+
+
+def test_a_game_without_human_scores_has_no_summary(run):
+    folder = run("a", [1.0], "dqn-cartpole", env_type="gym", game="CartPole-v1")
+    with pytest.raises(Refused, match="no human score is known for game=CartPole-v1"):
+        plot.by_game(read([folder], [SCORE]))
+
+
+def test_without_matplotlib_the_command_that_installs_it_is_told(run, monkeypatch, capsys):
+    folder = run("a", [1.0, 2.0], "dqn-cartpole")
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(SystemExit) as ended:
+        plot.main([str(folder)])
+    assert ended.value.code == 2 and 'pip install -e ".[plots]"' in capsys.readouterr().err
+
+
+def test_human_scores_are_those_of_late_evaluations(run):
+    folder = run("a", [50.0, 1.7, 1.7 + 28.8], "dqn-breakout", env_type="atari", game="breakout", steps=300)
+    assert np.allclose(plot.by_game(read([folder], [SCORE]))["breakout"], [1.0])

@@ -1,0 +1,164 @@
+"""Curves of runs: a metric against agent steps and wall seconds, from a run's metrics.jsonl or from a CSV such as those of docs/results."""
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from utils import runs
+from utils.factory import suggestion
+from utils.refused import Refused
+
+SCORE = "evaluator/episodic_return_mean"  # what results are read from
+COLUMNS = {f"evaluator/episodic_return_{name}": name for name in ("mean", "std", "median")}  # short names in a CSV
+LATE = 0.8         # evaluations after this share of a run's steps make its late score
+OVERSHOOT = 1.02   # times its steps: up to where evaluations still count as of these
+GRID_POINTS = 200  # at most, of a curve over several runs
+
+
+class Curve(NamedTuple):
+    """N points, steps rising."""
+
+    steps: NDArray[np.float64]     # agent steps [N]
+    seconds: NDArray[np.float64]   # of wall time since the run began [N]
+    values: NDArray[np.float64]    # [N]
+
+
+class Run(NamedTuple):
+    name: str                      # signature, or what a CSV calls it
+    settings: Mapping[str, Any]    # dotted, as it was started, and what groups it: run, config, method
+    curves: dict[str, Curve]       # by metric
+
+
+# reading --------------------------------------------------------------------------------------------------------------
+def read(sources: Iterable[Path], metrics: Sequence[str]) -> list[Run]:
+    """The runs of these log folders and CSV files. Raises Refused for a source or a metric that is not there."""
+    found = [run for source in sources for run in (_of_csv(source, metrics) if source.suffix == ".csv" else [_of_folder(source, metrics)])]
+    if not found:
+        raise Refused(["there are no runs to read: name log folders or CSV files"])
+    return found
+
+
+def read_curve(path: Path, metric: str = SCORE) -> Curve:
+    """One metric of a metrics.jsonl, which may be being written; no points while there are none."""
+    return _curve(read_lines(path), metric)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a metrics.jsonl: what a writer is just appending is left out."""
+    if not path.exists():
+        return []
+    text = path.read_text()
+    return [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]
+
+
+def until(curve: Curve, steps: float | None) -> Curve:
+    """The part of a curve that belongs to so many steps, which the first evaluation after them does too; all of it for None."""
+    if not steps or curve.steps.size == 0:
+        return curve
+    end = max(OVERSHOOT * steps, min(curve.steps[curve.steps >= steps], default=0))
+    return Curve(*(column[curve.steps <= end] for column in curve))
+
+
+def late_score(curve: Curve, steps: float | None = None) -> float:
+    """The mean of the values after LATE of the steps that the run was to make (for None, or before it got there: has made), and of none
+    beyond them; nan without any."""
+    curve = until(curve, steps)
+    if not len(curve.steps):
+        return float("nan")
+    return float(curve.values[curve.steps >= LATE * min(steps or np.inf, curve.steps[-1])].mean())
+
+
+def _of_folder(folder: Path, metrics: Sequence[str]) -> Run:
+    if not (folder / "metrics.jsonl").exists():
+        raise Refused([f"{folder} is no log folder of a run: it has no metrics.jsonl"])
+    lines, name = read_lines(folder / "metrics.jsonl"), folder.resolve().name
+    known = {metric for line in lines for metric in line["values"]}
+    saved = runs.read(folder)
+    settings = {**saved.options, **_names(name, saved.config, saved.file.get("game"))} if saved else _names(name)
+    return Run(name, settings, {metric: _curve(lines, _known(metric, known, folder)) for metric in metrics})
+
+
+def _of_csv(path: Path, metrics: Sequence[str]) -> list[Run]:
+    try:
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    except OSError as error:
+        raise Refused([f"{path} cannot be read: {error.strerror}"]) from None
+    full = {short: metric for metric, short in COLUMNS.items()}
+    by_run: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        values = {full.get(name, name): float(text) for name, text in row.items() if name not in ("run", "step", "seconds") and text}
+        by_run.setdefault(row["run"], []).append({"step": int(row["step"]), "seconds": float(row["seconds"]), "values": values})
+    known = {metric for lines in by_run.values() for line in lines for metric in line["values"]}
+    return [Run(name, _names(name, re.sub(r"[-_ ]?seed[-_ ]?\d+$", "", name) or path.stem),
+                {metric: _curve(lines, _known(metric, known, path)) for metric in metrics}) for name, lines in by_run.items()]
+
+
+def _names(run: str, config: str | None = None, game: str | None = None) -> dict[str, Any]:
+    """What runs can be grouped by beside their settings; a method is a row without its game."""
+    config = config or run
+    return {"run": run, "config": config, "method": config.replace(f"-{game}", "") if game else config}
+
+
+def _known(metric: str, known: set[str], source: Path) -> str:
+    if metric in known:
+        return metric
+    raise Refused([f"{source} has no values of {metric}{suggestion(metric, known)}; there are {', '.join(sorted(known)) or 'none yet'}"])
+
+
+def _curve(lines: Iterable[dict[str, Any]], metric: str) -> Curve:
+    """A run continued from an earlier checkpoint supersedes what it had written beyond that."""
+    points: list[tuple[float, float, float]] = []
+    for line in lines:
+        if (value := line["values"].get(metric)) is not None:
+            while points and points[-1][0] >= line["step"]:
+                points.pop()
+            points.append((line["step"], line["seconds"], value))
+    return Curve(*np.array(points, float).reshape(-1, 3).T)
+
+
+# together -------------------------------------------------------------------------------------------------------------
+def grouped(found: Iterable[Run], keys: Sequence[str]) -> dict[str, list[Run]]:
+    """Runs by the values of these settings, in the order they come. Raises Refused for a setting that a run does not have."""
+    groups: dict[str, list[Run]] = {}
+    for run in found:
+        if lacking := [key for key in keys if key not in run.settings]:
+            raise Refused([f"{run.name} has no setting {lacking[0]}{suggestion(lacking[0], run.settings)}"])
+        groups.setdefault(", ".join(str(run.settings[key]) for key in keys), []).append(run)
+    return groups
+
+
+def on_grid(curves: Sequence[Curve], axis: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Points of `axis` (steps or seconds) that lie within every curve [P], and the curves there [P, runs], linear between their points.
+
+    The points are those of the curves themselves while they are few.
+    """
+    places = [getattr(curve, axis) for curve in curves]
+    start, end = max(place[0] for place in places), min(place[-1] for place in places)
+    grid = np.unique(np.concatenate(places))
+    grid = grid[(grid >= start) & (grid <= end)]
+    if len(grid) > GRID_POINTS:
+        grid = np.linspace(start, end, GRID_POINTS)
+    return grid, np.stack([np.interp(grid, place, curve.values) for place, curve in zip(places, curves)], -1)
+
+
+def write_csv(path: Path, found: Iterable[Run]) -> None:
+    """One line for each point of the metrics that were read: run, step, seconds and a column for each of them."""
+    found = list(found)
+    metrics = list(found[0].curves)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["run", "step", "seconds", *(COLUMNS.get(metric, metric) for metric in metrics)])
+        for run in found:
+            points: dict[tuple[float, float], dict[str, float]] = {}
+            for metric, curve in run.curves.items():
+                for step, seconds, value in zip(*curve):
+                    points.setdefault((step, seconds), {})[metric] = float(value)
+            for (step, seconds), values in sorted(points.items()):
+                writer.writerow([run.name, int(step), round(seconds, 1), *(values.get(metric, "") for metric in metrics)])

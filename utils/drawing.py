@@ -1,0 +1,147 @@
+"""Pictures of runs: curves with bands over seeds, and human-normalised scores over games."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from utils import statistics
+from utils.curves import Curve, Run, on_grid
+from utils.refused import Refused
+from utils.statistics import Array, Statistic, Strata, bootstrap, interval, performance_profile
+
+CENTRES: dict[str, Statistic] = {"mean": statistics.mean, "iqm": statistics.interquartile_mean}
+AGGREGATES: dict[str, Statistic] = {"IQM": statistics.interquartile_mean, "median": statistics.median, "mean": statistics.mean,
+                                    "optimality gap": statistics.optimality_gap}
+AXES = {"steps": ("steps", 1, "agent steps"), "time": ("seconds", 60, "minutes")}  # field of Curve, how many are one, label
+SIZE = (5.2, 3.7)                             # inches a panel
+THRESHOLDS = 100
+
+
+class Band:
+    """A curve over the runs of one group: `centre` between `low` and `high` at the points `grid`, all [P]."""
+
+    def __init__(self, curves: Sequence[Curve], axis: str, centre: str, generator: np.random.Generator):
+        field, unit, _ = AXES[axis]
+        points, values = on_grid(curves, field)
+        self.grid: Array = points / unit
+        self.centre: Array = CENTRES[centre]([values])
+        self.low, self.high = interval(bootstrap([values], CENTRES[centre], generator))
+
+
+def pyplot() -> Any:
+    """matplotlib without a display. Raises Refused with the command that installs it."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise Refused(['drawing needs matplotlib, which is not installed: pip install -e ".[plots]"']) from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def draw_curves(groups: Mapping[str, Sequence[Run]], axes: Sequence[str], centre: str, title: str, each: bool = False) -> Any:
+    """A figure with a panel for each metric and axis: the centre of each group of runs and its bootstrap band; `each`: every run too."""
+    plots = pyplot()
+    metrics = list(next(iter(groups.values()))[0].curves)
+    panels = [(metric, axis) for metric in metrics for axis in axes]
+    figure, grid = plots.subplots(1, len(panels), figsize=(SIZE[0] * len(panels), SIZE[1]), squeeze=False, layout="constrained")
+    for panel, (metric, axis) in zip(grid[0], panels):
+        for label, runs in groups.items():
+            _draw_group(panel, [run.curves[metric] for run in runs], axis, centre, label, each)
+        _finish(panel, axis, metric, f"{centre.upper() if centre == 'iqm' else centre} of the runs")
+    grid[0][0].legend(fontsize="small")
+    figure.suptitle(title)
+    return figure
+
+
+def _draw_group(panel: Any, curves: Sequence[Curve], axis: str, centre: str, label: str, each: bool) -> None:
+    band = Band(curves, axis, centre, np.random.default_rng(0))
+    label = f"{label} ({len(curves)} runs)" if len(curves) > 1 else label
+    line, = panel.plot(band.grid, band.centre, label=label)
+    if len(curves) > 1:
+        panel.fill_between(band.grid, band.low, band.high, color=line.get_color(), alpha=0.2, linewidth=0)
+    for curve in curves if each and len(curves) > 1 else ():
+        field, unit, _ = AXES[axis]
+        panel.plot(getattr(curve, field) / unit, curve.values, color=line.get_color(), alpha=0.35, linewidth=0.7)
+
+
+def _finish(panel: Any, axis: str, metric: str, what: str) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    panel.xaxis.set_major_formatter(EngFormatter() if axis == "steps" else panel.xaxis.get_major_formatter())
+    panel.set(xlabel=AXES[axis][2], ylabel=metric)
+    panel.set_title(f"{what}, 95 % bootstrap bands", fontsize="small")
+    panel.grid(alpha=0.3)
+
+
+def draw_summary(scores: Mapping[str, Strata], title: str) -> Any:
+    """A figure of human-normalised scores, method -> [runs] of each game: the aggregates with their intervals, and performance profiles."""
+    plots = pyplot()
+    figure, grid = plots.subplots(1, len(AGGREGATES) + 1, figsize=(14, 1.6 + 0.5 * len(scores)), layout="constrained",
+                                  gridspec_kw={"width_ratios": [*(1 for _ in AGGREGATES), 2]})
+    colours = plots.rcParams["axes.prop_cycle"].by_key()["color"]
+    for panel, (name, statistic) in zip(grid, AGGREGATES.items()):
+        for row, strata in enumerate(scores.values()):
+            low, high = interval(bootstrap(strata, statistic, np.random.default_rng(0)))
+            colour = colours[row % len(colours)]
+            panel.barh(row, high - low, left=low, height=0.5, color=colour, alpha=0.4)
+            panel.plot([float(statistic(strata))] * 2, [row - 0.25, row + 0.25], color=colour)
+        panel.set(title=name, yticks=range(len(scores)), yticklabels=list(scores) if panel is grid[0] else [])
+        panel.invert_yaxis()
+        panel.grid(alpha=0.3, axis="x")
+    _draw_profiles(grid[-1], scores)
+    figure.suptitle(title)
+    return figure
+
+
+def _draw_profiles(panel: Any, scores: Mapping[str, Strata]) -> None:
+    every = np.concatenate([values for strata in scores.values() for values in strata])
+    thresholds = np.linspace(min(every.min(), 0), every.max(), THRESHOLDS)
+    for method, strata in scores.items():
+        line, = panel.plot(thresholds, performance_profile(strata, thresholds), label=method)
+        drawn = bootstrap(strata, lambda resampled: performance_profile(resampled, thresholds), np.random.default_rng(0))
+        low, high = interval(drawn, axis=0)
+        panel.fill_between(thresholds, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    panel.set(xlabel="human-normalised score", ylabel="share of runs above", title="performance profile")
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize="small")
+
+
+def draw_trials(settings: Mapping[str, bool], trials: Sequence[tuple[bool, float, Mapping[str, Any]]], title: str) -> Any:
+    """A figure of what was tried and how it scored, a panel for each setting; settings: name -> by factors; trials: whether it went to its
+    end, score, values."""
+    plots = pyplot()
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    figure, grid = plots.subplots(1, len(settings), figsize=(3.2 * len(settings), SIZE[1]), sharey=True, squeeze=False,
+                                     layout="constrained")
+    for panel, (name, by_factors) in zip(grid[0], settings.items()):
+        for complete, marker, label in ((True, "o", "complete"), (False, "x", "ended early")):
+            points = [(values[name], score) for finished, score, values in trials if finished is complete]
+            panel.scatter(*(zip(*points) if points else ([], [])), marker=marker, label=label)
+        panel.set(xlabel=name)
+        if by_factors:
+            panel.set_xscale("log")
+            panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            panel.xaxis.set_major_formatter("{x:g}")
+            panel.xaxis.set_minor_formatter(NullFormatter())
+        panel.grid(alpha=0.3)
+    grid[0][0].set(ylabel="score")
+    grid[0][0].legend(fontsize="small")
+    figure.suptitle(title)
+    return figure
+
+
+def save(figure: Any, path: Path, formats: Sequence[str]) -> list[Path]:
+    """path.png, path.svg, ...: without a date, so that the same runs give the same file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = []
+    for kind in formats:
+        written.append(path.with_name(f"{path.name}.{kind}"))
+        with pyplot().rc_context({"svg.hashsalt": path.name}):
+            figure.savefig(written[-1], dpi=110, metadata={"Date": None} if kind == "svg" else None)
+    pyplot().close(figure)
+    return written

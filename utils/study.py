@@ -1,0 +1,191 @@
+"""A study of optuna whose trials are runs of main.py, ended early where optuna says so."""
+
+import csv
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from utils import drawing
+from utils.child_run import STOPS, ChildRun, named, options_of
+from utils.curves import late_score, read_curve
+from utils.options import Options
+from utils.refused import Refused
+from utils.rows import CHOICES, from_row
+from utils.runner import POLL, Interrupts, claimed, wait_until_left
+from utils.settings_tree import changed, flatten
+from utils.tuning_ranges import Range
+
+LINES = (*STOPS, "num_envs_per_actor")  # that a printed row has
+WIDTH = 130                             # of its text
+
+
+class Study:
+    """Kept in folder/study.log, where a later start finds its trials again. `template`: what the runs have in common, as `words` say it.
+
+    Raises Refused without optuna, and for a study that exists with other ranges or settings.
+    """
+
+    def __init__(self, template: Options, words: Sequence[str], ranges: Sequence[Range], folder: Path, startup: int, warmup: int,
+                 seed: int):
+        self._optuna = _optuna()
+        self._template, self._words, self._ranges, self._folder = template, list(words), ranges, folder
+        folder.mkdir(parents=True, exist_ok=True)
+        storage = self._optuna.storages.JournalStorage(self._optuna.storages.journal.JournalFileBackend(str(folder / "study.log")))
+        self._study = self._optuna.create_study(study_name=folder.name, storage=storage, load_if_exists=True, direction="maximize",
+                                                pruner=self._optuna.pruners.MedianPruner(startup, warmup))
+        begun = len(self._study.get_trials(deepcopy=False))  # so that a later start draws others
+        self._study.sampler = self._optuna.samplers.TPESampler(n_startup_trials=startup, seed=seed + begun)
+        self._seed, self._interrupts = seed, Interrupts(())
+        self._keep({"config": template.config, "words": self._words, "seed": seed, "ranges": {part.name: part.text for part in ranges}})
+
+    # trials -------------------------------------------------------------------------------------------------------------
+    def run(self, trials: int) -> int:
+        """Until so many are finished. Returns 0, or 128 and the signal that ended it."""
+        with claimed(self._folder), self._interrupts:
+            states = self._optuna.trial.TrialState
+            for unfinished in self._study.get_trials(states=(states.RUNNING,)):
+                self._run(self._optuna.trial.Trial(self._study, unfinished._trial_id))
+            while self.finished < trials and not self._interrupts:
+                self._run(self._study.ask({part.name: self._distribution(part) for part in self._ranges}))
+        return self._interrupts.exit_code
+
+    def _run(self, trial: Any) -> None:
+        """Tell optuna what this trial came to; nothing if a signal ended it."""
+        states = self._optuna.trial.TrialState
+        try:
+            run = self._child(trial)
+        except Refused as refused:
+            self._tell(trial, states.FAIL, None, "; ".join(refused.problems))
+            return
+        self._interrupts.runs = [run]
+        pruned = self._watch(trial, run)
+        score = late_score(self._curve(run), self._template.steps)
+        if pruned:
+            self._tell(trial, states.PRUNED, score, "ended early")
+        elif run.complete:
+            self._tell(trial, states.COMPLETE, score, "")
+        elif not self._interrupts:
+            self._tell(trial, states.FAIL, None, f"ended with exit code {run.exit_code}: see {run.output}")
+
+    def _watch(self, trial: Any, run: ChildRun) -> bool:
+        """Train to the end, or to where optuna gives the trial up: then true."""
+        pruned = False
+        if not run.complete and wait_until_left(run, self._interrupts) and not self._interrupts:
+            run.start(os.sched_getaffinity(0))
+            self._interrupts.tell()
+            while run.exit_code is None:
+                time.sleep(POLL)
+                if not pruned and self._hopeless(trial, run):
+                    pruned = True
+                    run.interrupt()
+        return pruned and not self._interrupts
+
+    def _hopeless(self, trial: Any, run: ChildRun) -> bool:
+        """Report new evaluations, numbered as they are due so that those of all trials compare, and ask."""
+        curve, period = self._curve(run), run.options.evaluator.steps
+        reported = self.trials[trial.number].intermediate_values
+        new = {int(step // period): value for step, value in zip(curve.steps, curve.values) if int(step // period) not in reported}
+        for number, value in new.items():
+            trial.report(float(value), number)
+        return bool(new) and bool(trial.should_prune())
+
+    def _child(self, trial: Any) -> ChildRun:
+        words = [*self._words, *(word for name, value in trial.params.items() for word in (f"--{name}", str(value)))]
+        options = options_of(self._template.config, words, self._template.machine, self._template.root)
+        name = f"trial{trial.number}"
+        return ChildRun(named(options, name, self._seed), words, self._folder / f"{name}.txt")
+
+    @staticmethod
+    def _curve(run: ChildRun) -> Any:
+        return read_curve(run.options.log_folder / "metrics.jsonl")
+
+    def _tell(self, trial: Any, state: Any, score: float | None, remark: str) -> None:
+        self._study.tell(trial, score if state.name == "COMPLETE" else None, state=state)
+        settings = ", ".join(f"{name}={f'{value:.4g}' if isinstance(value, float) else value}" for name, value in trial.params.items())
+        outcome = ", ".join(part for part in ("" if score is None else f"score {score:.2f}", remark) if part)
+        print(f"trial {trial.number}: {settings}: {outcome}", flush=True)
+
+    # results ------------------------------------------------------------------------------------------------------------
+    @property
+    def trials(self) -> list[Any]:
+        return self._study.get_trials(deepcopy=False)
+
+    @property
+    def finished(self) -> int:
+        return sum(trial.state.is_finished() for trial in self.trials)
+
+    @property
+    def best(self) -> Any:
+        """The completed trial of the highest score, or None."""
+        complete = [trial for trial in self.trials if trial.state.name == "COMPLETE"]
+        return max(complete, key=lambda trial: trial.value, default=None)
+
+    def best_row(self) -> str:
+        """A row of CONFIGS that does what the best trial did: what differs from the defaults of its classes."""
+        options = changed(self._template, self.best.params)
+        plain, _ = from_row({"name": options.config, **{name: getattr(options, name) for name in CHOICES}})
+        defaults = flatten(plain)
+        row = {"name": f"{options.config}-tuned", **{name: getattr(options, name) for name in CHOICES}, **{
+            name: value for name, value in flatten(options).items() if value != defaults[name] and ("." in name or name in LINES)}}
+        return _wrapped([f'"{name}": {_literal(value)}' for name, value in row.items()])
+
+    def write_table(self) -> None:
+        """folder/trials.csv: a line for each trial."""
+        with (self._folder / "trials.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["trial", "state", "score", *(part.name for part in self._ranges)])
+            for trial in self.trials:
+                values = [trial.params.get(part.name, "") for part in self._ranges]
+                writer.writerow([trial.number, trial.state.name.lower(), _score(trial), *values])
+
+    def draw(self) -> Path:
+        """folder/trials.png: score against each setting."""
+        trials = [(trial.state.name == "COMPLETE", _score(trial), {name: value if isinstance(value, (int, float)) else str(value)
+                                                                   for name, value in trial.params.items()})
+                  for trial in self.trials if trial.state.name in ("COMPLETE", "PRUNED")]
+        figure = drawing.draw_trials({part.name: part.kind == "log" for part in self._ranges}, trials, f"trials of {self._template.config}")
+        return drawing.save(figure, self._folder / "trials", ["png"])[0]
+
+    # the study ----------------------------------------------------------------------------------------------------------
+    def _distribution(self, part: Range) -> Any:
+        distributions = self._optuna.distributions
+        if part.kind == "choice":
+            return distributions.CategoricalDistribution(part.values)
+        kind = distributions.IntDistribution if all(type(value) is int for value in part.values) else distributions.FloatDistribution
+        return kind(*part.values, log=part.kind == "log")
+
+    def _keep(self, told: dict[str, Any]) -> None:
+        before = self._study.user_attrs.get("told", told)
+        if before != told:
+            different = ", ".join(f"{name}: {before[name]} there, {told[name]} here" for name in told if before[name] != told[name])
+            raise Refused([f"study {self._folder} exists and was told something else ({different}): choose another name"])
+        self._study.set_user_attr("told", told)
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise Refused(['tuning needs optuna, which is not installed: pip install -e ".[tune]"']) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def _score(trial: Any) -> Any:
+    """Of a trial that was ended early its last evaluation."""
+    return trial.value if trial.value is not None else trial.intermediate_values.get(trial.last_step, "")
+
+
+def _literal(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) and '"' not in value else repr(value)
+
+
+def _wrapped(items: Sequence[str]) -> str:
+    lines = [""]
+    for item in items:
+        if lines[-1] and len(lines[-1]) + len(item) > WIDTH:
+            lines.append("")
+        lines[-1] += f"{item}, "
+    return "    {" + "\n     ".join(line.rstrip() for line in lines).rstrip(",") + "},"

@@ -1,0 +1,71 @@
+"""Many runs in one command: rows x seeds, and one table.
+
+    python -m utils.sweep --configs dqn-cartpole rainbow-cartpole --seeds 1 2 3
+    python -m utils.sweep --name lr1e-4 --configs dqn-cartpole --seeds 1 2 3 --jobs 2 -- --steps 100000 --agent.lr 1e-4
+
+What stands after -- goes to each run. The runs are logs/<name>_<row>-seed<N>; what they print and the tables are in logs/<name>/. Ctrl-C
+makes every run save and end; the same command goes on: complete runs are not repeated, interrupted ones are continued, failed ones tried
+again. With --jobs each run has its share of the cores.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from utils.child_run import ChildRun, named, options_of
+from utils.command_line import refuse
+from utils.options import PROJECT
+from utils.refused import Refused
+from utils.runner import Runner, claimed
+from utils.sweep_table import markdown, result, summaries, write_csv
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit codes: 0 all runs are complete, 1 some failed, 2 bad configuration, 130 / 143 interrupted with the runs saved."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options = parser().parse_args(arguments[:end])
+    folder = Path(options.root) / "logs" / options.name
+    try:
+        runs = [run for config in options.configs for run in of_row(config, options, arguments[end + 1:], folder)]
+        runner = Runner(runs, options.jobs)
+        with claimed(folder):
+            exit_code = runner.run()
+    except Refused as refused:
+        refuse(refused)
+    print(tabulate(runs, folder / "table"), end="")
+    return exit_code or int(not all(run.complete for run in runs))
+
+
+def of_row(config: str, options: argparse.Namespace, words: Sequence[str], folder: Path) -> list[ChildRun]:
+    """The runs of a row, one a seed."""
+    template = options_of(config, words, options.name, options.root)
+    names = {seed: f"{template.config}-seed{seed}" for seed in options.seeds}
+    return [ChildRun(named(template, name, seed), words, folder / f"{name}.txt") for seed, name in names.items()]
+
+
+def tabulate(runs: Sequence[ChildRun], path: Path) -> str:
+    """Write path.csv and path.md, a line for each row, and path-runs.csv, a line for each run. Returns the Markdown."""
+    results = [result(run) for run in runs]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = summaries(results)
+    write_csv(path.with_name(f"{path.name}-runs.csv"), results)
+    write_csv(path.with_name(f"{path.name}.csv"), lines)
+    text = markdown(lines)
+    path.with_name(f"{path.name}.md").write_text(text)
+    return text
+
+
+def parser() -> argparse.ArgumentParser:
+    shape = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m utils.sweep", description=__doc__, formatter_class=shape)
+    parser.add_argument("--configs", nargs="+", required=True, help="rows of CONFIGS")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1])
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--name", default="sweep", help="of the runs; another one for other settings")
+    parser.add_argument("--root", default=PROJECT, help="folder of models/ and logs/")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
