@@ -33,9 +33,11 @@ class Film:
         self._held = scene
 
     def close(self) -> None:
-        if self._held is not None:
-            self._draw(self._held, self._held)
-        self.video.close()
+        try:
+            if self._held is not None:
+                self._draw(self._held, self._held)
+        finally:
+            self.video.close()
 
     def _draw(self, scene: Scene, after: Scene) -> None:
         """`after`: the next scene, with the action chosen in this one."""

@@ -43,9 +43,12 @@ class Video:
             self._writer = imageio.get_writer(path, format="FFMPEG", fps=rate, macro_block_size=2, output_params=["-loglevel", "error"])
 
     def add(self, picture: np.ndarray) -> None:
-        """picture: [H, W, 3] uint8, of one size in a file."""
+        """picture: [H, W, 3] uint8, of one size in a file. Raises OSError once the disk is full."""
         if self._count % self._stride == 0:
-            self._writer.append_data(picture)
+            try:
+                self._writer.append_data(picture)
+            except StopIteration:  # ffmpeg ended on an earlier picture
+                raise OSError("ffmpeg has ended") from None
         self._count += 1
 
     def close(self) -> None:

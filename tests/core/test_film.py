@@ -1,6 +1,7 @@
 """What recordings show, and the files they become."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ from core import film
 from core.agent import ActorOutput
 from core.agents.actor_critic import ActorCriticAgent
 from core.agents.q_learning import QLearning
-from core.env import Discrete, EnvSpec
+from core.env import Discrete, EnvSpec, TimeStep
 from core.episodes import Scene
 from core.film import HISTORY, PANEL_WIDTH, PAPER, Film, seen, strip
+from core.recording import record_episode
 from core.shared import ArraySpec
 from core.video import Video, VideoParams
 from utils.command_line import read_options
@@ -157,6 +159,74 @@ def test_an_evaluator_records_every_second_evaluation(root):
     assert len(evaluations) >= 3 and [file.name for file in files] == [f"step_{step:012}.mp4" for step in evaluations[1::2]]
     with imageio.get_reader(files[0]) as reader:
         assert len(list(reader.iter_data())) == 1 + 4  # the reset and each step
+
+
+def test_a_writer_that_has_ended_is_an_error_of_the_disk(tmp_path):
+    video = Video(tmp_path / "a.mp4", 15)
+    ended = iter([])
+    video._writer.append_data = lambda picture: next(ended)
+    with pytest.raises(OSError, match="ffmpeg has ended"):
+        video.add(np.zeros((20, 16, 3), np.uint8))
+    video.close()
+
+
+class Drawn:
+    """An agent and an environment of endless episodes that can be drawn."""
+
+    def __init__(self):
+        self.spec, self.closed = STACK, False
+
+    def evaluation_exploration(self, num_envs, generator):
+        return None
+
+    def initial_state(self, num_envs):
+        return ()
+
+    def act(self, timestep, state, exploration):
+        return ActorOutput(np.zeros(1, np.int64), {}, state)
+
+    def outlook(self, output):
+        return {}
+
+    def reset(self, seed):
+        no = np.zeros(1, bool)
+        return TimeStep(np.zeros((1, *STACK.observation_shape), np.uint8), np.zeros(1), np.ones(1), ~no, no, np.zeros(1))
+
+    def step(self, action):
+        return self.reset(0)._replace(first=np.zeros(1, bool))
+
+    def render(self):
+        return np.zeros((21, 16, 3), np.uint8)
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.mark.parametrize("writes", [0, 2])
+def test_a_full_disk_ends_the_video_and_not_the_run(writes, tmp_path, monkeypatch, capsys):
+    drawn, written = Drawn(), []
+
+    def full(self, picture):
+        written.append(picture)
+        if len(written) > writes:
+            raise OSError("No space left on device")
+
+    monkeypatch.setattr(Video, "add", full)
+    context = SimpleNamespace(options=SimpleNamespace(video=VideoParams()), spec=STACK, clock=SimpleNamespace(interrupted=False),
+                              make_env=lambda num_envs, **settings: drawn)
+    list(record_episode(context, drawn, tmp_path / "a.mp4", 5, 0))
+    assert "video not written, training goes on: No space left on device" in capsys.readouterr().err and drawn.closed
+
+
+def test_an_interrupted_recording_is_readable(tmp_path):
+    drawn, clock = Drawn(), SimpleNamespace(interrupted=False)
+    context = SimpleNamespace(options=SimpleNamespace(video=VideoParams()), spec=STACK, clock=clock,
+                              make_env=lambda num_envs, **settings: drawn)
+    for number, _ in enumerate(record_episode(context, drawn, tmp_path / "a.mp4", 9, 0), 1):
+        clock.interrupted = number == 3
+    assert drawn.closed
+    with imageio.get_reader(tmp_path / "a.mp4") as reader:
+        assert len(list(reader.iter_data())) == 1 + 4  # the step during which the run ended is in it
 
 
 def test_recording_is_refused_where_the_environment_draws_nothing(root, monkeypatch, capsys):
