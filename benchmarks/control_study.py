@@ -10,7 +10,6 @@ twenty times a run. A run that is there already is not repeated, so the study ca
 
 import argparse
 import csv
-import json
 import subprocess
 import sys
 import time
@@ -18,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.curve import RESULTS, evaluations, write_csv
-from benchmarks.study import draw, late_score
+from benchmarks.study import RESULTS
 from benchmarks.training import ROOT
+from utils import curves, drawing
 from utils.command_line import read_options
 from utils.options import CONFIGS, TASKS
 
@@ -29,33 +28,30 @@ OURS = ("ddpg", "d4pg", "td3", "sac")
 SIDES = (*OURS, *OTHERS)
 EPISODES, EVALUATIONS = 10, 20
 
-Curve = list[dict[str, float]]
-
-
-def ours(side: str, task: str, seed: int, steps: int) -> Curve:
+def ours(side: str, task: str, seed: int, steps: int) -> curves.Run:
     """Of the row <side>-<task>, trained unless it is complete."""
     timestamp = f"{task}-{side}-seed{seed}-{steps}"
     folder = ROOT / "logs" / f"control_{timestamp}"
-    if not folder.exists() or not (rows := evaluations(folder)) or rows[-1]["step"] < steps:
+    if not folder.exists() or curves.read_curve(folder / "metrics.jsonl").steps.max(initial=0) < steps:
         start = ["--resume", f"control_{timestamp}"] if folder.exists() else ["--machine", "control", "--timestamp", timestamp]
         subprocess.run([sys.executable, "main.py", "--config", f"{side}-{task}", "--seed", str(seed), "--steps", str(steps),
                         "--evaluator.steps", str(steps // EVALUATIONS), "--evaluator.episodes", str(EPISODES), *start],
                        cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return evaluations(folder)
+    return curves.read([folder], list(curves.COLUMNS))[0]
 
 
-def others(side: str, task: str, seed: int, steps: int) -> Curve:
+def others(side: str, task: str, seed: int, steps: int) -> curves.Run:
     """Of stable-baselines3, likewise, in a process of its own."""
-    path = ROOT / "logs" / f"control_{task}-{side}-seed{seed}-{steps}.json"
+    path = ROOT / "logs" / f"control_{task}-{side}-seed{seed}-{steps}.csv"
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         command = [sys.executable, "-m", "benchmarks.control_study", task, "--sides", side, "--seeds", str(seed), "--steps", str(steps)]
         subprocess.run([*command, "--result", str(path)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return json.loads(path.read_text())
+    return curves.read([path], list(curves.COLUMNS))[0]
 
 
-def train_other(side: str, task: str, seed: int, steps: int) -> Curve:
-    """Train in this process, with the settings of the row ddpg-<task>."""
+def train_other(side: str, task: str, seed: int, steps: int, path: Path) -> None:
+    """Train in this process, with the settings of the row ddpg-<task>; its evaluations as CSV."""
     import gymnasium
     import stable_baselines3
     from stable_baselines3.common.callbacks import BaseCallback
@@ -65,7 +61,7 @@ def train_other(side: str, task: str, seed: int, steps: int) -> Curve:
     options = read_options(["--config", f"ddpg-{task}"])
     agent, env, judged = options.agent, gymnasium.make(options.game), gymnasium.make(options.game)
     judged.reset(seed=seed + 1_000_000)
-    curve: Curve = []
+    rows: list[dict[str, object]] = []
     started, judging = time.monotonic(), 0.0
 
     class Judge(BaseCallback):
@@ -75,8 +71,8 @@ def train_other(side: str, task: str, seed: int, steps: int) -> Curve:
                 began = time.monotonic()
                 returns, _ = evaluate_policy(self.model, judged, EPISODES, return_episode_rewards=True, warn=False)
                 judging += time.monotonic() - began
-                curve.append({"step": self.num_timesteps, "seconds": round(time.monotonic() - started - judging, 1),
-                              "mean": float(np.mean(returns)), "std": float(np.std(returns)), "median": float(np.median(returns))})
+                rows.append({"run": path.stem, "step": self.num_timesteps, "seconds": round(time.monotonic() - started - judging, 1),
+                             "mean": float(np.mean(returns)), "std": float(np.std(returns)), "median": float(np.median(returns))})
             return True
 
     size = env.action_space.shape[0]  # type: ignore[index]
@@ -86,20 +82,27 @@ def train_other(side: str, task: str, seed: int, steps: int) -> Curve:
         "MlpPolicy", env, learning_rate=agent.critic_lr, buffer_size=min(options.memory.capacity, steps), gamma=agent.gamma,
         learning_starts=options.clock.learn_start, batch_size=agent.batch_size, tau=agent.target_update, train_freq=1, gradient_steps=1,
         action_noise=noise, policy_kwargs={"net_arch": list(options.model.hidden)}, seed=seed, device="cpu").learn(steps, callback=Judge())
-    return curve
+    with path.with_suffix(".part").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    path.with_suffix(".part").rename(path)
 
 
 def study(task: str, sides: list[str], seeds: list[int], steps: int, output: Path) -> None:
-    rows = {side: [(ours if side in OURS else others)(side, task, seed, steps) for seed in seeds] for side in sides}
-    write_csv(output / f"control-{task}.csv", {f"{side}-seed{seed}": curve for side, curves in rows.items()
-                                               for seed, curve in zip(seeds, curves)})
-    draw(output / f"control-{task}.png", TASKS[task]["game"], rows, steps)
+    runs = {side: [(ours if side in OURS else others)(side, task, seed, steps) for seed in seeds] for side in sides}
+    runs = {side: [run._replace(name=f"{side}-seed{seed}", curves={metric: curves.until(curve, steps) for metric, curve in run.curves.items()})
+                   for seed, run in zip(seeds, found)] for side, found in runs.items()}
+    curves.write_csv(output / f"control-{task}.csv", [run for found in runs.values() for run in found])
+    scored = {side: [run._replace(curves={curves.SCORE: run.curves[curves.SCORE]}) for run in found] for side, found in runs.items()}
+    drawing.save(drawing.draw_curves(scored, ["steps"], "mean", TASKS[task]["game"]), output / f"control-{task}", ["png"])
     with (output / f"control-{task}-table.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["side", "mean over seeds", *(f"seed {seed}" for seed in seeds), "best evaluation", "minutes a run"])
-        for side, curves in rows.items():
-            scores, best = [late_score(curve, steps) for curve in curves], [max(row["mean"] for row in curve) for curve in curves]
-            minutes = np.mean([curve[-1]["seconds"] for curve in curves]) / 60
+        for side, found in scored.items():
+            each = [run.curves[curves.SCORE] for run in found]
+            scores, best = [curves.late_score(curve, steps) for curve in each], [curve.values.max() for curve in each]
+            minutes = np.mean([curve.seconds[-1] for curve in each]) / 60
             writer.writerow([side, *(f"{value:.1f}" for value in (np.mean(scores), *scores, np.mean(best), minutes))])
             print(f"{task}: {side} {np.mean(scores):.1f} from {[round(score, 1) for score in scores]}, best {np.mean(best):.1f}, "
                   f"{minutes:.1f} minutes a run", flush=True)
@@ -117,7 +120,7 @@ def main() -> None:
     for task in options.tasks:
         steps = options.steps or TASKS[task]["steps"]
         if options.result:
-            options.result.write_text(json.dumps(train_other(options.sides[0], task, options.seeds[0], steps)))
+            train_other(options.sides[0], task, options.seeds[0], steps, options.result)
             return
         names = {row["name"] for row in CONFIGS}
         sides = [side for side in options.sides if side in OTHERS or f"{side}-{task}" in names]

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.curve import RESULTS
+from benchmarks.study import RESULTS
 from benchmarks.training import ROOT
 from utils import checkpoint
 
