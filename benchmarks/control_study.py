@@ -28,6 +28,7 @@ OURS = ("ddpg", "d4pg", "td3", "sac")
 SIDES = (*OURS, *OTHERS)
 EPISODES, EVALUATIONS = 10, 20
 
+
 def ours(side: str, task: str, seed: int, steps: int) -> curves.Run:
     """Of the row <side>-<task>, trained unless it is complete."""
     timestamp = f"{task}-{side}-seed{seed}-{steps}"
@@ -91,7 +92,7 @@ def train_other(side: str, task: str, seed: int, steps: int, path: Path) -> None
 
 def study(task: str, sides: list[str], seeds: list[int], steps: int, output: Path) -> None:
     runs = {side: [(ours if side in OURS else others)(side, task, seed, steps) for seed in seeds] for side in sides}
-    runs = {side: [run._replace(name=f"{side}-seed{seed}", curves={metric: curves.until(curve, steps) for metric, curve in run.curves.items()})
+    runs = {side: [run._replace(name=f"{side}-seed{seed}", curves={name: curves.until(curve, steps) for name, curve in run.curves.items()})
                    for seed, run in zip(seeds, found)] for side, found in runs.items()}
     curves.write_csv(output / f"control-{task}.csv", [run for found in runs.values() for run in found])
     scored = {side: [run._replace(curves={curves.SCORE: run.curves[curves.SCORE]}) for run in found] for side, found in runs.items()}
