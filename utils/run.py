@@ -1,5 +1,6 @@
 """From Options to the Context that every process of the run is given."""
 
+import os
 import weakref
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def prepare(options: Options) -> tuple[Context, Agent]:
         raise Refused([f"{error}; {_instead(options)}"], BAD_CHECKPOINT) from None
     context = Context(options, spec, roles, memories, parameters, clock, logs, resume_from, initial_weights)
     if options.mode == 1:
-        weakref.finalize(context, runs.release, options.log_folder)
+        weakref.finalize(context, os.close, runs.locks.pop(options.log_folder))  # so long the folder is locked
     return context, agent
 
 

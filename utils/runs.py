@@ -15,7 +15,7 @@ from utils.options import Options
 from utils.refused import BAD_CHECKPOINT, BAD_CONFIGURATION, Refused
 
 RUN_FILE = "run.json"
-locks: dict[Path, int] = {}  # log folder -> open descriptor, of the runs of this process
+locks: dict[Path, int] = {}  # log folder -> open descriptor, until whoever runs it takes it
 
 
 class SavedRun(NamedTuple):
@@ -73,8 +73,8 @@ def signature_of(value: str) -> str:
 
 
 def claim(options: Options) -> Options:
-    """Make the run's log folder and lock it until `release` or the end of this process. A new run whose folder exists by now gets
-    another timestamp.
+    """Make the run's log folder and lock it until its descriptor in `locks` is closed, or this process ends. A new run whose folder
+    exists by now gets another timestamp.
 
     Raises Refused when a run that is to be continued still runs, or the folders cannot be written.
     """
@@ -94,11 +94,6 @@ def claim(options: Options) -> Options:
     except OSError as error:
         raise Refused([f"the run's folders cannot be made: {error}"]) from None
     return options
-
-
-def release(folder: Path) -> None:
-    """The run in this log folder has ended."""
-    os.close(locks.pop(folder))
 
 
 def save(options: Options, file_settings: Mapping[str, Any]) -> None:

@@ -1,0 +1,81 @@
+"""How long a run takes to end after each kind of signal, in seconds.
+
+    python -m benchmarks.deaths --rounds 3
+
+Each round starts dqn-minatar-breakout with two actors, a checkpoint every five seconds and an evaluation every five, lets it play 5,000
+agent steps, and ends it: learner killed, main killed, SIGINT, SIGTERM, and a second SIGINT while the learner cannot save. Written to
+docs/results/deaths.json. The deaths that a run survives are measured by benchmarks.soak.
+"""
+
+import argparse
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import psutil
+
+from benchmarks.curve import RESULTS
+from benchmarks.soak import Run
+
+STEPS = 5_000
+
+
+def kill_learner(run: Run) -> None:
+    run.children()["learner 0"].kill()
+
+
+def interrupt_twice(run: Run) -> None:
+    """Time counts from the second signal."""
+    run.children()["learner 0"].suspend()
+    run.process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    run.process.send_signal(signal.SIGINT)
+
+
+ENDS: dict[str, Callable[[Run], None]] = {
+    "learner killed": kill_learner, "main killed": lambda run: run.process.kill(),
+    "SIGINT": lambda run: run.process.send_signal(signal.SIGINT), "SIGTERM": lambda run: run.process.send_signal(signal.SIGTERM),
+    "second SIGINT": interrupt_twice}
+
+
+def measure(end: Callable[[Run], None], options: argparse.Namespace) -> dict[str, float | int]:
+    """Exit code, seconds until main and until every process was gone, one-minute load of the machine."""
+    run, steps = Run(options), 0
+    try:
+        while steps < STEPS:
+            time.sleep(0.2)
+            steps = max([steps, *(count for _, count in run.new_steps())])
+            run.children()
+        load = os.getloadavg()[0]
+        end(run)
+        began = time.monotonic()
+        exit_code = run.process.wait(120)
+        main = time.monotonic() - began
+        _, left = psutil.wait_procs(run.seen.values(), timeout=60)
+        assert not left, left
+        return {"exit_code": exit_code, "main_seconds": round(main, 2), "all_seconds": round(time.monotonic() - began, 2), "load": load}
+    finally:
+        for process in (run.process, *run.seen.values()):
+            if process.is_running():
+                process.kill()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", default=RESULTS / "deaths.json")
+    given = parser.parse_args()
+    found: dict[str, list[dict[str, float | int]]] = {name: [] for name in ENDS}
+    for number in range(given.rounds):
+        for name, end in ENDS.items():
+            options = argparse.Namespace(victim=name.replace(" ", "-"), config="dqn-minatar-breakout", seed=number, actors=2)
+            found[name].append(measure(end, options))
+            print(name, found[name][-1], flush=True)
+    with open(given.output, "w") as file:
+        file.write(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
