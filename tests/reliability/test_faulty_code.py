@@ -47,7 +47,7 @@ def test_f14_f15_f32_one_actors_faults_are_named_and_forgiven_and_no_torn_row_is
 
 def test_f15_a_failure_of_every_actor_at_its_start_ends_the_run_at_once(tmp_path):
     with Program(tmp_path, *FAULTY, "--num_actors", "2", environment=faults({"kind": "init", "where": "actor"})) as program:
-        assert program.until_ended(60) == 4 and not program.leftovers()
+        assert program.until_ended(100) == 4 and not program.leftovers()
     assert program.output.count("failed: RuntimeError: the simulator has no licence") <= 3
     assert program.output.count("restarted (") <= 1
 
