@@ -213,7 +213,7 @@ def save_until_killed(folder: Path, step: int) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_writer_killed_at_random_times_always_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
+def test_f23_a_writer_killed_at_random_times_always_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, {**state_of(99), "replay": torch.full((200_000,), 99)}, 99, keep=2)
     generator, steps = random.Random(1), [99]
     for _ in range(12):

@@ -152,7 +152,7 @@ def test_model_files_with_arbitrary_bytes_in_them(saved, position, content):
         assert {name: tensor.shape for name, tensor in weights.items()} == {"weight": (5,)}
 
 
-@QUICK
+@settings(QUICK, max_examples=40)
 @given(st.one_of(st.binary(max_size=60), plain.map(lambda content: json.dumps(content).encode()),
                  st.dictionaries(st.sampled_from(NAMES), plain, max_size=4).map(
                      lambda options: json.dumps({"config": "dqn-cartpole", "options": options, "file": {}}).encode())))
