@@ -39,8 +39,8 @@ from utils.command_line import read_options
 from utils.options import Options
 
 ROW = ("--config", "dqn-pong-gpu")
-TOY = ("--num_envs_per_actor", "4", "--agent.batch_size", "8", "--memory.capacity", "1000", "--clock.learn_start", "200",
-       "--clock.tolerance", "100", "--learner.updates_per_replay", "2", "--actor.env_threads", "1")
+TOY = ("--env.size", "42", "--model_type", "dqn-small", "--num_envs_per_actor", "4", "--agent.batch_size", "8", "--memory.capacity", "1000",
+       "--clock.learn_start", "200", "--clock.tolerance", "100", "--learner.updates_per_replay", "2", "--actor.env_threads", "1")
 START_SECONDS, AIM_STEPS = 90.0, 50_000_000  # of a run until it learns; 200 M frames
 
 

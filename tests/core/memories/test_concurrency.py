@@ -72,7 +72,7 @@ def test_the_copy_on_the_learners_device_never_holds_a_torn_row_and_keeps_what_w
     resident, batches, overwritten = memory.Resident(memory, torch.device("cpu")), 0, 0
     with started(write_without_end, memory, 0), started(write_without_end, memory, 1):
         before, end = memory.trajectories.written(), time.monotonic() + 10
-        while batches < 150 and time.monotonic() < end:
+        while batches < 60 and time.monotonic() < end:
             if not resident.refresh():
                 continue
             resident.plan(1)
