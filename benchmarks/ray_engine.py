@@ -21,8 +21,9 @@ from benchmarks.speed import processor, updating
 from benchmarks.training import ROOT, after_start, rate, train
 from core.machine import versions
 
-RUNS = {"dqn-minatar-breakout": ("--config", "dqn-minatar-breakout", "--num_actors", "2"),
-        "impala-cartpole": ("--config", "impala-cartpole", "--num_actors", "2")}
+OFTEN = ("--num_actors", "2", "--logger.period", "0.5")
+RUNS = {"dqn-minatar-breakout": ("--config", "dqn-minatar-breakout", *OFTEN),
+        "impala-cartpole": ("--config", "impala-cartpole", *OFTEN)}
 WAYS = {"Pong 84x84, raw": ("dqn-pong", "raw"), "Pong 84x84, lz4": ("dqn-pong", "lz4"),
         "MinAtar Breakout": ("dqn-minatar-breakout", "raw"),
         "CartPole": ("dqn-cartpole", "raw")}
@@ -174,6 +175,7 @@ def main() -> None:
         result["publication"] = on_ray(lambda: {row: latency(row, brief) for row in ("dqn-cartpole", "dqn-pong")})
         result["learner, samples per second"] = {str(size): updating(size, len(os.sched_getaffinity(0)), brief) for size in (32, 256, 512)}
         print(json.dumps({name: result[name] for name in ("way", "publication", "learner, samples per second")}, indent=1))
+    result["load average"] = os.getloadavg()[1]  # of five minutes; this benchmark alone makes two to four
     options.output.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -26,8 +26,8 @@ def page(result: dict[str, Any]) -> str:
     return "\n".join([
         "# How far one learner's node goes\n",
         "Computed by `python -m benchmarks.scaling` from `docs/results/ray.json`, which `python -m benchmarks.ray_engine` measured on "
-        f"{result['cpus']} cores of {result['processor']} (`{result['command']}`). An actor is one core with one process of environments. "
-        "Where your machine is another, measure there: `make bench-ray`.\n",
+        f"{result['cpus']} cores of {result['processor']} (last: `{result['command']}`), load average {result['load average']:.0f}: "
+        f"{_condition(result)}. An actor is one process of environments. Where your machine is another, measure there: `make bench-ray`.\n",
         "## Measured\n", *_measured(result),
         "## The four limits of Pong, Nature network, in agent steps a second\n", *_limits(way, learner, batch),
         "## Actors\n", *_actors(way, learner),
@@ -43,6 +43,12 @@ ADVICE = [
     "  several learners, a GPU each (`num_learners`). Otherwise the limiter makes actors wait, and more of them are idle ones.",
     "- **History.** Many actors overwrite a million steps within minutes: raise `memory.capacity` with `storage.codec lz4`.",
     "- **Policy lag.** It is at most `actor.refresh_period` steps of an actor, `ray.parameters_period`, the latency above and a chunk.\n"]
+
+
+def _condition(result: dict[str, Any]) -> str:
+    if result["load average"] <= 3 * result["cpus"]:
+        return "nothing else ran there"
+    return "others worked on the same cores, so rates are far too low, ratios of one pair mean little, and only the bytes are exact"
 
 
 def _measured(result: dict[str, Any]) -> list[str]:

@@ -13,11 +13,17 @@ from typing import Any
 from core.engines.ray_params import RayParams
 
 # Before ray is imported. The first keeps a node on 127.0.0.1, where nothing from outside can reach it.
-ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0",
-         "RAY_gcs_rpc_server_reconnect_timeout_s": "10"}
+ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
 ALWAYS = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_COLOR_PREFIX": "0", "RAY_DEDUP_LOGS": "0"}
 LONGEST_FOLDER = 30  # characters: Ray's sockets have long paths in it, and 107 are the most
-SWEEP = 'read gone; for try in 1 2 3; do rm -rf -- "$1"; sleep 0.5; done'  # as soon as the other end of its input is closed
+# Should main be killed: as soon as the other end of the sweeper's input is closed, who has files of the run's own folder open goes with it.
+# Ray's agents would stay for a minute, to report to what is no more.
+SWEEP = """read gone
+for again in 1 2 3 4 5 6; do
+    find /proc/[0-9]*/fd -lname "$1/*" | cut -d/ -f3 | sort -u | xargs -r kill -9
+    rm -rf -- "$1"
+    sleep 0.3
+done"""
 
 
 class ClusterError(RuntimeError):
@@ -51,7 +57,8 @@ class Cluster:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         usual = tempfile.gettempdir()
         self._folder = tempfile.mkdtemp(prefix="ray_", dir=usual if len(usual) <= LONGEST_FOLDER else "/tmp")
-        self._sweeper = subprocess.Popen(["sh", "-c", SWEEP, "sweeper", self._folder], stdin=subprocess.PIPE, start_new_session=True)
+        self._sweeper = subprocess.Popen(["sh", "-c", SWEEP, "sweeper", self._folder], stdin=subprocess.PIPE,
+                                         stderr=subprocess.DEVNULL, start_new_session=True)
         cpus = math.ceil(sum(need["CPU"] for need in needs.values()))
         self._init(num_cpus=max(cpus, 1), include_dashboard=False, _node_ip_address="127.0.0.1",
                    _temp_dir=self._folder, object_store_memory=self._params.object_store_bytes)

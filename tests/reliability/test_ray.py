@@ -67,7 +67,7 @@ def test_when_main_is_killed_ray_goes_with_it(tmp_path, monkeypatch):
         program.children()
         assert list(temporary.glob("ray*"))
         os.kill(program.process.pid, signal.SIGKILL)
-        assert not program.leftovers(seconds=40) and not list(temporary.glob("ray*"))
+        assert not program.leftovers(seconds=15) and not list(temporary.glob("ray*"))
     shutil.rmtree(temporary)
 
 

@@ -70,6 +70,13 @@ def line(tmp_path, monkeypatch):
         wire.close()
 
 
+def drive(generator, clock):
+    """As engines do, without naps."""
+    for worked in generator:
+        clock.beat(0)
+        yield worked
+
+
 def facts(context):
     memory = context.memories[0]
     return Facts(context.options, context.spec, context.roles, memory.layout, memory.window)
@@ -113,6 +120,23 @@ def test_no_more_chunks_are_on_their_way_than_allowed_and_the_ring_is_never_over
         next(playing)
         assert time.monotonic() < deadline
     assert memory.trajectories.written()[0] == before + memory.layout.chunk_length
+
+
+def test_an_actor_that_waits_for_the_learner_with_nothing_on_its_way_hears_when_it_may_go_on(line):
+    context, _, ingest, wire = line("--config", "dqn-cartpole", "--clock.tolerance", "50")
+    far = remote_context(facts(context), Link(wire, 0, 2))
+    playing = drive(actor(far, 0), far.clock)
+    while context.clock.agent_steps < 150 or far.clock.may_act():
+        next(playing)
+    for _ in range(50):
+        next(playing)
+    waiting = context.clock.agent_steps
+    assert waiting < 150 + 2 * 8 * 4 + 32  # learn_start, tolerance, and the chunks on their way
+    context.clock.learnt(0, 10_000)
+    deadline = time.monotonic() + 20
+    while context.clock.agent_steps == waiting:
+        next(playing)
+        assert time.monotonic() < deadline
 
 
 def test_a_life_that_was_replaced_stores_nothing_more(line):
