@@ -83,9 +83,9 @@ def copied_bytes(options: Options, rows: Layout, window: WindowSpec) -> int:
 
 def device_memory(options: Options, rows: Layout, window: WindowSpec) -> list[str]:
     """Whether the learner's GPU has room for the rows, before anything is allocated there."""
-    device = torch.device(resolved_device(options.device))
-    if not _is_resident(options) or device.type != "cuda" or not _is_here(options.device):
+    if not _is_resident(options) or not _is_here(options.device) or not resolved_device(options.device).startswith("cuda"):
         return []
+    device = torch.device(resolved_device(options.device))
     copied, free, capacity = options.memory_class.Resident.nbytes(rows, window), free_bytes(device), options.memory.capacity
     if copied + RESERVED_BYTES <= free:
         return []

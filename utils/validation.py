@@ -161,12 +161,14 @@ def _trackers(options: Options) -> list[str]:
 # combinations ---------------------------------------------------------------------------------------------------------
 def _memory_type(options: Options) -> list[str]:
     allowed, together = options.agent_class.memories, options.learner.batches_per_draw
-    if together > 1 and options.memory_type in MemoriesDict and issubclass(options.memory_class, UnrollMemory):
-        return [f"learner.batches_per_draw={together} must be 1 with memory_type={options.memory_type}, whose batches have parts"]
-    if options.memory_type in allowed or options.memory_type not in MemoriesDict:  # a memory of the user's own
+    if options.memory_type not in MemoriesDict:  # a memory of the user's own
         return []
-    return [f"memory_type={options.memory_type} does not suit agent_type={options.agent_type}, "
-            f"which learns from memory_type {' or '.join(allowed)}"]
+    if options.memory_type not in allowed:
+        return [f"memory_type={options.memory_type} does not suit agent_type={options.agent_type}, "
+                f"which learns from memory_type {' or '.join(allowed)}"]
+    if together > 1 and issubclass(options.memory_class, UnrollMemory):
+        return [f"learner.batches_per_draw={together} must be 1 with memory_type={options.memory_type}, whose batches have parts"]
+    return []
 
 
 def _actions(options: Options, spec: EnvSpec) -> list[str]:

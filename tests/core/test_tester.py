@@ -206,7 +206,7 @@ def make_context(folder: Path, **settings: Any) -> Context:
         "model_file": None, "model_path": folder / "models" / "run 1.pth", "device": "cpu", "episodes": 7, "render": False,
         "record": False, "video": VideoParams(),
         "seed": 3, "game": "game", "env": Params(), "env_type": "countdown", "env_class": Countdown,
-        "evaluator": EvaluatorParams(num_envs=3, max_steps=1_000), "make_agent": lambda spec, device: Player(),
+        "evaluator": EvaluatorParams(num_envs=3, max_steps=1_000), "make_agent": lambda spec, device, precision: Player(),
         "to_dict": lambda: {"all": "options"}, **settings})
     spec = EnvSpec("game", ArraySpec((2,), "float32"), 0, Discrete(3), frames_per_step=4)
     roles = (("tester", 0),)
@@ -244,7 +244,7 @@ def test_every_raw_return_is_written_beside_the_model_and_the_summary_printed(tm
 
 def test_the_weights_of_the_file_are_those_that_play(tmp_path: Path) -> None:
     agent = Player()
-    context = make_context(tmp_path, make_agent=lambda spec, device: agent, model_file=str(tmp_path / "other.pth"))
+    context = make_context(tmp_path, make_agent=lambda spec, device, precision: agent, model_file=str(tmp_path / "other.pth"))
     network = Network()
     save_weights(tmp_path / "other.pth", network.state_dict(), {})
     list(mode_2.tester(context, 0))

@@ -23,7 +23,7 @@ from utils.run import prepare
 TWO = ("--num_learners", "2", "--num_actors", "2", "--learner.compare_period", "1")
 QUIET = {"rainbow": ("--model.noisy", "false", "--agent.eps", "1.5e-4"),  # one learner's noise is not another's; rounding stays small
          "td3": ("--agent.smoothing_scale", "0", "--agent.eps", "1.5e-4")}
-COMPARABLE = [name for name in RUNS if name != "sac"]  # whose policy draws for every loss
+COMPARABLE = [name for name in RUNS if name not in ("sac", "on the learner's device")]  # the one draws for every loss, the other is alone
 
 
 class Learnt(NamedTuple):
