@@ -37,4 +37,5 @@ class Conditions:
         if params.checkpoint_steps and agent_steps >= self._next_steps:
             self._next_steps = (agent_steps // params.checkpoint_steps + 1) * params.checkpoint_steps
             return True
-        return time.monotonic() - self._saved >= params.checkpoint_period
+        by_time = self._options.engine != "inline"  # where a checkpoint changes what actors do, and the same seed must give the same run
+        return by_time and time.monotonic() - self._saved >= params.checkpoint_period

@@ -34,7 +34,7 @@ class LearnerParams:
     log_period: float = setting(2.0, above=0)            # seconds between reports
     max_bad_updates: int = setting(10, low=1)            # updates in a row with a non-finite loss before the run is given up
     compare_period: int = setting(1_000, low=0)          # of several learners: updates between checks that all are alike; 0: never
-    checkpoint_period: float = setting(600.0, above=0)   # seconds between full checkpoints; one more is written at the end
+    checkpoint_period: float = setting(60.0, above=0)    # seconds between full checkpoints, not on engine inline; one more at the end
     checkpoint_steps: int = setting(0, low=0)            # agent steps between full checkpoints; 0: by seconds only
     checkpoint_keep: int = setting(2, low=1)             # newest full checkpoints kept
     checkpoint_replay: bool = setting(False)             # store the replay too: an exact continuation, large files
