@@ -26,7 +26,7 @@ case "$1 $2" in
 esac
 """
 NOTED = ["-m pytest", "-m ruff check .", "-m mypy", "-m benchmarks.speed", "-m benchmarks.onpolicy",
-         "-m pip install -r requirements-minatar.txt", "-m pip install -r requirements-video.txt"]
+         *(f"-m pip install -r requirements-{extra}.txt" for extra in ("minatar", "mujoco", "video"))]
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def test_how_a_run_ended_is_kept_with_it_and_newest_stays_the_one_started_last(o
         runs.save(run, {})
         os.utime(run.log_folder / "run.json", (started, started))
     assert runs.read(first.log_folder).exit_code is None
-    runs.save_end(first, 130)
+    runs.end(first, 130)
     assert runs.read(first.log_folder).exit_code == 130
     assert [run.signature for run in runs.all_runs(str(root))] == [second.signature, first.signature]
     runs.save(first, {})  # goes on
