@@ -51,6 +51,7 @@ class Memory(ABC):
     Params: ClassVar[type]
     Resident: ClassVar[Any] = None  # the same rule with rows, draws and priorities on the learner's device: a core.resident.ResidentMemory
     with_priority: ClassVar[bool] = False  # rows carry the actor's initial priority: Layout.of wants to know
+    batches_per_sample: int = 1            # that the learner makes of what `sample` returns: schedules count batches
     features_of: Callable[[Window], Tensor] | None = None  # today's features [T, B, F] of windows; the learner sets it if they are wanted
 
     def __init__(self, params: Any, layout: Layout, window: WindowSpec, seed: int):

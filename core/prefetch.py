@@ -21,7 +21,8 @@ class Prefetcher:
 
     Once this is made only its thread touches the memory: everything else goes through `update_priorities` and `call`, which the
     thread runs in order before its next draw. What the thread raises, `get` and `call` raise. depth 0: no thread, the same
-    calls run at once in the caller. The thread draws `together` batches at a time, which costs less than one by one.
+    calls run at once in the caller. The thread draws `together` batches at a time, which costs less than one by one; each takes every
+    `together`-th window of the draw, since a rule may draw in an order, as equal shares of the priorities.
     """
 
     def __init__(self, memory: Memory, batch_size: int, depth: int, together: int = 1):
@@ -35,6 +36,7 @@ class Prefetcher:
         self._error: BaseException | None = None
         self.starved = False                   # rows had to be waited for, not the drawing, before the last `get`
         self._paused = self._closed = False
+        memory.batches_per_sample = together if depth else 1
         self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True) if depth else None
         if self._thread:
             self._thread.start()
@@ -143,8 +145,7 @@ class Prefetcher:
         batch = self._memory.sample(size * together)
         with self._changed:
             if batch is not None:
-                starts = range(0, size * together, size)
-                parts = [batch] if together == 1 else [piece(batch, slice(start, start + size)) for start in starts]
+                parts = [batch] if together == 1 else [piece(batch, slice(part, None, together)) for part in range(together)]
                 self._batches.extend((part, self._starved) for part in parts)
                 self._changed.notify_all()
             else:

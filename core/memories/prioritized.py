@@ -72,7 +72,7 @@ class PrioritizedMemory(Memory):
         window, keys = read
         leaves = self.tree.leaves[self._places(keys)]
         weights = (leaves / leaves.min()) ** -self.beta  # N and the sum of all leaves cancel against the largest weight
-        self._batches += 1
+        self._batches += self.batches_per_sample
         return Batch(window, keys, torch.from_numpy(weights.astype(np.float32)))
 
     def _draw(self, count: int) -> Keys | None:

@@ -325,7 +325,7 @@ def test_without_a_thread_nothing_is_ever_kept_ready(prefetch):
     assert prefetcher.statistics() == {"prefetch_depth": 0, "prefetch_wait_ms": 0}
 
 
-def test_batches_drawn_together_are_the_parts_of_one_draw_in_order(prefetch):
+def test_batches_drawn_together_each_take_every_third_window_of_one_draw(prefetch):
     class Recorded(PrioritizedMemory):
         def sample(self, batch_size):
             drawn.append(super().sample(batch_size))
@@ -339,7 +339,9 @@ def test_batches_drawn_together_are_the_parts_of_one_draw_in_order(prefetch):
     batches = [prefetcher.get(5) for _ in range(6)]
     assert [batch.weights.shape for batch in batches] == [(5,)] * 6 and drawn[0].weights.shape == (15,)
     for start, batch in enumerate(batches):
-        whole, part = drawn[start // 3], slice(start % 3 * 5, start % 3 * 5 + 5)
+        whole, part = drawn[start // 3], slice(start % 3, None, 3)
         assert np.array_equal(batch.keys.serials, whole.keys.serials[part]) and torch.equal(batch.weights, whole.weights[part])
         assert torch.equal(batch.window.observations, whole.window.observations[:, part])
         assert torch.equal(batch.window.rewards, whole.window.rewards[:, part])
+    prefetcher.pause()
+    assert memory.beta == memory.beta_of(3 * len(drawn))
