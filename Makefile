@@ -14,8 +14,8 @@ help:            ## this list
 train: $(VENV)/.installed       ## train what the lines of utils/options.py say; ARGS="--config dqn-cartpole" overrides them
 	$(RUN) main.py $(ARGS)
 
-test: $(VENV)/.installed-dev    ## all tests; ARGS="tests/utils -x" goes to pytest
-	$(RUN) -m pytest $(ARGS)
+test: $(VENV)/.installed-dev    ## all tests, two files at a time; ARGS="tests/utils -x" goes to pytest
+	$(RUN) -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-ray: $(VENV)/.installed-dev ## the Ray engine on clusters of several nodes, losing some of them: a quarter of an hour
 	$(RUN) -m pytest tests/reliability/test_ray.py -m cluster $(ARGS)

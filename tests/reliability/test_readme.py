@@ -25,7 +25,7 @@ case "$1 $2" in
     *) echo "$*" >> noted.txt ;;
 esac
 """
-NOTED = ["-m pytest", "-m ruff check .", "-m mypy", "-m benchmarks.speed", "-m benchmarks.onpolicy",
+NOTED = ["-m pytest -n 2 --dist loadfile", "-m ruff check .", "-m mypy", "-m benchmarks.speed", "-m benchmarks.onpolicy",
          *(f"-m pip install -r requirements-{extra}.txt" for extra in ("minatar", "mujoco", "video"))]
 
 
