@@ -73,7 +73,7 @@ def test_the_numbers_are_those_of_rliable():
     assert np.allclose([ours(GAMES) for ours in theirs], points["x"], atol=1e-12)
     for ours, expected in zip(theirs, bounds["x"].T):
         low, high = interval(bootstrap(GAMES, ours, generator(), 20_000))
-        assert [low, high] == pytest.approx(expected.tolist(), abs=0.08)
+        assert [low, high] == pytest.approx(expected.tolist(), abs=0.12)  # a median over few runs moves in steps of 0.1
     thresholds = np.linspace(-1, 4, 26)
     profiles, _ = library.create_performance_profile({"x": scores}, thresholds, reps=10)
     assert np.allclose(performance_profile(GAMES, thresholds), profiles["x"], atol=1e-12)
