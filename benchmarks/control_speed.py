@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.speed import measure_side, processor
-from benchmarks.training import ROOT, rate, train
+from benchmarks.training import ROOT, rate, stable_baselines3_rate, train
 from core.machine import versions
 
 BATCH_SIZE, HIDDEN, LEARN_START, NUM_ENVS = 256, 256, 1_000, 8
@@ -36,22 +36,8 @@ def ours(game: str, seconds: float) -> float:
 
 def stable_baselines3(game: str, seconds: float) -> float:
     """Agent steps per second of stable-baselines3's DDPG, in this process; each has its update."""
-    from stable_baselines3.common.callbacks import BaseCallback
 
-    class Stopwatch(BaseCallback):
-        started, first, rate = 0.0, 0, 0.0
-
-        def _on_step(self) -> bool:
-            if self.num_timesteps > LEARN_START + 200 and not self.started:
-                self.started, self.first = time.perf_counter(), self.num_timesteps
-            elapsed = time.perf_counter() - self.started
-            if self.started and elapsed > 1:
-                self.rate = (self.num_timesteps - self.first) / elapsed
-            return not self.started or elapsed < seconds
-
-    stopwatch = Stopwatch()
-    _sb3_agent(game).learn(10_000_000, callback=stopwatch)
-    return stopwatch.rate
+    return stable_baselines3_rate(_sb3_agent(game), LEARN_START + 200, seconds)
 
 
 def lean(game: str, seconds: float) -> float:

@@ -18,7 +18,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.training import ROOT, after_start, rate, train
+from benchmarks.training import ROOT, after_start, rate, stable_baselines3_rate, train
 from core.machine import versions
 
 NUM_ENVS, SAMPLES_PER_STEP, LEARN_START = 8, 8, 2_000
@@ -50,20 +50,8 @@ def stable_baselines3(batch_size: int, seconds: float) -> float:
     import ale_py
     import gymnasium
     from stable_baselines3 import DQN
-    from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_atari_env
     from stable_baselines3.common.vec_env import VecFrameStack
-
-    class Stopwatch(BaseCallback):
-        started, first, rate = 0.0, 0, 0.0
-
-        def _on_step(self) -> bool:
-            if self.num_timesteps > LEARN_START + 1_000 and not self.started:
-                self.started, self.first = time.perf_counter(), self.num_timesteps
-            elapsed = time.perf_counter() - self.started
-            if self.started and elapsed > 1:
-                self.rate = (self.num_timesteps - self.first) / elapsed
-            return not self.started or elapsed < seconds
 
     gymnasium.register_envs(ale_py)
     env = VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=NUM_ENVS, seed=0), n_stack=4)
@@ -71,9 +59,7 @@ def stable_baselines3(batch_size: int, seconds: float) -> float:
     train_freq, gradient_steps = max(steps_an_update // NUM_ENVS, 1), max(NUM_ENVS // steps_an_update, 1)
     agent = DQN("CnnPolicy", env, buffer_size=100_000, learning_starts=LEARN_START, batch_size=batch_size, train_freq=train_freq,
                 gradient_steps=gradient_steps, target_update_interval=10_000, seed=0)
-    stopwatch = Stopwatch()
-    agent.learn(10_000_000, callback=stopwatch)
-    return stopwatch.rate
+    return stable_baselines3_rate(agent, LEARN_START + 1_000, seconds)
 
 
 def acting(seconds: float, network: bool = True) -> float:

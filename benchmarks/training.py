@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_EVALUATION = ("--evaluator.period", "1e9", "--evaluator.episodes", "1", "--evaluator.max_steps", "1")
@@ -28,3 +29,23 @@ def after_start(rows: list[dict], seconds: float) -> list[dict]:
     """Lines from `seconds` after the first agent step was reported."""
     began = next(row["time"] for row in rows if row["step"] > 0)
     return [row for row in rows if row["time"] >= began + seconds]
+
+
+def stable_baselines3_rate(agent: Any, start: int, seconds: float) -> float:
+    """Agent steps per second that an agent of stable-baselines3 makes in so many seconds of `learn` after step `start`."""
+    from stable_baselines3.common.callbacks import BaseCallback
+
+    class Stopwatch(BaseCallback):
+        started, first, rate = 0.0, 0, 0.0
+
+        def _on_step(self) -> bool:
+            if self.num_timesteps > start and not self.started:
+                self.started, self.first = time.perf_counter(), self.num_timesteps
+            elapsed = time.perf_counter() - self.started
+            if self.started and elapsed > 1:
+                self.rate = (self.num_timesteps - self.first) / elapsed
+            return not self.started or elapsed < seconds
+
+    stopwatch = Stopwatch()
+    agent.learn(10_000_000, callback=stopwatch)
+    return stopwatch.rate
