@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import psutil
 
-from benchmarks.curve import RESULTS
 from benchmarks.soak import Run
+from benchmarks.study import RESULTS
 
 STEPS = 5_000
 

@@ -1,15 +1,16 @@
 """What a million steps of Atari take in memory, packed and raw.
 
     python -m benchmarks.history --games pong breakout seaquest asterix wizard_of_wor --steps 1000000
+    python -m benchmarks.history --codec raw --jobs 1
 
 Plays agent steps of random play (every action equally likely) as an actor of the row dqn-breakout does: its environments, its rows,
-its memory `prioritized` with a ring of so many steps, storage.codec lz4. Each game has a process of its own, `--jobs` of them at once; a
-game that the results have already with as many steps is not played again, so that a long run can be stopped and continued. `--steps 20000`
-is a quick try: what does not grow with the ring, two megabytes of unpacked frames, counts for more there.
+its memory `prioritized` with a ring of so many steps, storage.codec lz4 or, which takes 7 GB a million, raw. Each game has a process of its
+own, `--jobs` of them at once; a game that the results have already with as many steps is not played again, so that a long run can be
+stopped and continued. `--steps 20000` is a quick try: what does not grow with the ring, two megabytes of unpacked frames, counts for more.
 
 Bytes of lz4 are told three ways. Used: packed frames that readers may read, and everything else. Allocated: with the arena, which has a
 fixed size, and the sum tree; this is what the run asks the machine for. Resident: how much this process grew, which counts the pages
-touched so far. Raw is the allocation of the same layout with codec raw, computed.
+touched so far. Raw is the allocation of the same layout with codec raw, computed, and with --codec raw its resident bytes, measured.
 """
 
 import argparse
@@ -64,31 +65,34 @@ class Timed:
 
 
 # one game ---------------------------------------------------------------------------------------------------------------
-def measure(game: str, steps: int, env_threads: int) -> dict[str, Any]:
+def measure(game: str, steps: int, env_threads: int, codec: str) -> dict[str, Any]:
     """Every figure of one game, played now."""
-    options = read_options(["--config", "dqn-breakout", "--game", game, "--memory.capacity", str(steps), "--storage.codec", "lz4",
+    options = read_options(["--config", "dqn-breakout", "--game", game, "--memory.capacity", str(steps), "--storage.codec", codec,
                             "--actor.env_threads", str(env_threads), "--device", "cpu"])
     env = options.env_class(options.env, game, options.num_envs_per_actor, training=True, num_threads=env_threads)
     filled(options, env, min(steps, WARM_UP))
     resident_before = psutil.Process().memory_info().rss
     memory, pack, rate = filled(options, env, steps)
     resident = psutil.Process().memory_info().rss
-    unpack_us = unpacking(memory.trajectories)
     env.close()
     layout, grown = memory.layout, resident - resident_before
-    return {"chunk_length": layout.chunk_length, **sizes(memory), "resident_bytes_before": resident_before,
-            "resident_bytes_after": resident, "resident_bytes_per_million": grown / memory.size() * 1e6,
-            "pack_us_per_frame": pack.seconds / pack.calls / (layout.chunk_length * layout.num_envs) * 1e6,
-            "unpack_us_per_frame": unpack_us, "steps_per_second": rate, "env_threads": env_threads}
+    found = {"chunk_length": layout.chunk_length, "steps_held": memory.size(), "resident_bytes_before": resident_before,
+             "resident_bytes_after": resident, "resident_bytes_per_million": grown / memory.size() * 1e6, "steps_per_second": rate,
+             "env_threads": env_threads}
+    if pack is None:
+        return {**found, "allocated_bytes": layout.nbytes}
+    return {**found, **sizes(memory), "unpack_us_per_frame": unpacking(memory.trajectories),
+            "pack_us_per_frame": pack.seconds / pack.calls / (layout.chunk_length * layout.num_envs) * 1e6}
 
 
-def filled(options: Options, env: Env, steps: int) -> tuple[PrioritizedMemory, Timed, float]:
-    """A memory of so many steps, full; its writer's packing and the agent steps a second."""
+def filled(options: Options, env: Env, steps: int) -> tuple[PrioritizedMemory, Timed | None, float]:
+    """A memory of so many steps, full; its writer's packing, if it packs, and the agent steps a second."""
     options = dataclasses.replace(options, memory=dataclasses.replace(options.memory, capacity=steps))
     agent = options.make_agent(env.spec)
     memory = PrioritizedMemory(options.memory, validation.layout(options, env.spec, agent), agent.window, options.seed)
-    writer = memory.writer(0)
-    pack = writer._packer.pack = Timed(writer._packer.pack)
+    writer, pack = memory.writer(0), None
+    if memory.layout.packed:
+        pack = writer._packer.pack = Timed(writer._packer.pack)
     rate = play(env, writer, memory.layout, steps)
     memory.sample(options.agent.batch_size)  # makes and fills the sum tree
     return memory, pack, rate
@@ -119,7 +123,7 @@ def sizes(memory: PrioritizedMemory) -> dict[str, Any]:
     parts = {"fields": {name: arrays[name].nbytes for name in layout.fields if name != "frame"},
              "index": {name: arrays[name].nbytes for name in ("block_start", "block_bytes", "block_check")},
              "unpacked ring": arrays["frame"].nbytes, "arena": arrays["arena"].nbytes, "sum tree": tree}
-    return {"steps_held": held, "compression": statistics["compression"], "frame_bytes": frames, "frame_bytes_per_step": frames / held,
+    return {"compression": statistics["compression"], "frame_bytes": frames, "frame_bytes_per_step": frames / held,
             "other_bytes_per_step": other / held, **{f"{name}_bytes": size for name, size in totals.items()},
             **{f"{name}_bytes_per_million": size / held * 1e6 for name, size in totals.items()}, "parts": parts}
 
@@ -140,16 +144,18 @@ def unpacking(trajectories: Trajectories) -> float:
 def in_own_process(game: str, options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """The game and what `measure` finds there: its last line."""
     command = [sys.executable, "-m", "benchmarks.history", "--only", game, "--steps", str(options.steps), "--env_threads",
-               str(options.env_threads)]
+               str(options.env_threads), "--codec", options.codec]
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return game, json.loads(done.stdout.splitlines()[-1])
 
 
 def table(games: dict[str, dict[str, Any]]) -> Iterable[str]:
-    yield "| game | " + " | ".join(COLUMNS) + " |"
-    yield "|---" * (len(COLUMNS) + 1) + "|"
+    """Of the columns that were measured."""
+    columns = {name: column for name, column in COLUMNS.items() if all(column[0] in found for found in games.values())}
+    yield "| game | " + " | ".join(columns) + " |"
+    yield "|---" * (len(columns) + 1) + "|"
     for game, found in games.items():
-        yield f"| {game} | " + " | ".join(f"{found[key] * scale:,.{digits}f}" for key, scale, digits in COLUMNS.values()) + " |"
+        yield f"| {game} | " + " | ".join(f"{found[key] * scale:,.{digits}f}" for key, scale, digits in columns.values()) + " |"
 
 
 def main() -> None:
@@ -157,22 +163,24 @@ def main() -> None:
     parser.add_argument("--games", nargs="+", default=GAMES)
     parser.add_argument("--steps", type=int, default=1_000_000, help="agent steps that the ring holds, and that are played")
     parser.add_argument("--env_threads", type=int, default=1, help="emulator threads of a game")
+    parser.add_argument("--codec", choices=("lz4", RAW), default="lz4")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="games played at once")
     parser.add_argument("--again", action="store_true", help="play games that the results have already")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "history.json")
     options = parser.parse_args()
     if options.only:
-        print(json.dumps(measure(options.only, options.steps, options.env_threads)))
+        print(json.dumps(measure(options.only, options.steps, options.env_threads, options.codec)))
         return
     result = json.loads(options.output.read_text()) if options.output.exists() else {}
-    games = result.setdefault(f"{options.steps} steps", {})
+    games = result.setdefault(f"{options.steps} steps{', raw' * (options.codec == RAW)}", {})
     wanted = [game for game in options.games if options.again or game not in games]
 
     with ThreadPoolExecutor(options.jobs) as pool:
         for done in as_completed([pool.submit(in_own_process, game, options) for game in wanted]):
             game, found = done.result()
-            print(f"{game}: {found['steps_per_second']:.0f} steps/s, {found['frame_bytes_per_step']:.0f} bytes a frame", flush=True)
+            print(f"{game}: {found['steps_per_second']:.0f} steps/s, {found['resident_bytes_per_million'] / 1e6:,.0f} MB a million "
+                  "resident", flush=True)
             games[game] = {"command": " ".join(("python -m benchmarks.history", *sys.argv[1:])), **found, "jobs": options.jobs,
                            "processor": processor(), "versions": versions()}
             options.output.parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ reads: two stacks of bytes a window, actions, n-step returns, discounts. Sides t
 
 ours                   one picture a step; windows are put together and n-step returns computed for each batch. The threads are
                        storage.threads. Sampling is what the prefetching thread does, so an update waits for it only when it is slower.
+ours, 8 a draw         with learner.batches_per_draw 8: eight batches of one draw, each taken from it as that thread does
 sb3 replay             stable-baselines3's ReplayBuffer: two stacks a step; of single steps, it knows no n-step returns
 sb3 replay, optimised  with optimize_memory_usage: one stack a step; single steps
 sb3 n-step             NStepReplayBuffer: two stacks a step, n-step returns computed for each batch
@@ -43,7 +44,7 @@ from core.frames import RAW, StorageParams
 from core.machine import versions
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memories.shared import SharedMemory, SharedParams
-from core.memory import Memory
+from core.memory import Batch, Memory, piece
 from core.ops.returns import n_step_return
 from core.shared import available_bytes
 from core.trajectory import Layout, WindowSpec
@@ -55,6 +56,7 @@ BYTES_A_STEP = 200_000  # that all sides hold together
 WINDOW = WindowSpec(NSTEP, (0, NSTEP))
 RULES: dict[str, tuple[Any, Any]] = {"shared": (SharedMemory, SharedParams), "prioritized": (PrioritizedMemory, PrioritizedParams)}
 UPDATED = 50  # batches that take turns in being given new priorities
+TOGETHER = 8  # batches of a draw
 OURS = "ours "
 
 Sample = Callable[[int], Any]                    # a batch of so many windows
@@ -91,7 +93,8 @@ class Sides:
 
     def samples(self) -> dict[str, Sample]:
         ours = {name: partial(our_batch, memory) for name, memory in self.memories.items()}
-        return {**ours, **{name: buffer.sample for name, buffer in (self.sb3 | self.torchrl).items()}}
+        together = {f"{name}, {TOGETHER} a draw": Together(memory) for name, memory in self.memories.items()}
+        return {**ours, **together, **{name: buffer.sample for name, buffer in (self.sb3 | self.torchrl).items()}}
 
     def updates(self) -> dict[str, Prepare]:
         """Codec and threads make no difference to ours."""
@@ -103,10 +106,10 @@ class Sides:
         found = {}
         for name, memory in self.memories.items():
             layout, size = memory.layout, memory.size()
-            found[name] = layout.nbytes / size
+            found[name] = found[f"{name}, {TOGETHER} a draw"] = layout.nbytes / size
             if layout.packed:
                 used = memory.trajectories.statistics()["memory_mb"] * 1e6
-                found[f"{name}, used"] = (layout.nbytes - layout.arena_bytes + used) / size
+                found[f"{name}, used"] = found[f"{name}, {TOGETHER} a draw, used"] = (layout.nbytes - layout.arena_bytes + used) / size
         for name, buffer in self.sb3.items():
             arrays = [value for value in vars(buffer).values() if isinstance(value, np.ndarray)]
             found[name] = sum(array.nbytes for array in arrays) / (buffer.buffer_size * NUM_ENVS)
@@ -128,8 +131,25 @@ def our_batch(memory: Memory, batch_size: int) -> Any:
     """Windows and their n-step returns."""
     batch = memory.sample(batch_size)
     assert batch is not None
-    window = batch.window
-    return batch, n_step_return(window.rewards, window.discounts, window.lasts, GAMMA)
+    return with_returns(batch)
+
+
+def with_returns(batch: Batch) -> Any:
+    return batch, n_step_return(batch.window.rewards, batch.window.discounts, batch.window.lasts, GAMMA)
+
+
+class Together:
+    """Batches of draws of TOGETHER batches."""
+
+    def __init__(self, memory: Memory):
+        self._memory, self._batch_size, self._left = memory, 0, list[Batch]()
+
+    def __call__(self, batch_size: int) -> Any:
+        if not self._left or batch_size != self._batch_size:
+            drawn = self._memory.sample(TOGETHER * batch_size)
+            assert drawn is not None
+            self._batch_size, self._left = batch_size, [piece(drawn, slice(part, None, TOGETHER)) for part in range(TOGETHER)]
+        return with_returns(self._left.pop())
 
 
 def our_updates(memory: Memory, batch_size: int) -> list[Callable[[], None]]:

@@ -235,7 +235,8 @@ CONFIGS += [{"name": f"{agent}-{task}", **CONTROL, "agent_type": agent, "model_t
 CONFIGS += [{"name": f"d4pg-{task}", **D4PG, **(FAST if task == "pendulum" else {}), **settings, "agent.v_min": RANGES[task][0],
              "agent.v_max": RANGES[task][1]} for task, settings in TASKS.items()]
 CONFIGS += [{"name": "d4pg-walker-walk", **D4PG, **MUJOCO, "game": "dm_control/walker-walk-v0", "env.action_repeat": 2, "agent.v_min": 0.0,
-             "agent.v_max": 200.0}]
+             "agent.v_max": 200.0},
+            {"name": "ddpg-pendulum-legacy", **DDPG, **TASKS["pendulum"], "env.legacy": "v26"}]  # the environment of the old gym
 
 
 @dataclass(frozen=True)

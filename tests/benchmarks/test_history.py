@@ -6,7 +6,7 @@ from benchmarks.history import COLUMNS, measure, table
 
 
 def test_the_parts_of_a_history_add_up_and_packed_frames_take_less_than_raw_ones():
-    found = measure("pong", 1_000, env_threads=1)
+    found = measure("pong", 1_000, 1, "lz4")
     assert found["steps_held"] >= 1_000 - 8 * found["chunk_length"]
     assert found["frame_bytes"] + found["other_bytes_per_step"] * found["steps_held"] == pytest.approx(found["used_bytes"])
     assert found["frame_bytes"] * found["compression"] == pytest.approx(84 * 84 * found["steps_held"])
@@ -14,3 +14,10 @@ def test_the_parts_of_a_history_add_up_and_packed_frames_take_less_than_raw_ones
     other = found["other_bytes_per_step"] * found["steps_held"]
     assert found["parts"]["arena"] + other == pytest.approx(found["allocated_bytes"], rel=1e-3)
     assert next(row for row in table({"pong": found}) if "pong" in row).count("|") == len(COLUMNS) + 2
+
+
+def test_a_raw_history_is_measured_as_what_is_allocated():
+    packed, raw = (measure("pong", 3_000, 1, codec) for codec in ("lz4", "raw"))
+    assert raw["steps_held"] == packed["steps_held"]
+    assert raw["allocated_bytes"] == pytest.approx(packed["raw_bytes"] - packed["parts"]["sum tree"])
+    assert "raw MB/M" not in next(iter(table({"pong": raw}))) and "resident MB/M" in next(iter(table({"pong": raw})))

@@ -38,7 +38,7 @@ def listening(program: Program) -> set[str]:
 
 
 @pytest.mark.timeout(180)
-def test_one_machine_trains_listens_to_itself_only_restarts_an_actor_and_leaves_nothing(tmp_path, monkeypatch):
+def test_f37_f38_one_machine_trains_listens_to_itself_only_restarts_an_actor_and_leaves_nothing(tmp_path, monkeypatch):
     temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # short: Ray's sockets lie in it
     monkeypatch.setenv("TMPDIR", str(temporary))
     with Program(tmp_path, *ENDLESS, "--num_actors", "2") as program:
@@ -59,7 +59,7 @@ def test_one_machine_trains_listens_to_itself_only_restarts_an_actor_and_leaves_
 
 @pytest.mark.cluster
 @pytest.mark.timeout(200)
-def test_when_main_is_killed_ray_goes_with_it(tmp_path, monkeypatch):
+def test_f38_when_main_is_killed_ray_goes_with_it(tmp_path, monkeypatch):
     temporary = Path(tempfile.mkdtemp(dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(temporary))
     with Program(tmp_path, *ENDLESS) as program:
@@ -91,7 +91,7 @@ def workers(cluster: Nodes) -> dict[str, psutil.Process]:
 
 
 @pytest.mark.timeout(240)
-def test_two_nodes_train_and_a_killed_remote_actor_is_replaced_with_its_counts_right(tmp_path, authenticated):
+def test_f38_two_nodes_train_and_a_killed_remote_actor_is_replaced_with_its_counts_right(tmp_path, authenticated):
     with Nodes(2, 2) as cluster:
         arguments = (*ENDLESS, "--num_actors", "2", "--ray.address", cluster.address, "--actor.log_period", "0.5")
         with Program(tmp_path, *arguments) as program:
@@ -114,7 +114,7 @@ def test_two_nodes_train_and_a_killed_remote_actor_is_replaced_with_its_counts_r
 
 @pytest.mark.cluster
 @pytest.mark.timeout(500)
-def test_four_nodes_go_on_when_one_is_lost_and_take_in_one_that_joins(tmp_path, authenticated):
+def test_f38_four_nodes_go_on_when_one_is_lost_and_take_in_one_that_joins(tmp_path, authenticated):
     with Nodes(2, 1, 1, 1) as cluster:
         with Program(tmp_path, *ENDLESS, "--num_actors", "3", "--ray.address", cluster.address) as program:
             program.until_training(1_500, seconds=150)
@@ -134,7 +134,7 @@ def test_four_nodes_go_on_when_one_is_lost_and_take_in_one_that_joins(tmp_path, 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(400)
-def test_a_run_that_lost_a_node_ends_with_0(tmp_path, authenticated):
+def test_f38_a_run_that_lost_a_node_ends_with_0(tmp_path, authenticated):
     with Nodes(2, 1, 1) as cluster:
         with Program(tmp_path, *CARTPOLE, "--num_actors", "2", "--ray.address", cluster.address, "--seconds", "90") as program:
             program.until_training(1_000, seconds=80)
@@ -176,7 +176,7 @@ def test_cartpole_is_solved_on_the_ray_engine(tmp_path):
 
 # refusals -------------------------------------------------------------------------------------------------------------
 @pytest.mark.timeout(120)
-def test_an_address_where_nothing_answers_is_named_soon(tmp_path):
+def test_f38_an_address_where_nothing_answers_is_named_soon(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -188,7 +188,7 @@ def test_an_address_where_nothing_answers_is_named_soon(tmp_path):
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
-def test_what_a_cluster_refuses_or_cannot_hold_is_said_within_bounds(tmp_path, authenticated, monkeypatch):
+def test_f38_what_a_cluster_refuses_or_cannot_hold_is_said_within_bounds(tmp_path, authenticated, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))  # where Ray would look for a token
     with Nodes(2, 1) as cluster:
         with Program(tmp_path, *CARTPOLE, "--ray.address", cluster.address, "--num_actors", "5") as program:
