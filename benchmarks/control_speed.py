@@ -41,7 +41,7 @@ def stable_baselines3(game: str, seconds: float) -> float:
 
 
 def lean(game: str, seconds: float) -> float:
-    """Updates per second of the agent on a batch that is there already, on one thread, as the rows set it."""
+    """Updates per second of the agent on a batch that is there already, on all cores."""
     return _updates(game, seconds, lean=True)
 
 
@@ -50,12 +50,9 @@ def eager(game: str, seconds: float) -> float:
 
 
 def stable_baselines3_update(game: str, seconds: float) -> float:
-    """Updates per second of train(), on one thread."""
-    import torch
-
+    """Updates per second of train(), on all cores."""
     agent = _sb3_agent(game)
     agent.learn(LEARN_START + 200)
-    torch.set_num_threads(1)
     return _repeated(lambda: agent.train(1, BATCH_SIZE), seconds)
 
 
@@ -94,12 +91,13 @@ def _updates(game: str, seconds: float, lean: bool) -> float:
     import torch
 
     from core.agents.ddpg import DDPG
+    from core.device import use_threads
     from core.envs.gym import GymEnv, GymParams
     from core.memory import Batch, Keys
     from core.models.ddpg import DDPGMLP
     from core.trajectory import Window
 
-    torch.set_num_threads(1)
+    use_threads(len(os.sched_getaffinity(0)))
     spec = GymEnv(GymParams(), game, 1).spec
     agent = DDPG(dataclasses.replace(DDPG.Params(), lean=lean), spec, lambda: DDPGMLP(DDPGMLP.Params(hidden=(HIDDEN, HIDDEN)), spec))
     rows = torch.zeros(2, BATCH_SIZE)

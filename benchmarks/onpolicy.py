@@ -16,6 +16,7 @@ import sys
 
 from benchmarks.speed import measure_side, processor
 from benchmarks.training import ROOT, after_start, rate, train
+from core.device import use_threads
 from core.machine import versions
 
 NUM_ENVS, UNROLL, BATCH = 32, 20, 32
@@ -51,11 +52,10 @@ def acting(seconds: float) -> float:
     import time
 
     import numpy as np
-    import torch
 
     from core.envs.atari import AtariEnv, AtariParams
 
-    torch.set_num_threads(1)
+    use_threads(1)
     env, agent = AtariEnv(AtariParams(), "pong", NUM_ENVS), _agent()
     timestep, exploration = env.reset(0), agent.exploration(0, 1, NUM_ENVS, np.random.default_rng(0))
     started, steps = time.perf_counter(), 0
@@ -76,7 +76,7 @@ def updating(threads: int, seconds: float) -> float:
     from core.memory import Batch, Keys
     from core.trajectory import Window
 
-    torch.set_num_threads(threads)
+    use_threads(threads)
     agent, rows = _agent(), torch.zeros(UNROLL + 1, BATCH)
     window = Window(torch.randint(0, 256, (UNROLL + 1, BATCH, 4, 84, 84), dtype=torch.uint8), rows.bool(), rows.bool(), rows.long(), rows,
                     rows + 1, {"logits": torch.zeros(UNROLL + 1, BATCH, 6), "value": rows})

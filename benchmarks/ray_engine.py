@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.speed import processor, updating
 from benchmarks.training import ROOT, after_start, rate, train
+from core.device import use_threads
 from core.machine import versions
 
 OFTEN = ("--num_actors", "2", "--logger.period", "0.5")
@@ -57,12 +58,10 @@ def play(context: Any, agent: Any, seconds: float) -> tuple[Collector, float]:
     """What an actor on another node makes in so long, and its agent steps a second, packing included."""
     from dataclasses import replace
 
-    import torch
-
     from core.engines.ray_link import Facts, RemoteMemory
     from core.single_processes.actor import actor
 
-    torch.set_num_threads(1)
+    use_threads(1)
     collector, memory = Collector(), context.memories[0]
     context.parameters.publish(agent.model)
     facts = Facts(context.options, context.spec, context.roles, memory.layout, memory.window)

@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.training import ROOT, after_start, rate, stable_baselines3_rate, train
+from core.device import use_threads
 from core.machine import versions
 
 NUM_ENVS, SAMPLES_PER_STEP, LEARN_START = 8, 8, 2_000
@@ -70,7 +71,7 @@ def acting(seconds: float, network: bool = True) -> float:
     from core.envs.atari import AtariEnv, AtariParams
     from core.models.dqn_cnn import DQNCNN, DQNCNNParams
 
-    torch.set_num_threads(1)
+    use_threads(1)
     env = AtariEnv(AtariParams(), "pong", NUM_ENVS)
     model, timestep = DQNCNN(DQNCNNParams(), env.spec), env.reset(0)
     started, steps = time.perf_counter(), 0
@@ -96,7 +97,7 @@ def updating(batch_size: int, threads: int, seconds: float) -> float:
     from core.shared import ArraySpec
     from core.trajectory import Window
 
-    torch.set_num_threads(threads)
+    use_threads(threads)
     spec = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)
     agent = DQN(DQNParams(batch_size=batch_size, nstep=1, double=False), spec, lambda: DQNCNN(DQNCNNParams(), spec))
     rows = torch.zeros(2, batch_size)

@@ -119,6 +119,11 @@ class Memory(ABC):
     def update_priorities(self, keys: Keys, priorities: np.ndarray) -> None:
         """Set |td| priorities [B]; rows overwritten since are dropped. Rules without priorities ignore it."""
 
+    @property
+    def takes_priorities(self) -> bool:
+        """Whether this rule does anything with them."""
+        return type(self).update_priorities is not Memory.update_priorities
+
     def statistics(self) -> dict[str, float]:
         """What the learner logs of this memory."""
         return {"memory_size": float(self.size()), **self.trajectories.statistics()}

@@ -1,5 +1,6 @@
 """Optimiser, learning-rate schedule and clipping, shared by every agent."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -86,7 +87,7 @@ class Optimizer:
             nn.utils.clip_grads_with_norm_(self._parameters, self._params.clip_norm, norm, foreach=True)
         if self._planned is not None:
             return norm, self._step_if(torch.isfinite(norm + loss))
-        taken = bool(torch.isfinite(norm + loss))
+        taken = math.isfinite(norm + loss)
         if taken:
             for group in self._optimizer.param_groups:
                 group["lr"], group["capturable"] = self.lr, False

@@ -35,6 +35,7 @@ class Prefetcher:
         self._changed = threading.Condition()  # guards the two deques and the three below; nothing slow is done under it
         self._error: BaseException | None = None
         self.starved = False                   # rows had to be waited for, not the drawing, before the last `get`
+        self.takes_priorities = memory.takes_priorities
         self._paused = self._closed = False
         memory.batches_per_sample = together if depth else 1
         self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True) if depth else None

@@ -88,13 +88,13 @@ class ResidentUpdates:
 class Refreshed:
     """In the place of a Prefetcher: nothing is sampled ahead."""
 
-    starved = False  # nothing here waits
+    starved = takes_priorities = False  # nothing here waits; ResidentUpdates has written them
 
     def __init__(self, memory: ResidentMemory):
         self._memory = memory
 
     def update_priorities(self, keys: Keys, priorities: np.ndarray) -> None:
-        """ResidentUpdates has written them."""
+        """They are written already."""
 
     def get(self, timeout: float) -> ResidentMemory | None:
         """The memory, with all that actors have written; None while there is nothing to learn from."""

@@ -213,8 +213,8 @@ CONFIGS += [
 
 # Continuous control: an update of 256 samples for each agent step, as is usual
 CONTROL = {"env_type": "gym", "memory_type": "shared", "num_envs_per_actor": 1, "clock.samples_per_insert": 256.0,
-           "clock.learn_start": 1_000, "clock.tolerance": 20, "actor.chunk_length": 4, "actor.refresh_period": 4,
-           "learner.publish_period": 4, "learner.threads": 1, "learner.batches_per_draw": 8, "agent.random_steps": 1_000}
+           "clock.learn_start": 1_000, "clock.tolerance": 40, "actor.chunk_length": 8, "actor.refresh_period": 8,
+           "learner.publish_period": 8, "learner.batches_per_draw": 16, "agent.random_steps": 1_000}
 MUJOCO = {"memory.capacity": 1_000_000, "evaluator.period": 60.0, "evaluator.episodes": 10, "steps": 1_000_000}
 TASKS: dict[str, dict[str, Any]] = {
     "pendulum": {"game": "Pendulum-v1", "memory.capacity": 50_000, "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 15_000},

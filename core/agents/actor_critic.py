@@ -1,6 +1,7 @@
 """What the actor-critics with unrolls share: acting by sampling the policy, and what they store. Their own files say how they learn."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ class ActorCriticAgent(Agent):
             self._model = self._make_model()
         return self._model
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 

@@ -83,7 +83,7 @@ class ContinuousControl(Agent):
         assert self._model is not None
         return self._model
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 

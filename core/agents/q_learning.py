@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ class QLearning(Agent):
             self._model = self._make_model()
         return self._model
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 

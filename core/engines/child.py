@@ -9,9 +9,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 
-import torch
-
 from core.context import Context
+from core.device import use_threads
 from core.engines import exit_codes
 
 SHORTEST_NAP, LONGEST_NAP, GROWTH = 0.0005, 0.02, 1.25  # seconds; naps of a process that has nothing to do grow from one to the other
@@ -25,7 +24,7 @@ def main(process: Callable[[Context, int], Iterator[bool]], context: Context, ro
     show_name(f"{role} {index}")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # main alone decides when a run ends
-    torch.set_num_threads(threads)
+    use_threads(threads)
     try:
         drive(process(context, index), context, context.process_ind(role, index))
     except BaseException as error:

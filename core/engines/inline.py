@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from core.context import Context
+from core.device import use_threads
 from core.engines import exit_codes
 from core.engines.conditions import Conditions
 from core.engines.farewell import how_to_go_on
@@ -32,7 +33,7 @@ class InlineEngine:
 
     def run(self, roles: list[tuple[str, int]]) -> int:
         """Run to the end. Returns the exit code; an error is printed, and the learner saves if it is not the learner's own."""
-        torch.set_num_threads(1)
+        use_threads(1)
         handlers = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             for role, index in self._context.roles:
@@ -45,6 +46,7 @@ class InlineEngine:
             self._say_farewell()
             return exit_codes.of(error)
         finally:
+            torch.set_flush_denormal(False)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
             for generator in self._generators.values():

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import ray
-import torch
 
 from core.context import Context
+from core.device import use_threads
 from core.engines import child
 from core.engines.ray_link import Facts, Link, remote_context
 
@@ -31,7 +31,7 @@ class Worker:
         """Drive the single-process to its end. `home` is the node that has the memory behind the `context`, an ObjectRef in a list."""
         child.show_name(f"{self._role} {self._index}")
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # main alone decides when a run ends
-        torch.set_num_threads(threads)
+        use_threads(threads)
         if ray.get_runtime_context().get_node_id() == home:
             shared: Context = ray.get(context[0])
             child.drive(process(shared, self._index), shared, shared.process_ind(self._role, self._index))

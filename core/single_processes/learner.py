@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from core.agent import Agent
@@ -94,7 +95,7 @@ def _learn(context: Context, agent: Agent, memory: LearnersMemory, batches: Batc
         profile.lap("wait")
         output = yield from group.run(partial(learn, batch))
         profile.lap("update")
-        if output.priorities is not None:
+        if output.priorities is not None and batches.takes_priorities:
             batches.update_priorities(batch.keys, output.priorities.cpu().numpy())
             profile.lap("priorities")
         batch = None
@@ -142,9 +143,13 @@ class Statistics:
 
     def add(self, statistics: Mapping[str, Tensor], skipped: bool) -> None:
         self._skipped += skipped
-        if not skipped:
-            self._sums = {name: self._sums[name] + value if name in self._sums else value for name, value in statistics.items()}
-            self._count += 1
+        if skipped:
+            return
+        if statistics.keys() == self._sums.keys():
+            torch._foreach_add_(list(self._sums.values()), [statistics[name] for name in self._sums])
+        else:
+            self._sums = {name: self._sums.get(name, 0) + value.to(torch.float32, copy=True) for name, value in statistics.items()}
+        self._count += 1
 
     def take(self) -> dict[str, float]:
         """Means since the last call, and the number of skipped updates so far."""

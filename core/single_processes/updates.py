@@ -21,7 +21,8 @@ LearnersMemory = Memory | ResidentMemory
 class Batches(Protocol):
     """What is learnt from next, as a Prefetcher gives it."""
 
-    starved: bool  # rows had to be waited for before the last `get`
+    starved: bool           # rows had to be waited for before the last `get`
+    takes_priorities: bool  # else what an update says of its windows is not asked for
 
     def get(self, timeout: float) -> Any: ...
 
