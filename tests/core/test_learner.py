@@ -8,8 +8,13 @@ import torch
 
 from core.agent import LearnerOutput, joined
 from core.agents.impala import Impala
+from core.memories.mixed import MixedMemory
+from core.memories.prioritized import PrioritizedMemory
+from core.memories.queue import QueueMemory
+from core.memories.shared import SharedMemory
 from core.memory import Batch, Keys, batch_size, piece
 from core.parameters import ParameterStore
+from core.single_processes.learner import Statistics
 from core.single_processes.updates import Pieces, feature_source
 from core.trajectory import Window
 from tests.core.agents.unrolls import Table, random_unrolls, table_agent
@@ -216,3 +221,21 @@ def test_the_network_of_the_features_is_made_before_the_learners_random_state_is
 
     feature_source(SimpleNamespace(parameters=None, make_agent=make_agent), "cpu:0")
     assert made == ["cpu:0"]
+
+
+# statistics -----------------------------------------------------------------------------------------------------------
+def test_statistics_are_means_of_the_updates_that_were_taken_and_leave_what_they_are_given_as_it_is():
+    statistics, losses = Statistics(), torch.tensor([1.0, 4.0, 100.0, 7.0])
+    for number, skipped in enumerate([False, False, True, False]):
+        statistics.add({"loss": losses[number], "count": torch.tensor(number)}, skipped)
+    assert statistics.take() == {"loss": 4.0, "count": pytest.approx(4 / 3), "skipped_updates": 1.0}
+    assert losses.tolist() == [1.0, 4.0, 100.0, 7.0]
+    assert statistics.take() == {"skipped_updates": 1.0}
+    statistics.add({"loss": losses[0]}, False)
+    assert statistics.take() == {"loss": 1.0, "skipped_updates": 1.0}
+
+
+def test_only_rules_that_do_something_with_priorities_are_given_them():
+    assert PrioritizedMemory.__new__(PrioritizedMemory).takes_priorities
+    for rule in (SharedMemory, QueueMemory, MixedMemory):
+        assert not rule.__new__(rule).takes_priorities, rule

@@ -15,6 +15,8 @@ from tests.core.tapes import RandomPlay, small_layout
 class Tape:
     """A memory that writes down who was called when, and by which thread."""
 
+    takes_priorities = True
+
     def __init__(self, batches: int = 1_000_000):
         self.calls: list[tuple] = []
         self.threads: set[int] = set()
