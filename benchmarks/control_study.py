@@ -3,16 +3,22 @@
     python -m benchmarks.control_study pendulum reacher --seeds 1 2 3
     python -m benchmarks.control_study hopper --steps 300000 --sides ddpg d4pg stable-baselines3-ddpg
 
-For each task, every side and seed: one run after the other, a plot with bands and a table. Our sides are rows; stable-baselines3's have
-the settings of the row ddpg-<task>. Both sides are scored by the mean raw return of 10 episodes without noise in environments of their own,
-twenty times a run. A run that is there already is not repeated, so the study can be stopped and continued. Needs matplotlib.
+For each task, every side and seed: `--jobs` runs at a time, each on its share of the cores, a plot with bands and a table. Our sides
+are rows; stable-baselines3's have the settings of the row ddpg-<task>. Both sides are scored by the mean raw return of 10 episodes without
+noise in environments of their own, twenty times a run. A run that is there already is not repeated, so the study can be stopped and
+continued. Needs matplotlib.
 """
 
 import argparse
 import csv
+import itertools
+import os
+import queue
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -29,25 +35,42 @@ SIDES = (*OURS, *OTHERS)
 EPISODES, EVALUATIONS = 10, 20
 
 
-def ours(side: str, task: str, seed: int, steps: int) -> curves.Run:
+class Shares:
+    """Of this machine's cores, one a job; a command runs on the next that is free."""
+
+    def __init__(self, jobs: int):
+        cores = sorted(os.sched_getaffinity(0))
+        self._free: queue.Queue[list[int]] = queue.Queue()
+        for share in range(jobs):
+            self._free.put(cores[share::jobs])
+
+    def run(self, *command: str) -> None:
+        cores = self._free.get()
+        try:
+            subprocess.run([sys.executable, *command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
+                           preexec_fn=lambda: os.sched_setaffinity(0, cores))
+        finally:
+            self._free.put(cores)
+
+
+def ours(shares: Shares, side: str, task: str, seed: int, steps: int) -> curves.Run:
     """Of the row <side>-<task>, trained unless it is complete."""
     timestamp = f"{task}-{side}-seed{seed}-{steps}"
     folder = ROOT / "logs" / f"control_{timestamp}"
     if not folder.exists() or curves.read_curve(folder / "metrics.jsonl").steps.max(initial=0) < steps:
         start = ["--resume", f"control_{timestamp}"] if folder.exists() else ["--machine", "control", "--timestamp", timestamp]
-        subprocess.run([sys.executable, "main.py", "--config", f"{side}-{task}", "--seed", str(seed), "--steps", str(steps),
-                        "--evaluator.steps", str(steps // EVALUATIONS), "--evaluator.episodes", str(EPISODES), *start],
-                       cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        shares.run("main.py", "--config", f"{side}-{task}", "--seed", str(seed), "--steps", str(steps),
+                   "--evaluator.steps", str(steps // EVALUATIONS), "--evaluator.episodes", str(EPISODES), *start)
     return curves.read([folder], list(curves.COLUMNS))[0]
 
 
-def others(side: str, task: str, seed: int, steps: int) -> curves.Run:
+def others(shares: Shares, side: str, task: str, seed: int, steps: int) -> curves.Run:
     """Of stable-baselines3, likewise, in a process of its own."""
     path = ROOT / "logs" / f"control_{task}-{side}-seed{seed}-{steps}.csv"
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "benchmarks.control_study", task, "--sides", side, "--seeds", str(seed), "--steps", str(steps)]
-        subprocess.run([*command, "--result", str(path)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        shares.run("-m", "benchmarks.control_study", task, "--sides", side, "--seeds", str(seed), "--steps", str(steps),
+                   "--result", str(path))
     return curves.read([path], list(curves.COLUMNS))[0]
 
 
@@ -90,10 +113,16 @@ def train_other(side: str, task: str, seed: int, steps: int, path: Path) -> None
     path.with_suffix(".part").rename(path)
 
 
-def study(task: str, sides: list[str], seeds: list[int], steps: int, output: Path) -> None:
-    runs = {side: [(ours if side in OURS else others)(side, task, seed, steps) for seed in seeds] for side in sides}
-    runs = {side: [run._replace(name=f"{side}-seed{seed}", curves={name: curves.until(curve, steps) for name, curve in run.curves.items()})
-                   for seed, run in zip(seeds, found)] for side, found in runs.items()}
+def study(task: str, sides: Sequence[str], seeds: Sequence[int], steps: int, jobs: int, output: Path) -> None:
+    shares = Shares(jobs)
+    with ThreadPoolExecutor(jobs) as pool:
+        made = {(side, seed): pool.submit(ours if side in OURS else others, shares, side, task, seed, steps)
+                for seed, side in itertools.product(seeds, sides)}
+    runs: dict[str, list[curves.Run]] = {side: [] for side in sides}
+    for (side, seed), future in made.items():
+        run = future.result()
+        until = {name: curves.until(curve, steps) for name, curve in run.curves.items()}
+        runs[side].append(run._replace(name=f"{side}-seed{seed}", curves=until))
     curves.write_csv(output / f"control-{task}.csv", [run for found in runs.values() for run in found])
     scored = {side: [run._replace(curves={curves.SCORE: run.curves[curves.SCORE]}) for run in found] for side, found in runs.items()}
     drawing.save(drawing.draw_curves(scored, ["steps"], "mean", TASKS[task]["game"]), output / f"control-{task}", ["png"])
@@ -114,6 +143,7 @@ def main() -> None:
     parser.add_argument("tasks", nargs="+", choices=TASKS)
     parser.add_argument("--steps", type=int, help="agent steps a run; those of the row unless given, a multiple of 20")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=["ddpg", "d4pg", *OTHERS])
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
@@ -125,7 +155,7 @@ def main() -> None:
             return
         names = {row["name"] for row in CONFIGS}
         sides = [side for side in options.sides if side in OTHERS or f"{side}-{task}" in names]
-        study(task, sides, options.seeds, steps, options.output)
+        study(task, sides, options.seeds, steps, options.jobs, options.output)
 
 
 if __name__ == "__main__":
