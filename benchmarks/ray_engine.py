@@ -119,13 +119,11 @@ def latency(row: str, seconds: float) -> dict[str, float]:
 
 
 def started_ingest(context: Any, period: float) -> Any:
-    import pickle
-
     import ray
 
     from core.engines.ray_ingest import Ingest
 
-    return ray.remote(Ingest).options(num_cpus=0).remote(pickle.dumps(context), period)
+    return ray.remote(Ingest).options(num_cpus=0).remote(context, period)
 
 
 def on_ray(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
