@@ -4,7 +4,7 @@ import pytest
 
 from utils.options import CONFIGS
 
-NEEDS = {"d4pg-walker-walk": "dm_control", "ddpg-pendulum-legacy": "gym"}
+NEEDS = {"d4pg-walker-walk": "shimmy", "ddpg-pendulum-legacy": "gym"}
 PLAYABLE = [row["name"] for row in CONFIGS if row["name"] not in NEEDS]
 
 
