@@ -143,7 +143,7 @@ class Statistics:
 
     def add(self, statistics: Mapping[str, Tensor], skipped: bool) -> None:
         self._skipped += skipped
-        if skipped:
+        if skipped or not statistics:
             return
         if statistics.keys() == self._sums.keys():
             torch._foreach_add_(list(self._sums.values()), [statistics[name] for name in self._sums])

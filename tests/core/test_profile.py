@@ -105,9 +105,9 @@ def test_a_run_without_profiles_has_no_table():
 
 
 def test_a_profiled_run_has_scalars_a_table_and_a_trace_of_the_asked_updates(root, capsys):
-    options = read_options(["--root", str(root), "--config", "dqn-cartpole", "--engine", "inline", "--profile", "--profile_trace", "4",
-                            "--clock.learn_start", "100", "--updates", str(SKIPPED + WARM_UP + 10), "--evaluator.episodes", "1",
-                            "--evaluator.max_steps", "5"])
+    options = read_options(["--root", str(root), "--config", "dqn-cartpole", "--engine", "inline", "--memory_type", "prioritized",
+                            "--profile", "--profile_trace", "4", "--clock.learn_start", "100",
+                            "--updates", str(SKIPPED + WARM_UP + 10), "--evaluator.episodes", "1", "--evaluator.max_steps", "5"])
     context, agent = prepare(options)
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
     folder = context.options.log_folder
