@@ -15,7 +15,7 @@ class CheckedSteps(Env):
 
     def __init__(self, env: Env, num_envs: int):
         self._env, self._num_envs, self.spec = env, num_envs, env.spec
-        self._steps = 0
+        self._steps = self._first_stream = 0
         shapes = {"observation": (num_envs, *env.spec.observation_shape)}
         kinds = {"observation": np.dtype(env.spec.frame.dtype).kind, "first": "b", "last": "b"}
         self._expected = [(name, shapes.get(name, (num_envs,)), kinds.get(name, "f")) for name in TimeStep._fields]
@@ -37,8 +37,9 @@ class CheckedSteps(Env):
     def render(self) -> np.ndarray:
         return self._env.render()
 
-    def note_stream_in(self, cell: np.ndarray) -> None:
-        self._env.note_stream_in(cell)
+    def note_stream_in(self, cell: np.ndarray, first: int = 0) -> None:
+        self._first_stream = first
+        self._env.note_stream_in(cell, first)
 
     def close(self) -> None:
         self._env.close()
@@ -52,7 +53,8 @@ class CheckedSteps(Env):
                 raise ValueError(f"{name} of {self.spec.name} at step {self._steps} is {got}, expected {_KINDS[kind]} {list(shape)}")
             if kind == "f" and not np.isfinite(value).all():
                 stream, *element = (int(index) for index in np.argwhere(~np.isfinite(value))[0])
-                raise ValueError(f"{name} of stream {stream} of {self.spec.name} at step {self._steps} is {value[stream, *element]}"
+                number = self._first_stream + stream
+                raise ValueError(f"{name} of stream {number} of {self.spec.name} at step {self._steps} is {value[stream, *element]}"
                                  f"{f' (element {element})' if element else ''}, expected finite values")
         return timestep
 

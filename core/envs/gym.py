@@ -70,9 +70,9 @@ class GymEnv(Env):
         assert isinstance(picture, np.ndarray)  # tried when this was made
         return picture
 
-    def note_stream_in(self, cell: np.ndarray) -> None:
-        for env in self._streams:
-            env.note = cell
+    def note_stream_in(self, cell: np.ndarray, first: int = 0) -> None:
+        for number, env in enumerate(self._streams, first):
+            env.note, env.stream = cell, number
 
     def close(self) -> None:
         self._vector.close()

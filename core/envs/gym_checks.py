@@ -41,7 +41,7 @@ class CheckedEnv(gym.Wrapper):
 
     def __init__(self, env: gym.Env, stream: int, max_steps: int | None, repeat: int = 1):
         super().__init__(env)
-        self._stream, self._max_steps, self._repeat = stream, max_steps, repeat
+        self.stream, self._max_steps, self._repeat = stream, max_steps, repeat
         self._frame, self._space = frame_of(env.observation_space), env.observation_space
         low, high = (0, 255) if self._frame.dtype == "uint8" else (-np.inf, np.inf)
         self.observation_space = spaces.Box(low, high, self._frame.shape, np.dtype(self._frame.dtype).type)
@@ -54,10 +54,10 @@ class CheckedEnv(gym.Wrapper):
             result = self._own_code(self.env.reset, "reset", seed=seed, options=options)
         except TypeError as error:
             if "unexpected keyword argument" in str(error):
-                raise ValueError(f"reset of stream {self._stream}: {error}: {OLD_API}") from error
+                raise ValueError(f"reset of stream {self.stream}: {error}: {OLD_API}") from error
             raise
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-            raise ValueError(f"reset of stream {self._stream} returned {reprlib.repr(result)}: {OLD_API}")
+            raise ValueError(f"reset of stream {self.stream} returned {reprlib.repr(result)}: {OLD_API}")
         return self._observation(result[0]), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -75,7 +75,7 @@ class CheckedEnv(gym.Wrapper):
         result = self._own_code(self.env.step, "step", action)
         if not isinstance(result, tuple) or len(result) != 5:
             values = len(result) if isinstance(result, tuple) else type(result).__name__
-            raise ValueError(f"step of stream {self._stream} returned {values} values, expected 5: {OLD_API}")
+            raise ValueError(f"step of stream {self.stream} returned {values} values, expected 5: {OLD_API}")
         observation, reward, terminated, truncated, _ = result
         cut = self._max_steps is not None and self._steps >= self._max_steps
         return (self._observation(observation), self._reward(reward), self._flag("terminated", terminated),
@@ -83,11 +83,11 @@ class CheckedEnv(gym.Wrapper):
 
     def _own_code(self, function: Callable[..., Any], name: str, *arguments: Any, **keywords: Any) -> Any:
         """Says whose code runs: to a supervisor that waits for it, and in the error it raises."""
-        self.note[0] = self._stream + 1
+        self.note[0] = self.stream + 1
         try:
             result = function(*arguments, **keywords)
         except Exception as error:
-            error.add_note(f"in {name} of stream {self._stream}, at its step {self._total_steps}")
+            error.add_note(f"in {name} of stream {self.stream}, at its step {self._total_steps}")
             raise
         self.note[0] = 0
         return result
@@ -146,5 +146,5 @@ class CheckedEnv(gym.Wrapper):
 
     def _fault(self, field: str, value: Any, expected: str) -> ValueError:
         shape = f" ({value.dtype} {list(value.shape)})" if isinstance(value, np.ndarray) else ""
-        return ValueError(f"{field} of stream {self._stream} at step {self._total_steps} is {reprlib.repr(value)}{shape}, "
+        return ValueError(f"{field} of stream {self.stream} at step {self._total_steps} is {reprlib.repr(value)}{shape}, "
                           f"expected {expected}")

@@ -45,9 +45,9 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
     agent, (memory, number) = context.make_agent(options.actor.device), context.memory_of(index)
     tally, profile = Tally(num_envs), Profile(context, "actor", index)
 
-    def make_env(streams: int) -> Env:
+    def make_env(streams: int, first: int) -> Env:
         env = context.make_env(streams, training=True, num_threads=options.actor.env_threads)
-        env.note_stream_in(clock.stream_cell(context.process_ind("actor", index)))
+        env.note_stream_in(clock.stream_cell(context.process_ind("actor", index)), first)
         return env
 
     def exploration(group: int) -> Exploration:

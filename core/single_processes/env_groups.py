@@ -49,12 +49,14 @@ class EnvGroups:
     With one group a step is chosen, taken and returned; with more, each call returns the step that was sent to the emulators in the call
     before, and sends the next: its parameters are one step older.
 
-    `make_env(streams)` and `exploration(group)` make what a group has of its own; `lap` is told what was done, as core/profile.py wants it.
+    `make_env(streams, first)`, of so many streams of the actor from `first` on, and `exploration(group)` make what a group has of its own;
+    `lap` is told what was done, as core/profile.py wants it.
     """
 
-    def __init__(self, agent: Agent, make_env: Callable[[int], Env], exploration: Callable[[int], Exploration], seed: int, count: int,
+    def __init__(self, agent: Agent, make_env: Callable[[int, int], Env], exploration: Callable[[int], Exploration], seed: int, count: int,
                  num_envs: int, lap: Callable[[str], None] = lambda phase: None):
-        self._envs = [make_env(num_envs // count) for _ in range(count)]
+        streams = num_envs // count
+        self._envs = [make_env(streams, group * streams) for group in range(count)]
         self._groups = [Group(agent, env, exploration(number), env.reset(seed + number), lap) for number, env in enumerate(self._envs)]
         self._sent = False
 

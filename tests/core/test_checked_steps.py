@@ -60,6 +60,13 @@ def test_a_faulty_field_is_an_error_naming_field_value_stream_and_step(told, mes
         stepped(**told)
 
 
+def test_streams_are_numbered_from_the_first_that_they_are_to_their_actor():
+    env = CheckedSteps(Told(reward=numbers(0, np.nan, 0)), STREAMS)
+    env.note_stream_in(np.zeros(1), 8)
+    with pytest.raises(ValueError, match="reward of stream 9 of told"):
+        env.step(np.zeros(STREAMS, np.int64))
+
+
 def test_what_is_no_time_step_is_an_error():
     env = CheckedSteps(Told(), STREAMS)
     env._env.sound = ("observation", 0.0, False)

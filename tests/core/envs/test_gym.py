@@ -109,6 +109,19 @@ def test_the_stream_at_fault_is_named(told):
         env.step(np.zeros(3, np.int64))
 
 
+def test_streams_are_numbered_as_their_actor_numbers_them_in_errors_and_where_a_hang_is_looked_for(told):
+    env, cell, seen = told(num_envs=3), np.zeros(1), []
+    env.note_stream_in(cell, 4)
+    env.reset(0)
+    own = env._vector.envs[1].env.unwrapped
+    taken = own.step
+    own.step = lambda action: (seen.append(cell[0]), taken(action))[1]
+    env._vector.envs[2].env.unwrapped.faults[1] = (NAN, *GOOD[1:])
+    with pytest.raises(ValueError, match="stream 6 at step 1"):
+        env.step(np.zeros(3, np.int64))
+    assert seen == [1 + 5] and cell == [0]
+
+
 def test_an_old_reset_is_an_error_naming_the_adapter(told):
     with pytest.raises(ValueError, match=r"reset of stream 0 returned array.*old gym API.*v21"):
         told(start=np.zeros(3)).reset(0)
