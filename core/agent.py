@@ -26,15 +26,24 @@ class ActorOutput(NamedTuple):
 
 
 class LearnerOutput(NamedTuple):
-    statistics: dict[str, Tensor]  # scalars, left on their device
+    statistics: dict[str, Tensor]  # scalars, left on their device; an update need not have all that another has
     priorities: Tensor | None      # [B], non-negative
     skipped: bool | Tensor = False  # the loss or its gradient was not finite, nothing changed; a tensor once updates are planned
+
+
+def output_of(statistics: dict[str, Tensor], priorities: Tensor | None, stepped: bool | Tensor) -> LearnerOutput:
+    """Of an update whose step was taken or not, as the optimiser said: a tensor once updates are planned, and then priorities of a skipped
+    one are NaN."""
+    if isinstance(stepped, Tensor):
+        return LearnerOutput(statistics, None if priorities is None else torch.where(stepped, priorities, torch.nan), ~stepped)
+    return LearnerOutput(statistics, priorities if stepped else None, not stepped)
 
 
 def joined(outputs: Sequence[LearnerOutput]) -> LearnerOutput:
     """Of the pieces of one batch, in order: means of the statistics of those that changed something, all priorities or none."""
     sound = [output.statistics for output in outputs if not output.skipped] or [output.statistics for output in outputs]
-    statistics = {name: torch.stack([each[name] for each in sound]).mean(0) for name in sound[0]}
+    names = dict.fromkeys(name for each in sound for name in each)
+    statistics = {name: torch.stack([each[name] for each in sound if name in each]).mean(0) for name in names}
     priorities = [output.priorities for output in outputs if output.priorities is not None]
     return LearnerOutput(statistics, torch.cat(priorities) if len(priorities) == len(outputs) else None,
                          skipped=all(bool(output.skipped) for output in outputs))
@@ -64,6 +73,11 @@ class Agent(ABC):
 
     def __init__(self, params: Any, spec: EnvSpec, make_model: Callable[[], Model]):
         self.params, self.spec, self._make_model = params, spec, make_model
+
+    @classmethod
+    def period(cls, params: Any) -> int:
+        """Updates after which what python decides in `learn` by counting them repeats: so many, or a multiple, can be planned at once."""
+        return 1
 
     @classmethod
     def problems(cls, params: Any) -> list[str]:
@@ -123,7 +137,8 @@ class Agent(ABC):
         """One update."""
 
     def plan(self, count: int) -> None:
-        """The next `count` updates may be recorded and replayed: what is known ahead and changes from one to the next goes to the device.
+        """The next `count` updates, a multiple of `period`, may be recorded and replayed: what is known ahead and changes from one to the
+        next goes to the device.
 
         From then on python reads no tensor in `learn`: an update that is skipped says so by a tensor and by priorities that are NaN. Only
         agents with `captures` have it.

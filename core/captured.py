@@ -44,10 +44,10 @@ class Captured:
             torch.cuda.current_stream().wait_stream(stream)
 
     def _record(self) -> torch.cuda.CUDAGraph:
-        """Recording runs nothing."""
+        """Recording runs nothing. Other threads may use the device meanwhile."""
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
-        with torch.cuda.device(self._device), torch.cuda.graph(graph):
+        with torch.cuda.device(self._device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._work()
         return graph

@@ -7,12 +7,12 @@ from torch import Tensor
 from core.shared import available_bytes
 
 
-def upload(array: np.ndarray, target: Tensor) -> None:
+def upload(array: np.ndarray | Tensor, target: Tensor) -> None:
     """Copy an array into a tensor of its shape, in turn with what else the device was given to do. The array may change afterwards.
 
     CUDA: by way of pinned memory, so that python does not wait; torch's allocator of pinned memory reuses it once the copy is through.
     """
-    source = torch.from_numpy(np.ascontiguousarray(array))
+    source = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
     target.copy_(source.pin_memory() if target.is_cuda else source, non_blocking=True)
 
 

@@ -31,6 +31,12 @@ def batch_size(batch: Batch) -> int:
     return len(batch.weights)
 
 
+def tensors(batch: Batch) -> list[Tensor]:
+    """All that it has, in the same order for batches of the same agent."""
+    window, fresh = batch.window, [] if batch.fresh is None else [batch.fresh]
+    return [*window[:6], *window.extras.values(), *window.states, batch.weights, *fresh]
+
+
 def piece(batch: Batch, part: slice) -> Batch:
     """Some windows of a batch."""
     window, keys = batch.window, batch.keys

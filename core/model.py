@@ -1,6 +1,7 @@
 """The model contract: observations in, what the agent's head names out, recurrent state passed through."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -53,7 +54,7 @@ class Model(nn.Module, ABC):
         reset the state where firsts [T, B] is true."""
         length, batch_size = observations.shape[:2]
         output, state = self(observations.flatten(0, 1), state)
-        return _unflatten(output, (length, batch_size)), state
+        return mapped(lambda tensor: torch.unflatten(tensor, 0, (length, batch_size)), output), state
 
 
 class Critics(nn.ModuleList):
@@ -94,6 +95,19 @@ class PolicyAndCritic(Model):
         return self.policy(self.prepare(observation)), state
 
 
+class Looking(nn.Module):
+    """A part that may look at values to take a shorter way, until `without_looks`."""
+
+    looks = True
+
+
+def without_looks(model: nn.Module) -> None:
+    """From now on no part of it looks at a value: what it does depends on shapes alone, so that it can be recorded."""
+    for part in model.modules():
+        if isinstance(part, Looking):
+            part.looks = False
+
+
 def restart(state: State, first: np.ndarray | Tensor, initial: State) -> State:
     """The recurrent state with that of streams where an episode starts, `first` [B], replaced by the initial one."""
     if not state or not first.any():
@@ -102,8 +116,14 @@ def restart(state: State, first: np.ndarray | Tensor, initial: State) -> State:
     return tuple(torch.where(mask.view(-1, *[1] * (tensor.dim() - 1)), start, tensor) for tensor, start in zip(state, initial))
 
 
-def _unflatten(output: Any, sizes: tuple[int, int]) -> Any:
-    """Split the first dimension of a tensor, or of each tensor of a named tuple."""
-    if isinstance(output, Tensor):
-        return torch.unflatten(output, 0, sizes)
-    return type(output)(*(_unflatten(part, sizes) for part in output))
+def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """A tensor, or nested tuples of tensors, named or not, with function(tensor) in the place of each."""
+    if isinstance(value, Tensor):
+        return function(value)
+    parts = [mapped(function, part) for part in value]
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+
+def leaves(value: Any) -> list[Tensor]:
+    """The tensors of such a value, in order."""
+    return [value] if isinstance(value, Tensor) else [leaf for part in value for leaf in leaves(part)]

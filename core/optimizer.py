@@ -38,7 +38,7 @@ class Optimizer:
     """
 
     _planned: Planned | None = None  # learning rates of the next updates
-    planned_lr: Tensor               # of the update in hand
+    _planned_lr: Tensor              # of the update in hand
 
     def __init__(self, parameters: Iterable[nn.Parameter], params: OptimizerParams, sums: bool = False):
         self._parameters, self._params, self._sums, self._updates = list(parameters), params, sums, 0
@@ -54,6 +54,11 @@ class Optimizer:
     def lr(self) -> float:
         return self._lr_of(self._updates)
 
+    @property
+    def rate(self) -> Tensor:
+        """`lr` as a report wants it; of planned updates that of the one in hand, on the device."""
+        return torch.tensor(self.lr) if self._planned is None else self._planned_lr
+
     def _lr_of(self, update: int) -> float:
         params = self._params
         return SCHEDULES[params.lr_schedule](update, params.lr, params.lr_end, params.lr_updates, params.lr_decay)
@@ -67,16 +72,17 @@ class Optimizer:
         self._planned.plan(self._updates, count)
         self._updates += count
 
-    def step(self, loss: Tensor) -> tuple[Tensor, Any]:
+    def step(self, loss: Tensor, wanted: Any = True) -> tuple[Tensor, Any]:
         """Backpropagate, then `apply`."""
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        return self.apply(loss)
+        return self.apply(loss, wanted)
 
-    def apply(self, loss: Tensor) -> tuple[Tensor, Any]:
+    def apply(self, loss: Tensor, wanted: Any = True) -> tuple[Tensor, Any]:
         """Clip the gradient that is there, and step. Returns its norm before clipping and whether the step was taken: planned, as a tensor.
 
-        A loss or gradient that is not finite, of any learner, changes nothing.
+        A loss or gradient that is not finite, of any learner, changes nothing, and neither does a step that is not `wanted`, which may be
+        what another step of the same update returned.
         """
         loss = loss.detach() if num_learners() == 1 else self._together(loss.detach())
         if self._params.clip_value:
@@ -86,8 +92,8 @@ class Optimizer:
         if self._params.clip_norm:
             nn.utils.clip_grads_with_norm_(self._parameters, self._params.clip_norm, norm, foreach=True)
         if self._planned is not None:
-            return norm, self._step_if(torch.isfinite(norm + loss))
-        taken = math.isfinite(norm + loss)
+            return norm, self._step_if(torch.isfinite(norm + loss) & wanted)
+        taken = bool(wanted) and math.isfinite(norm + loss)
         if taken:
             for group in self._optimizer.param_groups:
                 group["lr"], group["capturable"] = self.lr, False
@@ -110,23 +116,23 @@ class Optimizer:
         return loss.squeeze(0)
 
     @torch.no_grad()
-    def _step_if(self, finite: Tensor) -> Tensor:
+    def _step_if(self, wanted: Tensor) -> Tensor:
         """A planned step, which the device takes or not: fused Adam reads `found_inf`, which GradScaler gives it elsewhere; RMSprop's is
         put back."""
         assert self._planned is not None
-        self.planned_lr = self._planned.take()
+        self._planned_lr = self._planned.take()
         for group in self._optimizer.param_groups:
-            group["lr"], group["capturable"] = self.planned_lr, self.planned_lr.is_cuda
+            group["lr"], group["capturable"] = self._planned_lr, self._planned_lr.is_cuda
         if self._params.optimizer == "adam":
-            self._optimizer.found_inf = (~finite).to(torch.float32)  # type: ignore[attr-defined]
+            self._optimizer.found_inf = (~wanted).to(torch.float32)  # type: ignore[attr-defined]
             self._optimizer.step()
-            return finite
+            return wanted
         before = [tensor.clone() for tensor in self._tensors()]
         self._optimizer.step()
         for number, tensor in enumerate(self._tensors()):
             old = before[number] if number < len(before) else torch.zeros_like(tensor)  # the first step makes its state, of zeros
-            torch.where(finite, tensor, old, out=tensor)
-        return finite
+            torch.where(wanted, tensor, old, out=tensor)
+        return wanted
 
     def _tensors(self) -> list[Tensor]:
         """Everything that a step changes."""

@@ -1,4 +1,5 @@
-"""Numbers that differ from update to update and are known ahead: learning rates, exponents, when a target network is due."""
+"""Numbers that differ from update to update and are known ahead: learning rates, exponents, when a target network is due; and the count of
+updates that are planned ahead."""
 
 from collections.abc import Callable
 
@@ -34,3 +35,22 @@ class Planned:
         value = self._values[self._next]
         self._next = (self._next + 1) % len(self._values)
         return value
+
+
+class UpdateCount:
+    """Updates that an agent has made. Planned ones count when they are planned, since replays of them run no python."""
+
+    def __init__(self) -> None:
+        self.made = self._begun = 0
+
+    def restore(self, made: int) -> None:
+        self.made = self._begun = made
+
+    def plan(self, count: int) -> None:
+        self._begun, self.made = self.made, self.made + count
+
+    def next(self) -> int:
+        """The number, from 1, of the update that begins."""
+        self._begun += 1
+        self.made = max(self.made, self._begun)
+        return self._begun

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.model import Model
+from core.model import Model, mapped
 
 PRECISIONS = ("float32", "tf32", "bf16")
 
@@ -23,14 +23,10 @@ def _autocast(function: Any, device_type: str) -> Any:
     """Without a cache of weights, as torch asks for where a graph is captured."""
     def computed(*arguments: Any) -> Any:
         with torch.autocast(device_type, dtype=torch.bfloat16, cache_enabled=False):
-            return _float32(function(*arguments))
+            return mapped(_float32, function(*arguments))
 
     return computed
 
 
-def _float32(output: Any) -> Any:
-    """Every floating-point tensor of nested tuples."""
-    if isinstance(output, Tensor):
-        return output.to(torch.float32) if output.is_floating_point() else output
-    parts = [_float32(part) for part in output]
-    return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
+def _float32(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.float32) if tensor.is_floating_point() else tensor

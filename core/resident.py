@@ -4,6 +4,7 @@ Where a learner has a Prefetcher and its agent's `learn` otherwise, it has Refre
 """
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -50,15 +51,21 @@ class ResidentMemory(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
+def can_be_captured(agent: type[Agent], params: Any, count: int) -> bool:
+    """Whether `count` updates of it are the same work every time."""
+    return agent.captures and count % agent.period(params) == 0
+
+
 class ResidentUpdates:
-    """`count` updates a call. Captured or eager they are the same code; agents that cannot be captured are not planned either.
+    """`count` updates a call. Captured or eager they are the same code; what cannot be captured is not planned either.
 
     `bad` updates in a row were not finite when `statistics` last looked.
     """
 
     def __init__(self, agent: Agent, memory: ResidentMemory, batch_size: int, count: int, device: torch.device, *, capture: bool):
-        if capture and not agent.captures:
-            raise ValueError(f"updates of {type(agent).__name__} cannot be captured")
+        self._planned = can_be_captured(type(agent), agent.params, count)
+        if capture and not self._planned:
+            raise ValueError(f"{count} updates of {type(agent).__name__} at once cannot be captured")
         self._agent, self._memory, self._batch_size, self.count = agent, memory, batch_size, count
         self._work = Captured(self._updates, device, memory.generators, capture=capture)
         self._tally, self.bad = Tally(device), 0
@@ -66,7 +73,7 @@ class ResidentUpdates:
     def __call__(self, memory: ResidentMemory) -> LearnerOutput:
         """All of them; on CUDA they go on when this returns. What they report is left to `statistics`."""
         memory.plan(self.count)
-        if self._agent.captures:
+        if self._planned:
             self._agent.plan(self.count)
         self._work()
         return LearnerOutput({}, None)
@@ -116,25 +123,30 @@ class Tally:
 
     def __init__(self, device: torch.device):
         self._device = device
-        self._names: list[str] = []
-        self._sums = torch.zeros(0, device=device)  # of the updates that changed something
-        self._counts = torch.zeros(4, dtype=torch.int64, device=device)  # those; skipped ones; in a row at the end; and at the most
+        self._sums: dict[tuple[str, ...], Tensor] = {}  # of the updates that reported these and changed something: how many, and sums
+        self._skipped = torch.zeros(3, dtype=torch.int64, device=device)  # so far; in a row at the end; and at the most
 
     def add(self, output: LearnerOutput) -> None:
-        if not self._names:
-            self._names, self._sums = list(output.statistics), torch.zeros(len(output.statistics), device=self._device)
+        names = tuple(output.statistics)
+        if names not in self._sums:
+            self._sums[names] = torch.zeros(1 + len(names), device=self._device)
         skipped = torch.as_tensor(output.skipped, device=self._device)
-        values = torch.stack([output.statistics[name].to(self._device, torch.float32) for name in self._names])
-        self._sums.add_(torch.where(skipped, 0.0, values))
-        learnt, lost, row, longest = self._counts
+        values = [output.statistics[name].to(self._device, torch.float32) for name in names]
+        self._sums[names].add_(torch.where(skipped, 0.0, torch.stack([torch.ones((), device=self._device), *values])))
+        lost, row, longest = self._skipped
         row = torch.where(skipped, row + 1, 0)
-        self._counts.copy_(torch.stack([learnt + ~skipped, lost + skipped, row, torch.maximum(longest, row)]))
+        self._skipped.copy_(torch.stack([lost + skipped, row, torch.maximum(longest, row)]))
 
     def take(self) -> tuple[dict[str, float], int]:
         """Means since the last call with the number of skipped updates so far, and how many in a row were since the last call."""
-        learnt, lost, _, longest = self._counts.tolist()
-        means = {name: total / learnt for name, total in zip(self._names, self._sums.tolist())} if learnt else {}
-        self._sums.zero_()
-        self._counts[0].zero_()
-        self._counts[3].zero_()
-        return {**means, "skipped_updates": float(lost)}, longest
+        totals: defaultdict[str, float] = defaultdict(float)
+        counts: defaultdict[str, float] = defaultdict(float)
+        for names, sums in self._sums.items():
+            count, *values = sums.tolist()
+            for name, value in zip(names, values):
+                totals[name] += value
+                counts[name] += count
+            sums.zero_()
+        lost, _, longest = self._skipped.tolist()
+        self._skipped[2].zero_()
+        return {**{name: totals[name] / count for name, count in counts.items() if count}, "skipped_updates": float(lost)}, longest

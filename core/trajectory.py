@@ -10,6 +10,7 @@ Of the row after the newest chunk, the *head*, observation, first and last are r
 bootstrap from what its last action led to without waiting for the next chunk.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -52,11 +53,12 @@ class Window(NamedTuple):
     states: tuple[Tensor, ...] = ()  # recurrent state before row 0, each [B, ...]; of windows that start with a chunk
 
     def to(self, device: torch.device) -> "Window":
-        def moved(tensor: Tensor) -> Tensor:
-            return tensor.to(device, non_blocking=True)
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
-        extras = {name: moved(tensor) for name, tensor in self.extras.items()}
-        return Window._make([*map(moved, self[:6]), extras, tuple(map(moved, self.states))])
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Window":
+        """function(tensor) of each of its tensors."""
+        extras = {name: function(tensor) for name, tensor in self.extras.items()}
+        return Window._make([*map(function, self[:6]), extras, tuple(map(function, self.states))])
 
 
 @dataclass(frozen=True)

@@ -56,21 +56,36 @@ def _learners(options: Options) -> list[str]:
 
 
 def combinations(options: Options) -> list[str]:
-    """What learner.memory_device=learner goes with, and what goes with it only."""
-    learner, memory = options.learner, options.memory_class
+    """What learner.memory_device=learner and learner.captured=yes go with, and what goes with them only."""
+    learner, memory, found = options.learner, options.memory_class, _captured(options)
     if learner.memory_device != "learner":
-        return [f"learner.{name}={value} needs learner.memory_device=learner"
-                for name, value in (("updates_per_replay", learner.updates_per_replay), ("captured", learner.captured))
-                if value not in (1, "auto", "no")]
-    found = []
+        if learner.updates_per_replay > 1:
+            found.append(f"learner.updates_per_replay={learner.updates_per_replay} needs learner.memory_device=learner")
+        if learner.captured == "yes" and learner.shrink_batch:
+            found.append("learner.shrink_batch=True does not go with learner.captured=yes: captured batches have one size")
+        return found
     if memory.Resident is None:
         found.append(f"memory_type={options.memory_type} cannot be on the learner's device; memory_type could be "
                      + _names(MemoriesDict, lambda other: other.Resident is not None))
-    if learner.captured == "yes" and not options.agent_class.captures:
-        found.append(f"learner.captured=yes: updates of agent_type={options.agent_type} cannot be captured; agent_type could be "
-                     + _names(AgentsDict, lambda other: other.captures))
     if learner.shrink_batch:
         found.append("learner.shrink_batch=True needs learner.memory_device=cpu: batches drawn on the learner's device have one size")
+    return found
+
+
+def _captured(options: Options) -> list[str]:
+    learner, agent = options.learner, options.agent_class
+    if learner.captured != "yes":
+        return []
+    found, count = [], learner.updates_per_replay
+    if not agent.captures:
+        found.append(f"learner.captured=yes: updates of agent_type={options.agent_type} cannot be captured; agent_type could be "
+                     + _names(AgentsDict, lambda other: other.captures))
+    elif (period := agent.period(options.agent)) and count % period:
+        found.append(f"learner.captured=yes: learner.updates_per_replay={count} must be a multiple of {period}, after which updates of "
+                     f"agent_type={options.agent_type} repeat")
+    if options.num_learners > 1:
+        found.append(f"learner.captured=yes is for one learner, and num_learners={options.num_learners}: what they tell each other between "
+                     "two updates is not captured")
     return found
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from core.agent import ActorOutput, Agent
 from core.env import Discrete, TimeStep
-from core.model import ActorCriticOutput, Model, State
+from core.model import ActorCriticOutput, Model, State, without_looks
 from core.optimizer import Optimizer, OptimizerParams
 from core.settings import setting
 from core.shared import ArraySpec
@@ -120,6 +120,11 @@ class ActorCriticAgent(Agent):
         """What only the learner has is made when it first learns."""
         if not hasattr(self, "_optimizer"):
             self._optimizer = Optimizer(self.model.parameters(), self.params, sums=True)
+
+    def plan(self, count: int) -> None:
+        self._prepare()
+        without_looks(self.model)
+        self._optimizer.plan(count)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

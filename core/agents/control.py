@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.agent import ActorOutput, Agent, LearnerOutput
+from core.agent import ActorOutput, Agent, LearnerOutput, output_of
 from core.agents.action_noise import ActionNoise, ActionNoiseParams
 from core.agents.gradients import Gradients, gradients
 from core.env import Continuous, TimeStep
@@ -22,8 +22,9 @@ from core.memory import Batch
 from core.model import PolicyAndCritic, State
 from core.ops.returns import n_step_return
 from core.optimizer import Optimizer, OptimizerParams
+from core.planned import UpdateCount
 from core.settings import setting
-from core.target import follow
+from core.target import Follower
 from core.trajectory import WindowSpec
 
 
@@ -64,7 +65,10 @@ class ContinuousControl(Agent):
     memories = ("shared", "prioritized")
     _model: PolicyAndCritic | None = None
     _gradients: Gradients | None = None
-    _policy_statistics: dict[str, Tensor] = {}
+
+    @classmethod
+    def period(cls, params: ControlParams) -> int:
+        return params.policy_period
 
     # what it samples --------------------------------------------------------------------------------------------------
     @property
@@ -73,7 +77,7 @@ class ContinuousControl(Agent):
 
     @cached_property
     def range(self) -> "ActionRange":
-        return ActionRange(self.spec.action)  # type: ignore[arg-type]
+        return ActionRange(self.spec.action, self.device)  # type: ignore[arg-type]
 
     # the actor's side -------------------------------------------------------------------------------------------------
     @property
@@ -87,15 +91,15 @@ class ContinuousControl(Agent):
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def choose(self, observation: Tensor, exploring: bool) -> Tensor:
-        """The policy's actions [E, A] in -1 .. 1 at prepared observations."""
-        return self.model.policy(observation)
+    def choose(self, output: Tensor, exploring: bool) -> Tensor:
+        """Actions [E, A] in -1 .. 1, of what the policy says."""
+        return output
 
     @torch.inference_mode()
     def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
         """The action returned is the one the environment executes and the memory stores: with noise, clipped, in the space's units."""
-        observation = self.model.prepare(torch.from_numpy(timestep.observation).to(self.device))
-        action = self.choose(observation, exploration is not None).cpu().numpy()
+        output, state = self.model(torch.from_numpy(timestep.observation).to(self.device), state)
+        action = self.choose(output, exploration is not None).cpu().numpy()
         if exploration is not None:
             action = exploration.explored(action, timestep.first)
         return ActorOutput(self.range.in_space(action), {}, state)
@@ -116,7 +120,7 @@ class ContinuousControl(Agent):
             self.policy_optimizer = Optimizer([self._gradients.online.policy], params)
             self.critic_optimizer = Optimizer([self._gradients.online.critic], dataclasses.replace(
                 params, lr=params.critic_lr, weight_decay=params.critic_weight_decay))
-            self._updates = 0
+            self._updates, self._follow = UpdateCount(), Follower(params.target_update)
         return self._gradients
 
     @abstractmethod
@@ -128,8 +132,8 @@ class ContinuousControl(Agent):
         """Of what the critics say of the actions, [C, B, N], and of `bootstrap`."""
 
     @abstractmethod
-    def improve(self, step: Step) -> tuple[dict[str, Tensor], bool]:
-        """A step of the policy. Returns statistics, the same names each time, and False if the step was not finite."""
+    def improve(self, step: Step, wanted: bool | Tensor) -> tuple[dict[str, Tensor], bool | Tensor]:
+        """A step of the policy, if the critics' one was taken. Returns statistics, and whether it was."""
 
     def learn(self, batch: Batch) -> LearnerOutput:
         networks, step = self.gradients, self.step_of(batch)
@@ -138,30 +142,35 @@ class ContinuousControl(Agent):
         loss = found.losses @ shares
         networks.differentiate_critic(loss, found.slopes * shares[:, None])
         grad_norm, stepped = self.critic_optimizer.apply(loss.detach())
-        self._updates += 1
-        if stepped and self._updates % self.params.policy_period == 0:
-            self._policy_statistics, stepped = self.improve(step)
-            follow([networks.target.both], [networks.online.both], self.params.target_update, self._updates // self.params.policy_period)
         statistics = {"loss": loss.detach(), "grad_norm": grad_norm, "q_mean": found.values.detach().mean(),
-                      "td_error": found.priorities.mean(), **self._policy_statistics}
-        return LearnerOutput(statistics, found.priorities if stepped else None, skipped=not stepped)
+                      "td_error": found.priorities.mean()}
+        if (update := self._updates.next()) % self.params.policy_period == 0:
+            more, stepped = self.improve(step, stepped)
+            statistics |= more
+            self._follow([networks.target.both], [networks.online.both], update // self.params.policy_period)
+        return output_of(statistics, found.priorities, stepped)
+
+    def plan(self, count: int) -> None:
+        networks, improvements = self.gradients, count // self.params.policy_period
+        self._follow.plan(self._updates.made // self.params.policy_period + 1, improvements, networks.online.both.device)
+        self.critic_optimizer.plan(count)
+        self.policy_optimizer.plan(improvements)
+        self._updates.plan(count)
 
     def step_of(self, batch: Batch) -> Step:
         """The n-step transitions of a batch; the model has seen its observations afterwards."""
-        window = batch.window
+        window = batch.window.to(self.device)
         returns, factors = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
-        observations = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
-        self.model.observe(observations[0])
-        observation, next_observation = (self.model.prepare(each) for each in observations)
-        action = self.range.from_space(window.actions[0])
-        return Step(observation, action.to(self.device), returns.to(self.device), factors.to(self.device), next_observation)
+        self.model.observe(window.observations[0])
+        observation, next_observation = (self.model.prepare(each) for each in window.observations)  # of [2, B, ...]
+        return Step(observation, self.range.from_space(window.actions[0]), returns, factors, next_observation)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         self.gradients  # noqa: B018  made if nothing was learnt yet
         return {"model": self.model.state_dict(), "target": self.target.state_dict(),
                 "policy_optimizer": self.policy_optimizer.state_dict(), "critic_optimizer": self.critic_optimizer.state_dict(),
-                "updates": self._updates}
+                "updates": self._updates.made}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.gradients  # noqa: B018  made before anything is loaded into it
@@ -169,15 +178,16 @@ class ContinuousControl(Agent):
         self.model.load_state_dict(state["model"])
         self.policy_optimizer.load_state_dict(state["policy_optimizer"])
         self.critic_optimizer.load_state_dict(state["critic_optimizer"])
-        self._updates = state["updates"]
+        self._updates.restore(state["updates"])
 
 
 class ActionRange:
     """The bounds of a space, between which actions of -1 .. 1 are stretched."""
 
-    def __init__(self, space: Continuous):
+    def __init__(self, space: Continuous, device: torch.device):
         self._space, self._middle, self._half = space, (space.high + space.low) / 2, (space.high - space.low) / 2
-        self._tensors = tuple(torch.from_numpy(each.reshape(-1)) for each in (self._middle, np.where(self._half, self._half, 1)))
+        halves = np.where(self._half, self._half, 1)
+        self._tensors = tuple(torch.from_numpy(each.reshape(-1)).to(device) for each in (self._middle, halves))
 
     def in_space(self, action: np.ndarray) -> np.ndarray:
         """Actions [E, A] in -1 .. 1 as the space wants them, [E, *shape] float32 within its bounds."""
@@ -185,6 +195,6 @@ class ActionRange:
         return stretched.clip(self._space.low, self._space.high).astype(np.float32)
 
     def from_space(self, action: Tensor) -> Tensor:
-        """The inverse: actions [B, *shape] as [B, A] in -1 .. 1; 0 where the bounds are one."""
+        """The inverse, on the device: actions [B, *shape] as [B, A] in -1 .. 1; 0 where the bounds are one."""
         middle, half = self._tensors
         return (action.flatten(1) - middle) / half

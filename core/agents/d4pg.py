@@ -29,6 +29,7 @@ class D4PGParams(ControlParams):
 class D4PG(Deterministic):
     Params = D4PGParams
     head = "policy-distribution"
+    captures = True
 
     @classmethod
     def problems(cls, params: D4PGParams) -> list[str]:

@@ -13,6 +13,7 @@ from core.agents.deterministic import Deterministic, PolicyLosses, value_losses
 class DDPG(Deterministic):
     Params = ControlParams
     head = "policy-value"
+    captures = True
 
     def critic_losses(self, step: Step, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
         """Squared errors of Q(s, a) against R + D Q'(s_n, mu'(s_n)) (equations 4 and 5)."""

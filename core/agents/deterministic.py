@@ -26,11 +26,11 @@ class Deterministic(ContinuousControl):
     def bootstrap(self, step: Step) -> Tensor:
         return self.gradients.bootstrap(step.next_observation, self.smoothed)
 
-    def improve(self, step: Step) -> tuple[dict[str, Tensor], bool]:
+    def improve(self, step: Step, wanted: bool | Tensor) -> tuple[dict[str, Tensor], bool | Tensor]:
         found = self.policy_losses(self.gradients.criticise_policy(step.observation))
         loss = found.losses.mean()
         self.gradients.differentiate_policy(loss, found.slopes / len(found.losses))
-        norm, stepped = self.policy_optimizer.apply(loss.detach())
+        norm, stepped = self.policy_optimizer.apply(loss.detach(), wanted)
         return {"policy_loss": loss.detach(), "policy_grad_norm": norm}, stepped
 
 

@@ -11,14 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.agent import LearnerOutput
+from core.agent import LearnerOutput, output_of
 from core.agents.actor_critic import ActorCriticAgent, ActorCriticParams
 from core.averaging import averaged
 from core.memory import Batch
-from core.model import Model
+from core.model import Model, without_looks
 from core.ops.policy_losses import adapted_kl_coefficient, baseline_loss, clipped_surrogate, entropy_loss, kl, log_probs_of
 from core.ops.vtrace import vtrace
+from core.planned import UpdateCount
 from core.settings import setting
+from core.target import Follower
 
 KL_SPAN = 1_000.0  # times the first weight, up and down, that the adapted one may go: at 0 or inf it would stay
 
@@ -41,8 +43,10 @@ class ImpactParams(ActorCriticParams):
 class Impact(ActorCriticAgent):
     Params = ImpactParams
     memories = ("circular", "queue", "mixed")
+    captures = True
     _target: Model | None = None
-    _updates: int
+    _updates: UpdateCount
+    _follow: Follower
     _coefficient: Tensor
 
     def learn(self, batch: Batch) -> LearnerOutput:
@@ -65,23 +69,24 @@ class Impact(ActorCriticAgent):
         grad_norm, stepped = self._optimizer.step(loss)
         rows = taken.sum().clamp(min=1)
         statistics = {"loss": loss, "policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy / rows,
-                      "value_mean": values.mean(), "target_kl": divergence / rows, "kl_coefficient": self._coefficient,
+                      "value_mean": values.mean(), "target_kl": divergence / rows, "kl_coefficient": self._coefficient.clone(),
                       "target_lag": (log_probs - target_log_probs).abs().mean(), "grad_norm": grad_norm,
-                      "lr": torch.tensor(self._optimizer.lr)}
-        self._updates += 1
-        if self._updates % params.target_update == 0:
-            divergence, rows = averaged(torch.stack([divergence.detach(), rows]))  # of all learners
-            self._follow(divergence / rows, stepped)
-        return LearnerOutput({name: value.detach() for name, value in statistics.items()}, None, skipped=not stepped)
-
-    def _follow(self, divergence: Tensor, stepped: bool) -> None:
-        """Copy the network to the target; keep the divergence of the two, as it has become since the last copy, near kl_target."""
+                      "lr": self._optimizer.rate}
         assert self._target is not None
-        self._target.load_state_dict(self.model.state_dict())
-        first = self.params.kl_coefficient
-        if first and stepped:
-            adapted = adapted_kl_coefficient(self._coefficient, divergence, self.params.kl_target)
-            self._coefficient = adapted.clamp(first / KL_SPAN, first * KL_SPAN)
+        copied = self._follow(list(self._target.state_dict().values()), list(self.model.state_dict().values()), self._updates.next())
+        if params.kl_coefficient and copied is not False:
+            self._adapt(divergence.detach(), rows, copied & stepped)
+        return output_of({name: value.detach() for name, value in statistics.items()}, None, stepped)
+
+    def _adapt(self, divergence: Tensor, rows: Tensor, wanted: bool | Tensor) -> None:
+        """Keep the divergence of network and target, as it has become since the last copy, near kl_target."""
+        divergence, rows = averaged(torch.stack([divergence, rows]))  # of all learners
+        adapted, first = adapted_kl_coefficient(self._coefficient, divergence / rows, self.params.kl_target), self.params.kl_coefficient
+        adapted = adapted.clamp(first / KL_SPAN, first * KL_SPAN)
+        if isinstance(wanted, Tensor):
+            adapted = torch.where(wanted, adapted, self._coefficient)
+        if wanted is not False:
+            self._coefficient.copy_(adapted)
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -89,16 +94,24 @@ class Impact(ActorCriticAgent):
             self._target = self._make_model().requires_grad_(False)
             self._target.load_state_dict(self.model.state_dict())
             self._coefficient = torch.tensor(self.params.kl_coefficient, device=self.device)
-            self._updates = 0
+            self._updates, self._follow = UpdateCount(), Follower(self.params.target_update)
+
+    def plan(self, count: int) -> None:
+        super().plan(count)
+        assert self._target is not None
+        without_looks(self._target)
+        self._follow.plan(self._updates.made + 1, count, self.device)
+        self._updates.plan(count)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         assert self._target is not None
-        return {**state, "target": self._target.state_dict(), "updates": self._updates, "kl_coefficient": float(self._coefficient)}
+        return {**state, "target": self._target.state_dict(), "updates": self._updates.made, "kl_coefficient": float(self._coefficient)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         assert self._target is not None
         self._target.load_state_dict(state["target"])
-        self._updates, self._coefficient = state["updates"], torch.tensor(state["kl_coefficient"], device=self.device)
+        self._updates.restore(state["updates"])
+        self._coefficient.fill_(state["kl_coefficient"])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from core.agent import LearnerOutput
+from core.agent import LearnerOutput, output_of
 from core.agents.actor_critic import ActorCriticAgent, ActorCriticParams
 from core.memory import Batch
 from core.ops.policy_losses import (
@@ -41,6 +41,7 @@ class ImpalaParams(ActorCriticParams):
 
 class Impala(ActorCriticAgent):
     Params = ImpalaParams
+    captures = True
     memories = ("queue", "mixed")
 
     def learn(self, batch: Batch) -> LearnerOutput:
@@ -69,8 +70,8 @@ class Impala(ActorCriticAgent):
         statistics = {"loss": loss, "policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy_loss(logits, taken) / rows,
                       "value_mean": values.mean(), "behaviour_kl": (kl(logits, behaviour_logits) * taken).sum() / rows,
                       "fresh_share": fresh.sum() / rows, "relevant_share": included.sum() / rows,
-                      "grad_norm": grad_norm, "lr": torch.tensor(self._optimizer.lr)}
-        return LearnerOutput({name: value.detach() for name, value in statistics.items()}, None, skipped=not stepped)
+                      "grad_norm": grad_norm, "lr": self._optimizer.rate}
+        return output_of({name: value.detach() for name, value in statistics.items()}, None, stepped)
 
     def _fresh(self, batch: Batch) -> Tensor:
         """[B] bool."""

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.agent import ActorOutput, Agent, LearnerOutput
+from core.agent import ActorOutput, Agent, LearnerOutput, output_of
 from core.env import Discrete, TimeStep
-from core.model import Model, State
+from core.model import Model, State, without_looks
 from core.ops.exploration import epsilon_greedy, ladder, linear
 from core.optimizer import Optimizer, OptimizerParams
-from core.planned import Planned
+from core.planned import UpdateCount
 from core.settings import setting
-from core.target import follow
+from core.target import Follower
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,6 @@ class QLearning(Agent):
     memories = ("shared", "prioritized")
     _model: Model | None = None
     _target: Model | None = None
-    _due: Planned | None = None  # of planned updates: whether the target network is copied after them
 
     # the actor's side -------------------------------------------------------------------------------------------------
     @property
@@ -114,46 +113,29 @@ class QLearning(Agent):
             self._target = self._make_model().requires_grad_(False)
             self._target.load_state_dict(self.model.state_dict())
             self._optimizer = Optimizer(self.model.parameters(), self.params)
-            self._updates = 0
+            self._updates, self._follow = UpdateCount(), Follower(self.params.target_update)
         return self._target
 
     def _step(self, loss: Tensor, priorities: Tensor, statistics: dict[str, Tensor]) -> LearnerOutput:
         """The rest of an update, once the loss is known: gradient, target network, what is reported."""
         grad_norm, stepped = self._optimizer.step(loss)
-        if self._due is not None:
-            self._update_target_if(self._due.take())
-            statistics = {"loss": loss.detach(), "grad_norm": grad_norm, "lr": self._optimizer.planned_lr, **statistics}
-            return LearnerOutput(statistics, torch.where(stepped, priorities, torch.nan), skipped=~stepped)
-        self._updates += 1
-        follow(list(self.target.state_dict().values()), list(self.model.state_dict().values()), self.params.target_update, self._updates)
-        statistics = {"loss": loss.detach(), "grad_norm": grad_norm, "lr": torch.tensor(self._optimizer.lr), **statistics}
-        return LearnerOutput(statistics, priorities if stepped else None, skipped=not stepped)
+        self._follow(list(self.target.state_dict().values()), list(self.model.state_dict().values()), self._updates.next())
+        return output_of({"loss": loss.detach(), "grad_norm": grad_norm, "lr": self._optimizer.rate, **statistics}, priorities, stepped)
 
     def plan(self, count: int) -> None:
-        target, period = self.target, self.params.target_update
-        if self._due is None:
-            self._due = Planned(lambda update: period >= 1 and update % int(period) == 0, next(target.parameters()).device, torch.bool)
-        self._due.plan(self._updates + 1, count)
+        for network in (self.target, self.model):
+            without_looks(network)
+        self._follow.plan(self._updates.made + 1, count, self.device)
         self._optimizer.plan(count)
-        self._updates += count
-
-    @torch.no_grad()
-    def _update_target_if(self, due: Tensor) -> None:
-        """The same where python does not know: `due` is a scalar bool on the device."""
-        online, target = list(self.model.state_dict().values()), list(self.target.state_dict().values())
-        if self.params.target_update < 1:
-            torch._foreach_lerp_(target, online, self.params.target_update)
-            return
-        for tensor, new in zip(target, online):
-            torch.where(due, new, tensor, out=tensor)
+        self._updates.plan(count)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "target": self.target.state_dict(),
-                "optimizer": self._optimizer.state_dict(), "updates": self._updates}
+                "optimizer": self._optimizer.state_dict(), "updates": self._updates.made}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.target.load_state_dict(state["target"])
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
-        self._updates = state["updates"]
+        self._updates.restore(state["updates"])

@@ -52,6 +52,7 @@ class R2D2(QLearning):
 
     Params = R2D2Params
     head = "recurrent-q"
+    captures = True
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
@@ -107,7 +108,7 @@ class R2D2(QLearning):
         return self._step(loss, priorities, {"q_mean": values.detach().mean(), "td_error": priorities.mean()})
 
     def _unroll(self, model: Model, window: Window, firsts: Tensor) -> Tensor:
-        """Action values [U + n, B, A] of the rows after the burn-in, from the stored state. `firsts` stays on the CPU: no device waits."""
+        """Action values [U + n, B, A] of the rows after the burn-in, from the stored state. `firsts` stays where it is: no device waits."""
         inputs = Inputs(window.observations, window.extras["previous_action"], window.extras["previous_reward"])
         state, burn_in = window.states[:-1], self.params.burn_in
         if burn_in:

@@ -33,16 +33,18 @@ class SACParams(ControlParams):
 class SAC(ContinuousControl):
     Params = SACParams
     head = "gaussian-twin-value"
+    captures = True
 
     # the actor's side -------------------------------------------------------------------------------------------------
-    def choose(self, observation: Tensor, exploring: bool) -> Tensor:
-        if exploring:
-            return self._sample(observation)[0]
-        return self.model.policy(observation).chunk(2, 1)[0].tanh()
+    def choose(self, output: Tensor, exploring: bool) -> Tensor:
+        return self._sampled(output)[0] if exploring else output.chunk(2, 1)[0].tanh()
 
     def _sample(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions [B, A] in -1 .. 1 and the logarithm of their density [B]."""
-        means, logarithms = self.model.policy(observation).chunk(2, 1)
+        """Actions [B, A] in -1 .. 1 at prepared observations, and the logarithm of their density [B]."""
+        return self._sampled(self.model.policy(observation))
+
+    def _sampled(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        means, logarithms = output.chunk(2, 1)
         return squashed_gaussian(means, logarithms.clamp(*LOG_DEVIATIONS).exp(), torch.randn_like(means))
 
     # the learner's side -----------------------------------------------------------------------------------------------
@@ -64,18 +66,22 @@ class SAC(ContinuousControl):
     def critic_losses(self, step: Step, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
         return twin_losses(step, outputs, bootstrap)
 
-    def improve(self, step: Step) -> tuple[dict[str, Tensor], bool]:
+    def improve(self, step: Step, wanted: bool | Tensor) -> tuple[dict[str, Tensor], bool | Tensor]:
         """mean temperature log pi(a | s) - min_c Q_c(s, a) (equation 7), then the temperature (equation 18)."""
         action, log_density = self._sample(step.observation)
         values = self.model.critic(step.observation, action)[:, :, 0].amin(0)  # [B]
         temperature = self.log_temperature.detach().exp()
         loss = (temperature * log_density - values).mean()
-        self.gradients.differentiate_policy(loss, torch.empty(0))
-        norm, stepped = self.policy_optimizer.apply(loss.detach())
-        if stepped and self.params.learn_temperature:
-            self.temperature_optimizer.step(-self.log_temperature * (log_density.detach() + self._target_entropy).mean())
+        self.gradients.differentiate_policy(loss, loss.new_empty(0))
+        norm, stepped = self.policy_optimizer.apply(loss.detach(), wanted)
+        if self.params.learn_temperature:
+            self.temperature_optimizer.step(-self.log_temperature * (log_density.detach() + self._target_entropy).mean(), stepped)
         return {"policy_loss": loss.detach(), "policy_grad_norm": norm, "entropy": -log_density.detach().mean(),
                 "temperature": temperature}, stepped
+
+    def plan(self, count: int) -> None:
+        super().plan(count)
+        self.temperature_optimizer.plan(count // self.params.policy_period)
 
     @property
     def _target_entropy(self) -> float:

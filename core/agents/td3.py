@@ -24,6 +24,7 @@ class TD3Params(ControlParams):
 class TD3(Deterministic):
     Params = TD3Params
     head = "policy-twin-value"
+    captures = True
 
     def smoothed(self, action: Tensor) -> Tensor:
         """Equation 14."""

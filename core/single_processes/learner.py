@@ -1,6 +1,7 @@
 """Learner: sample, learn, update priorities, publish parameters, save checkpoints when asked."""
 
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ class LearnerParams:
     batches_per_draw: int = setting(1, low=1)            # drawn from the memory at once, in that thread: cheaper where updates take little
     memory_device: str = setting("cpu", choices=("cpu", "learner"))  # where batches are drawn: learner: rows are copied to its device
     updates_per_replay: int = setting(1, low=1)          # updates in a row that python starts as one; with memory_device learner
-    captured: str = setting("auto", choices=("auto", "yes", "no"))  # record them as a CUDA graph and replay it; auto: where possible
+    captured: str = setting("auto", choices=("auto", "yes", "no"))  # as a CUDA graph; auto: with memory_device learner where possible
     precision: str = setting("float32", choices=PRECISIONS)  # of products: tf32 on GPUs; bf16: of the networks, the rest stays as it is
     shrink_batch: bool = setting(False)                  # out of GPU memory: go on with batches in pieces that fit
     publish_period: int = setting(10, low=1)             # updates between publications of the parameters
@@ -139,20 +140,22 @@ class Statistics:
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
-        self._count = self._skipped = 0
+        self._counts: Counter[str] = Counter()
+        self._skipped = 0
 
     def add(self, statistics: Mapping[str, Tensor], skipped: bool) -> None:
         self._skipped += skipped
         if skipped or not statistics:
             return
-        if statistics.keys() == self._sums.keys():
-            torch._foreach_add_(list(self._sums.values()), [statistics[name] for name in self._sums])
-        else:
-            self._sums = {name: self._sums.get(name, 0) + value.to(torch.float32, copy=True) for name, value in statistics.items()}
-        self._count += 1
+        known = [name for name in statistics if name in self._sums]
+        if known:
+            torch._foreach_add_([self._sums[name] for name in known], [statistics[name] for name in known])
+        if len(known) < len(statistics):
+            self._sums |= {name: value.to(torch.float32, copy=True) for name, value in statistics.items() if name not in self._sums}
+        self._counts.update(statistics.keys())
 
     def take(self) -> dict[str, float]:
-        """Means since the last call, and the number of skipped updates so far."""
-        means = {name: float(total) / self._count for name, total in self._sums.items()} if self._count else {}
-        self._sums, self._count = {}, 0
+        """Means since the last call over the updates that had each, and the number of skipped updates so far."""
+        means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
+        self._sums, self._counts = {}, Counter()
         return {**means, "skipped_updates": float(self._skipped)}

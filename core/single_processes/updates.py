@@ -1,4 +1,4 @@
-"""What a learner samples from, and what learns: the shared rows ahead of it in a thread, or their copy on its device."""
+"""What a learner samples from, and what learns: the shared rows ahead of it in a thread, or their copy on its device; captured or not."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -12,7 +12,8 @@ from core.context import Context
 from core.memory import Batch, Keys, Memory, batch_size, piece
 from core.notices import notice
 from core.prefetch import Prefetcher
-from core.resident import Refreshed, ResidentMemory, ResidentUpdates
+from core.resident import Refreshed, ResidentMemory, ResidentUpdates, can_be_captured
+from core.staged import StagedUpdates
 from core.trajectory import Window
 
 LearnersMemory = Memory | ResidentMemory
@@ -56,15 +57,15 @@ def learners_memory(context: Context, index: int) -> LearnersMemory:
 
 
 def updates(context: Context, agent: Agent, memory: LearnersMemory, index: int) -> tuple[Batches, Learn]:
-    options = context.options
+    options, device = context.options, torch.device(context.device_of(index))
+    captured, on_gpu = options.learner.captured, device.type == "cuda"
     if isinstance(memory, ResidentMemory):
-        device = torch.device(context.device_of(index))
-        capture = agent.captures and device.type == "cuda" and options.learner.captured != "no"
         count = options.learner.updates_per_replay
+        capture = on_gpu and captured != "no" and options.num_learners == 1 and can_be_captured(type(agent), agent.params, count)
         return Refreshed(memory), ResidentUpdates(agent, memory, options.agent.batch_size, count, device, capture=capture)
     depth = 0 if options.engine == "inline" else options.learner.prefetch
     batches = Prefetcher(memory, options.agent.batch_size, depth, options.learner.batches_per_draw)
-    return batches, Pieces(agent, options.learner.shrink_batch)
+    return batches, StagedUpdates(agent, device, capture=on_gpu) if captured == "yes" else Pieces(agent, options.learner.shrink_batch)
 
 
 class Pieces:

@@ -1,6 +1,5 @@
 """Updates that python only starts: planned equal to unplanned, recorded equal to eager, nothing in them that no recording could repeat."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,66 +8,26 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from core.agent import LearnerOutput
+from core.agent import Agent, LearnerOutput
 from core.agents.dqn import DQN
-from core.agents.impala import Impala
-from core.agents.rainbow import Rainbow
 from core.captured import WARM_UP, Captured
-from core.env import Discrete, EnvSpec
-from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memories.resident import ResidentReplay
-from core.models.dqn_mlp import DQNMLP
-from core.models.rainbow import RainbowMLP
 from core.optimizer import Optimizer
 from core.resident import Refreshed, ResidentUpdates, Tally
-from core.shared import ArraySpec
+from core.single_processes.learner import Statistics
 from tests.core.devices import DEVICES, cuda
-from tests.core.tapes import RandomPlay, small_layout
-
-SPEC = EnvSpec("bytes", ArraySpec((2, 3), "uint8"), 4, Discrete(5), max_value=255.0)
-DQN_SETTINGS = {"batch_size": 16, "nstep": 3, "lr": 1e-3, "eps": 1e-8, "target_update": 7}
-AGENTS = {
-    "dqn": (DQN, DQNMLP, {}),
-    "dqn, rmsprop": (DQN, DQNMLP, {"optimizer": "rmsprop", "lr_schedule": "linear", "lr_updates": 80, "clip_value": 0.1}),
-    "dqn, soft target": (DQN, DQNMLP, {"target_update": 0.05, "loss": "squared", "weight_decay": 1e-3}),
-    "rainbow": (Rainbow, RainbowMLP, {}),
-    "rainbow of quantiles": (Rainbow, RainbowMLP, {"distribution": "quantile", "lr_schedule": "step", "lr_updates": 30})}
+from tests.core.resident_agents import AGENTS, DISCRETE, make_agent, make_memory, optimizers, shared_memory, weights
 
 
-def make_agent(name: str, device: str = "cpu"):
-    agent, model, settings = AGENTS[name]
-    torch.manual_seed(3)
-    made = agent(agent.Params(**{**DQN_SETTINGS, **settings}), SPEC, lambda: model(replace(model.Params(), hidden=16), SPEC).to(device))
-    _ = made.target
-    return made
-
-
-def make_memory(agent, device: str = "cpu"):
-    """The device's side of a full memory."""
-    play = RandomPlay(1, 4)
-    layout = small_layout(SPEC, rows=64, chunk_length=4, num_envs=4, extras=agent.extras, with_priority=True)
-    memory = PrioritizedMemory(PrioritizedParams(100, beta_updates=60), layout, agent.window, 0)
-    writer = memory.writer(0)
-    append, extras = writer.append, {name: np.zeros(4, np.float32) for name in agent.extras}
-    writer.append = lambda before, action, after, _, state: append(before, action, after, extras, state)
-    play.play(writer, 80)
-    return memory.Resident(memory, torch.device(device))
-
-
-def trained(name: str, calls: int, count: int, device: str = "cpu", capture: bool = False):
+def trained(name: str, calls: int, count: int, device: str = "cpu", capture: bool = False, **settings):
     """Agent, memory and reported means after calls * count updates."""
-    agent = make_agent(name, device)
+    agent = make_agent(name, device, **settings)
     memory = make_memory(agent, device)
     torch.manual_seed(4)  # of the noise
     updates = ResidentUpdates(agent, memory, 16, count, torch.device(device), capture=capture)
     for _ in range(calls):
         assert updates(Refreshed(memory).get(timeout=0.0)).priorities is None
     return agent, memory, {**updates.statistics(), **memory.statistics()}
-
-
-def weights(agent) -> dict[str, torch.Tensor]:
-    return {f"{kind} {name}": tensor.detach().cpu() for kind, model in (("online", agent.model), ("target", agent.target))
-            for name, tensor in model.state_dict().items()}
 
 
 def assert_close(found, expected, rtol: float, atol: float) -> None:
@@ -78,13 +37,18 @@ def assert_close(found, expected, rtol: float, atol: float) -> None:
     assert found[2] == pytest.approx(expected[2], rel=max(rtol, 1e-5), abs=atol)
 
 
+def period(name: str) -> int:
+    agent, _, settings = AGENTS[name]
+    return agent.period(agent.Params(**settings))
+
+
 @pytest.mark.parametrize("name", AGENTS)
 def test_planned_updates_are_those_of_an_agent_that_looks_at_its_tensors(name):
-    planned = trained(name, calls=40, count=1)
+    planned = trained(name, calls=40 // period(name), count=period(name))
     agent = make_agent(name)
     memory = make_memory(agent)
     torch.manual_seed(4)
-    sums: dict[str, float] = {}
+    reported = Statistics()
     for _ in range(40):
         memory.refresh()
         memory.plan(1)
@@ -92,17 +56,28 @@ def test_planned_updates_are_those_of_an_agent_that_looks_at_its_tensors(name):
         output = agent.learn(batch)
         assert output.skipped is False
         memory.update_priorities(places, output.priorities)
-        sums = {key: sums.get(key, 0.0) + float(value) for key, value in output.statistics.items() if key != "lr"}
-    means = {key: total / 40 for key, total in sums.items()}
-    assert_close(planned, (agent, memory, {**memory.statistics(), **means, "lr": planned[2]["lr"], "skipped_updates": 0.0}), 1e-3, 1e-6)
-    assert planned[0]._optimizer.lr == agent._optimizer.lr and planned[0]._updates == agent._updates == 40
+        reported.add({key: value for key, value in output.statistics.items() if key != "lr"}, output.skipped)
+    means = {**memory.statistics(), **reported.take(), **({"lr": planned[2]["lr"]} if "lr" in planned[2] else {})}
+    assert_close(planned, (agent, memory, means), 1e-3, 1e-6)
+    assert planned[0]._updates.made == agent._updates.made == 40
+    assert [each.lr for each in optimizers(planned[0])] == [each.lr for each in optimizers(agent)]
     moved = [name for name, tensor in weights(make_agent(name)).items() if not torch.equal(tensor, weights(agent)[name])]
-    assert len(moved) == len(weights(agent))
+    assert set(weights(agent)) - set(moved) == {name for name in weights(agent) if "target normalization" in name}
 
 
-@pytest.mark.parametrize("name", ["dqn, rmsprop", "rainbow"])
+def test_updates_at_once_are_planned_in_multiples_of_the_agents_period_or_not_at_all():
+    apart, planned = trained("td3", 12, 1), trained("td3", 6, 2)
+    assert apart[0].critic_optimizer._planned is None and planned[0].critic_optimizer._planned is not None
+    assert_close(apart, planned, 1e-3, 1e-6)
+    assert "policy_loss" in apart[2] and "policy_grad_norm" in planned[2]
+    with pytest.raises(ValueError, match="3 updates of TD3 at once cannot be captured"):
+        ResidentUpdates(make_agent("td3"), planned[1], 16, 3, torch.device("cpu"), capture=True)
+
+
+@pytest.mark.parametrize("name", ["dqn, rmsprop", "rainbow", "r2d2", "d4pg", "td3", "sac"])
 def test_several_updates_a_call_are_the_same_updates(name):
-    assert_close(trained(name, calls=3, count=5), trained(name, calls=15, count=1), 0.0, 0.0)
+    count = period(name)
+    assert_close(trained(name, calls=3, count=5 * count), trained(name, calls=15, count=count), 0.0, 0.0)
 
 
 @cuda
@@ -115,22 +90,24 @@ def test_recorded_updates_equal_eager_ones(name):
 @pytest.mark.parametrize("name", AGENTS)
 @pytest.mark.parametrize("first", [True, False])
 def test_a_planned_update_that_is_not_finite_changes_nothing(device, name, first):
-    agent = make_agent(name, device)
+    agent = make_agent(name, device, **({"policy_period": 1} if period(name) > 1 else {}))
     memory = make_memory(agent, device)
     memory.refresh()
     for _ in range(0 if first else 3):
         memory.plan(1), agent.plan(1)
         agent.learn(memory.sample(16)[0])
-    before, states = weights(agent), [tensor.clone() for tensor in agent._optimizer._tensors()]
+    before, states = weights(agent), [[tensor.clone() for tensor in each._tensors()] for each in optimizers(agent)]
     memory.plan(1), agent.plan(1)
     batch, places = memory.sample(16)
     output = agent.learn(batch._replace(weights=batch.weights * torch.nan))
     assert bool(output.skipped) and output.priorities.isnan().all()
     if agent.params.target_update >= 1:  # a soft target has moved on
-        assert all(torch.equal(tensor, before[key]) for key, tensor in weights(agent).items())
-    assert all(torch.equal(tensor, before[key]) for key, tensor in weights(agent).items() if key.startswith("online"))
-    after = agent._optimizer._tensors()
-    assert all(torch.equal(tensor, old) for tensor, old in zip(after, states)) and not any(tensor.any() for tensor in after[len(states):])
+        assert all(torch.equal(tensor, before[key]) for key, tensor in weights(agent).items() if "normalization" not in key)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in weights(agent).items() if key.startswith("online")
+               and "normalization" not in key)
+    for optimizer, old in zip(optimizers(agent), states):
+        after = optimizer._tensors()
+        assert all(map(torch.equal, after, old)) and not any(tensor.any() for tensor in after[len(old):])
     leaves = memory._leaves.clone()
     memory.update_priorities(places, output.priorities)
     assert torch.equal(memory._leaves, leaves)
@@ -187,28 +164,25 @@ class Elsewhere(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("name", ["dqn", "rainbow"])
+@pytest.mark.parametrize("name", ["dqn", "rainbow", "r2d2", "ddpg", "d4pg", "td3", "sac"])
 def test_a_planned_update_touches_nothing_outside_its_device(monkeypatch, name):
     """The device "meta" has no values and no optimiser of its own: all but drawing and the optimiser's step runs there."""
-    def step(self, loss):
-        self.planned_lr = self._planned.take()
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        return loss.detach(), torch.isfinite(loss.detach())
+    def apply(self, loss, wanted=True):
+        self._planned_lr = self._planned.take()
+        return loss.detach(), torch.isfinite(loss.detach()) & wanted
 
-    memory = make_memory(make_agent(name)).memory
+    memory = shared_memory(make_agent(name))
     monkeypatch.setattr(torch, "Generator", lambda device: SimpleNamespace(manual_seed=lambda seed: None))
     monkeypatch.setattr(ResidentReplay, "_shares", lambda self, count: torch.rand(count, dtype=torch.float64, device=self.device))
     monkeypatch.setattr("core.planned.upload", lambda array, target: None)
-    monkeypatch.setattr(Optimizer, "step", step)
-    agent, model, settings = AGENTS[name]
-    params = agent.Params(**{**DQN_SETTINGS, **settings, "optimizer": "rmsprop"})
-    agent = agent(params, SPEC, lambda: model(model.Params(), SPEC).to("meta"))
+    monkeypatch.setattr(Optimizer, "apply", apply)
+    agent = make_agent(name, "meta", optimizer="rmsprop")
     resident = memory.Resident(memory, torch.device("meta"))
     updates = ResidentUpdates(agent, resident, 16, 2, torch.device("meta"), capture=False)
-    resident.plan(2), agent.plan(2)
-    with Elsewhere() as elsewhere:
-        updates._updates()
+    for elsewhere in (Elsewhere(), Elsewhere()):  # what is made on first use is made in the first ones
+        resident.plan(2), agent.plan(2)
+        with elsewhere:
+            updates._updates()
     assert elsewhere.found == [] and elsewhere.count > 100
 
 
@@ -219,10 +193,14 @@ def test_the_watch_sees_where_python_looks():
 
 
 def test_agents_that_cannot_be_planned_are_not_captured():
-    agent = Impala(Impala.Params(), SPEC, lambda: None)
-    with pytest.raises(ValueError, match="Impala cannot be captured"):
+    class Own(DQN):
+        captures = False
+        plan = Agent.plan
+
+    agent = Own(DQN.Params(), DISCRETE, lambda: None)
+    with pytest.raises(ValueError, match="updates of Own at once cannot be captured"):
         ResidentUpdates(agent, None, 1, 1, torch.device("cpu"), capture=True)
-    with pytest.raises(NotImplementedError, match="Impala"):
+    with pytest.raises(NotImplementedError, match="Own cannot be captured"):
         agent.plan(1)
 
 
@@ -268,3 +246,12 @@ def test_reports_are_means_of_the_updates_that_changed_something(device):
     assert tally.take() == ({"skipped_updates": 4.0}, 2)  # in a row with the one before
     tally.add(LearnerOutput({"loss": torch.tensor(2.0)}, None))
     assert tally.take() == ({"loss": 2.0, "skipped_updates": 4.0}, 0)
+
+
+def test_what_only_some_updates_report_is_the_mean_of_those():
+    tally, statistics = Tally(torch.device("cpu")), Statistics()
+    for number, loss in enumerate([1.0, 2.0, 3.0, 6.0]):
+        found = {"loss": torch.tensor(loss)} | ({"policy_loss": torch.tensor(10.0 * number)} if number % 2 else {})
+        tally.add(LearnerOutput(found, None))
+        statistics.add(found, False)
+    assert tally.take()[0] == statistics.take() == {"loss": 3.0, "policy_loss": 20.0, "skipped_updates": 0.0}

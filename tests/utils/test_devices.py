@@ -4,11 +4,16 @@ import re
 
 import pytest
 
+from core.agents.dqn import DQN
 from core.precision import PRECISIONS
 from utils import devices
 from utils.command_line import read_options
 
 RESIDENT = ("--learner.memory_device", "learner")
+
+
+class Own(DQN):
+    captures = False
 
 
 @pytest.fixture
@@ -44,8 +49,14 @@ def test_the_rest_runs_without_cuda(root, no_cuda, words):
 
 @pytest.mark.parametrize(("words", "told"), [
     (("--config", "dqn-cartpole", "--learner.updates_per_replay", "2"), "learner.updates_per_replay=2 needs learner.memory_device=learner"),
+    (("--config", "dqn-cartpole", "--learner.captured", "yes", "--learner.shrink_batch", "true"), "captured batches have one size"),
+    (("--config", "td3-pendulum", *RESIDENT, "--learner.captured", "yes", "--learner.updates_per_replay", "3"),
+     "learner.updates_per_replay=3 must be a multiple of 2"),
+    (("--config", "td3-pendulum", "--learner.captured", "yes"), "learner.updates_per_replay=1 must be a multiple of 2"),
+    (("--config", "dqn-cartpole", "--learner.captured", "yes", "--num_learners", "2", "--num_actors", "2"), "yes is for one learner"),
     (("--config", "impala-cartpole", *RESIDENT), "memory_type could be shared or prioritized"),
-    (("--config", "r2d2-cartpole", *RESIDENT, "--learner.captured", "yes"), "agent_type could be dqn or rainbow"),
+    (("--config", "dqn-cartpole", "--agent_type", "tests.utils.test_devices:Own", "--learner.captured", "yes"),
+     "updates of agent_type=tests.utils.test_devices:Own cannot be captured; agent_type could be dqn or rainbow or"),
     (("--config", "dqn-cartpole", *RESIDENT, "--learner.shrink_batch", "true"), "needs learner.memory_device=cpu"),
     (("--config", "dqn-cartpole", *RESIDENT, "--learner.updates_per_replay", "200"), "12800 samples of a batch times"),
     (("--config", "dqn-cartpole", "--actor.groups", "3"), "actor.groups=3 must divide num_envs_per_actor=8"),

@@ -161,7 +161,7 @@ def test_the_policys_loss_never_reaches_the_critic(kind, lean):
     still.learn(make_batch(still))
     alone = [part.grad.clone() for part in still.model.critic.parameters()]
     assert same(critic, parameters(still.model.critic)) and not same(policy, parameters(still.model.policy))
-    agent.improve = lambda step: ({}, True)
+    agent.improve = lambda step, wanted: ({}, True)
     torch.manual_seed(1)
     agent.learn(make_batch(agent))
     assert same(alone, [part.grad for part in agent.model.critic.parameters()])
@@ -173,7 +173,7 @@ def test_the_policys_gradient_is_the_chain_rule_through_the_critic(kind):
     agent = make_agent(kind, policy_period=1)
     batch = make_batch(agent)
     agent.gradients
-    agent.critic_optimizer.apply = agent.policy_optimizer.apply = lambda loss: (torch.zeros(()), True)
+    agent.critic_optimizer.apply = agent.policy_optimizer.apply = lambda loss, wanted=True: (torch.zeros(()), True)
     agent.learn(batch)
     observation = batch.window.observations[0]
     action = agent.model.policy(observation)

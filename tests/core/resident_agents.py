@@ -1,0 +1,94 @@
+"""Every agent whose updates can be planned, on small networks, and the device's side of a full memory for it."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from core.agents.d4pg import D4PG
+from core.agents.ddpg import DDPG
+from core.agents.dqn import DQN
+from core.agents.r2d2 import R2D2
+from core.agents.rainbow import Rainbow
+from core.agents.sac import SAC
+from core.agents.td3 import TD3
+from core.env import Continuous, Discrete, EnvSpec
+from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
+from core.models.d4pg import D4PGMLP
+from core.models.ddpg import DDPGMLP
+from core.models.dqn_mlp import DQNMLP
+from core.models.r2d2 import R2D2MLP
+from core.models.rainbow import RainbowMLP
+from core.models.sac import SACMLP
+from core.models.td3 import TD3MLP
+from core.optimizer import Optimizer
+from core.shared import ArraySpec
+from tests.core.tapes import RandomPlay, small_layout
+
+ENVS = 4
+DISCRETE = EnvSpec("bytes", ArraySpec((2, 3), "uint8"), 4, Discrete(5), max_value=255.0)
+CONTINUOUS = replace(DISCRETE, action=Continuous(np.full(3, -2, np.float32), np.full(3, 1, np.float32)))
+SETTINGS = {"batch_size": 16, "nstep": 3, "lr": 1e-3, "eps": 1e-8, "target_update": 7}
+SEQUENCES = {"burn_in": 3, "unroll_length": 5, "stride": 4, "nstep": 2}
+EAGER = {"critic_lr": 2e-3, "lean": False}  # as on a GPU
+NORMALIZED = {"hidden": (16, 12), "normalize_observations": True}
+NETWORKS = {DQNMLP: {"hidden": 16}, RainbowMLP: {"hidden": 16}, R2D2MLP: {"hidden": 8, "lstm": 8}, DDPGMLP: NORMALIZED,
+            D4PGMLP: {"hidden": (16, 12), "layer_norm": True}, TD3MLP: NORMALIZED, SACMLP: NORMALIZED}
+AGENTS = {
+    "dqn": (DQN, DQNMLP, {}),
+    "dqn, rmsprop": (DQN, DQNMLP, {"optimizer": "rmsprop", "lr_schedule": "linear", "lr_updates": 80, "clip_value": 0.1}),
+    "dqn, soft target": (DQN, DQNMLP, {"target_update": 0.05, "loss": "squared", "weight_decay": 1e-3}),
+    "rainbow": (Rainbow, RainbowMLP, {}),
+    "rainbow of quantiles": (Rainbow, RainbowMLP, {"distribution": "quantile", "lr_schedule": "step", "lr_updates": 30}),
+    "r2d2": (R2D2, R2D2MLP, SEQUENCES),
+    "ddpg": (DDPG, DDPGMLP, {**EAGER, "lr_schedule": "linear", "lr_updates": 80, "clip_norm": 1.0}),
+    "ddpg, lean": (DDPG, DDPGMLP, {"target_update": 0.05}),
+    "d4pg": (D4PG, D4PGMLP, {**EAGER, "v_min": -5.0, "v_max": 5.0}),
+    "td3": (TD3, TD3MLP, {**EAGER, "policy_period": 2, "target_update": 3}),
+    "sac": (SAC, SACMLP, {**EAGER, "temperature": 0.2, "target_update": 0.05})}
+
+
+def make_agent(name: str, device: str = "cpu", seed: int = 3, **more):
+    """With everything that is made on first use."""
+    agent, model, settings = AGENTS[name]
+    torch.manual_seed(seed)
+    params = agent.Params(**{**SETTINGS, **settings, **more})
+    spec = CONTINUOUS if agent.actions is Continuous else DISCRETE
+    made = agent(params, spec, lambda: model(model.Params(**NETWORKS[model]), spec).to(device))
+    made.state_dict() if spec is CONTINUOUS else made.target
+    return made
+
+
+def shared_memory(agent):
+    """80 rows of random play in a ring of 64, with actions, extras and states as this agent has them."""
+    play, draw = RandomPlay(1, ENVS), np.random.default_rng(2)
+    states = tuple(tuple(tensor.shape[1:]) for tensor in agent.initial_state(1))
+    layout = small_layout(agent.spec, rows=64, chunk_length=agent.window.stride or 4, num_envs=ENVS, extras=agent.extras,
+                          with_priority=True, states=tuple(ArraySpec(shape, "float32") for shape in states))
+    memory = PrioritizedMemory(PrioritizedParams(100, beta_updates=60), layout, agent.window, 0)
+    writer = memory.writer(0)
+    append = writer.append
+
+    def append_own(before, action, after, extras, state):
+        if isinstance(agent.spec.action, Continuous):
+            action = draw.uniform(-2, 1, (ENVS, 3)).astype(np.float32)
+        own = {name: draw.integers(0, 2, ENVS).astype(spec.dtype) for name, spec in agent.extras.items()}
+        return append(before, action, after, own, tuple(torch.from_numpy(draw.normal(size=(ENVS, *shape))) for shape in states))
+
+    writer.append = append_own
+    play.play(writer, 80)
+    return memory
+
+
+def make_memory(agent, device: str = "cpu"):
+    memory = shared_memory(agent)
+    return memory.Resident(memory, torch.device(device))
+
+
+def optimizers(agent) -> list[Optimizer]:
+    return [part for part in vars(agent).values() if isinstance(part, Optimizer)]
+
+
+def weights(agent) -> dict[str, torch.Tensor]:
+    return {f"{kind} {name}": tensor.detach().cpu() for kind, model in (("online", agent.model), ("target", agent.target))
+            for name, tensor in model.state_dict().items()}
