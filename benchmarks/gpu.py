@@ -4,7 +4,7 @@ Each part of the row dqn-pong-gpu is measured alone, then the run as a whole. Ra
 stands for the 32 agent steps that pay for it.
 
 emulator   both groups of environments stepped by random actions, the network left out
-inference  the actor's network answering groups that never change, the emulators left out
+inference  the actor's network answering groups that never change, the emulators left out: eager, captured
 updates    sample, learn and write priorities back from a full memory, nobody writing: eager, captured, and in each precision that is here
 run        `python main.py`, after it has started to learn
 
@@ -31,8 +31,10 @@ from benchmarks.training import ROOT, rate, train
 from core.agent import Agent
 from core.device import use_tf32
 from core.env import EnvSpec, TimeStep
+from core.inference import for_acting
 from core.machine import versions
 from core.memory import Memory
+from core.model import State
 from core.resident import Refreshed, ResidentUpdates
 from utils import validation
 from utils.command_line import read_options
@@ -83,19 +85,20 @@ def emulator(options: Options, seconds: float) -> float:
     return found
 
 
-def inference(options: Options, spec: EnvSpec, seconds: float) -> float:
-    streams = options.num_envs_per_actor // options.actor.groups
-    agent = options.make_agent(spec, options.actor.device)
+def inference(options: Options, spec: EnvSpec, seconds: float) -> Iterator[tuple[str, float]]:
+    streams, device = options.num_envs_per_actor // options.actor.groups, torch.device(options.actor.device)
     zeros = np.zeros(streams, np.float32)
     observation = np.random.default_rng(0).integers(0, 256, (streams, *spec.observation_shape), np.uint8)
     timestep = TimeStep(observation, zeros, zeros, zeros > 0, zeros > 0, zeros)
-    state = agent.initial_state(streams)
+    for captured in (False, True) if device.type == "cuda" else (False,):
+        agent = for_acting(options.make_agent(spec, options.actor.device), captured)
+        state = agent.initial_state(streams)
 
-    def act() -> int:
-        agent.act(timestep, state, None)
-        return streams
+        def act(agent: Agent = agent, state: State = state) -> int:
+            agent.act(timestep, state, None)
+            return streams
 
-    return per_second(act, seconds, torch.device(options.actor.device))
+        yield f"inference, {'captured' if captured else 'eager'}", per_second(act, seconds, device)
 
 
 def full_memory(options: Options, spec: EnvSpec, agent: Agent) -> Memory:
@@ -147,7 +150,7 @@ def measure(options: Options, seconds: float, rounds: int, say: Callable[[str], 
     """Each part alone, in turns."""
     spec, rates = validation.environment_spec(options), {}
     for _ in range(rounds):
-        for name, found in (("emulator", emulator(options, seconds)), ("inference", inference(options, spec, seconds)),
+        for name, found in (("emulator", emulator(options, seconds)), *inference(options, spec, seconds),
                             *updates(options, spec, seconds)):
             rates.setdefault(name, []).append(found)
             say(f"{name}: {found:,.0f} agent steps/s, 200 M frames in {AIM_STEPS / found / 60:,.1f} minutes")

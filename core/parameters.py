@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from core.device import on_device
 from core.shared import ArraySpec, SharedArrays
 
 
@@ -60,8 +61,9 @@ class ParameterStore:
 
 
 def fill(model: nn.Module, values: np.ndarray) -> None:
-    """Give a model the values that `ParameterStore.read` returned; they are only read."""
-    _copy(_floats(model), torch.from_numpy(values), out=False)
+    """Give a model, whose tensors stay where they are, the values that `ParameterStore.read` returned; they are only read."""
+    tensors = _floats(model)
+    _copy(tensors, on_device(values, tensors[0].device), out=False)
 
 
 def _floats(model: nn.Module) -> list[Tensor]:

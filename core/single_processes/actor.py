@@ -10,6 +10,7 @@ import numpy as np
 from core.agent import Exploration
 from core.context import Context
 from core.env import Env, TimeStep
+from core.inference import for_acting
 from core.profile import Profile
 from core.settings import setting
 from core.single_processes.env_groups import EnvGroups
@@ -23,6 +24,7 @@ class ActorParams:
     env_threads: int = setting(1, low=1)           # emulator threads an actor, of each of its groups
     groups: int = setting(1, low=1)                # of an actor's environments that take turns: 2: one is emulated, one is answered
     device: str = "cpu"                            # of the actor's network: cpu, cuda, cuda:1; auto: cuda if there is one
+    captured: bool = setting(True)                 # on a GPU the network's answer is one replay of a CUDA graph
     niceness: int = setting(10, low=0, high=19)    # of the process, so that a learner that has work goes first where cores are few
 
 
@@ -42,7 +44,8 @@ def actor(context: Context, index: int) -> Iterator[bool]:
 
 def _play(context: Context, index: int, generator: np.random.Generator, seed: int) -> Iterator[bool]:
     options, clock, num_envs, count = context.options, context.clock, context.options.num_envs_per_actor, context.options.actor.groups
-    agent, (memory, number) = context.make_agent(options.actor.device), context.memory_of(index)
+    agent = for_acting(context.make_agent(options.actor.device), options.actor.captured)
+    memory, number = context.memory_of(index)
     tally, profile = Tally(num_envs), Profile(context, "actor", index)
 
     def make_env(streams: int, first: int) -> Env:

@@ -17,7 +17,7 @@ def toy(root):
 
 def test_every_part_is_measured(root):
     rates = measure(toy(root), seconds=0.05, rounds=1, say=lambda line: None)
-    assert list(rates) == ["emulator", "inference", "updates, float32, eager", "updates, bf16, eager"]
+    assert list(rates) == ["emulator", "inference, eager", "updates, float32, eager", "updates, bf16, eager"]
     assert all(rate > 0 for each in rates.values() for rate in each)
 
 
