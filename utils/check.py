@@ -31,6 +31,7 @@ COLOURS = re.compile(r"\x1b\[\d*m")
 
 def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
     """Print everything that can be said of these options, which have been validated. Raises Refused with all that is wrong."""
+    options = probe.with_num_envs(options)
     console, problems = Console(highlight=False), list[str]()
     console.width = max(console.width, WIDTH)
     console.print(_settings(options))
@@ -38,7 +39,7 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
     agent, facts = options.make_agent(env.spec), Table.grid(padding=(0, 2))
     stages: list[tuple[str, Callable[[], tuple[str, list[str]]]]] = [
         ("random play", lambda: _random_play(options, env)), ("gymnasium", lambda: _gymnasium(options)),
-        ("speed", lambda: _speed(options, env, agent, seconds))]
+        ("speed", lambda: _speed(options, agent, seconds))]
     with closing(env):
         for name, text in _parts(options, env.spec, agent):
             facts.add_row(name, text)
@@ -123,8 +124,8 @@ def _gymnasium(options: Options) -> tuple[str, list[str]]:
 
 
 # how fast it is -------------------------------------------------------------------------------------------------------
-def _speed(options: Options, env: Env, agent: Agent, seconds: float) -> tuple[str, list[str]]:
-    costs = probe.measure(options, env, seconds)
+def _speed(options: Options, agent: Agent, seconds: float) -> tuple[str, list[str]]:
+    costs = probe.measure(options, agent.spec, seconds)
     rate = probe.steps_per_second(options, costs, agent.samples_per_window)
     text = (f"{1 / costs.act:,.0f} agent steps/s an actor, {1 / costs.update:,.1f} updates/s with {costs.threads} of {costs.cores} cores\n"
             f"estimate: {rate:,.0f} agent steps/s, if nothing is lost between processes and nothing else runs here\n"

@@ -127,6 +127,8 @@ def named(options: Options, timestamp: str, seed: int) -> Options:
 
 def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     ignored = {*command_line.OF_THIS_START, *STOPS, "engine"} - {"config"}
+    if wanted.get("num_envs_per_actor") == 0:  # whatever it found
+        ignored |= {"num_envs_per_actor"}
     return [name for name in wanted if name in saved and saved[name] != wanted[name]
             and name not in ignored and name.partition(".")[0] not in WATCHING]
 

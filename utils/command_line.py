@@ -52,6 +52,8 @@ def read(arguments: Sequence[str]) -> Options:
     if any(word in HELP for word in arguments):
         tyro.cli(Options, default=options, args=["--help"], prog="python main.py", description=_description())
     options = dataclasses.replace(options, config=row["name"], **_identity(options, saved))
+    if saved and options.num_envs_per_actor == 0:  # it was found when the run began
+        options = dataclasses.replace(options, num_envs_per_actor=saved.options.get("num_envs_per_actor", 0))
     problems += file_problems + word_problems + validation.problems(options)
     if saved and options.mode == 1:
         problems += _differences(options, saved)

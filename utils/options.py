@@ -39,7 +39,7 @@ class Run:
     seed: int = setting(1, low=0)                    # of all randomness
     engine: str = "local"                            # local: processes; inline: one process, reproducible on a CPU; ray: a cluster
     num_actors: int = setting(1, low=1)              # processes that play
-    num_envs_per_actor: int | None = setting(None, low=1)  # environments stepped together; None: what the row says, or 8
+    num_envs_per_actor: int | None = setting(None, low=0)  # stepped together; 0: tried out at the start; None: as the row says, or 8
     num_learners: int = setting(1, low=1)            # processes that learn; a batch and a memory are each one's
     device: str = "auto"                             # of the learner: cpu, cuda (a GPU a learner), cuda:1; auto: cuda if there is one
     resume: str | None = None                        # signature of a run to continue; newest: the newest run of the row
@@ -249,7 +249,7 @@ class Options(Run):
     memory_type: str = ""          # likewise
     model_type: str = ""           # likewise
     root: str = PROJECT            # folder of models/ and logs/
-    num_envs_per_actor: int = setting(8, low=1)
+    num_envs_per_actor: int = setting(8, low=0)
     agent: Any = None              # Params of the classes chosen
     env: Any = None
     memory: Any = None

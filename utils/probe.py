@@ -3,19 +3,29 @@
 import dataclasses
 import os
 import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from core.agent import Agent, LearnerOutput
-from core.env import Env
+from core.agent import Agent, Exploration, LearnerOutput
+from core.env import Env, EnvSpec
+from core.inference import for_acting
 from core.memory import Batch, Keys
-from core.model import restart
+from core.notices import notice
+from core.single_processes.env_groups import EnvGroups
 from core.trajectory import STORAGE, Layout, Trajectories
 from core.writer import ChunkWriter
-from utils import validation
+from utils import env_counts, validation
 from utils.options import Options
+from utils.refused import Refused, told
+
+TRIAL_SECONDS = 1.0  # of each number of environments
+FIRST_STEPS = 4      # that are not counted: what is made on first use is made in them, a recording too
+
 
 
 class Costs(NamedTuple):
@@ -26,17 +36,52 @@ class Costs(NamedTuple):
     threads: int    # of torch in an update
 
 
-def measure(options: Options, env: Env, seconds: float) -> Costs:
+def measure(options: Options, spec: EnvSpec, seconds: float) -> Costs:
     """Plays an actor's environments for `seconds`, at least until a window is there, then learns from it for `seconds`, at least twice."""
-    threads, before = learner_threads(options), torch.get_num_threads()
+    batches: list[Batch] = []
+
+    def has_window(trajectories: Trajectories, agent: Agent) -> bool:
+        if not batches and trajectories.written()[0] > agent.window.length - (agent.window.stride > 0):
+            batches.append(_batch(trajectories, agent, options.agent.batch_size))
+        return bool(batches)
+
+    threads = learner_threads(options)
+    with _threads(1):
+        act = _acting(options, spec, seconds, has_window)
+    with _threads(threads):
+        update, sound = _updating(options.make_agent(spec, options.device), batches[0], seconds)
+    return Costs(act, update, sound, len(os.sched_getaffinity(0)), threads)
+
+
+def with_num_envs(options: Options, seconds: float = TRIAL_SECONDS) -> Options:
+    """With the number of environments that an actor alone plays fastest where it is 0, the smallest of those that are about as fast.
+
+    Those that the other settings do not allow are not tried. Raises Refused where they cannot be played.
+    """
+    if options.num_envs_per_actor:
+        return options
+    spec = validation.environment_spec(options)
+    allowed = (chosen for chosen in map(partial(env_counts.with_count, options), env_counts.counts(options))
+               if not validation.problems(chosen))
     try:
-        torch.set_num_threads(1)
-        act, batch = _acting(options, env, seconds)
-        torch.set_num_threads(threads)
-        update, sound = _updating(options.make_agent(env.spec, options.device), batch, seconds)
+        with _threads(1):
+            best, seen = env_counts.choose((chosen.num_envs_per_actor, 1 / _acting(chosen, spec, seconds)) for chosen in allowed)
+    except Exception as error:  # environments, models and agents may be anybody's
+        raise Refused([f"num_envs_per_actor=0: environments cannot be tried out: {told(error)}"]) from error
+    listed = ", ".join(f"{count}: {rate:,.0f}" for count, rate in seen.items())
+    notice(f"num_envs_per_actor={best} of those tried out, with an actor's agent steps/s: {listed}")
+    return env_counts.with_count(options, best)
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """So many of torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
     finally:
         torch.set_num_threads(before)
-    return Costs(act, update, sound, len(os.sched_getaffinity(0)), threads)
 
 
 def learner_threads(options: Options) -> int:
@@ -63,26 +108,30 @@ def steps_per_second(options: Options, costs: Costs, samples_per_window: int) ->
     return min(options.num_actors / costs.act, options.num_learners / update, costs.cores / busy)
 
 
-def _acting(options: Options, env: Env, seconds: float) -> tuple[float, Batch]:
-    """Seconds an agent step of one actor takes, and a batch of the first windows it wrote."""
-    agent, num_envs = options.make_agent(env.spec), options.num_envs_per_actor
-    exploration = agent.exploration(0, options.num_actors, num_envs, np.random.default_rng(options.seed))
-    trajectories = Trajectories(_small(validation.layout(options, env.spec, agent), agent))
+def _acting(options: Options, spec: EnvSpec, seconds: float,
+            has_enough: Callable[[Trajectories, Agent], bool] = lambda trajectories, agent: True) -> float:
+    """Seconds an agent step of one actor takes, played for so long, and on until `has_enough` of its rows."""
+    params, num_envs, count = options.actor, options.num_envs_per_actor, options.actor.groups
+    agent = for_acting(options.make_agent(spec, params.device), params.captured)
+    generator = np.random.default_rng(options.seed)
+    trajectories = Trajectories(_small(validation.layout(options, spec, agent), agent))
     writer = ChunkWriter(trajectories, 0, agent.window, agent.initial_priorities)
-    timestep, batch, steps = env.reset(options.seed), None, 0
-    initial = state = agent.initial_state(num_envs)
-    started = time.perf_counter()
-    while batch is None or time.perf_counter() - started < seconds:
-        if steps == 1:
-            started = time.perf_counter()  # what is made on first use is not counted
-        state = restart(state, timestep.first, initial)
-        output = agent.act(timestep, state, exploration)
-        after = env.step(output.action)
-        writer.append(timestep, output.action, after, output.extras, state)
-        timestep, state, steps = after, output.state, steps + 1
-        if batch is None and trajectories.written()[0] > agent.window.length - (agent.window.stride > 0):
-            batch = _batch(trajectories, agent, options.agent.batch_size)
-    return (time.perf_counter() - started) / (max(steps - 1, 1) * num_envs), batch
+
+    def make_env(streams: int, first: int) -> Env:
+        return options.env_class(options.env, options.game, streams, training=True, num_threads=params.env_threads)
+
+    def exploration(group: int) -> Exploration:
+        return agent.exploration(group, options.num_actors * count, num_envs // count, generator)
+
+    with closing(EnvGroups(agent, make_env, exploration, options.seed, count, num_envs)) as groups:
+        steps, started = -FIRST_STEPS, time.perf_counter()
+        while steps < 1 or not has_enough(trajectories, agent) or time.perf_counter() - started < seconds:
+            if not steps:
+                started = time.perf_counter()
+            before, output, after, state = groups.step(max(steps, 0) * num_envs)
+            writer.append(before, output.action, after, output.extras, state)
+            steps += 1
+        return (time.perf_counter() - started) / (steps * num_envs)
 
 
 def _small(layout: Layout, agent: Agent) -> Layout:

@@ -14,7 +14,7 @@ from core.logs import LogRings
 from core.memory import Memory
 from core.model import Model
 from core.parameters import ParameterStore
-from utils import checkpoint, runs, validation
+from utils import checkpoint, probe, runs, validation
 from utils.options import Options
 from utils.refused import BAD_CHECKPOINT, Refused
 from utils.rows import find_row, from_row
@@ -23,6 +23,8 @@ from utils.settings_tree import flatten
 
 def prepare(options: Options) -> tuple[Context, Agent]:
     """Allocate what the run's processes share, then claim its folder. Raises Refused where that is impossible."""
+    if options.mode == 1:
+        options = probe.with_num_envs(options)
     spec = validation.environment_spec(options)
     agent = options.make_agent(spec)
     roles = _roles(agent, options)

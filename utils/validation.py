@@ -12,7 +12,7 @@ from core.frames import RAW
 from core.memories.unrolls import UnrollMemory
 from core.shared import ArraySpec, available_bytes
 from core.trajectory import Layout, WindowSpec
-from utils import devices
+from utils import devices, env_counts
 from utils.factory import AgentsDict, EnginesDict, Factory, MemoriesDict, ModelsDict, suggestion
 from utils.options import Options
 from utils.refused import told
@@ -26,6 +26,8 @@ RAY_BYTES = 500 << 20      # the same of Ray's own processes
 
 def problems(options: Options) -> list[str]:
     """Every problem, one sentence each. Classes that could not be had (Params None) were reported before and are passed over."""
+    if options.num_envs_per_actor == 0 and options.actor.groups > 0:  # to be tried out: at least so many
+        options = env_counts.with_count(options, env_counts.counts(options)[0])
     found = settings.problems(options)
     out_of_bounds = {re.split("[.=]", sentence)[0] for sentence in found}  # "agent.lr=-1 must be ...": agent
     found += _names(options) + _mode(options) + _trackers(options) + devices.problems(options)

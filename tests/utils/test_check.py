@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-from contextlib import closing
 
 import gymnasium as gym
 import numpy as np
@@ -140,8 +139,7 @@ def test_a_loss_that_is_not_finite_is_a_problem(options, monkeypatch):
 
 def test_an_update_that_changes_nothing_is_not_sound(options):
     chosen = options("--config", "impala-cartpole", *SMALL, "--agent.baseline_cost", "9e299")
-    with closing(chosen.env_class(chosen.env, chosen.game, 1)) as env:
-        assert not probe.measure(chosen, env, 0).sound
+    assert not probe.measure(chosen, validation.environment_spec(chosen), 0).sound
 
 
 @pytest.mark.parametrize(("words", "expected"), [
