@@ -1,10 +1,14 @@
 """What is asked of the device a learner computes on, whatever it is. Lines that only CUDA knows are here and in captured.py."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from core.shared import available_bytes
+from core.notices import notice
+from core.shared import SharedArrays, available_bytes
 
 
 def upload(array: np.ndarray | Tensor, target: Tensor) -> None:
@@ -20,6 +24,49 @@ def on_device(array: np.ndarray, device: torch.device) -> Tensor:
     """The array there, on a CPU itself and no copy. CUDA: as `upload`, in one copy, and python does not wait."""
     source = torch.from_numpy(array)
     return source if device.type == "cpu" else source.pin_memory().to(device, non_blocking=True)
+
+
+class Transfers:
+    """Copies of shared memory to a device.
+
+    CUDA: the memory is registered as pinned, so that the device reads it where it is, on a stream beside its other work. Where that is
+    refused, and on a CPU, each copy is an `upload`.
+    """
+
+    def __init__(self, shared: SharedArrays, device: torch.device):
+        registered = device.type == "cuda" and _register(shared.whole, device)
+        self._stream = torch.cuda.Stream(device) if registered else None
+
+    @contextmanager
+    def together(self, after_work: bool) -> Iterator[Callable[[np.ndarray, Tensor], None]]:
+        """Gives what copies an array into a tensor of its shape. When this is over arrays may change, and the device's work sees all.
+
+        `after_work`: they must not change before all is done that the device was given.
+        """
+        if self._stream is None:
+            yield upload
+            return
+        if after_work:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            yield _copy_from_where_it_is
+        self._stream.synchronize()
+
+
+def _copy_from_where_it_is(array: np.ndarray, target: Tensor) -> None:
+    target.copy_(torch.from_numpy(array), non_blocking=True)
+
+
+def _register(memory: np.ndarray, device: torch.device) -> bool:
+    """Pin it for as long as this process lives. Says so, and returns False, where CUDA refuses."""
+    with torch.cuda.device(device):
+        error = torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
+        if not int(error):
+            return True
+        with suppress(RuntimeError):
+            torch.ones((), device=device)  # else the next kernel is told of the error
+    notice(f"the {memory.nbytes:,} bytes of the replay cannot be pinned (CUDA error {int(error)}): rows go to {device} by way of copies")
+    return False
 
 
 def free_bytes(device: torch.device) -> int:

@@ -5,13 +5,13 @@ stays as it is until the next `refresh`; whether a row was overwritten while it 
 again afterwards, as every reader does. Frames lie here as they are, also those that are packed in the shared rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from core.device import upload
+from core.device import Transfers
 from core.shared import ArraySpec
 from core.trajectory import Layout, Trajectories, Window, WindowSpec
 
@@ -30,6 +30,7 @@ class Mirror:
         self._arrays = {name: torch.zeros(spec.shape, dtype=torch_dtype(spec.dtype), device=device)
                         for name, spec in self.arrays(self.layout).items()}
         self.copied = np.zeros(self.layout.num_actors, np.int64)  # rows of each actor's streams
+        self._transfers = Transfers(trajectories.arrays, device)
         self._known: dict[WindowSpec, Tensor] = {}
         self._stack = torch.arange(max(self.layout.frame_stack, 1) - 1, -1, -1, device=device)  # [S] rows back, oldest first
 
@@ -54,9 +55,11 @@ class Mirror:
         written = self._trajectories.written()
         stacked = self._trajectories.starts(0)[0] - max(self.layout.frame_stack - 1, 0)  # oldest rows that windows may touch
         begin = np.maximum(self.copied - 1, stacked).clip(0)  # a writer that took over has marked the newest row
-        for actor in np.flatnonzero(written > self.copied).tolist():
-            for first, last in self._pieces(int(begin[actor]), int(written[actor])):
-                self._copy(actor, first, last)
+        overtaken = written - self.copied > self.layout.guard  # these copies overwrite rows that updates in hand may be reading
+        with self._transfers.together(after_work=bool(overtaken.any())) as copy:
+            for actor in np.flatnonzero(written > self.copied).tolist():
+                for first, last in self._pieces(int(begin[actor]), int(written[actor])):
+                    self._copy(copy, actor, first, last)
         self.copied = written
         low = self._trajectories.starts(length)[0]
         return low, np.maximum(written - length, low)
@@ -71,17 +74,17 @@ class Mirror:
             yield first, end
             first = end
 
-    def _copy(self, actor: int, first: int, last: int) -> None:
+    def _copy(self, copy: Callable[[np.ndarray, Tensor], None], actor: int, first: int, last: int) -> None:
         shared, length = self._trajectories.arrays, self.layout.chunk_length
         rows = slice(first % self.layout.rows, (last - 1) % self.layout.rows + 1)
         chunks = slice(rows.start // length, (rows.stop - 1) // length + 1)
         for name, tensor in self._arrays.items():
             if name in self.layout.state_fields:
-                upload(shared[name][actor, chunks], tensor[actor, chunks])
+                copy(shared[name][actor, chunks], tensor[actor, chunks])
             elif name == "frame" and self.layout.packed:
-                upload(self._unpacked(actor, first, last), tensor[actor, rows])
+                copy(self._unpacked(actor, first, last), tensor[actor, rows])
             else:
-                upload(shared[name][actor, rows], tensor[actor, rows])
+                copy(shared[name][actor, rows], tensor[actor, rows])
 
     def _unpacked(self, actor: int, first: int, last: int) -> np.ndarray:
         streams = actor * self.layout.num_envs + np.arange(self.layout.num_envs)

@@ -123,6 +123,7 @@ class SharedArrays:
 
     def _map(self) -> None:
         mapping = mmap.mmap(self._fd, total_bytes(self._specs))
+        self.whole = np.frombuffer(mapping, np.uint8)  # the bytes of all
         self._arrays, offset = {}, 0
         for name, spec in self._specs.items():
             count = int(np.prod(spec.shape, dtype=np.int64))

@@ -1,14 +1,19 @@
 """Rows on the learner's device: every window equals the one gathered from the shared rows, bit for bit."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
+from core.device import _register
 from core.frames import StorageParams
 from core.mirror import Mirror
+from core.shared import ArraySpec, SharedArrays, total_bytes
 from core.trajectory import Trajectories, Window, WindowSpec
 from core.writer import ChunkWriter
-from tests.core.devices import DEVICES
+from tests.core.devices import DEVICES, cuda
 from tests.core.tapes import RandomPlay, small_layout
 
 
@@ -96,7 +101,7 @@ def test_rows_are_copied_in_parts_where_they_are_many(monkeypatch):
     rings = Rings("cpu", WindowSpec(3, (0, 3)))
     parts = []
     copy = rings.mirror._copy
-    rings.mirror._copy = lambda actor, first, last: (parts.append(last - first), copy(actor, first, last))
+    rings.mirror._copy = lambda way, actor, first, last: (parts.append(last - first), copy(way, actor, first, last))
     rings.play(18, 22)
     assert rings.check() > 0 and max(parts) == 4 and sum(parts) == 16 + 16  # of 20 rows the first chunk is behind the guard
 
@@ -105,7 +110,7 @@ def test_a_row_is_copied_once_but_for_the_newest_which_a_successor_marks():
     rings = Rings("cpu", WindowSpec(3, (0, 3)), end=0.0)
     parts = []
     copy = rings.mirror._copy
-    rings.mirror._copy = lambda actor, first, last: (parts.append((actor, first, last)), copy(actor, first, last))
+    rings.mirror._copy = lambda way, *rows: (parts.append(rows), copy(way, *rows))
     rings.play(8, 0)
     rings.check(), rings.check()
     rings.plays[0].rows = [rows[:8] for rows in rings.plays[0].rows]
@@ -120,8 +125,52 @@ def test_rows_that_were_overwritten_while_they_were_copied_are_not_offered():
     rings = Rings("cpu", WindowSpec(3, (0, 3)), end=0.0)
     rings.play(24, 24)
     copy = rings.mirror._copy
-    rings.mirror._copy = lambda actor, first, last: (copy(actor, first, last), rings.play(16 * (actor == 0), 0))
+    rings.mirror._copy = lambda way, actor, *rows: (copy(way, actor, *rows), rings.play(16 * (actor == 0), 0))
     low, high = rings.mirror.refresh(3)
     assert rings.trajectories.written().tolist() == [40, 24]
     assert low.tolist() == [16 + 8 + 3, 0 + 8 + 3]  # of what there was afterwards, the guard and the first stack less
     assert high.tolist() == [27, 24 - 3]            # nothing of actor 0: rows 8 .. 23 had been copied and row 24 had not
+
+
+def test_copies_wait_for_updates_in_hand_only_where_they_overwrite_rows_that_those_may_read(monkeypatch):
+    rings, waits = Rings("cpu", WindowSpec(3, (0, 3)), end=0.0), []
+    together = rings.mirror._transfers.together
+    monkeypatch.setattr(rings.mirror._transfers, "together", lambda after_work: (waits.append(after_work), together(after_work))[1])
+    reachable = None
+    for steps in (8, 4, 12, 8, 0, 9, 3, 12):
+        rings.play(steps, 0)
+        before, oldest = rings.mirror.copied[0], reachable
+        low, _ = rings.mirror.refresh(3)
+        overwritten = rings.mirror.copied[0] - 24  # rows before it are gone
+        if oldest is not None and not waits[-1]:
+            assert overwritten <= oldest, before
+        reachable = max(low[0] - 3, 0)  # the stack's rows are read too
+    assert waits == [False, False, True, False, False, False, False, True]
+
+
+@cuda
+@pytest.mark.parametrize("refused", [False, True])
+def test_rows_come_from_pinned_memory_or_where_that_is_refused_by_copies(monkeypatch, capsys, refused):
+    if refused:
+        monkeypatch.setattr(torch.cuda.cudart(), "cudaHostRegister", lambda *arguments: 801)
+    rings = Rings("cuda", WindowSpec(3, (0, 3)))
+    assert (rings.mirror._transfers._stream is None) == refused
+    assert torch.from_numpy(rings.trajectories.arrays["frame"]).is_pinned() != refused
+    assert ("cannot be pinned (CUDA error 801)" in capsys.readouterr().err) == refused
+    rings.play(20, 11)
+    assert rings.check() > 0
+
+
+@pytest.mark.parametrize("error", [0, 801])
+def test_the_whole_mapping_is_pinned_and_a_refusal_is_said(monkeypatch, capsys, error):
+    asked = []
+    cudart = SimpleNamespace(cudaHostRegister=lambda *arguments: (asked.append(arguments), error)[1])
+    monkeypatch.setattr("torch.cuda.cudart", lambda: cudart)
+    monkeypatch.setattr("torch.cuda.device", lambda device: nullcontext())
+    monkeypatch.setattr("torch.ones", lambda *arguments, **options: None)
+    arrays = SharedArrays({"a": ArraySpec((3, 5), "int16"), "b": ArraySpec((7,), "float64")})
+    assert _register(arrays.whole, torch.device("cuda")) == (not error)
+    (address, size, flags), = asked
+    assert address == arrays["a"].ctypes.data and address + size >= arrays["b"].ctypes.data + arrays["b"].nbytes
+    assert size == total_bytes({"a": ArraySpec((3, 5), "int16"), "b": ArraySpec((7,), "float64")}) and flags == 0
+    assert ("cannot be pinned (CUDA error 801)" in capsys.readouterr().err) == bool(error)
