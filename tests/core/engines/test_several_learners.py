@@ -23,7 +23,8 @@ from utils.run import prepare
 TWO = ("--num_learners", "2", "--num_actors", "2", "--learner.compare_period", "1")
 QUIET = {"rainbow": ("--model.noisy", "false", "--agent.eps", "1.5e-4"),  # one learner's noise is not another's; rounding stays small
          "td3": ("--agent.smoothing_scale", "0", "--agent.eps", "1.5e-4")}
-COMPARABLE = [name for name in RUNS if name not in ("sac", "on the learner's device")]  # the one draws for every loss, the other is alone
+ON_DEVICE = "on the learner's device"
+COMPARABLE = [name for name in RUNS if name not in ("sac", ON_DEVICE)]  # the one draws for every loss, the other has a test of its own
 
 
 class Learnt(NamedTuple):
@@ -65,6 +66,28 @@ def test_two_learners_learn_what_one_does_from_both_their_batches(tmp_path, lear
     assert len(first.batches) == len(second.batches) == context.clock.updates >= 3
     assert context.clock.sampled == 2 * context.clock.updates * context.options.agent.batch_size * first.agent.samples_per_window
     assert not differences(first.initial, second.initial) and not differences(first.agent.state_dict(), second.agent.state_dict())
+    twin = context.make_agent()
+    twin.load_state_dict(first.initial)
+    for pair in zip(first.batches, second.batches):
+        twin.learn(joined(*pair))
+    assert distance(first.agent, twin.state_dict()) < 1e-6 < distance(first.agent, first.initial) / 100
+
+
+def test_two_learners_with_rows_on_their_devices_learn_what_one_does_from_both_their_batches(tmp_path, monkeypatch):
+    class Noted(updates.ResidentUpdates):
+        def __init__(self, agent, memory, *arguments, **settings):
+            super().__init__(agent, memory, *arguments, **settings)
+            learnt.append(Learnt(agent, copy.deepcopy(agent.state_dict()), []))
+            batches, learn = learnt[-1].batches, agent.learn
+            agent.learn = lambda batch: (batches.append(batch), learn(batch))[1]
+
+    learnt: list[Learnt] = []
+    monkeypatch.setattr(updates, "ResidentUpdates", Noted)
+    context = train(tmp_path, *RUNS[ON_DEVICE], *TWO, "--agent.target_update", "2", "--agent.eps", "1.5e-4", "--steps", "300")
+    first, second = learnt
+    assert len(first.batches) == len(second.batches) == context.clock.updates >= 4
+    assert not differences(first.initial, second.initial) and not differences(first.agent.state_dict(), second.agent.state_dict())
+    assert not torch.equal(first.batches[0].window.rewards, second.batches[0].window.rewards)
     twin = context.make_agent()
     twin.load_state_dict(first.initial)
     for pair in zip(first.batches, second.batches):
