@@ -105,7 +105,7 @@ def _names(options: Options) -> list[str]:
         found.append(f"engine={options.engine!r} is unknown{suggestion(options.engine, EnginesDict)}; there are {', '.join(EnginesDict)}")
     elif hasattr(EnginesDict[options.engine], "problems"):
         found += EnginesDict[options.engine].problems(options)
-    if options.num_envs_per_actor % options.actor.groups:
+    if options.actor.groups > 0 and options.num_envs_per_actor % options.actor.groups:
         found.append(f"actor.groups={options.actor.groups} must divide num_envs_per_actor={options.num_envs_per_actor}")
     return found
 

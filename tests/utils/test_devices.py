@@ -60,6 +60,7 @@ def test_the_rest_runs_without_cuda(root, no_cuda, words):
     (("--config", "dqn-cartpole", *RESIDENT, "--learner.shrink_batch", "true"), "needs learner.memory_device=cpu"),
     (("--config", "dqn-cartpole", *RESIDENT, "--learner.updates_per_replay", "200"), "12800 samples of a batch times"),
     (("--config", "dqn-cartpole", "--actor.groups", "3"), "actor.groups=3 must divide num_envs_per_actor=8"),
+    (("--config", "dqn-cartpole", "--actor.groups", "0", "--num_envs_per_actor", "0"), "actor.groups=0 must be at least 1"),
     (("--config", "dqn-cartpole", "--actor.device", "cuda:9"), "actor.device='cuda:9' is not on this machine"),
     (("--config", "dqn-cartpole", "--learner.precision", "half"), f"must be one of {', '.join(PRECISIONS)}")])
 def test_what_does_not_go_together_is_refused(refuse, words, told):
