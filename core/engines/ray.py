@@ -17,7 +17,8 @@ from core.context import Context
 from core.engines import exit_codes
 from core.engines.inline import Process
 from core.engines.local import ALLOCATOR, LocalEngine, Place
-from core.engines.ray_cluster import Cluster, ClusterError, check_room
+from core.engines.ray_cluster import Cluster, ClusterError
+from core.engines.ray_room import Room, at
 
 NODES_PERIOD = 2.0   # seconds between looks at the nodes
 KILL_TIMEOUT = 10.0  # seconds until a killed process is gone
@@ -30,7 +31,6 @@ class RayEngine(LocalEngine):
         super().__init__(_on_rays_device(context), processes)
         self._params, self._nodes, self._looked = self._options.ray, dict[str, str](), 0.0
         self._needs = {str(place): self._resources(place.role) for place in self._places}
-        self._bound: dict[Place, Any] = {}  # workers that have a place already
         self._waiting: set[Place] = set()  # processes that were told to have no place now
 
     @staticmethod
@@ -51,8 +51,7 @@ class RayEngine(LocalEngine):
             print(f"error: {error}", file=sys.stderr, flush=True)
             return error.exit_code
         try:
-            check_room(self._needs, cluster.home)
-            self._cluster = cluster
+            self._cluster, self._room = cluster, Room(self._needs, cluster.home)
             return super().run(roles)
         except ClusterError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -61,8 +60,10 @@ class RayEngine(LocalEngine):
             cluster.close()
 
     def _run(self) -> None:
+        self._wait_for_room()
+        if self._signals:
+            return self._end()
         self._arguments = self._prepared(self._cluster)
-        self._settle(self._cluster)
         super()._run()
 
     # start ------------------------------------------------------------------------------------------------------------
@@ -80,48 +81,37 @@ class RayEngine(LocalEngine):
 
         from core.engines.ray_ingest import Ingest
         from core.engines.ray_link import Facts
-        context, self._home = ray.put(self._context), self._at(cluster.home)
-        ingest, facts = None, None
+        context, ingest, facts = ray.put(self._context), None, None
         if not cluster.alone and self._context.memories:
             memory = self._context.memories[0]
             facts = Facts(self._options, self._context.spec, self._context.roles, memory.layout, memory.window)
-            ingest = ray.remote(Ingest).options(num_cpus=0, scheduling_strategy=self._home, max_restarts=-1,
+            ingest = ray.remote(Ingest).options(num_cpus=0, scheduling_strategy=at(cluster.home), max_restarts=-1,
                                                 max_concurrency=100 + 2 * self._params.chunks_in_flight * self._options.num_actors).remote(
                 context, self._params.parameters_period)
         return cluster.home, [context], ray.put(facts), ingest  # in a list Ray leaves it to the worker to open it
 
-    def _settle(self, cluster: Cluster) -> None:
-        """Processes that must be here take their place before actors, which may go elsewhere, take it."""
-        import ray
-        if cluster.alone:
-            return
-        self._bound = {place: self._worker(place) for place in self._places if place.role != "actor"}
-        asked = [worker.where.remote() for worker in self._bound.values()]
-        if ray.wait(asked, num_returns=len(asked), timeout=self._params.place_timeout)[1]:
-            raise self._no_room(", ".join(map(str, self._bound)))
-
-    def _no_room(self, names: str) -> ClusterError:
-        return ClusterError(f"{names} found no room within ray.place_timeout={self._params.place_timeout:g} s: "
-                            "other jobs of the cluster hold its CPUs or GPUs")
-
-    @staticmethod
-    def _at(node: str) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-        return NodeAffinitySchedulingStrategy(node, soft=False)
+    def _wait_for_room(self) -> None:
+        """Until the run has all it needs, a signal comes, or `ray.place_timeout` is over: then raises ClusterError."""
+        started, limit, told = time.monotonic(), self._params.place_timeout, False
+        while not self._room.kept(0.1) and not self._signals:
+            waited = time.monotonic() - started
+            if limit is not None and waited > limit:
+                raise ClusterError(f"the run found no room within ray.place_timeout={limit:g} s: it needs {self._room} in all, and "
+                                   "other jobs of the cluster hold them")
+            if not told and waited > NODES_PERIOD:
+                told = True
+                self._say(f"waits for room on the cluster: {self._room} in all")
 
     def _start(self, place: Place) -> None:
         self._clock.forget_beat(self._process_ind(place))
-        worker = self._bound.pop(place, None) or self._worker(place)
-        place.process = place.failure = Life(worker, (self._processes[place.role], *self._arguments, place.threads))
+        place.process = place.failure = Life(self._worker(place), (self._processes[place.role], *self._arguments, place.threads))
         place.started = time.monotonic()
 
     def _worker(self, place: Place) -> Any:
         import ray
 
         from core.engines.ray_worker import Worker
-        need, strategy = self._resources(place.role), "SPREAD" if place.role == "actor" else self._home
-        return ray.remote(Worker).options(num_cpus=need["CPU"], num_gpus=need["GPU"], scheduling_strategy=strategy).remote(
-            place.role, place.index)
+        return ray.remote(Worker).options(**self._room.place(str(place))).remote(place.role, place.index)
 
     # supervise --------------------------------------------------------------------------------------------------------
     def _wait(self, places: list[Place]) -> None:
@@ -144,14 +134,11 @@ class RayEngine(LocalEngine):
         self._nodes = nodes
 
     def _silent(self, place: Place) -> str | None:
-        """A process that has no place cannot start. At the beginning that ends the run; later it goes on without."""
-        if place.process.placed:
+        """A process whose node was lost may have no place: the run goes on without it."""
+        if place.process.placed or not place.restarts:
             self._waiting.discard(place)
             return super()._silent(place)
-        waited = time.monotonic() - place.started
-        if not place.restarts and waited > self._params.place_timeout:
-            raise self._no_room(str(place))
-        if place.restarts and waited > NODES_PERIOD and place not in self._waiting:
+        if time.monotonic() - place.started > NODES_PERIOD and place not in self._waiting:
             self._waiting.add(place)
             self._say(f"{place} has no place now; the run goes on, and Ray starts it when a node has room")
         return None

@@ -89,25 +89,3 @@ class Cluster:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._sweeper.kill()
             self._sweeper.wait()
-
-
-def check_room(needs: dict[str, dict[str, float]], home: str) -> None:
-    """Raises ClusterError when the nodes that are up can never hold these processes at once, each on one node."""
-    import ray
-    left = {node["NodeID"]: dict(node["Resources"]) for node in ray.nodes() if node["Alive"]}
-    total = {kind: sum(node.get(kind, 0.0) for node in left.values()) for kind in ("CPU", "GPU")}
-    for name, need in sorted(needs.items(), key=lambda item: item[0].startswith("actor")):  # those that must stay at home first
-        nodes = list(left.values()) if name.startswith("actor") else [left[home]]
-        node = next((node for node in nodes if all(node.get(kind, 0.0) >= amount for kind, amount in need.items())), None)
-        if node is None:
-            wanted = {kind: sum(each[kind] for each in needs.values()) for kind in ("CPU", "GPU")}
-            where = "" if name.startswith("actor") else " on the node of main.py"
-            raise ClusterError(
-                f"{name} needs {_resources(need)}{where} and finds no room: the run needs {_resources(wanted)} in all, the cluster's nodes "
-                f"({len(left)}) have {_resources(total)}; add nodes, or lower num_actors or ray.actor_cpus, ray.learner_cpus")
-        for kind, amount in need.items():
-            node[kind] = node.get(kind, 0.0) - amount
-
-
-def _resources(amounts: dict[str, float]) -> str:
-    return " and ".join(f"{amount:g} {kind}s" for kind, amount in amounts.items() if amount or kind == "CPU")

@@ -19,4 +19,4 @@ class RayParams:
     parameters_period: float = setting(0.05, low=0)          # seconds, at the least, between versions that go to other nodes
     object_store_bytes: int = setting(128 << 20, low=80 << 20)  # of shared memory, for Ray on this machine
     connect_timeout: float = setting(20.0, above=0)          # seconds until a cluster must have answered
-    place_timeout: float = setting(60.0, above=0)            # seconds until every process must have a place at the start
+    place_timeout: float | None = setting(60.0, above=0)     # seconds to wait for room for the run; None: as long as it takes

@@ -1,17 +1,22 @@
 """The Ray engine seen from outside: one machine, clusters, and what may be lost of them (F37, F38)."""
 
+import json
 import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.reliability.cluster import ENVIRONMENT, Nodes
-from tests.reliability.program import Program
+from tests.reliability.program import PROJECT, Program
 
 pytest.importorskip("ray")
 CARTPOLE = ("--config", "dqn-cartpole", "--engine", "ray", "--logger.period", "0.5", "--timestamp", "one",
@@ -172,6 +177,89 @@ def test_cartpole_is_solved_on_the_ray_engine(tmp_path):
         assert program.until_ended(900) == 0, program.output
         assert max(row["values"].get("evaluator/episodic_return_mean", 0.0) for row in program.metrics()) >= 475
         assert not program.leftovers()
+
+
+# several runs on one cluster ------------------------------------------------------------------------------------------
+WAITS = "waits for room on the cluster: 3 CPUs in all"
+
+
+@pytest.mark.timeout(240)
+def test_a_run_waits_for_the_room_of_another_and_gets_it_when_that_ends(tmp_path, authenticated):
+    with Nodes(3) as cluster:
+        where = ("--ray.address", cluster.address)
+        with Program(tmp_path / "first", *ENDLESS, *where) as first:
+            first.until_training(100, seconds=100)
+            with Program(tmp_path / "second", *CARTPOLE, *where, "--ray.place_timeout", "none", "--steps", "600") as second:
+                second.until(lambda: WAITS in second.output, 60, "the second run to wait")
+                assert not second.agent_steps()
+                os.kill(first.process.pid, signal.SIGINT)
+                assert first.until_ended(60) == 130, first.output
+                assert second.until_ended(100) == 0, second.output
+                assert second.agent_steps() >= 600
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(240)
+def test_a_run_that_finds_no_room_is_refused_in_time_and_one_that_waits_can_be_interrupted(tmp_path, authenticated):
+    with Nodes(3) as cluster:
+        where = ("--ray.address", cluster.address)
+        with Program(tmp_path / "first", *ENDLESS, *where) as first:
+            first.until_training(100, seconds=100)
+            with Program(tmp_path / "second", *CARTPOLE, *where, "--ray.place_timeout", "4") as second:
+                assert second.until_ended(60) == 2
+                assert "no room within ray.place_timeout=4 s: it needs 3 CPUs in all" in second.output
+                assert not list((tmp_path / "second" / "logs").iterdir())
+            with Program(tmp_path / "third", *CARTPOLE, *where) as third:
+                third.until(lambda: WAITS in third.output, 60, "the third run to wait")
+                os.kill(third.process.pid, signal.SIGINT)
+                assert third.until_ended(60) == 130, third.output
+            first.until_training(first.agent_steps() + 100)
+
+
+def sweep(root: Path, address: str, steps: int) -> list[str]:
+    """The command: two runs, both begun at once."""
+    return [sys.executable, "-m", "utils.sweep", "--root", str(root), "--configs", "dqn-cartpole", "--seeds", "1", "2", "--jobs", "2", "--",
+            "--engine", "ray", "--ray.address", address, "--steps", str(steps), "--clock.learn_start", "200", "--logger.period", "0.5",
+            "--evaluator.max_steps", "30", "--evaluator.episodes", "1"]
+
+
+def outputs(root: Path) -> list[str]:
+    paths = [root / "logs" / "sweep" / f"dqn-cartpole-seed{seed}.txt" for seed in (1, 2)]
+    return [path.read_text() if path.exists() else "" for path in paths]
+
+
+def until(condition: Callable[[], object], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.cluster
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two jobs need two cores")
+@pytest.mark.timeout(600)
+def test_a_killed_sweep_goes_on_with_the_run_that_trained_and_the_one_that_waited_on_another_cluster(tmp_path, authenticated):
+    with Nodes(3) as cluster:
+        process = subprocess.Popen(sweep(tmp_path, cluster.address, 100_000_000), cwd=PROJECT)
+        try:
+            until(lambda: any(WAITS in output for output in outputs(tmp_path)) and list(tmp_path.glob("logs/*/metrics.jsonl")), 200)
+        finally:
+            process.kill()
+        until(lambda: sum("cannot be continued" in output or "continue this run with" in output for output in outputs(tmp_path)) == 2, 60)
+    lines = next(tmp_path.glob("logs/*/metrics.jsonl")).read_text().splitlines()
+    with Nodes(3) as cluster:
+        done = subprocess.run(sweep(tmp_path, cluster.address, json.loads(lines[-1])["step"] + 1_000), cwd=PROJECT, capture_output=True,
+                              text=True, timeout=250)
+    assert done.returncode == 0 and "| dqn-cartpole | 2 of 2 |" in done.stdout, (done, outputs(tmp_path))
+    assert sum("continues with" in output for output in outputs(tmp_path)) == 1
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(200)
+def test_room_is_kept_at_home_first(tmp_path, authenticated):
+    with Nodes(3, 3) as cluster:  # an actor at home would leave no room for learner and evaluator
+        with Program(tmp_path, *CARTPOLE, "--ray.address", cluster.address, "--ray.actor_cpus", "3", "--steps", "1000") as program:
+            assert program.until_ended(150) == 0, program.output
 
 
 # refusals -------------------------------------------------------------------------------------------------------------

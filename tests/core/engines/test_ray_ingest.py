@@ -9,9 +9,10 @@ import pytest
 ray = pytest.importorskip("ray")
 
 from core.engines.ray import RayEngine  # noqa: E402
-from core.engines.ray_cluster import ClusterError, check_room  # noqa: E402
+from core.engines.ray_cluster import ClusterError  # noqa: E402
 from core.engines.ray_ingest import Ingest, StaleSender  # noqa: E402
 from core.engines.ray_link import Facts, Link, remote_context  # noqa: E402
+from core.engines.ray_room import check_room  # noqa: E402
 from core.single_processes.actor import actor  # noqa: E402
 from utils.command_line import read_options  # noqa: E402
 from utils.run import prepare  # noqa: E402
