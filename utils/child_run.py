@@ -21,7 +21,8 @@ from utils.settings_tree import flatten
 
 OWN = ("config", "seed", "mode", "machine", "timestamp", "resume", "root")  # words that whoever makes runs gives, not its user
 STOPS = ("steps", "updates", "seconds", "target_score")
-WATCHING = ("evaluator", "logger", "supervisor")                            # groups that change nothing of what is learnt
+BESIDE = ("evaluator", "logger", "supervisor", "ray")                       # groups that change nothing of what is learnt
+PATIENT = ("--ray.place_timeout", "none")                                   # of many runs on a cluster some wait for the room of others
 MAIN = Path(PROJECT) / "main.py"
 PR_SET_PDEATHSIG = 1
 
@@ -118,7 +119,7 @@ class ChildRun:
         options = self.options
         identity = ["--resume", options.signature] if resume else ["--machine", options.machine, "--timestamp", str(options.timestamp)]
         return ["--config", options.config, "--seed", str(options.seed), "--root", options.root, "--mode", "1",
-                *self._words, *identity]
+                *PATIENT, *self._words, *identity]
 
 
 def named(options: Options, timestamp: str, seed: int) -> Options:
@@ -130,7 +131,7 @@ def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
     if wanted.get("num_envs_per_actor") == 0:  # whatever it found
         ignored |= {"num_envs_per_actor"}
     return [name for name in wanted if name in saved and saved[name] != wanted[name]
-            and name not in ignored and name.partition(".")[0] not in WATCHING]
+            and name not in ignored and name.partition(".")[0] not in BESIDE]
 
 
 def _end_with(parent: int) -> None:

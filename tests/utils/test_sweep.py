@@ -124,6 +124,15 @@ def test_other_settings_need_another_name(main, root, capsys):
     assert main("--seeds", "1", "--name", "lower", words=other) == 0 and tables(root, "lower")[1][0]["final"] == "0.25"
 
 
+def test_runs_on_a_cluster_wait_for_room_and_another_cluster_continues_them(main, root):
+    pytest.importorskip("ray")
+    output = root / "logs" / "sweep" / "dqn-cartpole-seed1.txt"
+    for steps, address in (("1000", "10.0.0.1:6379"), ("2000", "10.0.0.2:6379")):
+        assert main("--seeds", "1", words=("--steps", steps, "--engine", "ray", "--ray.address", address)) == 0
+    assert output.read_text().count("'--ray.place_timeout', 'none'") == output.read_text().count("'--engine', 'ray'") == 2
+    assert "'--resume'" in output.read_text()
+
+
 def test_a_run_without_a_checkpoint_is_begun_again_and_what_it_had_is_kept(main, root):
     folder = root / "logs" / "sweep_dqn-cartpole-seed1"
     folder.mkdir(parents=True)
