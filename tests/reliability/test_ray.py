@@ -228,6 +228,11 @@ def outputs(root: Path) -> list[str]:
     return [path.read_text() if path.exists() else "" for path in paths]
 
 
+def metrics(root: Path) -> str:
+    """Of the run that trains."""
+    return "".join(path.read_text() for path in root.glob("logs/*/metrics.jsonl"))
+
+
 def until(condition: Callable[[], object], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -242,11 +247,11 @@ def test_a_killed_sweep_goes_on_with_the_run_that_trained_and_the_one_that_waite
     with Nodes(3) as cluster:
         process = subprocess.Popen(sweep(tmp_path, cluster.address, 100_000_000), cwd=PROJECT)
         try:
-            until(lambda: any(WAITS in output for output in outputs(tmp_path)) and list(tmp_path.glob("logs/*/metrics.jsonl")), 200)
+            until(lambda: any(WAITS in output for output in outputs(tmp_path)) and "learner/loss" in metrics(tmp_path), 200)
         finally:
             process.kill()
         until(lambda: sum("cannot be continued" in output or "continue this run with" in output for output in outputs(tmp_path)) == 2, 60)
-    lines = next(tmp_path.glob("logs/*/metrics.jsonl")).read_text().splitlines()
+    lines = metrics(tmp_path).splitlines()
     with Nodes(3) as cluster:
         done = subprocess.run(sweep(tmp_path, cluster.address, json.loads(lines[-1])["step"] + 1_000), cwd=PROJECT, capture_output=True,
                               text=True, timeout=250)
