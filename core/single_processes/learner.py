@@ -145,7 +145,7 @@ class Statistics:
 
     def add(self, statistics: Mapping[str, Tensor], skipped: bool) -> None:
         self._skipped += skipped
-        if skipped or not statistics:
+        if skipped:
             return
         known = [name for name in statistics if name in self._sums]
         if known:

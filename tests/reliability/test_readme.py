@@ -50,8 +50,9 @@ def project(tmp_path_factory):
 
 def run(project: Path, commands: list[str]) -> list[subprocess.CompletedProcess]:
     """One after another, as a reader types them."""
-    return [subprocess.run(["bash", "-c", command], cwd=project, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=110)
-            for command in commands]
+    environment = {name: value for name, value in os.environ.items() if name not in ("ARGS", "MAKEFLAGS", "MAKELEVEL")}
+    return [subprocess.run(["bash", "-c", command], cwd=project, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                           timeout=110) for command in commands]
 
 
 def test_f41_every_command_of_the_readme_runs_as_printed(project):
