@@ -54,6 +54,7 @@ class LocalEngine:
         self._places = [Place(role, index, self._threads(role)) for role, index in context.roles]
         self._signals: list[int] = []
         self._told: set[str] = set()  # errors whose traceback was shown
+        self._watched = self._awake = time.monotonic()  # last, and ever since without a pause
         self._exit_code = 0
 
     def run(self, roles: list[tuple[str, int]]) -> int:
@@ -112,6 +113,10 @@ class LocalEngine:
         return [place for place in self._places if place.process is not None and not place.ended]
 
     def _supervise(self) -> None:
+        now = time.monotonic()
+        if now - self._watched > self._options.supervisor.heartbeat_timeout / 2:
+            self._awake = now  # all of the run was stopped, by Ctrl-Z say: that silence counts for nothing
+        self._watched = now
         for place in self._alive():
             if place.process.exitcode is not None:
                 self._bury(place)
@@ -124,9 +129,10 @@ class LocalEngine:
         """Why a process that still runs must be replaced."""
         process_ind, params = self._process_ind(place), self._options.supervisor
         if not self._clock.has_beaten(process_ind):
-            late = time.monotonic() - place.started > params.start_timeout
+            late = time.monotonic() - max(place.started, self._awake) > params.start_timeout
             return f"did not start within {params.start_timeout:.0f} s (supervisor.start_timeout)" if late else None
-        silent, limit, stream = self._clock.silent_seconds(process_ind), params.heartbeat_timeout, self._clock.stream(process_ind)
+        silent = min(self._clock.silent_seconds(process_ind), time.monotonic() - self._awake)
+        limit, stream = params.heartbeat_timeout, self._clock.stream(process_ind)
         if place.role == "learner" and self._clock.checkpoint_due:
             limit *= 10  # a large replay is being written
         where = "" if stream is None else f", within the environment of stream {stream}"

@@ -75,6 +75,15 @@ def test_f14_a_stopped_actor_is_named_by_its_silence_and_replaced(run):
     assert f"actor 1 (pid {pid}) gave no sign of life for" in run.output
 
 
+def test_f14_a_run_that_is_stopped_as_a_whole_and_continued_loses_nobody(run):
+    before, children = run.agent_steps(), run.children()
+    os.killpg(run.process.pid, signal.SIGSTOP)
+    time.sleep(13)  # longer than the deadline
+    os.killpg(run.process.pid, signal.SIGCONT)
+    run.until(lambda: run.agent_steps() >= before + 2_000, 20 * SLOW, "the run to go on")
+    assert run.children() == children
+
+
 def test_f21_a_terminated_run_saves_leaves_143_and_nothing_else(run):
     os.kill(run.process.pid, signal.SIGTERM)
     assert run.until_ended(15 * SLOW) == 143
