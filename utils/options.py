@@ -81,7 +81,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"name": "dqn-minatar-breakout",
      "agent_type": "dqn", "env_type": "minatar", "game": "breakout", "memory_type": "shared", "model_type": "dqn-minatar",
      "agent.nstep": 1, "agent.lr": 2.5e-4, "agent.target_update": 1_000, "agent.epsilon_steps": 100_000, "agent.epsilon_end": 0.1,
-     "memory.capacity": 100_000, "clock.learn_start": 5_000, "learner.threads": 1, "steps": 2_000_000},
+     "memory.capacity": 100_000, "clock.learn_start": 5_000, "learner.threads": 1, "steps": 1_000_000},
     {"name": "dqn-pong-uniform",  # Nature DQN (Mnih et al. 2015), with Rainbow's Adam in place of its RMSProp
      "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "shared", "model_type": "dqn-cnn",
      "agent.nstep": 1, "agent.double": False, "agent.lr": 6.25e-5, "agent.target_update": 10_000, "agent.epsilon_end": 0.1,
@@ -127,7 +127,7 @@ CONFIGS += [{"name": "rainbow-cartpole", "game": "CartPole-v1", **RAINBOW, "env_
 # and what each of its six parts is worth, on MinAtar. A brick every dozen steps is worth 9 at gamma .99: atoms from 0 to 20
 ABLATION = {"env_type": "minatar", "game": "breakout", "agent.nstep": 3, "agent.lr": 2.5e-4, "agent.target_update": 1_000,
             "agent.epsilon_start": 0.0, "agent.epsilon_end": 0.0, "memory.capacity": 100_000, "clock.learn_start": 5_000,
-            "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 2_000_000}
+            "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 200_000}
 BY_PRIORITY = {"memory_type": "prioritized", "memory.alpha": 0.5, "memory.beta_updates": 500_000}
 RAINBOW_AGENT = {"agent_type": "rainbow", "model_type": "rainbow-minatar"}
 C51 = {**RAINBOW_AGENT, "agent.v_min": 0.0, "agent.v_max": 20.0}
@@ -161,7 +161,7 @@ CONFIGS += [
      "clock.samples_per_insert": 16.0, "evaluator.episodes": 50, "steps": 500_000},
     {"name": "r2d2-minatar-breakout", "game": "breakout", **R2D2_SMALL, "env_type": "minatar", "model_type": "r2d2-minatar",
      "agent.burn_in": 10, "agent.lr": 2.5e-4, "agent.target_update": 1_000, "memory.capacity": 100_000, "clock.learn_start": 5_000,
-     "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 2_000_000},
+     "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 300_000},
     {"name": "r2d2-cartpole", "game": "CartPole-v1", **R2D2_SMALL, "env_type": "gym", "model_type": "r2d2-mlp", "steps": 200_000},
 ]
 
@@ -181,7 +181,7 @@ IMPACT = {**IMPALA, **CIRCULAR, "agent_type": "impact"}
 ON_ATARI = {"env_type": "atari", "model_type": "impala-cnn", "agent.lr_schedule": "linear", "agent.lr_updates": 80_000}  # 51 M agent steps
 ADAM = {"agent.optimizer": "adam", "agent.lr": 1e-3, "agent.eps": 1e-5, "agent.batch_size": 16, "learner.threads": 1}
 ON_MINATAR = {**ADAM, "env_type": "minatar", "game": "breakout", "model_type": "minatar-ac", "evaluator.period": 30.0,
-              "evaluator.episodes": 30, "steps": 2_000_000}
+              "evaluator.episodes": 30, "steps": 500_000}
 ON_CARTPOLE = {**ADAM, "env_type": "gym", "game": "CartPole-v1", "model_type": "mlp-ac", "agent.unroll_length": 10,
                "agent.batch_size": 8, "num_envs_per_actor": 8, "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 1_000_000}
 CLEAR = {**replay(0.5, "reservoir"), "agent.policy_cloning_cost": 0.01, "agent.value_cloning_cost": 0.005}

@@ -60,9 +60,9 @@ class LocalEngine:
     def run(self, roles: list[tuple[str, int]]) -> int:
         """Run to the end. Returns the exit code."""
         os.environ.update({name: os.environ.get(name, value) for name, value in ALLOCATOR.items()})
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._interrupt)
         with ExitStack() as stack:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                stack.callback(signal.signal, number, signal.signal(number, self._interrupt))
             if len(self._context.memories) > 1:
                 self._context.meeting = stack.enter_context(on_this_machine(len(self._context.memories)))
             stack.callback(lambda: self._kill(self._alive()))
