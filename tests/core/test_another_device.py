@@ -1,0 +1,81 @@
+"""Updates on a device that is not the CPU: all they compute with lies there, and no value comes back to python.
+
+The device is torch's meta, whose tensors have shapes and no values: what would read one is an error. It has no multi-tensor kernels, so the
+optimiser's own step is left out; test_resident_updates and test_staged repeat all of it on CUDA where there is a GPU.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from core.optimizer import Optimizer
+from core.single_processes.updates import Pieces
+from core.staged import StagedUpdates
+from tests.core import resident_agents, test_staged
+
+META = torch.device("meta")
+BETWEEN = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default, torch.ops.aten.empty_like.default}
+
+
+class OneDevice(TorchDispatchMode):
+    """Refuses operators, those that copy aside, whose tensors lie on two devices; numbers without dimensions may be anywhere, as on CUDA."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        devices = {leaf.device.type for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor) and leaf.dim()}
+        assert func in BETWEEN or len(devices) < 2, f"{func} of tensors on {devices}"
+        return result
+
+
+class HostGenerator(torch.Generator):
+    """Meta has none of its own, and nothing is drawn there."""
+
+    def __new__(cls, device="cpu"):
+        return super().__new__(cls, "cpu")
+
+
+@pytest.fixture(autouse=True)
+def a_device_without_values(monkeypatch):
+    def apply(self, loss, wanted=True):
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        assert gradients and all(gradient.is_meta for gradient in gradients)
+        norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+        if self._planned is None:
+            return norm, bool(torch.isfinite(norm))
+        self._planned_lr = self._planned.take()
+        return norm, torch.isfinite(norm + loss.detach()) & wanted
+
+    monkeypatch.setattr(torch, "Generator", HostGenerator)
+    monkeypatch.setattr(Optimizer, "apply", apply)
+
+
+@pytest.mark.parametrize("name", resident_agents.AGENTS)
+def test_updates_from_resident_rows_stay_on_their_device(name):
+    agent = resident_agents.make_agent(name, "meta")
+    memory, count = resident_agents.make_memory(agent, "meta"), 2 * agent.period(agent.params)
+    assert memory.refresh()
+    memory.plan(count), agent.plan(count)
+    with OneDevice():
+        for _ in range(count):
+            batch, places = memory.sample(16)
+            output = agent.learn(batch)
+            memory.update_priorities(places, output.priorities)
+    assert all(value.is_meta for value in (*output.statistics.values(), output.priorities, output.skipped))
+
+
+@pytest.mark.parametrize("name", test_staged.AGENTS)
+def test_updates_on_staged_batches_stay_on_their_device(name):
+    agent = test_staged.make_agent(name, "meta")
+    learn = StagedUpdates(agent, META, capture=False)
+    with OneDevice():
+        for seed in range(2):
+            output = learn(test_staged.make_batch(agent, seed))
+    assert output.statistics == {} and (output.priorities is None or output.priorities.is_meta)
+
+
+def test_an_update_that_looks_is_noticed():
+    agent = test_staged.make_agent("dqn", "meta")
+    with pytest.raises(RuntimeError, match="meta"):
+        Pieces(agent, False)(test_staged.make_batch(agent, 0))
