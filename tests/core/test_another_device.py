@@ -20,7 +20,7 @@ BETWEEN = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default, torch.
 
 
 class OneDevice(TorchDispatchMode):
-    """Refuses operators, those that copy aside, whose tensors lie on two devices; numbers without dimensions may be anywhere, as on CUDA."""
+    """Refuses operators, but those that copy, whose tensors lie on two devices; numbers without dimensions may be anywhere, as on CUDA."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
