@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from core.agent import Agent, Exploration, LearnerOutput
+from core.engines.local import learner_threads
 from core.env import Env, EnvSpec
 from core.inference import for_acting
 from core.memory import Batch, Keys
@@ -45,7 +46,7 @@ def measure(options: Options, spec: EnvSpec, seconds: float) -> Costs:
             batches.append(_batch(trajectories, agent, options.agent.batch_size))
         return bool(batches)
 
-    threads = learner_threads(options)
+    threads = 1 if options.engine == "inline" else learner_threads(options)
     with _threads(1):
         act = _acting(options, spec, seconds, has_window)
     with _threads(threads):
@@ -82,15 +83,6 @@ def _threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def learner_threads(options: Options) -> int:
-    """On the inline engine and beside actors."""
-    cores = len(os.sched_getaffinity(0))
-    if options.engine == "inline":
-        return 1
-    left = cores if cores <= 4 else max(cores - options.num_actors - 1, cores // 2)
-    return options.learner.threads or max(left // options.num_learners, 1)
 
 
 def samples_per_step(options: Options) -> float:

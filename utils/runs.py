@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from core.settings import dotted
 from utils.factory import suggestion
 from utils.options import Options
 from utils.refused import BAD_CHECKPOINT, BAD_CONFIGURATION, Refused
@@ -59,7 +60,7 @@ def read(log_folder: Path) -> SavedRun | None:
         saved = json.loads((log_folder / RUN_FILE).read_text())
         config, options, of_file = saved["config"], saved["options"], saved["file"]
         if isinstance(config, str) and isinstance(options, dict) and isinstance(of_file, dict):
-            return SavedRun(log_folder.resolve().name, config, _flat(options), of_file, saved.get("exit_code"))
+            return SavedRun(log_folder.resolve().name, config, dotted(options), of_file, saved.get("exit_code"))
     except (ValueError, KeyError, TypeError, OSError, RecursionError):
         pass
     return None
@@ -140,10 +141,3 @@ def _write(log_folder: Path, content: Mapping[str, Any]) -> None:
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted settings as they look once JSON has carried them."""
     return json.loads(json.dumps(settings))
-
-
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in nested.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat

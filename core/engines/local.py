@@ -30,6 +30,13 @@ class SupervisorParams:
     finish_timeout: float = setting(900.0, above=0)    # seconds for the last evaluation of a run that finished
 
 
+def learner_threads(options: Any) -> int:
+    """Intra-op threads of a learner; other processes have one. Learners share what is left of the cores, or all of up to four."""
+    cores = len(os.sched_getaffinity(0))
+    left = cores if cores <= 4 else max(cores - options.num_actors - 1, cores // 2)
+    return options.learner.threads or max(left // options.num_learners, 1)
+
+
 class Place:
     """One process of the run's table and what is known of its successive lives."""
 
@@ -51,7 +58,7 @@ class LocalEngine:
         self._context, self._processes, self._options = context, processes, context.options
         self._clock = context.clock
         self._spawn = get_context("spawn")
-        self._places = [Place(role, index, self._threads(role)) for role, index in context.roles]
+        self._places = [Place(role, index, learner_threads(self._options) if role == "learner" else 1) for role, index in context.roles]
         self._signals: list[int] = []
         self._told: set[str] = set()  # errors whose traceback was shown
         self._watched = self._awake = time.monotonic()  # last, and ever since without a pause
@@ -80,14 +87,6 @@ class LocalEngine:
         self._end()
 
     # start ------------------------------------------------------------------------------------------------------------
-    def _threads(self, role: str) -> int:
-        """Intra-op threads: one each, and for the learners their share of what is left of the cores (of all, up to four)."""
-        cores, options = len(os.sched_getaffinity(0)), self._options
-        if role != "learner":
-            return 1
-        left = cores if cores <= 4 else max(cores - options.num_actors - 1, cores // 2)
-        return options.learner.threads or max(left // options.num_learners, 1)
-
     def _start(self, place: Place) -> None:
         receiver, sender = self._spawn.Pipe(duplex=False)
         self._clock.forget_beat(self._process_ind(place))
