@@ -218,8 +218,8 @@ CONTROL = {"env_type": "gym", "memory_type": "shared", "num_envs_per_actor": 1, 
 MUJOCO = {"memory.capacity": 1_000_000, "evaluator.period": 60.0, "evaluator.episodes": 10, "steps": 1_000_000}
 TASKS: dict[str, dict[str, Any]] = {
     "pendulum": {"game": "Pendulum-v1", "memory.capacity": 50_000, "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 15_000},
-    "inverted-pendulum": {**MUJOCO, "game": "InvertedPendulum-v5", "steps": 50_000},
-    "reacher": {**MUJOCO, "game": "Reacher-v5", "steps": 100_000},
+    "inverted-pendulum": {**MUJOCO, "game": "InvertedPendulum-v5", "steps": 30_000},
+    "reacher": {**MUJOCO, "game": "Reacher-v5", "steps": 20_000},
     "hopper": {**MUJOCO, "game": "Hopper-v5", "agent.random_steps": 10_000, "clock.learn_start": 10_000},
     "halfcheetah": {**MUJOCO, "game": "HalfCheetah-v5", "agent.random_steps": 10_000, "clock.learn_start": 10_000}}
 # D4PG's atoms: what a step earns at most and at least, times 100 at gamma .99
