@@ -42,10 +42,13 @@ def options_of(config: str, words: Sequence[str], machine: str, root: str) -> Op
 
 
 class ChildRun:
-    """Named by its options' machine and timestamp; `words` are those of the command line beside what its options name."""
+    """Named by its options' machine and timestamp; `words` are those of the command line beside what its options name. Tables have it
+    under `row`, by default the row of CONFIGS.
+    """
 
-    def __init__(self, options: Options, words: Sequence[str], output: Path):
+    def __init__(self, options: Options, words: Sequence[str], output: Path, row: str | None = None):
         self.options, self.output, self._words = options, output, list(words)
+        self.row = row or options.config
         self.process: subprocess.Popen[bytes] | None = None
         self._interrupted = 0
 

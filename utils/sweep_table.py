@@ -16,7 +16,7 @@ from utils.curves import late_score, read_curve, read_lines, until
 class Result:
     """Scores are means of evaluation episodes; nan where there was no evaluation."""
 
-    row: str
+    row: str                 # and what varies
     seed: int
     complete: bool           # it did all it was to do
     exit_code: int | None    # of its last part; None: killed, or not begun
@@ -48,7 +48,7 @@ def result(run: ChildRun) -> Result:
     final, best = (float(curve.values[-1]), float(curve.values.max())) if len(curve.values) else (math.nan, math.nan)
     steps, seconds = max(((int(line["step"]), float(line["seconds"])) for line in lines), default=(0, 0.0))
     late = late_score(curve, run.options.steps)
-    return Result(run.options.config, run.options.seed, run.complete, run.exit_code, steps, seconds / 60, final, best, late)
+    return Result(run.row, run.options.seed, run.complete, run.exit_code, steps, seconds / 60, final, best, late)
 
 
 def summaries(results: Sequence[Result]) -> list[Summary]:

@@ -57,6 +57,16 @@ def test_every_row_is_run_with_every_seed_and_tabulated(main, root):
     assert text.count("\n") == 4 and "0.45 0.45" in text
 
 
+def test_every_combination_of_what_varies_is_a_line_of_the_table(main, root):
+    words = ("--steps", "1000")
+    assert main("--vary", "agent.lr=0.5,0.25", "agent.nstep=1,3", "--seeds", "1", "2", words=words) == 0
+    runs, rows, _ = tables(root)
+    assert [(row["row"], row["seeds"], row["final"]) for row in rows] == [
+        (f"dqn-cartpole-lr-{lr}-nstep-{nstep}", "2 of 2", lr + "0" * (4 - len(lr))) for lr in ("0.5", "0.25") for nstep in "13"]
+    assert len(runs) == 8 and "'--agent.nstep', '3'" in (
+        root / "logs" / "sweep" / "dqn-cartpole-lr-0.25-nstep-3-seed2.txt").read_text()
+
+
 def test_complete_runs_are_not_repeated_until_more_is_wanted(main, root, capsys):
     assert main("--seeds", "1", "2") == main("--seeds", "1", "2", "3") == 0
     assert [begun(root, seed) for seed in (1, 2, 3)] == [1, 1, 1] and "2 of 3 runs are complete already" in capsys.readouterr().out
@@ -108,7 +118,13 @@ def test_jobs_run_at_once_on_cores_of_their_own(main, root):
     (("no-such-row",), WORDS, "no-such-row"),
     (("impala-pong-small",), ("--agent.lr", "0.5"), "impala-pong-small: nothing says when its runs are done"),
     (("--name", "a/b"), WORDS, "machine='a/b'"),
-    ((), ("--seed", "3"), "--seed is not yours to give here")])
+    ((), ("--seed", "3"), "--seed is not yours to give here"),
+    (("--vary", "agent.lr=0.5"), ("--steps", "1000"), "'agent.lr=0.5': write name=value,value"),
+    (("--vary", "agent.lr=0.5,0.5"), ("--steps", "1000"), "each once"),
+    (("--vary", "agent.lr=0.5,0.2"), WORDS, "agent.lr is given twice"),
+    (("--vary", "agent.nstep=1,2", "agent.nstep=3,4"), WORDS, "agent.nstep is given twice"),
+    (("--vary", "agent.nstep=1,x"), WORDS, "agent.nstep='x'"),
+    (("--vary", "agent.nsteps=1,2"), WORDS, "unknown option --agent.nsteps")])
 def test_what_is_wrong_is_told_before_anything_starts(main, root, capsys, arguments, words, message):
     with pytest.raises(SystemExit) as ended:
         main(*arguments, words=words)
@@ -161,7 +177,7 @@ def test_a_run_is_told_of_each_interrupt_once(root):
             assert number == signal.SIGINT
             self.told += 1
 
-    run = child_run.ChildRun(None, [], root / "output.txt")
+    run = child_run.ChildRun(None, [], root / "output.txt", "row")
     run.interrupt()
     run.process = process = Process()
     for times, told in ((0, 0), (1, 1), (1, 1), (2, 2), (1, 2)):
