@@ -39,7 +39,7 @@ class ParameterStore:
             raise ValueError(f"version {version} must be greater than the published {self.version}")
         self._arrays["announced"][0] = version
         half = torch.from_numpy(self._arrays["halves"][version % 2])
-        _copy(_floats(model), half, out=True)
+        _gather(_floats(model), half)
         self._arrays["complete"][0] = version
         return version
 
@@ -63,7 +63,7 @@ class ParameterStore:
 def fill(model: nn.Module, values: np.ndarray) -> None:
     """Give a model, whose tensors stay where they are, the values that `ParameterStore.read` returned; they are only read."""
     tensors = _floats(model)
-    _copy(tensors, on_device(values, tensors[0].device), out=False)
+    _scatter(on_device(values, tensors[0].device), tensors)
 
 
 def _floats(model: nn.Module) -> list[Tensor]:
@@ -71,10 +71,17 @@ def _floats(model: nn.Module) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _copy(tensors: list[Tensor], flat: Tensor, out: bool) -> None:
+def _gather(tensors: list[Tensor], flat: Tensor) -> None:
+    """In one copy, also from another device."""
+    parts = [tensor.reshape(-1) for tensor in tensors]  # in the order of indices, whatever the layout
+    if parts[0].device == flat.device:
+        torch.cat(parts, out=flat)
+    else:
+        flat.copy_(torch.cat(parts))
+
+
+@torch.no_grad()
+def _scatter(flat: Tensor, tensors: list[Tensor]) -> None:
     """One by one: channels_last tensors have no flat view."""
-    offset = 0
-    for tensor in tensors:
-        view = flat[offset:offset + tensor.numel()].view(tensor.shape)
-        view.copy_(tensor) if out else tensor.copy_(view)
-        offset += tensor.numel()
+    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
+        tensor.copy_(part.view(tensor.shape))
