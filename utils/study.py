@@ -13,7 +13,7 @@ from utils.curves import late_score, read_curve
 from utils.options import Options
 from utils.refused import Refused
 from utils.rows import CHOICES, from_row
-from utils.runner import POLL, Interrupts, claimed, wait_until_left
+from utils.runner import POLL, Interrupts, wait_until_left
 from utils.settings_tree import changed, flatten
 from utils.tuning_ranges import Range
 
@@ -23,16 +23,17 @@ WIDTH = 130                             # of its text
 
 class Study:
     """Kept in folder/study.log, where a later start finds its trials again. `template`: what the runs have in common, as `words` say it.
+    Whoever makes one has claimed its folder.
 
     Raises Refused without optuna, and for a study that exists with other ranges or settings.
     """
 
     def __init__(self, template: Options, words: Sequence[str], ranges: Sequence[Range], folder: Path, startup: int, warmup: int,
                  seed: int):
-        self._optuna = _optuna()
+        self._optuna = library()
         self._template, self._words, self._ranges, self._folder = template, list(words), ranges, folder
-        folder.mkdir(parents=True, exist_ok=True)
-        storage = self._optuna.storages.JournalStorage(self._optuna.storages.journal.JournalFileBackend(str(folder / "study.log")))
+        journal = _whole(folder.resolve() / "study.log")  # resolved, as a lock beside it is a link to it
+        storage = self._optuna.storages.JournalStorage(self._optuna.storages.journal.JournalFileBackend(str(journal)))
         self._study = self._optuna.create_study(study_name=folder.name, storage=storage, load_if_exists=True, direction="maximize",
                                                 pruner=self._optuna.pruners.MedianPruner(startup, warmup))
         begun = len(self._study.get_trials(deepcopy=False))  # so that a later start draws others
@@ -43,7 +44,7 @@ class Study:
     # trials -------------------------------------------------------------------------------------------------------------
     def run(self, trials: int) -> int:
         """Until so many are finished. Returns 0, or 128 and the signal that ended it."""
-        with claimed(self._folder), self._interrupts:
+        with self._interrupts:
             states = self._optuna.trial.TrialState
             for unfinished in self._study.get_trials(states=(states.RUNNING,)):
                 self._run(self._optuna.trial.Trial(self._study, unfinished._trial_id))
@@ -164,13 +165,22 @@ class Study:
         self._study.set_user_attr("told", told)
 
 
-def _optuna() -> Any:
+def library() -> Any:
+    """optuna. Raises Refused where it is not installed."""
     try:
         import optuna
     except ImportError:
         raise Refused(['tuning needs optuna, which is not installed: pip install -e ".[tune]"']) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
+
+
+def _whole(journal: Path) -> Path:
+    """Without a last line that its writer did not get to end: what came after it would be unreadable too."""
+    if journal.exists():
+        with journal.open("r+b") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
+    return journal
 
 
 def _score(trial: Any) -> Any:

@@ -18,7 +18,8 @@ from utils.command_line import refuse
 from utils.drawing import pyplot
 from utils.options import PROJECT
 from utils.refused import Refused
-from utils.study import Study
+from utils.runner import claimed
+from utils.study import Study, library
 from utils.tuning_ranges import ranges
 
 
@@ -28,15 +29,18 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments[:end])
     words = list(arguments[end + 1:])
     try:
+        library()
         if options.plot:
             pyplot()  # refused before hours of training rather than after
         template = options_of(options.config, words, options.name, options.root)
         if template.steps is None:
             raise Refused([f"{template.config} stops after no number of steps: give one as -- --steps 100000"])
         words += ["--evaluator.steps", str(max(template.steps // options.evaluations, 1))]
-        study = Study(template, words, ranges(template, options.ranges), Path(options.root) / "logs" / options.name, options.startup,
-                      options.evaluations // 4 if options.warmup is None else options.warmup, options.seed)
-        exit_code = study.run(options.trials)
+        parts, folder = ranges(template, options.ranges), Path(options.root) / "logs" / options.name
+        warmup = options.evaluations // 4 if options.warmup is None else options.warmup
+        with claimed(folder):
+            study = Study(template, words, parts, folder, options.startup, warmup, options.seed)
+            exit_code = study.run(options.trials)
     except Refused as refused:
         refuse(refused)
     study.write_table()

@@ -91,6 +91,15 @@ def test_a_study_goes_on_with_what_it_has(main, root):
     assert [path.read_text().count("begins") for path in outputs] == [1, 1, 1]
 
 
+def test_a_study_whose_last_line_was_torn_goes_on(main, root, monkeypatch):
+    monkeypatch.chdir(root.parent)
+    assert main("--root", root.name, trials=1) == 0  # relative: its lock is a link
+    journal, = root.glob("logs/tune/study.log")
+    journal.write_bytes(journal.read_bytes()[:-20])
+    assert main(trials=2) == main(trials=3) == 0
+    assert [row["state"] for row in trials(root)] == ["complete"] * 3
+
+
 def test_trials_that_do_worse_are_ended_early(main, root, monkeypatch):
     monkeypatch.setenv("EVALUATION_SECONDS", "0.15")
     assert main("--startup", "1", "--warmup", "3", trials=4) == 0
