@@ -100,8 +100,7 @@ def train_other(side: str, task: str, seed: int, steps: int, path: Path) -> None
             return True
 
     size = env.action_space.shape[0]  # type: ignore[index]
-    half = (env.action_space.high - env.action_space.low) / 2  # type: ignore[attr-defined]
-    noise = NormalActionNoise(np.zeros(size), agent.noise_scale * half)
+    noise = NormalActionNoise(np.zeros(size), np.full(size, agent.noise_scale))  # added to actions from -1 to 1, as our scale means it
     getattr(stable_baselines3, OTHERS[side])(
         "MlpPolicy", env, learning_rate=agent.critic_lr, buffer_size=min(options.memory.capacity, steps), gamma=agent.gamma,
         learning_starts=options.clock.learn_start, batch_size=agent.batch_size, tau=agent.target_update, train_freq=1, gradient_steps=1,
