@@ -183,7 +183,8 @@ ADAM = {"agent.optimizer": "adam", "agent.lr": 1e-3, "agent.eps": 1e-5, "agent.b
 ON_MINATAR = {**ADAM, "env_type": "minatar", "game": "breakout", "model_type": "minatar-ac", "evaluator.period": 30.0,
               "evaluator.episodes": 30, "steps": 500_000}
 ON_CARTPOLE = {**ADAM, "env_type": "gym", "game": "CartPole-v1", "model_type": "mlp-ac", "agent.unroll_length": 10,
-               "agent.batch_size": 8, "num_envs_per_actor": 8, "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 1_000_000}
+               "agent.batch_size": 8, "agent.lr_schedule": "linear", "num_envs_per_actor": 8, "evaluator.period": 10.0,
+               "evaluator.episodes": 20, "steps": 1_000_000}
 CLEAR = {**replay(0.5, "reservoir"), "agent.policy_cloning_cost": 0.01, "agent.value_cloning_cost": 0.005}
 LASER = {**replay(0.75, "standard"), "agent.relevance": "kl", "agent.relevance_threshold": 0.3}
 ELITE = {"sample_strategy": "elite_sampling", "lambda_batch_multiplier": 6, "alfa_annealing_factor": 2.0, "lambda_batches": 20_000}
@@ -198,8 +199,8 @@ CONFIGS += [
     {"name": "clear-breakout", "game": "breakout", **IMPALA, **ON_ATARI, **CLEAR},
     {"name": "laser-breakout", "game": "breakout", **IMPALA, **ON_ATARI, "model_type": "impala-resnet", **LASER},
     {"name": "impact-pong", "game": "pong", **IMPACT, **ON_ATARI},
-    {"name": "impact-cartpole", **IMPACT, **ON_CARTPOLE},
-    {"name": "impala-cartpole", **IMPALA, **QUEUE, **ON_CARTPOLE},
+    {"name": "impact-cartpole", **IMPACT, **ON_CARTPOLE, "agent.lr_updates": 25_000},  # of its steps, each learnt from twice
+    {"name": "impala-cartpole", **IMPALA, **QUEUE, **ON_CARTPOLE, "agent.lr_updates": 12_500},
     {"name": "impala-lstm-recall", "game": "recall", **IMPALA, **QUEUE, **ADAM, "env_type": "recall", "model_type": "mlp-ac",
      "model.lstm": 64, "evaluator.period": 10.0, "evaluator.episodes": 50, "steps": 1_000_000},
     {"name": "impala-minatar-breakout", **IMPALA, **QUEUE, **ON_MINATAR},
