@@ -9,7 +9,7 @@ from core.env import Env
 from core.memory import Memory
 from core.model import Model
 from tests.rows import skip_unless_installed
-from utils import checkpoint
+from utils import checkpoint, weights_file
 from utils.command_line import read_options
 from utils.factory import AgentsDict, EnginesDict, EnvsDict, MemoriesDict, ModelsDict, ProcessesDict
 from utils.options import CONFIGS
@@ -30,7 +30,7 @@ def test_every_row_plays_learns_and_leaves_a_model(tmp_path, name):
     context, agent = prepare(options)
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
     assert context.clock.updates >= 3 and context.clock.agent_steps >= 20
-    weights, metadata = checkpoint.load_weights(context.options.model_path)
+    weights, metadata = weights_file.load_weights(context.options.model_path)
     assert weights.keys() == agent.model.state_dict().keys() and metadata["config"] == name
     state, _ = checkpoint.load(context.options.checkpoint_folder)
     assert any(not bool((state["agent"]["model"][key] == agent.model.state_dict()[key]).all()) for key in weights)

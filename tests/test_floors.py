@@ -15,7 +15,7 @@ def place(module):
     if module == "main":
         return 5, "main"
     if parts[0] == "utils":
-        return (0, "checkpoint") if module == "utils.checkpoint" else (4, "utils")
+        return (0, "files") if module in ("utils.checkpoint", "utils.tensor_file", "utils.weights_file") else (4, "utils")
     room = parts[1] if len(parts) > 2 or parts[1] in FLOORS else "contracts"
     return FLOORS[room], room
 

@@ -14,7 +14,7 @@ from core.logs import LogRings
 from core.memory import Memory
 from core.model import Model
 from core.parameters import ParameterStore
-from utils import checkpoint, probe, runs, validation
+from utils import checkpoint, probe, runs, tensor_file, validation, weights_file
 from utils.options import Options
 from utils.refused import BAD_CHECKPOINT, Refused
 from utils.rows import find_row, from_row
@@ -39,7 +39,7 @@ def prepare(options: Options) -> tuple[Context, Agent]:
             runs.save(options, runs.plain(flatten(from_row(find_row(options.config))[0])))
     except MemoryError as error:
         raise Refused([str(error)]) from None
-    except checkpoint.CheckpointError as error:
+    except tensor_file.CheckpointError as error:
         raise Refused([f"{error}; {_instead(options)}"], BAD_CHECKPOINT) from None
     context = Context(options, spec, roles, memories, parameters, clock, logs, resume_from, initial_weights)
     if options.mode == 1:
@@ -92,5 +92,5 @@ def _initial_weights(options: Options, model: Model) -> Path | None:
     path = options.model_path if options.mode == 2 else None
     path = Path(options.model_file) if options.model_file is not None else path
     if path is not None:
-        checkpoint.load_into(model, checkpoint.load_weights(path)[0], path)
+        weights_file.load_into(model, weights_file.load_weights(path)[0], path)
     return path

@@ -14,7 +14,7 @@ from core.episodes import EpisodeResults, play_episodes
 from core.notices import notice
 from core.recording import record_episode
 from core.settings import setting
-from utils import checkpoint
+from utils import tensor_file, weights_file
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,6 @@ def _save(context: Context, agent: Agent, score: float | None) -> None:
     options = context.options
     metadata = {"signature": options.signature, "config": options.config, "agent_steps": context.clock.agent_steps, "score": score}
     try:
-        checkpoint.save_weights(options.model_path, agent.model.state_dict(), metadata)
-    except checkpoint.CheckpointError as error:
+        weights_file.save_weights(options.model_path, agent.model.state_dict(), metadata)
+    except tensor_file.CheckpointError as error:
         notice(f"model not written, training goes on and the file there stays as it was: {error}")

@@ -16,7 +16,7 @@ from core.context import Context
 from core.device import device_random_state, set_device_random_state
 from core.notices import notice
 from core.single_processes.updates import Batches, LearnersMemory
-from utils import checkpoint
+from utils import checkpoint, tensor_file, weights_file
 
 
 def restore(context: Context, agent: Agent, memory: LearnersMemory, index: int) -> int:
@@ -33,8 +33,8 @@ def restore(context: Context, agent: Agent, memory: LearnersMemory, index: int) 
             set_device_random_state(torch.device(context.device_of(index)), state[own[0]].get("device_rng"))
         version = state["learner"]["version"]
     elif context.initial_weights is not None:
-        weights, _ = checkpoint.load_weights(context.initial_weights)
-        checkpoint.load_into(agent.model, weights, context.initial_weights)
+        weights, _ = weights_file.load_weights(context.initial_weights)
+        weights_file.load_into(agent.model, weights, context.initial_weights)
     return version
 
 
@@ -80,7 +80,7 @@ def _parts(context: Context, memory: LearnersMemory, batches: Batches, index: in
 def _written(write: Callable[[], Any]) -> bool:
     try:
         write()
-    except checkpoint.CheckpointError as error:
+    except tensor_file.CheckpointError as error:
         notice(f"checkpoint not written, training goes on, those there stay as they were, and the next is tried when it is due: {error}")
         return False
     return True

@@ -17,7 +17,7 @@ from core.episodes import Episode, EpisodeResults, play_episodes
 from core.film import Film
 from core.machine import versions
 from core.metrics import human_normalized
-from utils.checkpoint import load_into, load_weights
+from utils.weights_file import load_into, load_weights
 
 
 def tester(context: Context, index: int) -> Iterator[bool]:

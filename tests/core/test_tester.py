@@ -22,7 +22,8 @@ from core.shared import ArraySpec
 from core.single_processes import tester as mode_2  # pytest would take the function for a test
 from core.single_processes.evaluator import EvaluatorParams
 from core.video import VideoParams
-from utils.checkpoint import CheckpointError, save_weights
+from utils.tensor_file import CheckpointError
+from utils.weights_file import save_weights
 
 ENDLESS = 10**9
 

@@ -15,8 +15,10 @@ import pytest
 import torch
 from torch import nn
 
-from utils import checkpoint
-from utils.checkpoint import CheckpointError, load, load_into, load_weights, save, save_weights
+from utils import checkpoint, tensor_file
+from utils.checkpoint import load, save
+from utils.tensor_file import CheckpointError
+from utils.weights_file import load_into, load_weights, save_weights
 
 
 def state_of(number: int) -> dict:
@@ -120,19 +122,19 @@ def test_a_view_stores_no_more_than_it_shows(tmp_path: Path) -> None:
 
 def test_rows_that_change_while_they_are_written_still_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.zeros(3_000_000, dtype=torch.uint8)
-    write = checkpoint._HashingFile.write
+    write = tensor_file.HashingFile.write
 
-    def disturbed(file: checkpoint._HashingFile, data: memoryview) -> int:
+    def disturbed(file: tensor_file.HashingFile, data: memoryview) -> int:
         rows.add_(1)
         return write(file, data)
 
-    monkeypatch.setattr(checkpoint._HashingFile, "write", disturbed)
+    monkeypatch.setattr(tensor_file.HashingFile, "write", disturbed)
     save(tmp_path, {"rows": rows}, 1, keep=1)
     assert load(tmp_path)[0]["rows"].shape == rows.shape
 
 
 def test_large_files_load_mapped_and_can_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "MAPPED_BYTES", 1)
+    monkeypatch.setattr(tensor_file, "MAPPED_BYTES", 1)
     save(tmp_path, state_of(1), 1, keep=1)
     state, _ = load(tmp_path)
     state["learner"]["weights"].add_(1)
@@ -187,7 +189,7 @@ def test_a_malicious_checkpoint_with_a_valid_manifest_executes_nothing(tmp_path:
     torch.save(Malicious(victim), path / "learner.pt")
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"]["learner.pt"] = {"size": (path / "learner.pt").stat().st_size,
-                                       "sha256": checkpoint._file_digest(path / "learner.pt")}
+                                       "sha256": tensor_file.digest_of(path / "learner.pt")}
     manifest.pop("sha256")
     (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": checkpoint._digest(manifest)}))
     with pytest.raises(CheckpointError, match=r"refused"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.reliability.program import SLOW, Program, start
-from utils import checkpoint
+from utils import checkpoint, weights_file
 
 CARTPOLE = ("--config", "dqn-cartpole", "--logger.period", "0.5", "--timestamp", "one")
 ENDLESS = (*CARTPOLE, "--steps", "100000000")
@@ -172,7 +172,7 @@ def test_f20_an_interrupt_during_an_evaluation_and_a_checkpoint_write_saves_and_
         assert not program.leftovers()
         state, _ = checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
         assert sum(state["clock"]["agent_steps"]) >= program.agent_steps() - CHUNKS > 0
-        checkpoint.load_weights(tmp_path / "models" / "test_one.pth")
+        weights_file.load_weights(tmp_path / "models" / "test_one.pth")
 
 
 def test_f22_a_second_interrupt_leaves_at_once_with_its_files_intact(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from core.context import Context
-from utils import checkpoint
+from utils import checkpoint, weights_file
 from utils.command_line import read_options
 from utils.factory import AgentsDict, EnginesDict, ProcessesDict
 from utils.run import prepare
@@ -108,7 +108,7 @@ def test_samples_per_insert_is_exact(tmp_path):
 
 def test_weights_alone_can_start_a_new_run(tmp_path):
     first = train(tmp_path, *CARTPOLE, "--steps", "400", "--timestamp", "one")
-    weights, _ = checkpoint.load_weights(first.options.model_path)
+    weights, _ = weights_file.load_weights(first.options.model_path)
     second = train(tmp_path, *CARTPOLE, "--steps", "50", "--timestamp", "two", "--model_file", str(first.options.model_path))
     assert second.clock.updates == 0
     assert all(np.array_equal(weights[name], value) for name, value in saved(second)["agent"]["model"].items())

@@ -9,11 +9,11 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from utils import checkpoint, rows, runs
-from utils.checkpoint import CheckpointError
+from utils import checkpoint, rows, runs, weights_file
 from utils.command_line import read_options
 from utils.options import CONFIGS, Options
 from utils.settings_tree import annotations, flatten
+from utils.tensor_file import CheckpointError
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=100, database=None,
                  suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -106,7 +106,7 @@ def test_rows_without_a_name_of_their_own(root, row):
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
     path = checkpoint.save(folder / "c", {"agent": {"weight": torch.zeros(5)}}, 1, keep=1)
-    checkpoint.save_weights(folder / "m.pth", {"weight": torch.zeros(5)}, {})
+    weights_file.save_weights(folder / "m.pth", {"weight": torch.zeros(5)}, {})
     return path / "manifest.json", (path / "manifest.json").read_bytes(), folder / "m.pth", (folder / "m.pth").read_bytes()
 
 
@@ -148,7 +148,7 @@ def test_model_files_with_arbitrary_bytes_in_them(saved, position, content):
     position %= len(original)
     path.write_bytes(original[:position] + content + original[position + len(content):])
     with contextlib.suppress(CheckpointError):
-        weights, _ = checkpoint.load_weights(path)
+        weights, _ = weights_file.load_weights(path)
         assert {name: tensor.shape for name, tensor in weights.items()} == {"weight": (5,)}
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.reliability.program import start
-from utils.checkpoint import save_weights
 from utils.options import CONFIGS
+from utils.weights_file import save_weights
 
 CARTPOLE = ("--config", "dqn-cartpole")
 TEST = (*CARTPOLE, "--mode", "2", "--model_file")

@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 
-from utils import checkpoint, validation
+from utils import checkpoint, validation, weights_file
 from utils.command_line import read_options
 from utils.refused import Refused
 from utils.run import prepare
@@ -25,7 +25,7 @@ def test_the_context_counts_every_process_of_the_run(options):
 
 def test_testing_claims_no_folder_and_needs_no_memory(options, root, tmp_path):
     chosen = options("--mode", "2", "--model_file", str(tmp_path / "model.pth"))
-    checkpoint.save_weights(tmp_path / "model.pth", chosen.make_agent(validation.environment_spec(chosen)).model.state_dict(), {})
+    weights_file.save_weights(tmp_path / "model.pth", chosen.make_agent(validation.environment_spec(chosen)).model.state_dict(), {})
     context, _ = prepare(chosen)
     assert context.roles == (("tester", 0),) and context.memories == ()
     assert context.initial_weights == tmp_path / "model.pth"
@@ -40,7 +40,7 @@ def test_a_model_file_that_is_absent_or_of_another_shape_is_a_bad_checkpoint_and
         with pytest.raises(Refused, match=message) as refused:
             prepare(chosen)
         assert refused.value.code == 3 and list(root.iterdir()) == []
-        checkpoint.save_weights(file, {"weight": torch.zeros(1)}, {})
+        weights_file.save_weights(file, {"weight": torch.zeros(1)}, {})
 
 
 def test_a_run_is_continued_from_its_newest_checkpoint_and_not_without_one(options, monkeypatch):
