@@ -125,13 +125,18 @@ def _curve(lines: Iterable[dict[str, Any]], metric: str) -> Curve:
 
 # together -------------------------------------------------------------------------------------------------------------
 def grouped(found: Iterable[Run], keys: Sequence[str]) -> dict[str, list[Run]]:
-    """Runs by the values of these settings, in the order they come. Raises Refused for a setting that a run does not have."""
+    """Runs by the values of these settings, in the order they come; numbers are told with the setting's name. Raises Refused for a setting
+    that a run does not have."""
     groups: dict[str, list[Run]] = {}
     for run in found:
         if lacking := [key for key in keys if key not in run.settings]:
             raise Refused([f"{run.name} has no setting {lacking[0]}{suggestion(lacking[0], run.settings)}"])
-        groups.setdefault(", ".join(str(run.settings[key]) for key in keys), []).append(run)
+        groups.setdefault(", ".join(_label(key, run.settings[key]) for key in keys), []).append(run)
     return groups
+
+
+def _label(key: str, value: Any) -> str:
+    return str(value) if isinstance(value, str) else f"{key.rpartition('.')[2]} {value}"
 
 
 def on_grid(curves: Sequence[Curve], axis: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -81,9 +81,9 @@ def test_runs_are_grouped_by_row_by_setting_or_by_method(run):
     named = {keys: {label: [run.name for run in group] for label, group in grouped(runs, keys).items()}
              for keys in (("config",), ("agent.lr",), ("method",), ("game", "agent.lr"))}
     assert named["config",] == {"dqn-pong-small": ["a", "c"], "dqn-boxing-small": ["b"]}
-    assert named["agent.lr",] == {"0.001": ["a"], "0.0001": ["b", "c"]}
+    assert named["agent.lr",] == {"lr 0.001": ["a"], "lr 0.0001": ["b", "c"]}
     assert named["method",] == {"dqn-small": ["a", "b", "c"]}
-    assert list(named["game", "agent.lr"]) == ["pong, 0.001", "boxing, 0.0001", "pong, 0.0001"]
+    assert list(named["game", "agent.lr"]) == ["pong, lr 0.001", "boxing, lr 0.0001", "pong, lr 0.0001"]
     with pytest.raises(Refused, match=r"no setting agent.rl, did you mean agent.lr"):
         grouped(runs, ["agent.rl"])
 
