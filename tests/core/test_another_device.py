@@ -1,20 +1,24 @@
-"""Updates on a device that is not the CPU: all they compute with lies there, and no value comes back to python.
+"""Updates and answers on a device that is not the CPU: all they compute with lies there, and no value comes back to python.
 
 The device is torch's meta, whose tensors have shapes and no values: what would read one is an error. It has no multi-tensor kernels, so the
 optimiser's own step is left out; test_resident_updates and test_staged repeat all of it on CUDA where there is a GPU.
 """
 
+from contextlib import nullcontext
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from core.inference import OnFixedTensors, capture_forward
 from core.optimizer import Optimizer
 from core.resident import Tally
 from core.single_processes.updates import Pieces
 from core.staged import StagedUpdates
-from tests.core import resident_agents, test_staged
+from tests.core import resident_agents, test_inference, test_staged
 
 META = torch.device("meta")
 
@@ -89,3 +93,23 @@ def test_an_update_that_looks_is_noticed():
     agent = test_staged.make_agent("dqn", "meta")
     with pytest.raises(RuntimeError, match="meta"):
         Pieces(agent, False)(test_staged.make_batch(agent, 0))
+
+
+@pytest.mark.parametrize("name", test_inference.ACTING)
+def test_answers_stay_on_their_device(name, monkeypatch):
+    """Up to where the actor takes them home."""
+    agent, calls, call = test_inference.make_agent(name, "meta"), [], OnFixedTensors._call
+
+    def watched(answers):
+        calls.append(None)
+        with OneDevice() if len(calls) > 1 else nullcontext():
+            call(answers)
+
+    monkeypatch.setattr(OnFixedTensors, "_call", watched)
+    capture_forward(agent.model, capture=False)
+    timestep = test_inference.seen(np.random.default_rng(0))
+    exploration = agent.exploration(0, 1, test_inference.STREAMS, np.random.default_rng(5))
+    for _ in range(2):
+        with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+            agent.act(timestep, agent.initial_state(test_inference.STREAMS), exploration)
+    assert len(calls) == 2
