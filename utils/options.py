@@ -202,7 +202,7 @@ CONFIGS += [
     {"name": "impact-cartpole", **IMPACT, **ON_CARTPOLE, "agent.lr_updates": 25_000},  # of its steps, each learnt from twice
     {"name": "impala-cartpole", **IMPALA, **QUEUE, **ON_CARTPOLE, "agent.lr_updates": 12_500},
     {"name": "impala-lstm-recall", "game": "recall", **IMPALA, **QUEUE, **ADAM, "env_type": "recall", "model_type": "mlp-ac",
-     "model.lstm": 64, "evaluator.period": 10.0, "evaluator.episodes": 50, "steps": 1_000_000},
+     "model.lstm": 64, "evaluator.steps": 20_000, "evaluator.episodes": 50, "steps": 300_000},
     {"name": "impala-minatar-breakout", **IMPALA, **QUEUE, **ON_MINATAR},
     {"name": "replay-minatar-breakout", **IMPALA, **ON_MINATAR, **replay(0.5, "standard")},
     {"name": "clear-minatar-breakout", **IMPALA, **ON_MINATAR, **CLEAR},
