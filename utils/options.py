@@ -162,8 +162,7 @@ CONFIGS += [
     {"name": "r2d2-minatar-breakout", "game": "breakout", **R2D2_SMALL, "env_type": "minatar", "model_type": "r2d2-minatar",
      "agent.burn_in": 10, "agent.lr": 2.5e-4, "agent.target_update": 1_000, "memory.capacity": 100_000, "clock.learn_start": 5_000,
      "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 300_000},
-    {"name": "r2d2-cartpole", "game": "CartPole-v1", **R2D2_SMALL, "env_type": "gym", "model_type": "r2d2-mlp", "agent.lr": 5e-4,
-     "agent.lr_schedule": "linear", "agent.lr_updates": 4_000, "steps": 200_000},
+    {"name": "r2d2-cartpole", "game": "CartPole-v1", **R2D2_SMALL, "env_type": "gym", "model_type": "r2d2-mlp", "steps": 200_000},
 ]
 
 # V-trace: a queue gives every unroll once and sets the pace; a mixed memory replays some of them as well. The list of a mixed memory is
