@@ -127,12 +127,12 @@ CONFIGS += [{"name": "rainbow-cartpole", "game": "CartPole-v1", **RAINBOW, "env_
 # and what each of its six parts is worth, on MinAtar. A brick every dozen steps is worth 9 at gamma .99: atoms from 0 to 20
 ABLATION = {"env_type": "minatar", "game": "breakout", "agent.nstep": 3, "agent.lr": 2.5e-4, "agent.target_update": 1_000,
             "agent.epsilon_start": 0.0, "agent.epsilon_end": 0.0, "memory.capacity": 100_000, "clock.learn_start": 5_000,
-            "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 60_000}
+            "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 200_000}
 BY_PRIORITY = {"memory_type": "prioritized", "memory.alpha": 0.5, "memory.beta_updates": 500_000}
 RAINBOW_AGENT = {"agent_type": "rainbow", "model_type": "rainbow-minatar"}
 C51 = {**RAINBOW_AGENT, "agent.v_min": 0.0, "agent.v_max": 20.0}
 CONFIGS += [
-    {"name": "rainbow-minatar-breakout", **ABLATION, **BY_PRIORITY, **C51, "steps": 200_000},
+    {"name": "rainbow-minatar-breakout", **ABLATION, **BY_PRIORITY, **C51},
     {"name": "rainbow-no-double-minatar-breakout", **ABLATION, **BY_PRIORITY, **C51, "agent.double": False},
     {"name": "rainbow-no-dueling-minatar-breakout", **ABLATION, **BY_PRIORITY, **C51, "model.dueling": False},
     {"name": "rainbow-no-noisy-minatar-breakout", **ABLATION, **BY_PRIORITY, **C51, "model.noisy": False,
