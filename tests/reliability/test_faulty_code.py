@@ -72,7 +72,7 @@ def test_f16_f17_what_is_no_step_is_an_error_naming_field_value_stream_and_step(
 def test_f18_one_loss_that_is_not_finite_is_skipped_and_counted(tmp_path):
     fault = {"kind": "huge reward", "at": 100, "once": str(tmp_path / "once")}
     program = start(tmp_path, *FAULTY, *INLINE, "--agent.loss", "squared", "--agent.batch_size", "64", "--updates", "300",
-                    "--memory.capacity", "1000", environment=faults(fault))
+                    "--memory.capacity", "1000", "--learner.log_period", "0.01", environment=faults(fault))
     assert program.returncode == 0, program.stderr
     assert values(tmp_path, "learner/skipped_updates")[-1] >= 1 and math.isfinite(values(tmp_path, "learner/loss")[-1])
 
