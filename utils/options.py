@@ -150,18 +150,19 @@ R2D2 = {"agent_type": "r2d2", "memory_type": "prioritized", "memory.alpha": 0.9,
 R2D2_ATARI = {**R2D2, "env_type": "atari", "model_type": "r2d2-cnn", "env.reward_clipping": "none", "env.life_loss": False,
               "memory.capacity": 1_000_000, "actor.refresh_period": 400, "clock.learn_start": 50_000, "clock.samples_per_insert": 4.0,
               "clock.tolerance": 2_000}
-# and for tasks of minutes: shorter sequences, a faster target, and 8 to 16 samples an insert, as actors are the slower side here
+# and for tasks of minutes: shorter sequences and 8 to 16 samples an insert, as actors are the slower side here. An update learns from
+# 640 rows, so a run has few of them: the target follows every 50, which is 32,000 samples, as 1,000 updates of 32 are
 R2D2_SMALL = {**R2D2, "agent.burn_in": 4, "agent.unroll_length": 20, "agent.stride": 10, "agent.nstep": 3, "agent.batch_size": 32,
-              "agent.lr": 1e-3, "agent.eps": 1e-5, "agent.target_update": 200, "memory.capacity": 50_000, "clock.learn_start": 2_000,
-              "learner.threads": 1, "evaluator.period": 10.0, "evaluator.episodes": 20}
+              "agent.lr": 1e-3, "agent.eps": 1e-5, "agent.target_update": 50, "memory.capacity": 50_000, "clock.learn_start": 2_000,
+              "learner.threads": 1, "evaluator.steps": 10_000, "evaluator.episodes": 20}
 CONFIGS += [
     {"name": "r2d2-pong", "game": "pong", **R2D2_ATARI},
     {"name": "r2d2-breakout", "game": "breakout", **R2D2_ATARI},
     {"name": "r2d2-recall", "game": "recall", **R2D2_SMALL, "env_type": "recall", "model_type": "r2d2-mlp",
-     "clock.samples_per_insert": 16.0, "evaluator.episodes": 50, "steps": 500_000},
+     "clock.samples_per_insert": 16.0, "evaluator.steps": 5_000, "evaluator.episodes": 50, "steps": 100_000},
     {"name": "r2d2-minatar-breakout", "game": "breakout", **R2D2_SMALL, "env_type": "minatar", "model_type": "r2d2-minatar",
-     "agent.burn_in": 10, "agent.lr": 2.5e-4, "agent.target_update": 1_000, "memory.capacity": 100_000, "clock.learn_start": 5_000,
-     "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 300_000},
+     "agent.burn_in": 10, "memory.capacity": 100_000, "clock.learn_start": 5_000, "evaluator.steps": 15_000, "evaluator.episodes": 30,
+     "steps": 300_000},
     {"name": "r2d2-cartpole", "game": "CartPole-v1", **R2D2_SMALL, "env_type": "gym", "model_type": "r2d2-mlp", "steps": 200_000},
 ]
 
