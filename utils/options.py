@@ -151,7 +151,7 @@ R2D2_ATARI = {**R2D2, "env_type": "atari", "model_type": "r2d2-cnn", "env.reward
               "memory.capacity": 1_000_000, "actor.refresh_period": 400, "clock.learn_start": 50_000, "clock.samples_per_insert": 4.0,
               "clock.tolerance": 2_000}
 # and for tasks of minutes: shorter sequences and 8 to 16 samples an insert, as actors are the slower side here. An update learns from
-# 640 rows, so a run has few of them: the target follows every 50, which is 32,000 samples, as 1,000 updates of 32 are
+# 640 rows, so a run has few of them: the target follows every 50, which is 32,000 samples like dqn-minatar-breakout's 1,000 updates
 R2D2_SMALL = {**R2D2, "agent.burn_in": 4, "agent.unroll_length": 20, "agent.stride": 10, "agent.nstep": 3, "agent.batch_size": 32,
               "agent.lr": 1e-3, "agent.eps": 1e-5, "agent.target_update": 50, "memory.capacity": 50_000, "clock.learn_start": 2_000,
               "learner.threads": 1, "evaluator.steps": 10_000, "evaluator.episodes": 20}
@@ -163,7 +163,8 @@ CONFIGS += [
     {"name": "r2d2-minatar-breakout", "game": "breakout", **R2D2_SMALL, "env_type": "minatar", "model_type": "r2d2-minatar",
      "agent.burn_in": 10, "memory.capacity": 100_000, "clock.learn_start": 5_000, "evaluator.steps": 15_000, "evaluator.episodes": 30,
      "steps": 300_000},
-    {"name": "r2d2-cartpole", "game": "CartPole-v1", **R2D2_SMALL, "env_type": "gym", "model_type": "r2d2-mlp", "steps": 200_000},
+    {"name": "r2d2-cartpole", "game": "CartPole-v1", **R2D2_SMALL, "env_type": "gym", "model_type": "r2d2-mlp",
+     "agent.target_update": 20, "steps": 200_000},
 ]
 
 # V-trace: a queue gives every unroll once and sets the pace; a mixed memory replays some of them as well. The list of a mixed memory is
