@@ -16,6 +16,8 @@ AGGREGATES: dict[str, Statistic] = {"IQM": statistics.interquartile_mean, "media
                                     "optimality gap": statistics.optimality_gap}
 AXES = {"steps": ("steps", 1, "agent steps"), "time": ("seconds", 60, "minutes")}  # field of Curve, how many are one, label
 SIZE = (5.2, 3.7)                             # inches a panel
+LABELS_INSIDE = 4                             # of a legend that lies among the curves
+INCHES_A_LETTER = 0.09
 THRESHOLDS = 100
 
 
@@ -48,13 +50,27 @@ def draw_curves(groups: Mapping[str, Sequence[Run]], axes: Sequence[str], centre
     metrics = list(next(iter(groups.values()))[0].curves)
     panels = [(metric, axis) for metric in metrics for axis in axes]
     figure, grid = plots.subplots(1, len(panels), figsize=(SIZE[0] * len(panels), SIZE[1]), squeeze=False, layout="constrained")
+    several = any(len(runs) > 1 for runs in groups.values())
+    what = f"{centre.upper() if centre == 'iqm' else centre} of the runs, 95 % bootstrap bands" if several else ""
     for panel, (metric, axis) in zip(grid[0], panels):
         for label, runs in groups.items():
             _draw_group(panel, [run.curves[metric] for run in runs], axis, centre, label, each)
-        _finish(panel, axis, metric, f"{centre.upper() if centre == 'iqm' else centre} of the runs")
-    grid[0][0].legend(fontsize="small")
+        _finish(panel, axis, metric, what)
+    _explain(figure, grid[0][0], len(panels))
     figure.suptitle(title)
     return figure
+
+
+def _explain(figure: Any, panel: Any, panels: int) -> None:
+    """The legend, in the first panel; that of many groups below all of them, where it covers no curve."""
+    lines, labels = panel.get_legend_handles_labels()
+    if len(labels) <= LABELS_INSIDE:
+        panel.legend(fontsize="small")
+        return
+    columns = max(1, int(SIZE[0] * panels / (INCHES_A_LETTER * max(map(len, labels)) + 0.6)))  # 0.6: a line and what is between two
+    rows = -(-len(labels) // columns)
+    figure.set_size_inches(figure.get_figwidth(), figure.get_figheight() + 0.2 * rows)
+    figure.legend(lines, labels, loc="outside lower center", ncols=columns, fontsize="small")
 
 
 def _draw_group(panel: Any, curves: Sequence[Curve], axis: str, centre: str, label: str, each: bool) -> None:
@@ -73,7 +89,7 @@ def _finish(panel: Any, axis: str, metric: str, what: str) -> None:
 
     panel.xaxis.set_major_formatter(EngFormatter() if axis == "steps" else panel.xaxis.get_major_formatter())
     panel.set(xlabel=AXES[axis][2], ylabel=metric)
-    panel.set_title(f"{what}, 95 % bootstrap bands", fontsize="small")
+    panel.set_title(what, fontsize="small")
     panel.grid(alpha=0.3)
 
 

@@ -40,7 +40,8 @@ def main(arguments: Sequence[str]) -> int:
 def _curves(options: argparse.Namespace) -> list[Path]:
     runs = read(options.runs, options.metric)
     groups = grouped(runs, options.group or ["config"])
-    figure = draw_curves(groups, options.x, options.statistic, options.title or ", ".join(groups), options.each)
+    title = next(iter(groups)) if len(groups) == 1 else ""  # several stand in the legend
+    figure = draw_curves(groups, options.x, options.statistic, options.title or title, options.each)
     written = save(figure, options.output, options.formats)
     if options.csv:
         written.append(options.output.with_name(f"{options.output.name}.csv"))

@@ -61,6 +61,32 @@ def test_every_group_has_a_line_and_single_runs_no_band(run, runs):
     assert len(scores.collections) == 1 and len(scores.lines) == 2 + len(VALUES)
 
 
+def test_a_legend_of_many_groups_covers_no_curve_and_nothing_leaves_the_picture(run):
+    many = [run(f"local_{number}", [1.0, 2.0, 3.0], f"replay-rule-number-{number}-minatar-breakout") for number in range(8)]
+    for count, inside in ((3, True), (8, False)):
+        figure = draw_curves(grouped(read(many[:count], [SCORE]), ["config"]), ["steps"], "mean", "")
+        figure.canvas.draw()
+        panel, = figure.axes
+        assert (panel.get_legend() is not None) is inside and len(figure.legends) == (not inside)
+        for legend in figure.legends:
+            box, picture = legend.get_window_extent(), figure.bbox
+            assert not box.overlaps(panel.get_window_extent()) and len(legend.get_texts()) == count
+            assert box.x0 >= 0 and box.x1 <= picture.x1 and box.y0 >= 0
+
+
+def test_a_picture_of_one_run_speaks_of_no_bands(runs):
+    told = [draw_curves(grouped(read(runs[:count], [SCORE]), ["config"]), ["steps"], "mean", "").axes[0].get_title() for count in (1, 2)]
+    assert told == ["", "mean of the runs, 95 % bootstrap bands"]
+
+
+@pytest.mark.parametrize(("words", "title"), [((), ""), (("--title", "two rows"), "two rows"), (("--group", "method"), "dqn")])
+def test_the_title_is_the_only_group_or_what_is_asked_for(run, tmp_path, monkeypatch, words, title):
+    drawn = []
+    monkeypatch.setattr(plot, "draw_curves", lambda *given: drawn.append(given[3]) or draw_curves(*given))
+    folders = [run(f"x-{game}", [1.0, 2.0, 3.0], f"dqn-{game}", game=game) for game in ("pong", "boxing")]
+    assert plot.main([*map(str, folders), "--output", str(tmp_path / "curves"), *words]) == 0 and drawn == [title]
+
+
 def test_the_command_writes_pictures_and_points(runs, tmp_path, capsys):
     words = [*map(str, runs), "--output", str(tmp_path / "docs" / "one.two"), "--csv", "--metric", SCORE, "loss", "--statistic", "iqm"]
     assert plot.main(words) == 0
