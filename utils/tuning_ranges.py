@@ -17,10 +17,15 @@ VALUES = {"agent.lr": "1e-5..1e-2:log", "agent.batch_size": "16,32,64,128", "age
 ACTOR_CRITIC = {"agent.lr": "1e-4..3e-3:log", "agent.batch_size": "4,8,16,32", "agent.gamma": "0.95,0.98,0.99,0.995",
                 "agent.unroll_length": "5,10,20,40", "agent.entropy_cost": "1e-4..1e-1:log", "agent.baseline_cost": "0.25..1",
                 "agent.clip_norm": "1..100:log"}
+CONTROL = {"agent.lr": "1e-4..3e-3:log", "agent.critic_lr": "1e-4..3e-3:log", "agent.batch_size": "64,128,256,512",
+           "agent.gamma": "0.95,0.98,0.99,0.995", "agent.target_update": "1e-3..2e-2:log", "clock.samples_per_insert": "64..512:log"}
+NOISY = {**CONTROL, "agent.noise_scale": "0.05..0.5"}
 BY_PRIORITY = {"memory.alpha": "0.2..0.9"}
 RANGES: dict[str, dict[str, str]] = {  # of an agent_type, or of a row, whose ranges go before those of its agent
     "dqn": {**VALUES, **BY_PRIORITY}, "rainbow": {**VALUES, **BY_PRIORITY}, "r2d2": {**VALUES, **BY_PRIORITY, "agent.burn_in": "0,4,10,20"},
     "impala": ACTOR_CRITIC, "impact": {**ACTOR_CRITIC, "agent.epsilon": "0.1..0.5", "agent.target_update": "1,2,4,8,16,32"},
+    "ddpg": NOISY, "d4pg": {**NOISY, **BY_PRIORITY, "agent.nstep": "1..10"}, "td3": {**NOISY, "agent.policy_period": "1,2,4"},
+    "sac": {**CONTROL, "agent.temperature": "1e-2..1:log"},
     "dqn-cartpole": {"agent.lr": "1e-4..3e-3:log", "agent.target_update": "50,100,200,500,1000,2000", "agent.nstep": "1..5",
                      "agent.gamma": "0.98,0.99,0.995"}}
 
