@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from core.context import Context
 from core.engines import exit_codes
 from core.engines.inline import Process
@@ -41,6 +43,9 @@ class RayEngine(LocalEngine):
             found.append('engine=ray needs a package that is not installed: pip install -e ".[ray]"')
         if options.ray.address is not None and "://" in options.ray.address:
             found.append(f"ray.address={options.ray.address} must be host:port of the head, or auto: main runs on a node of the cluster")
+        count, gpus = options.num_learners, options.ray.learner_gpus
+        if options.mode == 1 and count > 1 and gpus is not None and gpus < 1 and options.device != "cpu" and torch.cuda.is_available():
+            found.append(f"num_learners={count} need a GPU each and ray.learner_gpus={gpus:g} is less: leave it out, or take device=cpu")
         return found
 
     def run(self, roles: list[tuple[str, int]]) -> int:

@@ -43,9 +43,10 @@ class Ingest:
         return "ingest"
 
     async def hello(self, index: int) -> tuple[int, News]:
-        """A new life of this actor; what its last one still has on the way is refused."""
+        """A new life of this actor, which has shown no sign of it yet; what its last one still has on the way is refused."""
         last = self._senders.get(index)
         self._senders[index] = Sender(last.life + 1 if last else 0)
+        self._context.clock.forget_beat(self._context.process_ind("actor", index))  # of its last life's chunks
         return self._senders[index].life, self._news(index, [])
 
     async def put(self, index: int, life: int, buffer: np.ndarray, records: Records) -> News:
@@ -56,11 +57,13 @@ class Ingest:
                 steps, episodes = self._store(index, sender, buffer)
                 self._context.clock.acted(index, steps, episodes)
                 self._count(index, sender, len(buffer), steps)
+        self._beat(index)
         return self._news(index, records)
 
     async def listen(self, index: int, life: int, records: Records) -> News:
         """For an actor that has nothing to send."""
         self._sender(index, life)
+        self._beat(index)
         return self._news(index, records)
 
     def _sender(self, index: int, life: int) -> Sender:
@@ -97,7 +100,6 @@ class Ingest:
 
     def _news(self, index: int, records: Records) -> News:
         context, clock = self._context, self._context.clock
-        self._beat(index)
         for values, step in records:
             context.logs.write(context.process_ind("actor", index), values, step)
         self._offer()

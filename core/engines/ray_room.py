@@ -4,6 +4,7 @@ from typing import Any
 
 from core.engines.ray_cluster import ClusterError
 
+DECIMALS = 4      # of an amount, that Ray counts
 A_LITTLE = 0.001  # of the resource that every node has for its address; Ray finds a place first for what wants such a thing
 
 Needs = dict[str, dict[str, float]]  # name of a process -> CPUs and GPUs
@@ -63,7 +64,7 @@ def check_room(needs: Needs, home: str) -> None:
                 f"{name} needs {_resources(need)}{where} and finds no room: the run needs {_resources(_sum(needs))} in all, the cluster's "
                 f"nodes ({len(left)}) have {_resources(total)}; add nodes, or lower num_actors or ray.actor_cpus, ray.learner_cpus")
         for kind, amount in need.items():
-            node[kind] = node.get(kind, 0.0) - amount
+            node[kind] = round(node.get(kind, 0.0) - amount, DECIMALS)
 
 
 def _is_actor(name: str) -> bool:

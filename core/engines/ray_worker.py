@@ -33,6 +33,8 @@ class Worker:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # main alone decides when a run ends
         use_threads(threads)
         if ray.get_runtime_context().get_node_id() == home:
+            if ingest is not None and self._role == "actor":  # a life elsewhere may have chunks there: the ring has one writer
+                ray.get(ingest.hello.remote(self._index))
             shared: Context = ray.get(context[0])
             child.drive(process(shared, self._index), shared, shared.process_ind(self._role, self._index))
             return

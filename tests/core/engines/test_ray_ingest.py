@@ -1,8 +1,10 @@
 """The ingest and an actor's end of the line, without Ray: one event loop, calls in place of messages."""
 
 import asyncio
+import dataclasses
 import pickle
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +15,7 @@ from core.engines.ray_cluster import ClusterError  # noqa: E402
 from core.engines.ray_ingest import Ingest, StaleSender  # noqa: E402
 from core.engines.ray_link import Facts, Link, remote_context  # noqa: E402
 from core.engines.ray_room import check_room  # noqa: E402
+from core.engines.ray_worker import Worker  # noqa: E402
 from core.single_processes.actor import actor  # noqa: E402
 from utils.command_line import read_options  # noqa: E402
 from utils.run import prepare  # noqa: E402
@@ -154,12 +157,45 @@ def test_a_life_that_was_replaced_stores_nothing_more(line):
     assert context.memories[0].trajectories.written().tolist() == written
 
 
+def test_a_life_at_home_stores_alone_though_chunks_of_one_elsewhere_still_wait_for_room(line, monkeypatch):
+    context, _, ingest, wire = line("--config", "impala-cartpole", "--clock.learn_start", "1", "--memory.capacity", "16")
+    link = Link(wire, 0, 3)
+    playing = actor(remote_context(facts(context), link), 0)
+    while len(link._in_flight) < 3 or context.memories[0].unread() < 16:
+        next(playing)
+    written = context.memories[0].trajectories.written().tolist()
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "home"))
+    for name in ("child.show_name", "signal.signal", "use_threads"):
+        monkeypatch.setattr(f"core.engines.ray_worker.{name}", lambda *_: None)
+    shared = wire.loop.create_task(wire._value(context))
+    Worker("actor", 0).run(lambda context, index: iter(()), "home", [shared], None, wire, 1)
+    context.memories[0].shared["taken"][0] += 16  # a learner has read them all
+    wire.loop.run_until_complete(asyncio.sleep(0.2))
+    assert context.memories[0].trajectories.written().tolist() == written
+
+
+def test_a_new_life_has_shown_no_sign_of_itself_before_it_plays_or_waits(line):
+    context, _, ingest, wire = line("--config", "dqn-cartpole")
+    link, place = Link(wire, 0, 2), context.process_ind("actor", 0)
+    assert not context.clock.has_beaten(place)  # its environments may take supervisor.start_timeout, or all fail at start
+    playing = drive(actor(remote_context(facts(context), link), 0), remote_context(facts(context), link).clock)
+    deadline = time.monotonic() + 20
+    while not context.clock.has_beaten(place):
+        next(playing)
+        assert time.monotonic() < deadline
+
+
 def test_bad_settings_are_named_before_a_start(monkeypatch):
     options = read_options(["--config", "dqn-cartpole", "--engine", "ray"])
     assert RayEngine.problems(options) == []
     with pytest.raises(SystemExit) as ended:
         read_options(["--config", "dqn-cartpole", "--engine", "ray", "--ray.address", "ray://10.0.0.1:10001"])
     assert ended.value.code == 2
+    halves = ["--config", "dqn-cartpole", "--engine", "ray", "--num_learners", "2", "--num_actors", "2", "--ray.learner_gpus", "0.5"]
+    assert RayEngine.problems(read_options(halves)) == []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    found = RayEngine.problems(dataclasses.replace(read_options(["--device", "cpu", *halves]), device="cuda"))
+    assert len(found) == 1 and "num_learners=2 need a GPU each and ray.learner_gpus=0.5 is less" in found[0]
     monkeypatch.setattr("core.engines.ray.importlib.util.find_spec", lambda name: None)
     assert RayEngine.problems(options) == ['engine=ray needs a package that is not installed: pip install -e ".[ray]"']
 
@@ -174,3 +210,11 @@ def test_a_process_needs_its_cpus_on_one_node_and_the_learner_at_home(monkeypatc
     else:
         with pytest.raises(ClusterError, match=r"needs 1 CPUs.* finds no room: the run needs 4 CPUs"):
             check_room(needs, "home")
+
+
+def test_room_is_counted_as_ray_counts_it(monkeypatch):
+    """3 - 4 * 0.6 is less than 0.6 in binary."""
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "home", "Alive": True, "Resources": {"CPU": 3.0}}])
+    check_room({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(5)}, "home")
+    with pytest.raises(ClusterError, match="finds no room"):
+        check_room({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(6)}, "home")
