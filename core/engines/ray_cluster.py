@@ -15,6 +15,8 @@ from core.engines.ray_params import RayParams
 # Before ray is imported. The first keeps a node on 127.0.0.1, where nothing from outside can reach it.
 ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
 ALWAYS = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_COLOR_PREFIX": "0", "RAY_DEDUP_LOGS": "0"}
+# How often Ray asks the head of a cluster. Where something else answers at its port each time takes 40 seconds, and twenty are usual.
+JOINING = {"RAY_gcs_server_port_wait_time_s": "1"}
 LONGEST_FOLDER = 30  # characters: Ray's sockets have long paths in it, and 107 are the most
 # Should main be killed: as soon as the other end of the sweeper's input is closed, who has files of the run's own folder open goes with it.
 # Ray's agents would stay for a minute, to report to what is no more.
@@ -70,6 +72,7 @@ class Cluster:
                 socket.create_connection((host, int(port)), self._params.connect_timeout).close()
             except (OSError, ValueError) as error:
                 raise ClusterError(f"ray.address={address}: nothing answers there ({error}); is the head up, and the port open?") from None
+        os.environ.update({name: os.environ.get(name, value) for name, value in JOINING.items()})
         self._init(address=address)
 
     def _init(self, **arguments: Any) -> None:

@@ -280,6 +280,18 @@ def test_f38_an_address_where_nothing_answers_is_named_soon(tmp_path):
 
 
 @pytest.mark.cluster
+@pytest.mark.timeout(240)
+def test_f38_an_address_where_something_else_answers_is_named_in_bounds(tmp_path, authenticated):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()  # and says nothing
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with Program(tmp_path, *CARTPOLE, "--ray.address", address) as program:
+            assert program.until_ended(150) == 2
+            assert f"the Ray cluster at ray.address={address} cannot be used" in program.output
+
+
+@pytest.mark.cluster
 @pytest.mark.timeout(300)
 def test_f38_what_a_cluster_refuses_or_cannot_hold_is_said_within_bounds(tmp_path, authenticated, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))  # where Ray would look for a token
