@@ -8,6 +8,8 @@ import statistics
 from typing import Any
 
 from benchmarks.training import ROOT
+from core.engines.ray_params import RayParams
+from core.single_processes.learner import LearnerParams
 
 ACTORS = (10, 100, 1_000)
 NETWORKS = {"1 Gbit/s": 1e9 / 8, "10 Gbit/s": 1e10 / 8}  # bytes a second
@@ -31,12 +33,13 @@ def page(result: dict[str, Any]) -> str:
         "## Measured\n", *_measured(result),
         "## The four limits of Pong, Nature network, in agent steps a second\n", *_limits(way, learner, batch),
         "## Actors\n", *_actors(way, learner),
+        "## Parameters, the other way\n", *_parameters(result["publication"]["dqn-pong"]["bytes"], learner / batch),
         "## What to change then\n", *ADVICE])
 
 
 ADVICE = [
     "- **Network.** `storage.codec lz4` packs pictures on the actors' side. Parameters: a larger `ray.parameters_period` and",
-    "  `actor.refresh_period`; a node fetches a version once, so many actors a node are cheaper than many nodes.",
+    "  `actor.refresh_period`; many actors a node are cheaper than many nodes.",
     "- **Ingest.** It is one process: longer chunks (`actor.chunk_length`, `num_envs_per_actor`) cost it fewer messages and the same",
     "  copies. Actors on the learner's node do not need it.",
     "- **Learner.** A GPU; fewer samples a step (`clock.samples_per_insert` 0.8 in place of 8), which is what Ape-X did; larger batches;",
@@ -75,7 +78,7 @@ def _rates(rates: list[float]) -> str:
 
 
 def network_limit(step_bytes: float, network: float) -> float:
-    """Agent steps a second that a network carries into the learner's node."""
+    """Agent steps a second that a network carries into the learner's node, or others of so many bytes."""
     return USABLE * network / step_bytes
 
 
@@ -107,6 +110,18 @@ def _actors(way: dict[str, Any], learner: float) -> list[str]:
         made, carried = count * one, count * one * way[LZ4]["bytes per agent step"] / 1e6
         beyond = [name for name, limit in limits.items() if made > limit]
         lines.append(f"| {count:,} | {made:,.0f} | {carried:,.1f} MB | {'; '.join(beyond) or 'nothing'} |")
+    return [*lines, ""]
+
+
+def _parameters(size: int, updates: float) -> list[str]:
+    """How many nodes with actors the networks feed with versions of this size, of a learner that makes so many updates a second."""
+    every, period = LearnerParams().publish_period, RayParams().parameters_period
+    lines = [f"A node with actors fetches a version once. So {USABLE:.0%} of a network feed so many nodes with the Nature network's:\n",
+             f"| versions a second | bytes/s to each node | {' | '.join(f'nodes, {name}' for name in NETWORKS)} |", "|---|" + "---|" * 3]
+    for name, rate in ((f"{{:.2g}}: this learner, one every {every} updates", updates / every),
+                       (f"{{:.2g}}: the most, by `ray.parameters_period` {period:g}, of a faster one", 1 / period)):
+        nodes = [f"{network_limit(size * rate, network):,.1f}" for network in NETWORKS.values()]
+        lines.append(f"| {name.format(rate)} | {size * rate / 1e6:,.1f} MB | {' | '.join(nodes)} |")
     return [*lines, ""]
 
 
