@@ -1,7 +1,12 @@
 """Train (mode 1) or test (mode 2) what utils/options.py and the command line say: `python main.py`, `python main.py --help`."""
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
+
+if __name__ == "__main__":  # while the rest is imported: seconds, in which others turn an interrupt into an error of theirs
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
 
 from utils import runs
 from utils.check import check
@@ -30,6 +35,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":  # spawned processes import this file
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:  # before the engine took over

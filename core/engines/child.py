@@ -15,6 +15,8 @@ from core.engines import exit_codes
 
 SHORTEST_NAP, LONGEST_NAP, GROWTH = 0.0005, 0.02, 1.25  # seconds; naps of a process that has nothing to do grow from one to the other
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+DEAF_TO = (signal.SIGINT, signal.SIGTERM)  # main alone decides when a run ends
+LONGEST = 7_000  # characters of an error and of its traceback: what a pipe takes although nobody reads it yet
 
 
 def main(process: Callable[[Context, int], Iterator[bool]], context: Context, role: str, index: int, threads: int,
@@ -22,16 +24,22 @@ def main(process: Callable[[Context, int], Iterator[bool]], context: Context, ro
     """Drive the generator to its end. An exception is sent to the supervisor as text; the exit code says of what kind it was."""
     _die_with(parent)
     show_name(f"{role} {index}")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # main alone decides when a run ends
+    for number in DEAF_TO:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF_TO)  # for programs that an environment starts
     use_threads(threads)
     try:
         drive(process(context, index), context, context.process_ind(role, index))
     except BaseException as error:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        failure.send((f"{type(error).__name__}: {error}", notes, traceback.format_exc()))
+        failure.send((_cut(f"{type(error).__name__}: {error}"), notes, _cut(traceback.format_exc())))
         failure.close()
         sys.exit(exit_codes.of(error))
+
+
+def _cut(text: str) -> str:
+    """Without its middle, if it is long."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST // 2]}\n... {len(text) - LONGEST:,} characters ...\n{text[-LONGEST // 2:]}"
 
 
 def drive(generator: Iterator[bool], context: Context, process_ind: int) -> None:

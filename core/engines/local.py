@@ -3,10 +3,10 @@
 import os
 import signal
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_context, resource_tracker
 from typing import Any
 
 from core.context import Context
@@ -28,6 +28,18 @@ class SupervisorParams:
     max_restarts: int = setting(5, low=0)              # of one process; then the run is given up
     stop_timeout: float = setting(12.0, above=0)       # seconds that processes have to end once interrupted
     finish_timeout: float = setting(900.0, above=0)    # seconds for the last evaluation of a run that finished
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Ctrl-C reaches every process of a terminal. Those started meanwhile are not to hear it, not even before `child.main` runs in them:
+    they inherit the mask. Here signals wait until the end."""
+    resource_tracker.ensure_running()  # it would start with the first of them, and unblock the signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, child.DEAF_TO)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def learner_threads(options: Any) -> int:
@@ -94,7 +106,8 @@ class LocalEngine:
         place.process = self._spawn.Process(
             target=child.main, name=str(place), daemon=True,
             args=(self._processes[place.role], self._context, place.role, place.index, place.threads, os.getpid(), sender))
-        place.process.start()
+        with _deaf():
+            place.process.start()
         sender.close()
         place.failure, place.started = receiver, time.monotonic()
 
@@ -106,6 +119,8 @@ class LocalEngine:
     def _death(self, place: Place) -> str:
         """How a process ended that did not say so itself."""
         number = -place.process.exitcode
+        if number < 0:
+            return f"ended with exit code {place.process.exitcode} and said nothing"
         return f"was killed by signal {number}" + (", by hand or by the kernel for want of memory" if number == signal.SIGKILL else "")
 
     def _alive(self) -> list[Place]:
@@ -148,7 +163,7 @@ class LocalEngine:
         self._say(f"{place} (pid {place.process.pid}) {'failed: ' if error else ''}{reason}")
         siblings = [other for other in self._places if other.role == place.role]
         if place.role in ("learner", "tester") or all(other.failed_at_start for other in siblings):
-            self._give_up(exitcode if exitcode > 0 else exit_codes.TRAINING_FAILED)
+            self._give_up(exitcode if error and exitcode > 0 else exit_codes.TRAINING_FAILED)
         elif place.restarts >= self._options.supervisor.max_restarts:
             self._say(f"{place} was restarted {place.restarts} times, which is supervisor.max_restarts: the run ends")
             self._give_up(exit_codes.TRAINING_FAILED)
@@ -200,9 +215,10 @@ class LocalEngine:
                 if place.process.exitcode is not None:
                     place.ended = True
                     if place.process.exitcode:
-                        self._say(f"{place} ended with {self._last_words(place) or f'exit code {place.process.exitcode}'}")
+                        error = self._last_words(place)
+                        self._say(f"{place} {f'failed: {error}' if error else self._death(place)}")
                         if place.role in ("learner", "tester"):
-                            self._exit_code = self._exit_code or max(place.process.exitcode, 0) or exit_codes.TRAINING_FAILED
+                            self._exit_code = self._exit_code or (error and place.process.exitcode) or exit_codes.TRAINING_FAILED
 
     def _kill(self, places: list[Place]) -> None:
         for place in places:

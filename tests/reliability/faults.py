@@ -68,7 +68,7 @@ class Faulty(gym.Env):
 
 
 def _raise(env: Faulty) -> Any:
-    raise RuntimeError("the simulator crashed")
+    raise RuntimeError("the simulator crashed") from RuntimeError("word " * 40_000)  # more than a pipe holds
 
 
 def _hang(env: Faulty) -> Any:
