@@ -87,6 +87,13 @@ def load(folder: Path, names: Collection[str] | None = None) -> tuple[dict[str, 
     raise CheckpointError(f"every checkpoint in {folder} is damaged ({'; '.join(damages)})")
 
 
+def clear(folder: Path) -> None:
+    """Remove what writers left that were killed."""
+    _remove(folder.glob(f"{TEMPORARY}*"))
+    for path in folder.glob(f"{PART}*"):
+        path.unlink(missing_ok=True)
+
+
 def _taken(folder: Path, temporary: Path, parts: Sequence[str]) -> dict[str, Any]:
     """Moves the parts into the checkpoint in the making; returns what its manifest says of them."""
     entries = {}

@@ -16,9 +16,11 @@ from core.model import Model
 from core.parameters import ParameterStore
 from utils import checkpoint, probe, runs, tensor_file, validation, weights_file
 from utils.options import Options
-from utils.refused import BAD_CHECKPOINT, Refused
+from utils.refused import BAD_CHECKPOINT, Refused, told
 from utils.rows import find_row, from_row
 from utils.settings_tree import flatten
+
+PARTS = ("agent", "clock", "learner")  # of every checkpoint
 
 
 def prepare(options: Options) -> tuple[Context, Agent]:
@@ -75,8 +77,13 @@ def _memories(options: Options, spec: EnvSpec, agent: Agent) -> tuple[Memory, ..
 
 def _continue(options: Options, clock: Clock) -> Path:
     """Give the clock the counts of the newest sound checkpoint; returns the folder it is in."""
-    state, _ = checkpoint.load(options.checkpoint_folder)
-    clock.load_state_dict(state["clock"], with_rows="memory" in state)
+    state, found = checkpoint.load(options.checkpoint_folder)
+    if missing := [name for name in PARTS if name not in state]:
+        raise tensor_file.CheckpointError(f"checkpoint {found} has no {' and no '.join(missing)}: it is not of a run")
+    try:
+        clock.load_state_dict(state["clock"], with_rows="memory" in state)
+    except Exception as error:  # it is intact, but not what a run wrote
+        raise tensor_file.CheckpointError(f"the clock of checkpoint {found} is not of a run ({told(error)})") from None
     return options.checkpoint_folder
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from core.settings import dotted
+from utils import checkpoint, weights_file
 from utils.factory import suggestion
 from utils.options import Options
 from utils.refused import BAD_CHECKPOINT, BAD_CONFIGURATION, Refused
@@ -117,12 +118,15 @@ def fresh_timestamp(root: str, machine: str) -> str:
 
 
 def end(options: Options, exit_code: int) -> None:
-    """Keep how this part of the run ended; on a full disk it counts as not ended. The file's time stays: that of the start.
+    """Keep how this part of the run ended; on a full disk it counts as not ended. The file's time stays: that of the start. Files that a
+    killed process was writing go.
 
     A run that was refused after it was claimed, before anything else was written, leaves nothing.
     """
     file = options.log_folder / RUN_FILE
     with contextlib.suppress(OSError, ValueError):
+        checkpoint.clear(options.checkpoint_folder)
+        weights_file.clear(options.model_path)
         if exit_code == BAD_CONFIGURATION and [path.name for path in file.parent.iterdir()] == [RUN_FILE]:
             file.unlink()
             file.parent.rmdir()

@@ -15,7 +15,7 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], metadata: dict[str, 
     """Replace the model file at once by one with these weights and plain values. Raises CheckpointError (a full disk), old file intact."""
     content = {"weights": {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in weights.items()},
                "metadata": storable(metadata, "metadata")}
-    temporary = path.with_name(f".temporary_{path.name}")
+    temporary = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -26,6 +26,11 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], metadata: dict[str, 
         sync_folder(path.parent)
     except OSError as error:
         raise CheckpointError(f"cannot write the model file {path}: {error}") from error
+
+
+def clear(path: Path) -> None:
+    """Remove what a writer of this model file left that was killed."""
+    _temporary(path).unlink(missing_ok=True)
 
 
 def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -55,6 +60,10 @@ def load_into(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> No
         more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
         raise CheckpointError(f"model file {path} is of another architecture: {'; '.join(differences[:5])}{more}")
     model.load_state_dict(weights)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".temporary_{path.name}")
 
 
 def _side(shapes: Mapping[str, tuple[int, ...]], name: str) -> str:

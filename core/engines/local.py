@@ -202,10 +202,10 @@ class LocalEngine:
             self._say(how_to_go_on(self._options))
 
     def _await(self, places: list[Place], limit: float | None = None) -> None:
-        params, started = self._options.supervisor, time.monotonic()
-        stop_timeout = params.stop_timeout * (10 if self._options.learner.checkpoint_replay else 1)  # a large replay is being written
+        params, started, with_replay = self._options.supervisor, time.monotonic(), self._options.learner.checkpoint_replay
         while waiting := [place for place in places if place in self._alive()]:
-            seconds = limit or (stop_timeout if self._clock.interrupted else params.finish_timeout)
+            large = with_replay and any(place.role == "learner" for place in waiting)  # and is being written
+            seconds = limit or (params.stop_timeout * (10 if large else 1) if self._clock.interrupted else params.finish_timeout)
             if time.monotonic() - started > seconds or len(self._signals) > 1:
                 self._say(f"{', '.join(map(str, waiting))} did not end within {time.monotonic() - started:.0f} s and are killed")
                 self._kill(waiting)

@@ -124,6 +124,16 @@ def test_f24_f25_f27_it_goes_on_from_the_checkpoint_before_a_damaged_one_with_a_
         assert program.until_ended(15 * SLOW) == 130 and not program.leftovers()
 
 
+def test_f24_with_every_checkpoint_damaged_it_is_refused_and_not_begun_afresh(run):
+    for path in manifests(run.root):
+        (path.parent / "clock.pt").write_bytes(b"0" * (path.parent / "clock.pt").stat().st_size)
+    before = {path: path.stat().st_mtime_ns for path in run.root.rglob("*")}
+    refused = start(run.root, "--resume", "test_one")
+    assert refused.returncode == 3 and "Traceback" not in refused.stderr
+    assert re.search(r"error: every checkpoint in .* is damaged .*clock.pt does not have the SHA-256.*; start a new run", refused.stderr)
+    assert {path: path.stat().st_mtime_ns for path in run.root.rglob("*")} == before
+
+
 # other ends ------------------------------------------------------------------------------------------------------------
 def test_f10_an_actor_that_dies_too_often_ends_the_run_with_its_state_saved(tmp_path):
     with Program(tmp_path, *ENDLESS, "--supervisor.max_restarts", "1") as program:
@@ -137,13 +147,13 @@ def test_f10_an_actor_that_dies_too_often_ends_the_run_with_its_state_saved(tmp_
 
 
 def test_f11_a_killed_learner_ends_the_run_which_says_how_to_go_on(tmp_path):
-    with Program(tmp_path, *SAVING) as program:
+    with Program(tmp_path, *ENDLESS, "--learner.checkpoint_replay", "--learner.checkpoint_period", "0.1") as program:
         program.until_training(500)
-        program.until(lambda: manifests(tmp_path), 20, "the first checkpoint")
+        program.until(lambda: manifests(tmp_path) and list(tmp_path.rglob(".temporary_*")), 60, "a second checkpoint in the making")
         program.kill("learner 0")
         assert program.until_ended(15 * SLOW) == 4
         assert "learner 0" in program.output and "--config dqn-cartpole --resume test_one --root" in program.output
-        assert all("temporary" in path for path in program.leftovers())  # a save cut off: the next one clears it away
+        assert not program.leftovers()
 
 
 def test_f13_when_main_is_killed_its_children_go_with_it(tmp_path):
@@ -189,5 +199,5 @@ def test_f22_a_second_interrupt_leaves_at_once_with_its_files_intact(tmp_path):
         os.kill(program.process.pid, signal.SIGINT)
         assert program.until_ended(3 * SLOW) == 130
         assert re.search("learner 0.* did not end within . s and are killed", program.output)
-        assert all("temporary" in path for path in program.leftovers())
+        assert not program.leftovers()
         checkpoint.load(tmp_path / "models" / "test_one_checkpoints")

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from utils import runs
+from utils import checkpoint, runs
 from utils.command_line import read_options
 from utils.refused import Refused
 
@@ -56,6 +56,20 @@ def test_how_a_run_ended_is_kept_with_it_and_newest_stays_the_one_started_last(o
     assert [run.signature for run in runs.all_runs(str(root))] == [second.signature, first.signature]
     runs.save(first, {})  # goes on
     assert runs.read(first.log_folder).exit_code is None
+
+
+def test_what_killed_processes_were_writing_goes_when_the_run_ends_and_nothing_else_does(options):
+    run = runs.claim(options())
+    runs.save(run, {})
+    kept = checkpoint.save(run.checkpoint_folder, {"agent": {}}, 1, keep=1)
+    (run.checkpoint_folder / f"{checkpoint.TEMPORARY}123").mkdir()
+    (run.checkpoint_folder / f"{checkpoint.TEMPORARY}123" / "agent.pt").touch()
+    checkpoint.save_parts(run.checkpoint_folder, {"learner_1": {}})
+    for name in (run.model_path.name, "another.pth"):
+        (run.model_path.parent / f".temporary_{name}").touch()
+    runs.end(run, 4)
+    assert {path.name for path in run.checkpoint_folder.iterdir()} == {kept.name, "latest"}
+    assert [path.name for path in run.model_path.parent.iterdir() if path.is_file()] == [".temporary_another.pth"]
 
 
 def test_a_damaged_settings_file_hides_its_run_and_no_other(options, root):
