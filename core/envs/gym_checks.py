@@ -74,8 +74,8 @@ class CheckedEnv(gym.Wrapper):
         self._total_steps += 1
         result = self._own_code(self.env.step, "step", action)
         if not isinstance(result, tuple) or len(result) != 5:
-            values = len(result) if isinstance(result, tuple) else type(result).__name__
-            raise ValueError(f"step of stream {self.stream} returned {values} values, expected 5: {OLD_API}")
+            returned = f"{len(result)} values" if isinstance(result, tuple) else reprlib.repr(result)
+            raise ValueError(f"step of stream {self.stream} returned {returned} at step {self._total_steps}, expected 5 values: {OLD_API}")
         observation, reward, terminated, truncated, _ = result
         cut = self._max_steps is not None and self._steps >= self._max_steps
         return (self._observation(observation), self._reward(reward), self._flag("terminated", terminated),

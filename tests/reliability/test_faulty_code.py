@@ -60,6 +60,9 @@ def test_f15_an_environment_that_cannot_be_made_at_all_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("game", "kind", "message"), [
     ("gym", "nan", "observation of stream 0 at step 50 is"), ("gym", "four values", 'set legacy="v21"'),
+    *(pytest.param("gym", kind, message, marks=pytest.mark.faults) for kind, message in (
+        ("infinite reward", "reward of stream 0 at step 50 is inf"), ("wrong dtype", "observation of stream 0 at step 50 is"),
+        ("wrong shape", "observation of stream 0 at step 50 is"), ("nothing", "step of stream 0 returned None at step 50"))),
     ("own", "nothing", "first of catch at step 1 is None")])
 def test_f16_f17_what_is_no_step_is_an_error_naming_field_value_stream_and_step(tmp_path, game, kind, message):
     own = ("--config", "dqn-minatar-breakout", "--env_type", AGENTS + "Careless", "--game", "catch", "--engine", "inline")

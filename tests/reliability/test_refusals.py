@@ -1,6 +1,7 @@
 """Starts that must be refused, seen from outside: exit code, message, nothing made (F01-F03, F05-F08, F25, F28, F36)."""
 
 import os
+import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,8 +26,11 @@ class Malicious:
 
 
 def model_files(folder: Path) -> None:
-    """Files that are no model of CartPole; test_checkpoint.py has the truncated and random ones, and bare pickles."""
+    """Files that are no model of CartPole; test_checkpoint.py has every truncation of one, and bare pickles."""
     save_weights(folder / "foreign.pth", {"weight": torch.zeros(3)}, {})
+    whole = (folder / "foreign.pth").read_bytes()
+    (folder / "truncated.pth").write_bytes(whole[:len(whole) // 2])
+    (folder / "random.pth").write_bytes(random.Random(1).randbytes(5_000))
     torch.save({"weights": {"a": Malicious(folder / "victim")}, "metadata": {}}, folder / "malicious.pth")
 
 
@@ -46,6 +50,8 @@ def refusals(files: Path) -> dict[str, tuple[tuple[str, ...], int, tuple[str, ..
         "device": ((*CARTPOLE, "--device", "cuda"), 2, ("device='cuda' is not on this machine, which has cpu",)),
         "folder": (CARTPOLE, 2, ("folders cannot be made",)),
         "missing": ((*TEST, str(files / "missing.pth")), 3, ("missing.pth does not exist",)),
+        "truncated": ((*TEST, str(files / "truncated.pth")), 3, ("truncated.pth is truncated or damaged",)),
+        "random": ((*TEST, str(files / "random.pth")), 3, ("random.pth is not a model file",)),
         "foreign": ((*TEST, str(files / "foreign.pth")), 3, ("foreign.pth is of another architecture",)),
         "malicious": ((*TEST, str(files / "malicious.pth")), 3, ("malicious.pth carries something else", "nothing in it was executed"))}
 
@@ -100,7 +106,7 @@ def test_f07_a_missing_package_is_refused_with_its_pip_command(refused):
     refused("package")
 
 
-@pytest.mark.parametrize("kind", ["missing", "foreign", "malicious"])
+@pytest.mark.parametrize("kind", ["missing", "truncated", "random", "foreign", "malicious"])
 def test_f08_a_file_that_is_no_model_of_the_row_is_refused_and_nothing_in_it_is_executed(refused, kind):
     refused(kind)
     assert not refused.victim.exists()

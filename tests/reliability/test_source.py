@@ -11,18 +11,32 @@ SOURCES = sorted([*PROJECT.glob("core/**/*.py"), *PROJECT.glob("utils/**/*.py"),
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
 
-def name_of(node: ast.expr) -> str:
+def imported(tree: ast.AST) -> dict[str, str]:
+    """Name here -> what it stands for: of `import a.b as c` and `from a import b as c`."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def name_of(node: ast.expr, names: dict[str, str]) -> str:
     """a.b.c of what is called."""
-    return f"{name_of(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    if isinstance(node, ast.Attribute):
+        return f"{name_of(node.value, names)}.{node.attr}"
+    return names.get(node.id, node.id) if isinstance(node, ast.Name) else ""
 
 
 def executes_data(source: str) -> list[str]:
     """Every call that would run what a file or a text contains."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
+    found, tree = [], ast.parse(source)
+    names = imported(tree)
+    for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        name, keywords = name_of(node.func), {keyword.arg: keyword.value for keyword in node.keywords}
+        name, keywords = name_of(node.func, names), {keyword.arg: keyword.value for keyword in node.keywords}
         module, _, function = name.rpartition(".")
         constant = {key: getattr(value, "value", ...) for key, value in keywords.items()}
         if ((name in ("eval", "exec", "compile", "os.system", "os.popen", "builtins.eval", "builtins.exec"))
@@ -40,6 +54,9 @@ def test_f40_nothing_in_the_code_executes_data(path: Path):
 
 
 @pytest.mark.parametrize("line", ["pickle.load(file)", "eval(text)", "exec(text)", "subprocess.run(words, shell=True)", "torch.load(path)",
-                                  "torch.load(path, weights_only=False)", "numpy.load(path, allow_pickle=True)", "os.system(text)"])
+                                  "torch.load(path, weights_only=False)", "from pickle import loads as read; read(text)",
+                                  "import dill as d; d.load(file)", "from torch import load; load(path)",
+                                  "from os import system; system(text)",
+                                  "numpy.load(path, allow_pickle=True)", "os.system(text)"])
 def test_f40_the_rule_tells_what_does(line):
     assert executes_data(line)

@@ -91,8 +91,8 @@ NAN, INF = np.array([0.0, np.nan, 0.0]), np.array([0.0, 0.0, np.inf])
     ((GOOD[0], "1", *GOOD[2:]), "reward of stream 0 at step 2 is '1'"),
     ((*GOOD[:2], None, False, {}), "terminated of stream 0 at step 2 is None"),
     ((*GOOD[:2], False, 0.5, {}), "truncated of stream 0 at step 2 is 0.5"),
-    ((*GOOD[:3], {}), "returned 4 values, expected 5: the old gym API.*v21.*legacy-gym"),
-    (None, "returned NoneType values")])
+    ((*GOOD[:3], {}), "step of stream 0 returned 4 values at step 2, expected 5 values: the old gym API.*v21.*legacy-gym"),
+    (None, "step of stream 0 returned None at step 2, expected 5 values")])
 def test_a_faulty_step_is_an_error_naming_field_value_stream_and_step(told, result, message):
     env = told(num_envs=1, faults={2: result})
     env.reset(0)
