@@ -1,4 +1,4 @@
-"""Two learners of the real program: one is killed, the run is continued, and both stop together."""
+"""Two learners of the real program: one is killed, the run is continued, and both stop together (F11, F37)."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ ENDLESS = ("--config", "dqn-cartpole", "--logger.period", "0.5", "--timestamp", 
            "--steps", "100000000", "--learner.compare_period", "10")
 
 
-def test_a_killed_learner_ends_the_run_with_its_state_saved_and_the_run_goes_on_with_two(tmp_path):
+def test_f11_f37_a_killed_learner_ends_the_run_with_its_state_saved_and_the_run_goes_on_with_two(tmp_path):
     with Program(tmp_path, *ENDLESS) as program:
         program.until_training(1_500)
         learners = [pid for name, pid in program.children().items() if name.startswith("learner")]
