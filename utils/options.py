@@ -124,24 +124,26 @@ CONFIGS += [{"name": "rainbow-cartpole", "game": "CartPole-v1", **RAINBOW, "env_
              "agent.v_min": 0.0, "agent.v_max": 100.0, "agent.batch_size": 64, "agent.lr": 1e-3, "agent.eps": 1e-8,
              "agent.target_update": 200, "memory.capacity": 50_000, "memory.beta_updates": 25_000, "clock.learn_start": 1_000,
              "learner.threads": 1, "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 200_000}]
-# and what each of its six parts is worth, on MinAtar. A brick every dozen steps is worth 9 at gamma .99: atoms from 0 to 20
+# and, for 60,000 steps, what each of its six parts is worth, on MinAtar. A brick every dozen steps is worth 9 at gamma .99: atoms from 0
+# to 20
 ABLATION = {"env_type": "minatar", "game": "breakout", "agent.nstep": 3, "agent.lr": 2.5e-4, "agent.target_update": 1_000,
             "agent.epsilon_start": 0.0, "agent.epsilon_end": 0.0, "memory.capacity": 100_000, "clock.learn_start": 5_000,
             "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 200_000}
 BY_PRIORITY = {"memory_type": "prioritized", "memory.alpha": 0.5, "memory.beta_updates": 500_000}
 RAINBOW_AGENT = {"agent_type": "rainbow", "model_type": "rainbow-minatar"}
 C51 = {**RAINBOW_AGENT, "agent.v_min": 0.0, "agent.v_max": 20.0}
+PART_LESS = {**ABLATION, "steps": 60_000}
 CONFIGS += [
     {"name": "rainbow-minatar-breakout", **ABLATION, **BY_PRIORITY, **C51},
-    {"name": "rainbow-no-double-minatar-breakout", **ABLATION, **BY_PRIORITY, **C51, "agent.double": False},
-    {"name": "rainbow-no-dueling-minatar-breakout", **ABLATION, **BY_PRIORITY, **C51, "model.dueling": False},
-    {"name": "rainbow-no-noisy-minatar-breakout", **ABLATION, **BY_PRIORITY, **C51, "model.noisy": False,
+    {"name": "rainbow-no-double-minatar-breakout", **PART_LESS, **BY_PRIORITY, **C51, "agent.double": False},
+    {"name": "rainbow-no-dueling-minatar-breakout", **PART_LESS, **BY_PRIORITY, **C51, "model.dueling": False},
+    {"name": "rainbow-no-noisy-minatar-breakout", **PART_LESS, **BY_PRIORITY, **C51, "model.noisy": False,
      "agent.epsilon_start": 1.0, "agent.epsilon_end": 0.01, "agent.epsilon_steps": 100_000},
-    {"name": "rainbow-no-prioritized-minatar-breakout", **ABLATION, **C51, "memory_type": "shared"},
-    {"name": "rainbow-no-nstep-minatar-breakout", **ABLATION, **BY_PRIORITY, **C51, "agent.nstep": 1},
-    {"name": "rainbow-no-distributional-minatar-breakout", **ABLATION, **BY_PRIORITY, "agent_type": "dqn", "model_type": "dqn-minatar",
+    {"name": "rainbow-no-prioritized-minatar-breakout", **PART_LESS, **C51, "memory_type": "shared"},
+    {"name": "rainbow-no-nstep-minatar-breakout", **PART_LESS, **BY_PRIORITY, **C51, "agent.nstep": 1},
+    {"name": "rainbow-no-distributional-minatar-breakout", **PART_LESS, **BY_PRIORITY, "agent_type": "dqn", "model_type": "dqn-minatar",
      "model.dueling": True, "model.noisy": True},
-    {"name": "rainbow-quantile-minatar-breakout", **ABLATION, **BY_PRIORITY, **RAINBOW_AGENT, "agent.distribution": "quantile"},
+    {"name": "rainbow-quantile-minatar-breakout", **PART_LESS, **BY_PRIORITY, **RAINBOW_AGENT, "agent.distribution": "quantile"},
 ]
 
 # R2D2 (r1lyTjAqYX): 5 updates of 64 sequences of 80 while its 256 actors make 260 steps each, each second: 0.4 samples an insert, since its
@@ -158,8 +160,9 @@ R2D2_SMALL = {**R2D2, "agent.burn_in": 4, "agent.unroll_length": 20, "agent.stri
 CONFIGS += [
     {"name": "r2d2-pong", "game": "pong", **R2D2_ATARI},
     {"name": "r2d2-breakout", "game": "breakout", **R2D2_ATARI},
+    # an episode is 10 rows: with a stride of 10 every stored state would be an episode's first
     {"name": "r2d2-recall", "game": "recall", **R2D2_SMALL, "env_type": "recall", "model_type": "r2d2-mlp",
-     "clock.samples_per_insert": 16.0, "evaluator.steps": 5_000, "evaluator.episodes": 50, "steps": 100_000},
+     "agent.stride": 7, "clock.samples_per_insert": 16.0, "evaluator.steps": 5_000, "evaluator.episodes": 50, "steps": 100_000},
     {"name": "r2d2-minatar-breakout", "game": "breakout", **R2D2_SMALL, "env_type": "minatar", "model_type": "r2d2-minatar",
      "agent.burn_in": 10, "memory.capacity": 100_000, "clock.learn_start": 5_000, "evaluator.steps": 15_000, "evaluator.episodes": 30,
      "steps": 300_000},

@@ -301,8 +301,8 @@ def settings(name):
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_row_of_the_ablation_differs_from_rainbow_in_its_part_alone(part):
+def test_a_row_of_the_ablation_differs_from_rainbow_in_its_part_alone_and_in_how_long_it_is_studied(part):
     whole, other = settings(ROW), settings(f"rainbow-{part}-minatar-breakout")
     differences = {name: other.get(name) for name in {**whole, **other} if whole.get(name) != other.get(name)}
-    assert differences.pop("config") == f"rainbow-{part}-minatar-breakout"
+    assert (differences.pop("config"), differences.pop("steps")) == (f"rainbow-{part}-minatar-breakout", 60_000)
     assert differences == PARTS[part]
