@@ -76,6 +76,10 @@ def _learn(context: Context, agent: Agent, memory: LearnersMemory, batches: Batc
     statistics, samples = Statistics(), options.agent.batch_size * agent.samples_per_window
     watch = Watch(agent, clock.updates, options.learner.compare_period if group.size > 1 else 0)
     bad_updates, reported, batch = 0, time.monotonic(), None
+
+    def report() -> None:
+        context.report("learner", 0, {**statistics.take(), **learn.statistics(), **batches.statistics(), **batches.call(memory.statistics)})
+
     while True:
         profile.lap("wait")
         stopped, due = clock.stopped, clock.checkpoint_due
@@ -87,6 +91,8 @@ def _learn(context: Context, agent: Agent, memory: LearnersMemory, batches: Batc
             profile.lap("wait" if batches.starved else "sample")
         news = watch.check((yield from group.gather(News(stopped, due, batch is not None, *watch.look()))))
         if news.stopped:
+            if first and statistics:
+                report()
             return
         if news.due:
             yield from save(context, agent, memory, batches, group)
@@ -113,8 +119,7 @@ def _learn(context: Context, agent: Agent, memory: LearnersMemory, batches: Batc
         statistics.add(output.statistics, bool(output.skipped))
         if first and time.monotonic() - reported >= options.learner.log_period:
             reported = time.monotonic()
-            context.report("learner", 0, {**statistics.take(), **learn.statistics(), **batches.statistics(),
-                                          **batches.call(memory.statistics)})
+            report()
             profile.report()
         profile.lap("report")
         profile.step()
@@ -153,6 +158,10 @@ class Statistics:
         if len(known) < len(statistics):
             self._sums |= {name: value.to(torch.float32, copy=True) for name, value in statistics.items() if name not in self._sums}
         self._counts.update(statistics.keys())
+
+    def __bool__(self) -> bool:
+        """Whether there was an update since they were last taken."""
+        return bool(self._counts)
 
     def take(self) -> dict[str, float]:
         """Means since the last call over the updates that had each, and the number of skipped updates so far."""

@@ -56,10 +56,28 @@ def test_f37_f38_one_machine_trains_listens_to_itself_only_restarts_an_actor_and
         os.kill(program.process.pid, signal.SIGINT)
         assert program.until_ended(60) == 130, program.output
         assert program.steps() == sorted(program.steps())
-        assert program.metrics()[-1]["values"]["global/restarts"] == 1
+        assert at_the_end(program)["global/restarts"] == 1
         assert list(tmp_path.glob("models/*_checkpoints/step_*/manifest.json"))
         assert not program.leftovers() and not list(temporary.glob("ray*"))
     shutil.rmtree(temporary)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(240)
+def test_f37_the_cluster_of_one_machine_wants_its_token_has_no_dashboard_and_counts_nothing_for_its_makers(tmp_path):
+    with Program(tmp_path, *ENDLESS) as program:
+        program.until_training(100, seconds=100)
+        program.children()
+        commands = {member.pid: member.cmdline() for member in program.family.values() if member.is_running()}
+        head = next(psutil.Process(pid) for pid, command in commands.items() if command and "gcs_server" in command[0])
+        assert head.environ()["RAY_USAGE_STATS_ENABLED"] == "0"
+        servers = [command for command in commands.values() if any(word.endswith("dashboard.py") for word in command)]
+        assert all("--disable-frontend" in command for command in servers)  # what is left of Ray's dashboard serves nobody
+        address = next(word.partition("=")[2] for command in commands.values() for word in command if word.startswith("--gcs-address="))
+        joining = f"import ray; ray.init(address='{address}')"
+        stranger = subprocess.run([sys.executable, "-c", joining], capture_output=True, text=True, timeout=120,
+                                  env={**os.environ, **ENVIRONMENT, "RAY_AUTH_TOKEN": "another-token-" + "1" * 20})
+        assert stranger.returncode and "token" in stranger.stderr.lower(), stranger
 
 
 @pytest.mark.cluster
@@ -89,6 +107,11 @@ def comm(process: psutil.Process) -> str:
         return ""
 
 
+def at_the_end(program: Program) -> dict[str, float]:
+    """The run's own numbers; an evaluation that began before may be told after them."""
+    return next(row["values"] for row in reversed(program.metrics()) if "global/updates" in row["values"])
+
+
 def workers(cluster: Nodes) -> dict[str, psutil.Process]:
     """Name -> process of the single-processes on all nodes of this cluster."""
     names = {comm(member): member for member in psutil.Process(cluster.process.pid).children(recursive=True)}
@@ -109,7 +132,7 @@ def test_f38_two_nodes_train_and_a_killed_remote_actor_is_replaced_with_its_coun
             os.kill(program.process.pid, signal.SIGINT)
             assert program.until_ended(60) == 130, program.output
             assert program.steps() == sorted(program.steps())
-            last = program.metrics()[-1]["values"]
+            last = at_the_end(program)
             assert last["global/restarts"] == 1 and bytes_per_step(program)
             # one column of 50,000 rows: rows in the ring are the steps counted, and the rows that end episodes
             ended = last["global/episodes"] + 8  # of the life that was cut short, at the most one each of its streams
@@ -138,14 +161,24 @@ def test_f38_four_nodes_go_on_when_one_is_lost_and_take_in_one_that_joins(tmp_pa
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(400)
-def test_f38_a_run_that_lost_a_node_ends_with_0(tmp_path, authenticated):
+@pytest.mark.timeout(500)
+def test_f38_a_run_that_lost_an_actor_and_then_a_node_counts_right_and_ends_with_0(tmp_path, authenticated):
     with Nodes(2, 1, 1) as cluster:
-        with Program(tmp_path, *CARTPOLE, "--num_actors", "2", "--ray.address", cluster.address, "--seconds", "90") as program:
-            program.until_training(1_000, seconds=80)
+        arguments = (*CARTPOLE, "--num_actors", "2", "--ray.address", cluster.address, "--seconds", "150", "--memory.capacity", "1000000")
+        with Program(tmp_path, *arguments) as program:
+            program.until_training(1_000, seconds=100)
+            first = workers(cluster)["actor 0"]
+            first.kill()
+            program.until(lambda: workers(cluster).get("actor 0", first) != first, 90, "actor 0 to be replaced")
             cluster.kill()
+            program.until(lambda: "was lost, the cluster has 2 now" in program.output, 90, "the node to be missed")
+            program.until_training(program.agent_steps() + 500, seconds=60)
             assert program.until_ended(200) == 0, program.output
-            assert "was lost" in program.output
+            assert program.steps() == sorted(program.steps())
+            last = at_the_end(program)
+            ended = last["global/episodes"] + 16  # of the two lives that were cut short, at the most one each of their streams
+            assert 0 <= last["global/memory_size"] - last["global/agent_steps"] <= ended
+        assert not workers(cluster)
 
 
 @pytest.mark.cluster
@@ -165,8 +198,21 @@ def test_every_kind_of_memory_is_fed_from_another_node(tmp_path, authenticated, 
 def test_two_learners_learn_together_as_ray_actors(tmp_path):
     with Program(tmp_path, *CARTPOLE, "--num_learners", "2", "--num_actors", "2", "--updates", "300") as program:
         assert program.until_ended(200) == 0, program.output
-        assert program.metrics()[-1]["values"]["global/updates"] >= 300
+        assert at_the_end(program)["global/updates"] >= 300
         assert not program.leftovers()
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_two_learners_are_fed_from_other_nodes(tmp_path, authenticated):
+    with Nodes(3, 1, 1) as cluster:
+        with Program(tmp_path, *CARTPOLE, "--num_learners", "2", "--num_actors", "2", "--ray.address", cluster.address, "--updates", "300",
+                     "--actor.log_period", "0.5") as program:
+            program.until_training(500, seconds=150)
+            assert {"actor 0", "actor 1", "learner 0", "learner 1"} <= workers(cluster).keys()
+            assert program.until_ended(100) == 0, program.output
+            assert at_the_end(program)["global/updates"] >= 300 and bytes_per_step(program)
+        assert not workers(cluster)
 
 
 @pytest.mark.cluster
