@@ -75,7 +75,7 @@ def play(context: Any, agent: Any, seconds: float) -> tuple[Collector, float]:
 
 
 def way(row: str, codec: str, seconds: float) -> dict[str, float]:
-    """Bytes of an agent step on the wire; steps a second that one actor makes, and that one ingest takes from one sender."""
+    """Bytes of an agent step in what is sent; steps a second that one actor makes, and that one ingest takes from one sender."""
     import ray
 
     from core.engines.ray_link import Link

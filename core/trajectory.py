@@ -234,7 +234,8 @@ class Trajectories:
         Raises MemoryError when the machine has no room for the copies.
         """
         if self.layout.nbytes > available_bytes():
-            raise MemoryError(f"{self.layout.nbytes:,} bytes are needed to copy the replay and {available_bytes():,} are free")
+            raise MemoryError(f"{self.layout.nbytes:,} bytes are needed to copy the replay and {available_bytes():,} are free: "
+                              "a smaller memory.capacity, or learner.checkpoint_replay false")
         state = self._newest()
         lengths = self._lengths(self._used(state["written"]), state.get("packed"))
         state |= {name: self.arrays[name][:, :length].copy() for name, length in lengths.items() if name not in state}

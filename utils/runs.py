@@ -92,9 +92,9 @@ def claim(options: Options) -> Options:
         locks[options.log_folder] = folder = os.open(options.log_folder, os.O_RDONLY)  # stays open: so long the lock holds
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise Refused([f"run {options.signature} is still running: it cannot be continued twice"]) from None
+        raise Refused([f"run {options.signature} is still running: it cannot be continued twice; stop it, or begin another"]) from None
     except OSError as error:
-        raise Refused([f"the run's folders cannot be made: {error}"]) from None
+        raise Refused([f"the run's folders cannot be made: {error}; --root names another place for models and logs"]) from None
     return options
 
 
@@ -104,7 +104,7 @@ def save(options: Options, file_settings: Mapping[str, Any]) -> None:
     try:
         _write(options.log_folder, content)
     except OSError as error:
-        raise Refused([f"the run's folder cannot be written: {error}"]) from None
+        raise Refused([f"the run's folder cannot be written: {error}; make room, or name another place with --root"]) from None
 
 
 def fresh_timestamp(root: str, machine: str) -> str:

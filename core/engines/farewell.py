@@ -9,5 +9,5 @@ def how_to_go_on(options: Any) -> str:
     if any(options.checkpoint_folder.glob("step_*")):
         root = "" if options.root == type(options).root else f" --root {shlex.quote(options.root)}"
         return f"continue this run with: python main.py --config {options.config} --resume {options.signature}{root}"
-    return (f"no checkpoint had been written yet (one is due every {options.learner.checkpoint_period:.0f} s, "
+    return (f"no checkpoint had been written yet (one is due every {options.learner.checkpoint_period:g} s, "
             "learner.checkpoint_period): this run cannot be continued, start a new one")

@@ -24,14 +24,18 @@ def restore(context: Context, agent: Agent, memory: LearnersMemory, index: int) 
     version = 1
     if context.resume_from is not None:
         own = _own(index)
-        state = checkpoint.load(context.resume_from, ("agent", "learner", *own))[0]
-        agent.load_state_dict(state["agent"])
-        if own[1] in state:
-            memory.load_state_dict(state[own[1]])
-        if own[0] in state:
-            torch.set_rng_state(state[own[0]]["torch_rng"])
-            set_device_random_state(torch.device(context.device_of(index)), state[own[0]].get("device_rng"))
-        version = state["learner"]["version"]
+        state, found = checkpoint.load(context.resume_from, ("agent", "learner", *own))
+        try:
+            agent.load_state_dict(state["agent"])
+            if own[1] in state:
+                memory.load_state_dict(state[own[1]])
+            if own[0] in state:
+                torch.set_rng_state(state[own[0]]["torch_rng"])
+                set_device_random_state(torch.device(context.device_of(index)), state[own[0]].get("device_rng"))
+            version = state["learner"]["version"]
+        except Exception as error:  # it is intact, but not what such a run wrote
+            problem = f"checkpoint {found} does not fit this run ({type(error).__name__}: {error}): start a new one"
+            raise tensor_file.CheckpointError(problem) from error
     elif context.initial_weights is not None:
         weights, _ = weights_file.load_weights(context.initial_weights)
         weights_file.load_into(agent.model, weights, context.initial_weights)

@@ -124,6 +124,15 @@ def test_f24_f25_f27_it_goes_on_from_the_checkpoint_before_a_damaged_one_with_a_
         assert program.until_ended(15 * SLOW) == 130 and not program.leftovers()
 
 
+def test_f24_an_intact_checkpoint_of_something_else_is_refused(run):
+    folder = manifests(run.root)[-1].parent.parent
+    state, _ = checkpoint.load(folder)
+    checkpoint.save(folder, {**state, "agent": {"weights": {}}}, 10**9, keep=2)
+    refused = start(run.root, "--resume", "test_one")
+    assert refused.returncode == 3, refused.stderr
+    assert re.search(r"/step_001000000000 does not fit this run \(.*\): start a new one", refused.stderr)
+
+
 def test_f24_with_every_checkpoint_damaged_it_is_refused_and_not_begun_afresh(run):
     for path in manifests(run.root):
         (path.parent / "clock.pt").write_bytes(b"0" * (path.parent / "clock.pt").stat().st_size)
