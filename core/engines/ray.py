@@ -46,7 +46,7 @@ class RayEngine(LocalEngine):
         count, gpus = options.num_learners, options.ray.learner_gpus
         if options.mode == 1 and count > 1 and gpus is not None and gpus < 1 and options.device != "cpu" and torch.cuda.is_available():
             found.append(f"num_learners={count} need a GPU each and ray.learner_gpus={gpus:g} is less: leave it out, or take device=cpu")
-        return found
+        return found + _without_share(options)
 
     def run(self, roles: list[tuple[str, int]]) -> int:
         """Run to the end. Returns the exit code, 2 when the cluster cannot be had or cannot hold the run."""
@@ -229,8 +229,22 @@ class Life:
         ray.wait([self.next], timeout=KILL_TIMEOUT)
 
 
+def _without_share(options: Any) -> list[str]:
+    """Of a GPU, though a process is to compute there: Ray would hide it from it."""
+    if not torch.cuda.is_available():
+        return []
+    devices = [("device", options.device, "ray.learner_gpus", options.ray.learner_gpus)]
+    if options.mode == 1:
+        devices.append(("actor.device", options.actor.device, "ray.actor_gpus", options.ray.actor_gpus))
+    return [f"{name}={device} and {share}=0: Ray hides GPUs from who has no share of one; give one, as --{share} 0.5, or take {name}=cpu"
+            for name, device, share, amount in devices if device != "cpu" and amount == 0]
+
+
 def _on_rays_device(context: Context) -> Context:
     """Ray shows a process only the GPU it gave it."""
-    if not context.options.device.startswith("cuda"):
-        return context
-    return dataclasses.replace(context, options=dataclasses.replace(context.options, device="cuda:0"))
+    def shown(device: str) -> str:
+        return "cuda:0" if device.startswith("cuda") else device
+
+    options = context.options
+    actor = dataclasses.replace(options.actor, device=shown(options.actor.device))
+    return dataclasses.replace(context, options=dataclasses.replace(options, device=shown(options.device), actor=actor))

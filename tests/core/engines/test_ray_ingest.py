@@ -196,6 +196,11 @@ def test_bad_settings_are_named_before_a_start(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     found = RayEngine.problems(dataclasses.replace(read_options(["--device", "cpu", *halves]), device="cuda"))
     assert len(found) == 1 and "num_learners=2 need a GPU each and ray.learner_gpus=0.5 is less" in found[0]
+    hidden = dataclasses.replace(options, device="cuda:1", actor=dataclasses.replace(options.actor, device="cuda"),
+                                 ray=dataclasses.replace(options.ray, learner_gpus=0.0))
+    assert [problem.partition(" and ")[0] for problem in RayEngine.problems(hidden)] == ["device=cuda:1", "actor.device=cuda"]
+    shared = dataclasses.replace(hidden, ray=dataclasses.replace(options.ray, learner_gpus=0.5, actor_gpus=0.5))
+    assert RayEngine.problems(shared) == []
     monkeypatch.setattr("core.engines.ray.importlib.util.find_spec", lambda name: None)
     assert RayEngine.problems(options) == ['engine=ray needs a package that is not installed: pip install -e ".[ray]"']
 
