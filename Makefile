@@ -34,7 +34,7 @@ lint: $(VENV)/.installed-dev    ## ruff and mypy
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
 
-results-quick: $(VENV)/.installed-plots ## the smallest results again, three seeds each, with table and curves: ten minutes
+results-quick: $(VENV)/.installed-plots ## the smallest results again, three seeds each, with table and curves: six minutes with ARGS="--jobs 2"
 	$(RUN) -m utils.sweep --name results-quick --configs dqn-cartpole impala-cartpole impala-lstm-recall --seeds 1 2 3 $(ARGS)
 	$(RUN) -m utils.plot logs/results-quick_*-cartpole-* --x steps time --output logs/results-quick/cartpole
 	$(RUN) -m utils.plot logs/results-quick_*-recall-* --x steps time --output logs/results-quick/recall
