@@ -27,4 +27,5 @@ def test_every_command_is_understood(tool, command, root):
     options = PARSERS[tool]().parse_args(words[:end])
     for config in {"sweep": lambda: options.configs, "tune": lambda: [options.config], "plot": list}[tool]():
         template = options_of(config, words[end + 1:], options.name, str(root))
-        assert template.steps and (tool != "tune" or ranges(template, options.ranges))
+        assert template.steps or (tool == "sweep" and template.target_score)
+        assert tool != "tune" or ranges(template, options.ranges)
