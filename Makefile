@@ -17,7 +17,7 @@ train: $(VENV)/.installed       ## train what the lines of utils/options.py say;
 test: $(VENV)/.installed-dev    ## all tests, two files at a time; ARGS="tests/utils -x" goes to pytest
 	$(RUN) -m pytest -n 2 --dist loadfile $(ARGS)
 
-test-ray: $(VENV)/.installed-dev ## the Ray engine on clusters of several nodes, losing some of them: a quarter of an hour
+test-ray: $(VENV)/.installed-dev ## the Ray engine on clusters of several nodes, losing some of them: ten minutes
 	$(RUN) -m pytest tests/reliability/test_ray.py -m cluster $(ARGS)
 
 test-faults: $(VENV)/.installed-dev ## the rows of docs/reliability.md that take minutes

@@ -188,7 +188,7 @@ def test_every_kind_of_memory_is_fed_from_another_node(tmp_path, authenticated, 
     codec = ("--storage.codec", "lz4", "--memory.capacity", "20000") if row == "dqn-pong-small" else ()
     with Nodes(2, 1) as cluster:
         with Program(tmp_path, "--config", row, *CARTPOLE[2:], "--ray.address", cluster.address, "--updates", "20", "--steps", "1000000",
-                     *(() if row.startswith("impala") else ("--clock.learn_start", "500")), *codec) as program:
+                     "--actor.log_period", "0.1", *(() if row.startswith("impala") else ("--clock.learn_start", "500")), *codec) as program:
             assert program.until_ended(250) == 0, program.output
             assert bytes_per_step(program) and list(tmp_path.glob("models/*_checkpoints/step_*/manifest.json"))
 
