@@ -36,6 +36,10 @@ class StorageParams:
 class CorruptedBlock(ValueError):
     """Packed frames are not what was written."""
 
+    def __init__(self, problem: str):
+        super().__init__(f"{problem}: the replay is damaged. Continue from the last checkpoint; if it happens again the machine's memory "
+                         "is not sound")
+
 
 class PackedLayout(NamedTuple):
     """Sizes of the packed frames of all actors."""
@@ -203,8 +207,7 @@ class PackedFrames:
                 unpacked[number] = frames
             elif (chunks[number] + 1) * layout.chunk_length > touched(self._arrays, layout.rows, layout.chunk_length)[actor]:
                 raise CorruptedBlock(f"packed frames of chunk {chunks[number]}, stream {envs[number]} of actor {actor} "
-                                     f"({size} bytes at {start}) are not what was written: the replay is damaged. "
-                                     "Continue from the last checkpoint; if it happens again the machine's memory is not sound")
+                                     f"({size} bytes at {start}) are not what was written")
 
 
 def decompressed(data: Any, check: int, size: int) -> np.ndarray | None:

@@ -63,8 +63,7 @@ class PackedCopies:
         for number, slot in enumerate(wanted.tolist()):
             block = decompressed(*self._blocks[slot], size)
             if block is None:
-                raise CorruptedBlock(f"packed frames of slot {slot} are not what was written: the replay is damaged. "
-                                     "Continue from the last checkpoint; if it happens again the machine's memory is not sound")
+                raise CorruptedBlock(f"packed frames of slot {slot} are not what was written")
             unpacked[number] = block
         frames = unpacked.view(self._frame.dtype).reshape(-1, *self._frame.shape)
         return frames.take(inverse.reshape(slots.shape) * self._rows + serials % self._rows, axis=0)

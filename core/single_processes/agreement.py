@@ -46,7 +46,7 @@ class Watch:
             if len(set(found)) > 1:
                 raise LearnersDiffer(f"after {self.updates} updates the learners are not alike any more: {name} of learners 0 to "
                                      f"{len(news) - 1} are {', '.join(map(str, found))}. The last checkpoint may be sound: "
-                                     "continue from it, or from the one before, whose folder is beside it")
+                                     "continue from it; if it is not, remove its folder, and the one before is taken")
         if self._period and self.updates >= self._next:
             self._next = (self.updates // self._period + 1) * self._period
         return News(any(each.stopped for each in news), news[0].due, all(each.ready for each in news), *news[0][3:])

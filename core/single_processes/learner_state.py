@@ -33,6 +33,8 @@ def restore(context: Context, agent: Agent, memory: LearnersMemory, index: int) 
                 torch.set_rng_state(state[own[0]]["torch_rng"])
                 set_device_random_state(torch.device(context.device_of(index)), state[own[0]].get("device_rng"))
             version = state["learner"]["version"]
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
         except Exception as error:  # it is intact, but not what such a run wrote
             problem = f"checkpoint {found} does not fit this run ({type(error).__name__}: {error}): start a new one"
             raise tensor_file.CheckpointError(problem) from error

@@ -113,3 +113,10 @@ def test_weights_alone_can_start_a_new_run(tmp_path):
     second = train(tmp_path, *CARTPOLE, "--steps", "50", "--timestamp", "two", "--model_file", str(first.options.model_path))
     assert second.clock.updates == 0
     assert all(np.array_equal(weights[name], value) for name, value in saved(second)["agent"]["model"].items())
+
+
+def test_the_last_updates_are_reported_though_no_report_was_due(tmp_path):
+    context = train(tmp_path, *CARTPOLE, "--timestamp", "short", "--learner.log_period", "1e6", "--updates", "20")
+    rows = [json.loads(line)["values"] for line in (context.options.log_folder / "metrics.jsonl").read_text().splitlines()]
+    losses = [values["learner/loss"] for values in rows if "learner/loss" in values]
+    assert len(losses) == 1 and np.isfinite(losses).all()
