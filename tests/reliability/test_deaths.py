@@ -106,6 +106,7 @@ def test_f24_f25_f27_it_goes_on_from_the_checkpoint_before_a_damaged_one_with_a_
         program.until(lambda: f"falling back to checkpoint {sound.name}" in program.output, 30, "the fall-back")
         assert f"damaged checkpoint {damaged.name}: agent.pt does not have the SHA-256" in program.output
         program.until(lambda: program.agent_steps() > begun + 500 and len(program.children()) == 5, 60, "training to go on")
+        program.until(lambda: min(path.stat().st_size for path in run.root.glob("logs/test_one/metrics.*")) > FULL, 60, "longer files")
         kept = [path for path in manifests(run.root) if path.parent != damaged]
         steps, lines = program.agent_steps(), [path.read_bytes() for path in sorted(run.root.glob("logs/test_one/metrics.*"))]
         assert min(map(len, lines)) > FULL > len(program.output)
