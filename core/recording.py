@@ -1,6 +1,5 @@
 """One recorded episode of the policy that is being evaluated, beside the evaluation and not part of its score."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 from core.agent import Agent
 from core.context import Context
 from core.episodes import play_episodes
+from core.notices import notice
 
 
 def record_episode(context: Context, agent: Agent, path: Path, max_steps: int, seed: int) -> Iterator[bool]:
@@ -30,4 +30,4 @@ def record_episode(context: Context, agent: Agent, path: Path, max_steps: int, s
             finally:
                 film.close()
         except OSError as error:
-            print(f"video not written, training goes on: {error}", file=sys.stderr, flush=True)
+            notice(f"video {path} not written, training goes on, and the next is tried when it is due: {error}")

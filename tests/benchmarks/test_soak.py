@@ -42,7 +42,13 @@ def test_a_pause_after_a_kill_is_the_time_to_recover(soak):
 
 def test_a_speed_that_never_comes_back_is_a_fault(soak):
     soak.points = [(1_000.0 + second, 100 * min(second, 300) + 80 * max(second - 300, 0)) for second in range(600)]
-    assert "did not come back" in soak.report()["faults"][0]
+    assert "came back to 0.80 before the next kill" in soak.report()["faults"][0]
+
+
+def test_a_speed_that_comes_back_after_the_next_kill_is_a_fault(soak):
+    soak.kills.append({"victim": "actor 1", "time": 1_330.0})
+    slowed(soak, 300, 325)
+    assert "actor 0, killed at 300 s" in soak.report()["faults"][0] and soak.kills[0]["recovered_seconds"] is None
 
 
 def test_memory_that_grows_is_a_fault(soak):
