@@ -3,10 +3,10 @@
     python -m benchmarks.soak --minutes 30                       actors, evaluator and logger, which the supervisor replaces
     python -m benchmarks.soak --minutes 30 --victim learner      the learner, after which this program resumes the run
 
-What is measured, once a second: agent steps, resident memory, descriptors of the main process. After each kill: seconds until the
-victim was replaced, and until agent steps came as fast, over ten seconds, as nine tenths of the ten before it. Written to docs/results/
-soak-<victim>.csv (a line a second), .json (what it comes to, and whether it holds) and .png. Exit code 1 if anything does not hold.
-Needs matplotlib.
+What is measured, once a second: agent steps, updates, resident memory, descriptors of the main process. After each kill: seconds until
+the victim was replaced, and until agent steps and updates came as fast, over ten seconds, as nine tenths of the ten before it. Written
+to docs/results/soak-<victim>.csv (a line a second), .json (what it comes to, and whether it holds) and .png. Exit code 1 if anything
+does not hold. Needs matplotlib.
 """
 
 import argparse
@@ -32,7 +32,8 @@ RATE_SECONDS = 10.0  # over which speed is measured
 SETTLE = 30.0        # seconds from the first agent step to the first kill
 RECOVERED = 0.9      # of the speed before the kill
 MEMORY_GROWTH = 1.1  # of the median of the first to that of the last quarter, that counts as flat
-COLUMNS = ("seconds", "agent_steps", "memory_mb", "descriptors", "event")
+COLUMNS = ("seconds", "agent_steps", "updates", "memory_mb", "descriptors", "event")
+NOTHING = np.zeros(2)  # agent steps and updates of a run
 
 
 class Run:
@@ -42,7 +43,7 @@ class Run:
         self.timestamp = f"soak-{options.victim}-{time.strftime('%Y%m%d-%H%M%S')}"
         self.signature, self._options = f"soak_{self.timestamp}", options
         self.seen: dict[int, psutil.Process] = {}
-        self._metrics_end, self.steps = 0, 0
+        self._metrics_end, self.progress = 0, NOTHING
         self.start("--machine", "soak", "--timestamp", self.timestamp)
 
     def start(self, *identity: str) -> None:
@@ -66,8 +67,8 @@ class Run:
             found[name] = child
         return found
 
-    def new_steps(self) -> list[tuple[float, int]]:
-        """(time, agent steps) of each period logged since the last call."""
+    def new_progress(self) -> list[tuple[float, np.ndarray]]:
+        """(time, agent steps and updates) of each period logged since the last call."""
         path, found = ROOT / "logs" / self.signature / "metrics.jsonl", []
         if path.exists():
             with path.open("rb") as file:
@@ -77,7 +78,7 @@ class Run:
                         self._metrics_end += len(line)
                         row = json.loads(line)
                         if "global/agent_steps" in row["values"]:
-                            found.append((row["time"], int(row["values"]["global/agent_steps"])))
+                            found.append((row["time"], np.array([row["values"][f"global/{name}"] for name in ("agent_steps", "updates")])))
         return found
 
     def memory_mb(self) -> float:
@@ -91,9 +92,9 @@ class Run:
             private, shared = private + memory.rss - memory.shared, max(shared, memory.shared)
         return (private + shared) / 1e6
 
-    def checkpoint_steps(self) -> int:
+    def saved_progress(self) -> np.ndarray:
         state, _ = checkpoint.load(ROOT / "models" / f"{self.signature}_checkpoints")
-        return sum(state["clock"]["agent_steps"])
+        return np.array([sum(state["clock"]["agent_steps"]), state["clock"]["updates"][0]], float)
 
 
 class Soak:
@@ -102,32 +103,33 @@ class Soak:
         self.rows: list[dict[str, Any]] = []
         self.kills: list[dict[str, Any]] = []
         self.faults: list[str] = []
-        self.points: list[tuple[float, int]] = []  # time, agent steps of all lives; of a resumed one as if nothing had been lost
-        self._given_up = 0                         # agent steps that lives before played after their last checkpoint
+        self.points: list[tuple[float, np.ndarray]] = []  # time, progress of all lives; of a resumed one as if nothing had been lost
+        self._given_up = NOTHING                          # what lives before did after their last checkpoint
 
     def watch(self, seconds: float, event: str = "") -> None:
         """Once a second a row; the first one names the event."""
         end = time.monotonic() + seconds
         while True:
-            self._read_steps()
+            self._read_progress()
             descriptors = self.run.process.num_fds() if self.run.process.is_running() else 0
-            self.rows.append({"seconds": round(time.time() - self.began, 1), "agent_steps": self.run.steps,
+            steps, updates = self.run.progress.astype(int).tolist()
+            self.rows.append({"seconds": round(time.time() - self.began, 1), "agent_steps": steps, "updates": updates,
                               "memory_mb": round(self.run.memory_mb(), 1), "descriptors": descriptors, "event": event})
             event = ""
             if time.monotonic() >= end:
                 return
             time.sleep(max(min(1.0, end - time.monotonic()), 0.01))
 
-    def _read_steps(self) -> None:
-        for moment, steps in self.run.new_steps():
-            if steps < self.run.steps:
-                self.faults.append(f"agent steps fell from {self.run.steps} to {steps}")
-            self.run.steps = steps
-            self.points.append((moment, steps + self._given_up))
+    def _read_progress(self) -> None:
+        for moment, progress in self.run.new_progress():
+            if (progress < self.run.progress).any():
+                self.faults.append(f"agent steps and updates fell from {self.run.progress} to {progress}")
+            self.run.progress = progress
+            self.points.append((moment, progress + self._given_up))
 
     def play(self) -> None:
         self.began = time.time()
-        while not self.points or self.run.steps == 0:
+        while self.run.progress[0] == 0:
             self.watch(1.0)
         self.watch(SETTLE, "started")
         while (moment := time.time()) - self.began < 60 * self.options.minutes:
@@ -139,7 +141,7 @@ class Soak:
             self.faults.append(f"the interrupted run left {exit_code} instead of 130")
         _, left = psutil.wait_procs(self.run.seen.values(), timeout=3)
         self.faults += [f"{process} is left over" for process in left]
-        self._read_steps()
+        self._read_progress()
 
     def _kill(self) -> str:
         names = [name for name in self.run.children() if name.split()[0] in VICTIMS[self.options.victim]]
@@ -158,30 +160,31 @@ class Soak:
         """As a caller does who sees exit code 4: continue from the newest checkpoint."""
         began = time.time()
         exit_code = self.run.process.wait(60)
-        ended, kept = time.time() - began, self.run.checkpoint_steps()
-        self._read_steps()
+        ended, kept = time.time() - began, self.run.saved_progress()
+        self._read_progress()
         if exit_code != 4:
             self.faults.append(f"a run whose learner was killed left {exit_code} instead of 4")
-        lost = self.run.steps - kept
-        self._given_up += lost
-        self.run.steps = kept
+        lost = self.run.progress - kept
+        self._given_up = self._given_up + lost
+        self.run.progress = kept
         self.run.resume()
-        return {"ended_seconds": round(ended, 2), "lost_steps": lost}
+        return {"ended_seconds": round(ended, 2), "lost_steps": int(lost[0])}
 
-    def speed(self, begin: float, end: float) -> float:
-        """Agent steps a second, from the counts interpolated at both moments."""
-        times, steps = np.array(self.points).T
-        return float(np.diff(np.interp([begin, end], times, steps))[0] / (end - begin))
+    def speeds(self, begin: float, end: float) -> np.ndarray:
+        """Agent steps and updates a second, from the counts interpolated at both moments."""
+        times, done = [moment for moment, _ in self.points], np.array([done for _, done in self.points])
+        return np.array([np.diff(np.interp([begin, end], times, each))[0] for each in done.T]) / (end - begin)
 
     def report(self) -> dict[str, Any]:
         """Everything that was seen, and what of it does not hold."""
         ends = [kill["time"] for kill in self.kills[1:]] + [self.points[-1][0]]
         for kill, end in zip(self.kills, ends, strict=True):
-            before = self.speed(kill["time"] - RATE_SECONDS, kill["time"])
+            before = self.speeds(kill["time"] - RATE_SECONDS, kill["time"])
             starts = np.arange(kill["time"], end - RATE_SECONDS, 0.5)
-            after = [self.speed(start, start + RATE_SECONDS) for start in starts]
-            back = next((start for start, speed in zip(starts, after, strict=True) if speed >= RECOVERED * before), None)
-            kill |= {"speed_before": round(before, 1), "best_after": round(max(after, default=0.0) / before, 2),
+            after = [float(np.min(self.speeds(start, start + RATE_SECONDS) / before)) for start in starts]
+            back = next((start for start, share in zip(starts, after, strict=True) if share >= RECOVERED), None)
+            kill |= {"steps_per_second_before": round(before[0], 1), "updates_per_second_before": round(before[1], 1),
+                     "best_after": round(max(after, default=0.0), 2),
                      "recovered_seconds": None if back is None else round(back - kill["time"], 1)}
             if back is None and end - kill["time"] >= self.options.every:
                 self.faults.append(f"{kill['victim']}, killed at {kill['time'] - self.began:.0f} s: the speed came back to "
@@ -192,7 +195,8 @@ class Soak:
         if final > MEMORY_GROWTH * first:
             self.faults.append(f"memory grew from {first:.0f} to {final:.0f} MB")
         return {"command": " ".join(sys.orig_argv[1:]), "run": self.run.signature, "minutes": round((time.time() - self.began) / 60, 1),
-                "agent_steps": self.run.steps, "kills": len(self.kills), "memory_mb_first_quarter": first, "memory_mb_last_quarter": final,
+                "agent_steps": int(self.run.progress[0]), "updates": int(self.run.progress[1]),
+                "kills": len(self.kills), "memory_mb_first_quarter": first, "memory_mb_last_quarter": final,
                 "descriptors": sorted({row["descriptors"] for row in self.rows}), "faults": self.faults, "each": self.kills}
 
 
@@ -206,7 +210,7 @@ def draw(path: Path, soak: Soak) -> None:
     begin, end = soak.points[0][0], soak.points[-1][0]
     moments = np.arange(begin, end - RATE_SECONDS / 2, 1.0)
     minutes = (moments + RATE_SECONDS / 4 - soak.began) / 60
-    speed.plot(minutes, [soak.speed(moment, moment + RATE_SECONDS / 2) for moment in moments], linewidth=1)
+    speed.plot(minutes, [soak.speeds(moment, moment + RATE_SECONDS / 2)[0] for moment in moments], linewidth=1)
     memory.plot([row["seconds"] / 60 for row in soak.rows], [row["memory_mb"] for row in soak.rows], linewidth=1)
     for kill in soak.kills:
         for axes in (speed, memory):

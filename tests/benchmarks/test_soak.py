@@ -3,6 +3,7 @@
 import argparse
 import random
 
+import numpy as np
 import pytest
 
 from benchmarks.soak import VICTIMS, Soak
@@ -13,35 +14,39 @@ def soak():
     """Ten minutes at 100 agent steps a second, with a kill after 300 s; 200 MB."""
     made = Soak.__new__(Soak)
     made.options, made.random = argparse.Namespace(every=30.0, victim="others"), random.Random(1)
-    made.run, made.began, made.faults = argparse.Namespace(signature="soak_1", steps=60_000), 1_000.0, []
-    made.points = [(1_000.0 + second, 100 * second) for second in range(600)]
+    made.run, made.began, made.faults = argparse.Namespace(signature="soak_1", progress=np.array([60_000.0, 6_000.0])), 1_000.0, []
+    made.points = [(1_000.0 + second, np.array([100.0, 10.0]) * second) for second in range(600)]
     made.rows = [{"seconds": second, "agent_steps": 1, "memory_mb": 200.0, "descriptors": 28, "event": ""} for second in range(600)]
     made.kills = [{"victim": "actor 0", "time": 1_300.0}]
     return made
 
 
-def slowed(soak, begin, end):
-    """No steps between these seconds."""
-    soak.points = [(1_000.0 + second, 100 * (second - max(0, min(second, end) - begin))) for second in range(600)]
+def slowed(soak, begin, end, what=slice(None)):
+    """Neither steps nor updates between these seconds, or one of the two."""
+    for second in range(600):
+        soak.points[second][1][what] -= np.array([100, 10])[what] * max(0, min(second, end) - begin)
 
 
 def test_speed_is_steps_over_seconds(soak):
-    assert soak.speed(1_100.5, 1_200.5) == pytest.approx(100)
+    assert soak.speeds(1_100.5, 1_200.5) == pytest.approx([100, 10])
     slowed(soak, 100, 150)
-    assert soak.speed(1_100, 1_200) == pytest.approx(50)
+    assert soak.speeds(1_100, 1_200) == pytest.approx([50, 5])
 
 
 def test_a_run_that_goes_on_as_before_has_recovered_at_once(soak):
-    assert soak.report()["faults"] == [] and soak.kills[0]["recovered_seconds"] == 0 and soak.kills[0]["speed_before"] == 100
+    assert soak.report()["faults"] == [] and soak.kills[0]["recovered_seconds"] == 0
+    assert (soak.kills[0]["steps_per_second_before"], soak.kills[0]["updates_per_second_before"]) == (100, 10)
 
 
-def test_a_pause_after_a_kill_is_the_time_to_recover(soak):
-    slowed(soak, 300, 320)
+@pytest.mark.parametrize("what", [slice(None), 0, 1])
+def test_a_pause_after_a_kill_is_the_time_to_recover(soak, what):
+    slowed(soak, 300, 320, what)
     assert soak.report()["faults"] == [] and soak.kills[0]["recovered_seconds"] == pytest.approx(19, abs=0.5)
 
 
 def test_a_speed_that_never_comes_back_is_a_fault(soak):
-    soak.points = [(1_000.0 + second, 100 * min(second, 300) + 80 * max(second - 300, 0)) for second in range(600)]
+    for second, (_, done) in enumerate(soak.points):
+        done[0] = 100 * min(second, 300) + 80 * max(second - 300, 0)
     assert "came back to 0.80 before the next kill" in soak.report()["faults"][0]
 
 
