@@ -36,6 +36,7 @@ class Model(nn.Module, ABC):
     head: ClassVar[str]             # "q": action values [B, A]; "recurrent-q": the same of Inputs; "distribution": [B, A, atoms];
                                     # "actor-critic": ActorCriticOutput; those of PolicyAndCritic
     observations: ClassVar[str]     # "image" or "vector"
+    precision = "float32"           # of its networks' products (core/precision.py)
 
     def __init__(self, params: Any, spec: EnvSpec):
         super().__init__()
@@ -44,6 +45,10 @@ class Model(nn.Module, ABC):
     def initial_state(self, batch_size: int) -> State:
         """The state at an episode's first observation."""
         return ()
+
+    def networks(self) -> list[nn.Module]:
+        """What agents call: each has a `forward`, and may have an `unroll`."""
+        return [self]
 
     @abstractmethod
     def forward(self, observation: Any, state: State) -> tuple[Any, State]:
@@ -78,6 +83,9 @@ class PolicyAndCritic(Model):
 
     policy: nn.Module  # of what `prepare` returns
     critic: Critics    # of that and actions [B, A] in -1 .. 1
+
+    def networks(self) -> list[nn.Module]:
+        return [self.policy, *self.critic]
 
     @abstractmethod
     def prepare(self, observation: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
 """How exactly a learner's networks compute: float32, float32 with factors rounded to TF32, or bfloat16 where torch's autocast trusts it."""
 
+from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from core.model import Model, mapped
 
@@ -11,19 +12,22 @@ PRECISIONS = ("float32", "tf32", "bf16")
 
 
 def in_bf16(model: Model) -> Model:
-    """The model, with forward and unroll under autocast. Weights and gradients stay float32, and so does what it returns: losses and
-    targets are computed as before."""
+    """The model, its networks' forward and unroll under autocast. Weights and gradients stay float32, and so does what they return:
+    losses and targets are computed as before."""
     device_type = next(model.parameters()).device.type
-    for name in ("forward", "unroll"):
-        setattr(model, name, _autocast(getattr(model, name), device_type))
+    for network in model.networks():
+        for name in ("forward", "unroll"):
+            if function := getattr(type(network), name, None):
+                setattr(network, name, MethodType(_autocast(function, device_type), network))  # so a copy of the network calls itself
+    model.precision = "bf16"
     return model
 
 
 def _autocast(function: Any, device_type: str) -> Any:
     """Without a cache of weights, as torch asks for where a graph is captured."""
-    def computed(*arguments: Any) -> Any:
+    def computed(network: nn.Module, *arguments: Any) -> Any:
         with torch.autocast(device_type, dtype=torch.bfloat16, cache_enabled=False):
-            return mapped(_float32, function(*arguments))
+            return mapped(_float32, function(network, *arguments))
 
     return computed
 

@@ -62,9 +62,9 @@ class Gradients(Protocol):
 
 
 def gradients(model: PolicyAndCritic, target: PolicyAndCritic, lean: bool) -> Gradients:
-    """Lean where it is wanted and both networks are perceptrons on a CPU."""
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    return Lean(model, target) if lean and on_cpu and model.perceptrons() is not None else Eager(model, target)
+    """Lean where it is wanted and both networks are perceptrons on a CPU, in float32."""
+    plain = next(model.parameters()).device.type == "cpu" and model.precision == "float32"
+    return Lean(model, target) if lean and plain and model.perceptrons() is not None else Eager(model, target)
 
 
 class Eager:

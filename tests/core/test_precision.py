@@ -9,6 +9,7 @@ from core.models.actor_critic_mlp import MLPAC, MLPACParams
 from core.models.dqn_cnn import DQNCNN, DQNCNNParams
 from core.precision import in_bf16
 from core.shared import ArraySpec
+from tests.core.agents import control_agents
 
 PICTURES = EnvSpec("pictures", ArraySpec((84, 84), "uint8"), 4, Discrete(3), is_image=True, max_value=255.0)
 VECTORS = EnvSpec("vectors", ArraySpec((6,), "float32"), 0, Discrete(3))
@@ -44,6 +45,20 @@ def test_unrolls_and_named_outputs_keep_their_form(lstm):
     output, state = model.unroll(torch.randn(5, 2, 6), torch.zeros(5, 2, dtype=torch.bool), model.initial_state(2))
     assert type(output).__name__ == "ActorCriticOutput" and output.logits.shape == (5, 2, 3) and found == {torch.bfloat16}
     assert {part.dtype for part in (*output, *state)} == {torch.float32} and len(state) == 2 * bool(lstm)
+
+
+@pytest.mark.parametrize("kind", ["ddpg", "d4pg", "td3", "sac"])
+def test_updates_of_control_compute_in_bfloat16_and_their_target_networks_with_their_own_weights(kind):
+    agent = control_agents.make_agent(kind)
+    found = seen_dtypes(in_bf16(agent.model))
+    agent.learn(control_agents.make_batch(agent))
+    assert found == {torch.bfloat16}
+    observation, action = torch.randn(4, 5), torch.rand(4, 3)
+    with torch.no_grad():
+        for parameter in agent.target.parameters():
+            parameter.zero_()
+        assert not agent.target.critic(observation, action).any() and agent.model.critic(observation, action).any()
+        assert not agent.target.policy(observation).any() and agent.model.policy(observation).any()
 
 
 def test_tf32_is_switched_for_the_whole_process():
