@@ -8,12 +8,12 @@ inference  the actor's network answering groups that never change, the emulators
 updates    sample, learn and write priorities back from a full memory, nobody writing: eager, captured, and in each precision that is here
 run        `python main.py`, after it has started to learn
 
-The slowest of the first three is the ceiling. Where there is no GPU, or with --toy, everything runs on the CPU at a size that shows that it
-works and nothing else.
+The slowest of the first three is the ceiling. With --toy everything runs on the CPU at a size that shows that it works and nothing else.
 """
 
 import argparse
 import dataclasses
+import gc
 import json
 import os
 import statistics
@@ -120,23 +120,36 @@ def full_memory(options: Options, spec: EnvSpec, agent: Agent) -> Memory:
 
 def updates(options: Options, spec: EnvSpec, seconds: float) -> Iterator[tuple[str, float]]:
     """Agent steps a second that the updates alone could keep up with, by kind."""
-    device = torch.device(options.device)
+    assert options.clock.samples_per_insert is not None
+    on_gpu = options.device.startswith("cuda")
     memory = full_memory(options, spec, options.make_agent(spec))
-    for precision in ("float32", "tf32", "bf16") if device.type == "cuda" else ("float32", "bf16"):
-        for capture in (False, True) if device.type == "cuda" else (False,):
-            use_tf32(precision != "float32")
-            agent, resident = options.make_agent(spec, options.device, precision), memory.Resident(memory, device)
-            source = Refreshed(resident)
-            learn = ResidentUpdates(agent, resident, options.agent.batch_size, options.learner.updates_per_replay, device, capture=capture)
-
-            def update(learn: Any = learn, source: Any = source) -> int:
-                learn(source.get(0.0))
-                return learn.count
-
-            made = per_second(update, seconds, device)
-            assert options.clock.samples_per_insert is not None
+    for precision in ("float32", "tf32", "bf16") if on_gpu else ("float32", "bf16"):
+        for capture in (False, True) if on_gpu else (False,):
+            made = updates_per_second(options, spec, memory, precision, capture, seconds)
             yield f"updates, {precision}, {'captured' if capture else 'eager'}", \
                 made * options.agent.batch_size / options.clock.samples_per_insert
+            give_back()
+
+
+def updates_per_second(options: Options, spec: EnvSpec, memory: Memory, precision: str, capture: bool, seconds: float) -> float:
+    use_tf32(precision != "float32")
+    device = torch.device(options.device)
+    agent, resident = options.make_agent(spec, options.device, precision), memory.Resident(memory, device)  # type: ignore[misc]
+    source = Refreshed(resident)
+    learn = ResidentUpdates(agent, resident, options.agent.batch_size, options.learner.updates_per_replay, device, capture=capture)
+
+    def update() -> int:
+        learn(source.get(0.0))  # type: ignore[arg-type]
+        return learn.count
+
+    return per_second(update, seconds, device)
+
+
+def give_back() -> None:
+    """To the device what nothing uses any more: copies of the rows that were just measured, a run's own need the room."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def run(options: Options, words: tuple[str, ...], seconds: float, start: float) -> float:
@@ -170,19 +183,27 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "gpu.json")
     parser.add_argument("words", nargs="*", help="settings after --, as main.py takes them")
     arguments = parser.parse_args()
+    if not arguments.toy and not torch.cuda.is_available():
+        parser.error(f"torch {torch.__version__} sees no CUDA device here; it is made for CUDA {torch.version.cuda}, which an older "
+                     "driver does not have. --toy tries the program on the CPU")
     words = (*ROW, *((*TOY, "--device", "cpu", "--actor.device", "cpu") if arguments.toy else ()), *arguments.words)
     options = read_options(words)
     result: dict[str, Any] = {"command": "python -m benchmarks.gpu " + " ".join(sys.argv[1:]), "device": device_name(options.device),
                               "processor": processor(), "cpus": len(os.sched_getaffinity(0)), "versions": versions(),
                               "settings": dataclasses.asdict(options.learner) | {"num_envs": options.num_envs_per_actor,
                                                                                 "batch_size": options.agent.batch_size}}
-    rates = measure(options, arguments.seconds, arguments.rounds)
+    result["agent steps a second"] = rates = measure(options, arguments.seconds, arguments.rounds)
+    write(result, arguments.output)
+    give_back()
     if arguments.run_seconds:
         rates["run"] = [run(options, words, arguments.run_seconds, 10.0 if arguments.toy else START_SECONDS)]
-    result["agent steps a second"] = rates
+        write(result, arguments.output)
     print({name: f"{statistics.median(each):,.0f}" for name, each in rates.items()})
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def write(result: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

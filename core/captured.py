@@ -4,7 +4,9 @@ A replay costs one launch where python would launch hundreds of kernels. It repe
 must stay the same tensors, and no decision in it may depend on a tensor's value.
 """
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -48,6 +50,19 @@ class Captured:
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
-        with torch.cuda.device(self._device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with _nothing_freed(), torch.cuda.device(self._device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._work()
         return graph
+
+
+@contextmanager
+def _nothing_freed() -> Iterator[None]:
+    """Python's collector of cycles rests: an older recording that it finds meanwhile would, as it goes, spoil this one."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

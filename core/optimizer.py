@@ -67,6 +67,7 @@ class Optimizer:
         """The next `count` steps may be recorded and replayed: from now on python reads no tensor in `step`."""
         if self._planned is None:
             self._planned = Planned(self._lr_of, self._parameters[0].device)
+            self._optimizer._warned_capturable_if_run_uncaptured = True  # torch would warn of the steps before a recording
             for parameter, state in self._optimizer.state.items():  # restored ones may count their steps on the CPU
                 state["step"] = state["step"].to(parameter.device)
         self._planned.plan(self._updates, count)

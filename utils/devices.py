@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from core.device import free_bytes
+from core.notices import notice
 from core.trajectory import Layout, WindowSpec
 from utils.factory import AgentsDict, Factory, MemoriesDict
 from utils.options import Options
@@ -16,7 +17,10 @@ RESERVED_BYTES = 4 << 30  # of a GPU for networks, activations and libraries, ro
 def resolved(options: Options) -> Options:
     """With what "auto" means on this machine."""
     actor = dataclasses.replace(options.actor, device=resolved_device(options.actor.device))
-    return dataclasses.replace(options, device=resolved_device(options.device), actor=actor)
+    found = dataclasses.replace(options, device=resolved_device(options.device), actor=actor)
+    if options.device == "auto" and found.device == "cpu" and options.mode == 1 and options.learner.memory_device == "learner":
+        notice("device=auto is cpu, where learner.memory_device=learner is slow: torch sees no CUDA device here")
+    return found
 
 
 def resolved_device(device: str) -> str:
@@ -98,12 +102,14 @@ def device_memory(options: Options, rows: Layout, window: WindowSpec) -> list[st
     """Whether the learner's GPU has room for the rows, before anything is allocated there."""
     if not _is_resident(options) or not _is_here(options.device) or not resolved_device(options.device).startswith("cuda"):
         return []
-    device = torch.device(resolved_device(options.device))
-    copied, free, capacity = options.memory_class.Resident.nbytes(rows, window), free_bytes(device), options.memory.capacity
+    device, count = resolved_device(options.device), options.num_learners
+    devices = [f"cuda:{learner}" for learner in range(count)] if device == "cuda" and count > 1 else [device]
+    copied, capacity = options.memory_class.Resident.nbytes(rows, window), options.memory.capacity
+    free, least = min((free_bytes(torch.device(each)), each) for each in devices)
     if copied + RESERVED_BYTES <= free:
         return []
     fitting = max(int((free - RESERVED_BYTES) / (copied / capacity)), 0)
-    return [f"memory.capacity={capacity} on the learner's device needs {copied + RESERVED_BYTES:,} bytes and {free:,} are free there; "
+    return [f"memory.capacity={capacity} on the learner's device needs {copied + RESERVED_BYTES:,} bytes and {free:,} are free on {least}; "
             f"about {fitting:,} would fit"]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.device import _register
+from core.device import Transfers, _register, upload
 from core.frames import StorageParams
 from core.mirror import Mirror
 from core.shared import ArraySpec, SharedArrays, total_bytes
@@ -163,14 +163,41 @@ def test_rows_come_from_pinned_memory_or_where_that_is_refused_by_copies(monkeyp
 
 @pytest.mark.parametrize("error", [0, 801])
 def test_the_whole_mapping_is_pinned_and_a_refusal_is_said(monkeypatch, capsys, error):
-    asked = []
-    cudart = SimpleNamespace(cudaHostRegister=lambda *arguments: (asked.append(arguments), error)[1])
+    asked, undone = [], []
+    cudart = SimpleNamespace(cudaHostRegister=lambda *arguments: (asked.append(arguments), error)[1], cudaHostUnregister=undone.append)
     monkeypatch.setattr("torch.cuda.cudart", lambda: cudart)
     monkeypatch.setattr("torch.cuda.device", lambda device: nullcontext())
     monkeypatch.setattr("torch.ones", lambda *arguments, **options: None)
     arrays = SharedArrays({"a": ArraySpec((3, 5), "int16"), "b": ArraySpec((7,), "float64")})
-    assert _register(arrays.whole, torch.device("cuda")) == (not error)
+    assert _register(arrays, torch.device("cuda")) == (not error)
     (address, size, flags), = asked
     assert address == arrays["a"].ctypes.data and address + size >= arrays["b"].ctypes.data + arrays["b"].nbytes
     assert size == total_bytes({"a": ArraySpec((3, 5), "int16"), "b": ArraySpec((7,), "float64")}) and flags == 0
     assert ("cannot be pinned (CUDA error 801)" in capsys.readouterr().err) == bool(error)
+    _register(arrays, torch.device("cuda"))
+    assert len(asked) == (2 if error else 1) and not undone  # what is pinned is not pinned again
+    del arrays
+    assert undone == ([] if error else [address])
+
+
+def test_what_was_made_for_a_copy_alone_goes_by_way_of_memory_that_outlives_it(monkeypatch):
+    arrays, uploads = SharedArrays({"a": ArraySpec((3, 5), "int16")}), []
+    monkeypatch.setattr("core.device.upload", lambda array, target: uploads.append(array))
+    transfers, target = Transfers(arrays, torch.device("cpu")), torch.zeros(2, 5, dtype=torch.int16)
+    arrays["a"][1:] = 3
+    transfers._copy_from_where_it_is(arrays["a"][1:], target)
+    assert (target == 3).all() and not uploads
+    transfers._copy_from_where_it_is(arrays["a"][1:] + 1, target)
+    assert len(uploads) == 1
+
+
+@cuda
+@pytest.mark.parametrize("pinned", [False, True])
+def test_an_array_may_change_once_it_is_uploaded(pinned):
+    source = torch.zeros(1 << 26, dtype=torch.uint8, pin_memory=pinned)
+    target = torch.ones_like(source, device="cuda")
+    for _ in range(20):
+        target.copy_(target.flip(0))  # the device has work to do first
+    upload(source, target)
+    source.fill_(7)
+    assert not target.any()

@@ -1,5 +1,7 @@
 """Updates that python only starts: planned equal to unplanned, recorded equal to eager, nothing in them that no recording could repeat."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from core.agent import Agent, LearnerOutput
 from core.agents.dqn import DQN
-from core.captured import WARM_UP, Captured
+from core.captured import WARM_UP, Captured, _nothing_freed
 from core.memories.resident import ResidentReplay
 from core.optimizer import Optimizer
 from core.resident import Refreshed, ResidentUpdates, Tally
@@ -212,6 +214,49 @@ def test_without_a_recording_work_is_called_each_time_and_a_recording_needs_cuda
     assert len(calls) == 2
     with pytest.raises(ValueError, match="not on cpu"):
         Captured(work, torch.device("cpu"), capture=True)
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_nothing_is_collected_while_a_recording_is_made(collects):
+    class Old:
+        def __init__(self):
+            self.itself = self
+
+    def lose():
+        gone.append(weakref.ref(Old()))
+
+    gone = []
+    lose()
+    (gc.enable if collects else gc.disable)()
+    try:
+        with _nothing_freed():
+            assert gone[0]() is None  # what was lost before goes before
+            lose()
+            [[] for _ in range(100_000)]
+            assert gone[1]() is not None and not gc.isenabled()
+        assert gc.isenabled() == collects
+    finally:
+        gc.enable()
+
+
+@cuda
+def test_a_recording_bears_that_an_older_one_was_lost():
+    device = torch.device("cuda")
+
+    class Owner:
+        def __init__(self):
+            self.total = torch.zeros(3, device=device)
+            self.captured = Captured(self.work, device, capture=True)
+
+        def work(self):
+            self.total.add_(1)
+            [[] for _ in range(100_000)]  # sets the collector going
+
+    for _ in range(5):
+        owner = Owner()
+        for _ in range(WARM_UP + 2):
+            owner.captured()
+        assert owner.total.tolist() == [WARM_UP + 2] * 3
 
 
 @cuda

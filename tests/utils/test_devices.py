@@ -85,6 +85,23 @@ def test_rows_that_do_not_fit_on_the_gpu_are_refused_with_needed_and_free_bytes_
     assert refuse(*words, "--memory.capacity", str(fitting + 20_000))
 
 
+def test_of_several_learners_the_fullest_gpu_counts(refuse, monkeypatch):
+    on_a_gpu(monkeypatch, 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("utils.validation.available_bytes", lambda: 1 << 40)
+    words = ("--config", "dqn-breakout", "--num_learners", "2", "--num_actors", "2", "--device", "cuda", *RESIDENT)
+    for full in ("cuda:0", "cuda:1"):
+        monkeypatch.setattr(devices, "free_bytes", lambda device, full=full: (8 if str(device) == full else 100) << 30)
+        assert f"{8 << 30:,} are free on {full}" in refuse(*words)
+
+
+def test_a_row_for_a_gpu_says_so_where_there_is_none(no_cuda, capsys):
+    assert read_options(["--config", "dqn-pong-gpu"]).device == "cpu"
+    assert "device=auto is cpu, where learner.memory_device=learner is slow" in capsys.readouterr().err
+    read_options(["--config", "dqn-pong-gpu", "--device", "cpu"])
+    assert capsys.readouterr().err == ""
+
+
 def test_on_a_cpu_the_copies_count_as_main_memory(refuse, monkeypatch, no_cuda):
     monkeypatch.setattr("utils.validation.available_bytes", lambda: 12 << 30)
     words = ("--config", "dqn-breakout", "--device", "cpu")
