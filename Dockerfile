@@ -11,5 +11,5 @@ COPY Makefile requirements*.txt ./
 RUN make .venv/.installed-dev
 COPY . .
 
-# Replay is memfd memory: it counts as the container's own, so --shm-size need not be raised
+# Replay is memfd memory: it counts as the container's own, so --shm-size need not be raised (several GPUs: --shm-size 1g, for NCCL)
 CMD ["make", "train"]

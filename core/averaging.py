@@ -42,8 +42,14 @@ class Group(ABC):
     def sum(self, tensor: Tensor) -> None:
         """Becomes the sum of all learners' tensors, in place; only within `run`. Bit for bit the same for all."""
 
-    def close(self) -> None:
-        """This learner leaves."""
+    def __enter__(self) -> "Group":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        self.close(failed=error is not None)
+
+    def close(self, failed: bool = False) -> None:
+        """This learner leaves; one that failed does not wait for the others, who may be waiting for it."""
 
 
 class Meeting(Protocol):

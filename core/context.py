@@ -57,6 +57,11 @@ class Context:
         device = self.options.device
         return f"cuda:{learner}" if device == "cuda" and len(self.memories) > 1 else device
 
+    def device_of_actor(self, actor: int) -> str:
+        """That of the learner which has its experience, where both are GPUs."""
+        device = self.options.actor.device
+        return self.device_of(actor % len(self.memories)) if device == self.options.device == "cuda" else device
+
     def process_ind(self, role: str, index: int) -> int:
         return self.roles.index((role, index))
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from core.averaging import Group, LearnersParted, Result, within
 
-LIMIT = timedelta(minutes=30)      # of any exchange: learners that are to wait longer have been given up by the supervisor long before
+LIMIT = timedelta(days=7)          # of any exchange: the supervisor gives up a silent learner long before, unless all were stopped (Ctrl-Z)
 PATIENCE = timedelta(seconds=1)    # between two signs of life while the others are waited for
 
 
@@ -32,7 +32,10 @@ class ProcessGroups:
             torch.cuda.set_device(device)
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", init_method=self.address, timeout=LIMIT,
                                 world_size=self.size, rank=index)
-        return ProcessGroup(index, self.size)
+        if on_gpu:  # NCCL connects at the first sum: what is wrong with that is to be seen before a run is under way
+            dist.all_reduce(torch.zeros(1, device=device))
+            torch.cuda.synchronize(device)
+        return ProcessGroup(index, self.size, on_gpu)
 
 
 @contextmanager
@@ -47,6 +50,10 @@ def on_this_machine(size: int) -> Iterator[ProcessGroups]:
 
 class ProcessGroup(Group):
     """torch's default process group of this process."""
+
+    def __init__(self, index: int, size: int, on_gpu: bool = False):
+        super().__init__(index, size)
+        self._on_gpu = on_gpu
 
     def gather(self, values: Sequence[int]) -> Generator[bool, None, list[list[int]]]:
         rows = torch.zeros(self.size, len(values), dtype=torch.int64)
@@ -63,11 +70,12 @@ class ProcessGroup(Group):
             return function()
 
     def sum(self, tensor: Tensor) -> None:
-        with _parting():
+        with nullcontext() if tensor.is_cuda else _parting():  # NCCL does not tell of others: an error there is this learner's own
             dist.all_reduce(tensor)
 
-    def close(self) -> None:
-        dist.destroy_process_group()
+    def close(self, failed: bool = False) -> None:
+        if not (failed and self._on_gpu):  # NCCL would wait for the others; without leave, the end of the process ends it
+            dist.destroy_process_group()
 
 
 def _finished(work: dist.Work) -> bool:

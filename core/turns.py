@@ -40,7 +40,7 @@ class Turns:
         self._offers.pop(number - 1, None)  # all have it
         first, *others = (offers[index] for index in range(self.size))
         for tensor in others:
-            first = first + tensor
+            first = first + tensor.to(first.device)
         return first
 
     def leave(self, index: int) -> None:
@@ -78,7 +78,7 @@ class InTurn(Group):
             self._routine.pause()
         tensor.copy_(self._total())
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         self._turns.leave(self.index)
 
     def _within(self, function: Callable[[], Result]) -> Result:

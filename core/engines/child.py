@@ -34,7 +34,8 @@ def main(process: Callable[[Context, int], Iterator[bool]], context: Context, ro
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         failure.send((_cut(f"{type(error).__name__}: {error}"), notes, _cut(traceback.format_exc())))
         failure.close()
-        sys.exit(exit_codes.of(error))
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(exit_codes.of(error))  # at once: an orderly end waits for threads of an environment, and for other learners' GPUs
 
 
 def _cut(text: str) -> str:

@@ -218,7 +218,7 @@ class LocalEngine:
                         error = self._last_words(place)
                         self._say(f"{place} {f'failed: {error}' if error else self._death(place)}")
                         if place.role in ("learner", "tester"):
-                            self._exit_code = self._exit_code or (error and place.process.exitcode) or exit_codes.TRAINING_FAILED
+                            self._give_up((error and place.process.exitcode) or exit_codes.TRAINING_FAILED)
 
     def _kill(self, places: list[Place]) -> None:
         for place in places:

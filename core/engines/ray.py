@@ -44,8 +44,9 @@ class RayEngine(LocalEngine):
         if options.ray.address is not None and "://" in options.ray.address:
             found.append(f"ray.address={options.ray.address} must be host:port of the head, or auto: main runs on a node of the cluster")
         count, gpus = options.num_learners, options.ray.learner_gpus
-        if options.mode == 1 and count > 1 and gpus is not None and gpus < 1 and options.device != "cpu" and torch.cuda.is_available():
-            found.append(f"num_learners={count} need a GPU each and ray.learner_gpus={gpus:g} is less: leave it out, or take device=cpu")
+        if options.mode == 1 and count > 1 and gpus is not None and gpus <= 0.5 and options.device != "cpu" and torch.cuda.is_available():
+            found.append(f"num_learners={count} need a GPU each, and with ray.learner_gpus={gpus:g} two could get the same: take more than "
+                         "0.5 (what is left is for ray.actor_gpus), or device=cpu")
         return found + _without_share(options)
 
     def run(self, roles: list[tuple[str, int]]) -> int:
@@ -230,13 +231,13 @@ class Life:
 
 
 def _without_share(options: Any) -> list[str]:
-    """Of a GPU, though a process is to compute there: Ray would hide it from it."""
+    """Of a GPU, though a process is to compute there: Ray would not tell it which."""
     if not torch.cuda.is_available():
         return []
     devices = [("device", options.device, "ray.learner_gpus", options.ray.learner_gpus)]
     if options.mode == 1:
         devices.append(("actor.device", options.actor.device, "ray.actor_gpus", options.ray.actor_gpus))
-    return [f"{name}={device} and {share}=0: Ray hides GPUs from who has no share of one; give one, as --{share} 0.5, or take {name}=cpu"
+    return [f"{name}={device} and {share}=0: Ray gives GPUs to who has a share of one; give one, as --{share} 0.5, or take {name}=cpu"
             for name, device, share, amount in devices if device != "cpu" and amount == 0]
 
 

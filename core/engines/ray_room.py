@@ -62,9 +62,15 @@ def check_room(needs: Needs, home: str) -> None:
             where = "" if _is_actor(name) else " on the node of main.py"
             raise ClusterError(
                 f"{name} needs {_resources(need)}{where} and finds no room: the run needs {_resources(_sum(needs))} in all, the cluster's "
-                f"nodes ({len(left)}) have {_resources(total)}; add nodes, or lower num_actors or ray.actor_cpus, ray.learner_cpus")
+                f"nodes ({len(left)}) have {_resources(total)}; add nodes, or lower num_actors, {_settings(need)}")
         for kind, amount in need.items():
             node[kind] = round(node.get(kind, 0.0) - amount, DECIMALS)
+
+
+def _settings(need: dict[str, float]) -> str:
+    """Those that say what a process needs, of each kind that this one needs."""
+    kinds = [kind.lower() for kind, amount in need.items() if amount or kind == "CPU"]
+    return ", ".join(f"ray.{role}_{kind}s" for kind in kinds for role in ("actor", "learner"))
 
 
 def _is_actor(name: str) -> bool:

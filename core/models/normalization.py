@@ -30,9 +30,8 @@ class RunningNormalization(nn.Module):
         """Count vectors [B, F], and those of the other learners."""
         variance, mean = torch.var_mean(vectors, 0, correction=0)
         number = len(vectors) * num_learners()
-        if num_learners() > 1:
-            mean, square = averaged(torch.stack([mean, variance + mean.square()]))
-            variance = (square - mean.square()).clamp(min=0)
+        of_all = averaged(mean)
+        mean, variance = of_all, averaged(variance + (mean - of_all).square())
         total, share = self.count + number, number / (self.count + number)
         difference = mean - self.mean
         self.mean += share * difference

@@ -44,7 +44,7 @@ def actor(context: Context, index: int) -> Iterator[bool]:
 
 def _play(context: Context, index: int, generator: np.random.Generator, seed: int) -> Iterator[bool]:
     options, clock, num_envs, count = context.options, context.clock, context.options.num_envs_per_actor, context.options.actor.groups
-    agent = for_acting(context.make_agent(options.actor.device), options.actor.captured)
+    agent = for_acting(context.make_agent(context.device_of_actor(index)), options.actor.captured)
     memory, number = context.memory_of(index)
     tally, profile = Tally(num_envs), Profile(context, "actor", index)
 

@@ -52,7 +52,7 @@ def learner(context: Context, index: int) -> Iterator[bool]:
     Several learners update together, or save together, or end together: whoever is ready waits for the others' news. What they all do alike
     (publish, report, write the agent) learner 0 does.
     """
-    with closing(context.meeting.join(index, context.device_of(index))) as group:
+    with context.meeting.join(index, context.device_of(index)) as group:
         agent, memory = _make_agent(context, group), learners_memory(context, index)
         version = restore(context, agent, memory, index)
         batches, learn = updates(context, agent, memory, index)

@@ -1,5 +1,6 @@
 """The actor's generator: forgetting at an episode's start, and waiting while the memory wants no more."""
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -38,8 +39,9 @@ def context(monkeypatch):
     monkeypatch.setattr(Watched, "steps", [], raising=False)
     env = RecallParams(delay=2)
     spec = RecallEnv(env, "recall", 1).spec
-    options = SimpleNamespace(engine="inline", num_actors=1, num_envs_per_actor=ENVS, seed=1, game="recall", env=env, env_class=RecallEnv,
-                              actor=ActorParams(), profile=False, profile_trace=0, log_folder=None, make_agent=make_agent)
+    options = SimpleNamespace(engine="inline", device="cpu", num_actors=1, num_envs_per_actor=ENVS, seed=1, game="recall", env=env,
+                              env_class=RecallEnv, actor=ActorParams(), profile=False, profile_trace=0, log_folder=None,
+                              make_agent=make_agent)
     memory = QueueMemory(QueueParams(capacity=ENVS), Layout.of(
         spec, make_agent(spec).extras, capacity=20 * LENGTH * ENVS, num_actors=1, num_envs=ENVS, chunk_length=LENGTH, with_priority=False,
         states=(ArraySpec((UNITS,), "float32"),) * 2), make_agent(spec).window, 0)
@@ -61,6 +63,15 @@ def test_an_actor_is_niced_in_a_process_of_its_own_only(context, monkeypatch, en
     context.options.engine, context.options.actor = engine, ActorParams(niceness=7)
     next(actor(context, 0))
     assert nices == asked
+
+
+@pytest.mark.parametrize(("device", "of_actors", "expected"), [
+    ("cuda", "cuda", ["cuda:0", "cuda:1", "cuda:0"]), ("cpu", "cuda", ["cuda"] * 3), ("cuda", "cpu", ["cpu"] * 3),
+    ("cuda", "cuda:1", ["cuda:1"] * 3)])
+def test_of_several_learners_on_gpus_each_has_its_actors_networks_beside_its_own(context, device, of_actors, expected):
+    context = replace(context, memories=context.memories * 2)
+    context.options.device, context.options.actor = device, ActorParams(device=of_actors)
+    assert [context.device_of_actor(index) for index in range(3)] == expected
 
 
 def test_the_recurrent_state_goes_from_step_to_step_and_is_reset_where_an_episode_starts(context):

@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from core.averaging import Group, within
 from core.inference import OnFixedTensors, capture_forward
-from core.optimizer import Optimizer
+from core.models.normalization import RunningNormalization
+from core.optimizer import Optimizer, OptimizerParams
 from core.resident import Tally
 from core.single_processes.updates import Pieces
 from core.staged import StagedUpdates
@@ -87,6 +89,36 @@ def test_updates_on_staged_batches_stay_on_their_device(name):
     agent.plan(1)
     with OneDevice():
         learn._work()
+
+
+class Two(Group):
+    """Of two learners the first. Notes what is summed."""
+
+    def __init__(self):
+        super().__init__(0, 2)
+        self.summed = []
+
+    def gather(self, values):
+        raise NotImplementedError
+
+    def run(self, function):
+        raise NotImplementedError
+
+    def sum(self, tensor):
+        self.summed.append(tensor)
+
+
+def test_what_learners_tell_each_other_of_an_update_is_one_tensor_that_never_leaves_the_device():
+    parameters = [torch.nn.Parameter(torch.zeros(shape, device=META)) for shape in ((3, 2), (5,), ())]
+    optimizer, normalization, group = Optimizer(parameters, OptimizerParams()), RunningNormalization(4).to(META), Two()
+    for parameter in parameters[:2]:
+        parameter.grad = torch.zeros_like(parameter)
+    with within(group), OneDevice():
+        loss = optimizer._together(torch.zeros((), device=META))
+        normalization.update(torch.zeros(7, 4, device=META))
+    gradients, *moments = group.summed
+    assert gradients.shape == (3 * 2 + 5 + 1 + 1,) and gradients.is_contiguous() and loss.shape == () and loss.is_meta
+    assert parameters[2].grad.is_meta and [moment.shape for moment in moments] == [(4,), (4,)]
 
 
 def test_an_update_that_looks_is_noticed():

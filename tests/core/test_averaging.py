@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from core.averaging import Alone, LearnersParted, averaged, num_learners
+from core.models.normalization import RunningNormalization
 from core.optimizer import Optimizer, OptimizerParams
 from core.turns import Turns
 
@@ -71,6 +72,20 @@ def test_statistics_are_averaged_among_learners_and_left_as_they_are_by_one():
     assert in_turn(Alone().run(lambda: averaged(alone)))[0] is alone
     found = together(*(lambda value=value: (averaged(torch.tensor([value])).item(), num_learners()) for value in (1.0, 2.0, 6.0)))
     assert found == [(3.0, 3)] * 3 and num_learners() == 1
+
+
+def test_the_variance_of_what_all_learners_saw_is_exact_far_from_zero_too():
+    vectors = 300 + 0.1 * torch.randn(2, 500, 3, generator=torch.Generator().manual_seed(0)) + torch.tensor([[[0.0]], [[0.05]]])
+
+    def seen(part):
+        normalization = RunningNormalization(3)
+        normalization.update(part)
+        return normalization.mean.double(), normalization.variance.double()
+
+    first, second = together(lambda: seen(vectors[0]), lambda: seen(vectors[1]))
+    of_all = vectors.double().flatten(0, 1)
+    assert all(torch.equal(*pair) for pair in zip(first, second))
+    assert torch.allclose(first[0], of_all.mean(0), rtol=1e-6) and torch.allclose(first[1], of_all.var(0, correction=0), rtol=1e-3)
 
 
 def test_sums_are_taken_in_the_same_order_for_all_and_several_follow_one_another():

@@ -1,14 +1,18 @@
 """Learners in processes of their own: what they tell each other, over what, and what they are told when one dies."""
 
+import importlib
 import multiprocessing
 import os
 import signal
 import time
+from contextlib import suppress
 from datetime import timedelta
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
 from core import process_group
 from core.averaging import LearnersParted, averaged
@@ -59,3 +63,52 @@ def test_learners_of_one_machine_share_their_news_and_gradients_over_loopback_un
             process.kill()
             process.join()
     assert not os.path.exists(groups.address.removeprefix("file://"))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What torch is asked for by learners on GPUs, in order."""
+    made = []
+    for owner, name in ((torch.cuda, "set_device"), (torch.cuda, "synchronize"), (dist, "init_process_group"), (dist, "all_reduce"),
+                        (dist, "destroy_process_group")):
+        monkeypatch.setattr(owner, name, lambda *given, name=name, **named: made.append((name, *given, named)))
+    monkeypatch.setattr(torch, "zeros", lambda *shape, device: f"zeros on {device}")
+    return made
+
+
+def test_on_a_gpu_a_learner_connects_when_it_joins_with_its_own_device_for_gradients_and_the_cpu_for_news(calls):
+    process_group.ProcessGroups(2, "file:///nowhere").join(1, "cuda:1")
+    names = [name for name, *_ in calls]
+    assert names == ["set_device", "init_process_group", "all_reduce", "synchronize"]
+    assert calls[0][1] == calls[3][1] == "cuda:1" and calls[2][1] == "zeros on cuda:1"
+    assert calls[1][1] == "cpu:gloo,cuda:nccl" and calls[1][2]["world_size"] == 2 and calls[1][2]["rank"] == 1
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_learner_that_failed_on_a_gpu_does_not_wait_for_the_others(calls, on_gpu, failed):
+    with suppress(ValueError), process_group.ProcessGroup(0, 2, on_gpu):
+        if failed:
+            raise ValueError
+    assert bool(calls) != (on_gpu and failed)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_an_error_on_a_gpu_is_the_learners_own_and_told_whole(monkeypatch, on_gpu):
+    def fail(tensor):
+        raise dist.DistBackendError("NCCL error. Last error: two ranks have one GPU")
+
+    monkeypatch.setattr(dist, "all_reduce", fail)
+    with pytest.raises(RuntimeError) as raised:
+        process_group.ProcessGroup(0, 2).sum(SimpleNamespace(is_cuda=on_gpu))
+    assert ("two ranks have one GPU" in str(raised.value)) == on_gpu == (not isinstance(raised.value, LearnersParted))
+
+
+def test_news_go_by_gloo_where_gradients_have_a_backend_of_their_own():
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # which makes the backend known
+    dist.init_process_group("cpu:gloo,cuda:fake", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        backends = {kind: type(dist.group.WORLD._get_backend(torch.device(kind))).__name__ for kind in ("cpu", "cuda")}
+    finally:
+        dist.destroy_process_group()
+    assert "Gloo" in backends["cpu"] and "Fake" in backends["cuda"]

@@ -14,11 +14,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+import torch.distributed as dist
 from gymnasium import spaces
 
 from core.agents.dqn import DQN
+from core.averaging import _GROUP
 from core.env import TimeStep
 from core.envs.catch import CatchEnv
+from core.process_group import ProcessGroup
 
 PATTERN = 97  # second element of an observation: its episode times this plus its step
 
@@ -133,6 +136,30 @@ class Watchful(DQN):
         moved = (end - start)[within]
         assert (moved == len(window.lasts) - 1).all(), f"a torn window: {start[within]} to {end[within]}"
         assert ((start[:, 1] - start[:, 0]) % PATTERN == 0).all(), f"a torn row: {start}"
+        return super().learn(batch)
+
+
+class NeverSaved(DQN):
+    """Its state takes for ever to be collected."""
+
+    def state_dict(self):  # type: ignore[no-untyped-def]
+        if due("save", 0, 0):
+            time.sleep(1_000)
+        return super().state_dict()
+
+
+class FailsAlone(DQN):
+    """Learner 1 has an error of its own. As on GPUs nobody gets out of the group in an orderly way without the other one."""
+
+    updates = 0
+
+    def learn(self, batch):  # type: ignore[no-untyped-def]
+        group = _GROUP.get()
+        assert isinstance(group, ProcessGroup)
+        group._on_gpu, dist.destroy_process_group = True, lambda: time.sleep(1_000)
+        self.updates += 1
+        if group.index == 1 and self.updates > 100:
+            raise ValueError("a fault of this learner alone")
         return super().learn(batch)
 
 

@@ -1,4 +1,4 @@
-"""Environments and agents that misbehave, in the real program (F14-F19, F32, F39)."""
+"""Environments and agents that misbehave, in the real program (F11, F14-F19, F32, F39)."""
 
 import json
 import math
@@ -111,3 +111,14 @@ def test_f39_a_game_that_never_ends_is_cut_at_the_cap_and_every_return_and_pictu
     assert all(abs(score) <= 5 and score == int(score) for score in report["returns"])
     with imageio.get_reader(tmp_path / "models" / "test_one_test.mp4") as video:
         assert len(list(video.iter_data())) == 3 * (1 + 40)
+
+
+def test_f11_a_learner_that_dies_while_a_finished_run_saves_ends_it_and_nobody_goes_on_evaluating(tmp_path):
+    saving = tmp_path / "saving"
+    words = ("--config", "dqn-minatar-breakout", "--env_type", AGENTS + "Endless", "--game", "catch", "--agent_type", AGENTS + "NeverSaved",
+             "--steps", "300", "--clock.learn_start", "100", "--timestamp", "one", "--evaluator.max_steps", "1000000000")
+    with Program(tmp_path, *words, environment=faults({"kind": "save", "where": "learner 0", "once": str(saving)})) as program:
+        program.until(saving.exists, 60, "the last checkpoint")
+        program.kill("learner 0")
+        assert program.until_ended(15 * SLOW) == 4 and not program.leftovers()
+        assert "was killed by signal 9" in program.output and "no checkpoint had been written yet" in program.output

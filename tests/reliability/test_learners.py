@@ -33,3 +33,10 @@ def test_f11_f37_a_killed_learner_ends_the_run_with_its_state_saved_and_the_run_
         assert not program.leftovers()
     later, _ = checkpoint.load(tmp_path / "models/test_one_checkpoints")
     assert later["clock"]["updates"][0] == later["clock"]["updates"][1] > state["clock"]["updates"][0]
+
+
+def test_f11_a_learner_that_fails_alone_says_why_and_nobody_waits_for_ever(tmp_path):
+    with Program(tmp_path, *ENDLESS, "--agent_type", "tests.reliability.faults:FailsAlone") as program:
+        assert program.until_ended(60) == 4
+        assert "learner 1" in program.output and "ValueError: a fault of this learner alone" in program.output
+        assert "in learn" in program.output and "did not end within" not in program.output and not program.leftovers()

@@ -195,7 +195,9 @@ def test_bad_settings_are_named_before_a_start(monkeypatch):
     assert RayEngine.problems(read_options(halves)) == []
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     found = RayEngine.problems(dataclasses.replace(read_options(["--device", "cpu", *halves]), device="cuda"))
-    assert len(found) == 1 and "num_learners=2 need a GPU each and ray.learner_gpus=0.5 is less" in found[0]
+    assert len(found) == 1 and "num_learners=2 need a GPU each, and with ray.learner_gpus=0.5 two could" in found[0]
+    most = [*halves[:-1], "0.7", "--ray.actor_gpus", "0.3"]  # of each GPU; the rest is for an actor
+    assert RayEngine.problems(dataclasses.replace(read_options(["--device", "cpu", *most]), device="cuda")) == []
     hidden = dataclasses.replace(options, device="cuda:1", actor=dataclasses.replace(options.actor, device="cuda"),
                                  ray=dataclasses.replace(options.ray, learner_gpus=0.0))
     assert [problem.partition(" and ")[0] for problem in RayEngine.problems(hidden)] == ["device=cuda:1", "actor.device=cuda"]
@@ -213,7 +215,8 @@ def test_a_process_needs_its_cpus_on_one_node_and_the_learner_at_home(monkeypatc
     if fits:
         check_room(needs, "home")
     else:
-        with pytest.raises(ClusterError, match=r"needs 1 CPUs.* finds no room: the run needs 4 CPUs"):
+        with pytest.raises(ClusterError, match=r"needs 1 CPUs.* finds no room: the run needs 4 CPUs.*lower num_actors, ray.actor_cpus, "
+                                               "ray.learner_cpus$"):
             check_room(needs, "home")
 
 
@@ -223,3 +226,11 @@ def test_room_is_counted_as_ray_counts_it(monkeypatch):
     check_room({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(5)}, "home")
     with pytest.raises(ClusterError, match="finds no room"):
         check_room({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(6)}, "home")
+
+
+def test_who_finds_no_gpu_is_told_of_the_settings_that_ask_for_one(monkeypatch):
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "home", "Alive": True, "Resources": {"CPU": 4.0, "GPU": 2.0}}])
+    shares = {"learner 0": 0.7, "learner 1": 0.7, "actor 0": 0.3, "actor 1": 0.3}
+    check_room({name: {"CPU": 1.0, "GPU": share} for name, share in shares.items()}, "home")
+    with pytest.raises(ClusterError, match=r"actor 1 needs 1 CPUs and 0\.5 GPUs.*lower num_actors.*, ray\.actor_gpus, ray\.learner_gpus$"):
+        check_room({name: {"CPU": 1.0, "GPU": max(share, 0.5)} for name, share in shares.items()}, "home")
