@@ -46,7 +46,7 @@ def measure(end: Callable[[Run], None], options: argparse.Namespace) -> dict[str
     try:
         while steps < STEPS:
             time.sleep(0.2)
-            steps = max([steps, *(count for _, count in run.new_steps())])
+            steps = max([steps, *(int(done[0]) for _, done in run.new_progress())])
             run.children()
         load = os.getloadavg()[0]
         end(run)

@@ -12,6 +12,8 @@ from core.shared import ArraySpec, SharedArrays
 LINE = 8  # int64 a cache line
 FLAGS = {"stop": 0, "checkpoints_requested": 1, "checkpoints_written": 2, "logger_may_end": 3, "restarts": 4}
 FINISHED, INTERRUPTED = 1, 2  # values of stop
+LIMITER = ("inserted", "sampled")
+COUNTS = ("agent_steps", "episodes", "updates", *LIMITER)  # that a checkpoint has
 
 
 @dataclass(frozen=True)
@@ -151,13 +153,11 @@ class Clock:
         count, last, best = self._arrays["scores"][:3]
         return (float(last), float(best)) if count else None
 
-    def evaluated(self, score: float) -> bool:
-        """Called by the evaluator. True when this is the best so far."""
+    def evaluated(self, score: float) -> None:
+        """Called by the evaluator."""
         scores = self.scores
-        best = scores is None or score > scores[1]
-        self._arrays["scores"][1:3] = score, score if best or scores is None else scores[1]
+        self._arrays["scores"][1:3] = score, score if scores is None else max(score, scores[1])
         self._arrays["scores"][0] += 1
-        return best
 
     def beat(self, process_ind: int) -> None:
         self._arrays["heartbeats"][process_ind, 0] = time.monotonic()
@@ -185,18 +185,25 @@ class Clock:
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        names = ("agent_steps", "inserted", "episodes", "updates", "sampled")
-        return {**{name: self._arrays[name][:, 0].tolist() for name in names}, "scores": self._arrays["scores"].tolist()}
+        return {**{name: self._arrays[name][:, 0].tolist() for name in COUNTS}, "scores": self._arrays["scores"].tolist(),
+                "limiter": self._limiter()}
 
     def load_state_dict(self, state: dict[str, Any], with_rows: bool) -> None:
-        """Continue the counts of a run; the limiter's own only when the replay came back too. The number of actors may differ."""
-        limiter = ("inserted", "sampled")
+        """Continue the counts of a run; the limiter's own only when the replay came back too. The number of actors may differ.
+
+        With another ratio of samples to inserts nobody is behind or ahead: it holds from here on.
+        """
         self._arrays["scores"][:] = state["scores"]
-        for name, values in state.items():
-            if name != "scores" and (with_rows or name not in limiter):
-                counts = self._arrays[name]
-                if name == "updates":
-                    values = [max(values)] * len(counts)  # learners run in step
-                counts[:, 0] = 0
-                counts[0, 0] = sum(values[len(counts):])
-                counts[:len(values), 0] += values[:len(counts)]
+        for name in COUNTS[:None if with_rows else -len(LIMITER)]:
+            counts, values = self._arrays[name], state[name]
+            if name == "updates":
+                values = [max(values)] * len(counts)  # learners run in step
+            counts[:, 0] = 0
+            counts[0, 0] = sum(values[len(counts):])
+            counts[:len(values), 0] += values[:len(counts)]
+        if with_rows and self.params.samples_per_insert is not None and state.get("limiter", self._limiter()) != self._limiter():
+            self._arrays["sampled"][:, 0] = 0
+            self._arrays["sampled"][0, 0] = max(int(self._owed()), 0)
+
+    def _limiter(self) -> list[float | None]:
+        return [self.params.samples_per_insert, self.params.learn_start]

@@ -56,5 +56,5 @@ class LogRings:
 
     def _record(self, process_ind: int, slot: int) -> Record:
         arrays = self._arrays
-        return Record(bytes(arrays["name"][process_ind, slot]).decode(), float(arrays["value"][process_ind, slot]),
+        return Record(bytes(arrays["name"][process_ind, slot]).decode(errors="replace"), float(arrays["value"][process_ind, slot]),
                       int(arrays["step"][process_ind, slot]), float(arrays["time"][process_ind, slot]))

@@ -134,13 +134,15 @@ class Memory(ABC):
         """What the learner logs of this memory."""
         return {"memory_size": float(self.size()), **self.trajectories.statistics()}
 
-    def state_dict(self, with_rows: bool) -> dict[str, Any]:
-        """Tensors and plain values that continue sampling as if nothing had happened; rows included if asked."""
-        state: dict[str, Any] = {"generator": json.dumps(self.generator.bit_generator.state)}  # 128-bit integers
-        return {**state, "trajectories": self.trajectories.state_dict()} if with_rows else state
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values that continue sampling as if nothing had happened, rows among them."""
+        return {"generator": json.dumps(self.generator.bit_generator.state),  # 128-bit integers
+                "trajectories": self.trajectories.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from state_dict. Without rows in it, whatever describes rows starts anew."""
+        """Continue from state_dict."""
         self.generator.bit_generator.state = json.loads(state["generator"])
-        if "trajectories" in state:
-            self.trajectories.load_state_dict(state["trajectories"])
+        self.trajectories.load_state_dict(state["trajectories"])
+
+    def continue_at(self, updates: int) -> None:
+        """In place of load_state_dict, in a run that is continued without its rows after so many updates: what goes by them goes on."""

@@ -18,7 +18,7 @@ from core.settings import setting
 class OptimizerParams:
     optimizer: str = setting("adam", choices=("adam", "rmsprop"))
     lr: float = setting(1e-4, above=0)                             # learning rate at the start
-    eps: float = setting(1.5e-4, above=0)                     # added to the root of the second moment (Rainbow: 1.5e-4)
+    eps: float = setting(1.5e-4, above=0)                     # added to the root of the second moment; under it in TensorFlow's RMSProp
     weight_decay: float = setting(0.0, low=0)                      # L2
     rmsprop_decay: float = setting(0.95, low=0, high=1)       # Ape-X: 0.95; IMPALA: 0.99
     rmsprop_centered: bool = setting(True)                    # divide by the standard deviation: Ape-X yes, IMPALA no
@@ -144,5 +144,8 @@ class Optimizer:
         return {"optimizer": self._optimizer.state_dict(), "updates": self._updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """What was learnt, not the settings: those are this start's."""
         self._optimizer.load_state_dict(state["optimizer"])
+        for group in self._optimizer.param_groups:
+            group.update(self._optimizer.defaults)
         self._updates = state["updates"]

@@ -45,10 +45,13 @@ class ResidentMemory(ABC):
     def statistics(self) -> dict[str, float]: ...
 
     @abstractmethod
-    def state_dict(self, with_rows: bool) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]: ...
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    def continue_at(self, updates: int) -> None:
+        """As Memory.continue_at."""
 
 
 def can_be_captured(agent: type[Agent], params: Any, count: int) -> bool:

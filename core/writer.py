@@ -34,6 +34,11 @@ class ChunkWriter:
         """False while the memory wants no new chunk; one that was begun may always be finished."""
         return self._filled > 0 or self._room is None or self._room()
 
+    @property
+    def short(self) -> bool:
+        """Not two windows have been published."""
+        return bool(self._counter[0] < self._window.length + 2)
+
     def append(self, before: TimeStep, action: np.ndarray, after: TimeStep, extras: Mapping[str, np.ndarray],
                state: Sequence[Tensor] = ()) -> int:
         """One row of each stream: what was seen in `before`, the action, and what `after` says it earned.

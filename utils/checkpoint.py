@@ -153,11 +153,10 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _free_name(folder: Path, step: int) -> Path:
-    name, number = folder / f"step_{step:012d}", 0
-    while name.exists():
-        number += 1
-        name = folder / f"step_{step:012d}.{number}"
-    return name
+    """The newest of its step: numbers that were pruned do not come again."""
+    name = f"step_{step:012d}"
+    taken = [int(match[2] or 0) for path in folder.glob(f"{name}*") if (match := STEP_FOLDER.fullmatch(path.name))]
+    return folder / (f"{name}.{max(taken) + 1}" if taken else name)
 
 
 def _prune(folder: Path, newest: Path, keep: int) -> None:

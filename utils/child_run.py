@@ -33,7 +33,8 @@ def options_of(config: str, words: Sequence[str], machine: str, root: str) -> Op
     if own := [f"--{name} is not yours to give here" for name in OWN if name in given]:
         raise Refused(own)
     try:
-        options = command_line.read([*words, "--config", config, "--machine", machine, "--timestamp", "new.run", "--root", root])
+        options = command_line.read([*words, "--config", config, "--root", root, "--mode", "1", "--resume", "none",
+                                     "--machine", machine, "--timestamp", "new.run"])
     except Refused as refused:
         raise Refused([f"{config}: {problem}" for problem in refused.problems], refused.code) from None
     if all(getattr(options, name) is None for name in STOPS):
@@ -120,7 +121,8 @@ class ChildRun:
 
     def _command(self, resume: bool) -> list[str]:
         options = self.options
-        identity = ["--resume", options.signature] if resume else ["--machine", options.machine, "--timestamp", str(options.timestamp)]
+        identity = (["--resume", options.signature, "--model_file", "none"] if resume  # what it began from it has in its checkpoint
+                    else ["--resume", "none", "--machine", options.machine, "--timestamp", str(options.timestamp)])
         return ["--config", options.config, "--seed", str(options.seed), "--root", options.root, "--mode", "1",
                 *PATIENT, *self._words, *identity]
 

@@ -1,9 +1,9 @@
 """Options from the file and the command line. Everything that is wrong is found before a process or folder is made, and told at once."""
 
 import dataclasses
+import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import tyro
@@ -15,12 +15,13 @@ from utils.rows import CHOICES, GROUPS, find_row, from_row
 from utils.settings_tree import annotations, changed, closest, fits, flatten, parse, type_name
 
 HELP = ("-h", "--help")
-OF_THIS_START = ("config", "mode", "machine", "timestamp", "device", "resume", "model_file", "render", "record", "profile",
-                 "profile_trace", "episodes", "check", "root")
-FIXED = ("config", "agent_type", "env_type", "game", "model_type", "agent.optimizer", "env", "model")  # for all lives of a run
+OF_THIS_START = ("config", "mode", "machine", "timestamp", "device", "actor.device", "resume", "model_file", "render", "record",
+                 "profile", "profile_trace", "episodes", "check", "root")
+FIXED = ("config", "agent_type", "env_type", "game", "model_type", "agent.optimizer", "agent.rmsprop_centered", "env",
+         "model")  # for all lives of a run
 FIXED_WITH_REPLAY = ("memory_type", "memory.capacity", "num_learners", "num_actors", "num_envs_per_actor", "actor.chunk_length",
-                     "agent.nstep", "agent.unroll_length", "memory.replay_parameters", "memory.overflow", "memory.num_batches",
-                     "memory.feature_dtype")
+                     "agent.nstep", "agent.unroll_length", "agent.burn_in", "agent.stride", "memory.replay_parameters", "memory.overflow",
+                     "memory.num_batches", "memory.feature_dtype")
 
 Words = dict[str, list[str]]
 
@@ -45,8 +46,12 @@ def read(arguments: Sequence[str]) -> Options:
     start = _peek(words)
     row = find_row(start["config"])
     saved, missing = _saved_run(start)
-    if saved and saved.config and "config" not in words:
-        row = find_row(saved.config)
+    if saved and "config" not in words:
+        if saved.config is None:
+            problems.append(f"run {saved.signature} has no {runs.RUN_FILE} that could be read, which says of which row it is: name that "
+                            "with --config")
+        else:
+            row = find_row(saved.config)
     options, file_problems = _base(row, words, saved)
     options, word_problems = _apply(options, words)
     if any(word in HELP for word in arguments):
@@ -165,9 +170,9 @@ def _identity(options: Options, saved: runs.SavedRun | None) -> dict[str, Any]:
         return {"machine": machine, "timestamp": timestamp}
     identity: dict[str, Any] = {"timestamp": options.timestamp or runs.fresh_timestamp(options.root, options.machine)}
     if options.model_file is not None:
-        given = Path(options.model_file).expanduser()
-        in_models = Path(options.root) / "models" / given
-        identity["model_file"] = str((in_models if not given.exists() and in_models.exists() else given).resolve())
+        given = os.path.expanduser(options.model_file)
+        in_models = os.path.join(options.root, "models", given)
+        identity["model_file"] = os.path.realpath(in_models if not os.path.exists(given) and os.path.exists(in_models) else given)
     return identity
 
 

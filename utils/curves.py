@@ -16,6 +16,8 @@ from utils.refused import Refused
 
 SCORE = "evaluator/episodic_return_mean"  # what results are read from
 COLUMNS = {f"evaluator/episodic_return_{name}": name for name in ("mean", "std", "median")}  # short names in a CSV
+POINT = ("run", "step", "seconds")        # the columns of a CSV that are no metrics
+PERIOD = "global/agent_steps"             # the line of a period has it
 LATE = 0.8         # evaluations after this share of a run's steps make its late score
 OVERSHOOT = 1.02   # times its steps: up to where evaluations still count as of these
 GRID_POINTS = 200  # at most, of a curve over several runs
@@ -87,17 +89,27 @@ def _of_folder(folder: Path, metrics: Sequence[str]) -> Run:
 def _of_csv(path: Path, metrics: Sequence[str]) -> list[Run]:
     try:
         with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+            reader = csv.DictReader(file)
+            if missing := [name for name in POINT if name not in (reader.fieldnames or ())]:
+                raise Refused([f"{path} holds no curves, it has no column {' or '.join(missing)}: name log folders, or CSV files of --csv"])
+            lines = [(row["run"], _csv_line(row)) for row in reader]
     except OSError as error:
         raise Refused([f"{path} cannot be read: {error.strerror}"]) from None
-    full = {short: metric for metric, short in COLUMNS.items()}
+    except (ValueError, TypeError, csv.Error) as error:  # TypeError: a line with more or fewer columns
+        raise Refused([f"{path} cannot be read: line {reader.line_num}: {error}"]) from None
     by_run: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        values = {full.get(name, name): float(text) for name, text in row.items() if name not in ("run", "step", "seconds") and text}
-        by_run.setdefault(row["run"], []).append({"step": int(row["step"]), "seconds": float(row["seconds"]), "values": values})
+    for name, line in lines:
+        by_run.setdefault(name, []).append(line)
     known = {metric for lines in by_run.values() for line in lines for metric in line["values"]}
     return [Run(name, _names(name, re.sub(r"[-_ ]?seed[-_ ]?\d+$", "", name) or path.stem),
                 {metric: _curve(lines, _known(metric, known, path)) for metric in metrics}) for name, lines in by_run.items()]
+
+
+def _csv_line(row: Mapping[str, str]) -> dict[str, Any]:
+    """What a metrics.jsonl has for it."""
+    full = {short: metric for metric, short in COLUMNS.items()}
+    values = {full.get(name, name): float(text) for name, text in row.items() if name not in POINT and text}
+    return {"step": int(row["step"]), "seconds": float(row["seconds"]), "values": values}
 
 
 def _names(run: str, config: str | None = None, game: str | None = None) -> dict[str, Any]:
@@ -112,10 +124,23 @@ def _known(metric: str, known: set[str], source: Path) -> str:
     raise Refused([f"{source} has no values of {metric}{suggestion(metric, known)}; there are {', '.join(sorted(known)) or 'none yet'}"])
 
 
+def drawable(found: Sequence[Run]) -> Sequence[Run]:
+    """These runs. Raises Refused for each that has a metric without a point."""
+    if empty := [f"{run.name} has no values of {metric}" for run in found for metric, curve in run.curves.items() if not curve.steps.size]:
+        raise Refused(empty)
+    return found
+
+
 def _curve(lines: Iterable[dict[str, Any]], metric: str) -> Curve:
-    """A run continued from an earlier checkpoint supersedes what it had written beyond that."""
+    """A run continued from an earlier checkpoint supersedes what it had written beyond that: its periods, whose steps otherwise rise,
+    tell that it went back."""
     points: list[tuple[float, float, float]] = []
+    reached = 0
     for line in lines:
+        if PERIOD in line["values"]:
+            while line["step"] < reached and points and points[-1][0] > line["step"]:
+                points.pop()
+            reached = line["step"]
         if (value := line["values"].get(metric)) is not None:
             while points and points[-1][0] >= line["step"]:
                 points.pop()
@@ -159,7 +184,7 @@ def write_csv(path: Path, found: Iterable[Run]) -> None:
     metrics = list(found[0].curves)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["run", "step", "seconds", *(COLUMNS.get(metric, metric) for metric in metrics)])
+        writer.writerow([*POINT, *(COLUMNS.get(metric, metric) for metric in metrics)])
         for run in found:
             points: dict[tuple[float, float], dict[str, float]] = {}
             for metric, curve in run.curves.items():

@@ -29,11 +29,10 @@ def resolved_device(device: str) -> str:
 
 def problems(options: Options) -> list[str]:
     """Devices that are not here, and settings that need a kind which is not."""
-    learner, kinds = options.learner, ", ".join(_available())
-    found = _learners(options)
-    found += [f"{name}={device!r} is not on this machine, which has {kinds}"
-              for name, device in (("device", options.device), ("actor.device", options.actor.device)) if not _is_here(device)]
-    if found or resolved_device(options.device).startswith("cuda"):
+    learner, kinds, training = options.learner, ", ".join(_available()), options.mode == 1
+    found, named = _learners(options), {"device": options.device} | ({"actor.device": options.actor.device} if training else {})
+    found += [f"{name}={device!r} is not on this machine, which has {kinds}" for name, device in named.items() if not _is_here(device)]
+    if found or not training or resolved_device(options.device).startswith("cuda"):
         return found
     return [f"learner.{name}={value} needs a CUDA device and device={options.device!r} is none; this machine has {kinds}"
             for name, value in (("captured", learner.captured), ("precision", learner.precision)) if value in ("yes", "tf32")]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from core.notices import notice
 from utils import statistics
 from utils.curves import Curve, Run, on_grid
 from utils.refused import Refused
@@ -76,12 +77,20 @@ def _explain(figure: Any, panel: Any, panels: int) -> None:
 def _draw_group(panel: Any, curves: Sequence[Curve], axis: str, centre: str, label: str, each: bool) -> None:
     band = Band(curves, axis, centre, np.random.default_rng(0))
     label = f"{label} ({len(curves)} runs)" if len(curves) > 1 else label
-    line, = panel.plot(band.grid, band.centre, label=label)
+    if not band.grid.size:
+        notice(f"{label}: no curve against {axis}, as there is no point where all of the runs are")
+    line, = panel.plot(band.grid, band.centre, label=label, marker=_marker(band.grid))
     if len(curves) > 1:
         panel.fill_between(band.grid, band.low, band.high, color=line.get_color(), alpha=0.2, linewidth=0)
     for curve in curves if each and len(curves) > 1 else ():
         field, unit, _ = AXES[axis]
-        panel.plot(getattr(curve, field) / unit, curve.values, color=line.get_color(), alpha=0.35, linewidth=0.7)
+        places = getattr(curve, field) / unit
+        panel.plot(places, curve.values, color=line.get_color(), alpha=0.35, linewidth=0.7, marker=_marker(places))
+
+
+def _marker(places: Array) -> str:
+    """A single point makes no line."""
+    return "o" if len(places) < 2 else ""
 
 
 def _finish(panel: Any, axis: str, metric: str, what: str) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from core.metrics import human_normalized
 from utils.command_line import refuse
-from utils.curves import COLUMNS, SCORE, Run, grouped, late_score, read, write_csv
+from utils.curves import COLUMNS, SCORE, Run, drawable, grouped, late_score, read, write_csv
 from utils.drawing import AGGREGATES, AXES, CENTRES, draw_curves, draw_summary, save
 from utils.factory import EnvsDict
 from utils.refused import Refused
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _curves(options: argparse.Namespace) -> list[Path]:
-    runs = read(options.runs, options.metric)
+    runs = drawable(read(options.runs, options.metric))
     groups = grouped(runs, options.group or ["config"])
     title = next(iter(groups)) if len(groups) == 1 else ""  # several stand in the legend
     figure = draw_curves(groups, options.x, options.statistic, options.title or title, options.each)
@@ -50,7 +50,7 @@ def _curves(options: argparse.Namespace) -> list[Path]:
 
 
 def _summary(options: argparse.Namespace) -> list[Path]:
-    groups = grouped(read(options.runs, [SCORE]), options.group or ["method"])
+    groups = grouped(drawable(read(options.runs, [SCORE])), options.group or ["method"])
     scores = {method: list(by_game(runs).values()) for method, runs in groups.items()}
     figure = draw_summary(scores, options.title or "human-normalised scores, 95 % bootstrap intervals")
     for line in summary_table({method: by_game(runs) for method, runs in groups.items()}):

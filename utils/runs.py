@@ -99,8 +99,12 @@ def claim(options: Options) -> Options:
 
 
 def save(options: Options, file_settings: Mapping[str, Any]) -> None:
-    """Keep what this start was told, for whoever continues or tests the run: all its settings, and those of the file alone."""
-    content = {"config": options.config, "options": options.to_dict(), "file": dict(file_settings), "exit_code": None}
+    """Keep what this start was told, for whoever continues or tests the run: all its settings, and those of the file alone.
+
+    A run that is continued and whose own are lost may be of another row than --config says: it is `unproven`.
+    """
+    unproven = {"unproven": True} if options.resume is not None and read(options.log_folder) is None else {}
+    content = {"config": options.config, "options": options.to_dict(), "file": dict(file_settings), "exit_code": None, **unproven}
     try:
         _write(options.log_folder, content)
     except OSError as error:
@@ -121,7 +125,8 @@ def end(options: Options, exit_code: int) -> None:
     """Keep how this part of the run ended; on a full disk it counts as not ended. The file's time stays: that of the start. Files that a
     killed process was writing go.
 
-    A run that was refused after it was claimed, before anything else was written, leaves nothing.
+    A run that was refused after it was claimed, before anything else was written, leaves nothing, and settings that were unproven when it
+    was refused go.
     """
     file = options.log_folder / RUN_FILE
     with contextlib.suppress(OSError, ValueError):
@@ -131,8 +136,11 @@ def end(options: Options, exit_code: int) -> None:
             file.unlink()
             file.parent.rmdir()
             return
-        started = file.stat().st_mtime_ns
-        _write(options.log_folder, {**json.loads(file.read_text()), "exit_code": exit_code})
+        started, content = file.stat().st_mtime_ns, json.loads(file.read_text())
+        if content.pop("unproven", False) and exit_code in (BAD_CONFIGURATION, BAD_CHECKPOINT):
+            file.unlink()
+            return
+        _write(options.log_folder, {**content, "exit_code": exit_code})
         os.utime(file, ns=(started, started))
 
 

@@ -125,7 +125,8 @@ class Study:
 
     def best_row(self) -> str:
         """A row of CONFIGS that does what the best trial did: what differs from the defaults of its classes."""
-        options = changed(self._template, self.best.params)
+        trained = self._child(self.best).options  # its classes may have other settings than the template's
+        options = changed(trained, {"evaluator.steps": self._template.evaluator.steps})
         plain, _ = from_row({"name": options.config, **{name: getattr(options, name) for name in CHOICES}})
         defaults = flatten(plain)
         row = {"name": f"{options.config}-tuned", **{name: getattr(options, name) for name in CHOICES}, **{
@@ -153,7 +154,8 @@ class Study:
     def _distribution(self, part: Range) -> Any:
         distributions = self._optuna.distributions
         if part.kind == "choice":
-            return distributions.CategoricalDistribution(part.values)
+            several = any(isinstance(value, tuple) for value in part.values)  # which optuna cannot keep: it draws what was written
+            return distributions.CategoricalDistribution(part.text.split(",") if several else part.values)
         kind = distributions.IntDistribution if all(type(value) is int for value in part.values) else distributions.FloatDistribution
         return kind(*part.values, log=part.kind == "log")
 

@@ -12,6 +12,7 @@ continued, failed ones tried again. With --jobs each run has its share of the co
 
 import argparse
 import itertools
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from utils.refused import Refused
 from utils.runner import Runner, claimed
 from utils.sweep_table import markdown, result, summaries, write_csv
 
+NOT_IN_NAMES = re.compile(r"[^\w.+-]+")  # of files
+
 
 def main(arguments: Sequence[str]) -> int:
     """Exit codes: 0 all runs are complete, 1 some failed, 2 bad configuration, 130 / 143 interrupted with the runs saved."""
@@ -30,8 +33,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments[:end])
     folder = Path(options.root) / "logs" / options.name
     try:
-        runs = [run for config in options.configs for suffix, words in variants(options.vary, arguments[end + 1:])
-                for run in of_row(config, suffix, options, words, folder)]
+        runs = each_once(run for config in options.configs for suffix, words in variants(options.vary, arguments[end + 1:])
+                         for run in of_row(config, suffix, options, words, folder))
         runner = Runner(runs, options.jobs)
         with claimed(folder):
             exit_code = runner.run()
@@ -56,7 +59,7 @@ def variants(varied: Iterable[str], words: Sequence[str]) -> list[tuple[str, lis
     if problems:
         raise Refused(problems)
     combinations = [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
-    return [("".join(f"-{name.rpartition('.')[2]}-{value.replace(' ', '-')}" for name, value in chosen.items()),
+    return [("".join(f"-{name.rpartition('.')[2]}-{NOT_IN_NAMES.sub('-', value)}" for name, value in chosen.items()),
              [*words, *(word for name, value in chosen.items() for word in (f"--{name}", *value.split()))]) for chosen in combinations]
 
 
@@ -66,6 +69,18 @@ def of_row(config: str, suffix: str, options: argparse.Namespace, words: Sequenc
     row = f"{template.config}{suffix}"
     names = {seed: f"{row}-seed{seed}" for seed in options.seeds}
     return [ChildRun(named(template, name, seed), words, folder / f"{name}.txt", row) for seed, name in names.items()]
+
+
+def each_once(runs: Iterable[ChildRun]) -> list[ChildRun]:
+    """One for each name. Raises Refused where runs of one name would be told different things."""
+    kept, problems = dict[str, ChildRun](), dict[str, None]()
+    for run in runs:
+        first = kept.setdefault(run.options.signature, run)
+        if first.options != run.options:
+            problems[f"two different runs would both be named {run.options.signature}: make them in sweeps of two names"] = None
+    if problems:
+        raise Refused(list(problems))
+    return list(kept.values())
 
 
 def tabulate(runs: Sequence[ChildRun], path: Path) -> str:

@@ -13,7 +13,7 @@ from core.memories.unrolls import UnrollMemory
 from core.shared import ArraySpec, available_bytes
 from core.trajectory import Layout, WindowSpec
 from utils import devices, env_counts
-from utils.factory import AgentsDict, EnginesDict, Factory, MemoriesDict, ModelsDict, suggestion
+from utils.factory import AgentsDict, EnginesDict, Factory, MemoriesDict, ModelsDict, UnknownNameError, suggestion
 from utils.options import Options
 from utils.refused import told
 
@@ -85,9 +85,11 @@ def layouts(options: Options, spec: EnvSpec, agent: Agent) -> list[Layout]:
 
 
 def stored_bytes(options: Options, rings: list[Layout], window: WindowSpec) -> int:
-    """Of the replay in main memory: the rings, what the rule keeps outside them, and copies that learners have of them there."""
-    own_bytes = options.memory_class.own_bytes
-    return sum(rows.nbytes + own_bytes(options.memory, rows, window.length) + devices.copied_bytes(options, rows, window) for rows in rings)
+    """Of the replay in main memory: the rings, what the rule keeps outside them, copies that learners have of them there, and those that
+    are made to store them."""
+    own_bytes, copies = options.memory_class.own_bytes, 1 + options.learner.checkpoint_replay
+    return sum(copies * (rows.nbytes + own_bytes(options.memory, rows, window.length)) + devices.copied_bytes(options, rows, window)
+               for rows in rings)
 
 
 def needed_bytes(options: Options, stored: int) -> int:
@@ -103,8 +105,17 @@ def _names(options: Options) -> list[str]:
              if value is None or not FILE_NAME.fullmatch(value)]
     if options.engine not in EnginesDict and ":" not in options.engine:
         found.append(f"engine={options.engine!r} is unknown{suggestion(options.engine, EnginesDict)}; there are {', '.join(EnginesDict)}")
-    elif hasattr(EnginesDict[options.engine], "problems"):
-        found += EnginesDict[options.engine].problems(options)
+    else:
+        try:
+            engine = EnginesDict[options.engine]
+        except UnknownNameError as error:
+            found.append(str(error))
+        except ImportError as error:
+            found.append(f"engine={options.engine}: {error}")
+        except Exception as error:  # a module of the user's own can fail in any way
+            found.append(f"engine={options.engine} cannot be had: {told(error)}")
+        else:
+            found += engine.problems(options) if hasattr(engine, "problems") else []
     if options.actor.groups > 0 and options.num_envs_per_actor % options.actor.groups:
         found.append(f"actor.groups={options.actor.groups} must divide num_envs_per_actor={options.num_envs_per_actor}")
     return found
@@ -234,16 +245,16 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     streams, length = actors_of(options, 0) * options.num_envs_per_actor, agent.window.length  # of a learner
     capacity, clock = getattr(options.memory, "capacity", None), options.clock
     in_steps = not issubclass(options.memory_class, UnrollMemory)  # theirs count unrolls
-    if in_steps and capacity is not None and capacity < streams * (length + 1):
-        return [f"memory.capacity={capacity} is too small for windows of {length + 1} rows in each of "
-                f"{streams} environments: at least {streams * (length + 1)}"]
+    if in_steps and capacity is not None and capacity < streams * (length + 2):
+        return [f"memory.capacity={capacity} is too small for two windows of {length + 1} rows in each of "
+                f"{streams} environments: at least {streams * (length + 2)}"]
     rings = layouts(options, spec, agent)
     streams = options.num_actors * options.num_envs_per_actor
     chunk_length = rings[0].chunk_length
-    first = streams * -(-(length + in_steps) // chunk_length) * chunk_length
+    first = streams * -(-(length + 2 * in_steps) // chunk_length) * chunk_length
     if clock.samples_per_insert is not None and clock.learn_start + clock.tolerance < first:
         return [f"clock.learn_start={clock.learn_start} plus clock.tolerance={clock.tolerance} must be at least {first} agent steps, which "
-                f"{streams} environments take to store a window of {length + 1} rows"]
+                f"{streams} environments take to store the first windows of {length + 1} rows"]
     stored = stored_bytes(options, rings, agent.window)
     needed, free = needed_bytes(options, stored), available_bytes()
     if needed <= free:
@@ -257,17 +268,18 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
 
 
 def _storage(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
-    """Packing is for pictures, and an arena must hold a window however badly it compresses."""
-    storage = options.storage
+    """Packing is for pictures, and what an arena holds however badly it compresses, or raw rows, must do for windows."""
+    storage, num_actors, length = options.storage, actors_of(options, 0), agent.window.length
     if storage.codec == RAW:
-        return []
-    if not spec.is_image:
+        kept = options.memory_class.kept_steps(options.memory, options.agent.batch_size, length, num_actors)
+        least = max(num_actors * options.num_envs_per_actor * (length + 2), kept) * spec.frame.nbytes
+    elif spec.is_image:
+        least = layout(options, spec, agent).arena_bytes * num_actors
+    else:
         return [f"storage.codec={storage.codec} packs pictures and game={options.game} (env_type={options.env_type}) gives vectors"]
-    num_actors = actors_of(options, 0)
-    least = layout(options, spec, agent).arena_bytes * num_actors
     if storage.bytes is None or storage.bytes >= least:
         return []
-    return [f"storage.bytes={storage.bytes} is too small for windows of {agent.window.length + 1} rows in each of "
+    return [f"storage.bytes={storage.bytes} is too small for windows of {length + 1} rows in each of "
             f"{num_actors * options.num_envs_per_actor} environments: at least {least}"]
 
 
@@ -279,6 +291,9 @@ def _limiter(options: Options, samples_per_window: int) -> list[str]:
     if ratio is not None and options.memory_class.paces(options.memory):
         return [f"clock.samples_per_insert={ratio} must be None with memory_type={options.memory_type}: a queue is learnt from once "
                 "and sets the pace itself"]
+    if ratio is None and options.engine == "inline" and not options.memory_class.paces(options.memory):
+        return [f"clock.samples_per_insert=None with memory_type={options.memory_type} never ends with engine=inline, whose learner learns "
+                "as long as it may before actors go on: give a number"]
     if ratio is None or tolerance * ratio >= batch_size:
         return []
     return [f"clock.tolerance={tolerance} times clock.samples_per_insert={ratio} must be at least the {batch_size} samples of "

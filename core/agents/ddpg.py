@@ -1,6 +1,6 @@
 """DDPG, deep deterministic policy gradient (1509.02971), with n-step returns, many actors and prioritised replay by settings.
 
-Defaults are those of its descendants (batch 256, one learning rate, Gaussian noise); rows have the paper's. Deviation: a truncated episode
+Defaults and rows have the settings of its descendants (batch 256, one learning rate, Gaussian noise). Deviation: a truncated episode
 bootstraps from its final observation.
 """
 

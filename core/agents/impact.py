@@ -114,4 +114,5 @@ class Impact(ActorCriticAgent):
         assert self._target is not None
         self._target.load_state_dict(state["target"])
         self._updates.restore(state["updates"])
-        self._coefficient.fill_(state["kl_coefficient"])
+        if self.params.kl_coefficient and state["kl_coefficient"]:  # else it begins here, or has ended
+            self._coefficient.fill_(state["kl_coefficient"])

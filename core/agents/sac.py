@@ -95,5 +95,6 @@ class SAC(ContinuousControl):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.log_temperature.data.copy_(state["log_temperature"])
+        if self.params.learn_temperature:
+            self.log_temperature.data.copy_(state["log_temperature"])
         self.temperature_optimizer.load_state_dict(state["temperature_optimizer"])

@@ -20,7 +20,7 @@ class Conditions:
         clock = self._context.clock
         if not clock.stopped and self._done():
             clock.stop()
-        if self._checkpoint_due() and not clock.checkpoint_due:
+        if not clock.checkpoint_due and self._checkpoint_due():
             self._saved = time.monotonic()
             clock.request_checkpoint()
 

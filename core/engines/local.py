@@ -203,7 +203,10 @@ class LocalEngine:
 
     def _await(self, places: list[Place], limit: float | None = None) -> None:
         params, started, with_replay = self._options.supervisor, time.monotonic(), self._options.learner.checkpoint_replay
+        interrupted = self._clock.interrupted
         while waiting := [place for place in places if place in self._alive()]:
+            if limit is None and self._clock.interrupted and not interrupted:
+                interrupted, started = True, time.monotonic()  # from now on they have less time, but all of that
             large = with_replay and any(place.role == "learner" for place in waiting)  # and is being written
             seconds = limit or (params.stop_timeout * (10 if large else 1) if self._clock.interrupted else params.finish_timeout)
             if time.monotonic() - started > seconds or len(self._signals) > 1:

@@ -100,19 +100,15 @@ class CircularRule(Rule):
         return {**self._queue.statistics(), "circular_uses_left": float(self._uses.sum())}
 
     # checkpoint -------------------------------------------------------------------------------------------------------
-    def state_dict(self, with_rows: bool) -> dict[str, Any]:
-        state: dict[str, Any] = {"queue": self._queue.state_dict(with_rows)}
-        if with_rows:
-            batches = [None if keys is None else [*map(np.ndarray.tolist, keys)] for keys in self._batches]
-            state |= {"gathered": [*map(np.ndarray.tolist, self._gathered)], "batches": batches, "uses": self._uses.tolist(),
-                      "next": self._next}
-        return state
+    def state_dict(self) -> dict[str, Any]:
+        batches = [None if keys is None else [*map(np.ndarray.tolist, keys)] for keys in self._batches]
+        return {"queue": self._queue.state_dict(), "gathered": [*map(np.ndarray.tolist, self._gathered)], "batches": batches,
+                "uses": self._uses.tolist(), "next": self._next}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._queue.load_state_dict(state["queue"])
-        if "batches" in state:
-            self._gathered, self._next, self._uses[:] = _keys(state["gathered"]), state["next"], state["uses"]
-            self._batches = [None if stored is None else _keys(stored) for stored in state["batches"]]
+        self._gathered, self._next, self._uses[:] = _keys(state["gathered"]), state["next"], state["uses"]
+        self._batches = [None if stored is None else _keys(stored) for stored in state["batches"]]
 
 
 class CircularMemory(UnrollMemory):

@@ -91,10 +91,11 @@ class CustomRule(Rule):
         if not self._copies:
             self._times[self._in_rings.insert(keys)] = 0
             return
-        free = self._copies.capacity - self._filled
-        for stream, serial in zip(keys.streams[:free], keys.serials[:free]):
-            self._filled += self._put(np.array([self._filled]), Keys(stream[None], serial[None]))
-        if (rest := len(keys.streams) - free) > 0 and self._filled:
+        done = 0
+        while done < len(keys.streams) and self._filled < self._copies.capacity:  # which falls where packed copies find no room
+            self._filled += self._put(np.array([self._filled]), Keys(keys.streams[done:done + 1], keys.serials[done:done + 1]))
+            done += 1
+        if (rest := len(keys.streams) - done) > 0 and self._filled:
             places = self._most_moved(rest)
             self._put(places, Keys(keys.streams[-len(places):], keys.serials[-len(places):]))
 
@@ -165,23 +166,21 @@ class CustomRule(Rule):
         return {"custom_size": float(len(self)), "custom_lambda": self.multiplier}
 
     # checkpoint -------------------------------------------------------------------------------------------------------
-    def state_dict(self, with_rows: bool) -> dict[str, Any]:
-        state: dict[str, Any] = {"batches": self._batches, "places": self._in_rings.state_dict(with_rows)}
-        if with_rows:
-            newest = None if self._newest is None else [*map(np.ndarray.tolist, self._newest)]
-            state |= {"filled": self._filled, "times": self._times.tolist(), "newest": newest}
-            if self._copies:
-                state["copies"] = self._copies.state_dict()
-        return state
+    def state_dict(self) -> dict[str, Any]:
+        newest = None if self._newest is None else [*map(np.ndarray.tolist, self._newest)]
+        return {"batches": self._batches, "places": self._in_rings.state_dict(), "filled": self._filled, "times": self._times.tolist(),
+                "newest": newest, **({"copies": self._copies.state_dict()} if self._copies else {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._batches = state["batches"]
         self._in_rings.load_state_dict(state["places"])
-        if "times" in state:
-            self._filled, self._times[:] = state["filled"], state["times"]
-            self._newest = None if state["newest"] is None else Keys(*(np.array(column, np.int64) for column in state["newest"]))
-            if self._copies:
-                self._copies.load_state_dict(state["copies"])
+        self._filled, self._times[:] = state["filled"], state["times"]
+        self._newest = None if state["newest"] is None else Keys(*(np.array(column, np.int64) for column in state["newest"]))
+        if self._copies:
+            self._copies.load_state_dict(state["copies"])
+
+    def continue_at(self, updates: int) -> None:
+        self._batches = updates
 
 
 # strategies: positions of the `count` <= N candidates to keep, by how far they moved [N] and how often they were drawn [N] ---------------

@@ -144,23 +144,20 @@ class PrioritizedMemory(Memory):
         return {**super().statistics(), "mean_priority": mean, "max_priority": self._max_priority, "beta": self.beta}
 
     # checkpoint -------------------------------------------------------------------------------------------------------
-    def state_dict(self, with_rows: bool) -> dict[str, Any]:
-        """Priorities only together with the rows they belong to; beta's progress always."""
-        state = {**super().state_dict(with_rows), "batches": self._batches}
-        if with_rows:
-            used = state["trajectories"]["last"].shape[1] // self._starts.stride
-            leaves = torch.from_numpy(self.tree.leaves.reshape(self._tree_shape)[:, :used].copy())
-            state["priorities"] = {"leaves": leaves, "low": self._low.tolist(), "high": self._high.tolist(),
-                                   "largest": self._max_priority}
-        return state
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        used = state["trajectories"]["last"].shape[1] // self._starts.stride
+        leaves = torch.from_numpy(self.tree.leaves.reshape(self._tree_shape)[:, :used].copy())
+        priorities = {"leaves": leaves, "low": self._low.tolist(), "high": self._high.tolist(), "largest": self._max_priority}
+        return {**state, "batches": self._batches, "priorities": priorities}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._batches = state["batches"]
-        self._tree, self._max_priority = None, 1.0
-        self._low, self._high = np.zeros_like(self._low), np.zeros_like(self._high)
-        if "trajectories" in state:
-            self._load_priorities(**state["priorities"])
+        self._load_priorities(**state["priorities"])
+
+    def continue_at(self, updates: int) -> None:
+        self._batches = updates
 
     def _load_priorities(self, leaves: torch.Tensor, low: list[int], high: list[int], largest: float) -> None:
         stored = np.zeros(self._tree_shape)

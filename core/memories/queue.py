@@ -130,21 +130,16 @@ class QueueRule(Rule):
         self.memory.shared["taken"][0] += count
 
     # checkpoint -------------------------------------------------------------------------------------------------------
-    def state_dict(self, with_rows: bool) -> dict[str, Any]:
-        state: dict[str, Any] = {"counts": [self._arrived, self._dropped, self._turn]}
-        if with_rows:
-            state |= {"waiting": [list(pair) for pair in self._waiting], "free": self._free, "given": self._given}
-            if self._copies:
-                state["copies"] = self._copies.state_dict()
-        return state
+    def state_dict(self) -> dict[str, Any]:
+        return {"counts": [self._arrived, self._dropped, self._turn], "waiting": [list(pair) for pair in self._waiting], "free": self._free,
+                "given": self._given, **({"copies": self._copies.state_dict()} if self._copies else {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._arrived, self._dropped, self._turn = state["counts"]
-        if "waiting" in state:
-            self._waiting = deque((first, second) for first, second in state["waiting"])
-            self._free, self._given = list(state["free"]), list(state["given"])
-            if self._copies:
-                self._copies.load_state_dict(state["copies"])
+        self._waiting = deque((first, second) for first, second in state["waiting"])
+        self._free, self._given = list(state["free"]), list(state["given"])
+        if self._copies:
+            self._copies.load_state_dict(state["copies"])
 
 
 class QueueMemory(UnrollMemory):

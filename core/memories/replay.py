@@ -45,12 +45,11 @@ class Newest:
     def keys(self, places: np.ndarray) -> Keys:
         return Keys(*self._keys[places].T)
 
-    def state_dict(self, with_rows: bool) -> dict[str, Any]:
-        return {"inserted": self._inserted, "keys": self._keys.tolist()} if with_rows else {}
+    def state_dict(self) -> dict[str, Any]:
+        return {"inserted": self._inserted, "keys": self._keys.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "keys" in state:
-            self._inserted, self._keys[:] = state["inserted"], state["keys"]
+        self._inserted, self._keys[:] = state["inserted"], state["keys"]
 
 
 class StandardRule(Rule):
@@ -75,8 +74,8 @@ class StandardRule(Rule):
     def statistics(self) -> dict[str, float]:
         return {"standard_size": float(len(self._places))}
 
-    def state_dict(self, with_rows: bool) -> dict[str, Any]:
-        return self._places.state_dict(with_rows)
+    def state_dict(self) -> dict[str, Any]:
+        return self._places.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._places.load_state_dict(state)
@@ -125,13 +124,12 @@ class ReservoirRule(Rule):
     def statistics(self) -> dict[str, float]:
         return {"reservoir_size": float(len(self)), "reservoir_seen": float(self._seen)}
 
-    def state_dict(self, with_rows: bool) -> dict[str, Any]:
-        return {"seen": self._seen, "copies": self._copies.state_dict()} if with_rows else {}
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self._seen, "copies": self._copies.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "copies" in state:
-            self._seen = state["seen"]
-            self._copies.load_state_dict(state["copies"])
+        self._seen = state["seen"]
+        self._copies.load_state_dict(state["copies"])
 
 
 def uniform(places: Places, generator: np.random.Generator, count: int) -> Drawn | None:

@@ -105,9 +105,9 @@ class ResidentReplay(ResidentMemory):
     def statistics(self) -> dict[str, float]:
         return Memory.statistics(self.memory)
 
-    def state_dict(self, with_rows: bool) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """As the memory's own, so that either continues from the other's; and this one's generator."""
-        return {**Memory.state_dict(self.memory, with_rows), "device_generator": self.generator.get_state()}
+        return {**Memory.state_dict(self.memory), "device_generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Rows are copied to the device by the next `refresh`. A generator of another kind of device starts anew."""
@@ -167,21 +167,20 @@ class ResidentPrioritized(ResidentReplay):
         return {**super().statistics(), "mean_priority": float(total / count), "max_priority": float(self._largest),
                 "beta": self.memory.beta_of(self._batches)}  # type: ignore[attr-defined]
 
-    def state_dict(self, with_rows: bool) -> dict[str, Any]:
-        state = {**super().state_dict(with_rows), "batches": self._batches}
-        if with_rows:
-            used = state["trajectories"]["last"].shape[1] // self._starts.stride
-            state["priorities"] = {"leaves": self._leaves[:, :used].cpu().clone(), "low": self._low.tolist(), "high": self._high.tolist(),
-                                   "largest": float(self._largest)}
-        return state
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        used = state["trajectories"]["last"].shape[1] // self._starts.stride
+        priorities = {"leaves": self._leaves[:, :used].cpu().clone(), "low": self._low.tolist(), "high": self._high.tolist(),
+                      "largest": float(self._largest)}
+        return {**state, "batches": self._batches, "priorities": priorities}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._batches = state["batches"]
-        self._largest.fill_(1.0)
-        if "trajectories" in state:
-            stored = state["priorities"]
-            self._leaves[:, :stored["leaves"].shape[1]] = stored["leaves"].to(self.device)
-            self._low[:], self._high[:] = stored["low"], stored["high"]
-            upload(self._low, self._first_numbers)
-            self._largest.fill_(stored["largest"])
+        stored, self._batches = state["priorities"], state["batches"]
+        self._leaves[:, :stored["leaves"].shape[1]] = stored["leaves"].to(self.device)
+        self._low[:], self._high[:] = stored["low"], stored["high"]
+        upload(self._low, self._first_numbers)
+        self._largest.fill_(stored["largest"])
+
+    def continue_at(self, updates: int) -> None:
+        self._batches = updates

@@ -88,11 +88,14 @@ class Rule(ABC):
     def statistics(self) -> dict[str, float]:
         return {}
 
-    def state_dict(self, with_rows: bool) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from state_dict; what describes rows starts anew if they were not stored."""
+        """Continue from state_dict."""
+
+    def continue_at(self, updates: int) -> None:
+        """As Memory.continue_at."""
 
 
 class Part(NamedTuple):

@@ -179,22 +179,23 @@ class UnrollMemory(Memory):
         return found
 
     # checkpoint -------------------------------------------------------------------------------------------------------
-    def state_dict(self, with_rows: bool) -> dict[str, Any]:
-        state = {**super().state_dict(with_rows), "rules": [rule.state_dict(with_rows) for rule in self.rules]}
-        if with_rows:
-            state["unrolls"] = {"seen": self._seen.tolist(), "taken": int(self.shared["taken"][0]),
-                                "held": [[*map(np.ndarray.tolist, (*held.keys, held.fresh))] for held in self._held]}
-        return state
+    def state_dict(self) -> dict[str, Any]:
+        unrolls = {"seen": self._seen.tolist(), "taken": int(self.shared["taken"][0]),
+                   "held": [[*map(np.ndarray.tolist, (*held.keys, held.fresh))] for held in self._held]}
+        return {**super().state_dict(), "rules": [rule.state_dict() for rule in self.rules], "unrolls": unrolls}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         for rule, stored in zip(self.rules, state["rules"], strict=True):
             rule.load_state_dict(stored)
-        if "unrolls" in state:
-            stored = state["unrolls"]
-            self._seen[:], self.shared["taken"][0] = stored["seen"], stored["taken"]
-            self._held = [Drawn(Keys(np.array(streams, np.int64), np.array(serials, np.int64)), np.array(fresh, bool))
-                          for streams, serials, fresh in stored["held"]]
+        stored = state["unrolls"]
+        self._seen[:], self.shared["taken"][0] = stored["seen"], stored["taken"]
+        self._held = [Drawn(Keys(np.array(streams, np.int64), np.array(serials, np.int64)), np.array(fresh, bool))
+                      for streams, serials, fresh in stored["held"]]
+
+    def continue_at(self, updates: int) -> None:
+        for rule in self.rules:
+            rule.continue_at(updates)
 
 
 def shares(ratios: Sequence[float], batch_size: int) -> list[int]:

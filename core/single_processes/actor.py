@@ -65,7 +65,7 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
         reported, steps, published_before = time.monotonic(), 0, 0
         while not clock.stopped:
             profile.lap("wait")
-            if not (clock.may_act() and (writer.has_room() or clock.filling)):
+            if not ((clock.may_act() or writer.short) and (writer.has_room() or clock.filling)):
                 yield False
                 continue
             if until_refresh <= 0:

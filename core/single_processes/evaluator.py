@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,14 +39,14 @@ def evaluator(context: Context, index: int) -> Iterator[bool]:
     env = context.make_env(min(params.num_envs, params.episodes), training=False)
     env.note_stream_in(clock.stream_cell(context.process_ind("evaluator", index)))
     schedule = Schedule(params, clock.agent_steps)
-    version = evaluations = 0
+    version, evaluations, best = 0, 0, _kept_score(context)
     try:
         while not clock.interrupted:
             stopping = clock.stopped
             if (stopping or schedule.due(clock.agent_steps)) and context.parameters.version > version:
                 schedule.start(clock.agent_steps)
                 version = context.parameters.pull(agent.model, version)
-                yield from _evaluate(context, index, agent, env, generator)
+                best = yield from _evaluate(context, index, agent, env, generator, best)
                 evaluations += 1
                 if params.record_every and evaluations % params.record_every == 0:
                     yield from _record(context, index, agent)
@@ -77,7 +77,8 @@ class Schedule:
             self._next_steps = (agent_steps // self._params.steps + 1) * self._params.steps
 
 
-def _evaluate(context: Context, index: int, agent: Agent, env: Env, generator: np.random.Generator) -> Iterator[bool]:
+def _evaluate(context: Context, index: int, agent: Agent, env: Env, generator: np.random.Generator,
+              best: float) -> Generator[bool, None, float]:
     params, agent_steps = context.options.evaluator, context.clock.agent_steps
     exploration = agent.evaluation_exploration(min(params.num_envs, params.episodes), generator)
     playing = play_episodes(agent, env, params.episodes, params.max_steps, exploration, int(generator.integers(2**31)))
@@ -88,15 +89,17 @@ def _evaluate(context: Context, index: int, agent: Agent, env: Env, generator: n
             results: EpisodeResults = end.value
             break
         if context.clock.interrupted:
-            return
+            return best
         yield True
     score = float(np.mean(results.returns))
-    if context.clock.evaluated(score):
-        _save(context, agent, score)
+    context.clock.evaluated(score)
+    if score > best and _save(context, agent, score):
+        best = score
     context.logs.write(context.process_ind("evaluator", index), {
         "evaluator/episodic_return_mean": score, "evaluator/episodic_return_std": float(np.std(results.returns)),
         "evaluator/episodic_return_median": float(np.median(results.returns)),
         "evaluator/episodic_length_mean": float(np.mean(results.lengths))}, agent_steps)
+    return best
 
 
 def _record(context: Context, index: int, agent: Agent) -> Iterator[bool]:
@@ -105,11 +108,24 @@ def _record(context: Context, index: int, agent: Agent) -> Iterator[bool]:
     yield from record_episode(context, agent, path, options.evaluator.record_steps, context.seed("evaluator", index, agent_steps))
 
 
-def _save(context: Context, agent: Agent, score: float | None) -> None:
-    """Keep this model as the run's best."""
+def _kept_score(context: Context) -> float:
+    """Of the run's model: a checkpoint may be older. One that is there before a run's first evaluation is none of its own."""
+    if context.resume_from is None and context.clock.scores is None:
+        return float("-inf")
+    try:
+        score = weights_file.load_weights(context.options.model_path)[1].get("score")
+    except tensor_file.CheckpointError:
+        score = None
+    return float("-inf") if score is None else float(score)
+
+
+def _save(context: Context, agent: Agent, score: float | None) -> bool:
+    """Keep this model as the run's best. Whether it was written."""
     options = context.options
     metadata = {"signature": options.signature, "config": options.config, "agent_steps": context.clock.agent_steps, "score": score}
     try:
         weights_file.save_weights(options.model_path, agent.model.state_dict(), metadata)
+        return True
     except tensor_file.CheckpointError as error:
         notice(f"model not written, training goes on and the file there stays as it was: {error}")
+        return False

@@ -18,7 +18,7 @@ from core.precision import PRECISIONS
 from core.profile import Profile
 from core.settings import setting
 from core.single_processes.agreement import News, Watch
-from core.single_processes.learner_state import restore, save, save_alone
+from core.single_processes.learner_state import load_initial, restore, save, save_alone
 from core.single_processes.updates import Batches, Learn, LearnersMemory, feature_source, learners_memory, updates
 
 
@@ -75,9 +75,11 @@ def _learn(context: Context, agent: Agent, memory: LearnersMemory, batches: Batc
     options, clock, first = context.options, context.clock, group.index == 0
     statistics, samples = Statistics(), options.agent.batch_size * agent.samples_per_window
     watch = Watch(agent, clock.updates, options.learner.compare_period if group.size > 1 else 0)
-    bad_updates, reported, batch = 0, time.monotonic(), None
+    bad_updates, reported, told, batch = 0, time.monotonic(), watch.updates, None
 
     def report() -> None:
+        nonlocal reported, told
+        reported, told = time.monotonic(), watch.updates
         context.report("learner", 0, {**statistics.take(), **learn.statistics(), **batches.statistics(), **batches.call(memory.statistics)})
 
     while True:
@@ -91,7 +93,7 @@ def _learn(context: Context, agent: Agent, memory: LearnersMemory, batches: Batc
             profile.lap("wait" if batches.starved else "sample")
         news = watch.check((yield from group.gather(News(stopped, due, batch is not None, *watch.look()))))
         if news.stopped:
-            if first and statistics:
+            if first and watch.updates > told:
                 report()
             return
         if news.due:
@@ -118,7 +120,6 @@ def _learn(context: Context, agent: Agent, memory: LearnersMemory, batches: Batc
                                    "A smaller agent.lr or agent.clip_norm may help")
         statistics.add(output.statistics, bool(output.skipped))
         if first and time.monotonic() - reported >= options.learner.log_period:
-            reported = time.monotonic()
             report()
             profile.report()
         profile.lap("report")
@@ -134,8 +135,10 @@ def _make_agent(context: Context, group: Group) -> Agent:
     agent = context.make_agent(device, context.options.learner.precision)
     if memory.feature_dtype(context.options.memory):
         memory.features_of = feature_source(context, device)
+    if context.resume_from is None and context.initial_weights is not None:
+        load_initial(agent, context.initial_weights)
     if group.size > 1:
-        agent.state_dict()  # everything that is made on first use
+        agent.state_dict()  # everything that is made on first use, a target of these weights too
         context.seed_everything("learner", group.index)
     return agent
 
@@ -158,10 +161,6 @@ class Statistics:
         if len(known) < len(statistics):
             self._sums |= {name: value.to(torch.float32, copy=True) for name, value in statistics.items() if name not in self._sums}
         self._counts.update(statistics.keys())
-
-    def __bool__(self) -> bool:
-        """Whether there was an update since they were last taken."""
-        return bool(self._counts)
 
     def take(self) -> dict[str, float]:
         """Means since the last call over the updates that had each, and the number of skipped updates so far."""

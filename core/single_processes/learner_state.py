@@ -5,7 +5,7 @@ are named by their index.
 """
 
 from collections.abc import Callable, Generator
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from utils import checkpoint, tensor_file, weights_file
 
 
 def restore(context: Context, agent: Agent, memory: LearnersMemory, index: int) -> int:
-    """Weights, optimiser, memory and random state of the run to continue; or weights only. Returns the version of the parameters."""
+    """Weights, optimiser, memory and random state of the run to continue, if there is one. Returns the version of the parameters."""
     version = 1
     if context.resume_from is not None:
         own = _own(index)
@@ -29,6 +29,8 @@ def restore(context: Context, agent: Agent, memory: LearnersMemory, index: int) 
             agent.load_state_dict(state["agent"])
             if own[1] in state:
                 memory.load_state_dict(state[own[1]])
+            else:
+                memory.continue_at(context.clock.updates)
             if own[0] in state:
                 torch.set_rng_state(state[own[0]]["torch_rng"])
                 set_device_random_state(torch.device(context.device_of(index)), state[own[0]].get("device_rng"))
@@ -38,26 +40,36 @@ def restore(context: Context, agent: Agent, memory: LearnersMemory, index: int) 
         except Exception as error:  # it is intact, but not what such a run wrote
             problem = f"checkpoint {found} does not fit this run ({type(error).__name__}: {error}): start a new one"
             raise tensor_file.CheckpointError(problem) from error
-    elif context.initial_weights is not None:
-        weights, _ = weights_file.load_weights(context.initial_weights)
-        weights_file.load_into(agent.model, weights, context.initial_weights)
     return version
+
+
+def load_initial(agent: Agent, path: Path) -> None:
+    """The weights of a model file, into an agent whose target and optimiser are still to be made."""
+    weights_file.load_into(agent.model, weights_file.load_weights(path)[0], path)
 
 
 def save(context: Context, agent: Agent, memory: LearnersMemory, batches: Batches, group: Group) -> Generator[bool, None, None]:
     """Publish, then write a full checkpoint. A full disk is reported and counted; training goes on."""
-    options, index = context.options, group.index
-    parts = _parts(context, memory, batches, index)
-    written = index == 0 or _written(partial(checkpoint.save_parts, options.checkpoint_folder, parts))
+    options, index, parts = context.options, group.index, dict[str, Any]()
+
+    def write_own() -> None:
+        parts.update(_parts(context, memory, batches, index))
+        if index:
+            checkpoint.save_parts(options.checkpoint_folder, parts)
+
+    written = _written(write_own)
     all_written = all(row[0] for row in (yield from group.gather([written])))
     if index:
         return
     version = context.parameters.publish(agent.model)
-    parts["learner"]["version"] = version
-    others = [name for learner in range(1, group.size) for name in _own(learner)[:len(parts)]]
-    state = {"agent": agent.state_dict(), "clock": context.clock.state_dict(), **parts}
-    if not (all_written and _written(partial(checkpoint.save, options.checkpoint_folder, state, context.clock.agent_steps,
-                                             options.learner.checkpoint_keep, others))):
+
+    def write_all() -> None:
+        parts["learner"]["version"] = version
+        others = [name for learner in range(1, group.size) for name in _own(learner)[:len(parts)]]
+        state = {"agent": agent.state_dict(), "clock": context.clock.state_dict(), **parts}
+        checkpoint.save(options.checkpoint_folder, state, context.clock.agent_steps, options.learner.checkpoint_keep, others)
+
+    if not (all_written and _written(write_all)):
         context.report("learner", index, {"checkpoint_errors": 1.0})
     context.clock.checkpoint_written()
 
@@ -79,14 +91,14 @@ def _parts(context: Context, memory: LearnersMemory, batches: Batches, index: in
     names, device = _own(index), torch.device(context.device_of(index))
     parts: dict[str, Any] = {names[0]: {"torch_rng": torch.get_rng_state(), "device_rng": device_random_state(device)}}
     if context.options.learner.checkpoint_replay:
-        parts[names[1]] = batches.call(lambda: memory.state_dict(with_rows=True))
+        parts[names[1]] = batches.call(lambda: memory.state_dict())
     return parts
 
 
 def _written(write: Callable[[], Any]) -> bool:
     try:
         write()
-    except tensor_file.CheckpointError as error:
+    except (tensor_file.CheckpointError, MemoryError) as error:
         notice(f"checkpoint not written, training goes on, those there stay as they were, and the next is tried when it is due: {error}")
         return False
     return True

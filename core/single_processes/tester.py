@@ -4,14 +4,15 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from core.agent import Exploration
+from core.clock import Clock
 from core.context import Context
 from core.episodes import Episode, EpisodeResults, play_episodes
 from core.film import Film
@@ -36,16 +37,19 @@ def tester(context: Context, index: int) -> Iterator[bool]:
         if film is not None:
             stack.callback(film.close)
         exploration = agent.evaluation_exploration(num_envs, context.seed_everything("tester", index))
-        results = yield from play_episodes(agent, env, options.episodes, options.evaluator.max_steps, exploration,
-                                           context.seed("tester", index), film.add if film else None, _Announcer(options.episodes))
+        results = yield from _until_interrupted(context.clock, play_episodes(
+            agent, env, options.episodes, options.evaluator.max_steps, exploration, context.seed("tester", index),
+            film.add if film else None, _Announcer(options.episodes)))
+    if results is None:
+        return
     summary = summarise(results, options.env_class, context.spec.name)
-    print(f"{path.name} on {context.spec.name}: " + ", ".join(f"{name} {_number(value)}" for name, value in summary.items()))
+    _say(f"{path.name} on {context.spec.name}: " + ", ".join(f"{name} {_number(value)}" for name, value in summary.items()))
     report = {"model_file": str(path), "model": metadata, "game": context.spec.name, "seed": options.seed, "summary": summary,
               "protocol": _protocol(context, num_envs, exploration), **{name: array.tolist() for name, array in results._asdict().items()},
               "versions": versions(), "time": time.time(), "options": options.to_dict()}
-    print(f"all returns: {_write_report(path.with_name(f'{path.stem}_test.json'), report)}")
+    _say(f"all returns: {_write_report(path.with_name(f'{path.stem}_test.json'), report)}")
     if film is not None:
-        print(f"video: {film.video.path}")
+        _say(f"video: {film.video.path}")
 
 
 def summarise(results: EpisodeResults, env_class: Any, game: str) -> dict[str, float | int | None]:
@@ -63,7 +67,24 @@ class _Announcer:
     def __call__(self, episode: Episode) -> None:
         self._number += 1
         cut = ", truncated" if episode.truncated else ""
-        print(f"episode {self._number}/{self._episodes}: return {episode.score:g}, {episode.length} steps{cut}", flush=True)
+        _say(f"episode {self._number}/{self._episodes}: return {episode.score:g}, {episode.length} steps{cut}")
+
+
+def _say(message: str) -> None:
+    """Print to stdout. One that is closed (`| head -2`), or redirected to a full disk, is no reason to stop a test."""
+    with suppress(OSError):
+        print(message, flush=True)
+
+
+def _until_interrupted(clock: Clock, playing: Iterator[bool]) -> Generator[bool, None, EpisodeResults | None]:
+    """What `playing` returns; None where the test is interrupted before."""
+    while not clock.interrupted:
+        try:
+            next(playing)
+        except StopIteration as end:
+            return end.value
+        yield True
+    return None
 
 
 def _protocol(context: Context, num_envs: int, exploration: Exploration | None) -> dict[str, Any]:

@@ -88,6 +88,21 @@ def test_a_run_resumes_with_another_number_of_actors_and_learners(num_actors, nu
     assert resumed.agent_steps == run.agent_steps + 1 and resumed.updates == run.updates + 1
 
 
+@pytest.mark.parametrize(("before", "after"), [(8.0, 4.0), (4.0, 8.0), (None, 8.0), (8.0, None)])
+def test_with_the_replay_another_ratio_holds_from_there_on_and_nobody_waits_for_what_was(before, after):
+    run = clock(before)
+    run.acted(0, 10_000)
+    for _ in range(1_000):
+        run.learnt(0, 32)
+    resumed = clock(after, num_learners=2)
+    resumed.load_state_dict(run.state_dict(), with_rows=True)
+    assert resumed.inserted == 10_000 and resumed.updates == 1_000 and resumed.may_act()
+    if after is not None:
+        assert not resumed.may_learn(1)
+        resumed.acted(1, 5)
+        assert resumed.may_learn(5 * int(after)) and not resumed.may_learn(5 * int(after) + 1)
+
+
 def test_without_the_replay_the_limiter_starts_anew_and_the_run_goes_on():
     run = clock()
     run.acted(0, 150)

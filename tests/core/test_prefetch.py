@@ -187,7 +187,7 @@ def test_a_prioritised_memory_stays_consistent_under_prefetching(prefetch):
         prefetcher.update_priorities(batch.keys, generator.random(16))
         play.play(writer, 1)
     prefetcher.call(memory.tree.check)
-    state = prefetcher.call(lambda: memory.state_dict(with_rows=True))
+    state = prefetcher.call(lambda: memory.state_dict())
     resumed = PrioritizedMemory(PrioritizedParams(), layout, WindowSpec(3, (0, 3)), 0)
     resumed.load_state_dict(state)
     resumed.tree.check()

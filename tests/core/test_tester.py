@@ -310,6 +310,32 @@ def test_a_model_of_another_architecture_is_a_checkpoint_error(tmp_path: Path) -
         list(mode_2.tester(context, 0))
 
 
+def test_an_interrupt_ends_the_test_at_the_next_step_and_no_report_of_a_part_is_written(tmp_path: Path,
+                                                                                        capsys: pytest.CaptureFixture) -> None:
+    context = make_context(tmp_path)
+    model = save_model(context)
+    generator = mode_2.tester(context, 0)
+    for _ in range(4):
+        next(generator)
+    context.clock.stop(interrupt=True)
+    assert list(generator) == []
+    assert Countdown.made[0].closed and [entry.name for entry in model.parent.iterdir()] == [model.name]
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == ["episode 1/7", "episode 2/7"]
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError, OSError])
+def test_a_test_that_nobody_listens_to_writes_its_report_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                      error: type[OSError]) -> None:
+    def closed(*words: object, flush: bool) -> None:
+        raise error
+
+    context = make_context(tmp_path)
+    model = save_model(context)
+    monkeypatch.setattr("builtins.print", closed)
+    assert all(mode_2.tester(context, 0))
+    assert json.loads(model.with_name("run 1_test.json").read_text())["summary"]["episodes"] == 7
+
+
 def test_an_interrupted_test_closes_environment_and_video(tmp_path: Path) -> None:
     imageio = pytest.importorskip("imageio")
     context = make_context(tmp_path, record=True)

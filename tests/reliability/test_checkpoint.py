@@ -70,6 +70,14 @@ def test_a_second_checkpoint_of_one_step_is_the_newer_one(tmp_path: Path) -> Non
     assert_state(load(tmp_path)[0], 11)
 
 
+def test_of_many_checkpoints_of_one_step_the_newest_are_kept(tmp_path: Path) -> None:
+    for number in range(6):
+        newest = save(tmp_path, state_of(number), 5, keep=2)
+        assert_state(load(tmp_path)[0], number)
+    assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_000000000005.4", "step_000000000005.5"]
+    assert newest.name == (tmp_path / "latest").read_text().strip() == "step_000000000005.5"
+
+
 def test_checkpoints_of_a_future_that_was_given_up_go(tmp_path: Path) -> None:
     for number in (100, 200, 150):
         save(tmp_path, state_of(number), number, keep=5)

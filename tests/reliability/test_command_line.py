@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.reliability.test_inline import CARTPOLE, train
 from tests.rows import PLAYABLE, skip_unless_installed
 from utils import options, runs
 from utils.command_line import read_options
@@ -141,7 +142,7 @@ def test_values_that_are_not_finite_are_refused(refuse):
     (["--config", "dqn-cartpole", "--model_type", "dqn-cnn"], ["model_type=dqn-cnn", "game=CartPole-v1", "dqn-mlp"]),
     (["--config", "dqn-minatar-breakout", "--model_type", "dqn-cnn"], ["model_type=dqn-cnn", "game=breakout", "too small"]),
     (["--config", "dqn-cartpole", "--memory.capacity", "10"], ["memory.capacity=10", "at least"]),
-    (["--config", "r2d2-cartpole", "--memory.capacity", "215"], ["memory.capacity=215", "27 rows", "at least 216"]),
+    (["--config", "r2d2-cartpole", "--memory.capacity", "223"], ["memory.capacity=223", "27 rows", "at least 224"]),
     (["--config", "r2d2-cartpole", "--clock.learn_start", "20", "--clock.tolerance", "100"], ["clock.tolerance=100", "at least 240"]),
     (["--config", "dqn-cartpole", "--clock.tolerance", "1"], ["clock.tolerance=1", "the 64 samples of a batch"]),
     (["--config", "dqn-cartpole", "--memory_type", "queue"], ["memory_type=queue", "agent_type=dqn", "shared or prioritized"]),
@@ -162,18 +163,34 @@ def test_values_that_are_not_finite_are_refused(refuse):
     (["--config", "ddpg-pendulum", "--model.hidden", "64", "0"], ["model.hidden=0", "at least 1"]),
     (["--config", "dqn-cartpole", "--storage.codec", "lz4"], ["storage.codec=lz4", "game=CartPole-v1", "vectors"]),
     (["--config", "dqn-minatar-breakout", "--storage.codec", "lz4", "--storage.bytes", "1000"], ["storage.bytes=1000", "at least"]),
+    (["--config", "r2d2-cartpole", "--storage.bytes", "1000"], ["storage.bytes=1000", "at least"]),
+    (["--config", "impala-cartpole", "--storage.bytes", "2000"], ["storage.bytes=2000", "at least"]),
+    (["--config", "dqn-cartpole", "--engine", "inline", "--clock.samples_per_insert", "none"],
+     ["clock.samples_per_insert=None", "engine=inline", "give a number"]),
     (["--config", "dqn-cartpole", "--num_learners", "3", "--num_actors", "2"], ["num_learners=3", "num_actors=2", "at least 3"]),
     (["--config", "dqn-cartpole", "--num_learners", "2", "--num_actors", "3", "--clock.tolerance", "15"],
      ["clock.tolerance=15", "the 128 samples of 2 learners' batches"]),
-    (["--config", "dqn-cartpole", "--num_learners", "2", "--num_actors", "3", "--memory.capacity", "63"],
-     ["memory.capacity=63", "in each of 16 environments", "at least 64"]),
+    (["--config", "dqn-cartpole", "--num_learners", "2", "--num_actors", "3", "--memory.capacity", "79"],
+     ["memory.capacity=79", "in each of 16 environments", "at least 80"]),
     (["--config", "dqn-cartpole", "--num_learners", "2", "--num_actors", "2", "--learner.shrink_batch"],
      ["learner.shrink_batch=True", "num_learners=2", "agent.batch_size"]),
+    (["--config", "dqn-cartpole", "--engine", "foo.bar:Baz"], ["unknown engine 'foo.bar:Baz'", "no module foo"]),
+    (["--config", "dqn-cartpole", "--engine", "os:nothere"], ["unknown engine 'os:nothere'", "os has no nothere"]),
+    (["--config", "dqn-cartpole", "--engine", "..:Own"], ["engine=..:Own cannot be had", "TypeError"]),
     (["--config", "dqn-cartpole", "--machine", "../x"], ["machine='../x'"]),
     (["--config", "dqn-cartpole", "--resume", "a_b", "--model_file", "c.pth"], ["exclude each other"])])
 def test_impossible_combinations_name_both_fields_and_what_would_do(words, parts, refuse):
     told = "\n".join(refuse(*words))
     assert all(part in told for part in parts)
+
+
+@pytest.mark.parametrize(("nstep", "chunk_length"), [(1, 1), (3, 2), (3, 8)])
+@pytest.mark.parametrize("device", ["cpu", "learner"])
+def test_the_least_capacity_that_is_not_refused_is_learnt_from(refuse, root, nstep, chunk_length, device):
+    words = (*CARTPOLE, "--num_envs_per_actor", "1", "--clock.tolerance", "100", "--agent.nstep", str(nstep), "--actor.chunk_length",
+             str(chunk_length), "--learner.memory_device", device, "--steps", "300", "--memory.capacity")
+    assert f"at least {nstep + 2}" in refuse(*words, str(nstep + 1))[0]
+    assert train(root, *words, str(nstep + 2)).clock.updates > 50
 
 
 def test_a_memory_that_does_not_suit_the_agent_is_refused_with_those_that_do(refuse, monkeypatch):
@@ -291,7 +308,7 @@ def test_what_changed_in_the_file_since_the_start_is_applied_too(read, run, monk
 
 
 @pytest.mark.parametrize("words", [["--game", "Acrobot-v1"], ["--model.hidden", "7"], ["--config", "dqn-pong"],
-                                   ["--agent.optimizer", "rmsprop"]])
+                                   ["--agent.optimizer", "rmsprop"], ["--agent.rmsprop_centered", "false"]])
 def test_what_cannot_change_when_a_run_goes_on_is_refused_with_the_difference(words, refuse, run):
     before = run("--config", "dqn-cartpole", "--memory.capacity", "20000")
     told = "\n".join(refuse("--resume", before.signature, *words))
@@ -305,6 +322,38 @@ def test_the_size_of_a_stored_replay_cannot_change(refuse, read, run):
     assert read("--resume", without.signature, "--num_learners", "2").num_learners == 2
     assert "memory.capacity=60000 cannot continue" in "\n".join(refuse("--resume", with_replay.signature, "--memory.capacity", "60000"))
     assert read("--resume", without.signature, "--memory.capacity", "60000").memory.capacity == 60_000
+
+
+def test_the_windows_of_a_stored_replay_cannot_change(refuse, read, run):
+    with_replay = run("--config", "r2d2-cartpole", "--learner.checkpoint_replay", "--timestamp", "with")
+    without = run("--config", "r2d2-cartpole", "--timestamp", "without")
+    for setting, value in (("agent.burn_in", 3), ("agent.stride", 9)):
+        assert f"{setting}={value} cannot continue" in "\n".join(refuse("--resume", with_replay.signature, f"--{setting}", str(value)))
+        assert getattr(read("--resume", without.signature, f"--{setting}", str(value)).agent, setting.removeprefix("agent.")) == value
+
+
+def test_a_run_from_a_machine_with_gpus_is_tested_and_goes_on_without_one(refuse, read, run, monkeypatch):
+    def gpus(count):
+        monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+        monkeypatch.setattr("torch.cuda.is_available", lambda: count > 0)
+
+    gpus(2)
+    before = run("--config", "dqn-cartpole", "--device", "cuda", "--actor.device", "cuda:1", "--learner.captured", "yes",
+                 "--learner.precision", "tf32")
+    gpus(0)
+    assert read("--config", "dqn-cartpole", "--mode", "2").device == "cpu"
+    told = refuse("--resume", before.signature)
+    assert [line.partition(" needs")[0] for line in told] == ["error: learner.captured=yes", "error: learner.precision=tf32"]
+    after = read("--resume", before.signature, "--learner.captured", "no", "--learner.precision", "float32")
+    assert (after.device, after.actor.device) == ("cpu", "cpu")
+
+
+def test_a_run_whose_settings_were_lost_goes_on_and_is_tested_as_of_the_row_that_is_given(refuse, read, run):
+    before = run("--config", "dqn-cartpole", "--machine", "m", "--timestamp", "1")
+    (before.log_folder / "run.json").unlink()
+    for words in (["--resume", "m_1"], ["--mode", "2", "--machine", "m", "--timestamp", "1"]):
+        assert "run m_1 has no run.json" in refuse(*words)[0]
+        assert read(*words, "--config", "dqn-minatar-breakout").config == "dqn-minatar-breakout"
 
 
 def test_newest_is_the_newest_run_of_the_row(read, run):
@@ -325,6 +374,10 @@ def test_a_run_can_be_named_by_its_folders_too(read, run):
 def test_a_run_is_tested_with_the_architecture_it_was_trained_with(read, run):
     run("--config", "dqn-cartpole", "--model.hidden", "17")
     assert read("--config", "dqn-cartpole", "--mode", "2").model.hidden == 17
+
+
+def test_a_model_file_of_a_user_that_is_not_there_is_a_path_like_others(read):
+    assert read("--config", "dqn-cartpole", "--mode", "2", "--model_file", "~nobody-here/x.pth").model_file.endswith("/~nobody-here/x.pth")
 
 
 def test_a_run_that_is_not_there_is_a_bad_checkpoint(refuse, run):

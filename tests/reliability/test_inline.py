@@ -1,5 +1,6 @@
 """The inline engine: reproducible for a seed, exact in its ratio, and a resumed run equals one that was not stopped (F26, F34)."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from core.agents.dqn import DQN
 from core.context import Context
+from core.trajectory import Trajectories
 from utils import checkpoint, weights_file
 from utils.command_line import read_options
 from utils.factory import AgentsDict, EnginesDict, ProcessesDict
@@ -25,6 +28,8 @@ REPLAY = json.dumps([
     {"type": "queue", "capacity": 16, "sample_ratio": 0.4, "overflow": "alternating"},
     {"type": "reservoir", "capacity": 20, "sample_ratio": 0.2}, {"type": "attentive", "capacity": 30, "sample_ratio": 0.2},
     {"type": "elite", "capacity": 10, "sample_ratio": 0.2, "elite_batch_size": 3}])
+ELITE = json.dumps([{"type": "queue", "capacity": 16, "sample_ratio": 0.5},
+                    {"type": "elite", "capacity": 10, "sample_ratio": 0.5, "elite_batch_size": 3, "lambda_batches": 1000}])
 UNROLLS = (*SMALL, "--agent.unroll_length", "5", "--agent.batch_size", "10")
 RUNS = {  # every agent, and every memory
     "shared": (*CARTPOLE, "--memory_type", "shared"), "prioritized": (*CARTPOLE, "--memory_type", "prioritized"),
@@ -57,6 +62,16 @@ def run(root: Path, *arguments: str) -> dict:
 
 def saved(context: Context) -> dict:
     return checkpoint.load(context.options.checkpoint_folder)[0]
+
+
+def metrics(context: Context) -> list[dict]:
+    return [json.loads(line)["values"] for line in (context.options.log_folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """A run can be continued in this process, as if the first had ended."""
+    monkeypatch.setattr("utils.runs.fcntl.flock", lambda descriptor, operation: None)
 
 
 def differences(first, second, path="") -> list[str]:
@@ -115,8 +130,72 @@ def test_weights_alone_can_start_a_new_run(tmp_path):
     assert all(np.array_equal(weights[name], value) for name, value in saved(second)["agent"]["model"].items())
 
 
+@pytest.mark.parametrize("learners", [1, 2])
+def test_a_run_that_starts_from_weights_alone_has_them_in_every_learners_target_too(tmp_path, monkeypatch, learners):
+    first = train(tmp_path, *CARTPOLE, "--steps", "400", "--timestamp", "one")
+    weights, _ = weights_file.load_weights(first.options.model_path)
+    targets, learn = {}, DQN.learn
+
+    def noted(agent, batch):
+        targets.setdefault(agent, copy.deepcopy(agent.target.state_dict()))
+        return learn(agent, batch)
+
+    monkeypatch.setattr(DQN, "learn", noted)
+    train(tmp_path, *CARTPOLE, "--steps", "150", "--timestamp", "two", "--model_file", str(first.options.model_path),
+          "--num_learners", str(learners), "--num_actors", str(learners))
+    assert len(targets) == learners and not any(differences(dict(target), weights) for target in targets.values())
+
+
+def test_a_resumed_run_keeps_a_better_model_than_its_own_though_its_checkpoint_is_older(tmp_path, alone):
+    first = train(tmp_path, *CARTPOLE, "--steps", "200", "--timestamp", "one").options
+    weights, metadata = weights_file.load_weights(first.model_path)
+    weights_file.save_weights(first.model_path, weights, {**metadata, "score": 1e9})
+    second = train(tmp_path, "--resume", "test_one", "--steps", "300")
+    kept, metadata = weights_file.load_weights(first.model_path)
+    assert second.clock.scores and metadata["score"] == 1e9 and not differences(kept, weights)
+
+
+SCHEDULES = {  # a run, and a name of what the learner reports, with the value it has after so many updates
+    "beta": ((*CARTPOLE, "--memory_type", "prioritized", "--memory.beta_updates", "1000"),
+             "beta", lambda updates: 0.4 + 0.6 * updates / 1000),
+    "beta on the learner's device": ((*RUNS["on the learner's device"], "--memory.beta_updates", "1000"),
+                                     "beta", lambda updates: 0.4 + 0.6 * updates / 1000),
+    "elite's lambda": ((*RUNS["impala with replay"], "--memory.replay_parameters", ELITE),
+                       "custom_lambda", lambda updates: 6 - 5 * updates / (2 * 1000))}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_what_goes_by_updates_goes_on_in_a_run_that_is_resumed_without_its_replay(tmp_path, alone, monkeypatch, name):
+    arguments, reported, after = SCHEDULES[name]
+    first = train(tmp_path, *arguments, "--learner.log_period", "1e-9", "--steps", "300", "--timestamp", "one")
+    found = []
+    monkeypatch.setattr(Context, "report", lambda context, role, index, values: found.append((context.clock.updates, values)))
+    train(tmp_path, "--resume", "test_one", "--steps", "500")
+    found = [(updates, values[reported]) for updates, values in found if reported in values]
+    assert 0 < first.clock.updates < found[0][0] < found[-1][0] < 1000
+    assert [value for _, value in found] == pytest.approx([after(updates) for updates, _ in found])
+
+
+@pytest.mark.parametrize(("learners", "without_room"), [(1, 0), (2, 0), (2, 1)])
+def test_a_replay_that_there_is_no_room_to_copy_is_a_checkpoint_that_was_not_written(tmp_path, monkeypatch, capsys, learners, without_room):
+    copied, state_dict = [], Trajectories.state_dict  # of every learner in turn
+
+    def limited(trajectories):
+        copied.append(trajectories)
+        if len(copied) == without_room + 1:
+            raise MemoryError("no room for the copies")
+        return state_dict(trajectories)
+
+    monkeypatch.setattr(Trajectories, "state_dict", limited)
+    context = train(tmp_path, *CARTPOLE, "--num_learners", str(learners), "--num_actors", str(learners), "--steps", "300",
+                    "--learner.checkpoint_replay", "true", "--learner.checkpoint_steps", "200")
+    assert len(copied) == 2 * learners and capsys.readouterr().err.count("training goes on, those there stay as they were") == 1
+    assert sum(row.get("learner/checkpoint_errors", 0) for row in metrics(context)) == 1
+    assert len([*context.options.checkpoint_folder.glob("step_*")]) == 1
+    assert {f"memory{suffix}" for suffix in ("", "_1")[:learners]} <= saved(context).keys()
+
+
 def test_the_last_updates_are_reported_though_no_report_was_due(tmp_path):
     context = train(tmp_path, *CARTPOLE, "--timestamp", "short", "--learner.log_period", "1e6", "--updates", "20")
-    rows = [json.loads(line)["values"] for line in (context.options.log_folder / "metrics.jsonl").read_text().splitlines()]
-    losses = [values["learner/loss"] for values in rows if "learner/loss" in values]
+    losses = [values["learner/loss"] for values in metrics(context) if "learner/loss" in values]
     assert len(losses) == 1 and np.isfinite(losses).all()

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 words = {name.removeprefix("--"): value for name, value in zip(sys.argv[1::2], sys.argv[2::2])}
-resume = words.get("resume")
+resume = words.get("resume") if words.get("resume") != "none" else None
 signature = resume or f"{words['machine']}_{words['timestamp']}"
 root, steps, game = Path(words["root"]), int(words["steps"]), words.get("game", "")
 folder, checkpoint = root / "logs" / signature, root / "models" / f"{signature}_checkpoints" / "step_1"

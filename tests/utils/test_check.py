@@ -77,6 +77,18 @@ def test_the_memory_is_what_the_start_would_ask_for(options, monkeypatch, capsys
     assert f"needs {needed:,} bytes" in validation.problems(chosen)[0]
 
 
+@pytest.mark.parametrize("learners", ["1", "2"])
+def test_the_memory_has_room_for_the_copy_of_the_replay_that_a_checkpoint_is_made_of(options, learners):
+    words = ("--config", "dqn-pong-uniform", *SMALL, "--memory.capacity", "1000", "--num_learners", learners, "--num_actors", learners)
+    chosen, copied = options(*words), options(*words, "--learner.checkpoint_replay", "true")
+    spec = validation.environment_spec(chosen)
+    agent = chosen.make_agent(spec)
+    rings = validation.layouts(chosen, spec, agent)
+    assert len(rings) == int(learners)
+    without, having = (validation.stored_bytes(each, rings, agent.window) for each in (chosen, copied))
+    assert having - without == sum(rows.nbytes for rows in rings) > 0
+
+
 def test_main_says_0_for_a_sound_row_and_2_with_every_problem_for_another(root, capsys):
     words = ["--root", str(root), "--check", "--config", "dqn-cartpole", *SMALL]
     assert main(words) == 0

@@ -52,6 +52,15 @@ def test_what_a_continued_run_repeats_supersedes_what_was_lost(run):
     assert curve.steps.tolist() == [10, 20, 25, 45] and curve.values.tolist() == [10, 20, 0.5, 9]
 
 
+def test_the_future_that_a_continued_run_gave_up_is_no_part_of_its_curve(run):
+    def period(step):
+        return line(step, step, **{"global/agent_steps": step})
+    evaluated = [[period(now), evaluation(now - 10, now, mean)] for now, mean in ((100, 1.0), (200, 2.0), (300, 30.0), (400, 40.0))]
+    continued = [period(205), evaluation(295, 500, 3.0), period(301)]  # from a checkpoint at 200; 290 is before 295
+    curve = read_curve(run("a", [*(part for both in evaluated for part in both), *continued]) / "metrics.jsonl")
+    assert curve.steps.tolist() == [90, 190, 295] and curve.values.tolist() == [1, 2, 3]
+
+
 def test_the_late_score_is_the_mean_after_four_fifths_of_the_steps():
     curve = Curve(np.array([100.0, 800, 1_010]), np.arange(3.0), np.array([50.0, 2, 4]))
     assert late_score(curve, 1_000) == 3                 # 800 of 1,000 counts
@@ -96,6 +105,17 @@ def test_what_is_not_there_is_refused_with_what_is(run, tmp_path):
         read([tmp_path / "nowhere"], [SCORE])
     with pytest.raises(Refused, match="cannot be read"):
         read([tmp_path / "nowhere.csv"], [SCORE])
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("time,step,name,value\n1.0,2,actor/fps,3.0\n", "holds no curves, it has no column run or seconds"),  # a run's metrics.csv
+    ("row,seed,steps,late\ndqn-cartpole,1,100,0.5\n", "holds no curves"), ("", "holds no curves"),         # a table's, nothing
+    ("run,step,seconds,mean\na,10,1.0,2\na,x,1.0,2\n", "line 3: invalid literal"), ("run,step,seconds,mean\na,10\n", "line 2: "),
+    ("run,step,seconds,mean\na,10,1.0,2,3\n", "line 2: ")])
+def test_a_csv_of_something_else_is_refused(tmp_path, text, message):
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(Refused, match=message):
+        read([tmp_path / "x.csv"], [SCORE])
 
 
 def test_a_csv_gives_back_the_curves_it_was_written_from(run, tmp_path):

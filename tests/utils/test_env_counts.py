@@ -68,7 +68,7 @@ def test_numbers_that_the_other_settings_do_not_allow_are_not_tried(options, tri
 def test_what_is_wrong_for_any_number_is_refused_before_anything_is_tried(options, tried, capsys):
     with pytest.raises(SystemExit) as refused:
         options("--memory.capacity", "10")
-    assert refused.value.code == 2 and tried == [] and "at least 16" in capsys.readouterr().err  # 4 environments of 4 rows
+    assert refused.value.code == 2 and tried == [] and "at least 20" in capsys.readouterr().err  # 4 environments of 5 rows
     with pytest.raises(SystemExit):
         options("--num_envs_per_actor", "-1")
     assert "num_envs_per_actor=-1 must be at least 0" in capsys.readouterr().err

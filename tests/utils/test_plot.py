@@ -23,7 +23,8 @@ def run(tmp_path):
         folder.mkdir()
         (folder / "run.json").write_text(json.dumps({"config": config, "options": settings, "file": {"game": settings.get("game")}}))
         (folder / "metrics.jsonl").write_text("".join(
-            json.dumps({"step": 100 * (number + 1), "time": 0, "seconds": SECONDS[number], "values": {SCORE: value, "loss": -value}}) + "\n"
+            json.dumps({"step": 100 * (number + 1), "time": 0, "seconds": SECONDS[number],
+                        "values": {SCORE: value, "loss": value and -value}}) + "\n"
             for number, value in enumerate(values)))
         return folder
     return write
@@ -72,6 +73,28 @@ def test_a_legend_of_many_groups_covers_no_curve_and_nothing_leaves_the_picture(
             box, picture = legend.get_window_extent(), figure.bbox
             assert not box.overlaps(panel.get_window_extent()) and len(legend.get_texts()) == count
             assert box.x0 >= 0 and box.x1 <= picture.x1 and box.y0 >= 0
+
+
+def test_a_single_evaluation_is_a_point(run):
+    folders = [run("local_1", [4.0], "dqn-cartpole"), run("local_2", [6.0], "dqn-cartpole")]
+    figure = draw_curves(grouped(read(folders, [SCORE]), ["config"]), ["steps"], "mean", "", each=True)
+    assert [(line.get_marker(), line.get_ydata().tolist()) for line in figure.axes[0].lines] == [("o", [5]), ("o", [4]), ("o", [6])]
+
+
+def test_runs_that_are_nowhere_together_are_told(run, capsys):
+    folders = [run("local_1", [4.0], "dqn-cartpole"), run("local_2", [6.0], "dqn-cartpole")]
+    metrics = folders[1] / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"step": 100', '"step": 110'))
+    draw_curves(grouped(read(folders, [SCORE]), ["config"]), ["steps", "time"], "mean", "")
+    assert capsys.readouterr().err == "dqn-cartpole (2 runs): no curve against steps, as there is no point where all of the runs are\n"
+
+
+@pytest.mark.parametrize("words", [(), ("--summary",)])
+def test_a_metric_that_never_had_a_value_is_refused(run, tmp_path, capsys, words):
+    folder = run("a", [None, None], "dqn-breakout", env_type="atari", game="breakout")
+    with pytest.raises(SystemExit) as ended:
+        plot.main([str(folder), "--output", str(tmp_path / "curves"), *words])
+    assert ended.value.code == 2 and f"a has no values of {SCORE}" in capsys.readouterr().err
 
 
 def test_a_picture_of_one_run_speaks_of_no_bands(runs):

@@ -8,12 +8,16 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import psutil
 import pytest
 
-from utils import child_run, sweep
+from utils import child_run, command_line, sweep
+from utils import runs as saved_runs
+from utils.child_run import options_of
+from utils.options import CONFIGS, Options, Run
 from utils.runner import claimed
 from utils.sweep_table import Result, summaries
 
@@ -124,11 +128,49 @@ def test_jobs_run_at_once_on_cores_of_their_own(main, root):
     (("--vary", "agent.lr=0.5,0.2"), WORDS, "agent.lr is given twice"),
     (("--vary", "agent.nstep=1,2", "agent.nstep=3,4"), WORDS, "agent.nstep is given twice"),
     (("--vary", "agent.nstep=1,x"), WORDS, "agent.nstep='x'"),
-    (("--vary", "agent.nsteps=1,2"), WORDS, "unknown option --agent.nsteps")])
+    (("--vary", "agent.nsteps=1,2"), WORDS, "unknown option --agent.nsteps"),
+    (("--vary", "ray.address=host:1,host-1"), WORDS, "two different runs would both be named sweep_dqn-cartpole-address-host-1-seed1")])
 def test_what_is_wrong_is_told_before_anything_starts(main, root, capsys, arguments, words, message):
     with pytest.raises(SystemExit) as ended:
         main(*arguments, words=words)
     assert ended.value.code == 2 and message in capsys.readouterr().err and not list(root.glob("logs/*"))
+
+
+def test_a_run_that_is_asked_for_twice_is_one(main, root):
+    number = str([row["name"] for row in CONFIGS].index("dqn-cartpole"))
+    assert main("dqn-cartpole", number, "--seeds", "1", "1") == 0
+    runs, rows, _ = tables(root)
+    assert [run["row"] for run in runs] == ["dqn-cartpole"] and rows[0]["seeds"] == "1 of 1" and begun(root, 1) == 1
+
+
+def test_values_that_are_no_file_names_name_runs_all_the_same(main, root):
+    assert main("--vary", "env_type=gym,core.envs.gym:GymEnv", "--seeds", "1") == 0
+    rows = ["dqn-cartpole-env_type-gym", "dqn-cartpole-env_type-core.envs.gym-GymEnv"]
+    assert [row["row"] for row in tables(root)[1]] == rows
+    assert "'--env_type', 'core.envs.gym:GymEnv'" in (root / "logs" / "sweep" / f"{rows[1]}-seed1.txt").read_text()
+
+
+def test_the_run_that_the_file_says_to_continue_is_left_alone(main, root, monkeypatch):
+    own = options_of("dqn-cartpole", WORDS, "local", str(root))
+    own.log_folder.mkdir(parents=True)
+    own.checkpoint_folder.mkdir(parents=True)
+    saved_runs.save(own, {})
+    for kind in (Run, Options):
+        position = [field.name for field in fields(kind)].index("resume")
+        before = kind.__init__.__defaults__
+        monkeypatch.setattr(kind.__init__, "__defaults__", (*before[:position], "newest", *before[position + 1:]))
+    assert Options().resume == Run().resume == "newest" and main("--seeds", "1") == 0
+    assert (root / "logs" / "sweep_dqn-cartpole-seed1").exists() and not (own.log_folder / "metrics.jsonl").exists()
+    assert "'--resume', 'none'" in (root / "logs" / "sweep" / "dqn-cartpole-seed1.txt").read_text()
+
+
+def test_runs_that_began_from_weights_are_continued_from_their_checkpoints(root):
+    words = [*WORDS, "--model_file", str(root / "weights.pth")]
+    run = child_run.ChildRun(child_run.named(options_of("dqn-cartpole", words, "sweep", str(root)), "a", 1), words, root / "a.txt")
+    run.options.log_folder.mkdir(parents=True)
+    saved_runs.save(run.options, {})
+    options = command_line.read(run._command(True))
+    assert (options.signature, options.resume, options.model_file) == ("sweep_a", "sweep_a", None)
 
 
 def test_other_settings_need_another_name(main, root, capsys):

@@ -84,6 +84,22 @@ def test_a_study_of_three_trials_finds_the_best_and_prints_its_row(main, root, c
     assert {name for name, value in told.items() if value != plain[name]} <= {"agent.lr", "agent.nstep", "steps", "config"}
 
 
+def test_the_best_row_has_the_settings_of_the_classes_it_tried(main, capsys):
+    assert main("memory_type=shared", "learner.threads=1,2", trials=1, config="rainbow-cartpole") == 0
+    printed = capsys.readouterr().out
+    row = ast.literal_eval(printed[printed.index("    {"):].strip().rstrip(","))
+    options, problems = from_row(row)  # without the prioritised memory's
+    assert not problems and options.memory_type == "shared" and not any(name.startswith("memory.alpha") for name in row)
+
+
+def test_layers_are_tuned_as_they_are_written(main, root, capsys):
+    for count in (1, 2):  # the second finds the choices of the first
+        assert main("model.hidden=32,64", trials=count, config="ddpg-pendulum") == 0
+    assert {row["model.hidden"] for row in trials(root)} <= {"32", "64"} and [row["state"] for row in trials(root)] == ["complete"] * 2
+    assert f"'--model.hidden', '{trials(root)[0]['model.hidden']}'" in (root / "logs" / "tune" / "trial0.txt").read_text()
+    assert '"model.hidden": (' in capsys.readouterr().out
+
+
 def test_a_study_goes_on_with_what_it_has(main, root):
     assert main(trials=2) == main(trials=3) == 0
     assert len({row["agent.lr"] for row in trials(root)}) == 3  # nor does it draw the same again

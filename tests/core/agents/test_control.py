@@ -262,6 +262,16 @@ def test_a_checkpoint_continues_learning_exactly(kind):
     assert second.model.policy[1][0].weight.data_ptr() == second.gradients.online.both.data_ptr()  # still views of one vector
 
 
+def test_sac_goes_on_with_the_temperature_it_learnt_and_a_fixed_one_is_that_of_the_settings():
+    first = make_agent("sac", temperature=0.2)
+    first.learn(make_batch(first))
+    learnt = first.log_temperature.exp().item()
+    for learn_temperature, expected in ((True, learnt), (False, 0.7)):
+        second = make_agent("sac", temperature=0.7, learn_temperature=learn_temperature)
+        second.load_state_dict(copy.deepcopy(first.state_dict()))
+        assert second.log_temperature.exp().item() == pytest.approx(expected) and learnt != pytest.approx(0.2)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_that_is_not_finite_changes_nothing(kind):
     agent = make_agent(kind, policy_period=1)

@@ -190,6 +190,15 @@ def test_without_a_divergence_there_is_no_weight():
     assert [float(agent.learn(batch).statistics["kl_coefficient"]) for _ in range(3)] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("before, now, expected", [(0.0, 0.4, 0.4), (0.4, 0.0, 0.0), (0.4, 0.5, 0.8)])
+def test_a_weight_that_begins_when_a_run_goes_on_begins_where_the_settings_say_and_an_adapted_one_goes_on(before, now, expected):
+    batch, logits, values = random_unrolls(seed=5, streams=6)
+    first, second = (table_agent(Impact, logits, values, target_update=1, kl_target=1e-9, kl_coefficient=each) for each in (before, now))
+    with_target(first, random_target(logits)).learn(batch)  # doubles it
+    second.load_state_dict(deepcopy(first.state_dict()))
+    assert second.state_dict()["kl_coefficient"] == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("optimizer", ["rmsprop", "adam"])
 def test_a_loss_that_is_not_finite_changes_nothing(optimizer):
     batch, logits, values = random_unrolls(seed=7)

@@ -10,6 +10,7 @@ import torch
 
 from core.agent import Agent
 from core.context import Context
+from core.engines.inline import InlineEngine
 from core.memories.unrolls import concatenated
 from core.memory import Batch, Keys
 from core.single_processes import updates
@@ -105,6 +106,21 @@ def test_every_learner_has_actors_and_rows_of_its_own(tmp_path, learnt):
     assert 0 <= (context.clock.inserted - 100) * 8 - context.clock.sampled < 2 * 16  # the ratio is that of all learners together, and exact
     first, second = (each.batches[0].window for each in learnt)
     assert first.observations.shape == second.observations.shape and not torch.equal(first.observations, second.observations)
+
+
+def test_an_actor_that_comes_when_the_learners_are_behind_still_gives_its_own_learner_the_first_rows(tmp_path, monkeypatch):
+    def late(self, key):
+        if key != ("actor", 1):
+            return advance(self, key)
+        rounds.append(self._context.clock.may_act())
+        assert len(rounds) < 1_000, "they wait for each other"
+        return len(rounds) > 100 and advance(self, key)
+
+    advance, rounds = InlineEngine._advance, []
+    monkeypatch.setattr(InlineEngine, "_advance", late)
+    context = train(tmp_path, *CARTPOLE, *TWO, "--clock.tolerance", "100", "--steps", "400")
+    assert rounds[0] and not rounds[99]  # the other actor had to wait for it
+    assert all(memory.trajectories.written().all() for memory in context.memories) and context.clock.updates > 20
 
 
 def test_what_two_learners_do_is_the_same_for_a_seed(tmp_path):

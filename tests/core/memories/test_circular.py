@@ -154,7 +154,7 @@ def test_it_continues_where_it_was(samples):
     for _ in range(samples):
         sampled(memory)
     resumed, (successor,) = make(seed=4)
-    resumed.load_state_dict(memory.state_dict(with_rows=True))
+    resumed.load_state_dict(memory.state_dict())
     successor.serial = actor.serial
     for _ in range(8):
         assert resumed.unread() == memory.unread() and resumed.statistics() == memory.statistics()
@@ -162,14 +162,3 @@ def test_it_continues_where_it_was(samples):
     for writer in (actor, successor):
         writer.write(1)
     assert [sampled(resumed) for _ in range(8)] == [sampled(memory) for _ in range(8)]
-
-
-def test_without_rows_it_starts_anew():
-    memory, (actor,) = make()
-    actor.write(7)
-    sampled(memory)
-    resumed, (other,) = make()
-    resumed.load_state_dict(memory.state_dict(with_rows=False))
-    assert resumed.sample(SIZE) is None and resumed.statistics()["circular_uses_left"] == 0
-    other.write(2)
-    assert sampled(resumed) == (part(other, 0), True)

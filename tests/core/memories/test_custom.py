@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from core.frames import StorageParams
 from core.memories.custom import STRATEGIES, CustomParams, CustomRule
 from core.memories.mixed import MixedMemory, MixedParams
 from core.settings import problems
-from core.trajectory import Window
+from core.trajectory import STORAGE, Window
 from tests.core.tapes import CODE, CODED_FEATURES, CodedActor, check_coded_unrolls, coded_features, coded_spec, unroll_memory
 
 ELITE = {"sample_strategy": "elite_sampling", "lambda_batch_multiplier": 4}
@@ -19,11 +20,11 @@ ATTENTIVE = {"sample_strategy": "attentive_sampling", "lambda_batch_multiplier":
 SAMPLINGS = [ATTENTIVE, *({**ELITE, "elite_sampling_strategy": f"strategy{number}"} for number in (1, 2, 3, 4))]
 
 
-def make(*, capacity: int = 20, batch_size: int = 4, seed: int = 0, num_envs: int = 2, **settings):
+def make(*, capacity: int = 20, batch_size: int = 4, seed: int = 0, num_envs: int = 2, storage: StorageParams = STORAGE, **settings):
     params = MixedParams(json.dumps([{"type": "custom", "capacity": capacity, "sample_ratio": 1.0, **settings}]))
     assert MixedMemory.problems(params, batch_size) == []
     memory = unroll_memory(MixedMemory, params, coded_spec((2,), 0), batch_size=batch_size, extras=CODED_FEATURES, seed=seed,
-                           num_envs=num_envs)
+                           num_envs=num_envs, storage=storage)
     memory.features_of = coded_features
     return memory, CodedActor(memory, 0)
 
@@ -256,6 +257,19 @@ def test_unrolls_that_are_overwritten_before_they_are_copied_take_no_slot(monkey
     assert memory.sample(4) is None and len(memory.rules[0]) == 0
 
 
+def test_once_a_packed_copy_finds_no_room_the_next_ones_overwrite_others_even_if_they_would_have_fitted(monkeypatch):
+    memory, actor = make(capacity=10, num_envs=4, **INSERTION, storage=StorageParams("lz4"))
+    rule, refused = memory.rules[0], []
+    frames = rule.store.frames
+    frames._most, put = 10**6, frames.put
+    monkeypatch.setattr(frames, "put", lambda slot, copied: refused.append(slot) if slot == 2 and not refused else put(slot, copied))
+    for _ in range(5):
+        actor.write(1)
+        memory._ingest()
+        assert refused == [2] and len(rule) == rule._copies.capacity == 2
+        assert actor.unrolls()[-1] in contents(rule) and set(sampled(memory)) <= set(contents(rule))
+
+
 @pytest.mark.parametrize("insertion", [{}, INSERTION])
 def test_how_often_an_unroll_was_drawn_is_forgotten_with_it(insertion):
     memory, actor = make(capacity=6, **insertion, **{**ELITE, "elite_sampling_strategy": "strategy3"})
@@ -343,19 +357,19 @@ def test_replay_continues_with_identical_batches(settings, insertion, chunks):
         actor.write(1)
         sampled(memory)
     resumed, _ = make(**settings, **insertion, seed=3)
-    resumed.load_state_dict(memory.state_dict(with_rows=True))
+    resumed.load_state_dict(memory.state_dict())
     assert [sampled(resumed) for _ in range(5)] == [sampled(memory) for _ in range(5)]
     assert resumed.statistics() == memory.statistics() and (resumed.rules[0]._times == memory.rules[0]._times).all()
 
 
 @pytest.mark.parametrize("settings", [{**ELITE}, {**ELITE, **INSERTION}, ATTENTIVE])
-def test_without_rows_lambda_goes_on_and_the_rest_starts_anew(settings):
+def test_without_rows_lambda_goes_on(settings):
     memory, actor = make(**settings, lambda_batches=10)
     actor.write(20)
     for _ in range(4):
         sampled(memory)
     resumed, other = make(**settings, lambda_batches=10)
-    resumed.load_state_dict(memory.state_dict(with_rows=False))
+    resumed.continue_at(4)
     assert resumed.sample(4) is None and resumed.statistics() == {
         "memory_size": 0.0, "memory_mb": 0.0, "custom_size": 0.0, "custom_lambda": memory.statistics()["custom_lambda"]}
     assert not resumed.rules[0]._times.any()

@@ -121,7 +121,7 @@ def test_a_mixed_memory_continues_with_identical_batches(ratios):
         actor.write(1)
         memory.sample(8)
     resumed, (successor,) = make(*items, seed=6)
-    resumed.load_state_dict(memory.state_dict(with_rows=True))
+    resumed.load_state_dict(memory.state_dict())
     successor.serial = actor.serial
     for _ in range(12):
         expected, found = memory.sample(8), resumed.sample(8)
@@ -144,7 +144,7 @@ def test_copies_that_are_held_for_a_batch_in_the_making_are_held_after_a_restart
         patch.setattr(memory.trajectories, "intact", lambda streams, serials: np.zeros(len(serials), bool))
         assert memory.sample(8) is None
     resumed, (successor,) = make(*items)
-    resumed.load_state_dict(memory.state_dict(with_rows=True))
+    resumed.load_state_dict(memory.state_dict())
     successor.serial = actor.serial
     for other, writer in ((memory, actor), (resumed, successor)):
         writer.write(3)
@@ -161,7 +161,7 @@ def test_a_checkpoint_can_be_stored_as_plain_values_and_tensors(tmp_path):
                             {"type": "elite", "capacity": 9, "sample_ratio": 0.5})
     actor.write(9)
     memory.sample(8)
-    torch.save(memory.state_dict(with_rows=True), tmp_path / "state")
+    torch.save(memory.state_dict(), tmp_path / "state")
     resumed, _ = make({"type": "queue", "capacity": 4, "overflow": "keep_oldest", "sample_ratio": 0.5},
                       {"type": "elite", "capacity": 9, "sample_ratio": 0.5})
     resumed.load_state_dict(torch.load(tmp_path / "state", weights_only=True))

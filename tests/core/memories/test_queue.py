@@ -271,7 +271,7 @@ def test_a_queue_continues_with_what_waited_and_what_was_gathered(overflow, chun
     if chunks == 40:
         memory.sample(5)
     resumed, (successor,) = make(capacity=7, overflow=overflow, batch_size=5, seed=5)
-    resumed.load_state_dict(memory.state_dict(with_rows=True))
+    resumed.load_state_dict(memory.state_dict())
     successor.serial = actor.serial
     assert resumed.unread() == memory.unread()
     for batch_size in (5, 1, 1, 1, 5, 5, 1, 1, 1):
@@ -290,23 +290,9 @@ def test_rows_that_were_overwritten_while_a_checkpoint_was_written_are_dropped_a
     memory, (actor,) = make(capacity=8, overflow="keep_latest", num_envs=1, frame_stack=0, batch_size=2)
     actor.write(4)
     memory._ingest()
-    state = memory.state_dict(with_rows=True)
+    state = memory.state_dict()
     state["trajectories"]["oldest"][0, 0] = 5  # the writer had touched rows 0 .. 4
     state["trajectories"]["frame"][0, :5] = -1
     resumed, _ = make(capacity=8, overflow="keep_latest", num_envs=1, frame_stack=0, batch_size=2)
     resumed.load_state_dict(state)
     assert sampled(resumed, 2) == actor.unrolls()[2:4] and resumed.statistics()["queue_dropped"] == 2
-
-
-@pytest.mark.parametrize("overflow", ["block", "keep_oldest"])
-def test_without_rows_a_queue_starts_anew_and_goes_on_counting(overflow):
-    memory, (actor,) = make(capacity=6, overflow=overflow)
-    actor.write(7)
-    memory.sample(4)
-    counts = memory.statistics()
-    resumed, (other,) = make(capacity=6, overflow=overflow)
-    resumed.load_state_dict(memory.state_dict(with_rows=False))
-    assert resumed.sample(4) is None and resumed.unread() == 0
-    assert resumed.statistics() == {**counts, "memory_size": 0.0, "memory_mb": 0.0, "queue_size": 0.0}
-    other.write(2)
-    assert resumed.sample(4) is not None and resumed.statistics()["queue_arrived"] == counts["queue_arrived"] + 4

@@ -139,18 +139,6 @@ def test_replay_continues_with_identical_batches(kind, chunks):
         memory._ingest()
     sampled(memory)
     resumed, _ = make(kind, seed=7)
-    resumed.load_state_dict(memory.state_dict(with_rows=True))
+    resumed.load_state_dict(memory.state_dict())
     assert [sampled(resumed) for _ in range(4)] == [sampled(memory) for _ in range(4)]
     assert resumed.statistics() == memory.statistics()
-
-
-@pytest.mark.parametrize("kind", ["standard", "reservoir"])
-def test_without_rows_replay_starts_anew(kind):
-    memory, (actor,) = make(kind)
-    actor.write(20)
-    sampled(memory)
-    resumed, (other,) = make(kind)
-    resumed.load_state_dict(memory.state_dict(with_rows=False))
-    assert resumed.sample(8) is None and resumed.statistics()[f"{kind}_size"] == 0
-    other.write(1)
-    assert set(sampled(resumed)) <= set(other.unrolls())

@@ -196,7 +196,7 @@ def test_sampling_continues_from_a_state_as_if_nothing_had_happened(device, memo
         places = replay.resident.sample(8)[1]
         replay.resident.update_priorities(places, torch.rand(8).to(device) * 4)
     resumed = Replay(device, memory_type, rows=40, seed=8)
-    resumed.resident.load_state_dict(replay.resident.state_dict(with_rows=True))
+    resumed.resident.load_state_dict(replay.resident.state_dict())
     replay.ready(5), resumed.ready(5)
     assert (replay.leaves() == resumed.leaves()).all() and replay.resident.statistics() == resumed.resident.statistics()
     for _ in range(5):
@@ -209,20 +209,19 @@ def test_a_state_of_the_cpu_continues_on_the_device_and_back():
     replay = Replay(rows=40).play(70, 45)
     replay.memory.update_priorities(replay.memory.sample(16).keys, np.arange(16.0))
     moved = Replay(rows=40)
-    moved.resident.load_state_dict(replay.memory.state_dict(with_rows=True))
+    moved.resident.load_state_dict(replay.memory.state_dict())
     moved.ready()
     assert (moved.leaves() == replay.memory.tree.leaves).all()
     back = Replay(rows=40)
-    back.memory.load_state_dict(moved.resident.state_dict(with_rows=True))
+    back.memory.load_state_dict(moved.resident.state_dict())
     assert (back.memory.tree.leaves == replay.memory.tree.leaves).all()
     assert back.memory.beta > replay.memory.beta  # one batch was planned on the device
 
 
-def test_without_rows_nothing_of_them_is_restored_but_beta_goes_on():
+def test_without_rows_beta_goes_on():
     replay = Replay(beta_updates=10).play(50, 50).ready(5)
-    state = replay.resident.state_dict(with_rows=False)
     resumed = Replay(beta_updates=10)
-    resumed.resident.load_state_dict(state)
+    resumed.resident.continue_at(5)
     assert not resumed.resident.refresh() and resumed.resident.statistics()["beta"] == replay.resident.statistics()["beta"]
 
 

@@ -65,7 +65,7 @@ def test_packed_memories_continue_with_identical_batches(items):
     memory, actors = make(*items, storage=LZ4)
     play(memory, actors, 60)
     resumed, _ = make(*items, storage=LZ4)
-    resumed.load_state_dict(memory.state_dict(with_rows=True))
+    resumed.load_state_dict(memory.state_dict())
     for _ in range(5):
         first, second = memory.sample(8), resumed.sample(8)
         assert (first is None) == (second is None)

@@ -174,7 +174,7 @@ def test_sampling_continues_from_a_state_with_rows_as_if_nothing_had_happened(na
     for _ in range(5):
         memory.update_priorities(memory.sample(8).keys, generator.random(8) * 4)
     resumed, _, _ = make(name, seed=8)
-    resumed.load_state_dict(memory.state_dict(with_rows=True))
+    resumed.load_state_dict(memory.state_dict())
     for _ in range(4):
         expected, found = memory.sample(16), resumed.sample(16)
         assert list(zip(*expected.keys)) == list(zip(*found.keys)) and expected.weights.equal(found.weights)

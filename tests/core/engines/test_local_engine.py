@@ -1,0 +1,50 @@
+"""The end of a run on the local engine, by a clock of the test's own and processes that only say whether they have ended."""
+
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from core.clock import Clock, ClockParams
+from core.engines import local
+from core.engines.local import LocalEngine, SupervisorParams
+
+PARAMS = SupervisorParams(stop_timeout=10.0, finish_timeout=900.0)
+
+
+class Evaluator:
+    """The last evaluation of a run that finished; the first Ctrl-C comes while it is played."""
+
+    def __init__(self, engine: LocalEngine, interrupted: float, saved: float):
+        """Seconds of the engine's waiting at which the signal comes, and after that those that it takes to leave."""
+        self.engine, self.interrupted, self.saved, self.seconds, self.killed_at = engine, interrupted, saved, 0.0, None
+
+    def wait(self, places):
+        self.seconds += 0.5
+        if self.seconds == self.interrupted:
+            self.engine._interrupt(signal.SIGINT, None)
+
+    @property
+    def exitcode(self):
+        return 0 if self.seconds >= self.interrupted + self.saved else None
+
+    def kill(self):
+        self.killed_at = self.seconds
+
+    def join(self):
+        pass
+
+
+@pytest.mark.parametrize("interrupted", [9.0, 800.0])
+@pytest.mark.parametrize(("saved", "killed_after"), [(4.0, None), (9.5, None), (60.0, 10.5)])
+def test_a_signal_in_the_last_evaluation_leaves_it_all_of_the_time_to_stop(monkeypatch, interrupted, saved, killed_after):
+    clock = Clock(1, 1, 1, ClockParams())
+    options = SimpleNamespace(supervisor=PARAMS, learner=SimpleNamespace(checkpoint_replay=False))
+    engine = LocalEngine(SimpleNamespace(options=options, clock=clock, roles=[("evaluator", 0)]), {})
+    (place,) = engine._places
+    place.process = evaluator = Evaluator(engine, interrupted, saved)
+    monkeypatch.setattr(engine, "_wait", evaluator.wait)
+    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: evaluator.seconds))
+    clock.stop()
+    engine._await([place])
+    assert place.ended and evaluator.killed_at == (killed_after and interrupted + killed_after)
