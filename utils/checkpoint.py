@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.notices import notice
 from utils.tensor_file import CheckpointError, digest_of, read_torch, storable, sync_folder, write, write_atomically, write_torch
 
 STEP_FOLDER = re.compile(r"step_(\d{12})(?:\.(\d+))?")
@@ -79,10 +79,10 @@ def load(folder: Path, names: Collection[str] | None = None) -> tuple[dict[str, 
             state = _read_all(candidate, names)
         except (OSError, CheckpointError) as error:
             damages.append(f"{candidate.name}: {error}")
-            notice(f"warning: damaged checkpoint {candidate.name}: {error}")
+            print(f"warning: damaged checkpoint {candidate.name}: {error}", file=sys.stderr)
             continue
         if damages:
-            notice(f"warning: falling back to checkpoint {candidate.name}")
+            print(f"warning: falling back to checkpoint {candidate.name}", file=sys.stderr)
         return state, candidate
     raise CheckpointError(f"every checkpoint in {folder} is damaged ({'; '.join(damages)})")
 

@@ -57,7 +57,7 @@ class Place:
         self.process: Any = None
         self.failure: Any = None
         self.restarts, self.started, self.ended = 0, 0.0, False
-        self.failed_at_start = False  # in its last life, by an error of its own
+        self.failed_at_start = False  # in its first life, by an error of its own
 
     def __str__(self) -> str:
         return f"{self.role} {self.index}"
@@ -158,11 +158,11 @@ class LocalEngine:
         exitcode, error = place.process.exitcode, self._last_words(place)
         if exitcode == 0 and reason is None:
             return
-        place.failed_at_start = error is not None and not self._clock.has_beaten(self._process_ind(place))
+        place.failed_at_start |= error is not None and not place.restarts and not self._plays(place)
         reason = error or reason or self._death(place)
         self._say(f"{place} (pid {place.process.pid}) {'failed: ' if error else ''}{reason}")
         siblings = [other for other in self._places if other.role == place.role]
-        if place.role in ("learner", "tester") or all(other.failed_at_start for other in siblings):
+        if place.role in ("learner", "tester") or all(other.failed_at_start and not self._plays(other) for other in siblings):
             self._give_up(exitcode if error and exitcode > 0 else exit_codes.TRAINING_FAILED)
         elif place.restarts >= self._options.supervisor.max_restarts:
             self._say(f"{place} was restarted {place.restarts} times, which is supervisor.max_restarts: the run ends")
@@ -173,6 +173,10 @@ class LocalEngine:
             self._clock.count_restart()
             self._start(place)
             self._say(f"{place} restarted ({place.restarts} of {self._options.supervisor.max_restarts})")
+
+    def _plays(self, place: Place) -> bool:
+        """In this life it has come to work."""
+        return self._clock.has_beaten(self._process_ind(place))
 
     def _last_words(self, place: Place) -> str | None:
         """The error a process sent before it ended; its traceback is shown the first time there is such an error."""

@@ -122,3 +122,18 @@ def test_f11_a_learner_that_dies_while_a_finished_run_saves_ends_it_and_nobody_g
         program.kill("learner 0")
         assert program.until_ended(15 * SLOW) == 4 and not program.leftovers()
         assert "was killed by signal 9" in program.output and "no checkpoint had been written yet" in program.output
+
+
+def test_f15_an_environment_that_cannot_be_made_in_a_later_life_is_tried_again(tmp_path):
+    once = tmp_path / "once"
+    once.touch()  # not in the first life
+    with Program(tmp_path, *FAULTY, "--num_actors", "1", "--steps", "100000000",
+                 environment=faults({"kind": "init", "where": "actor 0", "once": str(once)})) as program:
+        program.until_training(200)
+        once.unlink()
+        program.kill("actor 0")
+        program.until(lambda: "actor 0 restarted (2 of" in program.output, 30 * SLOW, "the third life")
+        assert "the simulator has no licence" in program.output
+        program.until_training(program.agent_steps() + 500)
+        program.process.send_signal(2)
+        assert program.until_ended(15 * SLOW) == 130 and not program.leftovers()
