@@ -9,6 +9,8 @@ import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from utils.refused import told
+
 
 class Factory(Mapping[str, Any]):
     """name -> what stands at "module:attribute". Raises UnknownNameError for a name that is neither known nor of that form."""
@@ -45,6 +47,13 @@ class UnknownNameError(KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+def why_not(setting: str, error: Exception) -> str:
+    """Why the class that a setting names cannot be had, of what asking for it raised."""
+    if isinstance(error, UnknownNameError):
+        return str(error)
+    return f"{setting}: {error}" if isinstance(error, ImportError) else f"{setting} cannot be had: {told(error)}"
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

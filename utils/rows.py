@@ -5,9 +5,9 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from utils.factory import AgentsDict, EnvsDict, Factory, MemoriesDict, ModelsDict, UnknownNameError, suggestion
+from utils.factory import AgentsDict, EnvsDict, Factory, MemoriesDict, ModelsDict, suggestion, why_not
 from utils.options import CONFIGS, Options, Run
-from utils.refused import Refused, told
+from utils.refused import Refused
 from utils.settings_tree import annotations, changed, closest, fits, type_name
 
 GROUPS: dict[str, tuple[str, Factory]] = {"agent": ("agent_type", AgentsDict), "env": ("env_type", EnvsDict),
@@ -43,12 +43,8 @@ def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -
     for group, (type_field, factory) in GROUPS.items():
         try:
             groups[group] = factory[chosen[type_field]].Params()
-        except UnknownNameError as error:
-            problems.append(str(error))
-        except ImportError as error:
-            problems.append(f"{type_field}={chosen[type_field]}: {error}")
         except Exception as error:  # a module of the user's own can fail in any way
-            problems.append(f"{type_field}={chosen[type_field]} cannot be had: {told(error)}")
+            problems.append(why_not(f"{type_field}={chosen[type_field]}", error))
     lines = {name: value for name, value in dataclasses.asdict(Run()).items() if value is not None}
     options = Options(**{**lines, **chosen, **groups, "config": row["name"]})
     replaced = {group for group, (type_field, _) in GROUPS.items() if chosen[type_field] != row.get(type_field)}

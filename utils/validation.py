@@ -13,7 +13,7 @@ from core.memories.unrolls import UnrollMemory
 from core.shared import ArraySpec, available_bytes
 from core.trajectory import Layout, WindowSpec
 from utils import devices, env_counts
-from utils.factory import AgentsDict, EnginesDict, Factory, MemoriesDict, ModelsDict, UnknownNameError, suggestion
+from utils.factory import AgentsDict, EnginesDict, Factory, MemoriesDict, ModelsDict, suggestion, why_not
 from utils.options import Options
 from utils.refused import told
 
@@ -108,12 +108,8 @@ def _names(options: Options) -> list[str]:
     else:
         try:
             engine = EnginesDict[options.engine]
-        except UnknownNameError as error:
-            found.append(str(error))
-        except ImportError as error:
-            found.append(f"engine={options.engine}: {error}")
         except Exception as error:  # a module of the user's own can fail in any way
-            found.append(f"engine={options.engine} cannot be had: {told(error)}")
+            found.append(why_not(f"engine={options.engine}", error))
         else:
             found += engine.problems(options) if hasattr(engine, "problems") else []
     if options.actor.groups > 0 and options.num_envs_per_actor % options.actor.groups:
