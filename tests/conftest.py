@@ -16,3 +16,9 @@ def root(tmp_path):
     folder = tmp_path / "a folder é"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """A run can be continued in this process, as if the first had ended."""
+    monkeypatch.setattr("utils.runs.fcntl.flock", lambda descriptor, operation: None)

@@ -122,8 +122,6 @@ def _mode(options: Options) -> list[str]:
     if options.mode == 1:
         if options.resume is not None and options.model_file is not None:
             found.append("resume and model_file exclude each other: continue a run with everything, or start a new one from weights")
-        if options.resume is None and options.log_folder.exists():
-            found.append(f"run {options.signature} exists: continue it by --resume {options.signature}, or choose another timestamp")
         return found
     if options.check:
         found.append("check looks at a training: it is for mode 1")

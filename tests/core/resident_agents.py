@@ -1,5 +1,6 @@
 """Every agent whose updates can be planned, on small networks, and the device's side of a full memory for it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -60,7 +61,11 @@ def make_agent(name: str, device: str = "cpu", seed: int = 3, **more):
 
 
 def shared_memory(agent):
-    """80 rows of random play in a ring of 64, with actions, extras and states as this agent has them."""
+    return playing(agent)[0]
+
+
+def playing(agent) -> tuple[PrioritizedMemory, Callable[[int], None]]:
+    """80 rows of random play in a ring of 64, with actions, extras and states as this agent has them; and what appends as many more."""
     play, draw = RandomPlay(1, ENVS), np.random.default_rng(2)
     states = tuple(tuple(tensor.shape[1:]) for tensor in agent.initial_state(1))
     layout = small_layout(agent.spec, rows=64, chunk_length=agent.window.stride or 4, num_envs=ENVS, extras=agent.extras,
@@ -75,9 +80,12 @@ def shared_memory(agent):
         own = {name: draw.integers(0, 2, ENVS).astype(spec.dtype) for name, spec in agent.extras.items()}
         return append(before, action, after, own, tuple(torch.from_numpy(draw.normal(size=(ENVS, *shape))) for shape in states))
 
+    def more(rows: int) -> None:
+        play.play(writer, rows)
+
     writer.append = append_own
-    play.play(writer, 80)
-    return memory
+    more(80)
+    return memory, more
 
 
 def make_memory(agent, device: str = "cpu"):

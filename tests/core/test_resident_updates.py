@@ -18,6 +18,7 @@ from core.optimizer import Optimizer
 from core.resident import Refreshed, ResidentUpdates, Tally
 from core.single_processes.learner import Statistics
 from tests.core.devices import DEVICES, cuda
+from tests.core.recordings import looks
 from tests.core.resident_agents import AGENTS, DISCRETE, make_agent, make_memory, optimizers, shared_memory, weights
 
 
@@ -119,17 +120,12 @@ def test_a_planned_update_that_is_not_finite_changes_nothing(device, name, first
 class Watch(TorchDispatchMode):
     """Notes where python looks at a value, and where a result's shape depends on one."""
 
-    LOOKS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.equal.default,
-             torch.ops.aten.masked_select.default}
-    INDEXED = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default}  # by a mask: as many as are true
-
     def __init__(self):
         super().__init__()
         self.looks, self.shapes = [], []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        masked = function in self.INDEXED and any(index is not None and index.dtype == torch.bool for index in args[1])
-        if function in self.LOOKS or masked:
+        if looks(function, args):
             self.looks.append(str(function))
         result = function(*args, **(kwargs or {}))
         self.shapes.append((str(function), [tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]))

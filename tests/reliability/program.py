@@ -132,3 +132,7 @@ class Program:
 
     def agent_steps(self) -> int:
         return (self.steps() or [0])[-1]
+
+    def updates(self) -> int:
+        """Of one learner; several make them in step."""
+        return int(([row["values"]["global/updates"] for row in self.metrics() if "global/updates" in row["values"]] or [0])[-1])

@@ -68,12 +68,6 @@ def metrics(context: Context) -> list[dict]:
     return [json.loads(line)["values"] for line in (context.options.log_folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.fixture
-def alone(monkeypatch):
-    """A run can be continued in this process, as if the first had ended."""
-    monkeypatch.setattr("utils.runs.fcntl.flock", lambda descriptor, operation: None)
-
-
 def differences(first, second, path="") -> list[str]:
     """Where two nested states differ, to the bit; a NaN is equal to itself."""
     if isinstance(first, dict):

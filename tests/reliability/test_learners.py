@@ -28,6 +28,7 @@ def test_f11_f37_a_killed_learner_ends_the_run_with_its_state_saved_and_the_run_
     assert state["clock"]["updates"][0] > 0 and sum(state["clock"]["agent_steps"]) >= seen  # it was saved when the other one died
     with Program(tmp_path, "--config", "dqn-cartpole", "--resume", "test_one") as program:
         program.until_training(steps + 1_000)
+        program.until(lambda: program.updates() > state["clock"]["updates"][0], 60, "updates")
         os.kill(program.process.pid, signal.SIGINT)
         assert program.until_ended(20) == 130
         assert not program.leftovers()

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from utils import checkpoint, runs
+from utils import checkpoint, runs, validation
 from utils.command_line import read_options
 from utils.refused import Refused
 
@@ -27,6 +27,13 @@ def test_a_start_in_the_second_of_another_takes_a_timestamp_of_its_own(options, 
     monkeypatch.setattr("time.strftime", lambda form: "20300101-000000")
     signatures = [runs.claim(options()).signature for _ in range(3)]
     assert signatures == ["local_20300101-000000", "local_20300101-000000-2", "local_20300101-000000-3"]
+
+
+def test_a_start_whose_timestamp_is_taken_while_it_is_checked_is_not_refused(options, monkeypatch):
+    check = validation.problems
+    monkeypatch.setattr(validation, "problems", lambda checked: (checked.log_folder.mkdir(parents=True), check(checked))[1])
+    mine = options()
+    assert runs.claim(mine).timestamp == f"{mine.timestamp}-2"
 
 
 def test_a_run_that_still_runs_cannot_be_continued_a_second_time(options):

@@ -1,0 +1,138 @@
+"""A CUDA graph's rules on CPU tensors, so that what is recorded and replayed can be tried where there is no GPU.
+
+As on CUDA a recording runs nothing, its operations are repeated on the same memory and python is not, numbers are drawn only from
+registered generators, a look at a value is refused, and memory that was there before must still be there. Kernels and the pool of the
+recording's own memory are not imitated.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from core.captured import Captured
+
+LOOKS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.equal.default,
+         torch.ops.aten.masked_select.default}
+INDEXED = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default}  # by a mask: as many as are true
+
+
+def looks(function: Any, args: Sequence[Any]) -> bool:
+    """Whether python, or the shape of the result, depends on a tensor's value."""
+    return function in LOOKS or (function in INDEXED and any(index is not None and index.dtype == torch.bool for index in args[1]))
+
+
+def storages(found: Any) -> dict[int, torch.UntypedStorage]:
+    return {leaf.untyped_storage().data_ptr(): leaf.untyped_storage() for leaf in tree_leaves(found) if isinstance(leaf, Tensor)}
+
+
+class Elsewhere:
+    """A tensor that was there before the recording, which does not keep it alive."""
+
+    def __init__(self, tensor: Tensor):
+        self._storage = StorageWeakRef(tensor.untyped_storage())
+        self._form = tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
+
+    def tensor(self) -> Tensor:
+        if self._storage.expired():
+            raise RuntimeError("the recording uses memory that has been freed since")
+        dtype, *place = self._form
+        return torch.empty(0, dtype=dtype).set_(torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata), *place)
+
+
+class Recording(TorchDispatchMode):
+    """Stands in for a torch.cuda.CUDAGraph: entered it records, then `replay` repeats."""
+
+    def __init__(self, generators: Sequence[torch.Generator]):
+        super().__init__()
+        self._generators = generators
+        self._operations: list[tuple[Callable[..., Any], Any, Any, Any]] = []
+        self._made: dict[int, torch.UntypedStorage] = {}  # by an operation of the recording
+        self._constants: dict[int, torch.UntypedStorage] = {}  # python's numbers
+        self._before: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []  # written, though made elsewhere; as it was
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if looks(function, args):
+            raise RuntimeError(f"{function}: operation not permitted when stream is capturing")
+        for generator in (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Generator)):
+            if generator._cdata not in {registered._cdata for registered in self._generators}:
+                raise RuntimeError(f"{function}: a generator that was not registered")
+        given = storages((args, kwargs))
+        if function is torch.ops.aten.lift_fresh.default:
+            self._constants |= given
+        if function._schema.is_mutable:
+            known = self._made.keys() | {storage.data_ptr() for storage, _ in self._before}
+            self._before += [(storage, storage.clone()) for place, storage in given.items() if place not in known]
+        result = function(*args, **kwargs)
+        self._made |= {place: storage for place, storage in storages(result).items() if place not in given}
+        self._operations.append((function, *tree_map_only(Tensor, self._kept, (args, kwargs, result))))
+        return result
+
+    def _kept(self, tensor: Tensor) -> Tensor | Elsewhere:
+        mine = tensor.untyped_storage().data_ptr() in {0} | self._made.keys() | self._constants.keys()
+        return tensor if mine else Elsewhere(tensor)
+
+    def __enter__(self):
+        self._states = [torch.get_rng_state(), *(generator.get_state() for generator in self._generators)]
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        """Nothing has run: what was there is as it was, and what is new has no values."""
+        super().__exit__(*error)
+        for storage, before in self._before:
+            storage.copy_(before)
+        for storage in self._made.values():
+            storage.fill_(255)
+        state, *states = self._states
+        torch.set_rng_state(state)
+        for generator, state in zip(self._generators, states):
+            generator.set_state(state)
+        self._before.clear()
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        for function, *recorded in self._operations:
+            args, kwargs, result = tree_map_only(Elsewhere, Elsewhere.tensor, recorded)
+            given = storages((args, kwargs))
+            again = function(*args, **kwargs)
+            for (place, storage), new in zip(storages(result).items(), storages(again).values(), strict=True):
+                if place not in given:
+                    storage.copy_(new)
+
+
+class Replayed(Captured):
+    """Captured, of work on the CPU."""
+
+    def __init__(self, work, device, generators=(), *, capture):
+        super().__init__(work, device, generators, capture=False)
+        self._capture = capture
+
+    def _warm_up(self):
+        self._work()
+
+    def _record(self):
+        with Recording(self._generators) as recording:
+            self._work()
+        return recording
+
+
+def imitate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured work on the CPU is recorded; and RMSprop works as on a GPU, not looking at a planned learning rate."""
+    step = torch.optim.RMSprop.step
+
+    def unseen(optimizer):
+        for group in optimizer.param_groups:
+            group["capturable"] = isinstance(group["lr"], Tensor)
+        return step(optimizer)
+
+    monkeypatch.setattr(sys.modules["torch.optim.rmsprop"], "_get_capturable_supported_devices", lambda: ["cpu"])
+    monkeypatch.setattr(torch.optim.RMSprop, "step", unseen)
+    for module in ("resident", "staged", "inference"):
+        monkeypatch.setattr(f"core.{module}.Captured", Replayed)
