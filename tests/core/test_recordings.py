@@ -3,6 +3,8 @@
 What only a GPU can show, that its kernels may be recorded and agree, test_resident_updates, test_staged and test_inference repeat there.
 """
 
+import gc
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from core.resident import Refreshed, ResidentUpdates
 from core.staged import StagedUpdates
 from tests.core import test_inference, test_staged
 from tests.core.recordings import Recording, Replayed, imitate
-from tests.core.resident_agents import AGENTS, make_agent, playing, weights
+from tests.core.resident_agents import AGENTS, make_agent, make_memory, playing, weights
 from tests.reliability.test_inline import RUNS, differences, saved, train
 
 CPU = torch.device("cpu")
@@ -65,6 +67,24 @@ def test_recorded_answers_are_the_networks_own(name):
     capture_forward(agent.model, capture=True)
     expected = test_inference.played(name, test_inference.make_agent(name))
     test_inference.assert_same(test_inference.played(name, agent), expected, rtol=0, atol=0)
+
+
+def in_graphs() -> dict[int, torch.Tensor]:
+    return {id(found): found for found in gc.get_objects() if type(found) is torch.Tensor and found.grad_fn is not None}
+
+
+@pytest.mark.parametrize(("agents", "name"), [*(("resident", name) for name in AGENTS), *(("staged", name) for name in test_staged.AGENTS)])
+def test_no_graph_of_an_update_outlives_it(agents, name):
+    """What it keeps to add gradients up belongs to the stream of its forward, which a recording on another stream may not wait for."""
+    agent = make_agent(name) if agents == "resident" else test_staged.make_agent(name)
+    if agents == "resident":
+        memory = make_memory(agent)
+        updates, batch = ResidentUpdates(agent, memory, 16, 4, CPU, capture=False), Refreshed(memory).get(timeout=0.0)
+    else:
+        updates, batch = StagedUpdates(agent, CPU, capture=False), test_staged.make_batch(agent, 0)
+    before = in_graphs()
+    updates(batch)
+    assert in_graphs().keys() <= before.keys()
 
 
 # runs -----------------------------------------------------------------------------------------------------------------

@@ -86,7 +86,8 @@ def test_several_updates_a_call_are_the_same_updates(name):
 @cuda
 @pytest.mark.parametrize("name", AGENTS)
 def test_recorded_updates_equal_eager_ones(name):
-    assert_close(trained(name, 25, 4, "cuda", capture=True), trained(name, 25, 4, "cuda"), 1e-3, 1e-4)
+    """Sums on a GPU come in any order: Adam must not divide what that leaves of a gradient that is zero by next to nothing."""
+    assert_close(trained(name, 25, 4, "cuda", capture=True, eps=1e-4), trained(name, 25, 4, "cuda", eps=1e-4), 1e-3, 1e-4)
 
 
 @pytest.mark.parametrize("device", DEVICES)
