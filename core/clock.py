@@ -153,10 +153,10 @@ class Clock:
         count, last, best = self._arrays["scores"][:3]
         return (float(last), float(best)) if count else None
 
-    def evaluated(self, score: float) -> None:
-        """Called by the evaluator."""
+    def evaluated(self, score: float, best: float = float("-inf")) -> None:
+        """Called by the evaluator, who may know of a better one, `best`, that is younger than the checkpoint a run went on from."""
         scores = self.scores
-        self._arrays["scores"][1:3] = score, score if scores is None else max(score, scores[1])
+        self._arrays["scores"][1:3] = score, max(score, best, *(scores or ()))
         self._arrays["scores"][0] += 1
 
     def beat(self, process_ind: int) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from core.envs.game_names import squeezed
 from core.metrics import human_normalized
 from utils.command_line import refuse
 from utils.curves import COLUMNS, SCORE, Run, drawable, grouped, late_score, read, write_csv
@@ -59,7 +60,7 @@ def _summary(options: argparse.Namespace) -> list[Path]:
 
 
 def by_game(runs: Sequence[Run]) -> Mapping[str, Array]:
-    """Human-normalised late scores of the runs of each game, [runs]. Raises Refused for a game without human scores."""
+    """Human-normalised late scores of the runs of each game, in any spelling, [runs]. Raises Refused for a game without human scores."""
     games: dict[str, list[float]] = {}
     for run in runs:
         env_type, game = run.settings.get("env_type"), run.settings.get("game")
@@ -67,7 +68,7 @@ def by_game(runs: Sequence[Run]) -> Mapping[str, Array]:
         score = human_normalized(EnvsDict[env_type], game, late) if env_type and game else None
         if score is None:
             raise Refused([f"{run.name}: no human score is known for game={game} (env_type={env_type})"])
-        games.setdefault(str(game), []).append(score)
+        games.setdefault(squeezed(str(game)), []).append(score)
     return {game: np.array(values) for game, values in sorted(games.items())}
 
 

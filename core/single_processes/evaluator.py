@@ -92,7 +92,7 @@ def _evaluate(context: Context, index: int, agent: Agent, env: Env, generator: n
             return best
         yield True
     score = float(np.mean(results.returns))
-    context.clock.evaluated(score)
+    context.clock.evaluated(score, best)
     if score > best and _save(context, agent, score):
         best = score
     context.logs.write(context.process_ind("evaluator", index), {

@@ -146,7 +146,7 @@ def test_a_resumed_run_keeps_a_better_model_than_its_own_though_its_checkpoint_i
     weights_file.save_weights(first.model_path, weights, {**metadata, "score": 1e9})
     second = train(tmp_path, "--resume", "test_one", "--steps", "300")
     kept, metadata = weights_file.load_weights(first.model_path)
-    assert second.clock.scores and metadata["score"] == 1e9 and not differences(kept, weights)
+    assert second.clock.scores[0] < second.clock.scores[1] == metadata["score"] == 1e9 and not differences(kept, weights)
 
 
 SCHEDULES = {  # a run, and a name of what the learner reports, with the value it has after so many updates

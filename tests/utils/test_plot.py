@@ -21,7 +21,8 @@ def run(tmp_path):
     def write(name, values, config, **settings):
         folder = tmp_path / name
         folder.mkdir()
-        (folder / "run.json").write_text(json.dumps({"config": config, "options": settings, "file": {"game": settings.get("game")}}))
+        file = {"game": settings.get("game", "").lower()}  # the row's; the run's own may be spelt in another way
+        (folder / "run.json").write_text(json.dumps({"config": config, "options": settings, "file": file}))
         (folder / "metrics.jsonl").write_text("".join(
             json.dumps({"step": 100 * (number + 1), "time": 0, "seconds": SECONDS[number],
                         "values": {SCORE: value, "loss": value and -value}}) + "\n"
@@ -123,8 +124,8 @@ def test_the_command_writes_pictures_and_points(runs, tmp_path, capsys):
 def test_the_summary_normalises_by_the_human_scores_of_each_game(run, tmp_path, capsys):
     breakout, pong = lambda score: 1.7 + score * 28.8, lambda score: -20.7 + score * 35.3  # human minus random: 30.5 - 1.7, 14.6 + 20.7
     scores = {"pong": (pong, (0.2, 0.4)), "breakout": (breakout, (1.5, 0.9))}
-    folders = [run(f"{game}-{score}", [0.0, 0.0, scale(score)], f"dqn-{game}", env_type="atari", game=game, steps=300)
-               for game, (scale, values) in scores.items() for score in values]
+    folders = [run(f"{game}-{score}", [0.0, 0.0, scale(score)], f"dqn-{game}", env_type="atari", game=spelling, steps=300)
+               for game, (scale, values) in scores.items() for score, spelling in zip(values, (game, game.title()))]
     assert plot.main(["--summary", *map(str, folders), "--output", str(tmp_path / "s")]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| dqn |"))
     cells = [cell.strip().split(" ")[0] for cell in line.strip("|").split("|")]
