@@ -53,7 +53,7 @@ history: $(VENV)/.installed     ## memory that a million steps of Atari take, pa
 sampling: $(VENV)/.installed-bench ## batches a second of the memories, against those of stable-baselines3 and torchrl
 	$(RUN) -m benchmarks.sampling $(ARGS)
 
-gpu: $(VENV)/.installed         ## what a GPU machine makes of the row dqn-pong-gpu and where it is held up; ARGS="--toy" tries it anywhere
+gpu: $(VENV)/.installed         ## what a GPU machine makes of the rows *-pong-gpu and where it is held up; ARGS="--toy" tries it anywhere
 	$(RUN) -m benchmarks.gpu $(ARGS)
 
 control: $(VENV)/.installed-bench ## speed of continuous control against stable-baselines3; ARGS="--seconds 20 --pairs 1" is a quick try

@@ -1,25 +1,27 @@
-"""What limits a run on a GPU machine: python -m benchmarks.gpu (`make gpu`)
+"""What limits runs on a GPU machine: python -m benchmarks.gpu (`make gpu`)
 
-Each part of the row dqn-pong-gpu is measured alone, then the run as a whole. Rates are agent steps a second; an update of 256 samples
-stands for the 32 agent steps that pay for it.
+Of each case the parts are measured alone, then the run as a whole. Rates are agent steps a second; an update stands for the agent steps
+that pay for it.
 
-emulator   both groups of environments stepped by random actions, the network left out
+emulator   all groups of environments stepped by random actions, the network left out
 inference  the actor's network answering groups that never change, the emulators left out: eager, captured
-updates    sample, learn and write priorities back from a full memory, nobody writing: eager, captured, and in each precision that is here
-run        `python main.py`, after it has started to learn
+updates    eager, captured, and in each precision that is here: sample, learn and write priorities back from a full memory where rows are
+           on the GPU, else learn from a batch that is copied there each time; nobody writing
+run        `python main.py`, after it has started to learn: agent steps, frames and updates a second, and the GPU's memory in use
 
-The slowest of the first three is the ceiling. With --toy everything runs on the CPU at a size that shows that it works and nothing else.
+The slowest of the parts, as the run has them, is its ceiling. With --toy everything runs on the CPU, on Catch with the smallest
+networks, which shows that it works and nothing else.
 """
 
 import argparse
-import dataclasses
 import gc
 import json
 import os
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,8 @@ import numpy as np
 import torch
 
 from benchmarks.speed import processor
-from benchmarks.training import ROOT, rate, train
-from core.agent import Agent
+from benchmarks.training import ROOT, after_start, rate, train
+from core.agent import Agent, Exploration
 from core.device import use_tf32
 from core.env import EnvSpec, TimeStep
 from core.inference import for_acting
@@ -36,14 +38,31 @@ from core.machine import versions
 from core.memory import Memory
 from core.model import State
 from core.resident import Refreshed, ResidentUpdates
-from utils import validation
+from core.staged import StagedUpdates
+from utils import probe, validation
 from utils.command_line import read_options
 from utils.options import Options
 
-ROW = ("--config", "dqn-pong-gpu")
-TOY = ("--env.size", "42", "--model_type", "dqn-small", "--num_envs_per_actor", "4", "--agent.batch_size", "8", "--memory.capacity", "1000",
-       "--clock.learn_start", "200", "--clock.tolerance", "100", "--learner.updates_per_replay", "2", "--actor.env_threads", "1")
+CASES: dict[str, tuple[str, ...]] = {
+    "dqn": ("--config", "dqn-pong-gpu"),
+    "dqn of 32": ("--config", "dqn-pong-gpu", "--agent.batch_size", "32", "--learner.updates_per_replay", "32"),
+    "rainbow": ("--config", "rainbow-pong-gpu"),
+    "r2d2": ("--config", "r2d2-pong-gpu"),
+    "impala, deep": ("--config", "impala-pong-gpu")}
+CAPTURED = ("--learner.captured", "yes")  # which needs a GPU
+TOY = ("--env_type", "catch", "--game", "catch", "--num_envs_per_actor", "4", "--actor.env_threads", "1", "--agent.batch_size", "4")
+TOY_REPLAY = ("--memory.capacity", "1000", "--clock.learn_start", "600", "--clock.tolerance", "160", "--learner.updates_per_replay", "2")
+TOY_MODELS = {"dqn": "dqn-minatar", "dqn of 32": "dqn-minatar", "rainbow": "rainbow-minatar", "r2d2": "r2d2-minatar", "impala, deep": "minatar-ac"}
+ON_CPU = ("--device", "cpu", "--actor.device", "cpu")
 START_SECONDS, AIM_STEPS = 90.0, 50_000_000  # of a run until it learns; 200 M frames
+
+
+def words_of(case: str, toy: bool) -> tuple[str, ...]:
+    words = CASES[case]
+    if not toy:
+        return (*words, *CAPTURED)
+    replay = () if case == "impala, deep" else TOY_REPLAY
+    return (*words, *TOY, "--model_type", TOY_MODELS[case], *replay, *ON_CPU)
 
 
 def per_second(work: Callable[[], int], seconds: float, device: torch.device) -> float:
@@ -92,13 +111,13 @@ def inference(options: Options, spec: EnvSpec, seconds: float) -> Iterator[tuple
     timestep = TimeStep(observation, zeros, zeros, zeros > 0, zeros > 0, zeros)
     for captured in (False, True) if device.type == "cuda" else (False,):
         agent = for_acting(options.make_agent(spec, options.actor.device), captured)
-        state = agent.initial_state(streams)
+        state, exploration = agent.initial_state(streams), agent.exploration(0, 1, streams, np.random.default_rng(0))
 
-        def act(agent: Agent = agent, state: State = state) -> int:
-            agent.act(timestep, state, None)
+        def act(agent: Agent = agent, state: State = state, exploration: Exploration = exploration) -> int:
+            agent.act(timestep, state, exploration)
             return streams
 
-        yield f"inference, {'captured' if captured else 'eager'}", per_second(act, seconds, device)
+        yield f"inference, {kind(captured)}", per_second(act, seconds, device)
 
 
 def full_memory(options: Options, spec: EnvSpec, agent: Agent) -> Memory:
@@ -113,36 +132,51 @@ def full_memory(options: Options, spec: EnvSpec, agent: Agent) -> Memory:
     arrays["first"][:] = np.roll(lasts, 1, 1)
     arrays["discount"][:], arrays["reward"][:] = ~lasts, generator.integers(-1, 2, lasts.shape)
     arrays["action"][:] = generator.integers(spec.action.num_actions, size=lasts.shape)  # type: ignore[union-attr]
-    arrays["priority"][:] = generator.random(lasts.shape)
+    if "priority" in arrays:
+        arrays["priority"][:] = generator.random(lasts.shape)
     arrays["written"][:, 0] = layout.rows
     return memory
 
 
 def updates(options: Options, spec: EnvSpec, seconds: float) -> Iterator[tuple[str, float]]:
     """Agent steps a second that the updates alone could keep up with, by kind."""
-    assert options.clock.samples_per_insert is not None
-    on_gpu = options.device.startswith("cuda")
-    memory = full_memory(options, spec, options.make_agent(spec))
+    on_gpu, agent = options.device.startswith("cuda"), options.make_agent(spec)
+    memory = full_memory(options, spec, agent)
+    steps = options.agent.batch_size * agent.samples_per_window / probe.samples_per_step(options)  # that pay for an update
     for precision in ("float32", "tf32", "bf16") if on_gpu else ("float32", "bf16"):
         for capture in (False, True) if on_gpu else (False,):
-            made = updates_per_second(options, spec, memory, precision, capture, seconds)
-            yield f"updates, {precision}, {'captured' if capture else 'eager'}", \
-                made * options.agent.batch_size / options.clock.samples_per_insert
+            use_tf32(precision != "float32")
+            work = update(options, options.make_agent(spec, options.device, precision), memory, capture)
+            yield f"updates, {precision}, {kind(capture)}", steps * per_second(work, seconds, torch.device(options.device))
+            del work
             give_back()
 
 
-def updates_per_second(options: Options, spec: EnvSpec, memory: Memory, precision: str, capture: bool, seconds: float) -> float:
-    use_tf32(precision != "float32")
+def update(options: Options, agent: Agent, memory: Memory, capture: bool) -> Callable[[], int]:
+    """What makes some updates and says how many."""
     device = torch.device(options.device)
-    agent, resident = options.make_agent(spec, options.device, precision), memory.Resident(memory, device)  # type: ignore[misc]
-    source = Refreshed(resident)
-    learn = ResidentUpdates(agent, resident, options.agent.batch_size, options.learner.updates_per_replay, device, capture=capture)
+    if options.learner.memory_device == "learner":
+        resident = memory.Resident(memory, device)  # type: ignore[misc]
+        source = Refreshed(resident)
+        learn = ResidentUpdates(agent, resident, options.agent.batch_size, options.learner.updates_per_replay, device, capture=capture)
 
-    def update() -> int:
-        learn(source.get(0.0))  # type: ignore[arg-type]
-        return learn.count
+        def from_rows() -> int:
+            learn(source.get(0.0))  # type: ignore[arg-type]
+            return learn.count
 
-    return per_second(update, seconds, device)
+        return from_rows
+    batch, staged = memory.sample(options.agent.batch_size), StagedUpdates(agent, device, capture=capture)
+    assert batch is not None
+
+    def from_batch() -> int:
+        staged(batch)
+        return 1
+
+    return from_batch
+
+
+def kind(capture: bool) -> str:
+    return "captured" if capture else "eager"
 
 
 def give_back() -> None:
@@ -152,22 +186,57 @@ def give_back() -> None:
         torch.cuda.empty_cache()
 
 
-def run(options: Options, words: tuple[str, ...], seconds: float, start: float) -> float:
-    rows = train(start + seconds, *words)
-    ratio = 0.85 * (options.clock.samples_per_insert or 0.0)
-    return rate([row for row in rows if row["values"].get("global/samples_per_insert", 0) > ratio])
+# the run ------------------------------------------------------------------------------------------------------------------
+class MemoryInUse:
+    """The most of the GPU's memory that was in use while this was open, by whomever: looked at each second."""
+
+    def __init__(self, device: torch.device):
+        self._device, self.most, self._closed = device, 0, threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def _look(self) -> None:
+        while self._device.type == "cuda" and not self._closed.wait(1.0):
+            free, total = torch.cuda.mem_get_info(self._device)
+            self.most = max(self.most, total - free)
+
+    def __enter__(self) -> "MemoryInUse":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closed.set()
+        self._thread.join()
+
+
+def run(options: Options, words: tuple[str, ...], seconds: float, start: float) -> dict[str, float]:
+    """Of the time in which the learner kept up."""
+    with MemoryInUse(torch.device(options.device)) as memory:
+        rows = train(start + seconds, *words, "--logger.period", "1")
+    least = 0.85 * (options.clock.samples_per_insert or 0.0)
+    rows = [row for row in after_start(rows, start) if row["values"].get("global/samples_per_insert", 0) >= least]
+    if len(rows) < 4:
+        raise SystemExit(f"{' '.join(words)}: after {start:g} s the learner had not caught up; give more with --start_seconds")
+    found = {name: rate(rows, f"global/{name}") for name in ("agent_steps", "frames", "updates")}
+    return {**{f"{name} a second": value for name, value in found.items()}, "bytes of the GPU in use": memory.most}
 
 
 # all ------------------------------------------------------------------------------------------------------------------
-def measure(options: Options, seconds: float, rounds: int, say: Callable[[str], None] = print) -> dict[str, list[float]]:
-    """Each part alone, in turns."""
-    spec, rates = validation.environment_spec(options), {}
+def measure(options: Options, seconds: float, rounds: int, say: Callable[[str], None] = print) -> dict[str, float]:
+    """The median rate of each part alone; they take turns."""
+    spec, rates = validation.environment_spec(options), dict[str, list[float]]()
     for _ in range(rounds):
         for name, found in (("emulator", emulator(options, seconds)), *inference(options, spec, seconds),
                             *updates(options, spec, seconds)):
             rates.setdefault(name, []).append(found)
-            say(f"{name}: {found:,.0f} agent steps/s, 200 M frames in {AIM_STEPS / found / 60:,.1f} minutes")
-    return rates
+            say(f"  {name}: {found:,.0f} agent steps/s, 200 M frames in {AIM_STEPS / found / 60:,.1f} minutes")
+    return {name: statistics.median(each) for name, each in rates.items()}
+
+
+def ceiling(options: Options, rates: Mapping[str, float]) -> tuple[str, float]:
+    """The slowest part as the run has it, and its rate."""
+    captured = kind(options.device.startswith("cuda"))
+    parts = ("emulator", f"inference, {captured}", f"updates, {options.learner.precision}, {captured}")
+    return min(((part, rates[part]) for part in parts), key=lambda part: part[1])
 
 
 def device_name(device: str) -> str:
@@ -176,29 +245,36 @@ def device_name(device: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each part")
-    parser.add_argument("--run_seconds", type=float, default=180.0, help="of the run as a whole, after its start; 0: leave it out")
+    parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=tuple(CASES))
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each part")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--toy", action="store_true", help="small sizes on the CPU")
+    parser.add_argument("--run_seconds", type=float, default=300.0, help="of a run as a whole, after its start; 0: leave runs out")
+    parser.add_argument("--start_seconds", type=float, default=START_SECONDS, help="of a run until its learner has caught up")
+    parser.add_argument("--toy", action="store_true", help="Catch on the CPU")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "gpu.json")
-    parser.add_argument("words", nargs="*", help="settings after --, as main.py takes them")
+    parser.add_argument("words", nargs="*", help="settings after --, as main.py takes them, for every case")
     arguments = parser.parse_args()
     if not arguments.toy and not torch.cuda.is_available():
         parser.error(f"torch {torch.__version__} sees no CUDA device here; it is made for CUDA {torch.version.cuda}, which an older "
                      "driver does not have. --toy tries the program on the CPU")
-    words = (*ROW, *((*TOY, "--device", "cpu", "--actor.device", "cpu") if arguments.toy else ()), *arguments.words)
-    options = read_options(words)
-    result: dict[str, Any] = {"command": "python -m benchmarks.gpu " + " ".join(sys.argv[1:]), "device": device_name(options.device),
-                              "processor": processor(), "cpus": len(os.sched_getaffinity(0)), "versions": versions(),
-                              "settings": dataclasses.asdict(options.learner) | {"num_envs": options.num_envs_per_actor,
-                                                                                "batch_size": options.agent.batch_size}}
-    result["agent steps a second"] = rates = measure(options, arguments.seconds, arguments.rounds)
-    write(result, arguments.output)
-    give_back()
-    if arguments.run_seconds:
-        rates["run"] = [run(options, words, arguments.run_seconds, 10.0 if arguments.toy else START_SECONDS)]
+    cases: dict[str, Any] = {}
+    result = {"command": "python -m benchmarks.gpu " + " ".join(sys.argv[1:]), "device": device_name("cpu" if arguments.toy else "cuda"),
+              "processor": processor(), "cpus": len(os.sched_getaffinity(0)), "versions": versions(), "cases": cases}
+    for case in arguments.cases:
+        words = (*words_of(case, arguments.toy), *arguments.words)
+        options = read_options(words)
+        print(f"{case}: {' '.join(words)}")
+        rates = measure(options, arguments.seconds, arguments.rounds)
+        part, most = ceiling(options, rates)
+        cases[case] = {"words": words, "agent steps a second of each part": rates, "ceiling": part}
         write(result, arguments.output)
-    print({name: f"{statistics.median(each):,.0f}" for name, each in rates.items()})
+        give_back()
+        if arguments.run_seconds:
+            found = run(options, words, arguments.run_seconds, arguments.start_seconds)
+            cases[case] |= {"run": found, "of the ceiling": found["agent_steps a second"] / most}
+            write(result, arguments.output)
+            print("  run:", ", ".join(f"{name} {value:,.0f}" for name, value in found.items()),
+                  f"- {found['agent_steps a second'] / most:.2f} of what {part} alone would allow")
 
 
 def write(result: dict[str, Any], path: Path) -> None:

@@ -19,9 +19,10 @@ def train(seconds: float, *words: str) -> list[dict]:
     return [json.loads(line) for line in (ROOT / "logs" / f"bench_{timestamp}" / "metrics.jsonl").read_text().splitlines()]
 
 
-def rate(rows: list[dict]) -> float:
-    """Agent steps per second between the first and the last of these lines; the very last ones are written while the run ends."""
-    (start, first), (end, last) = ((row["time"], row["step"]) for row in (rows[0], rows[-3]))
+def rate(rows: list[dict], name: str | None = None) -> float:
+    """Agent steps, or what else is counted by this name, per second between the first and the last of these lines; the very last ones are
+    written while the run ends."""
+    (start, first), (end, last) = ((row["time"], row["values"][name] if name else row["step"]) for row in (rows[0], rows[-3]))
     return (last - first) / (end - start)
 
 

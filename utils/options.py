@@ -88,16 +88,14 @@ CONFIGS: list[dict[str, Any]] = [
      "agent.evaluation_epsilon": 0.05, "memory.capacity": 1_000_000, "clock.learn_start": 50_000},
 ]
 
-# Prioritised double DQN for one GPU and 16 cores: rows, draws and priorities live on the GPU, eight updates are one replay of a graph
-CONFIGS += [
-    {"name": "dqn-pong-gpu",
-     "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "prioritized", "model_type": "dqn-cnn",
-     "agent.batch_size": 256, "agent.nstep": 3, "agent.lr": 1.5e-4, "agent.target_update": 1_000, "agent.epsilon_steps": 250_000,
-     "memory.capacity": 1_000_000, "memory.alpha": 0.5, "memory.beta_updates": 1_562_500, "clock.learn_start": 50_000,
-     "clock.tolerance": 4_000, "num_envs_per_actor": 256, "actor.groups": 2, "actor.device": "auto", "actor.env_threads": 14,
-     "actor.refresh_period": 5_120, "learner.memory_device": "learner", "learner.updates_per_replay": 8, "learner.publish_period": 40,
-     "evaluator.period": 300.0, "steps": 50_000_000},
-]
+# For one GPU and 16 cores: rows, draws and priorities live on the GPU, several updates are one replay of a graph (docs/results/gpu.md)
+ON_GPU = {"env_type": "atari", "game": "pong", "num_envs_per_actor": 256, "actor.groups": 2, "actor.device": "auto",
+          "actor.env_threads": 14, "actor.refresh_period": 5_120, "evaluator.period": 300.0, "steps": 50_000_000}
+RESIDENT = {"memory_type": "prioritized", "memory.capacity": 1_000_000, "clock.learn_start": 50_000, "learner.memory_device": "learner"}
+BATCHES_OF_256 = {"agent.batch_size": 256, "agent.lr": 1.5e-4, "agent.target_update": 1_000, "memory.alpha": 0.5,
+                  "memory.beta_updates": 1_562_500, "clock.tolerance": 4_000, "learner.updates_per_replay": 8, "learner.publish_period": 40}
+CONFIGS += [{"name": "dqn-pong-gpu", "agent_type": "dqn", "model_type": "dqn-cnn", **ON_GPU, **RESIDENT, **BATCHES_OF_256,
+             "agent.nstep": 3, "agent.epsilon_steps": 250_000}]
 
 # Ape-X (1803.00933): 19 updates of 512 samples while its actors insert 12.5 k agent steps, each second
 APEX = {"agent_type": "dqn", "env_type": "atari", "memory_type": "prioritized", "model_type": "dqn-cnn",
@@ -248,6 +246,15 @@ CONFIGS += [{"name": f"d4pg-{task}", **D4PG, **(FAST if task == "pendulum" else 
 CONFIGS += [{"name": "d4pg-walker-walk", **D4PG, **MUJOCO, "game": "dm_control/walker-walk-v0", "env.action_repeat": 2, "agent.v_min": 0.0,
              "agent.v_max": 200.0},
             {"name": "ddpg-pendulum-legacy", **DDPG, **TASKS["pendulum"], "env.legacy": "v26"}]  # the environment of the old gym
+
+# What else is for one GPU and 16 cores. A chunk of R2D2's is 40 rows of each stream; IMPALA's actor fills one while another waits
+CONFIGS += [
+    {"name": "rainbow-pong-gpu", **RAINBOW, "model_type": "rainbow-cnn", **ON_GPU, **RESIDENT, **BATCHES_OF_256},
+    {"name": "r2d2-pong-gpu", **R2D2_ATARI, **ON_GPU, **RESIDENT, "clock.tolerance": 16_000, "learner.updates_per_replay": 2,
+     "learner.publish_period": 4},
+    {"name": "impala-pong-gpu", **IMPALA, **QUEUE, **ON_ATARI, **ON_GPU, "model_type": "impala-resnet", "num_envs_per_actor": 128,
+     "memory.capacity": 144, "actor.refresh_period": 2_560},
+]
 
 
 @dataclass(frozen=True)

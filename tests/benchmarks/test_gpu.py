@@ -3,22 +3,50 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
-from benchmarks.gpu import ROW, TOY, full_memory, measure, per_second
+from benchmarks.gpu import CASES, ceiling, full_memory, measure, per_second, run, words_of
 from core.resident import Refreshed
 from utils import validation
 from utils.command_line import read_options
 
 
-def toy(root):
-    return read_options([*ROW, *TOY, "--device", "cpu", "--actor.device", "cpu", "--root", str(root)])
+def toy(root, case="dqn"):
+    return read_options([*words_of(case, toy=True), "--root", str(root)])
 
 
-def test_every_part_is_measured(root):
-    rates = measure(toy(root), seconds=0.05, rounds=1, say=lambda line: None)
+@pytest.mark.parametrize("case", CASES)
+def test_every_part_of_every_case_is_measured(root, case):
+    options = toy(root, case)
+    rates = measure(options, seconds=0.05, rounds=1, say=lambda line: None)
     assert list(rates) == ["emulator", "inference, eager", "updates, float32, eager", "updates, bf16, eager"]
-    assert all(rate > 0 for each in rates.values() for rate in each)
+    assert all(rate > 0 for rate in rates.values())
+    assert ceiling(options, {**rates, "emulator": 1e-9}) == ("emulator", 1e-9)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_on_a_gpu_every_case_is_a_row_as_it_stands_with_its_updates_captured(case, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("utils.devices.free_bytes", lambda device: 80 << 30)
+    monkeypatch.setattr("utils.validation.available_bytes", lambda: 128 << 30)
+    options = read_options(words_of(case, toy=False))
+    assert options.device == options.actor.device == "cuda" and options.learner.captured == "yes"
+    assert ("deep" in case) == (options.learner.memory_device == "cpu")
+
+
+def test_a_run_is_measured_once_its_learner_keeps_up(monkeypatch, root):
+    def row(time, steps, ratio):
+        return {"time": time, "step": steps, "values": {"global/samples_per_insert": ratio, "global/agent_steps": steps,
+                                                        "global/frames": 4 * steps, "global/updates": 10 * time}}
+
+    rows = [row(second, 100 * second, 8.0 if second > 12 else 1.0) for second in range(21)]
+    monkeypatch.setattr("benchmarks.gpu.train", lambda seconds, *words: rows)
+    found = run(toy(root), (), 10.0, 5.0)
+    assert found == {"agent_steps a second": 100.0, "frames a second": 400.0, "updates a second": 10.0, "bytes of the GPU in use": 0}
+    with pytest.raises(SystemExit, match="had not caught up"):
+        run(toy(root), (), 10.0, 17.0)
 
 
 def test_the_memory_that_updates_are_measured_on_is_full_and_its_windows_are_sound(root):
