@@ -52,7 +52,8 @@ CASES: dict[str, tuple[str, ...]] = {
 CAPTURED = ("--learner.captured", "yes")  # which needs a GPU
 TOY = ("--env_type", "catch", "--game", "catch", "--num_envs_per_actor", "4", "--actor.env_threads", "1", "--agent.batch_size", "4")
 TOY_REPLAY = ("--memory.capacity", "1000", "--clock.learn_start", "600", "--clock.tolerance", "160", "--learner.updates_per_replay", "2")
-TOY_MODELS = {"dqn": "dqn-minatar", "dqn of 32": "dqn-minatar", "rainbow": "rainbow-minatar", "r2d2": "r2d2-minatar", "impala, deep": "minatar-ac"}
+TOY_MODELS = {"dqn": "dqn-minatar", "dqn of 32": "dqn-minatar", "rainbow": "rainbow-minatar", "r2d2": "r2d2-minatar",
+              "impala, deep": "minatar-ac"}
 ON_CPU = ("--device", "cpu", "--actor.device", "cpu")
 START_SECONDS, AIM_STEPS = 90.0, 50_000_000  # of a run until it learns; 200 M frames
 

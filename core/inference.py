@@ -39,13 +39,20 @@ def capture_forward(model: Model, *, capture: bool) -> None:
 
 
 class OnFixedTensors:
-    """function(*arguments) for arguments of the form of these."""
+    """function(*arguments) for arguments of the form of these, without gradients.
 
+    Whoever asks may be in inference mode. A recording may not: of a generator it keeps tensors, and those of inference mode could not be
+    changed by what else is recorded in this process (pytorch issue 166792).
+    """
+
+    @torch.inference_mode(False)
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...], device: torch.device, *, capture: bool):
         self._function, self._output = function, None
         self._arguments = mapped(lambda tensor: torch.empty_like(tensor, device=device), arguments)
         self._work = Captured(self._call, device, capture=capture)
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def __call__(self, arguments: tuple[Any, ...]) -> Any:
         for fixed, given in zip(leaves(self._arguments), leaves(arguments)):
             fixed.copy_(given)

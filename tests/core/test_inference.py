@@ -9,7 +9,7 @@ import torch
 from core.agents.impala import Impala
 from core.env import TimeStep
 from core.inference import OnFixedTensors, capture_forward, for_acting
-from core.model import restart
+from core.model import leaves, restart
 from core.models.actor_critic_mlp import MLPAC, MLPACParams
 from core.parameters import ParameterStore
 from tests.core.devices import cuda
@@ -91,6 +91,25 @@ def test_a_network_that_answers_looks_at_no_value_and_every_shape_is_the_same_ea
     for _ in range(3):
         agent.act(seen(draw), agent.initial_state(STREAMS), exploration)
     assert all(watch.looks == [] and watch.shapes == calls[0].shapes != [] for watch in calls) and len(calls) == 3
+
+
+@pytest.mark.parametrize("name", ACTING)
+def test_nothing_is_made_in_inference_mode_and_no_gradients_are_kept(name, monkeypatch):
+    """Though `act` is in that mode; or what a recording keeps of its generator would be of it."""
+    calls, call = [], OnFixedTensors._call
+
+    def watched(self):
+        calls.append(torch.is_inference_mode_enabled() or torch.is_grad_enabled())
+        call(self)
+        assert not any(leaf.is_inference() or leaf.requires_grad for leaf in leaves((self._arguments, self._output)))
+
+    monkeypatch.setattr(OnFixedTensors, "_call", watched)
+    agent = make_agent(name)
+    capture_forward(agent.model, capture=False)
+    exploration, draw, state = agent.exploration(0, 1, STREAMS, np.random.default_rng(5)), np.random.default_rng(1), None
+    for _ in range(3):
+        state = agent.act(seen(draw), agent.initial_state(STREAMS) if state is None else state, exploration).state
+    assert calls == [False] * 3
 
 
 def test_what_was_answered_stays_when_others_are_answered():
