@@ -95,7 +95,7 @@ def _updates(game: str, seconds: float, lean: bool) -> float:
     from core.envs.gym import GymEnv, GymParams
     from core.memory import Batch, Keys
     from core.models.ddpg import DDPGMLP
-    from core.trajectory import Window
+    from core.windows import Window
 
     use_threads(len(os.sched_getaffinity(0)))
     spec = GymEnv(GymParams(), game, 1).spec

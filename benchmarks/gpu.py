@@ -39,7 +39,7 @@ from core.memory import Memory
 from core.model import State
 from core.resident import Refreshed, ResidentUpdates
 from core.staged import StagedUpdates
-from utils import probe, validation
+from utils import probe, sizes, validation
 from utils.command_line import read_options
 from utils.options import Options
 
@@ -123,7 +123,7 @@ def inference(options: Options, spec: EnvSpec, seconds: float) -> Iterator[tuple
 
 def full_memory(options: Options, spec: EnvSpec, agent: Agent) -> Memory:
     """Random pictures in episodes of some 500 steps; as much as the memory holds."""
-    memory: Memory = options.memory_class(options.memory, validation.layout(options, spec, agent), agent.window, options.seed)
+    memory: Memory = options.memory_class(options.memory, sizes.layout(options, spec, agent), agent.window, options.seed)
     generator, arrays, layout = np.random.default_rng(0), memory.trajectories.arrays, memory.layout
     block = generator.integers(0, 256, (layout.chunk_length, *arrays["frame"].shape[2:]), np.uint8)
     for row in range(0, layout.rows, layout.chunk_length):

@@ -31,13 +31,14 @@ import psutil
 from benchmarks.speed import processor
 from benchmarks.training import ROOT
 from core.env import Env
-from core.frames import RAW, StorageParams
+from core.layout import Layout
 from core.machine import versions
 from core.memories.prioritized import PrioritizedMemory
+from core.packing import RAW, StorageParams
 from core.shared import total_bytes
-from core.trajectory import Layout, Trajectories
+from core.trajectory import Trajectories
 from core.writer import ChunkWriter
-from utils import validation
+from utils import sizes
 from utils.command_line import read_options
 from utils.options import Options
 
@@ -81,7 +82,7 @@ def measure(game: str, steps: int, env_threads: int, codec: str) -> dict[str, An
              "env_threads": env_threads}
     if pack is None:
         return {**found, "allocated_bytes": layout.nbytes}
-    return {**found, **sizes(memory), "unpack_us_per_frame": unpacking(memory.trajectories),
+    return {**found, **sizes_of(memory), "unpack_us_per_frame": unpacking(memory.trajectories),
             "pack_us_per_frame": pack.seconds / pack.calls / (layout.chunk_length * layout.num_envs) * 1e6}
 
 
@@ -89,7 +90,7 @@ def filled(options: Options, env: Env, steps: int) -> tuple[PrioritizedMemory, T
     """A memory of so many steps, full; its writer's packing, if it packs, and the agent steps a second."""
     options = dataclasses.replace(options, memory=dataclasses.replace(options.memory, capacity=steps))
     agent = options.make_agent(env.spec)
-    memory = PrioritizedMemory(options.memory, validation.layout(options, env.spec, agent), agent.window, options.seed)
+    memory = PrioritizedMemory(options.memory, sizes.layout(options, env.spec, agent), agent.window, options.seed)
     writer, pack = memory.writer(0), None
     if memory.layout.packed:
         pack = writer._packer.pack = Timed(writer._packer.pack)
@@ -111,7 +112,7 @@ def play(env: Env, writer: ChunkWriter, layout: Layout, steps: int) -> float:
     return published / (time.perf_counter() - started)
 
 
-def sizes(memory: PrioritizedMemory) -> dict[str, Any]:
+def sizes_of(memory: PrioritizedMemory) -> dict[str, Any]:
     """Bytes of the memory and of the same one with raw frames; `other` is whatever is not packed frames."""
     layout, held = memory.layout, memory.size()
     arrays, statistics = layout.arrays(), memory.trajectories.statistics()

@@ -74,7 +74,7 @@ def updating(threads: int, seconds: float) -> float:
     import torch
 
     from core.memory import Batch, Keys
-    from core.trajectory import Window
+    from core.windows import Window
 
     use_threads(threads)
     agent, rows = _agent(), torch.zeros(UNROLL + 1, BATCH)

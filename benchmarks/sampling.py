@@ -40,14 +40,15 @@ from benchmarks.speed import processor, updating
 from benchmarks.training import ROOT
 from core.env import EnvSpec, TimeStep
 from core.envs.atari import AtariEnv, AtariParams
-from core.frames import RAW, StorageParams
+from core.layout import Layout
 from core.machine import versions
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memories.shared import SharedMemory, SharedParams
 from core.memory import Batch, Memory, piece
 from core.ops.returns import n_step_return
+from core.packing import RAW, StorageParams
 from core.shared import available_bytes
-from core.trajectory import Layout, WindowSpec
+from core.windows import WindowSpec
 
 NUM_ENVS, NSTEP, GAMMA, CHUNK = 8, 3, 0.99, 8
 PACKAGES = ("stable-baselines3", "torchrl", "tensordict", "lz4")

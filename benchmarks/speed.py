@@ -95,7 +95,7 @@ def updating(batch_size: int, threads: int, seconds: float) -> float:
     from core.memory import Batch, Keys
     from core.models.dqn_cnn import DQNCNN, DQNCNNParams
     from core.shared import ArraySpec
-    from core.trajectory import Window
+    from core.windows import Window
 
     use_threads(threads)
     spec = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)

@@ -16,7 +16,7 @@ from core.env import EnvSpec, TimeStep
 from core.memory import Batch
 from core.model import Model, State
 from core.shared import ArraySpec
-from core.trajectory import Window, WindowSpec
+from core.windows import Window, WindowSpec
 
 
 class ActorOutput(NamedTuple):

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.frames import StorageParams, arena_bytes, compress, decompressed
+from core.layout import Layout
+from core.packing import StorageParams, arena_bytes, compress, decompressed
 from core.shared import ArraySpec
-from core.trajectory import Layout, Trajectories
+from core.trajectory import Trajectories
 
 HEADED = ("frame", "first", "last")  # fields that the row after a chunk has too
 SIZES, CHECKS = "block sizes", "block checks"

@@ -9,7 +9,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from core.trajectory import Layout, Trajectories, Window, WindowSpec
+from core.layout import Layout
+from core.trajectory import Trajectories
+from core.windows import Window, WindowSpec
 from core.writer import ChunkWriter
 
 

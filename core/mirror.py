@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from core.device import Transfers
+from core.layout import Layout
 from core.shared import ArraySpec
-from core.trajectory import Layout, Trajectories, Window, WindowSpec
+from core.trajectory import Trajectories
+from core.windows import Window, WindowSpec
 
 COPY_BYTES = 64 << 20  # of frames that are copied in one go
 

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from core.chunks import Chunk
 from core.env import TimeStep
-from core.frames import Packer
-from core.trajectory import Trajectories, Window, WindowSpec
+from core.packing import Packer
+from core.trajectory import Trajectories
+from core.windows import Window, WindowSpec
 
 
 class ChunkWriter:

@@ -72,7 +72,7 @@ def test_every_key_of_the_replay_list_exists(key):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_understood(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("utils.validation.available_bytes", lambda: 1 << 50)  # whatever this machine has
+    monkeypatch.setattr("utils.sizes.available_bytes", lambda: 1 << 50)  # whatever this machine has
     monkeypatch.setenv("DISPLAY", ":0")
     words = [*shlex.split(command), "--root", str(tmp_path)]
     if needs_a_run(words):

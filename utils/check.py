@@ -17,7 +17,7 @@ from core.env import Discrete, Env, EnvSpec
 from core.env_contract import play_randomly
 from core.progress import count, duration
 from core.shared import ArraySpec, available_bytes
-from utils import probe, validation
+from utils import probe, sizes
 from utils.options import Options
 from utils.refused import Refused
 from utils.rows import from_row
@@ -77,8 +77,8 @@ def _settings(options: Options) -> Table:
 
 
 def _parts(options: Options, spec: EnvSpec, agent: Agent) -> list[tuple[str, str]]:
-    rings, window = validation.layouts(options, spec, agent), agent.window
-    rows, stored = rings[0], validation.stored_bytes(options, rings, window)
+    rings, window = sizes.layouts(options, spec, agent), agent.window
+    rows, stored = rings[0], sizes.stored_bytes(options, rings, window)
     parameters = sum(parameter.numel() for parameter in agent.model.parameters())
     actions = f"{spec.action.num_actions} actions" if isinstance(spec.action, Discrete) else \
         f"actions {_array(spec.action.array)} in {spec.action.low.min():g} .. {spec.action.high.max():g}"
@@ -89,7 +89,7 @@ def _parts(options: Options, spec: EnvSpec, agent: Agent) -> list[tuple[str, str
         ("recurrent state", ", ".join(map(_array, rows.states)) or "none"),
         ("network", f"{options.model_type} on {options.device}: {parameters:,} parameters"),
         ("batch", f"{options.agent.batch_size} windows of {window.length + 1} rows"),
-        ("memory", f"{validation.needed_bytes(options, stored):,} bytes needed, of which {stored:,} are the replay; "
+        ("memory", f"{sizes.needed_bytes(options, stored):,} bytes needed, of which {stored:,} are the replay; "
                    f"{available_bytes():,} are free")]
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from core.device import free_bytes
+from core.layout import Layout
 from core.notices import notice
-from core.trajectory import Layout, WindowSpec
+from core.windows import WindowSpec
 from utils.factory import AgentsDict, Factory, MemoriesDict
 from utils.options import Options
 

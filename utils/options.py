@@ -14,8 +14,8 @@ from core.clock import ClockParams
 from core.engines.local import SupervisorParams
 from core.engines.ray_params import RayParams
 from core.env import EnvSpec
-from core.frames import StorageParams
 from core.model import Model
+from core.packing import StorageParams
 from core.precision import in_bf16
 from core.settings import setting
 from core.single_processes.actor import ActorParams

@@ -15,12 +15,13 @@ from core.agent import Agent, Exploration, LearnerOutput
 from core.engines.local import learner_threads
 from core.env import Env, EnvSpec
 from core.inference import for_acting
+from core.layout import STORAGE, Layout
 from core.memory import Batch, Keys
 from core.notices import notice
 from core.single_processes.env_groups import EnvGroups
-from core.trajectory import STORAGE, Layout, Trajectories
+from core.trajectory import Trajectories
 from core.writer import ChunkWriter
-from utils import env_counts, validation
+from utils import env_counts, sizes, validation
 from utils.options import Options
 from utils.refused import Refused, told
 
@@ -106,7 +107,7 @@ def _acting(options: Options, spec: EnvSpec, seconds: float,
     params, num_envs, count = options.actor, options.num_envs_per_actor, options.actor.groups
     agent = for_acting(options.make_agent(spec, params.device), params.captured)
     generator = np.random.default_rng(options.seed)
-    trajectories = Trajectories(_small(validation.layout(options, spec, agent), agent))
+    trajectories = Trajectories(_small(sizes.layout(options, spec, agent), agent))
     writer = ChunkWriter(trajectories, 0, agent.window, agent.initial_priorities)
 
     def make_env(streams: int, first: int) -> Env:

@@ -14,7 +14,7 @@ from core.logs import LogRings
 from core.memory import Memory
 from core.model import Model
 from core.parameters import ParameterStore
-from utils import checkpoint, probe, runs, tensor_file, validation, weights_file
+from utils import checkpoint, probe, runs, sizes, tensor_file, validation, weights_file
 from utils.options import Options
 from utils.refused import BAD_CHECKPOINT, Refused, told
 from utils.rows import find_row, from_row
@@ -71,7 +71,7 @@ def _memories(options: Options, spec: EnvSpec, agent: Agent) -> tuple[Memory, ..
     if options.mode == 2:
         return ()
     seeds = [options.seed, *np.random.SeedSequence(options.seed).generate_state(options.num_learners - 1).tolist()]
-    return tuple(options.memory_class(options.memory, validation.layout(options, spec, agent, learner), agent.window, seed)
+    return tuple(options.memory_class(options.memory, sizes.layout(options, spec, agent, learner), agent.window, seed)
                  for learner, seed in enumerate(seeds))
 
 

@@ -14,7 +14,7 @@ from core.model import ActorCriticOutput, Model, State, without_looks
 from core.optimizer import Optimizer, OptimizerParams
 from core.settings import setting
 from core.shared import ArraySpec
-from core.trajectory import Window, WindowSpec
+from core.windows import Window, WindowSpec
 
 EVALUATIONS = ("sample", "greedy")
 

@@ -25,7 +25,7 @@ from core.optimizer import Optimizer, OptimizerParams
 from core.planned import UpdateCount
 from core.settings import setting
 from core.target import Follower
-from core.trajectory import WindowSpec
+from core.windows import WindowSpec
 
 
 @dataclass(frozen=True)

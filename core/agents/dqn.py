@@ -21,7 +21,7 @@ from core.model import State
 from core.ops.returns import bootstrap_position, n_step_return
 from core.settings import setting
 from core.shared import ArraySpec
-from core.trajectory import Window, WindowSpec
+from core.windows import Window, WindowSpec
 
 LOSSES: dict[str, Any] = {"huber": F.huber_loss, "squared": F.mse_loss}
 

@@ -24,7 +24,7 @@ from core.ops.returns import n_step_targets
 from core.ops.value_rescaling import rescaled, unrescaled
 from core.settings import setting
 from core.shared import ArraySpec
-from core.trajectory import Window, WindowSpec
+from core.windows import Window, WindowSpec
 
 NO_ACTION = -1  # before an episode's first
 

@@ -19,7 +19,7 @@ from core.model import State
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss, quantile_huber_loss
 from core.ops.returns import n_step_return
 from core.settings import setting
-from core.trajectory import WindowSpec
+from core.windows import WindowSpec
 
 
 class Distribution(Protocol):

@@ -16,9 +16,11 @@ from core.chunks import ChunkFormat, outbox
 from core.clock import Clock, ClockParams
 from core.context import Context
 from core.env import EnvSpec
+from core.layout import Layout
 from core.model import Model
 from core.parameters import fill
-from core.trajectory import Layout, Trajectories, Window, WindowSpec
+from core.trajectory import Trajectories
+from core.windows import Window, WindowSpec
 from core.writer import ChunkWriter
 
 GLANCE, IDLE = 0.02, 0.2  # seconds between looks for answers; without an answer, until an idle actor asks

@@ -25,7 +25,8 @@ from core.memories.slots import Slots
 from core.memory import Keys
 from core.ops.distances import DISTANCES
 from core.settings import setting
-from core.trajectory import Trajectories, Window
+from core.trajectory import Trajectories
+from core.windows import Window
 
 INSERTIONS = ("newest", "elite_insertion")
 SAMPLINGS = ("uniform", "elite_sampling", "attentive_sampling")

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import numpy as np
 
 from core.memory import Keys
-from core.trajectory import Trajectories, Window, WindowSpec
+from core.trajectory import Trajectories
+from core.windows import Window, WindowSpec
 
 ATTEMPTS = 100  # draws before a memory that changes faster than it is read, or holds no start at all, counts as not ready
 

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from core.layout import Layout
 from core.memories.drawing import Starts, check_batch_size
 from core.memories.resident import ResidentPrioritized
 from core.memories.sum_tree import SumTree
 from core.memory import Batch, Keys, Memory
 from core.settings import setting
-from core.trajectory import Layout, WindowSpec
+from core.windows import WindowSpec
 
 
 @dataclass(frozen=True)

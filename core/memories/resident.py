@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from core.device import upload
+from core.layout import Layout
 from core.memories.drawing import Starts, check_batch_size
 from core.memory import Batch, Keys, Memory
 from core.mirror import Mirror
 from core.planned import Planned
 from core.resident import ResidentMemory
 from core.shared import ArraySpec, total_bytes
-from core.trajectory import Layout, WindowSpec
+from core.windows import WindowSpec
 
 
 class ResidentReplay(ResidentMemory):

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from core.layout import Layout
 from core.memories.drawing import ATTEMPTS, Starts, check_batch_size
 from core.memories.resident import ResidentReplay
 from core.memory import Batch, Keys, Memory
 from core.settings import setting
-from core.trajectory import Layout, WindowSpec
+from core.windows import WindowSpec
 
 
 @dataclass(frozen=True)

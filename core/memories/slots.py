@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.frames import COPIES_RATIO, RAW, CorruptedBlock, compress, decompressed
+from core.layout import STORAGE, Layout
 from core.memory import Keys
+from core.packing import COPIES_RATIO, RAW, CorruptedBlock, compress, decompressed
 from core.shared import ArraySpec
-from core.trajectory import STORAGE, Layout, Trajectories
+from core.trajectory import Trajectories
 
 
 def slots_layout(ring: Layout, slots: int, length: int) -> Layout:

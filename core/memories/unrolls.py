@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from core.layout import Layout
 from core.memories.drawing import ATTEMPTS, check_batch_size
 from core.memories.rule import NOTHING, Drawn, Part, Rule
 from core.memories.slots import slots_bytes
 from core.memory import Batch, Keys, Memory
 from core.shared import ArraySpec, SharedArrays
-from core.trajectory import Layout, Window, WindowSpec
+from core.windows import Window, WindowSpec
 from core.writer import ChunkWriter
 
 

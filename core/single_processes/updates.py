@@ -14,7 +14,7 @@ from core.notices import notice
 from core.prefetch import Prefetcher
 from core.resident import Refreshed, ResidentMemory, ResidentUpdates, can_be_captured
 from core.staged import StagedUpdates
-from core.trajectory import Window
+from core.windows import Window
 
 LearnersMemory = Memory | ResidentMemory
 

@@ -30,7 +30,7 @@ def test_on_a_gpu_every_case_is_a_row_as_it_stands_with_its_updates_captured(cas
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("utils.devices.free_bytes", lambda device: 80 << 30)
-    monkeypatch.setattr("utils.validation.available_bytes", lambda: 128 << 30)
+    monkeypatch.setattr("utils.sizes.available_bytes", lambda: 128 << 30)
     options = read_options(words_of(case, toy=False))
     assert options.device == options.actor.device == "cuda" and options.learner.captured == "yes"
     assert ("deep" in case) == (options.learner.memory_device == "cpu")

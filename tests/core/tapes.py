@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from core.env import Discrete, EnvSpec, TimeStep
-from core.frames import StorageParams
+from core.layout import STORAGE, Layout
 from core.memory import Memory
+from core.packing import StorageParams
 from core.shared import ArraySpec
-from core.trajectory import STORAGE, Layout, Trajectories, Window, WindowSpec
+from core.trajectory import Trajectories
+from core.windows import Window, WindowSpec
 from core.writer import ChunkWriter
 
 

@@ -11,13 +11,13 @@ from core.agents.impala import Impala
 from core.clock import Clock, ClockParams
 from core.context import Context
 from core.envs.recall import RecallEnv, RecallParams
+from core.layout import Layout
 from core.logs import LogRings
 from core.memories.queue import QueueMemory, QueueParams
 from core.models.actor_critic_mlp import MLPAC, MLPACParams
 from core.parameters import ParameterStore
 from core.shared import ArraySpec
 from core.single_processes.actor import ActorParams, actor
-from core.trajectory import Layout
 
 LENGTH, ENVS, UNITS = 5, 2, 4
 

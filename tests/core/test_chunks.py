@@ -8,9 +8,11 @@ import torch
 
 from core.chunks import ChunkFormat, DamagedChunk, outbox
 from core.env import Discrete, EnvSpec, TimeStep
-from core.frames import StorageParams
+from core.layout import Layout
+from core.packing import StorageParams
 from core.shared import ArraySpec
-from core.trajectory import Layout, Trajectories, WindowSpec
+from core.trajectory import Trajectories
+from core.windows import WindowSpec
 from core.writer import ChunkWriter
 
 ENVS, LENGTH = 3, 4

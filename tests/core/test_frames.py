@@ -14,10 +14,13 @@ import torch
 
 from core import frames as frames_module
 from core.env import Discrete, EnvSpec
-from core.frames import CorruptedBlock, PackedFrames, RawFrames, StorageParams, Threads
+from core.frames import PackedFrames, RawFrames, Threads
+from core.layout import Layout
 from core.memories.shared import SharedMemory, SharedParams
+from core.packing import CorruptedBlock, StorageParams
 from core.shared import ArraySpec
-from core.trajectory import Layout, Trajectories, Window, WindowSpec
+from core.trajectory import Trajectories
+from core.windows import Window, WindowSpec
 from core.writer import ChunkWriter
 from tests.core.tapes import RandomPlay, check_blocks, small_layout, unroll_spec
 

@@ -16,7 +16,7 @@ from core.memory import Batch, Keys, batch_size, piece
 from core.parameters import ParameterStore
 from core.single_processes.learner import Statistics
 from core.single_processes.updates import Pieces, feature_source
-from core.trajectory import Window
+from core.windows import Window
 from tests.core.agents.unrolls import Table, random_unrolls, table_agent
 
 

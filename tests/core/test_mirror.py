@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from core.device import Transfers, _register, upload
-from core.frames import StorageParams
 from core.mirror import Mirror
+from core.packing import StorageParams
 from core.shared import ArraySpec, SharedArrays, total_bytes
-from core.trajectory import Trajectories, Window, WindowSpec
+from core.trajectory import Trajectories
+from core.windows import Window, WindowSpec
 from core.writer import ChunkWriter
 from tests.core.devices import DEVICES, cuda
 from tests.core.tapes import RandomPlay, small_layout

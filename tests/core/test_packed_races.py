@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.frames import PackedFrames, StorageParams
+from core.frames import PackedFrames
+from core.layout import Layout
 from core.memories.circular import CircularMemory, CircularParams
 from core.memories.mixed import MixedMemory, MixedParams
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memories.queue import QueueMemory, QueueParams
 from core.memories.shared import SharedMemory, SharedParams
 from core.memory import Memory
-from core.trajectory import Layout, Trajectories, WindowSpec
+from core.packing import StorageParams
+from core.trajectory import Trajectories
+from core.windows import WindowSpec
 from core.writer import ChunkWriter
 from tests.core.tapes import (
     CODED_FEATURES,

@@ -8,7 +8,7 @@ import torch
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memory import Keys
 from core.prefetch import Prefetcher
-from core.trajectory import WindowSpec
+from core.windows import WindowSpec
 from tests.core.tapes import RandomPlay, small_layout
 
 

@@ -90,8 +90,9 @@ def test_no_graph_of_an_update_outlives_it(agents, name):
 # runs -----------------------------------------------------------------------------------------------------------------
 RESIDENT = ("--learner.memory_device", "learner", "--learner.updates_per_replay", "2")
 RECORDED = {
-    "dqn": RUNS["on the learner's device"], "rainbow": (*RUNS["rainbow"], *RESIDENT), "r2d2": (*RUNS["r2d2"], *RESIDENT),
-    "d4pg": (*RUNS["d4pg"], *RESIDENT), "td3": (*RUNS["td3"], *RESIDENT), "sac": (*RUNS["sac"], *RESIDENT),
+    "dqn": RUNS["on the learner's device"], "rainbow": (*RUNS["rainbow"], *RESIDENT, "--model.hidden", "16"),
+    "r2d2": (*RUNS["r2d2"], *RESIDENT), "d4pg": (*RUNS["d4pg"], *RESIDENT),
+    "td3": (*RUNS["td3"], *RESIDENT), "sac": (*RUNS["sac"], *RESIDENT),
     "impala": (*RUNS["impala with replay"], "--learner.captured", "yes"), "impact": (*RUNS["impact"], "--learner.captured", "yes")}
 
 
@@ -117,13 +118,13 @@ def record(monkeypatch, alone):
 def test_a_recorded_run_and_one_that_is_continued_equal_the_eager_run(tmp_path, record, monkeypatch, name):
     replays, replay = [], Recording.replay
     monkeypatch.setattr(Recording, "replay", lambda recording: (replays.append(recording), replay(recording)))
-    exact = (*RECORDED[name], "--learner.checkpoint_replay", "true", "--timestamp", "one", "--learner.checkpoint_steps", "400")
-    recorded = saved(train(tmp_path / "recorded", *exact, "--steps", "800"))
+    exact = (*RECORDED[name], "--learner.checkpoint_replay", "true", "--timestamp", "one", "--learner.checkpoint_steps", "250")
+    recorded = saved(train(tmp_path / "recorded", *exact, "--steps", "500"))
     assert len({id(recording) for recording in replays}) >= 2 and len(replays) > 50  # learner and actor
-    train(tmp_path / "halves", *exact, "--steps", "400")
-    continued = saved(train(tmp_path / "halves", "--resume", "test_one", "--steps", "800"))
+    train(tmp_path / "halves", *exact, "--steps", "250")
+    continued = saved(train(tmp_path / "halves", "--resume", "test_one", "--steps", "500"))
     record(False)
-    eager = saved(train(tmp_path / "eager", *exact, "--steps", "800"))
+    eager = saved(train(tmp_path / "eager", *exact, "--steps", "500"))
     for part in ("agent", "clock", "memory"):
         assert not differences(recorded[part], eager[part]), part
         assert not differences(continued[part], eager[part]), part

@@ -14,7 +14,7 @@ from core.models.dqn_mlp import DQNMLP
 from core.single_processes.learner import Statistics
 from core.single_processes.updates import Pieces
 from core.staged import StagedUpdates
-from core.trajectory import Window
+from core.windows import Window
 from tests.core.devices import DEVICES, cuda
 from tests.core.resident_agents import CONTINUOUS, DISCRETE
 from tests.core.test_resident_updates import Watch

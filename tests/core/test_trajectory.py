@@ -8,8 +8,10 @@ import torch
 
 from core import trajectory
 from core.env import Discrete, EnvSpec
+from core.layout import Layout
 from core.shared import ArraySpec
-from core.trajectory import Layout, Trajectories, WindowSpec
+from core.trajectory import Trajectories
+from core.windows import WindowSpec
 from core.writer import ChunkWriter
 from tests.core.tapes import CODE, RandomPlay, check_coded_window, coded_last, coded_spec, small_layout, started, write_coded_row
 

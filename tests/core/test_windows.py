@@ -4,7 +4,8 @@ import torch
 
 from core.env import Discrete, EnvSpec, TimeStep
 from core.shared import ArraySpec
-from core.trajectory import Trajectories, WindowSpec
+from core.trajectory import Trajectories
+from core.windows import WindowSpec
 from core.writer import ChunkWriter
 from tests.core.tapes import RandomPlay, assert_unroll_equals_twin, observed, small_layout, unroll_spec
 

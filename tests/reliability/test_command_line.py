@@ -42,7 +42,7 @@ def refuse(root, capsys):
 
 def small_memory(row):
     """The replay lists of mixed memories are small as they are."""
-    return [] if find_row(row)["memory_type"] == "mixed" else ["--memory.capacity", "20000"]
+    return [] if find_row(row)["memory_type"] == "mixed" else ["--memory.capacity", "40000"]
 
 
 # good words -----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from core.memory import Memory
 from core.shared import SharedArrays
 from main import main
 from tests.rows import skip_unless_installed
-from utils import probe, validation
+from utils import probe, sizes, validation
 from utils.check import check
 from utils.command_line import read_options
 from utils.options import CONFIGS
@@ -46,7 +46,7 @@ def allocated(monkeypatch):
 
 @pytest.mark.parametrize("row", CONFIGS, ids=lambda row: row["name"])
 def test_every_row_passes_and_leaves_nothing(row, options, root, allocated, monkeypatch, capsys):
-    monkeypatch.setattr(validation, "available_bytes", lambda: 10**12)
+    monkeypatch.setattr(sizes, "available_bytes", lambda: 10**12)
     skip_unless_installed(row["name"])
     descriptors = set(os.listdir("/proc/self/fd"))
     short = (*(SHORT if row["agent_type"] == "r2d2" else ()), "--actor.groups", "1")
@@ -71,9 +71,9 @@ def test_the_memory_is_what_the_start_would_ask_for(options, monkeypatch, capsys
     printed = " ".join(capsys.readouterr().out.split())
     needed = int(printed.partition(" bytes needed")[0].rpartition(" ")[2].replace(",", ""))
     assert needed > 1000 * 84 * 84
-    monkeypatch.setattr(validation, "available_bytes", lambda: needed)
+    monkeypatch.setattr(sizes, "available_bytes", lambda: needed)
     assert validation.problems(chosen) == []
-    monkeypatch.setattr(validation, "available_bytes", lambda: needed - 1)
+    monkeypatch.setattr(sizes, "available_bytes", lambda: needed - 1)
     assert f"needs {needed:,} bytes" in validation.problems(chosen)[0]
 
 
@@ -83,9 +83,9 @@ def test_the_memory_has_room_for_the_copy_of_the_replay_that_a_checkpoint_is_mad
     chosen, copied = options(*words), options(*words, "--learner.checkpoint_replay", "true")
     spec = validation.environment_spec(chosen)
     agent = chosen.make_agent(spec)
-    rings = validation.layouts(chosen, spec, agent)
+    rings = sizes.layouts(chosen, spec, agent)
     assert len(rings) == int(learners)
-    without, having = (validation.stored_bytes(each, rings, agent.window) for each in (chosen, copied))
+    without, having = (sizes.stored_bytes(each, rings, agent.window) for each in (chosen, copied))
     assert having - without == sum(rows.nbytes for rows in rings) > 0
 
 

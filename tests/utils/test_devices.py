@@ -77,7 +77,7 @@ def test_rows_that_do_not_fit_on_the_gpu_are_refused_with_needed_and_free_bytes_
     free = 8 << 30
     on_a_gpu(monkeypatch, free)
     words = ("--config", "dqn-breakout", "--device", "cuda", *RESIDENT)
-    monkeypatch.setattr("utils.validation.available_bytes", lambda: 1 << 40)
+    monkeypatch.setattr("utils.sizes.available_bytes", lambda: 1 << 40)
     told = refuse(*words)
     needed, free_told, fitting = (int(figure.replace(",", "")) for figure in re.findall(r"([\d,]+) (?:bytes|are free|would fit)", told))
     assert needed >= 10**6 * 84 * 84 + devices.RESERVED_BYTES > free == free_told
@@ -88,7 +88,7 @@ def test_rows_that_do_not_fit_on_the_gpu_are_refused_with_needed_and_free_bytes_
 def test_of_several_learners_the_fullest_gpu_counts(refuse, monkeypatch):
     on_a_gpu(monkeypatch, 0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr("utils.validation.available_bytes", lambda: 1 << 40)
+    monkeypatch.setattr("utils.sizes.available_bytes", lambda: 1 << 40)
     words = ("--config", "dqn-breakout", "--num_learners", "2", "--num_actors", "2", "--device", "cuda", *RESIDENT)
     for full in ("cuda:0", "cuda:1"):
         monkeypatch.setattr(devices, "free_bytes", lambda device, full=full: (8 if str(device) == full else 100) << 30)
@@ -103,7 +103,7 @@ def test_a_row_for_a_gpu_says_so_where_there_is_none(no_cuda, capsys):
 
 
 def test_on_a_cpu_the_copies_count_as_main_memory(refuse, monkeypatch, no_cuda):
-    monkeypatch.setattr("utils.validation.available_bytes", lambda: 12 << 30)
+    monkeypatch.setattr("utils.sizes.available_bytes", lambda: 12 << 30)
     words = ("--config", "dqn-breakout", "--device", "cpu")
     assert read_options(words).memory.capacity == 1_000_000
     assert "would fit" in refuse(*words, *RESIDENT)

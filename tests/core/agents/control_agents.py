@@ -18,7 +18,7 @@ from core.models.ddpg import DDPGMLP
 from core.models.sac import SACMLP
 from core.models.td3 import TD3MLP
 from core.shared import ArraySpec
-from core.trajectory import Window
+from core.windows import Window
 
 KINDS = {"ddpg": (DDPG, ControlParams(), DDPGMLP, ControlMLPParams(hidden=(16, 12))),
          "d4pg": (D4PG, D4PGParams(v_min=-5.0, v_max=5.0, nstep=1, target_update=0.1), D4PGMLP, D4PGMLPParams(hidden=(16, 12), atoms=11)),

@@ -12,7 +12,7 @@ from core.env import Discrete, EnvSpec, TimeStep
 from core.memory import Batch, Keys
 from core.model import Model
 from core.shared import ArraySpec
-from core.trajectory import Window
+from core.windows import Window
 
 SPEC = EnvSpec("numbers", ArraySpec((1,), "float32"), 0, Discrete(2))
 

@@ -16,7 +16,7 @@ from core.model import Model
 from core.models.dqn_mlp import DQNMLP, DQNMLPParams
 from core.models.rainbow import RainbowMLP, RainbowMLPParams
 from core.shared import ArraySpec
-from core.trajectory import Window
+from core.windows import Window
 from tests.core.distributions import algorithm_1, quantile_sum, softmax
 from utils.options import CONFIGS
 from utils.rows import from_row

@@ -14,7 +14,7 @@ from core.env import Discrete, EnvSpec
 from core.memory import Batch, Keys
 from core.model import ActorCriticOutput, Model
 from core.shared import ArraySpec
-from core.trajectory import Window
+from core.windows import Window
 
 A = 4
 SPEC = EnvSpec("table", ArraySpec((1,), "int64"), 0, Discrete(A))

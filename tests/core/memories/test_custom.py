@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from core.frames import StorageParams
+from core.layout import STORAGE
 from core.memories.custom import STRATEGIES, CustomParams, CustomRule
 from core.memories.mixed import MixedMemory, MixedParams
+from core.packing import StorageParams
 from core.settings import problems
-from core.trajectory import STORAGE, Window
+from core.windows import Window
 from tests.core.tapes import CODE, CODED_FEATURES, CodedActor, check_coded_unrolls, coded_features, coded_spec, unroll_memory
 
 ELITE = {"sample_strategy": "elite_sampling", "lambda_batch_multiplier": 4}

@@ -4,7 +4,7 @@ import pytest
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memory import Keys
 from core.settings import problems
-from core.trajectory import WindowSpec
+from core.windows import WindowSpec
 from tests.core.tapes import RandomPlay, observed, small_layout
 
 SPEC = WindowSpec(3, (0, 3))

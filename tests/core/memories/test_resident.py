@@ -10,7 +10,7 @@ from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memories.resident import ResidentPrioritized
 from core.memories.shared import SharedMemory, SharedParams
 from core.memory import Keys
-from core.trajectory import WindowSpec
+from core.windows import WindowSpec
 from tests.core.devices import DEVICES
 from tests.core.tapes import RandomPlay, observed, small_layout
 

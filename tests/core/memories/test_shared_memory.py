@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from core.layout import Layout
 from core.memories.shared import SharedMemory, SharedParams
 from core.memory import Keys
-from core.trajectory import Layout, WindowSpec
+from core.windows import WindowSpec
 from tests.core.tapes import RandomPlay, observed, small_layout
 
 SPEC = WindowSpec(3, (0, 3))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from core.frames import CorruptedBlock, StorageParams
 from core.memories.mixed import MixedMemory, MixedParams
 from core.memories.slots import PackedCopies, Slots, slots_bytes
+from core.packing import CorruptedBlock, StorageParams
 from core.shared import ArraySpec
 from tests.core.tapes import CODED_FEATURES, CodedActor, check_coded_unrolls, coded_features, coded_spec, unroll_memory
 

@@ -9,7 +9,8 @@ from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memories.shared import SharedMemory, SharedParams
 from core.memory import Keys
 from core.shared import ArraySpec
-from core.trajectory import Trajectories, WindowSpec
+from core.trajectory import Trajectories
+from core.windows import WindowSpec
 from tests.core.tapes import CODE, RandomPlay, check_coded_frames, coded_spec, small_layout, started, write_coded_row
 
 STRIDE, ENVS, ACTORS = 4, 2, 2

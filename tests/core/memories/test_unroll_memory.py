@@ -13,7 +13,7 @@ from core.memories.queue import QueueMemory, QueueParams
 from core.memories.slots import Slots
 from core.memories.unrolls import UnrollMemory, shares
 from core.memory import Keys
-from core.trajectory import WindowSpec
+from core.windows import WindowSpec
 from tests.core.tapes import (
     CODED_FEATURES,
     CodedActor,
