@@ -37,6 +37,7 @@ from core.inference import for_acting
 from core.machine import versions
 from core.memory import Memory
 from core.model import State
+from core.precision import precision_on
 from core.resident import Refreshed, ResidentUpdates
 from core.staged import StagedUpdates
 from utils import probe, sizes, validation
@@ -144,13 +145,17 @@ def updates(options: Options, spec: EnvSpec, seconds: float) -> Iterator[tuple[s
     on_gpu, agent = options.device.startswith("cuda"), options.make_agent(spec)
     memory = full_memory(options, spec, agent)
     steps = options.agent.batch_size * agent.samples_per_window / probe.samples_per_step(options)  # that pay for an update
+    flags = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [flag.allow_tf32 for flag in flags]
     for precision in ("float32", "tf32", "bf16") if on_gpu else ("float32", "bf16"):
         for capture in (False, True) if on_gpu else (False,):
-            use_tf32(precision != "float32")
+            use_tf32(precision != "float32")  # as a learner does; actors leave torch as it is
             work = update(options, options.make_agent(spec, options.device, precision), memory, capture)
             yield f"updates, {precision}, {kind(capture)}", steps * per_second(work, seconds, torch.device(options.device))
             del work
             give_back()
+    for flag, allowed in zip(flags, before):
+        flag.allow_tf32 = allowed
 
 
 def update(options: Options, agent: Agent, memory: Memory, capture: bool) -> Callable[[], int]:
@@ -235,8 +240,8 @@ def measure(options: Options, seconds: float, rounds: int, say: Callable[[str], 
 
 def ceiling(options: Options, rates: Mapping[str, float]) -> tuple[str, float]:
     """The slowest part as the run has it, and its rate."""
-    captured = kind(options.device.startswith("cuda"))
-    parts = ("emulator", f"inference, {captured}", f"updates, {options.learner.precision}, {captured}")
+    captured, precision = kind(options.device.startswith("cuda")), precision_on(options.device, options.learner.precision)
+    parts = ("emulator", f"inference, {captured}", f"updates, {precision}, {captured}")
     return min(((part, rates[part]) for part in parts), key=lambda part: part[1])
 
 

@@ -8,7 +8,12 @@ from torch import Tensor, nn
 
 from core.model import Model, mapped
 
-PRECISIONS = ("float32", "tf32", "bf16")
+PRECISIONS = ("float32", "auto", "tf32", "bf16")
+
+
+def precision_on(device: str, wanted: str) -> str:
+    """What is wanted there; auto is tf32 on a GPU and float32 elsewhere."""
+    return ("tf32" if device.startswith("cuda") else "float32") if wanted == "auto" else wanted
 
 
 def in_bf16(model: Model) -> Model:

@@ -90,7 +90,8 @@ CONFIGS: list[dict[str, Any]] = [
 
 # For one GPU and 16 cores: rows, draws and priorities live on the GPU, several updates are one replay of a graph (docs/results/gpu.md)
 ON_GPU = {"env_type": "atari", "game": "pong", "num_envs_per_actor": 256, "actor.groups": 2, "actor.device": "auto",
-          "actor.env_threads": 14, "actor.refresh_period": 5_120, "evaluator.period": 300.0, "steps": 50_000_000}
+          "actor.env_threads": 14, "actor.refresh_period": 5_120, "learner.precision": "auto", "evaluator.period": 300.0,
+          "steps": 50_000_000}
 RESIDENT = {"memory_type": "prioritized", "memory.capacity": 1_000_000, "clock.learn_start": 50_000, "learner.memory_device": "learner"}
 BATCHES_OF_256 = {"agent.batch_size": 256, "agent.lr": 1.5e-4, "agent.target_update": 1_000, "memory.alpha": 0.5,
                   "memory.beta_updates": 1_562_500, "clock.tolerance": 4_000, "learner.updates_per_replay": 8, "learner.publish_period": 40}

@@ -14,7 +14,7 @@ from core.agent import Agent
 from core.averaging import Group, LearnersParted
 from core.context import Context
 from core.device import use_tf32
-from core.precision import PRECISIONS
+from core.precision import PRECISIONS, precision_on
 from core.profile import Profile
 from core.settings import setting
 from core.single_processes.agreement import News, Watch
@@ -30,7 +30,7 @@ class LearnerParams:
     memory_device: str = setting("cpu", choices=("cpu", "learner"))  # where batches are drawn: learner: rows are copied to its device
     updates_per_replay: int = setting(1, low=1)          # updates in a row that python starts as one; with memory_device learner
     captured: str = setting("auto", choices=("auto", "yes", "no"))  # as a CUDA graph; auto: with memory_device learner where possible
-    precision: str = setting("float32", choices=PRECISIONS)  # of products: tf32 on GPUs; bf16: of the networks, the rest stays as it is
+    precision: str = setting("float32", choices=PRECISIONS)  # tf32 is for GPUs; auto: where there is one; bf16: of networks
     shrink_batch: bool = setting(False)                  # out of GPU memory: go on with batches in pieces that fit
     publish_period: int = setting(10, low=1)             # updates between publications of the parameters
     log_period: float = setting(2.0, above=0)            # seconds between reports
@@ -130,9 +130,10 @@ def _learn(context: Context, agent: Agent, memory: LearnersMemory, batches: Batc
 def _make_agent(context: Context, group: Group) -> Agent:
     """Of several learners all draw the same first weights; then each goes on with a random state of its own."""
     context.seed_everything("learner", 0)
-    use_tf32(context.options.learner.precision != "float32")
     memory, device = context.memories[group.index], context.device_of(group.index)
-    agent = context.make_agent(device, context.options.learner.precision)
+    precision = precision_on(device, context.options.learner.precision)
+    use_tf32(precision != "float32")
+    agent = context.make_agent(device, precision)
     if memory.feature_dtype(context.options.memory):
         memory.features_of = feature_source(context, device)
     if context.resume_from is None and context.initial_weights is not None:

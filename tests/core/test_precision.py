@@ -7,7 +7,7 @@ from core.device import use_tf32
 from core.env import Discrete, EnvSpec
 from core.models.actor_critic_mlp import MLPAC, MLPACParams
 from core.models.dqn_cnn import DQNCNN, DQNCNNParams
-from core.precision import in_bf16
+from core.precision import in_bf16, precision_on
 from core.shared import ArraySpec
 from tests.core.agents import control_agents
 
@@ -59,6 +59,13 @@ def test_updates_of_control_compute_in_bfloat16_and_their_target_networks_with_t
             parameter.zero_()
         assert not agent.target.critic(observation, action).any() and agent.model.critic(observation, action).any()
         assert not agent.target.policy(observation).any() and agent.model.policy(observation).any()
+
+
+@pytest.mark.parametrize(("device", "wanted", "found"), [
+    ("cuda", "auto", "tf32"), ("cuda:1", "auto", "tf32"), ("cpu", "auto", "float32"), ("cuda", "float32", "float32"),
+    ("cpu", "bf16", "bf16")])
+def test_auto_is_tf32_where_there_is_a_gpu(device, wanted, found):
+    assert precision_on(device, wanted) == found
 
 
 def test_tf32_is_switched_for_the_whole_process():

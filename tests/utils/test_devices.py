@@ -42,7 +42,7 @@ def test_what_needs_cuda_is_refused_without_it_with_the_devices_there_are(refuse
 
 @pytest.mark.parametrize("words", [
     RESIDENT, (*RESIDENT, "--learner.captured", "auto"), (*RESIDENT, "--learner.captured", "no", "--learner.updates_per_replay", "3"),
-    ("--learner.precision", "bf16")])
+    ("--learner.precision", "bf16"), ("--learner.precision", "auto")])
 def test_the_rest_runs_without_cuda(root, no_cuda, words):
     assert read_options(["--config", "dqn-cartpole", *words, "--root", str(root)]).device == "cpu"
 
