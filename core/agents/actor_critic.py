@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from core.agent import ActorOutput, Agent
+from core.device import on_device
 from core.env import Discrete, TimeStep
 from core.model import ActorCriticOutput, Model, State, without_looks
 from core.optimizer import Optimizer, OptimizerParams
@@ -97,7 +98,7 @@ class ActorCriticAgent(Agent):
 
     @torch.inference_mode()
     def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
-        output, state = self.model(torch.from_numpy(timestep.observation).to(self.device), state)
+        output, state = self.model(on_device(timestep.observation, self.device), state)
         logits, value, features = (tensor.cpu().numpy() for tensor in output)
         noise = 0.0 if exploration is None else exploration.generator.gumbel(size=logits.shape)  # argmax of both is a sample
         return ActorOutput((logits + noise).argmax(1), {"logits": logits, "value": value, "features": features}, state)

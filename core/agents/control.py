@@ -17,6 +17,7 @@ from torch import Tensor
 from core.agent import ActorOutput, Agent, LearnerOutput, output_of
 from core.agents.action_noise import ActionNoise, ActionNoiseParams
 from core.agents.gradients import Gradients, gradients
+from core.device import on_device
 from core.env import Continuous, TimeStep
 from core.memory import Batch
 from core.model import PolicyAndCritic, State
@@ -98,7 +99,7 @@ class ContinuousControl(Agent):
     @torch.inference_mode()
     def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
         """The action returned is the one the environment executes and the memory stores: with noise, clipped, in the space's units."""
-        output, state = self.model(torch.from_numpy(timestep.observation).to(self.device), state)
+        output, state = self.model(on_device(timestep.observation, self.device), state)
         action = self.choose(output, exploration is not None).cpu().numpy()
         if exploration is not None:
             action = exploration.explored(action, timestep.first)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from core.agent import LearnerOutput
 from core.agents.q_learning import QLearning, QLearningParams
+from core.device import on_device
 from core.env import TimeStep
 from core.memory import Batch
 from core.model import State
@@ -53,7 +54,7 @@ class DQN(QLearning):
 
     # the actor's side -------------------------------------------------------------------------------------------------
     def values(self, timestep: TimeStep, state: State) -> tuple[Tensor, State]:
-        return self.model(torch.from_numpy(timestep.observation).to(self.device), state)
+        return self.model(on_device(timestep.observation, self.device), state)
 
     # the learner's side -----------------------------------------------------------------------------------------------
     def learn(self, batch: Batch) -> LearnerOutput:

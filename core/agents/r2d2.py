@@ -17,6 +17,7 @@ from torch import Tensor
 
 from core.agent import ActorOutput, LearnerOutput
 from core.agents.q_learning import QLearning, QLearningParams
+from core.device import on_device
 from core.env import TimeStep
 from core.memory import Batch
 from core.model import Inputs, Model, State
@@ -84,13 +85,13 @@ class R2D2(QLearning):
 
     def values(self, timestep: TimeStep, state: State) -> tuple[Tensor, State]:
         """The next state is the model's alone: which action is taken is not known yet."""
-        observation, reward = (torch.from_numpy(array).to(self.device) for array in (timestep.observation, timestep.reward))
+        observation, reward = (on_device(array, self.device) for array in (timestep.observation, timestep.reward))
         return self.model(Inputs(observation, state[-1], reward), state[:-1])
 
     def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
         output = super().act(timestep, state, exploration)
         extras = {**output.extras, "previous_action": state[-1].cpu().numpy(), "previous_reward": timestep.reward}
-        return ActorOutput(output.action, extras, (*output.state, torch.from_numpy(output.action).to(self.device)))
+        return ActorOutput(output.action, extras, (*output.state, on_device(output.action, self.device)))
 
     # the learner's side -----------------------------------------------------------------------------------------------
     def learn(self, batch: Batch) -> LearnerOutput:

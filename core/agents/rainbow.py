@@ -13,6 +13,7 @@ from torch import Tensor
 
 from core.agent import LearnerOutput
 from core.agents.q_learning import QLearning, QLearningParams
+from core.device import on_device
 from core.env import TimeStep
 from core.memory import Batch
 from core.model import State
@@ -97,7 +98,7 @@ class Rainbow(QLearning):
 
     # the actor's side -------------------------------------------------------------------------------------------------
     def values(self, timestep: TimeStep, state: State) -> tuple[Tensor, State]:
-        output, state = self.model(torch.from_numpy(timestep.observation).to(self.device), state)  # [E, A, N]
+        output, state = self.model(on_device(timestep.observation, self.device), state)  # [E, A, N]
         return self._distribution.mean(output), state
 
     # the learner's side -----------------------------------------------------------------------------------------------

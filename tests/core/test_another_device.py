@@ -53,6 +53,7 @@ def a_device_without_values(monkeypatch):
         self._planned_lr = self._planned.take()
         return norm, torch.isfinite(norm + loss.detach()) & wanted
 
+    monkeypatch.setattr("core.device._staged", lambda source: source)  # pinned memory is there with CUDA only
     monkeypatch.setattr(torch, "Generator", HostGenerator)
     monkeypatch.setattr(Optimizer, "apply", apply)
 
