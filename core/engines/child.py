@@ -30,12 +30,14 @@ def main(process: Callable[[Context, int], Iterator[bool]], context: Context, ro
     use_threads(threads)
     try:
         drive(process(context, index), context, context.process_ind(role, index))
+        exit_code = exit_codes.DONE
     except BaseException as error:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         failure.send((_cut(f"{type(error).__name__}: {error}"), notes, _cut(traceback.format_exc())))
-        failure.close()
-        sys.stdout.flush(), sys.stderr.flush()
-        os._exit(exit_codes.of(error))  # at once: an orderly end waits for threads of an environment, and for other learners' GPUs
+        exit_code = exit_codes.of(error)
+    failure.close()
+    sys.stdout.flush(), sys.stderr.flush()
+    os._exit(exit_code)  # at once: the interpreter would wait for threads of an environment, for other learners' GPUs, or trip over gloo's
 
 
 def _cut(text: str) -> str:

@@ -44,6 +44,9 @@ class Program:
         return self
 
     def __exit__(self, *error: object) -> None:
+        """With a test that fails, what the program said is shown."""
+        if any(error):
+            print(self.output)
         self.children()
         if self.process.poll() is None:
             self.process.kill()

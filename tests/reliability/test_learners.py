@@ -15,6 +15,7 @@ ENDLESS = ("--config", "dqn-cartpole", "--logger.period", "0.5", "--timestamp", 
 def test_f11_f37_a_killed_learner_ends_the_run_with_its_state_saved_and_the_run_goes_on_with_two(tmp_path):
     with Program(tmp_path, *ENDLESS) as program:
         program.until_training(1_500)
+        program.until(lambda: program.updates() > 0, 60, "updates")
         learners = [pid for name, pid in program.children().items() if name.startswith("learner")]
         listening = [port.laddr.ip for pid in learners for port in psutil.Process(pid).net_connections("inet") if port.status == "LISTEN"]
         assert len(learners) == 2 and set(listening) == {"127.0.0.1"}

@@ -1,0 +1,50 @@
+"""How a process of the local engine ends: at once, with the exit code of what it did and not of what libraries leave behind."""
+
+import atexit
+import multiprocessing
+import os
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from core.engines import child, exit_codes
+
+
+def done(context, index):
+    """A thread that goes on, and an abort when the interpreter ends, as gloo's threads bring it about now and then."""
+    atexit.register(os.abort)
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    yield True
+
+
+def failed(context, index):
+    yield from done(context, index)
+    raise ValueError("a fault")
+
+
+def ind(role, index):
+    return 0
+
+
+def beat(process_ind):
+    pass
+
+
+@pytest.mark.parametrize(("process", "exit_code", "told"), [
+    (done, exit_codes.DONE, None), (failed, exit_codes.TRAINING_FAILED, "ValueError: a fault")])
+def test_a_process_leaves_at_once_with_the_exit_code_of_its_work(process, exit_code, told):
+    spawn = multiprocessing.get_context("spawn")
+    receiver, sender = spawn.Pipe(duplex=False)
+    context = SimpleNamespace(process_ind=ind, clock=SimpleNamespace(beat=beat))
+    started = spawn.Process(target=child.main, args=(process, context, "learner", 0, 1, os.getpid(), sender))
+    started.start()
+    sender.close()
+    try:
+        started.join(50)
+        assert started.exitcode == exit_code
+        assert (receiver.recv()[0] if receiver.poll() and told else None) == told
+    finally:
+        started.kill()
+        started.join()
