@@ -3,10 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
+LOCKED := $(PIP) --require-hashes -r
 TORCH := $(shell grep '^torch==' requirements.txt)
+TORCH_NEEDS := filelock fsspec jinja2 networkx setuptools sympy typing-extensions
 
 .DEFAULT_GOAL := help
-.PHONY: help train test learn test-faults test-ray soak lint results-quick bench bench-ray history sampling control gpu tensorboard clean
+.PHONY: help train test learn test-faults test-ray soak lint results-quick bench bench-ray history sampling control gpu tensorboard lock clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -63,23 +65,31 @@ control: $(VENV)/.installed-bench ## speed of continuous control against stable-
 tensorboard: $(VENV)/.installed ## curves of every run, on this machine only: http://127.0.0.1:6006
 	$(RUN) -m tensorboard.main --logdir logs --host 127.0.0.1 --port 6006 $(ARGS)
 
+lock: SHELL := /bin/bash
+lock: $(VENV)/.torch            ## renew the lock files, after a change of requirements*.txt or to take newer versions of what those need
+	$(PIP) uv==0.13.9
+	for name in requirements requirements-dev; do \
+		$(RUN) -m uv pip compile $$name.txt <(printf '%s\n' $(TORCH_NEEDS)) --excludes <(echo torch) --output-file $$name.lock --upgrade \
+			--universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock" --quiet || exit 1; \
+	done
+
 clean:           ## remove .venv and caches; models and logs stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build *.egg-info
 
-# A stamp is newer than the requirements it was made from. torch goes first, by itself and exactly.
+# A stamp is newer than the requirements it was made from. torch goes first, by itself and exactly; its file differs between machines (CPU,
+# CUDA), so the lock files, which hold the hash of everything else, leave it out.
 $(VENV)/.torch: requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, $(PYTHON) is " + sys.version) if sys.version_info < (3, 11) else 0'
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.torch
-	$(PIP) -r requirements.txt
+$(VENV)/.installed: $(VENV)/.torch requirements.lock
+	$(LOCKED) requirements.lock
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.torch requirements-dev.txt requirements-minatar.txt requirements-mujoco.txt requirements-ray.txt \
-		requirements-video.txt requirements-plots.txt requirements-tune.txt
-	$(PIP) -r requirements-dev.txt
+$(VENV)/.installed-dev: $(VENV)/.torch requirements-dev.lock
+	$(LOCKED) requirements-dev.lock
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-plots: $(VENV)/.installed requirements-plots.txt

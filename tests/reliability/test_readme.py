@@ -35,7 +35,7 @@ def project(tmp_path_factory):
     copy = tmp_path_factory.mktemp("project")
     for name in ("core", "utils"):
         shutil.copytree(PROJECT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in (PROJECT / "main.py", PROJECT / "Makefile", *PROJECT.glob("requirements*.txt")):
+    for path in (PROJECT / "main.py", PROJECT / "Makefile", *PROJECT.glob("requirements*")):
         shutil.copy(path, copy)
     (copy / "mypackage").mkdir()
     (copy / "mypackage" / "q_learning.py").write_text(dict(MODULES)["q_learning"])
