@@ -5,6 +5,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import resource
 import statistics
 import time
@@ -299,10 +300,10 @@ VALUES = {"global/agent_steps": 1_000.0, "global/updates": 50.0, "global/fps": 4
           "global/updates_per_second": 5.0, "global/samples_per_insert": 8.0}
 
 
-def shown(terminal: bool, scores: tuple[float, float] | None = None, rounds: int = 1, **limits: Any) -> str:
+def shown(terminal: bool, scores: tuple[float, float] | None = None, rounds: int = 1, width: int = 200, **limits: Any) -> str:
     output = io.StringIO()
     options = SimpleNamespace(**{"steps": None, "updates": None, "seconds": None, **limits})
-    progress = Progress(options, Console(file=output, force_terminal=terminal, width=200, highlight=False))
+    progress = Progress(options, Console(file=output, force_terminal=terminal, width=width, highlight=False, soft_wrap=True))
     for _ in range(rounds):
         progress.show(VALUES, scores)
     progress.close()
@@ -318,6 +319,16 @@ def test_a_plain_line_says_it_all_and_comes_every_ten_seconds_and_at_the_end() -
 def test_the_live_line_stays_on_one_line_of_a_terminal() -> None:
     output = shown(True, rounds=3)
     assert output.count("\r") == 3 and output.count("\n") == 1 and "score -" in output
+
+
+@pytest.mark.parametrize("width", range(10, 110, 7))
+def test_live_lines_fit_the_terminal_and_cut_no_number(width: int) -> None:
+    whole = shown(False, scores=(12.0, 15.5), steps=2_000_000).splitlines()[0].split(" | ")
+    for line in re.split("[\r\n]+", shown(True, scores=(12.0, 15.5), rounds=2, width=width, steps=2_000_000).rstrip("\n")):
+        parts = line.rstrip().split(" | ")
+        assert len(line) == width - 1  # what stood there before is covered, and the terminal does not break the line
+        assert parts == whole[:len(parts)] or width - 1 < len(whole[0])
+        assert len(parts) == len(whole) or len(" | ".join(whole[:len(parts) + 1])) > width - 1
 
 
 @pytest.mark.parametrize(("limits", "left"), [({"steps": 10_000}, "0:01:30"), ({"updates": 60}, "0:00:02"),
