@@ -398,7 +398,8 @@ def test_a_model_of_another_game_is_refused_unless_that_is_given(read, root, cap
     assert (metadata["game"], metadata["environment"], metadata["env_type"]) == ("CartPole-v1", "CartPole-v1", "gym")
     for words in (["--mode", "2"], []):
         chosen = read("--config", "dqn-cartpole", "--game", "CartPole-v0", "--model_file", str(trained.model_path), *words)
-        with pytest.raises(Refused, match="is of game=CartPole-v1 .*env_type=gym.* and game=CartPole-v0 is asked for: give --game CartPole-v1") as refused:
+        with pytest.raises(Refused, match=r"is of game=CartPole-v1 \(env_type=gym\) and game=CartPole-v0 is .* give --game CartPole-v1") \
+                as refused:
             prepare(chosen)
         assert refused.value.code == 3 and not chosen.log_folder.exists()
     capsys.readouterr()
