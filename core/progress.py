@@ -29,39 +29,47 @@ class Progress:
         self._begun = time.monotonic()
         self._printed = float("-inf")
         self._rates: dict[str, float] = {}
-        self._last = ""
+        self._last: list[str] = []
 
     def show(self, values: dict[str, float], scores: tuple[float, float] | None) -> None:
         """`values`: global/ values of the period; `scores`: mean returns of the last and of the best evaluation."""
         for name in ("global/agent_steps_per_second", "global/updates_per_second"):
             self._rates[name] = (1 - SMOOTHING) * self._rates.get(name, values[name]) + SMOOTHING * values[name]
-        self._last = line = self._line(values, scores)
+        self._last = self._parts(values, scores)
         if self._console.is_terminal:
-            text = Text(line, no_wrap=True)
-            text.truncate(max(self._console.width - 1, 1), pad=True)
-            self._print(text, end="\r")
+            self._print(self._line(self._last), end="\r")
         elif time.monotonic() - self._printed >= PLAIN_PERIOD:
             self._printed = time.monotonic()
-            self._print(Text(line))
+            self._print(self._line(self._last))
 
     def evaluation(self, step: int, score: float) -> None:
         """A line that stays."""
-        self._print(Text(self._padded(f"evaluation at step {step:,}: mean return {score:.2f}")))
+        line = f"evaluation at step {step:,}: mean return {score:.2f}"
+        self._print(Text(line.ljust(self._console.width - 1) if self._console.is_terminal else line))
 
     def close(self, table: Table | None = None) -> None:
         """The last line stays, and a table of the run below it."""
-        self._print(Text(self._padded(self._last)))
+        self._print(self._line(self._last))
         if table is not None:
             self._print(table)
 
-    def _line(self, values: dict[str, float], scores: tuple[float, float] | None) -> str:
+    def _line(self, parts: list[str]) -> Text:
+        """Join the parts; on a terminal those that fit its width, from the first on, and blanks over what stood there before."""
+        if not self._console.is_terminal:
+            return Text(" | ".join(parts))
+        width = max(self._console.width - 1, 1)
+        fitting = [" | ".join(parts[:number]) for number in range(len(parts), 0, -1)] or [""]
+        line = next((joined for joined in fitting if len(joined) <= width), fitting[-1][:width])
+        return Text(line.ljust(width), no_wrap=True)
+
+    def _parts(self, values: dict[str, float], scores: tuple[float, float] | None) -> list[str]:
         """What matters most comes first: a narrow terminal shows the beginning."""
         steps, limit, left = values["global/agent_steps"], self._options.steps, self._seconds_left(values)
-        return " | ".join([f"steps {count(steps)}" + (f"/{count(limit)}" if limit else ""),
-                           f"score {scores[0]:.2f} (best {scores[1]:.2f})" if scores else "score -",
-                           f"for {duration(time.monotonic() - self._begun)}" if left is None else f"left {duration(left)}",
-                           f"{values['global/fps']:,.0f} frames/s", f"{values['global/updates_per_second']:,.0f} updates/s",
-                           f"ratio {values['global/samples_per_insert']:.2f}"])
+        return [f"steps {count(steps)}" + (f"/{count(limit)}" if limit else ""),
+                f"score {scores[0]:.2f} (best {scores[1]:.2f})" if scores else "score -",
+                f"for {duration(time.monotonic() - self._begun)}" if left is None else f"left {duration(left)}",
+                f"{values['global/fps']:,.0f} frames/s", f"{values['global/updates_per_second']:,.0f} updates/s",
+                f"ratio {values['global/samples_per_insert']:.2f}"]
 
     def _seconds_left(self, values: dict[str, float]) -> float | None:
         options = self._options
@@ -70,9 +78,6 @@ class Progress:
             if limit is not None and (rate := self._rates[f"global/{name}_per_second"]) > 0:
                 estimates.append((limit - values[f"global/{name}"]) / rate)
         return max(min(estimates), 0.0) if estimates else None
-
-    def _padded(self, line: str) -> str:
-        return line.ljust(self._console.width - 1) if self._console.is_terminal else line
 
     def _print(self, text: Text | Table, end: str = "\n") -> None:
         with suppress(OSError):

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import tyro
 
+from core import settings
 from utils import devices, runs, validation
 from utils.options import CONFIGS, Options
 from utils.refused import BAD_CONFIGURATION, Refused
@@ -22,6 +23,8 @@ FIXED = ("config", "agent_type", "env_type", "game", "model_type", "agent.optimi
 FIXED_WITH_REPLAY = ("memory_type", "memory.capacity", "num_learners", "num_actors", "num_envs_per_actor", "actor.chunk_length",
                      "agent.nstep", "agent.unroll_length", "agent.burn_in", "agent.stride", "memory.replay_parameters", "memory.overflow",
                      "memory.num_batches", "memory.feature_dtype")
+
+OF_A_MODEL = tuple(name for name in CHOICES if name != "memory_type")  # what it is of
 
 Words = dict[str, list[str]]
 
@@ -45,7 +48,7 @@ def read(arguments: Sequence[str]) -> Options:
     words, problems = split([word for word in arguments if word not in HELP])
     start = _peek(words)
     row = find_row(start["config"])
-    saved, missing = _saved_run(start)
+    saved, missing = _saved_run(start, row, words)
     if saved and "config" not in words:
         if saved.config is None:
             problems.append(f"run {saved.signature} has no {runs.RUN_FILE} that could be read, which says of which row it is: name that "
@@ -67,6 +70,9 @@ def read(arguments: Sequence[str]) -> Options:
         problems += _differences(options, saved)
     if problems or missing:
         raise Refused([*problems, *(missing.problems if missing else ())], BAD_CONFIGURATION if problems or not missing else missing.code)
+    if saved:
+        print(f"{'continuing' if options.mode == 1 else 'testing'} run {saved.signature}: {options.config}, "
+              + ", ".join(f"{name}={getattr(options, name)}" for name in OF_A_MODEL))
     return devices.resolved(options)
 
 
@@ -130,21 +136,40 @@ def _description() -> str:
 
 
 # a run that went before -----------------------------------------------------------------------------------------------
-def _saved_run(start: Mapping[str, Any]) -> tuple[runs.SavedRun | None, Refused | None]:
+def _saved_run(start: Mapping[str, Any], row: Mapping[str, Any], words: Words) -> tuple[runs.SavedRun | None, Refused | None]:
     """The run to continue or to test; or why it cannot be had."""
-    root, config = start["root"], find_row(start["config"])["name"]
+    root, training = start["root"], start["mode"] == 1
     try:
-        if start["mode"] == 1 and start["resume"] == "newest":
-            return runs.newest(root, config, "_checkpoints"), None
-        if start["mode"] == 1 and start["resume"] is not None:
+        if training and start["resume"] == "newest":
+            return runs.newest(root, *_wanted(row, words, ("env", "model")), "_checkpoints"), None
+        if training and start["resume"] is not None:
             return runs.find(root, runs.signature_of(start["resume"])), None
-        if start["mode"] == 2 and start["model_file"] is None and start["timestamp"] is None:
-            return runs.newest(root, config, ".pth"), None
-        if start["mode"] == 2 and start["model_file"] is None:
+        if not training and start["model_file"] is None and start["timestamp"] is None:
+            return runs.newest(root, *_wanted(row, words, ("model",)), ".pth"), None
+        if not training and start["model_file"] is None:
             return runs.find(root, f"{start['machine']}_{start['timestamp']}"), None
     except Refused as refused:
         return None, refused
     return None, None
+
+
+def _wanted(row: Mapping[str, Any], words: Words, groups: Sequence[str]) -> tuple[dict[str, Any], str | None]:
+    """Return the settings that a run must have to be the one that is meant, and the name that the environment has for their game.
+
+    These are the row, what a model is of (of the row, or as the command line says), and what the command line says of these groups.
+    The name is None where the environment cannot be made, which is reported later.
+    """
+    options, _ = _base(row, words, None)
+    options, _ = _apply(options, words)
+    known = runs.plain(flatten(options))
+    wanted = {"config": row["name"], **{name: known[name] for name in OF_A_MODEL},
+              **{name: known[name] for name in words if name in known and name.partition(".")[0] in groups}}
+    if any(problem.startswith("env.") for problem in settings.problems(options)):
+        return wanted, None
+    try:
+        return wanted, validation.environment_spec(options).name
+    except Exception:  # the code of an environment can fail in any way
+        return wanted, None
 
 
 def _base(row: Mapping[str, Any], words: Words, saved: runs.SavedRun | None) -> tuple[Options, list[str]]:

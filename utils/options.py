@@ -35,14 +35,14 @@ class Run:
     config: str = "dqn-pong-small"                   # row of CONFIGS, by name or number
     mode: int = setting(1, choices=(1, 2))           # 1: train, 2: test
     machine: str = "local"                           # with the timestamp it names the run: logs/<machine>_<timestamp>/
-    timestamp: str | None = None                     # None: now; in mode 2 the newest run of the row
+    timestamp: str | None = None                     # None: now; in mode 2 the newest run of this row, game, agent and model
     seed: int = setting(1, low=0)                    # of all randomness
     engine: str = "local"                            # local: processes; inline: one process, reproducible on a CPU; ray: a cluster
     num_actors: int = setting(1, low=1)              # processes that play
     num_envs_per_actor: int | None = setting(None, low=0)  # stepped together; 0: tried out at the start; None: as the row says, or 8
     num_learners: int = setting(1, low=1)            # processes that learn; a batch and a memory are each one's
     device: str = "auto"                             # of the learner: cpu, cuda (a GPU a learner), cuda:1; auto: cuda if there is one
-    resume: str | None = None                        # signature of a run to continue; newest: the newest run of the row
+    resume: str | None = None                        # signature of a run to continue; newest: the newest of this row, game, agent and model
     model_file: str | None = None                    # path of weights to start from (mode 1) or to test (mode 2)
     render: bool = False                             # mode 2: watch in a window
     record: bool = False                             # mode 2: write an mp4

@@ -34,11 +34,11 @@ def prepare(options: Options) -> tuple[Context, Agent]:
         memories = _memories(options, spec, agent)
         clock = Clock(options.num_actors, options.num_learners, len(roles), options.clock)
         parameters, logs = ParameterStore(ParameterStore.size_of(agent.model)), LogRings(len(roles))
-        initial_weights, resume_from = _initial_weights(options, agent.model), None
+        initial_weights, resume_from = _initial_weights(options, agent.model, spec), None
         if options.mode == 1:
             options = runs.claim(options)
             resume_from = _continue(options, clock) if options.resume is not None else None
-            runs.save(options, runs.plain(flatten(from_row(find_row(options.config))[0])))
+            runs.save(options, runs.plain(flatten(from_row(find_row(options.config))[0])), spec.name)
     except MemoryError as error:
         raise Refused([str(error)]) from None
     except tensor_file.CheckpointError as error:
@@ -94,10 +94,17 @@ def _instead(options: Options) -> str:
     return f"start a new run, from this one's best model if you like: --model_file {options.model_path}"
 
 
-def _initial_weights(options: Options, model: Model) -> Path | None:
-    """The model file to start from or to test, once it has proved to fit."""
+def _initial_weights(options: Options, model: Model, spec: EnvSpec) -> Path | None:
+    """The model file to start from or to test, once it has proved to fit. One that the command line names is described in a line."""
     path = options.model_path if options.mode == 2 else None
     path = Path(options.model_file) if options.model_file is not None else path
     if path is not None:
-        weights_file.load_into(model, weights_file.load_weights(path)[0], path)
+        weights, metadata = weights_file.load_weights(path)
+        if metadata.get("environment", spec.name) != spec.name:
+            raise tensor_file.CheckpointError(f"model file {path} is of game={metadata.get('game')} (env_type={metadata.get('env_type')}) "
+                                              f"and game={options.game} is asked for: give --game {metadata.get('game')}")
+        weights_file.load_into(model, weights, path)
+        if options.model_file is not None:
+            print(f"{'starting from' if options.mode == 1 else 'testing'} model file {path}: "
+                  + ", ".join(f"{name}={metadata.get(name, 'unknown')}" for name in ("config", "game", "agent_steps", "score")))
     return path

@@ -28,6 +28,7 @@ class SavedRun(NamedTuple):
     options: dict[str, Any]
     file: dict[str, Any]           # what utils/options.py said, without the command line
     exit_code: int | None = None   # of its last part; None while that runs, or when it was killed
+    environment: str | None = None  # EnvSpec.name, the one spelling of its game; None where an older version began it
 
 
 def find(root: str, signature: str) -> SavedRun:
@@ -41,12 +42,34 @@ def find(root: str, signature: str) -> SavedRun:
     raise Refused([f"there is no run {signature} in {models.parent / 'logs'}{suggestion(signature, known)}"], BAD_CHECKPOINT)
 
 
-def newest(root: str, config: str, suffix: str) -> SavedRun:
-    """The newest run of this row which left models/<signature><suffix>. Raises Refused (exit code 3) when there is none."""
-    for run in all_runs(root):
-        if run.config == config and (Path(root) / "models" / f"{run.signature}{suffix}").exists():
+def newest(root: str, wanted: Mapping[str, Any], environment: str | None, suffix: str) -> SavedRun:
+    """Return the newest run that has all `wanted` settings and left models/<signature><suffix>.
+
+    Args:
+        wanted: dotted settings, among them the row (`config`) and the `game`.
+        environment: the name that the environment has for that game; if known on both sides it decides, so that spelling does not.
+
+    Raises:
+        Refused: no such run (exit code 3); a run of the row that differs is named with its differences.
+    """
+    left = [run for run in all_runs(root) if (Path(root) / "models" / f"{run.signature}{suffix}").exists()]
+    for run in left:
+        if not _misfits(run, wanted, environment):
             return run
-    raise Refused([f"no run of {config} in {Path(root) / 'logs'} has left models/<signature>{suffix}: train one first"], BAD_CHECKPOINT)
+    listed = ", ".join(f"{name}={value}" for name, value in wanted.items() if name != "config")
+    other = next((run for run in left if run.config == wanted["config"]), None)
+    hint = "" if other is None else f"; its newest run, {other.signature}, has " + ", ".join(
+        f"{name}={other.options.get(name)}" for name in _misfits(other, wanted, environment))
+    raise Refused([f"no run of {wanted['config']} with {listed} in {Path(root) / 'logs'} has left models/<signature>{suffix}: "
+                   f"train one first{hint}"], BAD_CHECKPOINT)
+
+
+def _misfits(run: SavedRun, wanted: Mapping[str, Any], environment: str | None) -> list[str]:
+    """Return the names of the settings in which a run differs."""
+    different = [name for name, value in wanted.items() if {**run.options, "config": run.config}.get(name) != value]
+    if None not in (environment, run.environment):
+        different = [name for name in different if name != "game"] + ["game"] * (run.environment != environment)
+    return different
 
 
 def all_runs(root: str) -> list[SavedRun]:
@@ -61,7 +84,7 @@ def read(log_folder: Path) -> SavedRun | None:
         saved = json.loads((log_folder / RUN_FILE).read_text())
         config, options, of_file = saved["config"], saved["options"], saved["file"]
         if isinstance(config, str) and isinstance(options, dict) and isinstance(of_file, dict):
-            return SavedRun(log_folder.resolve().name, config, dotted(options), of_file, saved.get("exit_code"))
+            return SavedRun(log_folder.resolve().name, config, dotted(options), of_file, saved.get("exit_code"), saved.get("environment"))
     except (ValueError, KeyError, TypeError, OSError, RecursionError):
         pass
     return None
@@ -98,13 +121,15 @@ def claim(options: Options) -> Options:
     return options
 
 
-def save(options: Options, file_settings: Mapping[str, Any]) -> None:
-    """Keep what this start was told, for whoever continues or tests the run: all its settings, and those of the file alone.
+def save(options: Options, file_settings: Mapping[str, Any], environment: str | None = None) -> None:
+    """Keep what this start was told, for whoever continues or tests the run: all its settings, those of the file alone, and the name
+    that the environment has for the game.
 
     A run that is continued and whose own are lost may be of another row than --config says: it is `unproven`.
     """
     unproven = {"unproven": True} if options.resume is not None and read(options.log_folder) is None else {}
-    content = {"config": options.config, "options": options.to_dict(), "file": dict(file_settings), "exit_code": None, **unproven}
+    content = {"config": options.config, "options": options.to_dict(), "file": dict(file_settings), "exit_code": None,
+               "environment": environment, **unproven}
     try:
         _write(options.log_folder, content)
     except OSError as error:

@@ -8,10 +8,10 @@ from core.context import Context
 from core.logs import Record
 from core.machine import resident_memory_mb, versions
 from core.metrics import aggregate, with_human_normalized
-from core.metrics_files import MetricsFiles
+from core.metrics_files import MetricsFiles, run_name
 from core.profile import Shares
 from core.progress import Progress
-from core.settings import setting
+from core.settings import dotted, setting
 from core.trackers import feeders
 
 SHORTEST_SPAN = 0.5  # seconds; over less, rates say nothing
@@ -43,7 +43,8 @@ class _Book:
         options, step = context.options, context.clock.agent_steps
         self._context, self._period = context, options.logger.period
         options.log_folder.mkdir(parents=True, exist_ok=True)
-        self._files = MetricsFiles(options.log_folder, step)
+        name = run_name(options.config, context.spec.name, options.agent_type, options.seed)
+        self._files = MetricsFiles(options.log_folder, step, name, dotted(options.to_dict()))
         self._files.write_facts("options", options.to_dict(), step)
         self._files.write_facts("versions", versions(), step)
         self._trackers = feeders(options)

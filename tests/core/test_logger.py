@@ -5,6 +5,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import resource
 import statistics
 import time
@@ -16,7 +17,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tensorboard.backend.event_processing import plugin_event_multiplexer
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.context import RequestContext
+from tensorboard.plugins import base_plugin
+from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
+from tensorboard.util import tensor_util
 
 from core import metrics_files
 from core.clock import Clock, ClockParams
@@ -31,6 +38,7 @@ from core.progress import Progress, QuietConsole
 from core.shared import ArraySpec
 from core.single_processes.logger import LoggerParams, logger
 
+RUN = "a-row__known__package.module-Agent__seed7"
 ROLES = (("logger", 0), ("actor", 0), ("actor", 1), ("learner", 0), ("evaluator", 0))
 
 
@@ -47,8 +55,8 @@ class Memory:
 
 def make_context(folder: Path, game: str = "known", period: float = 1e-9, **limits: Any) -> Context:
     settings = {"steps": None, "updates": None, "seconds": None, **limits}
-    options = SimpleNamespace(logger=LoggerParams(period=period), log_folder=folder, env_class=Game,
-                              to_dict=lambda: {"game": game, **limits}, **settings)
+    options = SimpleNamespace(logger=LoggerParams(period=period), log_folder=folder, env_class=Game, config="a row", seed=7,
+                              agent_type="package.module:Agent", to_dict=lambda: {"game": game, **limits}, **settings)
     spec = EnvSpec(game, ArraySpec((4,), "float32"), 0, Discrete(2), frames_per_step=4)
     return Context(options, spec, ROLES, (Memory(),), ParameterStore(1), Clock(2, 1, len(ROLES), ClockParams(learn_start=10)),  # type: ignore[arg-type]
                    LogRings(len(ROLES)))
@@ -73,8 +81,19 @@ def json_lines(folder: Path) -> list[dict]:
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
-    events = EventAccumulator(str(folder)).Reload()
+    events = EventAccumulator(str(folder / RUN)).Reload()
     return {tag: [(event.step, event.value, event.wall_time) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with open(folder / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file, strict=True))
+
+
+def cells(line: dict) -> dict[str, str]:
+    """What a line of metrics.jsonl is in the table."""
+    point = {name: str(line[name]) for name in ("step", "seconds", "time")}
+    return {**point, **{name: "" if value is None else repr(value) for name, value in line["values"].items()}}
 
 
 @contextmanager
@@ -131,11 +150,10 @@ def test_a_period_reaches_jsonl_csv_and_tensorboard_alike(tmp_path: Path, capsys
     assert evaluation["values"] == {"evaluator/episodic_return_mean": 30.0, "evaluator/episodic_return_std": 2.0,
                                     "evaluator/human_normalized": 1.0}
 
-    rows = list(csv.DictReader(io.StringIO((tmp_path / "logs" / "metrics.csv").read_text())))
-    of_period = {row["name"]: float(row["value"]) for row in rows if row["step"] == "100"}
+    rows = [row for row in table(tmp_path / "logs") if row["step"] == "100"]
     curves = scalars(tmp_path / "logs")
     for name, value in {**values, **evaluation["values"]}.items():
-        assert name in of_period
+        assert value in [float(row[name]) for row in rows if row[name]]
         assert any(step == 100 and found == pytest.approx(value, rel=1e-6) for step, found, _ in curves[name])
     assert all(before - 1 <= moment <= time.time() + 1 for curve in curves.values() for *_, moment in curve)
     printed = capsys.readouterr().out
@@ -181,7 +199,7 @@ def test_a_logger_that_takes_over_appends_and_repeats_nothing(tmp_path: Path) ->
     assert [line["values"]["learner/loss"] for line in lines if "learner/loss" in line["values"]] == [0.5, 0.25]
     seconds = [line["seconds"] for line in lines]
     assert seconds == sorted(seconds)
-    assert (tmp_path / "metrics.csv").read_text().count("time,step,name,value") == 1
+    assert [{name: cell for name, cell in row.items() if cell} for row in table(tmp_path)] == [cells(line) for line in lines]
 
 
 def test_a_resumed_run_continues_its_curves_and_its_clock(tmp_path: Path) -> None:
@@ -215,12 +233,13 @@ def test_a_full_disk_is_counted_and_leaves_whole_lines(tmp_path: Path, capsys: p
     generator = logger(context, 0)
     play(context)
     next(generator)
-    whole = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    whole = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with full_disk():
-        for _ in range(3):
+        for number in range(3):
             play(context)
+            context.report("learner", 0, {f"new {number}": 1.0})  # the table wants to be made anew
             assert next(generator) is True
-        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == whole
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == whole
     play(context)
     next(generator)
     finish(context, generator)
@@ -241,6 +260,66 @@ def test_half_a_write_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert path.read_bytes() == b"0123456789"
+
+
+def test_the_table_has_a_column_for_each_metric(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("time,step,name,value\n1.0,2,actor/fps,3.0\n")  # of an older version
+    context = make_context(tmp_path)
+    generator = logger(context, 0)
+    for number in range(4):
+        context.clock.acted(0, 100)
+        context.report("learner", 0, {"loss": 0.5, **({"late, and odd": math.nan if number == 2 else 2.5} if number > 1 else {})})
+        context.report("evaluator", 0, {"episodic_return_mean": float(number)})
+        next(generator)
+        rows, lines = table(tmp_path), json_lines(tmp_path)
+        assert len(lines) == len(rows) == 2 * (number + 1)
+        for row, line in zip(rows, lines):
+            assert {name: row[name] for name in cells(line)} == cells(line)
+            assert not any(cell for name, cell in row.items() if name not in cells(line))
+        assert [*rows[0]][:3] == ["step", "seconds", "time"] and ("learner/late, and odd" in rows[0]) == (number > 1)
+    appended = (tmp_path / "metrics.csv").stat().st_ino
+    next(generator)
+    assert (tmp_path / "metrics.csv").stat().st_ino == appended  # nothing new: a row was appended
+    (tmp_path / "metrics.csv").unlink()
+    finish(context, generator)
+    assert len(table(tmp_path)) == len(json_lines(tmp_path))
+    assert not list(tmp_path.glob(".temporary_*"))
+
+
+def test_tensorboard_tells_runs_apart_by_name_and_settings(tmp_path: Path) -> None:
+    signatures = {"local_1": 1e-3, "local_2": 2e-3}
+    for signature, learning_rate in signatures.items():
+        for life in range(2):  # it is continued, with another seed
+            context = make_context(tmp_path / signature, agent={"lr": learning_rate, "sizes": [3, 4], "none": None, "on": True})
+            context.options.seed += life
+            context.clock.acted(0, 100 * life)
+            generator = logger(context, 0)
+            context.report("evaluator", 0, {"episodic_return_mean": 1e4 * learning_rate + life})
+            next(generator)
+            generator.close()  # type: ignore[attr-defined]
+    names = {f"{signature}/{RUN}": signature for signature in signatures}
+    multiplexer = plugin_event_multiplexer.EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
+    assert multiplexer.Runs().keys() == names.keys()
+    for name, signature in names.items():
+        texts = [str(tensor_util.make_ndarray(event.tensor_proto)) for event in multiplexer.Tensors(name, "settings")]
+        assert len(texts) == 2 and all(f"| agent.lr | `{signatures[signature]}` |" in text for text in texts)
+    tb_context = base_plugin.TBContext(data_provider=MultiplexerDataProvider(multiplexer, str(tmp_path)), logdir=str(tmp_path))
+    page = backend_context.Context(tb_context)
+    columns = [api_pb2.ColParams(metric={"group": "", "tag": "evaluator/episodic_return_mean"})]
+    request = api_pb2.ListSessionGroupsRequest(start_index=0, slice_size=10, col_params=columns,
+                                               allowed_statuses=api_pb2.Status.values())
+    ask = RequestContext()
+    experiment = page.experiment_from_metadata(ask, "", True, page.hparams_metadata(ask, ""), [])
+    assert {"agent.lr", "agent.sizes", "game"} <= {found.name for found in experiment.hparam_infos if found.name}
+    assert {found.name for found in experiment.hparam_infos if found.differs} == {"agent.lr"}
+    groups = list_session_groups.Handler(ask, page, "", request).run().session_groups
+    assert {group.name for group in groups} == signatures.keys()
+    for group in groups:
+        values, session = dict(group.hparams.items()), group.sessions[0]
+        assert values["agent.lr"].number_value == signatures[group.name] and values["agent.on"].bool_value is True
+        assert (values["agent.none"].string_value, values["agent.sizes"].string_value) == ("None", "[3, 4]")
+        scores = [found.value for found in session.metric_values if found.name.tag == "evaluator/episodic_return_mean"]
+        assert scores == pytest.approx([1e4 * signatures[group.name] + 1])
 
 
 def test_values_that_are_not_finite_leave_the_files_readable(tmp_path: Path) -> None:
@@ -299,10 +378,10 @@ VALUES = {"global/agent_steps": 1_000.0, "global/updates": 50.0, "global/fps": 4
           "global/updates_per_second": 5.0, "global/samples_per_insert": 8.0}
 
 
-def shown(terminal: bool, scores: tuple[float, float] | None = None, rounds: int = 1, **limits: Any) -> str:
+def shown(terminal: bool, scores: tuple[float, float] | None = None, rounds: int = 1, width: int = 200, **limits: Any) -> str:
     output = io.StringIO()
     options = SimpleNamespace(**{"steps": None, "updates": None, "seconds": None, **limits})
-    progress = Progress(options, Console(file=output, force_terminal=terminal, width=200, highlight=False))
+    progress = Progress(options, Console(file=output, force_terminal=terminal, width=width, highlight=False, soft_wrap=True))
     for _ in range(rounds):
         progress.show(VALUES, scores)
     progress.close()
@@ -318,6 +397,16 @@ def test_a_plain_line_says_it_all_and_comes_every_ten_seconds_and_at_the_end() -
 def test_the_live_line_stays_on_one_line_of_a_terminal() -> None:
     output = shown(True, rounds=3)
     assert output.count("\r") == 3 and output.count("\n") == 1 and "score -" in output
+
+
+@pytest.mark.parametrize("width", range(10, 110, 7))
+def test_live_lines_fit_the_terminal_and_cut_no_number(width: int) -> None:
+    whole = shown(False, scores=(12.0, 15.5), steps=2_000_000).splitlines()[0].split(" | ")
+    for line in re.split("[\r\n]+", shown(True, scores=(12.0, 15.5), rounds=2, width=width, steps=2_000_000).rstrip("\n")):
+        parts = line.rstrip().split(" | ")
+        assert len(line) == width - 1  # what stood there before is covered, and the terminal does not break the line
+        assert parts == whole[:len(parts)] or width - 1 < len(whole[0])
+        assert len(parts) == len(whole) or len(" | ".join(whole[:len(parts) + 1])) > width - 1
 
 
 @pytest.mark.parametrize(("limits", "left"), [({"steps": 10_000}, "0:01:30"), ({"updates": 60}, "0:00:02"),

@@ -11,10 +11,12 @@ import pytest
 
 from tests.reliability.test_inline import CARTPOLE, train
 from tests.rows import PLAYABLE, skip_unless_installed
-from utils import options, runs
+from utils import options, runs, validation, weights_file
 from utils.command_line import read_options
 from utils.options import CONFIGS
+from utils.refused import Refused
 from utils.rows import find_row
+from utils.run import prepare
 
 MAIN = Path(options.PROJECT) / "main.py"
 
@@ -283,7 +285,7 @@ def run(root, read):
         from utils.rows import find_row, from_row
         from utils.settings_tree import flatten
         chosen = runs.claim(read(*words))
-        runs.save(chosen, runs.plain(flatten(from_row(find_row(chosen.config))[0])))
+        runs.save(chosen, runs.plain(flatten(from_row(find_row(chosen.config))[0])), validation.environment_spec(chosen).name)
         chosen.checkpoint_folder.mkdir()
         chosen.model_path.touch()
         return chosen
@@ -363,6 +365,47 @@ def test_newest_is_the_newest_run_of_the_row(read, run):
     assert read("--config", "dqn-cartpole", "--resume", "newest").signature == second.signature
     assert read("--config", "dqn-cartpole", "--mode", "2").model_path == second.model_path
     assert read("--config", "dqn-cartpole", "--mode", "2", "--timestamp", "1").model_path == first.model_path
+
+
+def test_newest_is_of_the_game_the_agent_and_the_model_given_now(read, run, refuse, capsys):
+    cartpole = run("--config", "dqn-cartpole", "--timestamp", "1")
+    other = run("--config", "dqn-cartpole", "--timestamp", "2", "--game", "Acrobot-v1")
+    prioritized = run("--config", "dqn-cartpole", "--timestamp", "3", "--memory_type", "prioritized", "--model.hidden", "17")
+    run("--config", "dqn-cartpole", "--timestamp", "4", "--agent_type", "rainbow", "--model_type", "rainbow-mlp")
+    for newest in (["--resume", "newest"], ["--mode", "2"]):
+        for words, expected in (([], prioritized), (["--game", "CartPole-v1", "--model.hidden", str(cartpole.model.hidden)], cartpole),
+                                (["--game", "Acrobot-v1"], other)):
+            assert read("--config", "dqn-cartpole", *newest, *words).signature == expected.signature
+            told = capsys.readouterr().out.splitlines()[-1]
+            assert f"run {expected.signature}: dqn-cartpole" in told and f"game={expected.game}" in told
+        line, = refuse("--config", "dqn-cartpole", "--game", "MountainCar-v0", *newest, code=3)
+        assert "game=MountainCar-v0" in line
+        assert line.endswith("its newest run, local_4, has agent_type=rainbow, model_type=rainbow-mlp, game=CartPole-v1")
+
+
+def test_newest_knows_a_game_by_any_of_its_spellings_and_no_other_game_by_it(read, run, refuse):
+    small = ("--config", "dqn-pong-small", "--memory.capacity", "20000")
+    pong = run(*small, "--game", "PongNoFrameskip-v4", "--timestamp", "1")
+    invaders = run(*small, "--game", "SpaceInvaders", "--timestamp", "2")
+    assert read(*small, "--mode", "2").signature == read(*small, "--mode", "2", "--game", "Pong").signature == pong.signature
+    assert read(*small, "--mode", "2", "--game", "space_invaders").signature == invaders.signature
+    assert "train one first" in refuse(*small, "--mode", "2", "--game", "breakout", code=3)[0]
+
+
+def test_a_model_of_another_game_is_refused_unless_that_is_given(read, root, capsys):
+    trained = train(root, *CARTPOLE, "--timestamp", "one", "--steps", "20").options
+    metadata = weights_file.load_weights(trained.model_path)[1]
+    assert (metadata["game"], metadata["environment"], metadata["env_type"]) == ("CartPole-v1", "CartPole-v1", "gym")
+    for words in (["--mode", "2"], []):
+        chosen = read("--config", "dqn-cartpole", "--game", "CartPole-v0", "--model_file", str(trained.model_path), *words)
+        with pytest.raises(Refused, match=r"is of game=CartPole-v1 \(env_type=gym\) and game=CartPole-v0 is .* give --game CartPole-v1") \
+                as refused:
+            prepare(chosen)
+        assert refused.value.code == 3 and not chosen.log_folder.exists()
+    capsys.readouterr()
+    prepare(read("--config", "dqn-cartpole", "--mode", "2", "--model_file", str(trained.model_path)))
+    assert capsys.readouterr().out == (f"testing model file {trained.model_path}: config=dqn-cartpole, game=CartPole-v1, "
+                                       f"agent_steps={metadata['agent_steps']}, score={metadata['score']}\n")
 
 
 def test_a_run_can_be_named_by_its_folders_too(read, run):
