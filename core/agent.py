@@ -5,7 +5,7 @@ optimiser and target are made on first use, in the process that needs them.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -37,16 +37,6 @@ def output_of(statistics: dict[str, Tensor], priorities: Tensor | None, stepped:
     if isinstance(stepped, Tensor):
         return LearnerOutput(statistics, None if priorities is None else torch.where(stepped, priorities, torch.nan), ~stepped)
     return LearnerOutput(statistics, priorities if stepped else None, not stepped)
-
-
-def joined(outputs: Sequence[LearnerOutput]) -> LearnerOutput:
-    """Of the pieces of one batch, in order: means of the statistics of those that changed something, all priorities or none."""
-    sound = [output.statistics for output in outputs if not output.skipped] or [output.statistics for output in outputs]
-    names = dict.fromkeys(name for each in sound for name in each)
-    statistics = {name: torch.stack([each[name] for each in sound if name in each]).mean(0) for name in names}
-    priorities = [output.priorities for output in outputs if output.priorities is not None]
-    return LearnerOutput(statistics, torch.cat(priorities) if len(priorities) == len(outputs) else None,
-                         skipped=all(bool(output.skipped) for output in outputs))
 
 
 class Exploration(Protocol):

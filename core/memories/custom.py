@@ -155,7 +155,8 @@ class CustomRule(Rule):
         """[N] between what the network makes of these unrolls' states today and what it made of them then."""
         distances = []
         for start in range(0, len(keys.streams), TOGETHER):
-            window = store.gather(*(column[start:start + TOGETHER] for column in keys), self.memory.window)
+            some = slice(start, start + TOGETHER)
+            window = store.gather(keys.streams[some], keys.serials[some], self.memory.window)
             distances.append(self._distance(self._features(window), window.extras["features"][:-1].float()))
         return np.concatenate(distances)
 
