@@ -58,7 +58,7 @@ class R2D2(QLearning):
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self.samples_per_window = self.params.unroll_length
+        self.samples_per_window, self.first_sample = self.params.unroll_length, self.params.burn_in
 
     # what it stores and samples ---------------------------------------------------------------------------------------
     @property

@@ -107,9 +107,8 @@ def _learn(context: Context, agent: Agent, memory: LearnersMemory, batches: Batc
         if output.priorities is not None and batches.takes_priorities:
             batches.update_priorities(batch.keys, output.priorities.cpu().numpy())
             profile.lap("priorities")
+        clock.learnt(group.index, learn.samples(batch), learn.count)
         batch = None
-        for _ in range(learn.count):
-            clock.learnt(group.index, samples)
         watch.updates += learn.count
         if first and watch.updates % options.learner.publish_period < learn.count:
             context.parameters.publish(agent.model)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.agent import Agent, LearnerOutput
+from core.agent import Agent, LearnerOutput, samples_of
 from core.context import Context
 from core.memory import Batch, Keys, Memory
 from core.pieces import Pieces, in_pieces
@@ -43,6 +43,9 @@ class Learn(Protocol):
     bad: int
 
     def __call__(self, batch: Any, /) -> LearnerOutput: ...
+
+    def samples(self, batch: Any, /) -> int:
+        """Return the agent steps that a call with this batch learnt from."""
 
     def statistics(self) -> Mapping[str, float]: ...
 
@@ -80,6 +83,9 @@ class EagerUpdates:
             return self._agent.learn(batch)
         with in_pieces(self._pieces):
             return self._agent.learn(batch)
+
+    def samples(self, batch: Batch) -> int:
+        return samples_of(self._agent, batch)
 
     def statistics(self) -> dict[str, float]:
         """batch_size: windows whose gradient is taken at once."""

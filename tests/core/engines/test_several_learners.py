@@ -53,6 +53,13 @@ def learnt(monkeypatch):
     return found
 
 
+def samples(params, window) -> int:
+    """Rows that are learnt from, one by one: those of an unroll after the burn-in, or the first; none where an episode had ended."""
+    begin = getattr(params, "burn_in", 0)
+    rows = range(begin, begin + getattr(params, "unroll_length", 1))
+    return sum(not window.lasts[row, column] for row in rows for column in range(window.lasts.shape[1]))
+
+
 def joined(first: Batch, second: Batch) -> Batch:
     fresh = None if first.fresh is None else torch.cat([first.fresh, second.fresh])
     keys = Keys(*(np.concatenate(pair) for pair in zip(first.keys, second.keys)))
@@ -66,7 +73,9 @@ def test_two_learners_learn_what_one_does_from_both_their_batches(tmp_path, lear
     context = train(tmp_path, *RUNS[name], *TWO, *QUIET.get(name, ()), *follow, "--steps", "300")
     first, second = learnt
     assert len(first.batches) == len(second.batches) == context.clock.updates >= 3
-    assert context.clock.sampled == 2 * context.clock.updates * context.options.agent.batch_size * first.agent.samples_per_window
+    assert context.clock.sampled == sum(samples(first.agent.params, batch.window) for batch in (*first.batches, *second.batches))
+    if context.options.memory_type == "queue":  # every step once
+        assert 0.5 * context.clock.inserted < context.clock.sampled <= context.clock.inserted
     assert not differences(first.initial, second.initial) and not differences(first.agent.state_dict(), second.agent.state_dict())
     twin = context.make_agent()
     twin.load_state_dict(first.initial)
