@@ -5,7 +5,7 @@ optimiser and target are made on first use, in the process that needs them.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from core.env import EnvSpec, TimeStep
-from core.memory import Batch
+from core.memory import Batch, batch_size
 from core.model import Model, State
 from core.shared import ArraySpec
 from core.windows import Window, WindowSpec
@@ -39,14 +39,9 @@ def output_of(statistics: dict[str, Tensor], priorities: Tensor | None, stepped:
     return LearnerOutput(statistics, priorities if stepped else None, not stepped)
 
 
-def joined(outputs: Sequence[LearnerOutput]) -> LearnerOutput:
-    """Of the pieces of one batch, in order: means of the statistics of those that changed something, all priorities or none."""
-    sound = [output.statistics for output in outputs if not output.skipped] or [output.statistics for output in outputs]
-    names = dict.fromkeys(name for each in sound for name in each)
-    statistics = {name: torch.stack([each[name] for each in sound if name in each]).mean(0) for name in names}
-    priorities = [output.priorities for output in outputs if output.priorities is not None]
-    return LearnerOutput(statistics, torch.cat(priorities) if len(priorities) == len(outputs) else None,
-                         skipped=all(bool(output.skipped) for output in outputs))
+def samples_of(agent: "Agent", batch: Batch) -> int:
+    """Return the agent steps learnt from in a batch on the CPU."""
+    return batch_size(batch) * agent.samples_per_window - int(agent.idle(batch.window))
 
 
 class Exploration(Protocol):
@@ -66,7 +61,8 @@ class Agent(ABC):
 
     Params: ClassVar[type]
     captures: ClassVar[bool] = False     # its updates can be planned, so that they can be captured
-    samples_per_window: int = 1          # steps learnt from in one window, as samples_per_insert counts them
+    samples_per_window: int = 1          # rows learnt from in one window
+    first_sample: int = 0                # the first of them
     head: ClassVar[str]                  # the Model.head it needs
     actions: ClassVar[type]              # Discrete or Continuous
     memories: ClassVar[tuple[str, ...]]  # memory types it can learn from
@@ -102,6 +98,10 @@ class Agent(ABC):
     def features(self, window: Window) -> Tensor:
         """What the network makes of these windows' observations today, [T, B, F]; as `act` stored it under "features"."""
         raise NotImplementedError(f"{type(self).__name__} gives no features")
+
+    def idle(self, window: Window) -> Tensor:
+        """Return how many of the rows learnt from end an episode, a scalar: no action was taken there, so they are no samples."""
+        return window.lasts[self.first_sample:self.first_sample + self.samples_per_window].count_nonzero()
 
     def initial_priorities(self, window: Window) -> np.ndarray | None:
         """Priorities [B] of fresh windows without observations, from what the actor stored; None: the largest seen so far."""

@@ -26,8 +26,9 @@ class ClockParams:
 class Clock:
     """Counts for num_actors actors and num_learners learners; `num_processes` heartbeats.
 
-    An *agent step* is one action of one environment. `samples_per_insert` is the number of samples learnt from for each
-    agent step stored, counted from `learn_start`; both sides wait for the other, the actors with `tolerance` agent steps of grace. None: no
+    An *agent step* is one action of one environment. `samples_per_insert` is the number of samples learnt from for each agent step
+    stored, counted from `learn_start`. Rows that end an episode are neither, as no action was taken there. Both sides wait for the other,
+    the actors with `tolerance` agent steps of grace. None: no
     limit. Counts of the limiter restart with an empty memory, counts of the run go on.
     """
 
@@ -67,8 +68,8 @@ class Clock:
         self._arrays["inserted"][actor_ind, 0] += agent_steps
         self._arrays["episodes"][actor_ind, 0] += episodes
 
-    def learnt(self, learner_ind: int, samples: int) -> None:
-        self._arrays["updates"][learner_ind, 0] += 1
+    def learnt(self, learner_ind: int, samples: int, updates: int = 1) -> None:
+        self._arrays["updates"][learner_ind, 0] += updates
         self._arrays["sampled"][learner_ind, 0] += samples
 
     # limiter ----------------------------------------------------------------------------------------------------------

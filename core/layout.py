@@ -72,8 +72,8 @@ class Layout:
         lead = (self.num_actors, self.rows // self.chunk_length, self.num_envs)
         specs |= {name: ArraySpec((*lead, *spec.shape), spec.dtype) for name, spec in self.state_fields.items()}
         counters = ArraySpec((self.num_actors, 8), "int64")  # a cache line each; column 0 counts
-        packed = self.packed
-        return {**specs, **(packed.arrays() if packed else {}), "written": counters, "oldest": counters}
+        packed, tickets = self.packed, ArraySpec((self.num_actors, self.rows // self.chunk_length), "int64")
+        return {**specs, **(packed.arrays() if packed else {}), "tickets": tickets, "written": counters, "oldest": counters}
 
     @property
     def nbytes(self) -> int:

@@ -39,8 +39,10 @@ def tensors(batch: Batch) -> list[Tensor]:
     return [*window[:6], *window.extras.values(), *window.states, batch.weights, *fresh]
 
 
-def piece(batch: Batch, part: slice) -> Batch:
-    """Some windows of a batch."""
+def piece(batch: Batch, part: slice | None) -> Batch:
+    """Some windows of a batch; None: the batch itself."""
+    if part is None:
+        return batch
     window, keys = batch.window, batch.keys
     some = Window(window.observations[:, part], window.firsts[:, part], window.lasts[:, part], window.actions[:, part],
                   window.rewards[:, part], window.discounts[:, part], {name: field[:, part] for name, field in window.extras.items()},

@@ -1,7 +1,7 @@
 """Optimiser, learning-rate schedule and clipping, shared by every agent."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from core.averaging import add_up, num_learners
 from core.ops.schedules import SCHEDULES
+from core.pieces import Differentiate, Loss, gradient_of
 from core.planned import Planned
 from core.settings import setting
 
@@ -72,6 +73,25 @@ class Optimizer:
                 state["step"] = state["step"].to(parameter.device)
         self._planned.plan(self._updates, count)
         self._updates += count
+
+    def minimise(self, total: int, loss_of: Callable[[slice | None], Loss]) -> tuple[Loss, Tensor, Any]:
+        """Step once down the loss of a batch of `total` windows. Returns that loss, and what `apply` returns.
+
+        `loss_of` gives the loss of some of the windows, or with None of all: all at once, or where they do not fit into the GPU's memory
+        and learner.shrink_batch is on (core/pieces.py) part by part.
+        """
+        def differentiate(part: slice | None) -> Loss:
+            found = loss_of(part)
+            self._optimizer.zero_grad(set_to_none=True)
+            found.loss.backward()
+            return found._replace(loss=found.loss.detach())
+
+        found = self.gradient_of(total, differentiate)
+        return found, *self.apply(found.loss)
+
+    def gradient_of(self, total: int, differentiate: Differentiate) -> Loss:
+        """Fill the gradients by that of a batch of `total` windows; as `minimise`, where something else than autograd fills them."""
+        return gradient_of(self._parameters, total, self._sums, differentiate)
 
     def step(self, loss: Tensor, wanted: Any = True) -> tuple[Tensor, Any]:
         """Backpropagate, then `apply`."""

@@ -16,6 +16,8 @@ from core.agent import Agent, LearnerOutput
 from core.captured import Captured
 from core.memory import Batch, Keys
 
+LOOK = 100  # calls between looks at how many samples there were
+
 
 class ResidentMemory(ABC):
     """The learner's side of a memory on its device. Made of the memory that actors write to, and that device."""
@@ -72,6 +74,8 @@ class ResidentUpdates:
         self._agent, self._memory, self._batch_size, self.count = agent, memory, batch_size, count
         self._work = Captured(self._updates, device, memory.generators, capture=capture)
         self._tally, self.bad = Tally(device), 0
+        self._idle = torch.zeros((), dtype=torch.int64, device=device)  # rows that were no samples, until `samples` looks
+        self._calls = self._overcounted = 0
 
     def __call__(self, memory: ResidentMemory) -> LearnerOutput:
         """All of them; on CUDA they go on when this returns. What they report is left to `statistics`."""
@@ -85,9 +89,22 @@ class ResidentUpdates:
         for _ in range(self.count):
             batch, places = self._memory.sample(self._batch_size)
             output = self._agent.learn(batch)
+            if self._agent.samples_per_window > 1:  # windows of one row start where an action was taken
+                self._idle.add_(self._agent.idle(batch.window))
             if output.priorities is not None:
                 self._memory.update_priorities(places, output.priorities)
             self._tally.add(output)
+
+    def samples(self, memory: ResidentMemory) -> int:
+        """Every row, less those of earlier calls that were none: the device is asked for their number once in LOOK calls."""
+        self._calls += 1
+        if self._agent.samples_per_window > 1 and self._calls % LOOK == 0:
+            self._overcounted += int(self._idle)
+            self._idle.zero_()
+        rows = self.count * self._batch_size * self._agent.samples_per_window
+        left_out = min(self._overcounted, rows)
+        self._overcounted -= left_out
+        return rows - left_out
 
     def statistics(self) -> dict[str, float]:
         """Means since the last call; waits for the device."""

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from core.agent import Agent, LearnerOutput
+from core.agent import Agent, LearnerOutput, samples_of
 from core.captured import Captured
 from core.device import upload
 from core.memory import Batch, tensors
@@ -41,6 +41,9 @@ class StagedUpdates:
         self._agent.plan(1)
         self._work()
         return LearnerOutput({}, self._priorities)
+
+    def samples(self, batch: Batch) -> int:
+        return samples_of(self._agent, batch)
 
     def _like(self, batch: Batch) -> Batch:
         def empty(tensor: Tensor) -> Tensor:

@@ -8,6 +8,9 @@ the reward and discount which that action earned; a `last` row ends an episode: 
 
 Of the row after the newest chunk, the *head*, observation, first and last are readable too: an unroll of a whole chunk can
 bootstrap from what its last action led to without waiting for the next chunk.
+
+Every chunk has a *ticket*, which says in what order the chunks of all actors were published: one more than the newest that its writer
+saw. So no counter is shared, and only chunks published at the same moment may have the same one. A checkpoint carries them.
 """
 
 from functools import cached_property
@@ -165,5 +168,5 @@ class Trajectories:
     def _lengths(self, used: int, ends: np.ndarray | None) -> dict[str, int]:
         """Of each array's second axis, what rows 0 .. used of a stream take, and arenas up to `ends`."""
         chunks = -(-used // self.layout.chunk_length)
-        lengths = {**dict.fromkeys(self.layout.fields, used), **dict.fromkeys(self.layout.state_fields, chunks)}
+        lengths = {**dict.fromkeys(self.layout.fields, used), **dict.fromkeys((*self.layout.state_fields, "tickets"), chunks)}
         return lengths | self.layout.packed.lengths(chunks, ends) if self.layout.packed else lengths

@@ -24,7 +24,8 @@ class ChunkWriter:
         self._layout = trajectories.layout
         self._window = dataclasses.replace(window, observations=())
         self._rows = {name: trajectories.arrays[name][actor_ind] for name in (*self._layout.fields, *self._layout.state_fields)}
-        self._counter = trajectories.arrays["written"][actor_ind]
+        self._written, self._tickets = trajectories.arrays["written"], trajectories.arrays["tickets"]
+        self._counter = self._written[actor_ind]
         self._filled, self._room = 0, room
         packed = self._layout.packed
         self._packer = Packer(packed, trajectories.arrays, actor_ind, self._layout.storage.level) if packed else None
@@ -98,10 +99,16 @@ class ChunkWriter:
         return self._count(self._filled)
 
     def _count(self, length: int) -> int:
-        """Show these rows to the readers."""
+        """Show these rows to the readers, with the next ticket."""
         start = int(self._counter[0])
+        self._tickets[self._actor_ind, start // self._layout.chunk_length % self._tickets.shape[1]] = self._next_ticket()
         self._counter[0], self._filled = start + length, 0
         return int((~self._rows["last"][np.arange(start, start + length) % self._layout.rows]).sum())
+
+    def _next_ticket(self) -> int:
+        """Return one more than the newest ticket of any actor's published chunks."""
+        newest = self._written[:, 0] // self._layout.chunk_length - 1
+        return int(self._tickets[np.arange(len(newest)), newest % self._tickets.shape[1]].max()) + 1
 
     def _write_priorities(self, low: int, high: int) -> None:
         """Of the rows that this chunk makes starts. NaN says: none supplied; a row that ends an episode is no start of a short window."""

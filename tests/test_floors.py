@@ -76,7 +76,7 @@ def imports(files):
 
 def test_the_whole_house_is_looked_at(imports):
     assert {"main", "core.agent", "core.agents.dqn", "utils.options", "core.ops.returns"} <= imports.keys()
-    assert "core.agent" in imports["core.agents.dqn"]
+    assert "core.memory" in imports["core.agents.dqn"]
 
 
 def test_imports_go_down_the_floors_only(imports):

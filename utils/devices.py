@@ -51,9 +51,6 @@ def _learners(options: Options) -> list[str]:
         found.append(f"num_learners={count} need a GPU each and device={device!r} is one: device must be cuda or cpu")
     elif device == "cuda" and 0 < torch.cuda.device_count() < count:
         found.append(f"num_learners={count} need a GPU each and this machine has {torch.cuda.device_count()}: take fewer or device=cpu")
-    if options.learner.shrink_batch:
-        found.append(f"learner.shrink_batch=True is for one learner, and num_learners={count}: several make the same updates; a smaller "
-                     "agent.batch_size needs less memory")
     return found
 
 

@@ -23,6 +23,7 @@ from core.memory import Batch
 from core.model import PolicyAndCritic, State
 from core.ops.returns import n_step_return
 from core.optimizer import Optimizer, OptimizerParams
+from core.pieces import Loss
 from core.planned import UpdateCount
 from core.settings import setting
 from core.target import Follower
@@ -52,6 +53,10 @@ class Step(NamedTuple):
     returns: Tensor            # [B] R of n_step_return
     factors: Tensor            # [B] D: the target is R + D * bootstrap
     next_observation: Tensor   # [B, ...] that the value is bootstrapped from
+
+    def part(self, part: slice | None) -> "Step":
+        """Some of the transitions; None: all."""
+        return self if part is None else Step(*(field[part] for field in self))
 
 
 class CriticLosses(NamedTuple):
@@ -138,13 +143,19 @@ class ContinuousControl(Agent):
 
     def learn(self, batch: Batch) -> LearnerOutput:
         networks, step = self.gradients, self.step_of(batch)
-        found = self.critic_losses(step, networks.criticise(step.observation, step.action), self.bootstrap(step))
-        shares = batch.weights.to(self.device) / len(batch.weights)  # [B]
-        loss = found.losses @ shares
-        networks.differentiate_critic(loss, found.slopes * shares[:, None])
-        grad_norm, stepped = self.critic_optimizer.apply(loss.detach())
-        statistics = {"loss": loss.detach(), "grad_norm": grad_norm, "q_mean": found.values.detach().mean(),
-                      "td_error": found.priorities.mean()}
+        weights = batch.weights.to(self.device)  # [B]
+
+        def differentiate(part: slice | None) -> Loss:
+            some, shares = step.part(part), weights if part is None else weights[part]
+            found = self.critic_losses(some, networks.criticise(some.observation, some.action), self.bootstrap(some))
+            shares = shares / len(shares)
+            loss = found.losses @ shares
+            networks.differentiate_critic(loss, found.slopes * shares[:, None])
+            return Loss(loss.detach(), {"q_mean": found.values.detach().mean(), "td_error": found.priorities.mean()}, found.priorities)
+
+        found = self.critic_optimizer.gradient_of(len(weights), differentiate)
+        grad_norm, stepped = self.critic_optimizer.apply(found.loss)
+        statistics = {"loss": found.loss, "grad_norm": grad_norm, **found.statistics}
         if (update := self._updates.next()) % self.params.policy_period == 0:
             more, stepped = self.improve(step, stepped)
             statistics |= more

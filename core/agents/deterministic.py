@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from core.agents.control import ContinuousControl, Step
+from core.pieces import Loss
 
 
 class PolicyLosses(NamedTuple):
@@ -27,11 +28,15 @@ class Deterministic(ContinuousControl):
         return self.gradients.bootstrap(step.next_observation, self.smoothed)
 
     def improve(self, step: Step, wanted: bool | Tensor) -> tuple[dict[str, Tensor], bool | Tensor]:
-        found = self.policy_losses(self.gradients.criticise_policy(step.observation))
-        loss = found.losses.mean()
-        self.gradients.differentiate_policy(loss, found.slopes / len(found.losses))
-        norm, stepped = self.policy_optimizer.apply(loss.detach(), wanted)
-        return {"policy_loss": loss.detach(), "policy_grad_norm": norm}, stepped
+        def differentiate(part: slice | None) -> Loss:
+            found = self.policy_losses(self.gradients.criticise_policy(step.part(part).observation))
+            loss = found.losses.mean()
+            self.gradients.differentiate_policy(loss, found.slopes / len(found.losses))
+            return Loss(loss.detach(), {})
+
+        found = self.policy_optimizer.gradient_of(len(step.returns), differentiate)
+        norm, stepped = self.policy_optimizer.apply(found.loss, wanted)
+        return {"policy_loss": found.loss, "policy_grad_norm": norm}, stepped
 
 
 def value_losses(outputs: Tensor) -> PolicyLosses:

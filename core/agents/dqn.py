@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from core.agent import LearnerOutput
 from core.agents.q_learning import QLearning, QLearningParams
 from core.device import on_device
 from core.env import TimeStep
 from core.memory import Batch
 from core.model import State
 from core.ops.returns import bootstrap_position, n_step_return
+from core.pieces import Loss
 from core.settings import setting
 from core.shared import ArraySpec
 from core.windows import Window, WindowSpec
@@ -57,8 +57,7 @@ class DQN(QLearning):
         return self.model(on_device(timestep.observation, self.device), state)
 
     # the learner's side -----------------------------------------------------------------------------------------------
-    def learn(self, batch: Batch) -> LearnerOutput:
-        self.set_training(True)
+    def loss(self, batch: Batch) -> Loss:
         params = self.params
         window = batch.window
         returns, factors = n_step_return(window.rewards, window.discounts, window.lasts, params.gamma)
@@ -68,7 +67,7 @@ class DQN(QLearning):
         taken = values.gather(1, window.actions[0, :, None].to(self.device))[:, 0]  # [B]
         loss = (batch.weights.to(self.device) * LOSSES[params.loss](taken, target, reduction="none")).mean()
         errors = (target - taken.detach()).abs()
-        return self._step(loss, errors, {"q_mean": values.detach().mean(), "td_error": errors.mean()})
+        return Loss(loss, {"q_mean": values.detach().mean(), "td_error": errors.mean()}, errors)
 
     @torch.no_grad()
     def _bootstrap(self, observation: Tensor) -> Tensor:

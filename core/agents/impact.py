@@ -14,10 +14,11 @@ from torch import Tensor
 from core.agent import LearnerOutput, output_of
 from core.agents.actor_critic import ActorCriticAgent, ActorCriticParams
 from core.averaging import averaged
-from core.memory import Batch
+from core.memory import Batch, batch_size, piece
 from core.model import Model, without_looks
 from core.ops.policy_losses import adapted_kl_coefficient, baseline_loss, clipped_surrogate, entropy_loss, kl, log_probs_of
 from core.ops.vtrace import vtrace
+from core.pieces import Loss
 from core.planned import UpdateCount
 from core.settings import setting
 from core.target import Follower
@@ -51,6 +52,22 @@ class Impact(ActorCriticAgent):
 
     def learn(self, batch: Batch) -> LearnerOutput:
         self._prepare()
+        found, grad_norm, stepped = self._optimizer.minimise(batch_size(batch), lambda part: self._loss(piece(batch, part)))
+        sums = found.statistics
+        rows = sums["rows"].clamp(min=1)
+        statistics = {"loss": found.loss, "policy_loss": sums["policy_loss"], "baseline_loss": sums["baseline_loss"],
+                      "entropy": sums["entropy"] / rows, "value_mean": sums["values"] / batch.window.rewards.numel(),
+                      "target_kl": sums["divergence"] / rows, "kl_coefficient": self._coefficient.clone(),
+                      "target_lag": sums["target_lag"] / batch.window.rewards[:-1].numel(), "grad_norm": grad_norm,
+                      "lr": self._optimizer.rate}
+        assert self._target is not None
+        copied = self._follow(list(self._target.state_dict().values()), list(self.model.state_dict().values()), self._updates.next())
+        if self.params.kl_coefficient and copied is not False:
+            self._adapt(sums["divergence"], rows, copied & stepped)
+        return output_of(statistics, None, stepped)
+
+    def _loss(self, batch: Batch) -> Loss:
+        """The loss of these unrolls and what is reported of them, all of them sums over their rows."""
         params, window = self.params, batch.window.to(self.device)
         output, _ = self.unroll(window)
         with torch.no_grad():
@@ -66,17 +83,9 @@ class Impact(ActorCriticAgent):
         entropy, divergence = entropy_loss(logits, taken), (kl(target_logits, logits) * taken).sum()
         loss = (policy + params.baseline_cost * baseline + params.entropy_cost * entropy
                 + (self._coefficient * divergence if params.kl_coefficient else 0.0))
-        grad_norm, stepped = self._optimizer.step(loss)
-        rows = taken.sum().clamp(min=1)
-        statistics = {"loss": loss, "policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy / rows,
-                      "value_mean": values.mean(), "target_kl": divergence / rows, "kl_coefficient": self._coefficient.clone(),
-                      "target_lag": (log_probs - target_log_probs).abs().mean(), "grad_norm": grad_norm,
-                      "lr": self._optimizer.rate}
-        assert self._target is not None
-        copied = self._follow(list(self._target.state_dict().values()), list(self.model.state_dict().values()), self._updates.next())
-        if params.kl_coefficient and copied is not False:
-            self._adapt(divergence.detach(), rows, copied & stepped)
-        return output_of({name: value.detach() for name, value in statistics.items()}, None, stepped)
+        statistics = {"policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy, "values": values.sum(),
+                      "divergence": divergence, "target_lag": (log_probs - target_log_probs).abs().sum(), "rows": taken.sum()}
+        return Loss(loss, {name: value.detach() for name, value in statistics.items()})
 
     def _adapt(self, divergence: Tensor, rows: Tensor, wanted: bool | Tensor) -> None:
         """Keep the divergence of network and target, as it has become since the last copy, near kl_target."""

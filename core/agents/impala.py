@@ -13,7 +13,7 @@ from torch import Tensor
 
 from core.agent import LearnerOutput, output_of
 from core.agents.actor_critic import ActorCriticAgent, ActorCriticParams
-from core.memory import Batch
+from core.memory import Batch, batch_size, piece
 from core.ops.policy_losses import (
     baseline_loss,
     entropy_loss,
@@ -24,6 +24,7 @@ from core.ops.policy_losses import (
     value_cloning_loss,
 )
 from core.ops.vtrace import relevance, vtrace
+from core.pieces import Loss
 from core.settings import setting
 
 
@@ -46,6 +47,17 @@ class Impala(ActorCriticAgent):
 
     def learn(self, batch: Batch) -> LearnerOutput:
         self._prepare()
+        found, grad_norm, stepped = self._optimizer.minimise(batch_size(batch), lambda part: self._loss(piece(batch, part)))
+        sums = found.statistics
+        rows = sums["rows"].clamp(min=1)
+        statistics = {"loss": found.loss, "policy_loss": sums["policy_loss"], "baseline_loss": sums["baseline_loss"],
+                      "entropy": sums["entropy"] / rows, "value_mean": sums["values"] / batch.window.rewards.numel(),
+                      "behaviour_kl": sums["behaviour_kl"] / rows, "fresh_share": sums["fresh"] / rows,
+                      "relevant_share": sums["relevant"] / rows, "grad_norm": grad_norm, "lr": self._optimizer.rate}
+        return output_of(statistics, None, stepped)
+
+    def _loss(self, batch: Batch) -> Loss:
+        """The loss of these unrolls and what is reported of them, all of them sums over their rows."""
         params, window = self.params, batch.window.to(self.device)
         output, _ = self.unroll(window)
         logits, values, actions = output.logits[:-1], output.value, window.actions[:-1]  # [T, B, A], [T + 1, B], [T, B]
@@ -65,13 +77,10 @@ class Impala(ActorCriticAgent):
             loss = loss + params.policy_cloning_cost * policy_cloning_loss(logits, behaviour_logits, replayed)
         if params.value_cloning_cost:
             loss = loss + params.value_cloning_cost * value_cloning_loss(values[:-1], behaviour_values, replayed)
-        grad_norm, stepped = self._optimizer.step(loss)
-        rows = taken.sum().clamp(min=1)
-        statistics = {"loss": loss, "policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy_loss(logits, taken) / rows,
-                      "value_mean": values.mean(), "behaviour_kl": (kl(logits, behaviour_logits) * taken).sum() / rows,
-                      "fresh_share": fresh.sum() / rows, "relevant_share": included.sum() / rows,
-                      "grad_norm": grad_norm, "lr": self._optimizer.rate}
-        return output_of({name: value.detach() for name, value in statistics.items()}, None, stepped)
+        statistics = {"policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy_loss(logits, taken), "values": values.sum(),
+                      "behaviour_kl": (kl(logits, behaviour_logits) * taken).sum(), "fresh": fresh.sum(), "relevant": included.sum(),
+                      "rows": taken.sum()}
+        return Loss(loss, {name: value.detach() for name, value in statistics.items()})
 
     def _fresh(self, batch: Batch) -> Tensor:
         """[B] bool."""

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from core.agent import ActorOutput, Agent, LearnerOutput, output_of
 from core.env import Discrete, TimeStep
+from core.memory import Batch, batch_size, piece
 from core.model import Model, State, without_looks
 from core.ops.exploration import epsilon_greedy, ladder, linear
 from core.optimizer import Optimizer, OptimizerParams
+from core.pieces import Loss
 from core.planned import UpdateCount
 from core.settings import setting
 from core.target import Follower
@@ -53,7 +55,7 @@ class EpsilonGreedy:
 
 
 class QLearning(Agent):
-    """Subclasses say what `head` their model has, how its output becomes action values and how it learns."""
+    """Subclasses say what `head` their model has, how its output becomes action values, and what its loss is."""
 
     actions = Discrete
     memories = ("shared", "prioritized")
@@ -116,11 +118,17 @@ class QLearning(Agent):
             self._updates, self._follow = UpdateCount(), Follower(self.params.target_update)
         return self._target
 
-    def _step(self, loss: Tensor, priorities: Tensor, statistics: dict[str, Tensor]) -> LearnerOutput:
-        """The rest of an update, once the loss is known: gradient, target network, what is reported."""
-        grad_norm, stepped = self._optimizer.step(loss)
+    @abstractmethod
+    def loss(self, batch: Batch) -> Loss:
+        """The mean loss of these windows, with priorities and what is reported: means too."""
+
+    def learn(self, batch: Batch) -> LearnerOutput:
+        self.set_training(True)
+        self.target  # noqa: B018  made, with the optimiser, if nothing was learnt yet
+        found, grad_norm, stepped = self._optimizer.minimise(batch_size(batch), lambda part: self.loss(piece(batch, part)))
         self._follow(list(self.target.state_dict().values()), list(self.model.state_dict().values()), self._updates.next())
-        return output_of({"loss": loss.detach(), "grad_norm": grad_norm, "lr": self._optimizer.rate, **statistics}, priorities, stepped)
+        statistics = {"loss": found.loss, "grad_norm": grad_norm, "lr": self._optimizer.rate, **found.statistics}
+        return output_of(statistics, found.priorities, stepped)
 
     def plan(self, count: int) -> None:
         for network in (self.target, self.model):

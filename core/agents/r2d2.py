@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.agent import ActorOutput, LearnerOutput
+from core.agent import ActorOutput
 from core.agents.q_learning import QLearning, QLearningParams
 from core.device import on_device
 from core.env import TimeStep
@@ -23,6 +23,7 @@ from core.memory import Batch
 from core.model import Inputs, Model, State
 from core.ops.returns import n_step_targets
 from core.ops.value_rescaling import rescaled, unrescaled
+from core.pieces import Loss
 from core.settings import setting
 from core.shared import ArraySpec
 from core.windows import Window, WindowSpec
@@ -57,7 +58,7 @@ class R2D2(QLearning):
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self.samples_per_window = self.params.unroll_length
+        self.samples_per_window, self.first_sample = self.params.unroll_length, self.params.burn_in
 
     # what it stores and samples ---------------------------------------------------------------------------------------
     @property
@@ -94,7 +95,7 @@ class R2D2(QLearning):
         return ActorOutput(output.action, extras, (*output.state, on_device(output.action, self.device)))
 
     # the learner's side -----------------------------------------------------------------------------------------------
-    def learn(self, batch: Batch) -> LearnerOutput:
+    def loss(self, batch: Batch) -> Loss:
         params, rows = self.params, slice(self.params.burn_in, None)
         window = batch.window.to(self.device)
         values = self._unroll(self.model, window, batch.window.firsts)  # [U + n, B, A]
@@ -106,7 +107,7 @@ class R2D2(QLearning):
         errors, live = self._errors(window, targets, taken)
         loss = (batch.weights.to(self.device) * 0.5 * errors.square().sum(0)).mean()
         priorities = self._priorities(errors.detach(), live)
-        return self._step(loss, priorities, {"q_mean": values.detach().mean(), "td_error": priorities.mean()})
+        return Loss(loss, {"q_mean": values.detach().mean(), "td_error": priorities.mean()}, priorities)
 
     def _unroll(self, model: Model, window: Window, firsts: Tensor) -> Tensor:
         """Action values [U + n, B, A] of the rows after the burn-in, from the stored state. `firsts` stays where it is: no device waits."""

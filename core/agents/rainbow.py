@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from core.agent import LearnerOutput
 from core.agents.q_learning import QLearning, QLearningParams
 from core.device import on_device
 from core.env import TimeStep
@@ -19,6 +18,7 @@ from core.memory import Batch
 from core.model import State
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss, quantile_huber_loss
 from core.ops.returns import n_step_return
+from core.pieces import Loss
 from core.settings import setting
 from core.windows import WindowSpec
 
@@ -102,8 +102,7 @@ class Rainbow(QLearning):
         return self._distribution.mean(output), state
 
     # the learner's side -----------------------------------------------------------------------------------------------
-    def learn(self, batch: Batch) -> LearnerOutput:
-        self.set_training(True)
+    def loss(self, batch: Batch) -> Loss:
         window = batch.window
         returns, factors = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
         observations = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
@@ -113,7 +112,7 @@ class Rainbow(QLearning):
         losses = self._distribution.losses(taken, bootstrap, returns.to(self.device), factors.to(self.device))  # [B]
         loss = (batch.weights.to(self.device) * losses).mean()
         q_mean = self._distribution.mean(output.detach()).mean()
-        return self._step(loss, losses.detach().clamp(min=0), {"q_mean": q_mean})  # rounding may take a KL below 0
+        return Loss(loss, {"q_mean": q_mean}, losses.detach().clamp(min=0))  # rounding may take a KL below 0
 
     @torch.no_grad()
     def _bootstrap(self, observation: Tensor) -> Tensor:

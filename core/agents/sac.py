@@ -15,6 +15,7 @@ from core.agents.control import ContinuousControl, ControlParams, CriticLosses, 
 from core.agents.td3 import twin_losses
 from core.ops.squashed_gaussian import squashed_gaussian
 from core.optimizer import Optimizer
+from core.pieces import Loss
 from core.settings import setting
 
 LOG_DEVIATIONS = -20.0, 2.0  # between which they are clipped, as in the authors' code
@@ -68,16 +69,21 @@ class SAC(ContinuousControl):
 
     def improve(self, step: Step, wanted: bool | Tensor) -> tuple[dict[str, Tensor], bool | Tensor]:
         """mean temperature log pi(a | s) - min_c Q_c(s, a) (equation 7), then the temperature (equation 18)."""
-        action, log_density = self._sample(step.observation)
-        values = self.model.critic(step.observation, action)[:, :, 0].amin(0)  # [B]
         temperature = self.log_temperature.detach().exp()
-        loss = (temperature * log_density - values).mean()
-        self.gradients.differentiate_policy(loss, loss.new_empty(0))
-        norm, stepped = self.policy_optimizer.apply(loss.detach(), wanted)
+
+        def differentiate(part: slice | None) -> Loss:
+            observation = step.part(part).observation
+            action, log_density = self._sample(observation)
+            values = self.model.critic(observation, action)[:, :, 0].amin(0)  # [B]
+            loss = (temperature * log_density - values).mean()
+            self.gradients.differentiate_policy(loss, loss.new_empty(0))
+            return Loss(loss.detach(), {"entropy": -log_density.detach().mean()})
+
+        found = self.policy_optimizer.gradient_of(len(step.returns), differentiate)
+        norm, stepped = self.policy_optimizer.apply(found.loss, wanted)
         if self.params.learn_temperature:
-            self.temperature_optimizer.step(-self.log_temperature * (log_density.detach() + self._target_entropy).mean(), stepped)
-        return {"policy_loss": loss.detach(), "policy_grad_norm": norm, "entropy": -log_density.detach().mean(),
-                "temperature": temperature}, stepped
+            self.temperature_optimizer.step(self.log_temperature * (found.statistics["entropy"] - self._target_entropy), stepped)
+        return {"policy_loss": found.loss, "policy_grad_norm": norm, "temperature": temperature, **found.statistics}, stepped
 
     def plan(self, count: int) -> None:
         super().plan(count)

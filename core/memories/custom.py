@@ -3,13 +3,13 @@
 Elite replay (the first of the replaced systems). Sampling: of lambda n candidates without replacement, n are kept by the distance d that
 the features of their states have moved: strategy1 the n nearest; strategy2 the nearest of each of n groups of the sorted candidates;
 strategy3 the nearest first among those drawn least often; strategy4 the least often drawn of each group. Insertion: once full, of
-`elite_batch_size` random slots the one that has moved most is overwritten.
+`elite_batch_size` random slots the one that has moved most is overwritten; every arriving unroll has a choice of its own, whether it comes
+alone or with others, whose forward passes are made together.
 
 Attentive replay (Sun et al., AAAI 2020): the n candidates most similar to the newest state are kept; d is the distance of an unroll's
 states to it, both seen by today's network.
 
-lambda falls to 1 within `alfa_annealing_factor` times `lambda_batches` batches. Deviation: K unrolls that arrive together overwrite the K
-that moved most of elite_batch_size + K - 1 slots, so that one forward pass serves them all and each has the choice of elite_batch_size.
+lambda falls to 1 within `alfa_annealing_factor` times `lambda_batches` batches.
 """
 
 from collections.abc import Callable
@@ -30,6 +30,7 @@ from core.windows import Window
 
 INSERTIONS = ("newest", "elite_insertion")
 SAMPLINGS = ("uniform", "elite_sampling", "attentive_sampling")
+TOGETHER = 128  # most unrolls that are compared in one forward pass, which bounds the memory that it takes
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,21 @@ class CustomRule(Rule):
         while done < len(keys.streams) and self._filled < self._copies.capacity:  # which falls where packed copies find no room
             self._filled += self._put(np.array([self._filled]), Keys(keys.streams[done:done + 1], keys.serials[done:done + 1]))
             done += 1
-        if (rest := len(keys.streams) - done) > 0 and self._filled:
-            places = self._most_moved(rest)
-            self._put(places, Keys(keys.streams[-len(places):], keys.serials[-len(places):]))
+        if done < len(keys.streams) and self._filled:
+            self._overwrite(Keys(keys.streams[done:], keys.serials[done:]))
+
+    def _overwrite(self, keys: Keys) -> None:
+        """Each of these unrolls in turn overwrites, of elite_batch_size random slots, the one whose features moved farthest."""
+        size, generator = min(self.params.elite_batch_size, len(self)), self.memory.generator
+        candidates = [generator.choice(len(self), size, replace=False) for _ in keys.streams]
+        compared, moved, written = np.unique(np.concatenate(candidates)), np.zeros(len(self)), dict[int, int]()
+        moved[compared] = self._moved(self.store, self.keys(compared))
+        arriving = self._moved(self.memory.trajectories, keys)
+        for number, slots in enumerate(candidates):
+            slot = int(slots[moved[slots].argmax()])
+            moved[slot], written[slot] = arriving[number], number
+        numbers = [*written.values()]  # what a later one has overwritten is not copied
+        self._put(np.array([*written]), Keys(keys.streams[numbers], keys.serials[numbers]))
 
     def _put(self, places: np.ndarray, keys: Keys) -> int:
         """Returns how many were still there to be copied."""
@@ -106,12 +119,6 @@ class CustomRule(Rule):
         stored = self._copies.put(places, keys)
         self._times[places[stored]] = 0
         return int(stored.sum())
-
-    def _most_moved(self, count: int) -> np.ndarray:
-        """Of elite_batch_size + count - 1 random places, or of all, the `count` whose features moved farthest."""
-        size = min(self.params.elite_batch_size + count - 1, len(self))
-        candidates = self.memory.generator.choice(len(self), size, replace=False)
-        return candidates[np.argsort(-self._moved(candidates), kind="stable")[:count]]
 
     # sampling ---------------------------------------------------------------------------------------------------------
     @property
@@ -140,13 +147,18 @@ class CustomRule(Rule):
         """Positions of the `count` candidates that the strategy keeps."""
         if self.params.sample_strategy == "attentive_sampling":
             return np.argsort(self._from_newest(candidates), kind="stable")[:count]
-        return STRATEGIES[self.params.elite_sampling_strategy](self._moved(candidates), self._times[candidates], count)
+        moved = self._moved(self.store, self.keys(candidates))
+        return STRATEGIES[self.params.elite_sampling_strategy](moved, self._times[candidates], count)
 
     # distances --------------------------------------------------------------------------------------------------------
-    def _moved(self, places: np.ndarray) -> np.ndarray:
+    def _moved(self, store: Trajectories, keys: Keys) -> np.ndarray:
         """[N] between what the network makes of these unrolls' states today and what it made of them then."""
-        window = self.store.gather(*self.keys(places), self.memory.window)
-        return self._distance(self._features(window), window.extras["features"][:-1].float())
+        distances = []
+        for start in range(0, len(keys.streams), TOGETHER):
+            some = slice(start, start + TOGETHER)
+            window = store.gather(keys.streams[some], keys.serials[some], self.memory.window)
+            distances.append(self._distance(self._features(window), window.extras["features"][:-1].float()))
+        return np.concatenate(distances)
 
     def _from_newest(self, places: np.ndarray) -> np.ndarray:
         """[N] of these unrolls' states from the newest state, both as the network sees them today."""

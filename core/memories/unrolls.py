@@ -110,20 +110,23 @@ class UnrollMemory(Memory):
         return None
 
     def _ingest(self) -> None:
-        """Show the rules every unroll that has arrived since the last time, oldest first."""
+        """Show the rules every unroll that has arrived since the last time, in the order in which all actors published them."""
         length, envs = self.window.length, self.layout.num_envs
         available = self.trajectories.written() // length
         oldest = -(-self.trajectories.starts(0)[0] // length)
-        for actor in np.flatnonzero(available > self._seen).tolist():
-            start = max(int(self._seen[actor]), min(int(oldest[actor]), int(available[actor])))
-            if missed := start - int(self._seen[actor]):
-                for rule in self.rules:
-                    rule.skipped(missed * envs)
-            serials = np.repeat(np.arange(start, available[actor]), envs) * length
-            keys = Keys(np.tile(np.arange(envs), len(serials) // envs) + actor * envs, serials)
-            if len(serials):
-                for rule in self.rules:
-                    rule.insert(keys)
+        starts = np.maximum(self._seen, np.minimum(oldest, available))
+        if missed := int((starts - self._seen).sum()):
+            for rule in self.rules:
+                rule.skipped(missed * envs)
+        counts = available - starts
+        actors = np.repeat(np.arange(len(counts)), counts)
+        chunks = np.arange(len(actors)) - np.repeat(counts.cumsum() - counts, counts) + starts[actors]
+        tickets = self.trajectories.arrays["tickets"]
+        order = np.argsort(tickets[actors, chunks % tickets.shape[1]], kind="stable")
+        keys = Keys((actors[order, None] * envs + np.arange(envs)).ravel(), np.repeat(chunks[order] * length, envs))
+        if len(order):
+            for rule in self.rules:
+                rule.insert(keys)
         self._seen = available
 
     def _complete(self, number: int, count: int) -> bool:

@@ -27,18 +27,22 @@ def vtrace(log_ratios: Tensor, rewards: Tensor, discounts: Tensor, values: Tenso
     log_ratios log pi(a)/mu(a), rewards, discounts g (gamma times the row's discount, 0 at termination) [T, B] float,
     values [T + 1, B], included [T, B] bool. A row is excluded because it is `last`, no action was taken there, or because LASER
     finds its state irrelevant. Either way its target is its value, the row before it bootstraps from that value, and the trace stops
-    when it *reaches* it; its reward and ratio are not read. The three clips may be inf. Shapes or dtypes that differ: ValueError.
+    when it *reaches* it; its reward and ratio are not read. The three clips may be inf: ratios, corrections and advantages that their
+    numbers cannot hold are the largest ones that these can, so that 0 * inf and inf - inf do not occur. Shapes or dtypes that differ:
+    ValueError.
     """
     _assert_window(log_ratios, rewards, discounts, values, included)
-    ratios = log_ratios.exp()
-    deltas = ratios.clamp(max=rho_bar) * (rewards + discounts * values[1:] - values[:-1])
-    traces = discounts * trace_lambda * ratios.clamp(max=c_bar)
+    largest = torch.finfo(values.dtype).max / 8  # so that a few of them can be added
+    ratios = log_ratios.clamp(max=math.log(largest)).exp()
+    deltas = (ratios.clamp(max=rho_bar) * (rewards + discounts * values[1:] - values[:-1])).clamp(-largest, largest)
+    deltas = torch.where(included, deltas, 0.0)
+    traces = torch.where(included, discounts * trace_lambda * ratios.clamp(max=c_bar), 0.0)
     corrections = [torch.zeros_like(values[-1])]  # x_T, x_{T-1} .. x_0, each [B]
     for t in reversed(range(len(rewards))):
-        corrections.append(torch.where(included[t], deltas[t] + traces[t] * corrections[-1], 0.0))
+        corrections.append(torch.addcmul(deltas[t], traces[t], corrections[-1]).clamp_(-largest, largest))
     targets = values + torch.stack(corrections[::-1])  # [T + 1, B]
     unweighted = rewards + discounts * targets[1:] - values[:-1]
-    advantages = ratios.clamp(max=pg_rho_bar) * unweighted
+    advantages = (ratios.clamp(max=pg_rho_bar) * unweighted).clamp(-largest, largest)
     return VTraceReturns(targets[:-1], torch.where(included, advantages, 0.0), torch.where(included, unweighted, 0.0))
 
 

@@ -31,7 +31,7 @@ class LearnerParams:
     updates_per_replay: int = setting(1, low=1)          # updates in a row that python starts as one; with memory_device learner
     captured: str = setting("auto", choices=("auto", "yes", "no"))  # as a CUDA graph; auto: with memory_device learner where possible
     precision: str = setting("float32", choices=PRECISIONS)  # tf32 is for GPUs; auto: where there is one; bf16: of networks
-    shrink_batch: bool = setting(False)                  # out of GPU memory: go on with batches in pieces that fit
+    shrink_batch: bool = setting(False)                  # out of GPU memory: gradients are taken of pieces that fit, for one step
     publish_period: int = setting(10, low=1)             # updates between publications of the parameters
     log_period: float = setting(2.0, above=0)            # seconds between reports
     max_bad_updates: int = setting(10, low=1)            # updates in a row with a non-finite loss before the run is given up
@@ -107,9 +107,8 @@ def _learn(context: Context, agent: Agent, memory: LearnersMemory, batches: Batc
         if output.priorities is not None and batches.takes_priorities:
             batches.update_priorities(batch.keys, output.priorities.cpu().numpy())
             profile.lap("priorities")
+        clock.learnt(group.index, learn.samples(batch), learn.count)
         batch = None
-        for _ in range(learn.count):
-            clock.learnt(group.index, samples)
         watch.updates += learn.count
         if first and watch.updates % options.learner.publish_period < learn.count:
             context.parameters.publish(agent.model)

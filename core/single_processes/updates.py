@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.agent import Agent, LearnerOutput, joined
+from core.agent import Agent, LearnerOutput, samples_of
 from core.context import Context
-from core.memory import Batch, Keys, Memory, batch_size, piece
-from core.notices import notice
+from core.memory import Batch, Keys, Memory
+from core.pieces import Pieces, in_pieces
 from core.prefetch import Prefetcher
 from core.resident import Refreshed, ResidentMemory, ResidentUpdates, can_be_captured
 from core.staged import StagedUpdates
@@ -44,6 +44,9 @@ class Learn(Protocol):
 
     def __call__(self, batch: Any, /) -> LearnerOutput: ...
 
+    def samples(self, batch: Any, /) -> int:
+        """Return the agent steps that a call with this batch learnt from."""
+
     def statistics(self) -> Mapping[str, float]: ...
 
 
@@ -65,39 +68,28 @@ def updates(context: Context, agent: Agent, memory: LearnersMemory, index: int) 
         return Refreshed(memory), ResidentUpdates(agent, memory, options.agent.batch_size, count, device, capture=capture)
     depth = 0 if options.engine == "inline" else options.learner.prefetch
     batches = Prefetcher(memory, options.agent.batch_size, depth, options.learner.batches_per_draw)
-    return batches, StagedUpdates(agent, device, capture=on_gpu) if captured == "yes" else Pieces(agent, options.learner.shrink_batch)
+    return batches, StagedUpdates(agent, device, capture=on_gpu) if captured == "yes" else EagerUpdates(agent, options.learner.shrink_batch)
 
 
-class Pieces:
-    """An agent's `learn`, on the whole batch or, once that did not fit into the GPU's memory, on pieces of it one after another."""
+class EagerUpdates:
+    """An agent's `learn`; with `shrink`, gradients of batches that do not fit into the GPU's memory are taken of pieces that do."""
 
     def __init__(self, agent: Agent, shrink: bool):
-        self._agent, self._shrink, self._size = agent, shrink, 0
+        self._agent, self._pieces = agent, Pieces() if shrink else None
         self.count, self.bad = 1, 0  # updates a call; in a row that were not finite before the one in hand
 
     def __call__(self, batch: Batch) -> LearnerOutput:
-        total, start, outputs = batch_size(batch), 0, []
-        self._size = self._size or total
-        while start < total:
-            part = batch if self._size >= total else piece(batch, slice(start, start + self._size))
-            try:
-                outputs.append(self._agent.learn(part))
-            except torch.OutOfMemoryError:
-                if not self._shrink or self._size == 1:
-                    raise
-            else:
-                start += self._size
-                continue
-            self._halve(total)  # the error is forgotten, and with it the tensors of its frames
-        return outputs[0] if len(outputs) == 1 else joined(outputs)
+        if self._pieces is None:
+            return self._agent.learn(batch)
+        with in_pieces(self._pieces):
+            return self._agent.learn(batch)
 
-    def _halve(self, total: int) -> None:
-        self._size = -(-self._size // 2)
-        torch.cuda.empty_cache()
-        notice(f"out of GPU memory: batches of {total} are learnt in pieces of {self._size} from now on")
+    def samples(self, batch: Batch) -> int:
+        return samples_of(self._agent, batch)
 
     def statistics(self) -> dict[str, float]:
-        return {"batch_size": float(self._size)} if self._shrink else {}
+        """batch_size: windows whose gradient is taken at once."""
+        return {} if self._pieces is None else {"batch_size": float(self._pieces.size)}
 
 
 def feature_source(context: Context, device: str) -> Callable[[Window], Tensor]:

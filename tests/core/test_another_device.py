@@ -18,7 +18,7 @@ from core.inference import OnFixedTensors, capture_forward
 from core.models.normalization import RunningNormalization
 from core.optimizer import Optimizer, OptimizerParams
 from core.resident import Tally
-from core.single_processes.updates import Pieces
+from core.single_processes.updates import EagerUpdates
 from core.staged import StagedUpdates
 from tests.core import resident_agents, test_inference, test_staged
 
@@ -125,7 +125,7 @@ def test_what_learners_tell_each_other_of_an_update_is_one_tensor_that_never_lea
 def test_an_update_that_looks_is_noticed():
     agent = test_staged.make_agent("dqn", "meta")
     with pytest.raises(RuntimeError, match="meta"):
-        Pieces(agent, False)(test_staged.make_batch(agent, 0))
+        EagerUpdates(agent, False)(test_staged.make_batch(agent, 0))
 
 
 @pytest.mark.parametrize("name", test_inference.ACTING)

@@ -1,4 +1,4 @@
-"""The learner's parts: batches in pieces that fit, their joined output, and features by the published weights."""
+"""The learner's parts: some windows of a batch, and features by the published weights."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from core.agent import LearnerOutput, joined
 from core.agents.impala import Impala
 from core.memories.mixed import MixedMemory
 from core.memories.prioritized import PrioritizedMemory
@@ -15,7 +14,7 @@ from core.memories.shared import SharedMemory
 from core.memory import Batch, Keys, batch_size, piece
 from core.parameters import ParameterStore
 from core.single_processes.learner import Statistics
-from core.single_processes.updates import Pieces, feature_source
+from core.single_processes.updates import feature_source
 from core.windows import Window
 from tests.core.agents.unrolls import Table, random_unrolls, table_agent
 
@@ -27,28 +26,6 @@ def numbered_batch(size, fresh=True):
     return Batch(Window(rows[..., None], rows % 2 == 0, rows % 3 == 0, rows, rows.float(), rows / 10, {"logits": rows[..., None] + 0.5},
                         (number[:, None] * 2, number * 3)),
                  Keys(np.arange(size), np.arange(size) + 100), number / 4, number % 2 == 0 if fresh else None)
-
-
-class Limited:
-    """An agent that runs out of memory above `most` windows."""
-
-    def __init__(self, most, priorities=True, skips=()):
-        self.most, self.with_priorities, self.skips = most, priorities, skips
-        self.learnt, self.attempts = [], []
-
-    def learn(self, batch):
-        size = batch_size(batch)
-        self.attempts.append(size)
-        if size > self.most:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        self.learnt.append(batch.keys.streams.tolist())
-        skipped = len(self.learnt) - 1 in self.skips
-        statistics = {"loss": torch.tensor(float("nan") if skipped else float(len(self.learnt)))}
-        return LearnerOutput(statistics, batch.weights * 4 if self.with_priorities else None, skipped)
-
-
-def windows(learnt):
-    return [window for part in learnt for window in part]
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -66,118 +43,6 @@ def test_a_piece_has_every_field_of_its_windows_and_nothing_else(part, fresh):
     assert some.keys.streams.tolist() == chosen and some.keys.serials.tolist() == [100 + number for number in chosen]
     assert some.weights.tolist() == [number / 4 for number in chosen]
     assert (some.fresh is None) == (not fresh) and (not fresh or some.fresh.tolist() == [number % 2 == 0 for number in chosen])
-
-
-@pytest.mark.parametrize(("size", "most", "sizes", "pieces"), [
-    (8, 8, [], [8]), (8, 4, [4], [4, 4]), (8, 3, [4, 2], [2, 2, 2, 2]), (7, 4, [4], [4, 3]), (7, 1, [4, 2, 1], [1] * 7),
-    (9, 2, [5, 3, 2], [2, 2, 2, 2, 1])])
-def test_a_batch_that_does_not_fit_is_halved_until_it_does_and_every_window_learnt_once_in_order(capsys, size, most, sizes, pieces):
-    agent = Limited(most)
-    learn = Pieces(agent, shrink=True)
-    output = learn(numbered_batch(size))
-    assert [len(part) for part in agent.learnt] == pieces and windows(agent.learnt) == list(range(size))
-    assert agent.attempts[:len(sizes) + 1] == [size, *sizes]
-    assert output.priorities.tolist() == list(range(size))
-    assert float(output.statistics["loss"]) == np.mean(np.arange(len(pieces)) + 1)
-    printed = capsys.readouterr().err.splitlines()
-    assert printed == [f"out of GPU memory: batches of {size} are learnt in pieces of {smaller} from now on" for smaller in sizes]
-    assert learn.statistics() == {"batch_size": float((sizes or [size])[-1])}
-
-
-def test_later_batches_are_learnt_in_the_pieces_that_fitted(capsys):
-    agent = Limited(4)
-    learn = Pieces(agent, shrink=True)
-    learn(numbered_batch(8))
-    agent.attempts.clear(), capsys.readouterr()
-    learn(numbered_batch(8))
-    assert agent.attempts == [4, 4] and capsys.readouterr().err == ""
-
-
-def test_memory_that_runs_out_amid_a_batch_costs_and_repeats_no_window():
-    agent = Limited(4)
-    learn = Pieces(agent, shrink=True)
-    learn(numbered_batch(8))
-    agent.learnt.clear()
-    remaining = iter([4, 2, 2, 2, 2])
-    original = agent.learn
-
-    def learn_with_less(batch):
-        agent.most = next(remaining)
-        return original(batch)
-
-    agent.learn = learn_with_less
-    learn(numbered_batch(8))
-    assert agent.learnt == [[0, 1, 2, 3], [4, 5], [6, 7]]
-
-
-@pytest.mark.parametrize(("shrink", "size", "most"), [(False, 8, 4), (True, 1, 0), (True, 8, 0)])
-def test_where_nothing_can_be_done_the_error_is_raised(capsys, shrink, size, most):
-    agent = Limited(most)
-    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
-        Pieces(agent, shrink)(numbered_batch(size))
-    assert agent.learnt == [] and len(capsys.readouterr().err.splitlines()) == (3 if shrink and size == 8 else 0)
-
-
-def test_the_failed_attempts_tensors_are_let_go_before_the_next(monkeypatch):
-    alive = []
-
-    class Kept:
-        def __init__(self):
-            alive.append(1)
-
-        def __del__(self):
-            alive.pop()
-
-    class Hungry(Limited):
-        def learn(self, batch):
-            activations = Kept()
-            return super().learn(batch) if activations else None
-
-    seen = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append(len(alive)))
-    Pieces(Hungry(2), shrink=True)(numbered_batch(8))
-    assert seen == [0, 0]
-
-
-def test_without_shrinking_there_is_nothing_to_report_and_the_batch_is_passed_on_as_it_is():
-    seen = []
-    learn = Pieces(SimpleNamespace(learn=lambda batch: seen.append(batch) or LearnerOutput({}, None)), shrink=False)
-    batch = numbered_batch(4)
-    learn(batch)
-    assert seen[0] is batch and learn.statistics() == {}
-
-
-def test_pieces_without_priorities_have_none_together():
-    assert Pieces(Limited(2, priorities=False), shrink=True)(numbered_batch(4)).priorities is None
-
-
-def test_of_the_pieces_only_those_that_changed_something_count():
-    output = Pieces(Limited(2, skips=(1,)), shrink=True)(numbered_batch(6))
-    assert not output.skipped and float(output.statistics["loss"]) == (1 + 3) / 2
-    assert Pieces(Limited(2, skips=(0, 1, 2)), shrink=True)(numbered_batch(6)).skipped
-
-
-def test_joined_priorities_are_all_or_none():
-    sound = LearnerOutput({"loss": torch.tensor(1.0)}, torch.ones(2))
-    broken = LearnerOutput({"loss": torch.tensor(5.0)}, None, skipped=True)
-    assert joined([sound, broken, sound]).priorities is None
-    assert joined([sound, sound]).priorities.tolist() == [1] * 4
-
-
-def test_pieces_of_an_actor_critics_batch_are_updates_of_their_own():
-    batch, logits, values = random_unrolls(seed=0, streams=6)
-    whole, halves = (table_agent(Impala, logits, values) for _ in range(2))
-    whole.learn(piece(batch, slice(0, 3))), whole.learn(piece(batch, slice(3, 6)))
-    learn_as_before = halves.learn
-
-    def learn_at_most_three(part):
-        if batch_size(part) > 3:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return learn_as_before(part)
-
-    halves.learn = learn_at_most_three
-    Pieces(halves, shrink=True)(batch)
-    assert torch.equal(whole.model.logits, halves.model.logits) and torch.equal(whole.model.values, halves.model.values)
 
 
 # features -------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from core import resident
 from core.agent import Agent, LearnerOutput
 from core.agents.dqn import DQN
 from core.captured import WARM_UP, Captured, _nothing_freed
@@ -297,3 +298,29 @@ def test_what_only_some_updates_report_is_the_mean_of_those():
         tally.add(LearnerOutput(found, None))
         statistics.add(found, False)
     assert tally.take()[0] == statistics.take() == {"loss": 3.0, "policy_loss": 20.0, "skipped_updates": 0.0}
+
+
+@pytest.mark.parametrize("look", [1, 7])
+@pytest.mark.parametrize("name", ["r2d2", "dqn"])
+def test_rows_that_end_an_episode_are_no_samples(monkeypatch, name, look):
+    monkeypatch.setattr(resident, "LOOK", look)
+    agent = make_agent(name)
+    memory, true, learn_as_before = make_memory(agent), [], agent.learn
+
+    def counted(batch):
+        rows = range(agent.params.burn_in, agent.params.burn_in + agent.params.unroll_length) if name == "r2d2" else range(1)
+        true.append(sum(not batch.window.lasts[row, column] for row in rows for column in range(16)))
+        return learn_as_before(batch)
+
+    agent.learn = counted
+    memory.refresh()
+    learn, found = ResidentUpdates(agent, memory, 16, 2, torch.device("cpu"), capture=False), []
+    for _ in range(30):
+        learn(memory)
+        found.append(learn.samples(memory))
+    every = 2 * 16 * (agent.params.unroll_length if name == "r2d2" else 1)
+    assert all(0 <= samples <= every for samples in found) and (name == "dqn") == (sum(true) == 30 * every)
+    if look == 1 or name == "dqn":
+        assert found == [sum(true[2 * call:2 * call + 2]) for call in range(30)]
+    else:  # 28 calls were looked at
+        assert sum(true) <= sum(found) <= sum(true) + 3 * every

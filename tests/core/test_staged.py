@@ -12,7 +12,7 @@ from core.memory import Batch, Keys, tensors
 from core.models.actor_critic_mlp import MLPAC, MLPACParams
 from core.models.dqn_mlp import DQNMLP
 from core.single_processes.learner import Statistics
-from core.single_processes.updates import Pieces
+from core.single_processes.updates import EagerUpdates
 from core.staged import StagedUpdates
 from core.windows import Window
 from tests.core.devices import DEVICES, cuda
@@ -83,7 +83,7 @@ def assert_same(found, expected, **tolerance):
 @pytest.mark.parametrize("name", AGENTS)
 def test_staged_updates_are_those_of_an_agent_that_looks_at_its_tensors(name):
     found = learnt(name, lambda agent: StagedUpdates(agent, torch.device("cpu"), capture=False))
-    expected = learnt(name, lambda agent: Pieces(agent, False))
+    expected = learnt(name, lambda agent: EagerUpdates(agent, False))
     assert_same(found, expected, rtol=1e-3, atol=1e-5)
     assert name != "impact" or found[0].state_dict()["kl_coefficient"] not in (0.2, 0.0)  # it was adapted
 

@@ -113,9 +113,7 @@ def numbers(values):
 def test_loss_and_priorities_equal_the_walk(settings):
     agent = spread(make_agent(**settings))
     params, batch = agent.params, make_batch(agent)
-    caught = {}
-    agent._step = lambda loss, priorities, statistics: caught.update(loss=loss, priorities=priorities)
-    agent.learn(batch)
+    found = agent.loss(batch)
     expected, loss = [], torch.zeros(())
     for column in range(COLUMNS):
         online = stepped(agent.model, batch.window, column)
@@ -123,18 +121,16 @@ def test_loss_and_priorities_equal_the_walk(settings):
         sizes = [abs(error) for _, error in errors]
         expected.append(params.eta * max(sizes) + (1 - params.eta) * sum(sizes) / len(sizes) if sizes else 0.0)
         loss = loss + batch.weights[column] / COLUMNS * sum(error * error / 2 for _, error in errors)
-    np.testing.assert_allclose(caught["priorities"].numpy(), expected, rtol=2e-4, atol=1e-5)
-    assert caught["loss"].item() == pytest.approx(loss.item(), rel=1e-4)
-    assert not caught["priorities"].requires_grad
+    np.testing.assert_allclose(found.priorities.numpy(), expected, rtol=2e-4, atol=1e-5)
+    assert found.loss.item() == pytest.approx(loss.item(), rel=1e-4)
+    assert not found.priorities.requires_grad
 
 
 @pytest.mark.parametrize("burn_in", [0, 3])
 def test_the_gradient_is_that_of_the_trained_rows_with_constant_targets(burn_in):
     agent = spread(make_agent(burn_in=burn_in))
     batch, parameters = make_batch(agent), list(agent.model.parameters())
-    caught = []
-    agent._step = lambda loss, priorities, statistics: caught.extend(torch.autograd.grad(loss, parameters))
-    agent.learn(batch)
+    gradients = torch.autograd.grad(agent.loss(batch).loss, parameters)
     with torch.no_grad():
         warm = agent.model.unroll(*warming(batch.window, burn_in))[1] if burn_in else batch.window.states[:2]
     loss = torch.zeros(())
@@ -147,7 +143,7 @@ def test_the_gradient_is_that_of_the_trained_rows_with_constant_targets(burn_in)
         for row, error in errors.items():
             taken = values[row - burn_in][batch.window.actions[row, column]]
             loss = loss + batch.weights[column] / COLUMNS * 0.5 * (taken.detach() + error - taken).square()
-    for found, wanted in zip(caught, torch.autograd.grad(loss, parameters)):
+    for found, wanted in zip(gradients, torch.autograd.grad(loss, parameters), strict=True):
         assert torch.allclose(found, wanted, rtol=1e-3, atol=1e-4) and wanted.any()
 
 
@@ -162,8 +158,7 @@ def test_nothing_is_learnt_through_the_burn_in_nor_through_the_rows_that_are_boo
     window = batch.window
     nowhere = torch.zeros_like(window.firsts)
     leaves = [window.observations.requires_grad_(), *(state.requires_grad_() for state in window.states[:2])]
-    agent._step = lambda loss, priorities, statistics: loss.backward()
-    agent.learn(batch._replace(window=window._replace(firsts=nowhere, lasts=nowhere)))
+    agent.loss(batch._replace(window=window._replace(firsts=nowhere, lasts=nowhere))).loss.backward()
     gradient = leaves[0].grad.abs().sum((1, 2))
     assert not gradient[:3].any() and (gradient[3:10] > 0).all() and not gradient[10:].any()
     assert leaves[1].grad is None and leaves[2].grad is None
@@ -173,8 +168,7 @@ def test_without_a_burn_in_the_gradient_begins_with_the_first_row():
     agent = spread(make_agent(burn_in=0))
     batch = make_batch(agent)
     observations = batch.window.observations.requires_grad_()
-    agent._step = lambda loss, priorities, statistics: loss.backward()
-    agent.learn(batch)
+    agent.loss(batch).loss.backward()
     assert observations.grad[0].any()
 
 
@@ -184,11 +178,8 @@ def test_rows_where_an_episode_ended_change_nothing():
     other.window.actions[other.window.lasts] = 0
     other.window.rewards[other.window.lasts] = -77.0
     other.window.discounts[other.window.lasts] = 0.0
-    caught = []
-    agent._step = lambda loss, priorities, statistics: caught.append((loss.item(), priorities))
-    for each in (batch, other):
-        agent.learn(each)
-    assert batch.window.lasts[3:10].any() and caught[0][0] == caught[1][0] and torch.equal(caught[0][1], caught[1][1])
+    first, second = agent.loss(batch), agent.loss(other)
+    assert batch.window.lasts[3:10].any() and first.loss.item() == second.loss.item() and torch.equal(first.priorities, second.priorities)
 
 
 def test_a_sequence_without_any_action_has_priority_zero_and_no_loss():

@@ -14,7 +14,7 @@ from core.engines.inline import InlineEngine
 from core.memories.unrolls import concatenated
 from core.memory import Batch, Keys
 from core.single_processes import updates
-from core.single_processes.updates import Pieces
+from core.single_processes.updates import EagerUpdates
 from tests.reliability.test_inline import CARTPOLE, RUNS, differences, saved, train
 from utils import checkpoint
 from utils.command_line import read_options
@@ -39,7 +39,7 @@ def learnt(monkeypatch):
     """Of each learner of the run."""
     found = []
 
-    class Recording(Pieces):
+    class Recording(EagerUpdates):
         def __init__(self, agent, shrink):
             super().__init__(agent, shrink)
             found.append(Learnt(agent, copy.deepcopy(agent.state_dict()), []))
@@ -49,8 +49,15 @@ def learnt(monkeypatch):
             self.batches.append(batch)
             return super().__call__(batch)
 
-    monkeypatch.setattr(updates, "Pieces", Recording)
+    monkeypatch.setattr(updates, "EagerUpdates", Recording)
     return found
+
+
+def samples(params, window) -> int:
+    """Rows that are learnt from, one by one: those of an unroll after the burn-in, or the first; none where an episode had ended."""
+    begin = getattr(params, "burn_in", 0)
+    rows = range(begin, begin + getattr(params, "unroll_length", 1))
+    return sum(not window.lasts[row, column] for row in rows for column in range(window.lasts.shape[1]))
 
 
 def joined(first: Batch, second: Batch) -> Batch:
@@ -66,7 +73,9 @@ def test_two_learners_learn_what_one_does_from_both_their_batches(tmp_path, lear
     context = train(tmp_path, *RUNS[name], *TWO, *QUIET.get(name, ()), *follow, "--steps", "300")
     first, second = learnt
     assert len(first.batches) == len(second.batches) == context.clock.updates >= 3
-    assert context.clock.sampled == 2 * context.clock.updates * context.options.agent.batch_size * first.agent.samples_per_window
+    assert context.clock.sampled == sum(samples(first.agent.params, batch.window) for batch in (*first.batches, *second.batches))
+    if context.options.memory_type == "queue":  # every step once
+        assert 0.5 * context.clock.inserted < context.clock.sampled <= context.clock.inserted
     assert not differences(first.initial, second.initial) and not differences(first.agent.state_dict(), second.agent.state_dict())
     twin = context.make_agent()
     twin.load_state_dict(first.initial)
@@ -168,7 +177,7 @@ def test_learners_that_are_not_alike_end_the_run_by_name_and_save_nothing(tmp_pa
         return output
 
     drift: dict = {}
-    monkeypatch.setattr(Pieces, "__call__", drifting)
+    monkeypatch.setattr(EagerUpdates, "__call__", drifting)
     exit_code, context = launch(tmp_path, *CARTPOLE, *TWO, "--steps", "300")
     assert exit_code == 4 and context.clock.updates == 2
     assert "after 2 updates the learners are not alike any more: fingerprint" in capsys.readouterr().err
@@ -177,14 +186,14 @@ def test_learners_that_are_not_alike_end_the_run_by_name_and_save_nothing(tmp_pa
 
 @pytest.mark.parametrize("broken", [0, 1])
 def test_a_learner_that_fails_ends_the_run_and_learner_0_saves_if_it_is_left(tmp_path, monkeypatch, learnt, broken):
-    recorded = updates.Pieces.__call__
+    recorded = updates.EagerUpdates.__call__
 
     def failing(self, batch):
         if len(self.batches) == 5 and self.batches is learnt[broken].batches:
             raise ValueError("broken")
         return recorded(self, batch)
 
-    monkeypatch.setattr(updates.Pieces, "__call__", failing)
+    monkeypatch.setattr(updates.EagerUpdates, "__call__", failing)
     exit_code, context = launch(tmp_path, *CARTPOLE, *TWO, "--steps", "300")
     assert exit_code == 4 and context.clock.updates == 5
     assert "learn" not in [thread.name for thread in threading.enumerate()]

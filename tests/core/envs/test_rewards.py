@@ -7,7 +7,8 @@ from core.envs.rewards import CLIPPINGS, clipped
 
 REWARDS = np.array([-40.0, -1.0, -0.25, 0.0, 0.25, 1.0, 3.0, 400.0], np.float32)
 TRUTH = {"none": lambda r: r, "sign": lambda r: (r > 0) - (r < 0), "clamp": lambda r: max(-1.0, min(1.0, r)),
-         "soft_asymmetric": lambda r: 5.0 * max(math.tanh(r / 5.0), 0.0) + 5.0 * 0.3 * min(math.tanh(r / 5.0), 0.0)}
+         "soft_asymmetric": lambda r: 5.0 * max(math.tanh(r / 5.0), 0.0) + 5.0 * 0.3 * min(math.tanh(r / 5.0), 0.0),
+         "optimistic_asymmetric": lambda r: 0.3 * min(math.tanh(r), 0.0) + 5.0 * max(math.tanh(r), 0.0)}
 
 
 @pytest.mark.parametrize("name", list(CLIPPINGS))
@@ -15,6 +16,13 @@ def test_clipping_is_its_formula_on_both_sides_of_zero(name):
     result = clipped(REWARDS, name)
     np.testing.assert_allclose(result, [TRUTH[name](float(reward)) for reward in REWARDS], rtol=1e-6)
     assert result.dtype == np.float32
+
+
+def test_the_papers_figure_is_named_by_the_clipping_that_has_its_formula():
+    """Figure D.1 of 1802.01561: from -0.3 to 5, with slopes 0.3 and 5 at zero; the published code's has slopes 0.3 and 1."""
+    named = [clipping for clipping in CLIPPINGS.values() if "figure D.1" in (clipping.__doc__ or "")]
+    assert len(named) == 1
+    np.testing.assert_allclose(named[0](np.array([-40.0, -1e-6, 1e-6, 40.0])), [-0.3, -0.3e-6, 5e-6, 5.0], rtol=1e-9)
 
 
 def test_clipping_leaves_the_raw_rewards_alone():

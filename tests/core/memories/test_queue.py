@@ -7,7 +7,7 @@ import pytest
 
 from core.memories.queue import QueueMemory, QueueParams
 from core.settings import problems
-from tests.core.tapes import CodedActor, RandomPlay, assert_unroll_equals_twin, check_coded_unrolls, coded_spec, unroll_memory
+from tests.core.tapes import CODE, CodedActor, RandomPlay, assert_unroll_equals_twin, check_coded_unrolls, coded_spec, unroll_memory
 
 
 def make(*, capacity: int = 4, overflow: str = "block", batch_size: int = 4, num_actors: int = 1, frame_stack: int = 4, **options):
@@ -163,6 +163,34 @@ def twin(overflow: str, capacity: int, arrivals: list[tuple[int, int]], waiting:
             waiting.pop(0)
             waiting.append(unroll)
     return dropped
+
+
+@pytest.mark.parametrize("overflow", ["block", "keep_latest", "keep_oldest", "alternating"])
+def test_unrolls_of_several_actors_wait_in_the_order_they_were_published_also_after_a_resume(overflow):
+    """The twin sees every chunk when it is published, the memory only what several actors have published meanwhile."""
+    capacity, options, given = 9, {"overflow": overflow, "num_actors": 4, "num_envs": 2, "batch_size": 3}, []
+    memory, actors = make(capacity=capacity, **options)
+    generator, waiting, turn = np.random.default_rng(2), [], [0]
+    for round_ in range(60):
+        for number in generator.integers(4, size=generator.integers(8)):
+            if actors[number].writer.has_room():
+                actors[number].write(1)
+                twin("keep_oldest" if overflow == "block" else overflow, 100 if overflow == "block" else capacity,
+                     actors[number].unrolls()[-2:], waiting, turn)
+        if round_ % 10 == 9:  # before some of the chunks were shown to the rule
+            state = memory.state_dict()
+            memory, successors = make(capacity=capacity, **options)
+            memory.load_state_dict(state)
+            for actor, successor in zip(actors, successors):
+                successor.serial, successor.writer = actor.serial, memory.writer(actor.actor_ind)
+            actors = successors
+        else:
+            memory._ingest()
+        if waiting and generator.random() < 0.3:
+            streams, serials = np.divmod(memory.sample(len(waiting)).window.actions[0].numpy(), CODE)
+            assert list(zip((streams - 1).tolist(), serials.tolist())) == waiting
+            given, waiting = given + waiting, []
+    assert {stream for stream, _ in given} == set(range(8))
 
 
 @pytest.mark.parametrize("overflow", ["keep_latest", "keep_oldest", "alternating"])

@@ -1,5 +1,7 @@
 """V-trace against the paper's double sum, written with plain loops in float64."""
 
+from decimal import Decimal
+from fractions import Fraction
 from math import exp, inf, log
 
 import numpy as np
@@ -72,6 +74,38 @@ def test_targets_and_advantages_equal_the_papers_sums(rho_bar, c_bar, pg_rho_bar
         advantages = [w * (r + g * v[t + 1] - values[t]) for t, (w, r, g) in enumerate(zip(weights, rewards, discounts))]
         assert returns.targets[:, b].tolist() == pytest.approx(v[:-1], abs=1e-10)
         assert returns.advantages[:, b].tolist() == pytest.approx(advantages, abs=1e-10)
+
+
+def saturating_sum(log_ratios, rewards, discounts, values, included, trace_lambda, largest):
+    """Targets and advantages without clips of one stream, in exact arithmetic but for ratios; what float32 cannot hold is `largest`."""
+    def bounded(number):
+        return max(-largest, min(largest, number))
+
+    targets, advantages, correction = [], [], Fraction(0)
+    for t in reversed(range(len(rewards))):
+        ratio = bounded(Fraction(Decimal(log_ratios[t]).exp()))
+        following = Fraction(values[t + 1]) + correction
+        delta = bounded(ratio * (Fraction(rewards[t]) + Fraction(discounts[t]) * Fraction(values[t + 1]) - Fraction(values[t])))
+        correction = bounded(delta + Fraction(discounts[t]) * trace_lambda * ratio * correction) if included[t] else Fraction(0)
+        weighted = bounded(ratio * (Fraction(rewards[t]) + Fraction(discounts[t]) * following - Fraction(values[t])))
+        targets.append(float(Fraction(values[t]) + correction))
+        advantages.append(float(weighted) if included[t] else 0.0)
+    return targets[::-1], advantages[::-1]
+
+
+@pytest.mark.parametrize("trace_lambda", [1, 0])
+def test_without_clips_no_ratio_however_large_makes_a_nan(trace_lambda):
+    """float32's exp is inf from 88.73 on: times a discount, an error or a lambda of 0, or less another inf, that was NaN."""
+    log_ratios, rewards, discounts, values, included = (tensor.float() for tensor in random_window(seed=5, length=6, streams=300))
+    log_ratios = (60 * log_ratios).clamp(-300, 300)  # a third of the ratios are beyond float32 on one side
+    rewards[:, ::3], values[:, ::3] = 0, 0           # errors of exactly 0
+    window = (log_ratios, rewards, discounts, values, included.bool())
+    largest = Fraction(float(np.float64(np.finfo(np.float32).max) / 8))
+    returns = vtrace(*window, rho_bar=inf, c_bar=inf, pg_rho_bar=inf, trace_lambda=float(trace_lambda))
+    for b in range(300):
+        targets, advantages = saturating_sum(*(tensor[:, b].tolist() for tensor in window), trace_lambda, largest)
+        assert returns.targets[:, b].tolist() == pytest.approx(targets, rel=1e-3, abs=1e-3)
+        assert returns.advantages[:, b].tolist() == pytest.approx(advantages, rel=1e-3, abs=1e-3)
 
 
 def test_on_policy_targets_are_the_n_step_bellman_targets():
