@@ -1,10 +1,18 @@
 """The border to every environment: what it returns is a TimeStep of its spec, or an error says what is not."""
 
 import reprlib
+from typing import Any
 
 import numpy as np
 
 from core.env import Env, TimeStep
+from core.foreign_code import foreign_code
+
+
+def make_env(options: Any, num_envs: int, **settings: Any) -> Env:
+    """Construct the environment that the options name, of whoever wrote it. `settings` are the other arguments of Env."""
+    with foreign_code("its constructor", may_lack_packages=True):
+        return options.env_class(options.env, options.game, num_envs, **settings)
 
 
 class CheckedSteps(Env):
@@ -16,33 +24,43 @@ class CheckedSteps(Env):
     def __init__(self, env: Env, num_envs: int):
         self._env, self._num_envs, self.spec = env, num_envs, env.spec
         self._steps = self._first_stream = 0
+        self._own_code = foreign_code(f"environment {env.spec.name}")
         shapes = {"observation": (num_envs, *env.spec.observation_shape)}
         kinds = {"observation": np.dtype(env.spec.frame.dtype).kind, "first": "b", "last": "b"}
         self._expected = [(name, shapes.get(name, (num_envs,)), kinds.get(name, "f")) for name in TimeStep._fields]
 
     def reset(self, seed: int) -> TimeStep:
-        return self._checked(self._env.reset(seed))
+        with self._own_code:
+            timestep = self._env.reset(seed)
+        return self._checked(timestep)
 
     def step(self, action: np.ndarray) -> TimeStep:
         self._steps += 1
-        return self._checked(self._env.step(action))
+        with self._own_code:
+            timestep = self._env.step(action)
+        return self._checked(timestep)
 
     def send(self, action: np.ndarray) -> None:
-        self._env.send(action)
+        with self._own_code:
+            self._env.send(action)
 
     def recv(self) -> TimeStep:
         self._steps += 1
-        return self._checked(self._env.recv())
+        with self._own_code:
+            timestep = self._env.recv()
+        return self._checked(timestep)
 
     def render(self) -> np.ndarray:
-        return self._env.render()
+        with self._own_code:
+            return self._env.render()
 
     def note_stream_in(self, cell: np.ndarray, first: int = 0) -> None:
         self._first_stream = first
         self._env.note_stream_in(cell, first)
 
     def close(self) -> None:
-        self._env.close()
+        with self._own_code:
+            self._env.close()
 
     def _checked(self, timestep: TimeStep) -> TimeStep:
         if not isinstance(timestep, TimeStep):

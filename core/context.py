@@ -9,7 +9,7 @@ import torch
 
 from core.agent import Agent
 from core.averaging import Alone, Meeting
-from core.checked_steps import CheckedSteps
+from core.checked_steps import CheckedSteps, make_env
 from core.clock import Clock
 from core.env import Env, EnvSpec
 from core.logs import LogRings
@@ -43,9 +43,8 @@ class Context:
         return self.options.make_agent(self.spec, device, precision)
 
     def make_env(self, num_envs: int, *, training: bool, num_threads: int = 1, render_mode: str | None = None) -> Env:
-        options = self.options
-        return CheckedSteps(options.env_class(options.env, options.game, num_envs, training=training, num_threads=num_threads,
-                                              render_mode=render_mode), num_envs)
+        env = make_env(self.options, num_envs, training=training, num_threads=num_threads, render_mode=render_mode)
+        return CheckedSteps(env, num_envs)
 
     def memory_of(self, actor: int) -> tuple[Memory, int]:
         """The memory that an actor writes to, and its number among those who do."""

@@ -13,8 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from core.agent import Agent
+from core.checked_steps import make_env
 from core.env import Discrete, Env, EnvSpec
 from core.env_contract import play_randomly
+from core.foreign_code import foreign_code, text_of
 from core.progress import count, duration
 from core.shared import ArraySpec, available_bytes
 from utils import probe, sizes
@@ -35,7 +37,7 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
     console, problems = Console(highlight=False), list[str]()
     console.width = max(console.width, WIDTH)
     console.print(_settings(options))
-    env = options.env_class(options.env, options.game, options.num_envs_per_actor, training=True, num_threads=options.actor.env_threads)
+    env = make_env(options, options.num_envs_per_actor, training=True, num_threads=options.actor.env_threads)
     agent, facts = options.make_agent(env.spec), Table.grid(padding=(0, 2))
     stages: list[tuple[str, Callable[[], tuple[str, list[str]]]]] = [
         ("random play", lambda: _random_play(options, env)), ("gymnasium", lambda: _gymnasium(options)),
@@ -57,10 +59,11 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
 def _tried(name: str, stage: Callable[[], tuple[str, list[str]]]) -> tuple[str, list[str]]:
     """What a stage says, or the error it died of: environments, models and agents may be anybody's."""
     try:
-        return stage()
+        with foreign_code("the environment", may_lack_packages=True):
+            return stage()
     except Exception as error:
         traceback.print_exc()
-        return "", [f"{name}: {type(error).__name__}: {error}"]
+        return "", [f"{name}: {type(error).__name__}: {text_of(error)}"]
 
 
 # what it is -----------------------------------------------------------------------------------------------------------

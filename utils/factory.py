@@ -7,16 +7,19 @@ your own class from your own package, found on the Python path.
 import difflib
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+from core.foreign_code import foreign_code
 from utils.refused import told
 
 
 class Factory(Mapping[str, Any]):
-    """name -> what stands at "module:attribute". Raises UnknownNameError for a name that is neither known nor of that form."""
+    """name -> what stands at "module:attribute". Raises UnknownNameError for a name that is neither known nor of that form, and for one
+    that names no subclass of what stands at `contract`.
+    """
 
-    def __init__(self, kind: str, places: dict[str, str]):
-        self.kind, self._places = kind, places
+    def __init__(self, kind: str, places: dict[str, str], contract: str | None = None):
+        self.kind, self._places, self._contract = kind, places, contract
 
     def __getitem__(self, name: str) -> Any:
         place = self._places.get(name, name)
@@ -24,13 +27,24 @@ class Factory(Mapping[str, Any]):
         if not (colon and module_name and attribute):
             raise UnknownNameError(f"unknown {self.kind} {name!r}{suggestion(name, self)}; there are {', '.join(self)}")
         try:
-            return getattr(importlib.import_module(module_name), attribute)
-        except AttributeError:
-            raise UnknownNameError(f"unknown {self.kind} {name!r}: {module_name} has no {attribute}") from None
+            with foreign_code(f"module {module_name}", may_lack_packages=True):
+                module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             if error.name and (module_name + ".").startswith(error.name + "."):
                 raise UnknownNameError(f"unknown {self.kind} {name!r}: there is no module {error.name}") from None
             raise
+        if not hasattr(module, attribute):
+            raise UnknownNameError(f"unknown {self.kind} {name!r}: {module_name} has no {attribute}")
+        return self._fitting(name, getattr(module, attribute))
+
+    def _fitting(self, name: str, chosen: Any) -> Any:
+        """Return what was found under this name if it is what the contract wants."""
+        if self._contract is None:
+            return chosen
+        module_name, _, attribute = self._contract.partition(":")
+        if isinstance(chosen, type) and issubclass(chosen, getattr(importlib.import_module(module_name), attribute)):
+            return chosen
+        raise UnknownNameError(f"{self.kind}={name} is of the wrong kind: it is no subclass of {module_name}.{attribute}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -43,7 +57,7 @@ class Factory(Mapping[str, Any]):
 
 
 class UnknownNameError(KeyError):
-    """No such name; says which there are."""
+    """No such name, or one of something else; says which there are."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -62,19 +76,26 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f", did you mean {' or '.join(close)}?" if close else ""
 
 
+@runtime_checkable
+class Engine(Protocol):
+    """Runs the processes of an agent's table: its `run` takes their roles and returns an exit code."""
+
+    def run(self, roles: list[tuple[str, int]]) -> int: ...
+
+
 EnvsDict = Factory("env_type", {
     "atari": "core.envs.atari:AtariEnv",
     "gym": "core.envs.gym:GymEnv",
     "minatar": "core.envs.minatar:MinAtarEnv",
     "catch": "core.envs.catch:CatchEnv",
-    "recall": "core.envs.recall:RecallEnv"})
+    "recall": "core.envs.recall:RecallEnv"}, "core.env:Env")
 
 MemoriesDict = Factory("memory_type", {
     "shared": "core.memories.shared:SharedMemory",
     "prioritized": "core.memories.prioritized:PrioritizedMemory",
     "queue": "core.memories.queue:QueueMemory",
     "mixed": "core.memories.mixed:MixedMemory",
-    "circular": "core.memories.circular:CircularMemory"})
+    "circular": "core.memories.circular:CircularMemory"}, "core.memory:Memory")
 
 ModelsDict = Factory("model_type", {
     "dqn-cnn": "core.models.dqn_cnn:DQNCNN",
@@ -103,7 +124,7 @@ ModelsDict = Factory("model_type", {
     "td3-mlp": "core.models.td3:TD3MLP",
     "td3-cnn": "core.models.td3:TD3CNN",
     "sac-mlp": "core.models.sac:SACMLP",
-    "sac-cnn": "core.models.sac:SACCNN"})
+    "sac-cnn": "core.models.sac:SACCNN"}, "core.model:Model")
 
 AgentsDict = Factory("agent_type", {
     "dqn": "core.agents.dqn:DQN",
@@ -114,7 +135,7 @@ AgentsDict = Factory("agent_type", {
     "ddpg": "core.agents.ddpg:DDPG",
     "d4pg": "core.agents.d4pg:D4PG",
     "td3": "core.agents.td3:TD3",
-    "sac": "core.agents.sac:SAC"})
+    "sac": "core.agents.sac:SAC"}, "core.agent:Agent")
 
 ProcessesDict = Factory("process", {
     "logger": "core.single_processes.logger:logger",
@@ -126,4 +147,4 @@ ProcessesDict = Factory("process", {
 EnginesDict = Factory("engine", {
     "local": "core.engines.local:LocalEngine",
     "inline": "core.engines.inline:InlineEngine",
-    "ray": "core.engines.ray:RayEngine"})
+    "ray": "core.engines.ray:RayEngine"}, "utils.factory:Engine")

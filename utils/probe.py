@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from core.agent import Agent, Exploration, LearnerOutput
+from core.checked_steps import CheckedSteps, make_env
 from core.engines.local import learner_threads
 from core.env import Env, EnvSpec
 from core.inference import for_acting
@@ -110,13 +111,13 @@ def _acting(options: Options, spec: EnvSpec, seconds: float,
     trajectories = Trajectories(_small(sizes.layout(options, spec, agent), agent))
     writer = ChunkWriter(trajectories, 0, agent.window, agent.initial_priorities)
 
-    def make_env(streams: int, first: int) -> Env:
-        return options.env_class(options.env, options.game, streams, training=True, num_threads=params.env_threads)
+    def made(streams: int, first: int) -> Env:
+        return CheckedSteps(make_env(options, streams, training=True, num_threads=params.env_threads), streams)
 
     def exploration(group: int) -> Exploration:
         return agent.exploration(group, options.num_actors * count, num_envs // count, generator)
 
-    with closing(EnvGroups(agent, make_env, exploration, options.seed, count, num_envs)) as groups:
+    with closing(EnvGroups(agent, made, exploration, options.seed, count, num_envs)) as groups:
         steps, started = -FIRST_STEPS, time.perf_counter()
         while steps < 1 or not has_enough(trajectories, agent) or time.perf_counter() - started < seconds:
             if not steps:

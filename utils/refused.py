@@ -3,6 +3,8 @@
 import traceback
 from collections.abc import Sequence
 
+from core.foreign_code import text_of
+
 BAD_CONFIGURATION, BAD_CHECKPOINT = 2, 3  # exit codes
 
 
@@ -18,7 +20,7 @@ def told(error: BaseException) -> str:
     """An error of somebody's class in one line: what it says and where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
-    said = str(error)
+    said = text_of(error)
     if isinstance(error, SyntaxError):
         said, where = error.msg, f"{error.filename}, line {error.lineno}"
     return f"{type(error).__name__}: {said}" + (f" ({where})" if where else "")

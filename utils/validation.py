@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from core import settings
+from core.checked_steps import CheckedSteps, make_env
 from core.env import Discrete, EnvSpec
 from core.memories.unrolls import UnrollMemory
 from utils import devices, env_counts, sizes
@@ -46,7 +47,7 @@ def problems(options: Options) -> list[str]:
 
 def environment_spec(options: Options) -> EnvSpec:
     """Raises ValueError for an unknown game, ImportError for a missing package."""
-    env = options.env_class(options.env, options.game, 1, training=options.mode == 1)
+    env = CheckedSteps(make_env(options, 1, training=options.mode == 1), 1)
     try:
         return env.spec
     finally:
@@ -104,7 +105,7 @@ def _video(options: Options) -> list[str]:
     if not (find_spec("imageio") and find_spec("imageio_ffmpeg")):
         return [f"{asked} needs packages that are not installed: pip install -e \".[video]\""]
     try:
-        env = options.env_class(options.env, options.game, 1, training=False, render_mode="rgb_array")
+        env = CheckedSteps(make_env(options, 1, training=False, render_mode="rgb_array"), 1)
         try:
             env.reset(0)
             env.render()
@@ -112,6 +113,8 @@ def _video(options: Options) -> list[str]:
             env.close()
     except (ValueError, ImportError, NotImplementedError) as error:
         return [f"{asked}: {error}"]
+    except Exception as error:  # as can drawing
+        return [f"{asked}: game={options.game} (env_type={options.env_type}) cannot be drawn: {told(error)}"]
     return []
 
 

@@ -8,12 +8,14 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from core.foreign_code import foreign_code
 from core.shared import ArraySpec
 
 OLD_API = ('the old gym API; return (observation, reward, terminated, truncated, info) from step and (observation, info) from '
            'reset, or register the class with gym 0.26 and set legacy="v21" (shimmy\'s adapter, pip install -e ".[legacy-gym]")')
 
 MAX_REWARD = float(np.finfo(np.float32).max)
+_OWN_CODE = foreign_code("the environment")
 
 
 def is_image(space: spaces.Space) -> bool:
@@ -85,7 +87,8 @@ class CheckedEnv(gym.Wrapper):
         """Says whose code runs: to a supervisor that waits for it, and in the error it raises."""
         self.note[0] = self.stream + 1
         try:
-            result = function(*arguments, **keywords)
+            with _OWN_CODE:
+                result = function(*arguments, **keywords)
         except Exception as error:
             error.add_note(f"in {name} of stream {self.stream}, at its step {self._total_steps}")
             raise

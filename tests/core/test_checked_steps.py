@@ -1,13 +1,17 @@
 """The border to every environment, and notices to a person."""
 
 import io
+import signal
 import sys
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from core.checked_steps import CheckedSteps
+from core.checked_steps import CheckedSteps, make_env
 from core.env import Discrete, Env, EnvSpec, TimeStep
+from core.foreign_code import ForeignCodeError, foreign_code
 from core.notices import notice
 from core.shared import ArraySpec
 
@@ -77,6 +81,43 @@ def test_what_is_no_time_step_is_an_error():
 def test_sound_steps_pass_as_they_are_even_the_largest_numbers():
     largest = numbers(3e38, 3e38, -3e38)
     assert stepped(reward=largest).reward is largest
+
+
+class Unreadable(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+ACTION = np.zeros(STREAMS, np.int64)
+
+
+@pytest.mark.parametrize("call", [("reset", 1), ("step", ACTION), ("send", ACTION), ("render",), ("close",)])
+@pytest.mark.parametrize(("error", "message"), [
+    (SystemExit(0), r"environment told called sys.exit\(0\)"), (ImportError("no levels"), "environment told raised ImportError: no levels"),
+    (Unreadable(), r"environment told raised Unreadable: \(its __str__ raises ValueError\)")])
+def test_what_would_end_or_mislead_its_process_is_an_error_of_the_environment(monkeypatch, call, error, message):
+    def fail(*_):
+        raise error
+
+    env = CheckedSteps(Told(), STREAMS)
+    monkeypatch.setattr(env._env, call[0], fail)
+    with pytest.raises(ForeignCodeError, match=message):
+        getattr(env, call[0])(*call[1:])
+
+
+@pytest.mark.parametrize("handled_by_python", [True, False])
+def test_a_keyboard_interrupt_passes_only_where_ctrl_c_may_have_caused_it(monkeypatch, handled_by_python):
+    monkeypatch.setattr("core.foreign_code.signal.getsignal", lambda number: signal.default_int_handler if handled_by_python else None)
+    with pytest.raises(KeyboardInterrupt if handled_by_python else ForeignCodeError):
+        with foreign_code("it"):
+            raise KeyboardInterrupt
+
+
+def test_an_environment_that_leaves_as_it_is_made_is_an_error_and_a_missing_package_stays_one():
+    for error, raised in ((SystemExit(0), ForeignCodeError), (ImportError("pip install it"), ImportError)):
+        options = SimpleNamespace(env_class=Mock(side_effect=error), env=None, game="told")
+        with pytest.raises(raised):
+            make_env(options, 1, training=True)
 
 
 def test_everything_else_is_the_environments_own():

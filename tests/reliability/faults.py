@@ -7,6 +7,7 @@ begins with `where` ("actor 1"; main's is its command), in this stream (all, if 
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ class Faulty(gym.Env):
         Faulty.made += 1
         if due("init", self._stream, 0):
             raise RuntimeError("the simulator has no licence")
+        if due("exit when made", self._stream, 0):
+            sys.exit(0)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         if due("reset", self._stream, self._total):
@@ -79,13 +82,26 @@ def _hang(env: Faulty) -> Any:
         time.sleep(60)
 
 
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def _unreadable(env: Faulty) -> Any:
+    raise Unreadable
+
+
+def _import(env: Faulty) -> Any:
+    raise ImportError("no module of levels")
+
+
 def _slow(env: Faulty) -> Any:
     time.sleep(0.02)
     return env._observation(), 1.0, env._step == 20, False, {}
 
 
 FAULTS = {
-    "raise": _raise, "hang": _hang, "slow": _slow,
+    "raise": _raise, "hang": _hang, "slow": _slow, "exit": lambda env: sys.exit(0), "unreadable": _unreadable, "import": _import,
     "huge reward": lambda env: (env._observation(), 3e38, env._step == 20, False, {}),
     "nan": lambda env: (np.array([np.nan, 0], np.float32), 1.0, False, False, {}),
     "infinite reward": lambda env: (env._observation(), float("inf"), False, False, {}),

@@ -58,6 +58,37 @@ def test_f15_an_environment_that_cannot_be_made_at_all_is_refused(tmp_path):
     assert "RuntimeError: the simulator has no licence" in program.stderr and "faults.py, line" in program.stderr
 
 
+LEAVES = "the environment called sys.exit(0)"
+
+
+@pytest.mark.parametrize(("kind", "message"), [
+    ("exit", LEAVES), *(pytest.param(kind, f"the environment raised {message}", marks=pytest.mark.faults) for kind, message in (
+        ("unreadable", "Unreadable: (its __str__ raises ValueError)"), ("import", "ImportError: no module of levels")))])
+def test_f52_an_environment_that_leaves_the_program_has_an_error_of_its_own(tmp_path, kind, message):
+    program = start(tmp_path, *FAULTY, *INLINE, environment=faults({"kind": kind, "at": 50}))
+    assert program.returncode == 4, program.stderr
+    assert message in program.stderr and "in step of stream 0, at its step 50" in program.stderr
+
+
+def test_f52_an_environment_that_leaves_as_it_is_made_is_refused(tmp_path):
+    program = start(tmp_path, *FAULTY, "--check", environment=faults({"kind": "exit when made"}))
+    assert program.returncode == 2 and len(program.stderr.splitlines()) == 1
+    assert "its constructor called sys.exit(0)" in program.stderr and "faults.py, line" in program.stderr
+
+
+@pytest.mark.faults
+def test_f52_no_process_of_the_local_engine_takes_it_for_its_end(tmp_path):
+    words = (*FAULTY, "--supervisor.max_restarts", "1", "--evaluator.period", "1")
+    for number, role in enumerate(("actor", "evaluator")):
+        with Program(tmp_path / role, *words, environment=faults({"kind": "exit", "where": role, "at": 10})) as program:
+            assert program.until_ended(100) == 4 and not program.leftovers(), number
+        assert f"{role} 0 was restarted 1 times" in program.output and LEAVES in program.output
+    trained = start(tmp_path, *FAULTY, *INLINE, "--updates", "2")
+    assert trained.returncode == 0, trained.stderr
+    tested = start(tmp_path, "--config", "dqn-cartpole", "--mode", "2", "--timestamp", "one", environment=faults({"kind": "exit", "at": 10}))
+    assert tested.returncode == 4 and LEAVES in tested.stderr
+
+
 @pytest.mark.parametrize(("game", "kind", "message"), [
     ("gym", "nan", "observation of stream 0 at step 50 is"), ("gym", "four values", 'set legacy="v21"'),
     *(pytest.param("gym", kind, message, marks=pytest.mark.faults) for kind, message in (

@@ -17,7 +17,8 @@ def test_every_registered_name_resolves(names, name):
 
 
 def test_classes_are_imported_on_use_only():
-    program = "import sys, utils.factory; sys.exit(any(name.startswith('core.') for name in sys.modules))"
+    program = ("import sys, utils.factory; loaded = {name for name in sys.modules if name.startswith('core.') or name == 'torch'}; "
+               "sys.exit(bool(loaded - {'core.foreign_code'}))")
     assert subprocess.run([sys.executable, "-c", program], cwd=factory.__file__.rsplit("/", 2)[0]).returncode == 0
 
 
@@ -27,7 +28,7 @@ def test_a_misspelt_name_raises_a_key_error_with_the_closest_one():
 
 
 def test_a_class_of_the_users_own_is_found_by_its_place(tmp_path, monkeypatch):
-    (tmp_path / "my_package.py").write_text("class MyModel:\n    pass\n")
+    (tmp_path / "my_package.py").write_text("from core.models.dqn_mlp import DQNMLP\nclass MyModel(DQNMLP):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert ModelsDict["my_package:MyModel"].__name__ == "MyModel"
     for wrong in ("my_package:Absent", "no_such_package:MyModel", "my_package:", ":MyModel"):
@@ -40,3 +41,23 @@ def test_a_missing_package_inside_a_class_is_an_import_error_and_no_unknown_name
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="package_that_is_absent"):
         Factory("env_type", {"mine": "needs_more:Env"})["mine"]
+
+
+@pytest.mark.parametrize(("names", "place", "contract"), [
+    (AgentsDict, "core.models.dqn_cnn:DQNCNN", "core.agent.Agent"), (MemoriesDict, "core.models.dqn_cnn:DQNCNN", "core.memory.Memory"),
+    (ModelsDict, "core.agents.dqn:DQN", "core.model.Model"), (EnvsDict, "core.envs.checks:checked_discrete", "core.env.Env"),
+    (EnginesDict, "core.agents.dqn:DQN", "utils.factory.Engine")])
+def test_a_class_of_another_kind_is_refused_with_the_contract_it_lacks(names, place, contract):
+    with pytest.raises(UnknownNameError, match=f"{names.kind}={place} is of the wrong kind: it is no subclass of {contract}"):
+        names[place]
+
+
+@pytest.mark.parametrize(("line", "message"), [
+    ("import sys; sys.exit(0)", r"module leaves called sys.exit\(0\)"), ("None.attribute", "'NoneType' object has no attribute")])
+def test_a_module_that_fails_as_it_is_imported_is_an_error_that_says_how(tmp_path, monkeypatch, line, message):
+    (tmp_path / "leaves.py").write_text(f"{line}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "leaves", raising=False)
+    with pytest.raises(Exception, match=message) as error:
+        AgentsDict["leaves:Agent"]
+    assert not isinstance(error.value, UnknownNameError)
