@@ -17,6 +17,7 @@ from utils.refused import Refused
 SCORE = "evaluator/episodic_return_mean"  # what results are read from
 COLUMNS = {f"evaluator/episodic_return_{name}": name for name in ("mean", "std", "median")}  # short names in a CSV
 POINT = ("run", "step", "seconds")        # the columns of a CSV that are no metrics
+METRICS = "metrics.jsonl"                 # in the log folder of a run
 PERIOD = "global/agent_steps"             # the line of a period has it
 LATE = 0.8         # evaluations after this share of a run's steps make its late score
 OVERSHOOT = 1.02   # times its steps: up to where evaluations still count as of these
@@ -59,6 +60,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]
 
 
+def reached(path: Path) -> int:
+    """Return the agent steps of a run by its metrics.jsonl, which lags behind the run by a period of the logger at most."""
+    steps = [line["step"] for line in read_lines(path) if PERIOD in line["values"]]
+    return int(steps[-1]) if steps else 0
+
+
 def until(curve: Curve, steps: float | None) -> Curve:
     """The part of a curve that belongs to so many steps, which the first evaluation after them does too; all of it for None."""
     if not steps or curve.steps.size == 0:
@@ -77,9 +84,9 @@ def late_score(curve: Curve, steps: float | None = None) -> float:
 
 
 def _of_folder(folder: Path, metrics: Sequence[str]) -> Run:
-    if not (folder / "metrics.jsonl").exists():
+    if not (folder / METRICS).exists():
         raise Refused([f"{folder} is no log folder of a run: it has no metrics.jsonl"])
-    lines, name = read_lines(folder / "metrics.jsonl"), folder.resolve().name
+    lines, name = read_lines(folder / METRICS), folder.resolve().name
     known = {metric for line in lines for metric in line["values"]}
     saved = runs.read(folder)
     settings = {**saved.options, **_names(name, saved.config, saved.file.get("game"))} if saved else _names(name)
