@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from utils import drawing
-from utils.child_run import STOPS, ChildRun, named, options_of
+from utils.child_run import ChildRun, named, options_of
 from utils.curves import METRICS, Curve, late_score, reached, read_curve, until
+from utils.grouping import STOPS
 from utils.options import Options
 from utils.refused import Refused
 from utils.rows import CHOICES, from_row
@@ -109,7 +110,7 @@ class Study:
                 for count, step in enumerate(curve.steps, 1)}
 
     def _has_spent_its_budget(self, run: ChildRun) -> bool:
-        return reached(run.options.log_folder / METRICS) >= self._template.steps
+        return reached(run.options.log_folder / METRICS) >= (self._template.steps or float("inf"))
 
     def _child(self, trial: Any) -> ChildRun:
         words = [*self._words, *(word for name, value in trial.params.items() for word in (f"--{name}", str(value)))]
