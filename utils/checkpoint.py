@@ -76,7 +76,7 @@ def load(folder: Path, names: Collection[str] | None = None) -> tuple[dict[str, 
     damages: list[str] = []
     for candidate in candidates:
         try:
-            state = _read_all(candidate, names)
+            state = read(candidate, names)
         except (OSError, CheckpointError) as error:
             damages.append(f"{candidate.name}: {error}")
             print(f"warning: damaged checkpoint {candidate.name}: {error}", file=sys.stderr)
@@ -116,16 +116,32 @@ def _write_all(folder: Path, state: Mapping[str, Any], step: int, files: dict[st
     sync_folder(folder)
 
 
-def _read_all(folder: Path, names: Collection[str] | None) -> dict[str, Any]:
-    """Every file is checked before the first is opened."""
+def read(folder: Path, names: Collection[str] | None) -> dict[str, Any]:
+    """Return one checkpoint's files of these names, or all. Every file is checked before the first is opened.
+
+    Raises CheckpointError saying what is wrong, OSError for a folder that has gone.
+    """
+    _require_file(folder / "manifest.json")
     files = _manifest_files(folder)
     for name, (expected, digest) in files.items():
+        _require_file(folder / name)
         if (size := (folder / name).stat().st_size) != expected:
             raise CheckpointError(f"{name} has {size} bytes instead of {expected}")
         if digest_of(folder / name) != digest:
             raise CheckpointError(f"{name} does not have the SHA-256 that was written")
-    found = [name.removesuffix(".pt") for name in files]
-    return {name: read_torch(folder / f"{name}.pt") for name in found if names is None or name in names}
+    state = {}
+    for name in [name for name in files if names is None or name.removesuffix(".pt") in names]:
+        try:
+            state[name.removesuffix(".pt")] = read_torch(folder / name)
+        except CheckpointError as error:
+            raise CheckpointError(f"{name} {error}") from error
+    return state
+
+
+def _require_file(path: Path) -> None:
+    """Raise CheckpointError for a FIFO, which would wait for whoever writes to it, and whatever else is there but no file."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path.name} is no regular file")
 
 
 def _manifest_files(folder: Path) -> dict[str, tuple[int, str]]:

@@ -8,20 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from utils import command_line, runs
 from utils.curves import read_curve
+from utils.grouping import STOPS, differences
 from utils.options import PROJECT, Options
 from utils.refused import Refused
 from utils.settings_tree import flatten
 
 OWN = ("config", "seed", "mode", "machine", "timestamp", "resume", "root")  # words that whoever makes runs gives, not its user
-STOPS = ("steps", "updates", "seconds", "target_score")
-BESIDE = ("evaluator", "logger", "supervisor", "ray")                       # groups that change nothing of what is learnt
 PATIENT = ("--ray.place_timeout", "none")                                   # of many runs on a cluster some wait for the room of others
 MAIN = Path(PROJECT) / "main.py"
 PR_SET_PDEATHSIG = 1
@@ -75,7 +73,9 @@ class ChildRun:
     def check(self) -> None:
         """Raises Refused when this run exists and learnt with other settings."""
         saved, wanted = runs.read(self.options.log_folder), runs.plain(flatten(self.options))
-        different = _differences(saved.options, wanted) if saved else []
+        different = differences(saved.options, wanted) if saved else []
+        if self.options.num_envs_per_actor == 0:  # whatever it found
+            different = [name for name in different if name != "num_envs_per_actor"]
         if saved and different:
             listed = ", ".join(f"{name}={saved.options[name]!r} there and {wanted[name]!r} here" for name in different)
             raise Refused([f"run {self.options.signature} exists with other settings ({listed}): choose another name"])
@@ -129,14 +129,6 @@ class ChildRun:
 
 def named(options: Options, timestamp: str, seed: int) -> Options:
     return dataclasses.replace(options, timestamp=timestamp, seed=seed)
-
-
-def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    ignored = {*command_line.OF_THIS_START, *STOPS, "engine"} - {"config"}
-    if wanted.get("num_envs_per_actor") == 0:  # whatever it found
-        ignored |= {"num_envs_per_actor"}
-    return [name for name in wanted if name in saved and saved[name] != wanted[name]
-            and name not in ignored and name.partition(".")[0] not in BESIDE]
 
 
 def _end_with(parent: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from core.notices import notice
 from utils import runs
 from utils.factory import suggestion
 from utils.refused import Refused
@@ -17,10 +18,12 @@ from utils.refused import Refused
 SCORE = "evaluator/episodic_return_mean"  # what results are read from
 COLUMNS = {f"evaluator/episodic_return_{name}": name for name in ("mean", "std", "median")}  # short names in a CSV
 POINT = ("run", "step", "seconds")        # the columns of a CSV that are no metrics
+METRICS = "metrics.jsonl"                 # in the log folder of a run
 PERIOD = "global/agent_steps"             # the line of a period has it
 LATE = 0.8         # evaluations after this share of a run's steps make its late score
 OVERSHOOT = 1.02   # times its steps: up to where evaluations still count as of these
 GRID_POINTS = 200  # at most, of a curve over several runs
+TOLD = 5           # problems at most, where none of many sources can be read
 
 
 class Curve(NamedTuple):
@@ -37,6 +40,14 @@ class Run(NamedTuple):
     curves: dict[str, Curve]       # by metric
 
 
+class NoCurves(Refused):
+    """A source has not the curves that are asked for: a sentence, and in a few words what is missing."""
+
+    def __init__(self, problem: str, missing: str):
+        super().__init__([problem])
+        self.missing = missing
+
+
 # reading --------------------------------------------------------------------------------------------------------------
 def read(sources: Iterable[Path], metrics: Sequence[str]) -> list[Run]:
     """The runs of these log folders and CSV files. Raises Refused for a source or a metric that is not there."""
@@ -44,6 +55,36 @@ def read(sources: Iterable[Path], metrics: Sequence[str]) -> list[Run]:
     if not found:
         raise Refused(["there are no runs to read: name log folders or CSV files"])
     return found
+
+
+def usable(sources: Sequence[Path], metrics: Sequence[str]) -> tuple[list[Run], list[Path]]:
+    """Return the runs that have points of every metric, and their sources. Others are passed over, and stderr says why.
+
+    Raises Refused for a source that does not exist, and where no run is left.
+    """
+    if absent := [f"{source} does not exist: name log folders or CSV files" for source in sources if not source.exists()]:
+        raise Refused(absent)
+    found, used, problems, passed_over = list[Run](), list[Path](), list[str](), dict[str, list[str]]()
+    for source in sources:
+        try:
+            there = read([source], metrics)
+            empty = {run.name: name for run in there
+                     for name, curve in reversed(run.curves.items()) if not curve.steps.size}
+            found += [run for run in there if run.name not in empty]
+            used += [source] if len(empty) < len(there) else []
+        except Refused as refused:
+            problems += refused.problems
+            missing = refused.missing if isinstance(refused, NoCurves) else refused.problems[0]
+            passed_over.setdefault(missing, []).append(str(source))
+            continue
+        for run_name, metric in empty.items():
+            problems.append(f"{run_name} has no values of {metric}")
+            passed_over.setdefault(f"no values of {metric}", []).append(run_name)
+    if not found:
+        raise Refused([*problems[:TOLD], *([f"{len(problems) - TOLD} others cannot be drawn either"] if problems[TOLD:] else [])])
+    for missing, names in passed_over.items():
+        notice(f"passed over ({missing}): {', '.join(names)}")
+    return found, used
 
 
 def read_curve(path: Path, metric: str = SCORE) -> Curve:
@@ -57,6 +98,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return []
     text = path.read_text()
     return [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]
+
+
+def reached(path: Path) -> int:
+    """Return the agent steps of a run by its metrics.jsonl, which lags behind the run by a period of the logger at most."""
+    steps = [line["step"] for line in read_lines(path) if PERIOD in line["values"]]
+    return int(steps[-1]) if steps else 0
 
 
 def until(curve: Curve, steps: float | None) -> Curve:
@@ -77,13 +124,17 @@ def late_score(curve: Curve, steps: float | None = None) -> float:
 
 
 def _of_folder(folder: Path, metrics: Sequence[str]) -> Run:
-    if not (folder / "metrics.jsonl").exists():
-        raise Refused([f"{folder} is no log folder of a run: it has no metrics.jsonl"])
-    lines, name = read_lines(folder / "metrics.jsonl"), folder.resolve().name
-    known = {metric for line in lines for metric in line["values"]}
-    saved = runs.read(folder)
+    if not (folder / METRICS).is_file():
+        raise NoCurves(f"{folder} is no log folder of a run: it has no {METRICS}", "no log folder of a run")
+    name, saved = folder.resolve().name, runs.read(folder)
     settings = {**saved.options, **_names(name, saved.config, saved.file.get("game"))} if saved else _names(name)
-    return Run(name, settings, {metric: _curve(lines, _known(metric, known, folder)) for metric in metrics})
+    try:
+        lines = read_lines(folder / METRICS)
+        known = {metric for line in lines for metric in line["values"]}
+        return Run(name, settings, {metric: _curve(lines, _known(metric, known, folder)) for metric in metrics})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        problem = f"{folder / METRICS} is not what a run writes ({type(error).__name__}: {error})"
+        raise NoCurves(problem, "no log folder of a run") from None
 
 
 def _of_csv(path: Path, metrics: Sequence[str]) -> list[Run]:
@@ -91,7 +142,8 @@ def _of_csv(path: Path, metrics: Sequence[str]) -> list[Run]:
         with path.open(newline="") as file:
             reader = csv.DictReader(file)
             if missing := [name for name in POINT if name not in (reader.fieldnames or ())]:
-                raise Refused([f"{path} holds no curves, it has no column {' or '.join(missing)}: name log folders, or CSV files of --csv"])
+                raise NoCurves(f"{path} holds no curves, it has no column {' or '.join(missing)}: name log folders, or CSV files of --csv",
+                               "no curves")
             lines = [(row["run"], _csv_line(row)) for row in reader]
     except OSError as error:
         raise Refused([f"{path} cannot be read: {error.strerror}"]) from None
@@ -121,14 +173,8 @@ def _names(run: str, config: str | None = None, game: str | None = None) -> dict
 def _known(metric: str, known: set[str], source: Path) -> str:
     if metric in known:
         return metric
-    raise Refused([f"{source} has no values of {metric}{suggestion(metric, known)}; there are {', '.join(sorted(known)) or 'none yet'}"])
-
-
-def drawable(found: Sequence[Run]) -> Sequence[Run]:
-    """These runs. Raises Refused for each that has a metric without a point."""
-    if empty := [f"{run.name} has no values of {metric}" for run in found for metric, curve in run.curves.items() if not curve.steps.size]:
-        raise Refused(empty)
-    return found
+    listed = ", ".join(sorted(known)) or "none yet"
+    raise NoCurves(f"{source} has no values of {metric}{suggestion(metric, known)}; there are {listed}", f"no values of {metric}")
 
 
 def _curve(lines: Iterable[dict[str, Any]], metric: str) -> Curve:

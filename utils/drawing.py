@@ -1,5 +1,6 @@
 """Pictures of runs: curves with bands over seeds, and human-normalised scores over games."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ AGGREGATES: dict[str, Statistic] = {"IQM": statistics.interquartile_mean, "media
 AXES = {"steps": ("steps", 1, "agent steps"), "time": ("seconds", 60, "minutes")}  # field of Curve, how many are one, label
 SIZE = (5.2, 3.7)                             # inches a panel
 LABELS_INSIDE = 4                             # of a legend that lies among the curves
+LETTERS_INSIDE = 40                           # of its longest label
 INCHES_A_LETTER = 0.09
 THRESHOLDS = 100
 
@@ -63,13 +65,17 @@ def draw_curves(groups: Mapping[str, Sequence[Run]], axes: Sequence[str], centre
 
 
 def _explain(figure: Any, panel: Any, panels: int) -> None:
-    """The legend, in the first panel; that of many groups below all of them, where it covers no curve."""
+    """The legend, in the first panel; that of many groups or long names below all of them, where it covers no curve."""
     lines, labels = panel.get_legend_handles_labels()
-    if len(labels) <= LABELS_INSIDE:
+    if len(labels) <= LABELS_INSIDE and max(map(len, labels)) <= LETTERS_INSIDE:
         panel.legend(fontsize="small")
         return
-    columns = max(1, int(SIZE[0] * panels / (INCHES_A_LETTER * max(map(len, labels)) + 0.6)))  # 0.6: a line and what is between two
-    rows = -(-len(labels) // columns)
+    width = SIZE[0] * panels
+    labels = [textwrap.fill(label, int((width - 0.6) / INCHES_A_LETTER), break_long_words=False, break_on_hyphens=False)
+              for label in labels]
+    longest = max(len(line) for label in labels for line in label.splitlines())
+    columns = max(1, int(width / (INCHES_A_LETTER * longest + 0.6)))  # 0.6: a line and what is between two
+    rows = -(-len(labels) // columns) * max(label.count("\n") + 1 for label in labels)
     figure.set_size_inches(figure.get_figwidth(), figure.get_figheight() + 0.2 * rows)
     figure.legend(lines, labels, loc="outside lower center", ncols=columns, fontsize="small")
 

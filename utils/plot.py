@@ -6,8 +6,9 @@
     python -m utils.plot docs/results/replay-study-breakout.csv
     python -m utils.plot --summary logs/atari_*
 
-Runs are log folders or CSV files that --csv has written. Those of one group, by default of one row, make one curve with a bootstrap
-band over seeds, which ends where the shortest of them ends. The summary takes the mean of each run's evaluations after 80 % of its steps.
+Runs are log folders or CSV files that --csv has written; what is no run, or has no values to draw, is passed over and named. Those that
+differ in nothing but their seed (utils/grouping.py) make one curve with a bootstrap band, which ends where the shortest of them ends, and
+the legend says what groups differ in. The summary takes the mean of each run's evaluations after 80 % of its steps.
 Needs matplotlib: pip install -e ".[plots]".
 """
 
@@ -21,9 +22,10 @@ import numpy as np
 from core.envs.game_names import squeezed
 from core.metrics import human_normalized
 from utils.command_line import refuse
-from utils.curves import COLUMNS, SCORE, Run, drawable, grouped, late_score, read, write_csv
+from utils.curves import COLUMNS, SCORE, Run, grouped, late_score, read, usable, write_csv
 from utils.drawing import AGGREGATES, AXES, CENTRES, draw_curves, draw_summary, save
 from utils.factory import EnvsDict
+from utils.grouping import alike
 from utils.refused import Refused
 from utils.statistics import Array, bootstrap, interval
 
@@ -39,19 +41,20 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _curves(options: argparse.Namespace) -> list[Path]:
-    runs = drawable(read(options.runs, options.metric))
-    groups = grouped(runs, options.group or ["config"])
+    runs, sources = usable(options.runs, options.metric)
+    groups = grouped(runs, options.group) if options.group else alike(runs)
     title = next(iter(groups)) if len(groups) == 1 else ""  # several stand in the legend
     figure = draw_curves(groups, options.x, options.statistic, options.title or title, options.each)
     written = save(figure, options.output, options.formats)
     if options.csv:
         written.append(options.output.with_name(f"{options.output.name}.csv"))
-        write_csv(written[-1], read(options.runs, list(COLUMNS)) if options.metric == [SCORE] else runs)
+        write_csv(written[-1], read(sources, list(COLUMNS)) if options.metric == [SCORE] else runs)
     return written
 
 
 def _summary(options: argparse.Namespace) -> list[Path]:
-    groups = grouped(drawable(read(options.runs, [SCORE])), options.group or ["method"])
+    runs, _ = usable(options.runs, [SCORE])
+    groups = grouped(runs, options.group) if options.group else alike(runs, "method")
     scores = {method: list(by_game(runs).values()) for method, runs in groups.items()}
     figure = draw_summary(scores, options.title or "human-normalised scores, 95 % bootstrap intervals")
     for line in summary_table({method: by_game(runs) for method, runs in groups.items()}):
@@ -91,8 +94,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--metric", nargs="+", default=[SCORE], help=f"names in metrics.jsonl, a panel each; default {SCORE}")
     parser.add_argument("--x", nargs="+", choices=AXES, default=["steps"], help="a panel each")
     parser.add_argument("--statistic", choices=CENTRES, default="mean", help="over the runs of a group")
-    parser.add_argument("--group", nargs="+", help="settings that make a group, as agent.lr; or config (default), method (the row without "
-                                                   "its game; default of --summary), run")
+    parser.add_argument("--group", nargs="+", help="settings that make a group, as agent.lr, or config, method (the row without its "
+                                                   "game), run; default: all but the seed, with --summary and the game")
     parser.add_argument("--each", action="store_true", help="thin lines of every run too")
     parser.add_argument("--summary", action="store_true", help="human-normalised scores over games in place of curves")
     parser.add_argument("--title")

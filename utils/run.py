@@ -21,6 +21,7 @@ from utils.rows import find_row, from_row
 from utils.settings_tree import flatten
 
 PARTS = ("agent", "clock", "learner")  # of every checkpoint
+REPORT_BYTES, EPISODE_BYTES = 1 << 16, 100  # of what mode 2 writes, at most: its settings and versions, and each episode
 
 
 def prepare(options: Options) -> tuple[Context, Agent]:
@@ -35,6 +36,8 @@ def prepare(options: Options) -> tuple[Context, Agent]:
         clock = Clock(options.num_actors, options.num_learners, len(roles), options.clock)
         parameters, logs = ParameterStore(ParameterStore.size_of(agent.model)), LogRings(len(roles))
         initial_weights, resume_from = _initial_weights(options, agent.model, spec), None
+        if options.mode == 2 and initial_weights is not None:
+            _try_test_files(options, initial_weights)
         if options.mode == 1:
             options = runs.claim(options)
             resume_from = _continue(options, clock) if options.resume is not None else None
@@ -92,6 +95,17 @@ def _instead(options: Options) -> str:
     if options.resume is None:
         return "name another model of this row with --model_file, or in mode 2 a run of it with --timestamp"
     return f"start a new run, from this one's best model if you like: --model_file {options.model_path}"
+
+
+def _try_test_files(options: Options, model: Path) -> None:
+    """Raise Refused where mode 2 could not write what it finds, before it plays for hours."""
+    for ending in ("json", *([options.video.format] if options.record else [])):
+        path = weights_file.test_file(model, ending)
+        try:
+            weights_file.try_test_file(path, REPORT_BYTES + options.episodes * EPISODE_BYTES)
+        except OSError as error:
+            raise Refused([f"mode 2 cannot write {path} ({error.strerror}): make that possible, or name a copy of the model in "
+                           "another folder with --model_file"]) from None
 
 
 def _initial_weights(options: Options, model: Model, spec: EnvSpec) -> Path | None:

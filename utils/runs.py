@@ -125,11 +125,14 @@ def save(options: Options, file_settings: Mapping[str, Any], environment: str | 
     """Keep what this start was told, for whoever continues or tests the run: all its settings, those of the file alone, and the name
     that the environment has for the game.
 
-    A run that is continued and whose own are lost may be of another row than --config says: it is `unproven`.
+    A run that is continued and whose own are lost may be of another row than --config says: it is `unproven`. One that began
+    from a model file keeps saying so.
     """
-    unproven = {"unproven": True} if options.resume is not None and read(options.log_folder) is None else {}
-    content = {"config": options.config, "options": options.to_dict(), "file": dict(file_settings), "exit_code": None,
-               "environment": environment, **unproven}
+    before = read(options.log_folder) if options.resume is not None else None
+    unproven = {"unproven": True} if options.resume is not None and before is None else {}
+    began_from = {"model_file": before.options["model_file"]} if before and "model_file" in before.options else {}
+    content = {"config": options.config, "options": {**options.to_dict(), **began_from}, "file": dict(file_settings),
+               "exit_code": None, "environment": environment, **unproven}
     try:
         _write(options.log_folder, content)
     except OSError as error:

@@ -3,13 +3,14 @@
 import csv
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from utils import drawing
-from utils.child_run import STOPS, ChildRun, named, options_of
-from utils.curves import late_score, read_curve
+from utils.child_run import ChildRun, named, options_of
+from utils.curves import METRICS, Curve, late_score, reached, read_curve, until
+from utils.grouping import STOPS
 from utils.options import Options
 from utils.refused import Refused
 from utils.rows import CHOICES, from_row
@@ -58,39 +59,58 @@ class Study:
         try:
             run = self._child(trial)
         except Refused as refused:
-            self._tell(trial, states.FAIL, None, "; ".join(refused.problems))
+            self._tell(trial, states.FAIL, {}, "; ".join(refused.problems))
             return
-        self._interrupts.runs = [run]
-        pruned = self._watch(trial, run)
-        score = late_score(self._curve(run), self._template.steps)
-        if pruned:
-            self._tell(trial, states.PRUNED, score, "ended early")
+        pruned = self._watch(run)
+        if pruned and self._has_spent_its_budget(run):  # it made its last steps meanwhile and lacks an evaluation only
+            run = self._child(trial)
+            pruned = self._watch(run)
+        scores = self._scores(run)
+        if run.complete and scores:
+            self._tell(trial, states.COMPLETE, scores, "")
         elif run.complete:
-            self._tell(trial, states.COMPLETE, score, "")
+            self._tell(trial, states.FAIL, {}, f"was never evaluated: see {run.output}")
+        elif pruned:
+            self._tell(trial, states.PRUNED, scores, "ended early")
         elif not self._interrupts:
-            self._tell(trial, states.FAIL, None, f"ended with exit code {run.exit_code}: see {run.output}")
+            self._tell(trial, states.FAIL, {}, f"ended with exit code {run.exit_code}: see {run.output}")
 
-    def _watch(self, trial: Any, run: ChildRun) -> bool:
-        """Train to the end, or to where optuna gives the trial up: then true."""
-        pruned = False
+    def _watch(self, run: ChildRun) -> bool:
+        """Train to the end, or to where the pruner gives the trial up. Returns True for the latter."""
+        pruned, self._interrupts.runs = False, [run]
         if not run.complete and wait_until_left(run, self._interrupts) and not self._interrupts:
             run.start(os.sched_getaffinity(0))
             self._interrupts.tell()
             while run.exit_code is None:
                 time.sleep(POLL)
-                if not pruned and self._hopeless(trial, run):
+                if not pruned and self._is_hopeless(run):
                     pruned = True
                     run.interrupt()
         return pruned and not self._interrupts
 
-    def _hopeless(self, trial: Any, run: ChildRun) -> bool:
-        """Report new evaluations, numbered as they are due so that those of all trials compare, and ask."""
-        curve, period = self._curve(run), run.options.evaluator.steps
-        reported = self.trials[trial.number].intermediate_values
-        new = {int(step // period): value for step, value in zip(curve.steps, curve.values) if int(step // period) not in reported}
-        for number, value in new.items():
-            trial.report(float(value), number)
-        return bool(new) and bool(trial.should_prune())
+    def _is_hopeless(self, run: ChildRun) -> bool:
+        """Return True if the pruner would end this run now. A run that has made its steps is never ended: its last evaluation is due.
+
+        The pruner is shown the curve as it is now, because a run that was continued may have given up a part that it had.
+        """
+        scores = self._scores(run)
+        if not scores or self._has_spent_its_budget(run):
+            return False
+        trial = self._optuna.trial.create_trial(state=self._optuna.trial.TrialState.RUNNING, intermediate_values=scores)
+        return bool(self._study.pruner.prune(self._study, trial))
+
+    def _scores(self, run: ChildRun) -> dict[int, float]:
+        """Return the trial's score after each of its evaluations; the last of them is the trial's score.
+
+        A score is the late score of the curve up to there. Keys number the evaluations as they are due, so that those of all trials
+        compare; of several in one period the last one counts.
+        """
+        curve, period = until(read_curve(run.options.log_folder / METRICS), self._template.steps), run.options.evaluator.steps
+        return {int(step // period): late_score(Curve(*(column[:count] for column in curve)), self._template.steps)
+                for count, step in enumerate(curve.steps, 1)}
+
+    def _has_spent_its_budget(self, run: ChildRun) -> bool:
+        return reached(run.options.log_folder / METRICS) >= (self._template.steps or float("inf"))
 
     def _child(self, trial: Any) -> ChildRun:
         words = [*self._words, *(word for name, value in trial.params.items() for word in (f"--{name}", str(value)))]
@@ -98,11 +118,13 @@ class Study:
         name = f"trial{trial.number}"
         return ChildRun(named(options, name, self._seed), words, self._folder / f"{name}.txt")
 
-    @staticmethod
-    def _curve(run: ChildRun) -> Any:
-        return read_curve(run.options.log_folder / "metrics.jsonl")
-
-    def _tell(self, trial: Any, state: Any, score: float | None, remark: str) -> None:
+    def _tell(self, trial: Any, state: Any, scores: Mapping[int, float], remark: str) -> None:
+        """Give optuna the scores and the state. It keeps the last score as the value of a trial, of one that was ended early too."""
+        score = list(scores.values())[-1] if scores else None
+        reported = self.trials[trial.number].intermediate_values  # by a start that was killed before it told the state
+        for number, value in scores.items():
+            if number not in reported:
+                trial.report(value, number)
         self._study.tell(trial, score if state.name == "COMPLETE" else None, state=state)
         settings = ", ".join(f"{name}={f'{value:.4g}' if isinstance(value, float) else value}" for name, value in trial.params.items())
         outcome = ", ".join(part for part in ("" if score is None else f"score {score:.2f}", remark) if part)
@@ -119,7 +141,7 @@ class Study:
 
     @property
     def best(self) -> Any:
-        """The completed trial of the highest score, or None."""
+        """Return the trial of the highest score, or None, of those that went to their end: the others' are of fewer steps."""
         complete = [trial for trial in self.trials if trial.state.name == "COMPLETE"]
         return max(complete, key=lambda trial: trial.value, default=None)
 
@@ -140,12 +162,12 @@ class Study:
             writer.writerow(["trial", "state", "score", *(part.name for part in self._ranges)])
             for trial in self.trials:
                 values = [trial.params.get(part.name, "") for part in self._ranges]
-                writer.writerow([trial.number, trial.state.name.lower(), _score(trial), *values])
+                writer.writerow([trial.number, trial.state.name.lower(), trial.value, *values])
 
     def draw(self) -> Path:
         """folder/trials.png: score against each setting."""
-        trials = [(trial.state.name == "COMPLETE", _score(trial), {name: value if isinstance(value, (int, float)) else str(value)
-                                                                   for name, value in trial.params.items()})
+        trials = [(trial.state.name == "COMPLETE", trial.value, {name: value if isinstance(value, (int, float)) else str(value)
+                                                                  for name, value in trial.params.items()})
                   for trial in self.trials if trial.state.name in ("COMPLETE", "PRUNED")]
         figure = drawing.draw_trials({part.name: part.kind == "log" for part in self._ranges}, trials, f"trials of {self._template.config}")
         return drawing.save(figure, self._folder / "trials", ["png"])[0]
@@ -183,11 +205,6 @@ def _whole(journal: Path) -> Path:
         with journal.open("r+b") as file:
             file.truncate(file.read().rfind(b"\n") + 1)
     return journal
-
-
-def _score(trial: Any) -> Any:
-    """Of a trial that was ended early its last evaluation."""
-    return trial.value if trial.value is not None else trial.intermediate_values.get(trial.last_step, "")
 
 
 def _literal(value: Any) -> str:

@@ -77,14 +77,39 @@ def write_torch(path: Path, value: Any) -> dict[str, Any]:
 
 
 def read_torch(path: Path) -> Any:
+    """Read tensors, dense ones of real numbers on the CPU, and plain values. Raises CheckpointError for anything else."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=path.stat().st_size >= MAPPED_BYTES)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=path.stat().st_size >= MAPPED_BYTES)
+        strange = _strange_tensor(content)
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         what = f" ({named[1]})" if named else ""
         raise CheckpointError(f"carries something else than tensors and plain values{what}; refused, nothing in it was executed") from error
     except Exception as error:  # a crafted archive can fail anywhere in torch's reader
-        raise CheckpointError(f"cannot be read as tensors and plain values: {error}") from error
+        raise CheckpointError(f"cannot be read as tensors and plain values: {' '.join(str(error).split())}") from error
+    if strange:
+        raise CheckpointError(f"{strange}; only dense tensors of real numbers are used: make them so and save the file again")
+    return content
+
+
+def _strange_tensor(content: Any) -> str:
+    """Return what is wrong with the first tensor, at whatever depth, that cannot be copied from as it is; "" if there is none."""
+    stack, seen = [("", content)], set[int]()
+    while stack:
+        name, value = stack.pop()
+        if id(value) in seen:  # crafted lists can hold themselves
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            kinds = {"nested": value.is_nested, "sparse": value.layout is not torch.strided, "quantised": value.is_quantized,
+                     "without values (meta)": value.is_meta, "complex": value.is_complex()}
+            if kind := next((kind for kind, applies in kinds.items() if applies), None):
+                return f"holds {name.lstrip('.') or 'a tensor'}, which is {kind}"
+        elif isinstance(value, dict):
+            stack += [(f"{name}.{key}", item) for key, item in reversed(value.items())]
+        elif isinstance(value, list | tuple):
+            stack += [(f"{name}[{position}]", item) for position, item in reversed(list(enumerate(value)))]
+    return ""
 
 
 def write(path: Path, data: bytes) -> None:

@@ -1,13 +1,16 @@
 """Weights alone, with a few plain values that say whose: the model files models/<signature>.pth."""
 
+import errno
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from utils import checkpoint
 from utils.tensor_file import CheckpointError, read_torch, storable, sync_folder, write_torch
 
 
@@ -34,7 +37,13 @@ def clear(path: Path) -> None:
 
 
 def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights on the CPU, and metadata. Raises CheckpointError saying what is wrong with the file; nothing in it is executed."""
+    """Return the weights on the CPU, and metadata, of a model file or of a checkpoint of a run.
+
+    A folder models/<signature>_checkpoints stands for its newest sound checkpoint. Raises CheckpointError saying what is wrong
+    with the file; nothing in it is executed.
+    """
+    if path.is_dir():
+        return _of_checkpoint(path)
     try:
         content = _read_model_file(path)
     except FileNotFoundError as error:
@@ -50,8 +59,61 @@ def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return weights, metadata
 
 
+def _of_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    names = ("agent", "clock")
+    if checkpoint.STEP_FOLDER.fullmatch(folder.name):
+        try:
+            state = checkpoint.read(folder, names)
+        except (OSError, CheckpointError) as error:
+            raise CheckpointError(f"checkpoint {folder} cannot be used: {error}") from error
+    else:
+        state, folder = checkpoint.load(folder, names)
+    try:
+        weights, agent_steps = state["agent"]["model"], sum(state["clock"]["agent_steps"])
+        if not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in weights.items()):
+            raise TypeError("agent.model is no weights")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"checkpoint {folder} holds no model and clock of a run ({type(error).__name__}: {error})") from error
+    signature = folder.parent.name.removesuffix("_checkpoints")
+    return weights, {"signature": signature, "checkpoint": folder.name, "agent_steps": agent_steps, "score": None}
+
+
+def test_file(path: Path, ending: str) -> Path:
+    """Return where mode 2 writes what it found about this model: beside it, or of a checkpoint beside the folder of checkpoints."""
+    if checkpoint.STEP_FOLDER.fullmatch(path.name) and path.parent.name.endswith("_checkpoints"):
+        return path.parent.with_name(f"{path.parent.name.removesuffix('_checkpoints')}_{path.name}_test.{ending}")
+    return path.with_name(f"{path.name if path.is_dir() else path.stem}_test.{ending}")
+
+
+def write_test_file(path: Path, data: bytes) -> None:
+    """Replace this file at once. Raises OSError, old file intact."""
+    temporary = _own_temporary(path)
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def try_test_file(path: Path, size: int) -> None:
+    """Write so many bytes as a file of mode 2 would be written, and remove them. Raises OSError where that fails."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "there is a folder of this name", str(path))
+    if path.exists():  # a video is written in place
+        path.open("ab").close()
+    trial = _own_temporary(path)
+    try:
+        trial.write_bytes(bytes(size))
+    finally:
+        trial.unlink(missing_ok=True)
+
+
 def load_into(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
-    """Copy the weights into the model. Raises CheckpointError naming what differs when they are of another architecture."""
+    """Copy the weights into the model.
+
+    Raises CheckpointError naming what differs when they are of another architecture, and the tensor that holds what is no finite
+    number; where the model's own, as it was made, has infinities (a mask), the file may have them too.
+    """
     own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     stored = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     differences = [f"{name}: {_side(stored, name)} in the file, {_side(own, name)} in the model"
@@ -59,11 +121,21 @@ def load_into(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> No
     if differences:
         more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
         raise CheckpointError(f"model file {path} is of another architecture: {'; '.join(differences[:5])}{more}")
+    for name, tensor in model.state_dict().items():
+        spoilt = ~torch.isfinite(weights[name].to(tensor)) & torch.isfinite(tensor)
+        if spoilt.any():
+            raise CheckpointError(f"model file {path} holds {int(spoilt.sum())} of {tensor.numel()} values of {name} that are no finite "
+                                  f"{str(tensor.dtype).removeprefix('torch.')} numbers: its training went wrong, use an earlier one")
     model.load_state_dict(weights)
 
 
 def _temporary(path: Path) -> Path:
     return path.with_name(f".temporary_{path.name}")
+
+
+def _own_temporary(path: Path) -> Path:
+    """Return a name that no other process that tests the same model has."""
+    return path.with_name(f".temporary_{os.getpid()}_{path.name}")
 
 
 def _side(shapes: Mapping[str, tuple[int, ...]], name: str) -> str:
@@ -72,6 +144,8 @@ def _side(shapes: Mapping[str, tuple[int, ...]], name: str) -> str:
 
 def _read_model_file(path: Path) -> Any:
     """The message of a CheckpointError continues "model file <path> ..."."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError("is no regular file")  # a FIFO would wait for whoever writes to it
     with open(path, "rb") as file:
         start = file.read(4)
     if not start:

@@ -18,7 +18,7 @@ from core.episodes import Episode, EpisodeResults, play_episodes
 from core.film import Film
 from core.machine import versions
 from core.metrics import human_normalized
-from utils.weights_file import load_into, load_weights
+from utils.weights_file import load_into, load_weights, test_file, write_test_file
 
 
 def tester(context: Context, index: int) -> Iterator[bool]:
@@ -33,7 +33,7 @@ def tester(context: Context, index: int) -> Iterator[bool]:
         env = context.make_env(num_envs, training=False, num_threads=min(num_envs, len(os.sched_getaffinity(0))),
                                render_mode="rgb_array" if options.record else "human" if options.render else None)
         stack.callback(env.close)
-        film = Film(path.with_name(f"{path.stem}_test.{options.video.format}"), options.video, context.spec) if options.record else None
+        film = Film(test_file(path, options.video.format), options.video, context.spec) if options.record else None
         if film is not None:
             stack.callback(film.close)
         exploration = agent.evaluation_exploration(num_envs, context.seed_everything("tester", index))
@@ -47,7 +47,8 @@ def tester(context: Context, index: int) -> Iterator[bool]:
     report = {"model_file": str(path), "model": metadata, "game": context.spec.name, "seed": options.seed, "summary": summary,
               "protocol": _protocol(context, num_envs, exploration), **{name: array.tolist() for name, array in results._asdict().items()},
               "versions": versions(), "time": time.time(), "options": options.to_dict()}
-    _say(f"all returns: {_write_report(path.with_name(f'{path.stem}_test.json'), report)}")
+    write_test_file(test_file(path, "json"), (json.dumps(report, indent=1, default=str) + "\n").encode())
+    _say(f"all returns: {test_file(path, 'json')}")
     if film is not None:
         _say(f"video: {film.video.path}")
 
@@ -91,13 +92,6 @@ def _protocol(context: Context, num_envs: int, exploration: Exploration | None) 
     return {"env_type": context.options.env_type, "env": dataclasses.asdict(context.options.env),
             "max_steps": context.options.evaluator.max_steps, "num_envs": num_envs,
             "exploration": None if exploration is None else exploration.statistics()}
-
-
-def _write_report(path: Path, report: dict[str, Any]) -> Path:
-    temporary = path.with_name(f".temporary_{path.name}")
-    temporary.write_text(json.dumps(report, indent=1, default=str) + "\n")
-    os.replace(temporary, path)
-    return path
 
 
 def _number(value: float | int | None) -> str:

@@ -19,6 +19,7 @@ from utils import checkpoint, tensor_file
 from utils.checkpoint import load, save
 from utils.tensor_file import CheckpointError
 from utils.weights_file import load_into, load_weights, save_weights
+from utils.weights_file import test_file as file_of_mode_2  # pytest would take the function for a test
 
 
 def state_of(number: int) -> dict:
@@ -310,7 +311,7 @@ def test_weights_and_metadata_come_back(tmp_path: Path) -> None:
 def test_a_missing_model_file_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"absent.pth does not exist"):
         load_weights(tmp_path / "absent.pth")
-    with pytest.raises(CheckpointError, match=r"cannot be read: .*directory"):
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint in"):
         load_weights(tmp_path)
 
 
@@ -378,3 +379,106 @@ def test_a_full_disk_leaves_the_old_model_file(tmp_path: Path) -> None:
     with file_size_limit(20_000), pytest.raises(CheckpointError, match=r"cannot write the model file"):
         save_weights(path, {"weight": torch.zeros(1_000_000)}, {})
     assert path.read_bytes() == before and [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+STRANGE = {"sparse": lambda: torch.eye(3).to_sparse(), "sparse (rows)": lambda: torch.eye(3).to_sparse_csr(),
+           "without values": lambda: torch.empty(3, 3, device="meta"), "complex": lambda: torch.eye(3, dtype=torch.complex64),
+           "quantised": lambda: torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8),
+           "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+           "nested (jagged)": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", STRANGE)
+def test_f45_tensors_that_are_not_plain_numbers_are_named_in_models_and_checkpoints(tmp_path: Path, kind: str, capsys) -> None:
+    named = rf"holds {{}}, which is {kind.partition(' (')[0]}"
+    torch.save({"weights": {"a": torch.zeros(1), "layer.weight": STRANGE[kind]()}, "metadata": {}}, tmp_path / "m.pth")
+    with pytest.raises(CheckpointError, match=r"m.pth " + named.format("weights.layer.weight")):
+        load_weights(tmp_path / "m.pth")
+    save(tmp_path / "run", {"agent": {"model": torch.zeros(1)}}, 1, keep=2)
+    newest = save(tmp_path / "run", {"agent": {"model": torch.ones(1)}}, 2, keep=2)
+    write_as_listed(newest, {"moments": [torch.zeros(1), STRANGE[kind]()]})
+    with pytest.raises(CheckpointError, match=r"agent.pt " + named.format(r"moments\[1\]")):
+        checkpoint.read(newest, None)
+    assert torch.equal(load(tmp_path / "run")[0]["agent"]["model"], torch.zeros(1)) and "agent.pt holds" in capsys.readouterr().err
+
+
+def write_as_listed(folder: Path, agent: dict) -> None:
+    """Replace the agent's file of a checkpoint and what its manifest says of it."""
+    entry = tensor_file.write_torch(folder / "agent.pt", agent)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["sha256"]
+    manifest["files"]["agent.pt"] = entry
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "sha256": checkpoint._digest(manifest)}))
+
+
+def test_a_list_that_holds_itself_is_no_endless_search(tmp_path: Path) -> None:
+    endless: list = [torch.zeros(1)]
+    endless.append(endless)
+    torch.save({"weights": {"a": torch.zeros(1)}, "metadata": {"endless": endless}}, tmp_path / "m.pth")
+    assert set(load_weights(tmp_path / "m.pth")[0]) == {"a"}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e300])
+def test_f45_a_weight_that_is_no_finite_number_names_its_tensor_and_is_not_loaded(value: float) -> None:
+    model = nn.Linear(3, 2)
+    before = model.weight.clone()
+    weights = {"weight": torch.zeros(2, 3, dtype=torch.float64), "bias": torch.zeros(2)}
+    weights["weight"][1, 2] = value
+    with pytest.raises(CheckpointError, match=r"x.pth holds 1 of 6 values of weight that are no finite float32 numbers"):
+        load_into(model, weights, Path("x.pth"))
+    assert torch.equal(model.weight, before)
+
+
+def test_infinities_that_the_model_is_made_with_are_loaded() -> None:
+    model = nn.Module()
+    model.register_buffer("mask", torch.triu(torch.full((3, 3), -torch.inf), 1))
+    load_into(model, model.state_dict(), Path("x.pth"))
+
+
+@pytest.mark.timeout(30)
+def test_f45_a_fifo_in_place_of_a_file_is_not_waited_for(tmp_path: Path, capsys) -> None:
+    os.mkfifo(tmp_path / "m.pth")
+    with pytest.raises(CheckpointError, match="m.pth is no regular file"):
+        load_weights(tmp_path / "m.pth")
+    for name in ("manifest.json", "agent.pt"):
+        save(tmp_path / name, {"agent": {"model": torch.zeros(1)}}, 1, keep=2)
+        newest = save(tmp_path / name, {"agent": {"model": torch.ones(1)}}, 2, keep=2)
+        (newest / name).unlink()
+        os.mkfifo(newest / name)
+        assert torch.equal(load(tmp_path / name)[0]["agent"]["model"], torch.zeros(1))
+        assert f"{name} is no regular file" in capsys.readouterr().err
+
+
+# checkpoints as models ------------------------------------------------------------------------------------------------
+def checkpoint_of(folder: Path, steps: int) -> Path:
+    state = {"agent": {"model": {"weight": torch.full((2,), float(steps))}}, "clock": {"agent_steps": [steps - 1, 1]}}
+    return save(folder, state, steps, keep=2)
+
+
+def test_the_weights_of_a_checkpoint_are_a_model(tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "models" / "local_x_checkpoints"
+    first, second = checkpoint_of(folder, 5), checkpoint_of(folder, 9)
+    for path, steps in ((first, 5), (second, 9), (folder, 9)):
+        weights, metadata = load_weights(path)
+        assert weights["weight"].tolist() == [steps] * 2
+        assert metadata == {"signature": "local_x", "checkpoint": f"step_{steps:012}", "agent_steps": steps, "score": None}
+    flip_byte(second / "agent.pt", 100)
+    assert load_weights(folder)[1]["agent_steps"] == 5 and "falling back" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match=r"step_000000000009 cannot be used: agent.pt does not have the SHA-256"):
+        load_weights(second)
+
+
+@pytest.mark.parametrize("state", [{"clock": {"agent_steps": [1]}}, {"agent": {"model": {"a": 1}}, "clock": {"agent_steps": [1]}},
+                                   {"agent": [], "clock": {"agent_steps": [1]}}, {"agent": {"model": {}}, "clock": {}}])
+def test_a_checkpoint_without_a_model_is_said_so(tmp_path: Path, state: dict) -> None:
+    with pytest.raises(CheckpointError, match="holds no model and clock of a run"):
+        load_weights(save(tmp_path / "x_checkpoints", state, 1, keep=2))
+
+
+def test_what_mode_2_finds_of_a_checkpoint_is_kept_beside_the_models(tmp_path: Path) -> None:
+    folder = tmp_path / "local_x_checkpoints"
+    path = checkpoint_of(folder, 5)
+    (tmp_path / "m.y.pth").touch()
+    found = [file_of_mode_2(each, "json") for each in (path, folder, tmp_path / "m.y.pth")]
+    assert found == [tmp_path / f"{name}_test.json" for name in ("local_x_step_000000000005", "local_x_checkpoints", "m.y")]

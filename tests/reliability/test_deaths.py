@@ -115,7 +115,7 @@ def test_f24_f25_f27_it_goes_on_from_the_checkpoint_before_a_damaged_one_with_a_
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (FULL, resource.RLIM_INFINITY))
         program.until(lambda: "checkpoint not written" in program.output
                       and "metrics cannot be written" in program.output, 20, "both warnings")
-        assert all(checkpoint._read_all(path.parent, None) for path in kept if path.exists()) and checkpoint.load(damaged.parent)
+        assert all(checkpoint.read(path.parent, None) for path in kept if path.exists()) and checkpoint.load(damaged.parent)
         for pid in program.children().values():
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         counted = "global/write_errors"

@@ -1,4 +1,4 @@
-"""Starts that must be refused, seen from outside: exit code, message, nothing made (F01-F03, F05-F08, F25, F28, F36)."""
+"""Starts that must be refused, seen from outside: exit code, message, nothing made (F01-F03, F05-F08, F25, F28, F36, F45, F46)."""
 
 import os
 import random
@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from core.env import Discrete, EnvSpec
+from core.shared import ArraySpec
 from tests.reliability.program import start
 from utils.options import CONFIGS
+from utils.rows import find_row, from_row
 from utils.weights_file import save_weights
 
 CARTPOLE = ("--config", "dqn-cartpole")
@@ -32,6 +35,14 @@ def model_files(folder: Path) -> None:
     (folder / "truncated.pth").write_bytes(whole[:len(whole) // 2])
     (folder / "random.pth").write_bytes(random.Random(1).randbytes(5_000))
     torch.save({"weights": {"a": Malicious(folder / "victim")}, "metadata": {}}, folder / "malicious.pth")
+    torch.save({"weights": {"a": torch.eye(3).to_sparse()}, "metadata": {}}, folder / "sparse.pth")
+    os.mkfifo(folder / "fifo.pth")
+    spec = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 0, Discrete(2))
+    weights = from_row(find_row(CARTPOLE[1]))[0].make_agent(spec).model.state_dict()
+    save_weights(folder / "taken.pth", weights, {})
+    (folder / "taken_test.json").mkdir()
+    next(iter(weights.values()))[0] = float("nan")
+    save_weights(folder / "spoilt.pth", weights, {})
 
 
 def refusals(files: Path) -> dict[str, tuple[tuple[str, ...], int, tuple[str, ...]]]:
@@ -53,6 +64,10 @@ def refusals(files: Path) -> dict[str, tuple[tuple[str, ...], int, tuple[str, ..
         "truncated": ((*TEST, str(files / "truncated.pth")), 3, ("truncated.pth is truncated or damaged",)),
         "random": ((*TEST, str(files / "random.pth")), 3, ("random.pth is not a model file",)),
         "foreign": ((*TEST, str(files / "foreign.pth")), 3, ("foreign.pth is of another architecture",)),
+        "sparse": ((*TEST, str(files / "sparse.pth")), 3, ("sparse.pth holds weights.a, which is sparse",)),
+        "fifo": ((*TEST, str(files / "fifo.pth")), 3, ("fifo.pth is no regular file",)),
+        "spoilt": ((*TEST, str(files / "spoilt.pth")), 3, ("spoilt.pth holds", "that are no finite float32 numbers")),
+        "taken": ((*TEST, str(files / "taken.pth"), "--episodes", "1"), 2, ("mode 2 cannot write", "taken_test.json")),
         "malicious": ((*TEST, str(files / "malicious.pth")), 3, ("malicious.pth carries something else", "nothing in it was executed"))}
 
 
@@ -110,6 +125,15 @@ def test_f07_a_missing_package_is_refused_with_its_pip_command(refused):
 def test_f08_a_file_that_is_no_model_of_the_row_is_refused_and_nothing_in_it_is_executed(refused, kind):
     refused(kind)
     assert not refused.victim.exists()
+
+
+@pytest.mark.parametrize("kind", ["sparse", "fifo", "spoilt"])
+def test_f45_a_model_file_of_tensors_that_cannot_be_used_is_refused_in_one_sentence(refused, kind):
+    assert refused(kind).stderr.count("\n") == 1
+
+
+def test_f46_mode_2_tries_to_write_before_it_plays(refused):
+    assert "episode" not in refused("taken").stdout
 
 
 def test_f25_folders_that_cannot_be_made_are_refused(refused):

@@ -1,7 +1,9 @@
 """What main.py leaves behind, without the training: ten evaluations, the score of the last one being --agent.lr's.
 
 The game says how it goes: `fails` ends with exit code 4, `waits` does not go beyond half of its steps until it is continued, `loses`
-scores nothing. A signal saves and ends it.
+scores nothing. `repeats` is evaluated twice more in the period of its last evaluation, and once long after its steps. `late` has made its
+steps before its first evaluation is written, `overtaken` makes its last ones while it is being interrupted. `blind` is never evaluated.
+A signal saves and ends it.
 """
 
 import json
@@ -32,15 +34,39 @@ checkpoint.mkdir(parents=True, exist_ok=True)
 note(None)
 print("begins", sys.argv[1:], os.environ.get("OMP_NUM_THREADS"), sorted(os.sched_getaffinity(0)), flush=True)
 begun = 10 * json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"] // steps if resume else 0
-for count in range(begun, 10):
+
+
+def write(step, **values):
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": step, "time": 0, "seconds": 0, "values": values}) + "\n")
+
+
+def evaluated(step, score):
+    write(step, **{"evaluator/episodic_return_mean": score})
+
+
+def played(step):
+    write(step, **{"global/agent_steps": step})
+
+
+rate = float(words.get("agent.lr", 1e-3))
+if game == "late":
+    played(steps)
+for count in range(begun, 0 if game == "blind" else 10):
     while game == "waits" and not resume and count == 5 and not ended:
         time.sleep(0.01)
+    if ended and game == "overtaken":
+        played(steps)
     if ended or (game == "fails" and count == 3):
         note(128 + ended[0] if ended else 4)
         sys.exit(128 + ended[0] if ended else 4)
-    score = 0.0 if game == "loses" else float(words.get("agent.lr", 1e-3)) * (count + 1) / 10
-    with open(folder / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"step": steps * (count + 1) // 10, "time": 0, "seconds": count, "values": {
-            "evaluator/episodic_return_mean": score}}) + "\n")
+    evaluated(steps * (count + 1) // 10, 0.0 if game == "loses" else rate * (count + 1) / 10)
     time.sleep(float(os.environ.get("EVALUATION_SECONDS", "0.02")))
+if game == "overtaken" and resume:
+    evaluated(steps, 100 * rate)
+if game == "repeats":
+    for step, times in ((steps + 1, 50), (steps + 2, 60), (5 * steps, 1_000)):
+        evaluated(step, times * rate)
+if game == "blind":
+    played(steps)
 note(0)

@@ -1,6 +1,7 @@
 """Pictures of synthetic metrics show known statistics, and the command writes them."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from utils import plot
 from utils.curves import SCORE, grouped, read
 from utils.drawing import draw_curves
+from utils.grouping import alike
 from utils.refused import Refused
 
 VALUES = {1: [1.0, 5.0, 9.0], 2: [3.0, 3.0, 0.0], 3: [8.0, 1.0, 3.0], 4: [2.0, 7.0, 4.0]}  # seed: score at 100, 200, 300 steps
@@ -96,6 +98,59 @@ def test_a_metric_that_never_had_a_value_is_refused(run, tmp_path, capsys, words
     with pytest.raises(SystemExit) as ended:
         plot.main([str(folder), "--output", str(tmp_path / "curves"), *words])
     assert ended.value.code == 2 and f"a has no values of {SCORE}" in capsys.readouterr().err
+
+
+def test_what_is_no_run_or_was_not_evaluated_is_passed_over_and_named(run, runs, tmp_path, capsys, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plot, "draw_curves", lambda groups, *given: drawn.append(groups) or draw_curves(groups, *given))
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "note.txt").write_text("no folder")
+    run("new", [], "dqn-cartpole")
+    run("empty", [None], "dqn-cartpole")
+    run("foreign", [], "dqn-cartpole").joinpath("metrics.jsonl").write_text('{"loss": 1}\n')
+    os.mkfifo(run("waits", [], "dqn-cartpole").joinpath("pipe"))
+    (tmp_path / "waits" / "metrics.jsonl").unlink()
+    (tmp_path / "waits" / "pipe").rename(tmp_path / "waits" / "metrics.jsonl")
+    words = ["--output", str(tmp_path / "curves"), "--csv", "--metric", SCORE, "loss"]
+    assert plot.main([*map(str, sorted(tmp_path.iterdir())), *words]) == 0
+    assert [{run.name for run in group} for group in drawn[0].values()] == [{folder.name for folder in runs}]
+    told = {line.partition(": ")[0]: line.partition(": ")[2] for line in capsys.readouterr().err.splitlines()}
+    assert told == {"passed over (no log folder of a run)": ", ".join(str(tmp_path / name) for name in (
+                        "foreign", "note.txt", "sweep", "waits")),
+                    f"passed over (no values of {SCORE})": f"empty, {tmp_path / 'new'}"}
+    assert {line.split(",")[0] for line in (tmp_path / "curves.csv").read_text().splitlines()[1:]} == {folder.name for folder in runs}
+
+
+def test_where_nothing_can_be_drawn_every_kind_of_reason_is_an_error(run, tmp_path, capsys):
+    folders = [run(f"new{number}", [], "dqn-cartpole") for number in range(7)]
+    with pytest.raises(SystemExit) as ended:
+        plot.main([*map(str, folders), "--output", str(tmp_path / "curves")])
+    errors = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and len(errors) == 6 and errors[-1] == "error: 2 others cannot be drawn either"
+    with pytest.raises(SystemExit) as ended:
+        plot.main([str(tmp_path / "nowhere"), str(folders[0])])
+    assert ended.value.code == 2 and "nowhere does not exist" in capsys.readouterr().err
+
+
+def test_a_row_on_two_games_makes_two_curves_and_the_legend_says_so(run, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plot, "draw_curves", lambda *given: drawn.append(draw_curves(*given)) or drawn[-1])
+    folders = [run(f"{game}-{seed}", [1.0, 2.0, 3.0], "dqn-cartpole", game=game, seed=seed, agent={"lr": 1e-3})
+               for game in ("CartPole-v1", "FlappyBird-v0") for seed in (1, 2)]
+    assert plot.main([*map(str, folders), "--output", str(tmp_path / "curves")]) == 0
+    assert {label for label in lines(drawn[0].axes[0]) if not label.startswith("_")} == {
+        "dqn-cartpole, game CartPole-v1 (2 runs)", "dqn-cartpole, game FlappyBird-v0 (2 runs)"}
+
+
+def test_labels_that_say_much_are_wrapped_below_the_curves(run):
+    settings = {"num_actors": 16, "agent": {"gamma": 0.99, "lr": 1e-3, "nstep": 3}, "memory": {"capacity": 50_000}}
+    folders = [run("a", [1.0, 2.0], "dqn-cartpole", **settings), run("b", [1.0, 2.0], "dqn-cartpole", **{
+        **settings, "num_actors": 2, "agent": {"gamma": 0.9, "lr": 1e-4, "nstep": 1}, "memory": {"capacity": 7}})]
+    figure = draw_curves(alike(read(folders, [SCORE])), ["steps"], "mean", "")
+    figure.canvas.draw()
+    (panel,), (legend,) = figure.axes, figure.legends
+    box, picture = legend.get_window_extent(), figure.bbox
+    assert not box.overlaps(panel.get_window_extent()) and box.x0 >= 0 and box.x1 <= picture.x1 and box.y0 >= 0
 
 
 def test_a_picture_of_one_run_speaks_of_no_bands(runs):

@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import json
 import os
 import signal
 import threading
@@ -12,10 +13,12 @@ import pytest
 
 from utils import child_run, tune
 from utils.child_run import options_of
+from utils.curves import PERIOD, SCORE, late_score, read_curve
 from utils.options import CONFIGS
 from utils.refused import Refused
 from utils.rows import from_row
 from utils.settings_tree import flatten
+from utils.study import Study
 from utils.tuning_ranges import ranges
 
 
@@ -126,6 +129,58 @@ def test_trials_that_do_worse_are_ended_early(main, root, monkeypatch):
     assert all(float(row["agent.lr"]) < median[-1] for row in pruned)
     evaluated = [len((root / "logs" / f"tune_trial{row['trial']}" / "metrics.jsonl").read_text().splitlines()) for row in pruned]
     assert all(3 <= count < 10 for count in evaluated)
+
+
+def test_every_report_of_a_trial_is_its_score_after_that_evaluation(main, root, capsys):
+    """Told, printed, in the table and best: all of one definition, which is that of the sweeps' tables."""
+    optuna = pytest.importorskip("optuna")
+    assert main(game="repeats", trials=2) == 0
+    journal = optuna.storages.journal.JournalFileBackend(str(root / "logs" / "tune" / "study.log"))
+    told = optuna.load_study(study_name="tune", storage=optuna.storages.JournalStorage(journal)).trials
+    printed = capsys.readouterr().out
+    for row, trial in zip(trials(root), told, strict=True):
+        curve, rate = read_curve(root / "logs" / f"tune_trial{trial.number}" / "metrics.jsonl"), float(row["agent.lr"])
+        late = rate * (0.8 + 0.9 + 1 + 50 + 60) / 5  # not the 1,000 of the evaluation long after the steps
+        assert late_score(curve, 1_000) == pytest.approx(late)
+        assert trial.intermediate_values[5] == pytest.approx(rate * (0.4 + 0.5) / 2)  # of 500 steps, 400 to 500 are late
+        assert trial.intermediate_values[trial.last_step] == trial.value == float(row["score"]) == pytest.approx(late)
+        assert f"score {late:.2f}" in printed
+    best = max(trials(root), key=lambda row: float(row["score"]))
+    assert f'"agent.lr": {best["agent.lr"]}' in printed and f"score {float(best['score']):.2f}, as a row" in printed
+
+
+def test_a_trial_that_has_made_its_steps_is_not_ended_early(main, root, monkeypatch):
+    monkeypatch.setenv("EVALUATION_SECONDS", "0.1")
+    assert main("--startup", "1", "--warmup", "0", game="late", trials=4) == 0
+    assert [row["state"] for row in trials(root)] == ["complete"] * 4
+
+
+def test_a_trial_that_makes_its_last_steps_while_it_is_ended_gets_its_last_evaluation(main, root, monkeypatch):
+    monkeypatch.setenv("EVALUATION_SECONDS", "0.15")
+    assert main("--startup", "1", "--warmup", "3", game="overtaken", trials=4) == 0
+    continued = [row for row in trials(root) if (root / "logs" / "tune" / f"trial{row['trial']}.txt").read_text().count("begins") == 2]
+    assert [row["state"] for row in trials(root)] == ["complete"] * 4 and continued
+    assert all(float(row["score"]) == pytest.approx(100 * float(row["agent.lr"])) for row in continued)
+
+
+def test_what_a_continued_trial_gave_up_is_neither_told_nor_compared(root):
+    """It was killed after 900 steps and went on from 500."""
+    pytest.importorskip("optuna")
+    (root / "logs" / "tune").mkdir(parents=True)
+    study = Study(options_of("dqn-cartpole", ["--steps", "1000"], "tune", str(root)), ["--steps", "1000", "--evaluator.steps", "100"],
+                  ranges(options(root), ["agent.lr"]), root / "logs" / "tune", 0, 0, 1)
+    run = study._child(study._study.ask({}))
+    run.options.log_folder.mkdir(parents=True)
+    (run.options.log_folder / "metrics.jsonl").write_text("".join(
+        json.dumps({"step": step, "time": 0, "seconds": 0, "values": {name: value}}) + "\n"
+        for step, name, value in ((400, SCORE, 1.0), (500, PERIOD, 500), (800, SCORE, 99.0), (900, PERIOD, 900), (550, PERIOD, 550),
+                                  (600, SCORE, 2.0))))
+    assert study._scores(run) == {4: 1.0, 6: 2.0}
+
+
+def test_a_trial_that_was_never_evaluated_has_failed(main, root, capsys):
+    assert main(game="blind", trials=1) == 1
+    assert [row["state"] for row in trials(root)] == ["fail"] and "was never evaluated" in capsys.readouterr().out
 
 
 def test_an_interrupted_trial_is_continued_with_its_settings(main, root):
