@@ -29,6 +29,7 @@ def main(process: Callable[[Context, int], Iterator[bool]], context: Context, ro
     signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF_TO)  # for programs that an environment starts
     use_threads(threads)
     try:
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a pipe's reader would see whole pages only
         drive(process(context, index), context, context.process_ind(role, index))
         exit_code = exit_codes.DONE
     except BaseException as error:

@@ -48,7 +48,7 @@ class _Book:
         self._files.write_facts("versions", versions(), step)
         self._trackers = feeders(options)
         self._rates = _Rates(context)
-        self._progress, self._shares = Progress(options), Shares()
+        self._progress, self._shares = Progress(options, terminal=context.terminal), Shares()
         self._written, self._lost = time.monotonic(), 0
 
     def due(self) -> bool:

@@ -84,7 +84,14 @@ def _slow(env: Faulty) -> Any:
     return env._observation(), 1.0, env._step == 20, False, {}
 
 
+def _print(env: Faulty) -> Any:
+    print("a line of this environment " * 30)
+    os.write(2, b"a line of a library\n")
+    return env._observation(), 1.0, env._step == 20, False, {}
+
+
 FAULTS = {
+    "print": _print,
     "raise": _raise, "hang": _hang, "slow": _slow,
     "huge reward": lambda env: (env._observation(), 3e38, env._step == 20, False, {}),
     "nan": lambda env: (np.array([np.nan, 0], np.float32), 1.0, False, False, {}),

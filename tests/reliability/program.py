@@ -29,15 +29,17 @@ class Program:
     """`python main.py` with its files under `root`. Use as a context manager: whatever happens, nothing is left running."""
 
     def __init__(self, root: Path, *arguments: str, project: Path = PROJECT, environment: Mapping[str, str] = NO_ENVIRONMENT,
-                 before: Callable[[], object] | None = None):
-        """`environment` is added to this process's own; `before` is called in the new process before the program (limits)."""
+                 before: Callable[[], object] | None = None, output: int | None = None):
+        """`environment` is added to this process's own; `before` is called in the new process before the program (limits). `output` is a
+        descriptor that it prints to in place of a file."""
         self.root, self._named = root, set()
         root.mkdir(parents=True, exist_ok=True)
         self.output_path = root / f"output_{time.time_ns()}.txt"
         self._output = self.output_path.open("w")
         command = [sys.executable, str(project / "main.py"), "--root", str(root), "--machine", "test", *arguments]
-        self.process = subprocess.Popen(command, stdout=self._output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                        start_new_session=True, cwd=root, env={**os.environ, **environment}, preexec_fn=before)
+        self.process = subprocess.Popen(command, stdout=self._output if output is None else output, stderr=subprocess.STDOUT,
+                                        stdin=subprocess.DEVNULL, start_new_session=True, cwd=root, env={**os.environ, **environment},
+                                        preexec_fn=before)
         self.family: dict[int, psutil.Process] = {}
 
     def __enter__(self) -> "Program":
