@@ -21,7 +21,8 @@ LONGEST = 7_000  # characters of an error and of its traceback: what a pipe take
 
 def main(process: Callable[[Context, int], Iterator[bool]], context: Context, role: str, index: int, threads: int,
          parent: int, failure: Connection) -> None:
-    """Drive the generator to its end. An exception is sent to the supervisor as text; the exit code says of what kind it was."""
+    """Drive the generator to its end. None is sent to the supervisor when it is done, an exception as text; the exit code says of what
+    kind that was."""
     _die_with(parent)
     show_name(f"{role} {index}")
     for number in DEAF_TO:
@@ -31,6 +32,7 @@ def main(process: Callable[[Context, int], Iterator[bool]], context: Context, ro
     try:
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a pipe's reader would see whole pages only
         drive(process(context, index), context, context.process_ind(role, index))
+        failure.send(None)
         exit_code = exit_codes.DONE
     except BaseException as error:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))

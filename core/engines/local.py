@@ -119,7 +119,7 @@ class LocalEngine:
     def _death(self, place: Place) -> str:
         """How a process ended that did not say so itself."""
         number = -place.process.exitcode
-        if number < 0:
+        if number <= 0:
             return f"ended with exit code {place.process.exitcode} and said nothing"
         return f"was killed by signal {number}" + (", by hand or by the kernel for want of memory" if number == signal.SIGKILL else "")
 
@@ -155,8 +155,8 @@ class LocalEngine:
     def _bury(self, place: Place, reason: str | None = None) -> None:
         """A process is gone: it was done, or it is replaced, or the run ends."""
         place.ended = True
-        exitcode, error = place.process.exitcode, self._last_words(place)
-        if exitcode == 0 and reason is None:
+        exitcode, (done, error) = place.process.exitcode, self._last_words(place)
+        if done:
             return
         place.failed_at_start |= error is not None and not place.restarts and not self._plays(place)
         reason = error or reason or self._death(place)
@@ -178,18 +178,20 @@ class LocalEngine:
         """In this life it has come to work."""
         return self._clock.has_beaten(self._process_ind(place))
 
-    def _last_words(self, place: Place) -> str | None:
-        """The error a process sent before it ended; its traceback is shown the first time there is such an error."""
+    def _last_words(self, place: Place) -> tuple[bool, str | None]:
+        """Return whether a process that ended had said that it was done, and the error that it sent if it had not: an exit code of 0
+        may be that of an environment which ended the process. The traceback of an error is shown the first time there is such an error."""
         try:
-            if not place.failure.poll():
-                return None
-            error, notes, text = place.failure.recv()
+            said = place.failure.recv() if place.failure.poll() else ()
         except (EOFError, OSError):
-            return None
+            said = ()
+        if not said:
+            return said is None, None
+        error, notes, text = said
         if error not in self._told:
             self._told.add(error)
             notice(text)
-        return error + notes
+        return False, error + notes
 
     def _give_up(self, exit_code: int) -> None:
         self._exit_code = self._exit_code or exit_code
@@ -221,8 +223,8 @@ class LocalEngine:
             for place in waiting:
                 if place.process.exitcode is not None:
                     place.ended = True
-                    if place.process.exitcode:
-                        error = self._last_words(place)
+                    done, error = self._last_words(place)
+                    if not done:
                         self._say(f"{place} {f'failed: {error}' if error else self._death(place)}")
                         if place.role in ("learner", "tester"):
                             self._give_up((error and place.process.exitcode) or exit_codes.TRAINING_FAILED)
