@@ -10,7 +10,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,15 @@ class MetricsFiles:
     """Appends to the files of a folder, which may hold an earlier part of the run: wall seconds go on from there, and TensorBoard
     hides what that part wrote from `step` on (work lost between its last checkpoint and its end).
 
-    `errors` counts writes that failed; they never raise.
+    `now` gives seconds since the epoch. `errors` counts writes that failed; they never raise.
     """
 
-    def __init__(self, folder: Path, step: int):
+    def __init__(self, folder: Path, step: int, now: Callable[[], float] = time.time):
+        self._now = now
         self._folder, self._first_step, self._events_begun = folder, step, False
         self._events = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
         self.errors = 0
-        self._begun = time.time()
+        self._begun = now()
         for name in ("metrics.jsonl", "metrics.csv"):
             self._guarded(cut_torn_line, folder / name)
         self._begun -= last_seconds(folder / "metrics.jsonl")
@@ -44,7 +45,7 @@ class MetricsFiles:
     @property
     def seconds(self) -> float:
         """Wall seconds of the run, its earlier parts included."""
-        return time.time() - self._begun
+        return self._now() - self._begun
 
     def write(self, records: list[Record], step: int) -> None:
         """One period that ends now, at this step."""
@@ -71,7 +72,7 @@ class MetricsFiles:
     def _json_lines(self, records: list[Record], step: int) -> bytes:
         """One object for the period, and one for each step of an evaluation in it."""
         objects: dict[tuple[bool, int], dict[str, Any]] = {}
-        now = time.time()
+        now = self._now()
         for record in records:
             passed = record.name.startswith(PASSED_THROUGH)
             key, moment = (passed, record.step if passed else step), record.time if passed else now
@@ -83,9 +84,9 @@ class MetricsFiles:
         buffer = io.BytesIO()
         writer = RecordWriter(buffer)
         if not self._events_begun:
-            writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+            writer.write(Event(wall_time=self._now(), file_version="brain.Event:2").SerializeToString())
             if self._first_step:
-                start = Event(wall_time=time.time(), step=self._first_step, session_log=SessionLog(status=SessionLog.START))
+                start = Event(wall_time=self._now(), step=self._first_step, session_log=SessionLog(status=SessionLog.START))
                 writer.write(start.SerializeToString())
         for record in records:
             value = Summary.Value(tag=record.name, simple_value=record.value)

@@ -43,7 +43,7 @@ class _Book:
         options, step = context.options, context.clock.agent_steps
         self._context, self._period = context, options.logger.period
         options.log_folder.mkdir(parents=True, exist_ok=True)
-        self._files = MetricsFiles(options.log_folder, step)
+        self._files = MetricsFiles(options.log_folder, step, context.logs.now)
         self._files.write_facts("options", options.to_dict(), step)
         self._files.write_facts("versions", versions(), step)
         self._trackers = feeders(options)
@@ -59,7 +59,8 @@ class _Book:
         reported, lost = self._context.logs.drain()
         self._lost += lost
         step, values = self._context.clock.agent_steps, self._global_values()
-        records = aggregate(self._shares.take(reported)) + [Record(name, value, step, time.time()) for name, value in values.items()]
+        now = self._context.logs.now()
+        records = aggregate(self._shares.take(reported)) + [Record(name, value, step, now) for name, value in values.items()]
         records = with_human_normalized(records, self._context.options.env_class, self._context.spec.name)
         for sink in self._trackers:
             sink.write(records)
