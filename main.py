@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 if __name__ == "__main__":  # while the rest is imported: seconds, in which others turn an interrupt into an error of theirs
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who started this may ignore it, and deaths of children would not be seen
 
 from core.terminal import Terminal, relayed
 from utils import runs
@@ -19,7 +20,7 @@ from utils.run import prepare
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit codes: 0 done, 2 bad configuration, 3 bad checkpoint, 4 training failed, 130 / 143 interrupted with the state saved."""
+    """Exit codes: 0 done, 2 bad configuration, 3 bad checkpoint, 4 training failed, 129 / 130 / 143 interrupted with the state saved."""
     options = read_options(arguments)
     try:
         if options.check:
