@@ -76,7 +76,7 @@ class Program:
             except OSError:
                 continue
             if name.split(" ")[0] in ("actor", "learner", "evaluator", "logger", "tester"):
-                names[name] = member.pid
+                names.setdefault(name, member.pid)  # its forks have its name too
         return names
 
     def leftovers(self, seconds: float = 3) -> list[str]:
@@ -90,6 +90,17 @@ class Program:
     def _running(self) -> list[str]:
         return [str(member) for member in self.family.values()
                 if member.is_running() and member.status() != psutil.STATUS_ZOMBIE]
+
+    def strays(self) -> dict[int, list[psutil.Process]]:
+        """Number of a process -> what its environment started and still runs, as `faults` notes it."""
+        found = {}
+        for path in self.root.glob("strays_*"):
+            with suppress(ValueError):  # being written
+                pids = [pid for pid in json.loads(path.read_text()) if psutil.pid_exists(pid)]
+                started = [psutil.Process(pid) for pid in pids]
+                self.family |= {process.pid: process for process in started}
+                found[int(path.name.partition("_")[2])] = [process for process in started if process.status() != psutil.STATUS_ZOMBIE]
+        return found
 
     def until(self, condition: Callable[[], object], seconds: float, what: str) -> None:
         """Wait for a condition; fail with the program's output when it does not come."""
