@@ -7,26 +7,35 @@ from collections.abc import Sequence
 
 if __name__ == "__main__":  # while the rest is imported: seconds, in which others turn an interrupt into an error of theirs
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who started this may ignore it, and deaths of children would not be seen
 
+from core.terminal import Terminal, relayed
 from utils import runs
 from utils.check import check
 from utils.command_line import read_options, refuse
 from utils.factory import EnginesDict, ProcessesDict
+from utils.options import Options
 from utils.refused import Refused
 from utils.run import prepare
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit codes: 0 done, 2 bad configuration, 3 bad checkpoint, 4 training failed, 130 / 143 interrupted with the state saved."""
+    """Exit codes: 0 done, 2 bad configuration, 3 bad checkpoint, 4 training failed, 129 / 130 / 143 interrupted with the state saved."""
     options = read_options(arguments)
     try:
         if options.check:
             check(options)
             return 0
-        context, agent = prepare(options)
+        with relayed() as terminal:
+            return run(options, terminal)
     except Refused as refused:
         refuse(refused)
-    options = context.options
+
+
+def run(options: Options, terminal: Terminal) -> int:
+    """Train or test to the end. Returns the exit code. Raises Refused before a process is started."""
+    context, agent = prepare(options)
+    context.terminal, options = terminal, context.options
     engine = EnginesDict[options.engine](context, ProcessesDict)
     exit_code = agent.launch(engine, options.mode, options.num_actors, options.num_learners)
     if options.mode == 1:

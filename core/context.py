@@ -15,6 +15,7 @@ from core.env import Env, EnvSpec
 from core.logs import LogRings
 from core.memory import Memory
 from core.parameters import ParameterStore
+from core.terminal import Terminal
 
 ROLES = {"logger": 0, "actor": 1, "learner": 2, "evaluator": 3, "tester": 4}
 
@@ -38,6 +39,7 @@ class Context:
     resume_from: Path | None = None   # a verified full checkpoint
     initial_weights: Path | None = None
     meeting: Meeting = field(default_factory=Alone)  # of several learners: set by the engine
+    terminal: Terminal | None = None  # where main's output is relayed to; None: it is not relayed
 
     def make_agent(self, device: str = "cpu", precision: str = "float32") -> Agent:
         return self.options.make_agent(self.spec, device, precision)

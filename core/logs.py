@@ -24,16 +24,20 @@ class LogRings:
     """Rings of `capacity` records for num_processes processes."""
 
     def __init__(self, num_processes: int, capacity: int = 4096):
-        self._capacity = capacity
+        self._capacity, self._begun = capacity, time.time() - time.monotonic()
         self._arrays = SharedArrays({
             "name": ArraySpec((num_processes, capacity), f"S{NAME_BYTES}"),
             "value": ArraySpec((num_processes, capacity), "float64"), "step": ArraySpec((num_processes, capacity), "int64"),
             "time": ArraySpec((num_processes, capacity), "float64"), "written": ArraySpec((num_processes, 8), "int64"),
             "read": ArraySpec((num_processes,), "int64")})  # shared: a logger that takes over goes on where the last one was
 
+    def now(self) -> float:
+        """Return seconds since the epoch. They never jump: the clock was read when this was made, and what is added is monotonic."""
+        return self._begun + time.monotonic()
+
     def write(self, process_ind: int, values: Mapping[str, float], step: int) -> None:
         """Report values now. Only process_ind itself may call this."""
-        arrays, now = self._arrays, time.time()
+        arrays, now = self._arrays, self.now()
         written = int(arrays["written"][process_ind, 0])
         for number, (name, value) in enumerate(values.items(), written):
             slot = number % self._capacity

@@ -15,7 +15,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -42,24 +42,26 @@ class MetricsFiles:
 
     TensorBoard calls a run by the folder of its events: the folder's own name, then `run`, which says what was run. A run that is
     continued keeps the name it began with. `settings`, dotted, are shown as text, those of each start, and as hyper-parameters, those of
-    the first. `errors` counts writes that failed; they never raise.
+    the first. `now` gives seconds since the epoch. `errors` counts writes that failed; they never raise.
     """
 
-    def __init__(self, folder: Path, step: int, run: str = "", settings: Mapping[str, Any] | None = None):
+    def __init__(self, folder: Path, step: int, run: str = "", settings: Mapping[str, Any] | None = None,
+                 now: Callable[[], float] = time.time):
         self._folder, self._first_step, self._settings, self._events_begun = folder, step, settings or {}, False
+        self._now = now
         earlier = sorted([*folder.glob(f"{EVENTS}*"), *folder.glob(f"*/{EVENTS}*")], key=lambda path: path.name)
         self._events = (earlier[0].parent if earlier else folder / _file_name(run)) / (
             f"{EVENTS}{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}")
         self._columns: Sequence[str] = ()  # of metrics.csv
         self.errors = 0
-        self._begun = time.time()
+        self._begun = now()
         self._guarded(cut_torn_line, folder / "metrics.jsonl")
         self._begun -= last_seconds(folder / "metrics.jsonl")
 
     @property
     def seconds(self) -> float:
         """Wall seconds of the run, its earlier parts included."""
-        return time.time() - self._begun
+        return self._now() - self._begun
 
     def write(self, records: list[Record], step: int) -> None:
         """One period that ends now, at this step."""
@@ -87,7 +89,7 @@ class MetricsFiles:
     def _lines(self, records: list[Record], step: int) -> list[dict[str, Any]]:
         """One object for the period, and one for each step of an evaluation in it."""
         objects: dict[tuple[bool, int], dict[str, Any]] = {}
-        now = time.time()
+        now = self._now()
         for record in records:
             passed = record.name.startswith(PASSED_THROUGH)
             key, moment = (passed, record.step if passed else step), record.time if passed else now
@@ -107,12 +109,12 @@ class MetricsFiles:
         buffer = io.BytesIO()
         writer = RecordWriter(buffer)
         if not self._events_begun:
-            writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+            writer.write(Event(wall_time=self._now(), file_version="brain.Event:2").SerializeToString())
             if self._first_step:
-                start = Event(wall_time=time.time(), step=self._first_step, session_log=SessionLog(status=SessionLog.START))
+                start = Event(wall_time=self._now(), step=self._first_step, session_log=SessionLog(status=SessionLog.START))
                 writer.write(start.SerializeToString())
             for summary in _settings_summaries(self._settings, self._folder.name):
-                writer.write(Event(wall_time=time.time(), step=self._first_step, summary=summary).SerializeToString())
+                writer.write(Event(wall_time=self._now(), step=self._first_step, summary=summary).SerializeToString())
         for record in records:
             value = Summary.Value(tag=record.name, simple_value=record.value)
             writer.write(Event(wall_time=record.time, step=record.step, summary=Summary(value=[value])).SerializeToString())

@@ -4,16 +4,27 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.table import Table
 from rich.text import Text
+
+from core.terminal import Terminal
 
 PLAIN_PERIOD = 10.0  # seconds between lines when there is no terminal
 SMOOTHING = 0.1      # weight of the newest rate in the time left
 
 
 class QuietConsole(Console):
-    """Falls silent when nobody reads any more; rich would exit the process."""
+    """Falls silent when nobody reads any more; rich would exit the process. Shows itself in `terminal`, main's, if there is one."""
+
+    def __init__(self, terminal: Terminal | None = None, **settings: Any):
+        self._terminal = terminal
+        super().__init__(**settings, force_terminal=True if terminal is not None and terminal.columns else None)
+
+    @property  # type: ignore[misc]  # rich's may be set, which nobody does here
+    def size(self) -> ConsoleDimensions:
+        columns = 0 if self._terminal is None else self._terminal.columns
+        return super().size._replace(width=columns) if columns else super().size
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -23,9 +34,9 @@ class Progress:
     """Shows values as the logger names them. `options` gives the stop conditions: steps, updates, seconds. A closed or full standard output
     is no reason to stop a run."""
 
-    def __init__(self, options: Any, console: Console | None = None):
+    def __init__(self, options: Any, console: Console | None = None, terminal: Terminal | None = None):
         self._options = options
-        self._console = QuietConsole(highlight=False, soft_wrap=True) if console is None else console
+        self._console = QuietConsole(terminal, highlight=False, soft_wrap=True) if console is None else console
         self._begun = time.monotonic()
         self._printed = float("-inf")
         self._rates: dict[str, float] = {}

@@ -15,21 +15,22 @@ from core.engines import exit_codes
 
 SHORTEST_NAP, LONGEST_NAP, GROWTH = 0.0005, 0.02, 1.25  # seconds; naps of a process that has nothing to do grow from one to the other
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
-DEAF_TO = (signal.SIGINT, signal.SIGTERM)  # main alone decides when a run ends
+DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # main alone decides when a run ends
 LONGEST = 7_000  # characters of an error and of its traceback: what a pipe takes although nobody reads it yet
 
 
 def main(process: Callable[[Context, int], Iterator[bool]], context: Context, role: str, index: int, threads: int,
          parent: int, failure: Connection) -> None:
-    """Drive the generator to its end. An exception is sent to the supervisor as text; the exit code says of what kind it was."""
+    """Drive the generator to its end. None is sent to the supervisor when it is done, an exception as text; the exit code says of what
+    kind that was."""
     _die_with(parent)
     show_name(f"{role} {index}")
-    for number in DEAF_TO:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF_TO)  # for programs that an environment starts
+    _ignore_signals()
     use_threads(threads)
     try:
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a pipe's reader would see whole pages only
         drive(process(context, index), context, context.process_ind(role, index))
+        failure.send(None)
         exit_code = exit_codes.DONE
     except BaseException as error:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
@@ -38,6 +39,16 @@ def main(process: Callable[[Context, int], Iterator[bool]], context: Context, ro
     failure.close()
     sys.stdout.flush(), sys.stderr.flush()
     os._exit(exit_code)  # at once: the interpreter would wait for threads of an environment, for other learners' GPUs, or trip over gloo's
+
+
+def _ignore_signals() -> None:
+    """Programs and workers that an environment starts are as deaf to the terminal, but end when that environment terminates them."""
+    for number in DEAF_TO:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)  # in place of SIG_IGN, which programs would inherit
+    signal.siginterrupt(signal.SIGTERM, False)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF_TO)
 
 
 def _cut(text: str) -> str:

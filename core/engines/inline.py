@@ -34,7 +34,7 @@ class InlineEngine:
     def run(self, roles: list[tuple[str, int]]) -> int:
         """Run to the end. Returns the exit code; an error is printed, and the learner saves if it is not the learner's own."""
         use_threads(1)
-        handlers = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {number: signal.signal(number, self._interrupt) for number in exit_codes.interrupting()}
         try:
             for role, index in self._context.roles:
                 self._start(role, index)

@@ -14,10 +14,12 @@ from core.engines import child, exit_codes
 from core.engines.conditions import Conditions
 from core.engines.farewell import how_to_go_on
 from core.engines.inline import Process
+from core.engines.strays import Strays, end_marked
 from core.notices import notice
 from core.process_group import on_this_machine
 from core.settings import setting
 
+RETRY_DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds until a process that could not be started is tried again
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "268435456", "MALLOC_TRIM_THRESHOLD_": "268435456"}  # bytes: fewer page faults on large activations
 
 
@@ -57,6 +59,9 @@ class Place:
         self.process: Any = None
         self.failure: Any = None
         self.restarts, self.started, self.ended = 0, 0.0, False
+        self.mark: str | None = None          # of what its environment starts
+        self.attempts = 0                     # to start it that failed in a row
+        self.next_attempt: float | None = None
         self.failed_at_start = False  # in its first life, by an error of its own
 
     def __str__(self) -> str:
@@ -72,6 +77,7 @@ class LocalEngine:
         self._spawn = get_context("spawn")
         self._places = [Place(role, index, learner_threads(self._options) if role == "learner" else 1) for role, index in context.roles]
         self._signals: list[int] = []
+        self._strays: Strays | None = None
         self._told: set[str] = set()  # errors whose traceback was shown
         self._watched = self._awake = time.monotonic()  # last, and ever since without a pause
         self._exit_code = 0
@@ -80,35 +86,58 @@ class LocalEngine:
         """Run to the end. Returns the exit code."""
         os.environ.update({name: os.environ.get(name, value) for name, value in ALLOCATOR.items()})
         with ExitStack() as stack:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in exit_codes.interrupting():
                 stack.callback(signal.signal, number, signal.signal(number, self._interrupt))
             if len(self._context.memories) > 1:
                 self._context.meeting = stack.enter_context(on_this_machine(len(self._context.memories)))
-            stack.callback(lambda: self._kill(self._alive()))
+            stack.callback(self._leave_nothing)
             self._run()
         return self._exit_code or (exit_codes.INTERRUPTED + self._signals[0] if self._signals else exit_codes.DONE)
 
     def _run(self) -> None:
         for place in self._places:
-            self._start(place)
+            self._attempt(place)
         conditions = Conditions(self._context)
-        while not self._clock.stopped and self._alive():
+        while not self._clock.stopped and (self._alive() or self._postponed()):
             self._wait(self._alive())
             self._supervise()
             conditions.check()
         self._end()
 
     # start ------------------------------------------------------------------------------------------------------------
+    def _attempt(self, place: Place) -> None:
+        """Start a process. Where the machine has no descriptor or process to give it is tried again later; then the run ends."""
+        place.next_attempt = None
+        try:
+            self._start(place)
+        except OSError as error:
+            if place.attempts == len(RETRY_DELAYS):
+                self._say(f"{place} could not be started in {sum(RETRY_DELAYS):.0f} s ({error}): the run ends")
+                return self._give_up(exit_codes.TRAINING_FAILED)
+            delay = RETRY_DELAYS[place.attempts]
+            place.attempts, place.next_attempt = place.attempts + 1, time.monotonic() + delay
+            self._say(f"{place} could not be started ({error}) and is tried again in {delay:.0f} s")
+        else:
+            place.ended, place.attempts = False, 0
+            if place.restarts:
+                self._say(f"{place} restarted ({place.restarts} of {self._options.supervisor.max_restarts})")
+
+    def _postponed(self) -> list[Place]:
+        return [place for place in self._places if place.next_attempt is not None]
+
     def _start(self, place: Place) -> None:
         receiver, sender = self._spawn.Pipe(duplex=False)
         self._clock.forget_beat(self._process_ind(place))
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(place.threads)
-        place.process = self._spawn.Process(
-            target=child.main, name=str(place), daemon=True,
+        process = self._spawn.Process(
+            target=child.main, name=str(place), daemon=False,  # so that an environment may use multiprocessing
             args=(self._processes[place.role], self._context, place.role, place.index, place.threads, os.getpid(), sender))
         with _deaf():
-            place.process.start()
+            self._strays = self._strays or Strays()
+            with self._strays.mark() as place.mark:
+                process.start()
         sender.close()
+        place.process = process
         place.failure, place.started = receiver, time.monotonic()
 
     # supervise --------------------------------------------------------------------------------------------------------
@@ -119,7 +148,7 @@ class LocalEngine:
     def _death(self, place: Place) -> str:
         """How a process ended that did not say so itself."""
         number = -place.process.exitcode
-        if number < 0:
+        if number <= 0:
             return f"ended with exit code {place.process.exitcode} and said nothing"
         return f"was killed by signal {number}" + (", by hand or by the kernel for want of memory" if number == signal.SIGKILL else "")
 
@@ -131,6 +160,9 @@ class LocalEngine:
         if now - self._watched > self._options.supervisor.heartbeat_timeout / 2:
             self._awake = now  # all of the run was stopped, by Ctrl-Z say: that silence counts for nothing
         self._watched = now
+        for place in self._postponed():
+            if place.next_attempt is not None and now >= place.next_attempt:
+                self._attempt(place)
         for place in self._alive():
             if place.process.exitcode is not None:
                 self._bury(place)
@@ -155,8 +187,10 @@ class LocalEngine:
     def _bury(self, place: Place, reason: str | None = None) -> None:
         """A process is gone: it was done, or it is replaced, or the run ends."""
         place.ended = True
-        exitcode, error = place.process.exitcode, self._last_words(place)
-        if exitcode == 0 and reason is None:
+        if place.mark is not None:
+            end_marked(place.mark)
+        exitcode, (done, error) = place.process.exitcode, self._last_words(place)
+        if done:
             return
         place.failed_at_start |= error is not None and not place.restarts and not self._plays(place)
         reason = error or reason or self._death(place)
@@ -169,27 +203,28 @@ class LocalEngine:
             self._give_up(exit_codes.TRAINING_FAILED)
         else:
             place.restarts += 1
-            place.ended = False
             self._clock.count_restart()
-            self._start(place)
-            self._say(f"{place} restarted ({place.restarts} of {self._options.supervisor.max_restarts})")
+            self._attempt(place)
 
     def _plays(self, place: Place) -> bool:
         """In this life it has come to work."""
         return self._clock.has_beaten(self._process_ind(place))
 
-    def _last_words(self, place: Place) -> str | None:
-        """The error a process sent before it ended; its traceback is shown the first time there is such an error."""
+    def _last_words(self, place: Place) -> tuple[bool, str | None]:
+        """Return whether a process that ended had said that it was done, and the error that it sent if it had not: an exit code of 0
+        may be that of an environment which ended the process. The traceback of an error is shown the first time there is such an error."""
         try:
-            if not place.failure.poll():
-                return None
-            error, notes, text = place.failure.recv()
+            said = place.failure.recv() if place.failure.poll() else ()
         except (EOFError, OSError):
-            return None
+            said = ()
+        place.failure = None  # closed: a descriptor less, should they be short
+        if not said:
+            return said is None, None
+        error, notes, text = said
         if error not in self._told:
             self._told.add(error)
             notice(text)
-        return error + notes
+        return False, error + notes
 
     def _give_up(self, exit_code: int) -> None:
         self._exit_code = self._exit_code or exit_code
@@ -221,8 +256,8 @@ class LocalEngine:
             for place in waiting:
                 if place.process.exitcode is not None:
                     place.ended = True
-                    if place.process.exitcode:
-                        error = self._last_words(place)
+                    done, error = self._last_words(place)
+                    if not done:
                         self._say(f"{place} {f'failed: {error}' if error else self._death(place)}")
                         if place.role in ("learner", "tester"):
                             self._give_up((error and place.process.exitcode) or exit_codes.TRAINING_FAILED)
@@ -233,6 +268,12 @@ class LocalEngine:
         for place in places:
             place.process.join()
             place.ended = True
+
+    def _leave_nothing(self) -> None:
+        """End all processes that still run, and what environments started."""
+        self._kill(self._alive())
+        if self._strays is not None:
+            self._strays.close()
 
     def _interrupt(self, number: int, frame: object) -> None:
         """The first signal saves and leaves; a second one leaves at once."""

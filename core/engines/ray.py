@@ -213,12 +213,11 @@ class Life:
             return exit_codes.TRAINING_FAILED
 
     def poll(self) -> bool:
-        """Whether it sent an error before it ended."""
-        return self._failure is not None
+        """Return True if it said how it ended."""
+        return self._exitcode is not None and not self.death
 
-    def recv(self) -> tuple[str, str, str]:
-        if self._failure is None:
-            raise EOFError
+    def recv(self) -> tuple[str, str, str] | None:
+        """Return the error that it sent; None if it was done."""
         return self._failure
 
     def kill(self) -> None:

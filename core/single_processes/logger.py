@@ -44,12 +44,12 @@ class _Book:
         self._context, self._period = context, options.logger.period
         options.log_folder.mkdir(parents=True, exist_ok=True)
         name = run_name(options.config, context.spec.name, options.agent_type, options.seed)
-        self._files = MetricsFiles(options.log_folder, step, name, dotted(options.to_dict()))
+        self._files = MetricsFiles(options.log_folder, step, name, dotted(options.to_dict()), context.logs.now)
         self._files.write_facts("options", options.to_dict(), step)
         self._files.write_facts("versions", versions(), step)
         self._trackers = feeders(options)
         self._rates = _Rates(context)
-        self._progress, self._shares = Progress(options), Shares()
+        self._progress, self._shares = Progress(options, terminal=context.terminal), Shares()
         self._written, self._lost = time.monotonic(), 0
 
     def due(self) -> bool:
@@ -60,7 +60,8 @@ class _Book:
         reported, lost = self._context.logs.drain()
         self._lost += lost
         step, values = self._context.clock.agent_steps, self._global_values()
-        records = aggregate(self._shares.take(reported)) + [Record(name, value, step, time.time()) for name, value in values.items()]
+        now = self._context.logs.now()
+        records = aggregate(self._shares.take(reported)) + [Record(name, value, step, now) for name, value in values.items()]
         records = with_human_normalized(records, self._context.options.env_class, self._context.spec.name)
         for sink in self._trackers:
             sink.write(records)

@@ -6,7 +6,10 @@ begins with `where` ("actor 1"; main's is its command), in this stream (all, if 
 """
 
 import json
+import multiprocessing
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -100,7 +103,33 @@ def _slow(env: Faulty) -> Any:
     return env._observation(), 1.0, env._step == 20, False, {}
 
 
+def _print(env: Faulty) -> Any:
+    print("a line of this environment " * 30)
+    os.write(2, b"a line of a library\n")
+    return env._observation(), 1.0, env._step == 20, False, {}
+
+
+def _start(env: Faulty) -> Any:
+    """Once a process: programs, a fork and a worker of multiprocessing, whose numbers are in a file of that process. Another worker ends
+    when it is told to."""
+    path = Path(f"strays_{os.getpid()}")
+    if not path.exists():
+        terminated, left = (multiprocessing.Process(target=time.sleep, args=(1_000,)) for _ in range(2))
+        terminated.start(), left.start()
+        terminated.terminate(), terminated.join(10)
+        assert terminated.exitcode == -signal.SIGTERM
+        programs = [subprocess.Popen(["sleep", "1000"], start_new_session=apart).pid for apart in (False, True)]
+        if not (fork := os.fork()):
+            time.sleep(1_000)
+            os._exit(0)
+        path.write_text(json.dumps([left.pid, *programs, fork]))
+    return env._observation(), 1.0, env._step == 20, False, {}
+
+
 FAULTS = {
+    "start": _start,
+    "leave": lambda env: os._exit(0),
+    "print": _print,
     "raise": _raise, "hang": _hang, "slow": _slow, "exit": lambda env: sys.exit(0), "unreadable": _unreadable, "import": _import,
     "huge reward": lambda env: (env._observation(), 3e38, env._step == 20, False, {}),
     "nan": lambda env: (np.array([np.nan, 0], np.float32), 1.0, False, False, {}),

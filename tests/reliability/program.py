@@ -29,15 +29,17 @@ class Program:
     """`python main.py` with its files under `root`. Use as a context manager: whatever happens, nothing is left running."""
 
     def __init__(self, root: Path, *arguments: str, project: Path = PROJECT, environment: Mapping[str, str] = NO_ENVIRONMENT,
-                 before: Callable[[], object] | None = None):
-        """`environment` is added to this process's own; `before` is called in the new process before the program (limits)."""
+                 before: Callable[[], object] | None = None, output: int | None = None):
+        """`environment` is added to this process's own; `before` is called in the new process before the program (limits). `output` is a
+        descriptor that it prints to in place of a file."""
         self.root, self._named = root, set()
         root.mkdir(parents=True, exist_ok=True)
         self.output_path = root / f"output_{time.time_ns()}.txt"
         self._output = self.output_path.open("w")
         command = [sys.executable, str(project / "main.py"), "--root", str(root), "--machine", "test", *arguments]
-        self.process = subprocess.Popen(command, stdout=self._output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                        start_new_session=True, cwd=root, env={**os.environ, **environment}, preexec_fn=before)
+        self.process = subprocess.Popen(command, stdout=self._output if output is None else output, stderr=subprocess.STDOUT,
+                                        stdin=subprocess.DEVNULL, start_new_session=True, cwd=root, env={**os.environ, **environment},
+                                        preexec_fn=before)
         self.family: dict[int, psutil.Process] = {}
 
     def __enter__(self) -> "Program":
@@ -74,7 +76,7 @@ class Program:
             except OSError:
                 continue
             if name.split(" ")[0] in ("actor", "learner", "evaluator", "logger", "tester"):
-                names[name] = member.pid
+                names.setdefault(name, member.pid)  # its forks have its name too
         return names
 
     def leftovers(self, seconds: float = 3) -> list[str]:
@@ -88,6 +90,17 @@ class Program:
     def _running(self) -> list[str]:
         return [str(member) for member in self.family.values()
                 if member.is_running() and member.status() != psutil.STATUS_ZOMBIE]
+
+    def strays(self) -> dict[int, list[psutil.Process]]:
+        """Number of a process -> what its environment started and still runs, as `faults` notes it."""
+        found = {}
+        for path in self.root.glob("strays_*"):
+            with suppress(ValueError):  # being written
+                pids = [pid for pid in json.loads(path.read_text()) if psutil.pid_exists(pid)]
+                started = [psutil.Process(pid) for pid in pids]
+                self.family |= {process.pid: process for process in started}
+                found[int(path.name.partition("_")[2])] = [process for process in started if process.status() != psutil.STATUS_ZOMBIE]
+        return found
 
     def until(self, condition: Callable[[], object], seconds: float, what: str) -> None:
         """Wait for a condition; fail with the program's output when it does not come."""

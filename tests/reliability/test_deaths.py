@@ -1,5 +1,7 @@
-"""What happens to one run, seen from outside: deaths of its processes, signals, damage (F09-F14, F20-F22, F24, F25, F27, F31, F32, F37)."""
+"""What happens to one run, seen from outside: deaths of its processes, signals, damage (F09-F14, F20-F22, F24, F25, F27, F31, F32, F37,
+F60-F64)."""
 
+import json
 import os
 import re
 import resource
@@ -15,6 +17,8 @@ from utils import checkpoint, weights_file
 CARTPOLE = ("--config", "dqn-cartpole", "--logger.period", "0.5", "--timestamp", "one")
 ENDLESS = (*CARTPOLE, "--steps", "100000000")
 SAVING = (*ENDLESS, "--learner.checkpoint_period", "0.5")
+STARTING = ("--env_type", "gym", "--game", "tests.reliability.faults:Faulty-v0", "--num_actors", "1", "--evaluator.max_steps", "30")
+STARTED = {"FAULTS": json.dumps([{"kind": "start", "where": "actor"}])}
 CHUNKS = 2 * 8 * 8  # agent steps that two actors may still finish while the learner saves
 FULL = 8_000  # bytes, more than a run prints and less than it writes
 
@@ -167,12 +171,73 @@ def test_f11_a_killed_learner_ends_the_run_which_says_how_to_go_on(tmp_path):
         assert not program.leftovers()
 
 
-def test_f13_when_main_is_killed_its_children_go_with_it(tmp_path):
-    with Program(tmp_path, *ENDLESS) as program:
+def test_f13_f61_when_main_is_killed_its_children_and_what_environments_started_go_with_it(tmp_path):
+    with Program(tmp_path, *ENDLESS, *STARTING, environment=STARTED) as program:
         program.until_training(500)
         program.children()
+        assert [len(started) for started in program.strays().values()] == [4]
         os.kill(program.process.pid, signal.SIGKILL)
         assert not program.leftovers(seconds=3 * SLOW)
+
+
+def test_f62_f64_sigquit_of_main_while_its_children_import_leaves_nothing(tmp_path):
+    with Program(tmp_path, *ENDLESS, before=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0))) as program:
+        program.until(lambda: (program.children(), len(program.family) >= 5)[1], 60, "children to be started")
+        os.kill(program.process.pid, signal.SIGQUIT)
+        assert not program.leftovers(seconds=3)
+        assert program.until_ended(1) == -signal.SIGQUIT
+
+
+def no_descriptors(pid: int) -> tuple[int, int]:
+    """Let a process open nothing more. Returns the limits that it had."""
+    taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(set(range(len(taken) + 1)) - taken), limits[1]))
+    return limits
+
+
+@pytest.mark.timeout(180)
+def test_f60_f61_f62_f63_deaths_are_seen_strays_end_a_restart_is_tried_again_and_a_hangup_saves(tmp_path):
+    """Started by somebody who ignores SIGCHLD."""
+    def before():
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    with Program(tmp_path, *SAVING, *STARTING, environment=STARTED, before=before) as program:
+        program.until_training(500)
+        first = program.children()["actor 0"]
+        assert len(program.strays()[first]) == 4
+        assert replaced(program, "actor 0", program.kill("actor 0"), 15 * SLOW)
+        assert f"actor 0 (pid {first}) was killed by signal 9" in program.output
+        program.until(lambda: len(program.strays()) == 2, 60, "the new actor's first steps")
+        second = program.children()["actor 0"]
+        assert {pid: len(started) for pid, started in program.strays().items()} == {first: 0, second: 4}
+
+        limits = no_descriptors(program.process.pid)
+        program.kill("actor 0")
+        program.until(lambda: "actor 0 could not be started" in program.output, 15 * SLOW, "a restart that fails")
+        resource.prlimit(program.process.pid, resource.RLIMIT_NOFILE, limits)
+        replaced(program, "actor 0", second, 20 * SLOW)
+        program.until_training(program.agent_steps() + 500)
+
+        os.kill(program.process.pid, signal.SIGHUP)
+        assert program.until_ended(15 * SLOW) == 129
+        program.strays()
+        assert not program.leftovers() and "--resume test_one" in program.output
+        state, _ = checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
+        assert sum(state["clock"]["agent_steps"]) >= program.agent_steps() - CHUNKS
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(240)
+def test_f60_an_actor_that_cannot_be_started_any_more_ends_the_run_with_its_state_saved(tmp_path):
+    with Program(tmp_path, *ENDLESS) as program:
+        program.until_training(500)
+        no_descriptors(program.process.pid)
+        program.kill("actor 0")
+        assert program.until_ended(31 + 30 * SLOW) == 4 and not program.leftovers()
+        assert program.output.count("could not be started") == 6 and "--resume test_one" in program.output
+        state, _ = checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
+        assert sum(state["clock"]["agent_steps"]) >= program.agent_steps() > 0
 
 
 @pytest.mark.parametrize("begun", ["main imports", "children are started"])

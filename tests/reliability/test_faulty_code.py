@@ -1,7 +1,8 @@
-"""Environments and agents that misbehave, in the real program (F11, F14-F19, F32, F39)."""
+"""Environments and agents that misbehave, in the real program (F11, F14-F19, F32, F39, F59)."""
 
 import json
 import math
+import re
 
 import pytest
 
@@ -168,3 +169,20 @@ def test_f15_an_environment_that_cannot_be_made_in_a_later_life_is_tried_again(t
         program.until_training(program.agent_steps() + 500)
         program.process.send_signal(2)
         assert program.until_ended(15 * SLOW) == 130 and not program.leftovers()
+
+
+def test_f59_an_environment_that_leaves_with_0_has_its_process_replaced_and_ends_a_test_with_4(tmp_path):
+    leaving = [{"kind": "leave", "where": where, "at": at, "once": str(tmp_path / where)}
+               for where, at in (("actor", 300), ("evaluator", 25))]
+    words = ("--num_actors", "1", "--steps", "100000000", "--evaluator.period", "0.5")
+    with Program(tmp_path, *FAULTY, *words, environment=faults(*leaving)) as program:
+        for name in ("actor 0", "evaluator 0"):
+            program.until(lambda name=name: f"{name} restarted (1 of" in program.output, 60, f"{name} to be replaced")
+            assert re.search(rf"{name} \(pid \d+\) ended with exit code 0 and said nothing", program.output)
+        program.until_training(program.agent_steps() + 1_000)
+        score = "evaluator/episodic_return_mean"
+        program.until(lambda: any(score in row["values"] for row in program.metrics()), 30, "an evaluation")
+        program.process.send_signal(2)
+        assert program.until_ended(15 * SLOW) == 130 and not program.leftovers()
+    tested = start(tmp_path, *FAULTY, "--mode", "2", "--episodes", "3", environment=faults({"kind": "leave", "where": "tester", "at": 10}))
+    assert tested.returncode == 4 and "ended with exit code 0 and said nothing" in tested.stderr

@@ -1,4 +1,5 @@
-"""Odd surroundings of the real program: limits, paths, kills at any time, many starts, unequal speeds (F04, F23, F29, F30, F33, F35)."""
+"""Odd surroundings of the real program: limits, paths, kills at any time, many starts, unequal speeds, clocks (F04, F23, F29, F30, F33,
+F35, F65)."""
 
 import json
 import os
@@ -38,6 +39,21 @@ def test_f04_f29_f35_it_runs_from_odd_paths_with_64_descriptors_no_terminal_and_
     options = json.loads((folder / "options.json").read_text())
     assert (options["agent"]["double"], options["render"], options["record"]) == (False, False, False)
     assert (program.root / "models" / "test_one.pth").exists()
+
+
+def test_f65_a_clock_that_is_set_back_by_ten_years_and_forth_again_and_again_gives_sound_seconds(tmp_path):
+    """The clock of these processes, that is: `sitecustomize` is imported by python before the program."""
+    (tmp_path / "sitecustomize.py").write_text("""
+import time
+clock = time.time
+time.time = lambda: clock() - 3e8 * (int(time.monotonic()) % 2)""")
+    with Program(tmp_path, *INLINE, "--seconds", "6", "--logger.period", "0.1", environment={"PYTHONPATH": str(tmp_path)}) as program:
+        assert program.until_ended(60) == 0
+        rows = program.metrics()
+    moments, seconds = [row["time"] for row in rows], [row["seconds"] for row in rows if "global/agent_steps" in row["values"]]
+    assert len(rows) > 20 and max(moments) - min(moments) < 60
+    assert seconds == sorted(seconds) and seconds[0] >= 0 and seconds[-1] < 60
+    assert all(0 <= row["values"].get("global/wall_seconds", 0) < 60 for row in rows)
 
 
 def killed_while_it_saves(root, kills, generator):

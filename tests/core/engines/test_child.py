@@ -44,7 +44,8 @@ def test_a_process_leaves_at_once_with_the_exit_code_of_its_work(process, exit_c
     try:
         started.join(50)
         assert started.exitcode == exit_code
-        assert (receiver.recv()[0] if receiver.poll() and told else None) == told
+        said = receiver.recv()
+        assert (said and said[0]) == told
     finally:
         started.kill()
         started.join()

@@ -43,6 +43,7 @@ def test_a_signal_in_the_last_evaluation_leaves_it_all_of_the_time_to_stop(monke
     engine = LocalEngine(SimpleNamespace(options=options, clock=clock, roles=[("evaluator", 0)]), {})
     (place,) = engine._places
     place.process = evaluator = Evaluator(engine, interrupted, saved)
+    place.failure = SimpleNamespace(poll=lambda: True, recv=lambda: None)
     monkeypatch.setattr(engine, "_wait", evaluator.wait)
     monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: evaluator.seconds))
     clock.stop()

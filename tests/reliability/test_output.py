@@ -1,0 +1,62 @@
+"""What a run prints while nobody reads it (F58)."""
+
+import fcntl
+import os
+import signal
+import termios
+import threading
+import time
+
+from tests.reliability.program import SLOW, Program
+from tests.reliability.test_faulty_code import FAULTY, INLINE, faults
+
+PRINTING = faults({"kind": "print"})
+
+
+def test_f58_nobody_reads_and_a_run_trains_saves_replaces_and_ends(tmp_path):
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(writer, b"-" * 4096)  # no room for a single line more
+    words = ("--num_actors", "1", "--steps", "100000000", "--learner.checkpoint_period", "0.5", "--supervisor.heartbeat_timeout", "5",
+             "--evaluator.period", "1e9")
+    checkpoints = tmp_path / "models" / "test_one_checkpoints"
+    with Program(tmp_path, *FAULTY, *words, environment=PRINTING, output=writer) as program:
+        program.until_training(200)
+        logger, actor, began = program.children()["logger 0"], program.kill("actor 0"), time.monotonic()
+        program.until(lambda: program.children().get("actor 0", actor) != actor, 10 * SLOW, "the actor to be replaced")
+        saved = (checkpoints / "latest").read_text()
+        program.until(lambda: time.monotonic() > began + 7 and (checkpoints / "latest").read_text() != saved, 20 * SLOW, "a checkpoint")
+        program.until_training(program.agent_steps() + 100)
+        assert program.children()["logger 0"] == logger
+        os.kill(program.process.pid, signal.SIGINT)
+        assert program.until_ended(15 * SLOW) == 130 and not program.leftovers()
+    assert os.read(reader, 1 << 16).strip(b"-") == b""
+    os.close(reader), os.close(writer)
+
+
+def test_f58_who_reads_again_sees_how_much_was_dropped_and_all_of_the_end(tmp_path):
+    terminal, side = os.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, b"\x28\x00\x64\x00\x00\x00\x00\x00")  # 40 lines of 100 columns
+    seen = []
+
+    def read():
+        try:
+            while block := os.read(terminal, 1 << 16):
+                seen.append(block)
+        except OSError:  # the program has ended
+            pass
+
+    words = ("--seconds", "8", "--logger.period", "0.2")
+    with Program(tmp_path, *FAULTY, *INLINE, *words, environment=PRINTING, output=side) as program:
+        os.close(side)
+        program.until(lambda: len(program.metrics()) > 5, 60, "several periods")
+        reading = threading.Thread(target=read)
+        reading.start()
+        assert program.until_ended(30 * SLOW) == 0
+        reading.join(10)
+    os.close(terminal)
+    output = b"".join(seen).decode()
+    assert "lines were dropped here: nobody read them" in output
+    assert output.rstrip().splitlines()[-1].startswith("steps ") and "left 0:00:00" in output.rstrip().splitlines()[-1]
+    live = [line for line in output.splitlines(keepends=True) if line.startswith("steps") and line.endswith("\r")]
+    assert live and {len(line) for line in live} == {100}  # one less than the terminal is wide
