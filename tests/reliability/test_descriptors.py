@@ -1,0 +1,49 @@
+"""Programs that are started without some of the descriptors 0, 1 and 2, or with few others (F70)."""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.reliability.program import PROJECT, Program
+from utils import checkpoint
+
+CARTPOLE = ("--config", "dqn-cartpole", "--timestamp", "one", "--clock.learn_start", "100", "--num_envs_per_actor", "2",
+            "--agent.batch_size", "16", "--evaluator.episodes", "1", "--evaluator.max_steps", "30")
+CLOSED = [numbers for count in (1, 2, 3) for numbers in itertools.combinations((0, 1, 2), count)]
+LOOK = """
+import sys
+import {module}
+import os
+said = [os.memfd_create("shared") > 2, *(os.readlink(f"/proc/self/fd/{{number}}") for number in {numbers}),
+        *(os.get_inheritable(number) for number in range(3))]
+print(input() if 0 not in {numbers} else sys.stdin.read())
+print("shown", file=sys.stderr)
+open(sys.argv[1], "w").write(repr(said))
+"""
+
+
+def close(numbers):
+    for number in numbers:
+        os.close(number)
+
+
+@pytest.mark.parametrize("numbers", CLOSED, ids=str)
+def test_f70_closed_standard_descriptors_are_opened_on_the_null_device(tmp_path, numbers):
+    """By whatever of the program is imported first."""
+    script = LOOK.format(numbers=numbers, module=("utils.refused", "utils.settings_tree")[len(numbers) % 2])
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "said")], input="typed\n", capture_output=True, text=True,
+                          timeout=60, cwd=PROJECT, preexec_fn=lambda: close(numbers))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "said").read_text() == repr([True, *["/dev/null"] * len(numbers), *[True] * 3])
+    assert done.stdout.strip() == ("typed" if not {0, 1} & {*numbers} else "") and ("shown" in done.stderr) is (2 not in numbers)
+
+
+def test_f70_a_run_without_standard_descriptors_trains_and_saves_what_it_counted(tmp_path):
+    with Program(tmp_path, *CARTPOLE, "--updates", "30", before=lambda: close((0, 1, 2))) as program:
+        assert program.until_ended(90) == 0 and not program.leftovers()
+    state, path = checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
+    steps = sum(state["clock"]["agent_steps"])
+    assert 100 <= steps < 10_000 and path.name == f"step_{steps:012d}" and max(state["clock"]["updates"]) >= 30
