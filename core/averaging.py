@@ -17,6 +17,10 @@ Result = TypeVar("Result")
 _GROUP: ContextVar["Group | None"] = ContextVar("group", default=None)
 
 
+def _nothing() -> None:
+    """Beat where nobody watches."""
+
+
 class LearnersParted(RuntimeError):
     """Another learner has gone: this one cannot go on alone."""
 
@@ -29,6 +33,9 @@ class Group(ABC):
 
     def __init__(self, index: int, size: int):
         self.index, self.size = index, size
+        self.parted: LearnersParted | None = None  # since an update that was finished without the others
+        self.beat: Callable[[], None] = _nothing  # called now and then while `sum` waits for the others
+        self._exchanged = False  # in this update
 
     @abstractmethod
     def gather(self, values: Sequence[int]) -> Generator[bool, None, list[list[int]]]:
@@ -38,9 +45,32 @@ class Group(ABC):
     def run(self, function: Callable[[], Result]) -> Generator[bool, None, Result]:
         """function(), which may call `add_up` and `averaged`."""
 
-    @abstractmethod
     def sum(self, tensor: Tensor) -> None:
-        """Becomes the sum of all learners' tensors, in place; only within `run`. Bit for bit the same for all."""
+        """Becomes the sum of all learners' tensors, in place; only within `run`. Bit for bit the same for all.
+
+        An update whose first sum finds another learner gone has changed nothing and is given up. A later one is finished with this learner's
+        values in place of everybody's, so that no half of an update is saved; the next `gather` raises.
+        """
+        if self.parted is None:
+            try:
+                self._sum(tensor)
+                self._exchanged = True
+                return
+            except LearnersParted as error:
+                if not self._exchanged:
+                    raise
+                self.parted = error
+        tensor.mul_(self.size)
+
+    @abstractmethod
+    def _sum(self, tensor: Tensor) -> None:
+        """Add up the tensors of all. Raises LearnersParted with the tensor as it was."""
+
+    def _within(self, function: Callable[[], Result]) -> Result:
+        """function(), with the sums of an update of its own."""
+        self._exchanged = False
+        with within(self):
+            return function()
 
     def __enter__(self) -> "Group":
         return self
@@ -78,8 +108,8 @@ class Alone(Group):
         yield from ()
         return function()
 
-    def sum(self, tensor: Tensor) -> None:
-        """It is."""
+    def _sum(self, tensor: Tensor) -> None:
+        """Do nothing: with one learner the tensor already is the sum."""
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from core.averaging import Group, LearnersParted, Result, within
+from core.averaging import Group, LearnersParted, Result
 
 LIMIT = timedelta(days=7)          # of any exchange: the supervisor gives up a silent learner long before, unless all were stopped (Ctrl-Z)
 PATIENCE = timedelta(seconds=1)    # between two signs of life while the others are waited for
@@ -56,6 +56,8 @@ class ProcessGroup(Group):
         self._on_gpu = on_gpu
 
     def gather(self, values: Sequence[int]) -> Generator[bool, None, list[list[int]]]:
+        if self.parted is not None:
+            raise self.parted
         rows = torch.zeros(self.size, len(values), dtype=torch.int64)
         rows[self.index] = torch.tensor(values)
         with _parting():
@@ -66,12 +68,21 @@ class ProcessGroup(Group):
 
     def run(self, function: Callable[[], Result]) -> Generator[bool, None, Result]:
         yield from ()
-        with within(self):
-            return function()
+        return self._within(function)
 
-    def sum(self, tensor: Tensor) -> None:
-        with nullcontext() if tensor.is_cuda else _parting():  # NCCL does not tell of others: an error there is this learner's own
+    def _sum(self, tensor: Tensor) -> None:
+        if tensor.is_cuda:  # NCCL does not tell of others: an error there is this learner's own
             dist.all_reduce(tensor)
+            return
+        own = tensor.clone()
+        try:
+            with _parting():
+                work = dist.all_reduce(tensor, async_op=True)
+                while not _finished(work):
+                    self.beat()
+        except LearnersParted:
+            tensor.copy_(own)
+            raise
 
     def close(self, failed: bool = False) -> None:
         if not (failed and self._on_gpu):  # NCCL would wait for the others; without leave, the end of the process ends it

@@ -7,12 +7,13 @@ own one waits for it.
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Generic
 
 import torch
 from torch import Tensor
 
-from core.averaging import Group, LearnersParted, Result, within
+from core.averaging import Group, LearnersParted, Result
 
 
 class Turns:
@@ -54,6 +55,8 @@ class InTurn(Group):
         self._routine: Coroutine | None = None
 
     def gather(self, values: Sequence[int]) -> Generator[bool, None, list[list[int]]]:
+        if self.parted is not None:
+            raise self.parted
         rows = torch.zeros(self.size, len(values), dtype=torch.int64)
         rows[self.index] = torch.tensor(values)
         self._offer(rows)
@@ -66,12 +69,13 @@ class InTurn(Group):
         try:
             while not self._routine.resume():
                 yield True
-                yield from self._others()
+                with suppress(LearnersParted):  # which the sum it waits in is told too
+                    yield from self._others()
             return self._routine.result()
         finally:
             self._routine.close()
 
-    def sum(self, tensor: Tensor) -> None:
+    def _sum(self, tensor: Tensor) -> None:
         assert self._routine is not None
         self._offer(tensor)
         if self._turns.total(self._number) is None:
@@ -80,10 +84,6 @@ class InTurn(Group):
 
     def close(self, failed: bool = False) -> None:
         self._turns.leave(self.index)
-
-    def _within(self, function: Callable[[], Result]) -> Result:
-        with within(self):
-            return function()
 
     def _offer(self, tensor: Tensor) -> None:
         self._number += 1

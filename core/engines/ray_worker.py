@@ -22,9 +22,9 @@ class Worker:
     def __repr__(self) -> str:
         return f"{self._role} {self._index}"
 
-    def where(self) -> tuple[int, str]:
-        """Process number, and address of the node."""
-        return os.getpid(), ray.util.get_node_ip_address()
+    def where(self) -> tuple[int, str, str]:
+        """Process number, and address and id of the node."""
+        return os.getpid(), ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
 
     def run(self, process: Callable[[Context, int], Iterator[bool]], home: str, context: list[Any], facts: Facts, ingest: Any,
             threads: int) -> None:

@@ -53,6 +53,7 @@ def learner(context: Context, index: int) -> Iterator[bool]:
     (publish, report, write the agent) learner 0 does.
     """
     with context.meeting.join(index, context.device_of(index)) as group:
+        group.beat = partial(context.clock.beat, context.process_ind("learner", index))
         agent, memory = _make_agent(context, group), learners_memory(context, index)
         version = restore(context, agent, memory, index)
         batches, learn = updates(context, agent, memory, index)
@@ -65,7 +66,7 @@ def learner(context: Context, index: int) -> Iterator[bool]:
                     yield from _learn(context, agent, memory, batches, learn, group, profile)
                 yield from save(context, agent, memory, batches, group)
             except LearnersParted:
-                save_alone(context, agent, memory, batches, index)
+                save_alone(context, agent, memory, batches)
                 raise
 
 

@@ -4,7 +4,10 @@ Learner 0 writes the agent, which all have alike, the clock, and its own part: r
 are named by their index.
 """
 
-from collections.abc import Callable, Generator
+import fcntl
+import os
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +56,7 @@ def save(context: Context, agent: Agent, memory: LearnersMemory, batches: Batche
     options, index, parts = context.options, group.index, dict[str, Any]()
 
     def write_own() -> None:
-        parts.update(_parts(context, memory, batches, index))
+        parts.update(_parts(context, agent, memory, batches, index))
         if index:
             checkpoint.save_parts(options.checkpoint_folder, parts)
 
@@ -74,11 +77,36 @@ def save(context: Context, agent: Agent, memory: LearnersMemory, batches: Batche
     context.clock.checkpoint_written()
 
 
-def save_alone(context: Context, agent: Agent, memory: LearnersMemory, batches: Batches, index: int) -> None:
-    """What learner 0 can still do when another one is gone; that one's memory is gone too."""
-    if index == 0 and not context.options.learner.checkpoint_replay:
-        for _ in save(context, agent, memory, batches, Alone()):
+def save_alone(context: Context, agent: Agent, memory: LearnersMemory, batches: Batches) -> None:
+    """What learners can still do when another one is gone; that one's memory is gone too. All have learnt alike: the first to come does it."""
+    if context.options.learner.checkpoint_replay:
+        return
+    with _first_to_come(context.options.checkpoint_folder) as first:
+        for _ in save(context, agent, memory, batches, Alone()) if first else ():
             """Alone it does not wait."""
+
+
+@contextmanager
+def _first_to_come(folder: Path) -> Iterator[bool]:
+    """Yield True unless another process is within this for the folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # which the save reports
+        yield True
+        return
+    try:
+        yield _locked(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _own(index: int) -> tuple[str, str]:
@@ -87,8 +115,8 @@ def _own(index: int) -> tuple[str, str]:
     return f"learner{suffix}", f"memory{suffix}"
 
 
-def _parts(context: Context, memory: LearnersMemory, batches: Batches, index: int) -> dict[str, Any]:
-    names, device = _own(index), torch.device(context.device_of(index))
+def _parts(context: Context, agent: Agent, memory: LearnersMemory, batches: Batches, index: int) -> dict[str, Any]:
+    names, device = _own(index), next(agent.model.parameters()).device
     parts: dict[str, Any] = {names[0]: {"torch_rng": torch.get_rng_state(), "device_rng": device_random_state(device)}}
     if context.options.learner.checkpoint_replay:
         parts[names[1]] = batches.call(lambda: memory.state_dict())

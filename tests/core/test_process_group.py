@@ -95,12 +95,13 @@ def test_a_learner_that_failed_on_a_gpu_does_not_wait_for_the_others(calls, on_g
 
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_an_error_on_a_gpu_is_the_learners_own_and_told_whole(monkeypatch, on_gpu):
-    def fail(tensor):
+    def fail(tensor, async_op=False):
         raise dist.DistBackendError("NCCL error. Last error: two ranks have one GPU")
 
     monkeypatch.setattr(dist, "all_reduce", fail)
+    tensor = SimpleNamespace(is_cuda=on_gpu, clone=lambda: None, copy_=lambda own: None)
     with pytest.raises(RuntimeError) as raised:
-        process_group.ProcessGroup(0, 2).sum(SimpleNamespace(is_cuda=on_gpu))
+        process_group.ProcessGroup(0, 2).sum(tensor)
     assert ("two ranks have one GPU" in str(raised.value)) == on_gpu == (not isinstance(raised.value, LearnersParted))
 
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from gymnasium import spaces
 
 from core.agents.dqn import DQN
+from core.agents.sac import SAC
 from core.averaging import _GROUP
 from core.env import TimeStep
 from core.envs.catch import CatchEnv
@@ -214,3 +215,24 @@ class SlowLearner(DQN):
     def learn(self, batch):  # type: ignore[no-untyped-def]
         time.sleep(0.2)
         return super().learn(batch)
+
+
+class Stops(DQN):
+    """A learner that stops, as by Ctrl-Z, where the others wait for its gradients."""
+
+    updates = 0
+
+    def learn(self, batch):  # type: ignore[no-untyped-def]
+        self.updates += 1
+        if due("stop", 0, self.updates):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().learn(batch)
+
+
+class HalfAnUpdate(SAC):
+    """A learner that is killed between the step of its critics and that of its policy."""
+
+    def improve(self, step, wanted):  # type: ignore[no-untyped-def]
+        if due("kill", 0, self._updates.made):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().improve(step, wanted)

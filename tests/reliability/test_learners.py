@@ -1,9 +1,11 @@
-"""Two learners of the real program: one is killed, the run is continued, and both stop together (F11, F37)."""
+"""Two learners of the real program: one is killed or stopped, the run is continued, and both stop together (F11, F37, F82, F83)."""
 
+import json
 import os
 import signal
 
 import psutil
+import pytest
 
 from tests.reliability.program import Program
 from utils import checkpoint
@@ -42,3 +44,27 @@ def test_f11_a_learner_that_fails_alone_says_why_and_nobody_waits_for_ever(tmp_p
         assert program.until_ended(60) == 4
         assert "learner 1" in program.output and "ValueError: a fault of this learner alone" in program.output
         assert "in learn" in program.output and "did not end within" not in program.output and not program.leftovers()
+
+
+@pytest.mark.parametrize("stopped", [1, pytest.param(0, marks=pytest.mark.faults)])
+def test_f82_the_silence_of_a_learner_that_waits_is_the_other_ones_and_the_state_is_saved(tmp_path, stopped):
+    faults = json.dumps([{"kind": "stop", "where": f"learner {stopped}", "at": 150}])
+    with Program(tmp_path, *ENDLESS, "--agent_type", "tests.reliability.faults:Stops", "--supervisor.heartbeat_timeout", "6",
+                 environment={"FAULTS": faults}) as program:
+        assert program.until_ended(80) == 4
+        assert f"learner {stopped} (pid" in program.output and f"learner {1 - stopped} (pid" not in program.output
+        assert "gave no sign of life for 6 s" in program.output and not program.leftovers()
+    state, _ = checkpoint.load(tmp_path / "models/test_one_checkpoints")
+    assert max(state["clock"]["updates"]) == 149
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("killed", [0, 1])
+def test_f83_a_learner_killed_between_two_steps_of_an_update_leaves_a_state_of_whole_updates(tmp_path, killed):
+    faults = json.dumps([{"kind": "kill", "where": f"learner {killed}", "at": 40}])
+    with Program(tmp_path, "--config", "sac-pendulum", *ENDLESS[2:], "--agent_type", "tests.reliability.faults:HalfAnUpdate",
+                 "--clock.learn_start", "500", environment={"FAULTS": faults}) as program:
+        assert program.until_ended(80) == 4
+    state, _ = checkpoint.load(tmp_path / "models/test_one_checkpoints")
+    made = {state["agent"][name]["updates"] for name in ("policy_optimizer", "critic_optimizer", "temperature_optimizer")}
+    assert made == {state["agent"]["updates"]} == {max(state["clock"]["updates"])} == {40}

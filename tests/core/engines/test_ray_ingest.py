@@ -208,29 +208,28 @@ def test_bad_settings_are_named_before_a_start(monkeypatch):
 
 
 @pytest.mark.parametrize("cpus, fits", [((3, 1), True), ((2, 2), True), ((2, 1), False), ((1, 9), False)])
-def test_a_process_needs_its_cpus_on_one_node_and_the_learner_at_home(monkeypatch, cpus, fits):
-    nodes = [{"NodeID": name, "Alive": True, "Resources": {"CPU": float(count)}} for name, count in zip(("home", "other"), cpus)]
-    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+def test_a_process_needs_its_cpus_on_one_node_and_the_learner_at_home(cpus, fits):
+    nodes = {name: {"Resources": {"CPU": float(count)}} for name, count in zip(("home", "other"), cpus)}
     needs = {name: {"CPU": 1.0, "GPU": 0.0} for name in ("actor 0", "actor 1", "learner 0", "evaluator 0")}
     if fits:
-        check_room(needs, "home")
+        check_room(needs, "home", nodes)
     else:
         with pytest.raises(ClusterError, match=r"needs 1 CPUs.* finds no room: the run needs 4 CPUs.*lower num_actors, ray.actor_cpus, "
                                                "ray.learner_cpus$"):
-            check_room(needs, "home")
+            check_room(needs, "home", nodes)
 
 
-def test_room_is_counted_as_ray_counts_it(monkeypatch):
+def test_room_is_counted_as_ray_counts_it():
     """3 - 4 * 0.6 is less than 0.6 in binary."""
-    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "home", "Alive": True, "Resources": {"CPU": 3.0}}])
-    check_room({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(5)}, "home")
+    nodes = {"home": {"Resources": {"CPU": 3.0}}}
+    check_room({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(5)}, "home", nodes)
     with pytest.raises(ClusterError, match="finds no room"):
-        check_room({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(6)}, "home")
+        check_room({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(6)}, "home", nodes)
 
 
-def test_who_finds_no_gpu_is_told_of_the_settings_that_ask_for_one(monkeypatch):
-    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "home", "Alive": True, "Resources": {"CPU": 4.0, "GPU": 2.0}}])
+def test_who_finds_no_gpu_is_told_of_the_settings_that_ask_for_one():
+    nodes = {"home": {"Resources": {"CPU": 4.0, "GPU": 2.0}}}
     shares = {"learner 0": 0.7, "learner 1": 0.7, "actor 0": 0.3, "actor 1": 0.3}
-    check_room({name: {"CPU": 1.0, "GPU": share} for name, share in shares.items()}, "home")
+    check_room({name: {"CPU": 1.0, "GPU": share} for name, share in shares.items()}, "home", nodes)
     with pytest.raises(ClusterError, match=r"actor 1 needs 1 CPUs and 0\.5 GPUs.*lower num_actors.*, ray\.actor_gpus, ray\.learner_gpus$"):
-        check_room({name: {"CPU": 1.0, "GPU": max(share, 0.5)} for name, share in shares.items()}, "home")
+        check_room({name: {"CPU": 1.0, "GPU": max(share, 0.5)} for name, share in shares.items()}, "home", nodes)

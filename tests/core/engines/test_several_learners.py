@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from core.agent import Agent
+from core.agents.sac import SAC
 from core.context import Context
 from core.engines.inline import InlineEngine
 from core.memories.unrolls import concatenated
@@ -185,7 +186,7 @@ def test_learners_that_are_not_alike_end_the_run_by_name_and_save_nothing(tmp_pa
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-def test_a_learner_that_fails_ends_the_run_and_learner_0_saves_if_it_is_left(tmp_path, monkeypatch, learnt, broken):
+def test_a_learner_that_fails_ends_the_run_and_the_other_one_saves(tmp_path, monkeypatch, learnt, broken):
     recorded = updates.EagerUpdates.__call__
 
     def failing(self, batch):
@@ -197,9 +198,23 @@ def test_a_learner_that_fails_ends_the_run_and_learner_0_saves_if_it_is_left(tmp
     exit_code, context = launch(tmp_path, *CARTPOLE, *TWO, "--steps", "300")
     assert exit_code == 4 and context.clock.updates == 5
     assert "learn" not in [thread.name for thread in threading.enumerate()]
-    assert context.options.checkpoint_folder.exists() == bool(broken)
-    if broken:
-        assert not differences(saved(context)["agent"], learnt[1].agent.state_dict())
+    assert not differences(saved(context)["agent"], learnt[1 - broken].agent.state_dict())
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_what_is_saved_is_of_whole_updates_when_a_learner_fails_within_one(tmp_path, monkeypatch, broken):
+    def failing(self, step, wanted):
+        agents.setdefault(id(self), self)
+        if list(agents).index(id(self)) == broken and self._updates.made == 5:
+            raise ValueError("broken between the critic's step and the policy's")
+        return improve(self, step, wanted)
+
+    agents, improve = {}, SAC.improve
+    monkeypatch.setattr(SAC, "improve", failing)
+    exit_code, context = launch(tmp_path, *RUNS["sac"], *TWO, "--steps", "300")
+    state = saved(context)
+    made = {state["agent"][name]["updates"] for name in ("policy_optimizer", "critic_optimizer", "temperature_optimizer")}
+    assert exit_code == 4 and made == {state["agent"]["updates"]} == {max(state["clock"]["updates"])} == {5}
 
 
 def distance(agent: Agent, state: dict) -> float:
