@@ -34,6 +34,9 @@ class CheckedSteps(Env):
         self._steps += 1
         return self._checked(self._env.recv())
 
+    def success(self, stream: int) -> bool | None:
+        return self._env.success(stream)
+
     def render(self) -> np.ndarray:
         return self._env.render()
 
