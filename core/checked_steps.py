@@ -50,6 +50,9 @@ class CheckedSteps(Env):
             timestep = self._env.recv()
         return self._checked(timestep)
 
+    def success(self, stream: int) -> bool | None:
+        return self._env.success(stream)
+
     def render(self) -> np.ndarray:
         with self._own_code:
             return self._env.render()

@@ -56,6 +56,7 @@ class EnvSpec:
     frames_per_step: int = 1         # emulator frames an agent step
     is_image: bool = False           # [H, W], [H, W, C] or planes: wants a convolution
     max_value: float = 1.0           # pixels are divided by it (255 for bytes)
+    reward_threshold: float | None = None  # return from which on an episode counts as solved; None: no such number is known
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
@@ -96,6 +97,10 @@ class Env(ABC):
     def recv(self) -> TimeStep:
         """The other half: what `step` of the action that was sent returns."""
         return self.step(self._sent)
+
+    def success(self, stream: int) -> bool | None:
+        """Return whether the environment itself calls the episode that this stream has just ended a success; None if it does not say."""
+        return None
 
     def render(self) -> np.ndarray:
         """The colour picture [H, W, 3] uint8 of stream 0; only with render_mode "rgb_array"."""

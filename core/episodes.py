@@ -17,12 +17,14 @@ class EpisodeResults(NamedTuple):
     returns: np.ndarray    # [N] float64, sums of raw rewards
     lengths: np.ndarray    # [N] int64, agent steps
     truncated: np.ndarray  # [N] bool, ended by a time limit, the environment's or `max_steps`
+    solved: np.ndarray | None = None  # [N] bool; None where it is not known what solving an episode is
 
 
 class Episode(NamedTuple):
     score: float
     length: int
     truncated: bool
+    solved: bool | None
 
 
 class Scene(NamedTuple):
@@ -43,12 +45,13 @@ def play_episodes(agent: Agent, env: Env, episodes: int, max_steps: int, explora
 
     Which episodes count is fixed beforehand: each stream plays its share, so a stream of short episodes does not play more of
     them. An episode of max_steps agent steps is cut and counts as truncated; its stream waits for the game to end, or until all
-    streams that have episodes left wait and the environment is reset. `on_scene` gets what stream 0 shows at each step
-    (render_mode "rgb_array").
+    streams that have episodes left wait and the environment is reset. An episode is solved if the environment says so at its last
+    step (Env.success), or, where it says nothing, if its score reaches EnvSpec.reward_threshold. `on_scene` gets what stream 0
+    shows at each step (render_mode "rgb_array").
     """
     sequence = np.random.SeedSequence(seed)
     timestep = env.reset(_seed_from(sequence))
-    tally = _Tally(len(timestep.first), episodes, max_steps)
+    tally = _Tally(len(timestep.first), episodes, max_steps, env)
     initial = state = agent.initial_state(len(timestep.first))
 
     def show(output: ActorOutput | None) -> None:
@@ -79,8 +82,8 @@ def play_episodes(agent: Agent, env: Env, episodes: int, max_steps: int, explora
 class _Tally:
     """Scores and lengths of the E running episodes, and what is left to play."""
 
-    def __init__(self, num_envs: int, episodes: int, max_steps: int):
-        self._max_steps = max_steps
+    def __init__(self, num_envs: int, episodes: int, max_steps: int, env: Env):
+        self._max_steps, self._env = max_steps, env
         self._left = episodes // num_envs + (np.arange(num_envs) < episodes % num_envs).astype(np.int64)  # [E]
         self._finished: list[list[Episode]] = [[] for _ in range(num_envs)]
         self._waiting = np.zeros(num_envs, bool)
@@ -121,10 +124,15 @@ class _Tally:
         ordered = [finished[number] for number in range(rounds) for finished in self._finished if number < len(finished)]
         return EpisodeResults(np.array([episode.score for episode in ordered], np.float64),
                               np.array([episode.length for episode in ordered], np.int64),
-                              np.array([episode.truncated for episode in ordered], bool))
+                              np.array([episode.truncated for episode in ordered], bool),
+                              None if any(episode.solved is None for episode in ordered)
+                              else np.array([episode.solved for episode in ordered], bool))
 
     def _finish(self, stream: int, truncated: bool) -> Episode:
-        episode = Episode(float(self._scores[stream]), int(self._lengths[stream]), truncated)
+        score, threshold, solved = float(self._scores[stream]), self._env.spec.reward_threshold, self._env.success(stream)
+        if solved is None and threshold is not None:
+            solved = score >= threshold
+        episode = Episode(score, int(self._lengths[stream]), truncated, solved)
         self._finished[stream].append(episode)
         self._left[stream] -= 1
         return episode

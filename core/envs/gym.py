@@ -37,7 +37,7 @@ class GymEnv(Env):
         self._action, self._action_space = _action(env.action_space), env.action_space
         self.spec = EnvSpec(name=made[0].name, frame=frame_of(env.observation_space), frame_stack=0,
                             action=self._action, frames_per_step=params.action_repeat, is_image=is_image(env.observation_space),
-                            max_value=255.0 if is_image(env.observation_space) else 1.0)
+                            max_value=255.0 if is_image(env.observation_space) else 1.0, reward_threshold=made[0].reward_threshold)
         repeat = params.action_repeat
         limits = [params.max_steps * repeat if params.max_steps else one.max_steps for one in made]
         self._streams = [CheckedEnv(one.env, stream, limit, repeat) for stream, (one, limit) in enumerate(zip(made, limits))]
@@ -62,6 +62,9 @@ class GymEnv(Env):
     @classmethod
     def gymnasium_env(cls, params: GymParams, game: str) -> gym.Env:
         return make(game, params.legacy, None).env.unwrapped
+
+    def success(self, stream: int) -> bool | None:
+        return self._streams[stream].success
 
     def render(self) -> np.ndarray:
         if self._render_mode != "rgb_array":

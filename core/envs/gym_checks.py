@@ -14,6 +14,7 @@ from core.shared import ArraySpec
 OLD_API = ('the old gym API; return (observation, reward, terminated, truncated, info) from step and (observation, info) from '
            'reset, or register the class with gym 0.26 and set legacy="v21" (shimmy\'s adapter, pip install -e ".[legacy-gym]")')
 
+SUCCESS = ("is_success", "success")  # in info, of gymnasium-robotics and others: whether the goal is reached now
 MAX_REWARD = float(np.finfo(np.float32).max)
 _OWN_CODE = foreign_code("the environment")
 
@@ -49,6 +50,7 @@ class CheckedEnv(gym.Wrapper):
         self.observation_space = spaces.Box(low, high, self._frame.shape, np.dtype(self._frame.dtype).type)
         self._steps = self._total_steps = 0
         self.note = np.zeros(1)  # 1 + the stream while its own code runs, else 0
+        self.success: bool | None = None  # what info said at the last step; None while it has never said anything
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         self._steps = 0
@@ -78,10 +80,18 @@ class CheckedEnv(gym.Wrapper):
         if not isinstance(result, tuple) or len(result) != 5:
             returned = f"{len(result)} values" if isinstance(result, tuple) else reprlib.repr(result)
             raise ValueError(f"step of stream {self.stream} returned {returned} at step {self._total_steps}, expected 5 values: {OLD_API}")
-        observation, reward, terminated, truncated, _ = result
+        observation, reward, terminated, truncated, info = result
+        self._note_success(info)
         cut = self._max_steps is not None and self._steps >= self._max_steps
         return (self._observation(observation), self._reward(reward), self._flag("terminated", terminated),
                 self._flag("truncated", truncated) or cut)
+
+    def _note_success(self, info: Any) -> None:
+        said = [info[name] for name in SUCCESS if name in info] if isinstance(info, dict) else []
+        if said and np.size(said[0]) == 1 and np.asarray(said[0]).dtype.kind in "biuf":
+            self.success = bool(np.asarray(said[0]).item() > 0)
+        elif self.success is not None:  # some say so only where it is true
+            self.success = False
 
     def _own_code(self, function: Callable[..., Any], name: str, *arguments: Any, **keywords: Any) -> Any:
         """Says whose code runs: to a supervisor that waits for it, and in the error it raises."""

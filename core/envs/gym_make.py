@@ -14,6 +14,7 @@ class Made(NamedTuple):
     env: gym.Env
     name: str
     max_steps: int | None  # the limit it was registered with, still to be applied
+    reward_threshold: float | None = None  # that it was registered with
 
 
 def make(game: str, legacy: str, render_mode: str | None) -> Made:
@@ -43,7 +44,8 @@ def _make(game: str, modes: dict[str, Any]) -> Made:
             raise ValueError(f'{game}: {error} Or set legacy="v26" (shimmy\'s adapter, pip install -e ".[legacy-gym]")') from error
         raise
     name = env.unwrapped.spec.id if env.unwrapped.spec else game
-    return Made(env, name, gym.registry[name].max_episode_steps if name in gym.registry else None)
+    registered = gym.registry.get(name)
+    return Made(env, name, registered.max_episode_steps, registered.reward_threshold) if registered else Made(env, name, None)
 
 
 def _make_legacy(game: str, legacy: str, modes: dict[str, Any]) -> Made:

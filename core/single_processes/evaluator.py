@@ -1,7 +1,6 @@
 """Evaluator: play whole episodes with the newest parameters beside the training, keep the best model."""
 
 import os
-import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from core.env import Env
 from core.episodes import EpisodeResults, play_episodes
 from core.notices import notice
 from core.recording import record_episode
+from core.schedule import Schedule
 from core.settings import setting
 from utils import tensor_file, weights_file
 
@@ -38,7 +38,7 @@ def evaluator(context: Context, index: int) -> Iterator[bool]:
     agent = context.make_agent()
     env = context.make_env(min(params.num_envs, params.episodes), training=False)
     env.note_stream_in(clock.stream_cell(context.process_ind("evaluator", index)))
-    schedule = Schedule(params, clock.agent_steps)
+    schedule = Schedule(params.period, params.steps, clock.agent_steps)
     version, evaluations, best = 0, 0, _kept_score(context)
     try:
         while not clock.interrupted:
@@ -60,23 +60,6 @@ def evaluator(context: Context, index: int) -> Iterator[bool]:
         env.close()
 
 
-class Schedule:
-    """When the next evaluation is due: by agent steps where set, else by seconds."""
-
-    def __init__(self, params: EvaluatorParams, agent_steps: int):
-        self._params = params
-        self._next_time = time.monotonic() + params.period
-        self._next_steps = (agent_steps // params.steps + 1) * params.steps if params.steps else 0
-
-    def due(self, agent_steps: int) -> bool:
-        return agent_steps >= self._next_steps if self._params.steps else time.monotonic() >= self._next_time
-
-    def start(self, agent_steps: int) -> None:
-        self._next_time = time.monotonic() + self._params.period
-        if self._params.steps:
-            self._next_steps = (agent_steps // self._params.steps + 1) * self._params.steps
-
-
 def _evaluate(context: Context, index: int, agent: Agent, env: Env, generator: np.random.Generator,
               best: float) -> Generator[bool, None, float]:
     params, agent_steps = context.options.evaluator, context.clock.agent_steps
@@ -95,10 +78,12 @@ def _evaluate(context: Context, index: int, agent: Agent, env: Env, generator: n
     context.clock.evaluated(score, best)
     if score > best and _save(context, agent, score):
         best = score
+    solved = {} if results.solved is None else {"evaluator/solved_share": float(np.mean(results.solved))}
     context.logs.write(context.process_ind("evaluator", index), {
         "evaluator/episodic_return_mean": score, "evaluator/episodic_return_std": float(np.std(results.returns)),
         "evaluator/episodic_return_median": float(np.median(results.returns)),
-        "evaluator/episodic_length_mean": float(np.mean(results.lengths))}, agent_steps)
+        "evaluator/episodic_length_mean": float(np.mean(results.lengths)),
+        "evaluator/episodes": float(len(results.returns)), **solved}, agent_steps)
     return best
 
 

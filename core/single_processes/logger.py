@@ -11,6 +11,7 @@ from core.metrics import aggregate, with_human_normalized
 from core.metrics_files import MetricsFiles, run_name
 from core.profile import Shares
 from core.progress import Progress
+from core.schedule import Schedule
 from core.settings import dotted, setting
 from core.trackers import feeders
 
@@ -19,7 +20,8 @@ SHORTEST_SPAN = 0.5  # seconds; over less, rates say nothing
 
 @dataclass(frozen=True)
 class LoggerParams:
-    period: float = setting(2.0, above=0)        # seconds between lines in the metrics files
+    period: float = setting(2.0, above=0)        # seconds between lines in the metrics files, and between progress lines
+    steps: int = setting(0, low=0)               # agent steps between lines in the metrics files; 0: every `period` seconds
     wandb: str | None = None                     # project of Weights & Biases that is told too; None: off
     mlflow: str | None = None                    # experiment of MLflow that is told too; None: off
     tracker_timeout: float = setting(30.0, above=0)  # seconds that trackers may take at the end
@@ -33,7 +35,7 @@ def logger(context: Context, index: int) -> Iterator[bool]:
             due = book.due()
             if due:
                 book.write_period()
-            yield due
+            yield due or book.look()
     finally:
         book.close()
 
@@ -50,26 +52,45 @@ class _Book:
         self._trackers = feeders(options)
         self._rates = _Rates(context)
         self._progress, self._shares = Progress(options, terminal=context.terminal), Shares()
-        self._written, self._lost = time.monotonic(), 0
+        self._schedule, self._looked = Schedule(self._period, options.logger.steps, step), time.monotonic()
+        self._by_steps, self._reported, self._lost = options.logger.steps > 0, list[Record](), 0
 
     def due(self) -> bool:
-        return time.monotonic() - self._written >= self._period
+        return self._schedule.due(self._context.clock.agent_steps)
+
+    def look(self) -> bool:
+        """Take what was reported and show progress every period, where lines are due by steps: rings would overflow until then.
+
+        Returns False where nothing was due.
+        """
+        due = self._by_steps and time.monotonic() - self._looked >= self._period
+        if due:
+            self._take()
+        return due
 
     def write_period(self) -> None:
-        self._written = time.monotonic()
-        reported, lost = self._context.logs.drain()
-        self._lost += lost
-        step, values = self._context.clock.agent_steps, self._global_values()
+        values = self._take()
+        step, reported, self._reported = self._context.clock.agent_steps, self._reported, []
+        self._schedule.start(step)
         now = self._context.logs.now()
         records = aggregate(self._shares.take(reported)) + [Record(name, value, step, now) for name, value in values.items()]
         records = with_human_normalized(records, self._context.options.env_class, self._context.spec.name)
         for sink in self._trackers:
             sink.write(records)
         self._files.write(records, step)
-        for record in records:
+
+    def _take(self) -> dict[str, float]:
+        """Returns the run's own values now."""
+        self._looked = time.monotonic()
+        reported, lost = self._context.logs.drain()
+        self._reported += reported
+        self._lost += lost
+        values = self._global_values()
+        for record in reported:
             if record.name == "evaluator/episodic_return_mean":
                 self._progress.evaluation(record.step, record.value)
         self._progress.show(values, self._context.clock.scores)
+        return values
 
     def close(self) -> None:
         self.write_period()

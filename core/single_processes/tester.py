@@ -45,7 +45,8 @@ def tester(context: Context, index: int) -> Iterator[bool]:
     summary = summarise(results, options.env_class, context.spec.name)
     _say(f"{path.name} on {context.spec.name}: " + ", ".join(f"{name} {_number(value)}" for name, value in summary.items()))
     report = {"model_file": str(path), "model": metadata, "game": context.spec.name, "seed": options.seed, "summary": summary,
-              "protocol": _protocol(context, num_envs, exploration), **{name: array.tolist() for name, array in results._asdict().items()},
+              "protocol": _protocol(context, num_envs, exploration),
+              **{name: array.tolist() for name, array in results._asdict().items() if array is not None},
               "versions": versions(), "time": time.time(), "options": options.to_dict()}
     write_test_file(test_file(path, "json"), (json.dumps(report, indent=1, default=str) + "\n").encode())
     _say(f"all returns: {test_file(path, 'json')}")
@@ -54,11 +55,13 @@ def tester(context: Context, index: int) -> Iterator[bool]:
 
 
 def summarise(results: EpisodeResults, env_class: Any, game: str) -> dict[str, float | int | None]:
-    """std is that of the population; human_normalized is None where it is not known."""
+    """std is that of the population; human_normalized is None, and solved_share absent, where it is not known."""
     returns = results.returns
+    solved = {} if results.solved is None else {"solved_share": float(results.solved.mean())}
     return {"episodes": len(returns), "mean": float(returns.mean()), "std": float(returns.std()), "median": float(np.median(returns)),
             "min": float(returns.min()), "max": float(returns.max()), "mean_length": float(results.lengths.mean()),
-            "truncated": int(results.truncated.sum()), "human_normalized": human_normalized(env_class, game, float(returns.mean()))}
+            "truncated": int(results.truncated.sum()), **solved,
+            "human_normalized": human_normalized(env_class, game, float(returns.mean()))}
 
 
 class _Announcer:

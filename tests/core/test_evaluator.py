@@ -45,6 +45,23 @@ def test_the_best_model_is_kept_and_the_next_life_knows_how_good_it_is(context: 
     assert kept(context, monkeypatch, (4, 6, 3)) == [15, 21, 21]
 
 
+def test_an_evaluation_reports_its_episodes_and_the_share_that_was_solved(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    context.options.evaluator = EvaluatorParams(steps=1, episodes=3, num_envs=3)
+    monkeypatch.setattr(Countdown, "lengths", (3, 5, 2))
+    for threshold, solved in ((None, {}), (9, {"evaluator/solved_share": 2 / 3})):
+        monkeypatch.setattr(Countdown, "threshold", threshold)
+        running = evaluator(context, 0)
+        assert next(running) is False
+        context.parameters.publish(Network())
+        context.clock.acted(0, 1)
+        while next(running):
+            """The episodes."""
+        running.close()  # type: ignore[attr-defined]
+        reported = {record.name: record.value for record in context.logs.drain()[0]}
+        assert reported["evaluator/episodes"] == 3 and reported["evaluator/episodic_return_mean"] == 15
+        assert {name: value for name, value in reported.items() if "solved" in name} == solved
+
+
 def test_a_model_that_lies_there_before_a_new_run_is_none_of_its_own(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     weights_file.save_weights(context.options.model_path, Network().state_dict(), {"score": 100.0})
     assert kept(context, monkeypatch, (2, 1)) == [3, 3]

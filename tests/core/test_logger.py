@@ -53,9 +53,9 @@ class Memory:
         return 77
 
 
-def make_context(folder: Path, game: str = "known", period: float = 1e-9, **limits: Any) -> Context:
+def make_context(folder: Path, game: str = "known", period: float = 1e-9, every: int = 0, **limits: Any) -> Context:
     settings = {"steps": None, "updates": None, "seconds": None, **limits}
-    options = SimpleNamespace(logger=LoggerParams(period=period), log_folder=folder, env_class=Game, config="a row", seed=7,
+    options = SimpleNamespace(logger=LoggerParams(period=period, steps=every), log_folder=folder, env_class=Game, config="a row", seed=7,
                               agent_type="package.module:Agent", to_dict=lambda: {"game": game, **limits}, **settings)
     spec = EnvSpec(game, ArraySpec((4,), "float32"), 0, Discrete(2), frames_per_step=4)
     return Context(options, spec, ROLES, (Memory(),), ParameterStore(1), Clock(2, 1, len(ROLES), ClockParams(learn_start=10)),  # type: ignore[arg-type]
@@ -200,6 +200,23 @@ def test_a_logger_that_takes_over_appends_and_repeats_nothing(tmp_path: Path) ->
     seconds = [line["seconds"] for line in lines]
     assert seconds == sorted(seconds)
     assert [{name: cell for name, cell in row.items() if cell} for row in table(tmp_path)] == [cells(line) for line in lines]
+
+
+@pytest.mark.parametrize("period", [1e-9, 1e9])
+def test_lines_are_written_every_so_many_agent_steps_and_lose_nothing(tmp_path: Path, period: float) -> None:
+    context = make_context(tmp_path, period=period, every=100)
+    generator = logger(context, 0)
+    for number in range(25):
+        context.clock.acted(0, 10)
+        context.report("actor", 0, {"episodic_return": float(number)})
+        for _ in range(300):
+            context.report("learner", 0, {"loss": 1.0})
+        next(generator)
+    finish(context, generator)
+    lines = [line for line in json_lines(tmp_path) if "global/agent_steps" in line["values"]]
+    assert [line["step"] for line in lines] == [100, 200, 250]
+    assert [line["values"]["actor/episodic_return_mean"] for line in lines] == [4.5, 14.5, 22.0]
+    assert lines[-1]["values"]["global/lost_records"] == 0
 
 
 def test_a_resumed_run_continues_its_curves_and_its_clock(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 import sys
@@ -39,12 +40,13 @@ class Countdown(Env):
     Params = Params
     lengths: tuple[int, ...] = (3, 5, 2)
     timed: tuple[int, ...] = ()
+    threshold: float | None = None
     made: list["Countdown"] = []
 
     def __init__(self, params: Params, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
                  render_mode: str | None = None):
         self.num_envs, self.training, self.render_mode = num_envs, training, render_mode
-        self.spec = EnvSpec(game, ArraySpec((2,), "float32"), 0, Discrete(3), frames_per_step=4)
+        self.spec = EnvSpec(game, ArraySpec((2,), "float32"), 0, Discrete(3), frames_per_step=4, reward_threshold=self.threshold)
         self.seeds: list[int] = []
         self.actions: list[np.ndarray] = []
         self.closed = False
@@ -147,7 +149,7 @@ def test_every_stream_plays_its_share_however_short_its_episodes_are() -> None:
 
 @pytest.mark.parametrize(("episodes", "num_envs"), [(1, 1), (1, 3), (4, 1), (6, 3), (2, 3)])
 def test_exactly_the_asked_number_of_episodes_is_played(episodes: int, num_envs: int) -> None:
-    assert [len(array) for array in play(episodes, num_envs)] == [episodes] * 3
+    assert [len(array) for array in play(episodes, num_envs)[:3]] == [episodes] * 3
 
 
 def test_a_time_limit_of_the_environment_counts_as_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,6 +184,37 @@ def test_the_same_seed_resets_alike_and_another_does_not() -> None:
         run(play_episodes(Player(), Countdown(Params(), "game", 2), 2, 100, None, seed))  # type: ignore[arg-type]
     first, second, third = (env.seeds for env in Countdown.made)
     assert first == second != third
+
+
+def test_an_episode_is_solved_if_the_environment_says_so_or_its_score_reaches_the_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    def solved(threshold: float | None, said: dict[int, bool]) -> list[bool] | None:
+        env = Countdown(Params(), "game", 3)
+        env.spec = dataclasses.replace(env.spec, reward_threshold=threshold)
+        monkeypatch.setattr(env, "success", said.get)
+        results = run(play_episodes(Player(), env, 6, 1_000, None, 7))  # type: ignore[arg-type]
+        assert results.returns.tolist() == [6, 30, 9] * 2
+        return None if results.solved is None else results.solved.tolist()
+
+    assert solved(None, {}) is None and solved(None, {0: True}) is None
+    assert solved(9, {}) == [False, True, True] * 2
+    assert solved(None, {0: True, 1: False, 2: True}) == [True, False, True] * 2
+    assert solved(9, {0: True, 1: False}) == [True, False, True] * 2
+
+
+def test_a_test_says_what_share_was_solved_where_that_is_known(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    context = make_context(tmp_path)
+    model = save_model(context)
+    assert all(mode_2.tester(context, 0))
+    report = json.loads(model.with_name("run 1_test.json").read_text())
+    assert "solved_share" not in report["summary"] and "solved" not in report and "solved_share" not in capsys.readouterr().out
+    Countdown.threshold = 9
+    try:
+        assert all(mode_2.tester(context, 0))
+    finally:
+        Countdown.threshold = None
+    report = json.loads(model.with_name("run 1_test.json").read_text())
+    assert report["solved"] == [False, True, True, False, True, True, False]
+    assert report["summary"]["solved_share"] == pytest.approx(4 / 7) and "solved_share 0.57" in capsys.readouterr().out
 
 
 def test_feed_forward_agents_have_an_empty_state() -> None:

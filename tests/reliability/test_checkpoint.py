@@ -439,7 +439,7 @@ def test_infinities_that_the_model_is_made_with_are_loaded() -> None:
 @pytest.mark.timeout(30)
 def test_f45_a_fifo_in_place_of_a_file_is_not_waited_for(tmp_path: Path, capsys) -> None:
     os.mkfifo(tmp_path / "m.pth")
-    with pytest.raises(CheckpointError, match="m.pth is no regular file"):
+    with pytest.raises(CheckpointError, match=r"m.pth is no regular file"):
         load_weights(tmp_path / "m.pth")
     for name in ("manifest.json", "agent.pt"):
         save(tmp_path / name, {"agent": {"model": torch.zeros(1)}}, 1, keep=2)

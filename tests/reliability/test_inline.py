@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import main
 from core.agents.dqn import DQN
 from core.context import Context
 from core.trajectory import Trajectories
@@ -90,8 +91,12 @@ def test_every_agent_is_among_the_runs():
 def test_f34_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path, name):
     arguments = (*RUNS[name], "--steps", "600", "--num_actors", "2")
     first, second = (saved(train(tmp_path / name, *arguments)) for name in ("a", "b"))
-    other = saved(train(tmp_path / "c", *arguments, "--seed", "2"))
+    context = train(tmp_path / "c", *arguments, "--seed", "2")
+    other = saved(context)
     assert not differences(first["agent"], second["agent"])
+    weights, _ = weights_file.load_weights(context.options.checkpoint_folder)
+    weights_file.load_into(model := context.make_agent().model, weights, context.options.checkpoint_folder)
+    assert not differences(other["agent"]["model"], dict(model.state_dict()))  # a checkpoint of every agent is a model to test
     assert differences(first["agent"]["model"], other["agent"]["model"])
 
 
@@ -122,6 +127,23 @@ def test_weights_alone_can_start_a_new_run(tmp_path):
     second = train(tmp_path, *CARTPOLE, "--steps", "50", "--timestamp", "two", "--model_file", str(first.options.model_path))
     assert second.clock.updates == 0
     assert all(np.array_equal(weights[name], value) for name, value in saved(second)["agent"]["model"].items())
+
+
+def test_every_checkpoint_can_be_tested_and_started_from(tmp_path, capsys):
+    saving = ("--learner.checkpoint_steps", "300", "--learner.checkpoint_keep", "9")
+    train(tmp_path, *CARTPOLE, "--steps", "800", "--timestamp", "one", *saving)
+    folders = sorted((tmp_path / "models" / "test_one_checkpoints").glob("step_*"))
+    assert len(folders) > 2
+    for folder in folders:
+        words = (*CARTPOLE, "--mode", "2", "--episodes", "3", "--model_file", f"{folder.parent.name}/{folder.name}")
+        assert main.main(["--root", str(tmp_path), *words]) == 0
+        report = json.loads((tmp_path / "models" / f"test_one_{folder.name}_test.json").read_text())
+        assert (report["model"]["checkpoint"], report["model"]["signature"]) == (folder.name, "test_one")
+        assert len(report["returns"]) == 3 and report["summary"]["solved_share"] == 0
+        assert f"{folder.name} on CartPole-v1" in capsys.readouterr().out
+    assert folders == sorted(path for path in folders[0].parent.glob("step_*"))  # nothing was put among them
+    second = train(tmp_path, *CARTPOLE, "--steps", "50", "--timestamp", "two", "--model_file", str(folders[1]))
+    assert not differences(saved(second)["agent"]["model"], checkpoint.read(folders[1], ["agent"])["agent"]["model"])
 
 
 @pytest.mark.parametrize("learners", [1, 2])

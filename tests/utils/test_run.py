@@ -1,6 +1,8 @@
 """The Context that main prepares."""
 
+import dataclasses
 import pickle
+import resource
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ import torch
 from utils import checkpoint, validation, weights_file
 from utils.command_line import read_options
 from utils.refused import Refused
-from utils.run import prepare
+from utils.run import _initial_weights, _try_test_files, prepare
 
 
 @pytest.fixture
@@ -30,6 +32,32 @@ def test_testing_claims_no_folder_and_needs_no_memory(options, root, tmp_path):
     assert context.roles == (("tester", 0),) and context.memories == ()
     assert context.initial_weights == tmp_path / "model.pth"
     assert list(root.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["model_test.json", "model_test.mp4", "too long", "full"])
+def test_f46_mode_2_tries_its_files_before_it_plays(options, tmp_path, name):
+    file = tmp_path / (f"{'m' * 230}.pth" if name == "too long" else "model.pth")
+    chosen = dataclasses.replace(options("--mode", "2", "--model_file", str(file)), record=True)
+    weights_file.save_weights(file, chosen.make_agent(validation.environment_spec(chosen)).model.state_dict(), {})
+    (tmp_path / "model_test.json").write_text("what an earlier test found")
+    if name.startswith("model"):
+        (tmp_path / name).unlink(missing_ok=True)
+        (tmp_path / name).mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000 if name == "full" else limits[0], limits[1]))
+    try:
+        with pytest.raises(Refused, match=r"mode 2 cannot write .*_test.(json|mp4) ") as refused:
+            weights_and_files(chosen) if name == "full" else prepare(chosen)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert refused.value.code == 2 and sorted(tmp_path.rglob("*")) == before
+
+
+def weights_and_files(chosen):
+    """What `prepare` does in mode 2, without the shared memory, which a limit of file sizes concerns too."""
+    agent = chosen.make_agent(validation.environment_spec(chosen))
+    _try_test_files(chosen, _initial_weights(chosen, agent.model))
 
 
 @pytest.mark.parametrize("mode", ["1", "2"])

@@ -54,6 +54,25 @@ def test_a_terminated_episode_has_discount_zero_and_its_final_observation(told):
     assert steps[1].observation.dtype == steps[1].reward.dtype == np.float32
 
 
+@pytest.mark.parametrize(("said", "expected"), [
+    ([{}, {}], [None, None]), ([{"is_success": True}, {"is_success": np.float32(0)}], [True, False]),
+    ([{"success": 1.0}, {}], [True, False]), ([{}, {"success": np.array([True])}], [None, True]),
+    ([{"success": "soon"}, {"success": np.ones(3)}], [None, None]), ([{"is_success": False}, {"success": True}], [False, True])])
+def test_success_is_what_info_said_at_the_last_step(told, said, expected):
+    env = told(num_envs=1, length=2, faults={t: (np.zeros(3), 1.0, t == 2, False, info) for t, info in enumerate(said, 1)})
+    env.reset(0)
+    found = []
+    for _ in said:
+        env.step(np.array([0]))
+        found.append(env.success(0))
+    assert found == expected
+
+
+def test_the_threshold_of_the_id_is_known():
+    assert GymEnv(GymParams(), "CartPole-v1", 1).spec.reward_threshold == 475
+    assert GymEnv(GymParams(), "Pendulum-v1", 1).spec.reward_threshold is None
+
+
 @pytest.mark.parametrize(("params", "limit", "length"), [(GymParams(max_steps=2), None, 3), (GymParams(), 2, 3),
                                                        (GymParams(max_steps=2), 9, 3), (GymParams(max_steps=4), 2, 9)])
 def test_a_truncated_episode_keeps_discount_one(told, params, limit, length):
