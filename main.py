@@ -8,6 +8,7 @@ from collections.abc import Sequence
 if __name__ == "__main__":  # while the rest is imported: seconds, in which others turn an interrupt into an error of theirs
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
 
+from core.machine import remove_empty_compile_caches
 from utils import runs
 from utils.check import check
 from utils.command_line import read_options, refuse
@@ -40,3 +41,5 @@ if __name__ == "__main__":  # spawned processes import this file
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:  # before the engine took over
         sys.exit(130)
+    finally:
+        remove_empty_compile_caches()

@@ -18,6 +18,7 @@ from core.episodes import Episode, EpisodeResults, play_episodes
 from core.film import Film
 from core.machine import versions
 from core.metrics import human_normalized
+from utils.tensor_file import write_atomically
 from utils.weights_file import load_into, load_weights
 
 
@@ -94,9 +95,7 @@ def _protocol(context: Context, num_envs: int, exploration: Exploration | None) 
 
 
 def _write_report(path: Path, report: dict[str, Any]) -> Path:
-    temporary = path.with_name(f".temporary_{path.name}")
-    temporary.write_text(json.dumps(report, indent=1, default=str) + "\n")
-    os.replace(temporary, path)
+    write_atomically(path, (json.dumps(report, indent=1, default=str) + "\n").encode())
     return path
 
 
