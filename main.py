@@ -9,6 +9,7 @@ if __name__ == "__main__":  # while the rest is imported: seconds, in which othe
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who started this may ignore it, and deaths of children would not be seen
 
+from core.machine import remove_empty_compile_caches
 from core.terminal import Terminal, relayed
 from utils import runs
 from utils.check import check
@@ -49,3 +50,5 @@ if __name__ == "__main__":  # spawned processes import this file
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:  # before the engine took over
         sys.exit(130)
+    finally:
+        remove_empty_compile_caches()

@@ -154,10 +154,20 @@ class Clock:
         count, last, best = self._arrays["scores"][:3]
         return (float(last), float(best)) if count else None
 
-    def evaluated(self, score: float, best: float = float("-inf")) -> None:
+    @property
+    def evaluations(self) -> int:
+        """Count the evaluations of the run."""
+        return int(self._arrays["scores"][0])
+
+    @property
+    def evaluated_at(self) -> int:
+        """Return the agent steps at which the last evaluation began; 0 before the first."""
+        return int(self._arrays["scores"][3])
+
+    def evaluated(self, score: float, best: float = float("-inf"), agent_steps: int = 0) -> None:
         """Called by the evaluator, who may know of a better one, `best`, that is younger than the checkpoint a run went on from."""
         scores = self.scores
-        self._arrays["scores"][1:3] = score, max(score, best, *(scores or ()))
+        self._arrays["scores"][1:4] = score, max(score, best, *(scores or ())), agent_steps
         self._arrays["scores"][0] += 1
 
     def beat(self, process_ind: int) -> None:

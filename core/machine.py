@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import platform
 import subprocess
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -39,6 +41,15 @@ def resident_memory_mb() -> float:
         private += memory.rss - memory.shared
         shared = max(shared, memory.shared)
     return (private + shared) / 1e6
+
+
+def remove_empty_compile_caches() -> None:
+    """Remove the folders for compiled kernels into which nothing was put. PyTorch makes one when an optimiser is made, and makes it again
+    where it is wanted and gone."""
+    for folder in Path(tempfile.gettempdir()).glob("torchinductor_*"):
+        with suppress(OSError):  # another user's, or not empty
+            if folder.stat().st_uid == os.getuid():
+                folder.rmdir()
 
 
 def _processes() -> list[psutil.Process]:

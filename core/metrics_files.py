@@ -29,6 +29,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from core.logs import Record
 from core.metrics import PASSED_THROUGH
 from core.notices import notice
+from utils.tensor_file import write_atomically
 
 TAIL = 1 << 16  # bytes, longer than any line
 EVENTS = "events.out.tfevents."
@@ -221,9 +222,7 @@ def _write_facts(folder: Path, name: str, data: bytes, step: int) -> None:
     path = folder / f"{name}.json"
     if _size(path) and not _same_facts(path.read_bytes(), data):
         path = folder / f"{name}_step_{step}.json"
-    temporary = folder / f".temporary_{name}.json"
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
+    write_atomically(path, data)
 
 
 def _same_facts(old: bytes, new: bytes) -> bool:

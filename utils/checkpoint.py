@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ def save_parts(folder: Path, state: Mapping[str, Any]) -> None:
             entry = write_torch(path.with_suffix(".pt"), storable(value, name))
             write(path.with_suffix(".json"), json.dumps(entry).encode())
     except OSError as error:
+        for name in state:
+            for path in folder.glob(f"{PART}{name}.*"):
+                path.unlink()
         raise CheckpointError(f"cannot write {', '.join(state)} of a checkpoint in {folder}: {error}") from error
 
 
@@ -88,10 +92,10 @@ def load(folder: Path, names: Collection[str] | None = None) -> tuple[dict[str, 
 
 
 def clear(folder: Path) -> None:
-    """Remove what writers left that were killed."""
-    _remove(folder.glob(f"{TEMPORARY}*"))
-    for path in folder.glob(f"{PART}*"):
-        path.unlink(missing_ok=True)
+    """Remove what writers left that were killed, and a folder in which nothing could be written."""
+    _remove([*folder.glob(f"{TEMPORARY}*"), *folder.glob(f"{PART}*")])
+    with suppress(OSError):  # it is not empty
+        folder.rmdir()
 
 
 def _taken(folder: Path, temporary: Path, parts: Sequence[str]) -> dict[str, Any]:
@@ -184,9 +188,12 @@ def _prune(folder: Path, newest: Path, keep: int) -> None:
         _remove([doomed])
 
 
-def _remove(folders: Iterable[Path]) -> None:
-    for path in list(folders):
-        shutil.rmtree(path, ignore_errors=True)
+def _remove(paths: Iterable[Path]) -> None:
+    for path in list(paths):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

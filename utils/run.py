@@ -40,8 +40,12 @@ def prepare(options: Options) -> tuple[Context, Agent]:
             _try_test_files(options, initial_weights)
         if options.mode == 1:
             options = runs.claim(options)
-            resume_from = _continue(options, clock) if options.resume is not None else None
-            runs.save(options, runs.plain(flatten(from_row(find_row(options.config))[0])), spec.name)
+            try:
+                resume_from = _continue(options, clock) if options.resume is not None else None
+                runs.save(options, runs.plain(flatten(from_row(find_row(options.config))[0])), spec.name)
+            except BaseException:
+                runs.abandon(options)
+                raise
     except MemoryError as error:
         raise Refused([str(error)]) from None
     except tensor_file.CheckpointError as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from core.settings import dotted
-from utils import checkpoint, weights_file
+from utils import checkpoint, tensor_file, weights_file
 from utils.factory import suggestion
 from utils.options import Options
 from utils.refused import BAD_CHECKPOINT, BAD_CONFIGURATION, Refused
@@ -117,8 +117,17 @@ def claim(options: Options) -> Options:
     except BlockingIOError:
         raise Refused([f"run {options.signature} is still running: it cannot be continued twice; stop it, or begin another"]) from None
     except OSError as error:
+        abandon(options)
         raise Refused([f"the run's folders cannot be made: {error}; --root names another place for models and logs"]) from None
     return options
+
+
+def abandon(options: Options) -> None:
+    """Undo a claim that came to nothing: unlock the run's log folder, and remove it where this start has made it."""
+    if options.log_folder in locks:
+        os.close(locks.pop(options.log_folder))
+    with contextlib.suppress(OSError):  # it is not empty: the run goes back further
+        options.log_folder.rmdir()
 
 
 def save(options: Options, file_settings: Mapping[str, Any], environment: str | None = None) -> None:
@@ -158,6 +167,8 @@ def end(options: Options, exit_code: int) -> None:
     """
     file = options.log_folder / RUN_FILE
     with contextlib.suppress(OSError, ValueError):
+        for path in options.log_folder.glob(".temporary_*"):
+            path.unlink()
         checkpoint.clear(options.checkpoint_folder)
         weights_file.clear(options.model_path)
         if exit_code == BAD_CONFIGURATION and [path.name for path in file.parent.iterdir()] == [RUN_FILE]:
@@ -173,9 +184,7 @@ def end(options: Options, exit_code: int) -> None:
 
 
 def _write(log_folder: Path, content: Mapping[str, Any]) -> None:
-    temporary = log_folder / f".{RUN_FILE}"
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(temporary, log_folder / RUN_FILE)
+    tensor_file.write_atomically(log_folder / RUN_FILE, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -120,9 +120,13 @@ def write(path: Path, data: bytes) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.new")
-    write(temporary, data)
-    os.replace(temporary, path)
+    """Replace the file at once. Raises OSError (a full disk) with the old file intact and nothing beside it."""
+    temporary = path.with_name(f".temporary_{path.name}")
+    try:
+        write(temporary, data)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

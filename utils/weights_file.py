@@ -85,16 +85,6 @@ def test_file(path: Path, ending: str) -> Path:
     return path.with_name(f"{path.name if path.is_dir() else path.stem}_test.{ending}")
 
 
-def write_test_file(path: Path, data: bytes) -> None:
-    """Replace this file at once. Raises OSError, old file intact."""
-    temporary = _own_temporary(path)
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def try_test_file(path: Path, size: int) -> None:
     """Write so many bytes as a file of mode 2 would be written, and remove them. Raises OSError where that fails."""
     if path.is_dir():

@@ -1,8 +1,9 @@
 """Inline engine: every single-process in this process, in a fixed order; bit-for-bit reproducible on a CPU.
 
-A round is one step of each actor, then the learners until they have caught up, then one slice of evaluator and logger. Each
-single-process keeps a torch random state of its own. A checkpoint is an episode boundary: actors begin afresh after it, so that a
-run resumed from it and the run that went on are the same run.
+A round is the learners until they have caught up, then one slice of evaluator and logger, then one step of each actor. Each
+single-process keeps a torch random state of its own. A checkpoint is a boundary of episodes and of evaluations: actors begin afresh after
+it and an evaluation ends before it, so that a run resumed from it and the run that went on are the same run. What a round begins with is
+therefore what comes after a checkpoint.
 """
 
 import signal
@@ -63,19 +64,24 @@ class InlineEngine:
     def _loop(self) -> None:
         clock, conditions = self._context.clock, Conditions(self._context)
         actors = self._of("actor")
-        while not clock.stopped and self._generators:
-            for actor in actors:
-                self._advance(actor)
+        while self._generators:
             self._exhaust("learner")
             conditions.check()
-            if clock.checkpoint_due and not clock.stopped:
+            if clock.stopped:
+                break
+            if clock.checkpoint_due:
+                self._exhaust("evaluator")
                 self._exhaust("learner")
                 for actor in actors:
                     self._restart(actor)
             for key in self._of("evaluator") + self._of("logger") + self._of("tester"):
                 self._advance(key)
-        for role in ("actor", "learner", "evaluator"):
-            self._finish(role)
+            for actor in actors:
+                self._advance(actor)
+        self._finish("actor")
+        self._exhaust("evaluator")  # the evaluation at hand; the last one is of the learner's last parameters
+        self._finish("learner")
+        self._finish("evaluator")
         clock.end_logger()
         self._finish("logger")
 

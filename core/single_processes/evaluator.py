@@ -30,39 +30,44 @@ class EvaluatorParams:
 
 
 def evaluator(context: Context, index: int) -> Iterator[bool]:
-    """Yields True while episodes are played, False while nothing is due. A run that finished ends with one more evaluation."""
+    """Yields True while episodes are played, False while nothing is due. A run that finished ends with one more evaluation.
+
+    No evaluation begins while a checkpoint is due, so that on the engine inline none is cut in two by it. All that an evaluation draws
+    comes from the agent steps at which it begins: a run that goes on from a checkpoint makes those that the run would have made.
+    """
     params, clock = context.options.evaluator, context.clock
     if context.options.engine != "inline":
         os.nice(params.niceness)
-    generator = context.seed_everything("evaluator", index, clock.agent_steps)
     agent = context.make_agent()
     env = context.make_env(min(params.num_envs, params.episodes), training=False)
     env.note_stream_in(clock.stream_cell(context.process_ind("evaluator", index)))
-    schedule = Schedule(params.period, params.steps, clock.agent_steps)
-    version, evaluations, best = 0, 0, _kept_score(context)
+    schedule = Schedule(params.period, params.steps, clock.evaluated_at)
+    version, best = 0, _kept_score(context)
     try:
         while not clock.interrupted:
             stopping = clock.stopped
-            if (stopping or schedule.due(clock.agent_steps)) and context.parameters.version > version:
+            if stopping:
+                yield False  # the learner has published its last parameters when the engine inline goes on from here
+            due = stopping or (schedule.due(clock.agent_steps) and not clock.checkpoint_due)
+            if due and context.parameters.version > version:
                 schedule.start(clock.agent_steps)
                 version = context.parameters.pull(agent.model, version)
-                best = yield from _evaluate(context, index, agent, env, generator, best)
-                evaluations += 1
-                if params.record_every and evaluations % params.record_every == 0:
+                best = yield from _evaluate(context, index, agent, env, best)
+                if params.record_every and clock.evaluations % params.record_every == 0:
                     yield from _record(context, index, agent)
             elif not stopping:
                 yield False
             if stopping:
                 break
         if not context.options.model_path.exists() and context.parameters.pull(agent.model, 0):
-            _save(context, agent, None)
+            _save(context, agent, clock.agent_steps, None)
     finally:
         env.close()
 
 
-def _evaluate(context: Context, index: int, agent: Agent, env: Env, generator: np.random.Generator,
-              best: float) -> Generator[bool, None, float]:
+def _evaluate(context: Context, index: int, agent: Agent, env: Env, best: float) -> Generator[bool, None, float]:
     params, agent_steps = context.options.evaluator, context.clock.agent_steps
+    generator = context.seed_everything("evaluator", index, agent_steps)
     exploration = agent.evaluation_exploration(min(params.num_envs, params.episodes), generator)
     playing = play_episodes(agent, env, params.episodes, params.max_steps, exploration, int(generator.integers(2**31)))
     while True:
@@ -75,8 +80,8 @@ def _evaluate(context: Context, index: int, agent: Agent, env: Env, generator: n
             return best
         yield True
     score = float(np.mean(results.returns))
-    context.clock.evaluated(score, best)
-    if score > best and _save(context, agent, score):
+    context.clock.evaluated(score, best, agent_steps)
+    if score > best and _save(context, agent, agent_steps, score):
         best = score
     solved = {} if results.solved is None else {"evaluator/solved_share": float(np.mean(results.solved))}
     context.logs.write(context.process_ind("evaluator", index), {
@@ -104,11 +109,11 @@ def _kept_score(context: Context) -> float:
     return float("-inf") if score is None else float(score)
 
 
-def _save(context: Context, agent: Agent, score: float | None) -> bool:
-    """Keep this model as the run's best. Whether it was written."""
+def _save(context: Context, agent: Agent, agent_steps: int, score: float | None) -> bool:
+    """Keep this model, of these agent steps, as the run's best. Returns whether it was written."""
     options = context.options
     metadata = {"signature": options.signature, "config": options.config, "env_type": options.env_type, "game": options.game,
-                "environment": context.spec.name, "agent_steps": context.clock.agent_steps, "score": score}
+                "environment": context.spec.name, "agent_steps": agent_steps, "score": score}
     try:
         weights_file.save_weights(options.model_path, agent.model.state_dict(), metadata)
         return True

@@ -18,7 +18,8 @@ from core.episodes import Episode, EpisodeResults, play_episodes
 from core.film import Film
 from core.machine import versions
 from core.metrics import human_normalized
-from utils.weights_file import load_into, load_weights, test_file, write_test_file
+from utils.tensor_file import write_atomically
+from utils.weights_file import load_into, load_weights, test_file
 
 
 def tester(context: Context, index: int) -> Iterator[bool]:
@@ -48,7 +49,7 @@ def tester(context: Context, index: int) -> Iterator[bool]:
               "protocol": _protocol(context, num_envs, exploration),
               **{name: array.tolist() for name, array in results._asdict().items() if array is not None},
               "versions": versions(), "time": time.time(), "options": options.to_dict()}
-    write_test_file(test_file(path, "json"), (json.dumps(report, indent=1, default=str) + "\n").encode())
+    write_atomically(test_file(path, "json"), (json.dumps(report, indent=1, default=str) + "\n").encode())
     _say(f"all returns: {test_file(path, 'json')}")
     if film is not None:
         _say(f"video: {film.video.path}")

@@ -104,15 +104,40 @@ def test_f34_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_pa
 @pytest.mark.parametrize("name", RUNS)
 def test_f26_a_resumed_run_equals_the_run_that_was_not_stopped(tmp_path, name, steps):
     exact = (*RUNS[name], "--learner.checkpoint_replay", "true", "--timestamp", "one",
-             "--agent.lr_schedule", "linear", "--agent.lr_updates", "3000")
+             "--agent.lr_schedule", "linear", "--agent.lr_updates", "3000", "--evaluator.steps", "50")
     first = saved(train(tmp_path / "straight", *exact, "--learner.checkpoint_steps", str(steps), "--steps", str(2 * steps)))
     run(tmp_path / "halves", *exact, "--steps", str(steps))
     second = run(tmp_path / "halves", "--resume", "test_one", "--steps", str(2 * steps))
     assert not differences(first["agent"], second["agent"])
     assert not differences(first["clock"], second["clock"])
     assert not differences(first["memory"], second["memory"])
-    steps = [json.loads(line)["step"] for line in (tmp_path / "halves/logs/test_one/metrics.jsonl").read_text().splitlines()]
-    assert steps == sorted(steps)
+    assert len(evaluations(tmp_path / "straight")) > 5
+    assert evaluations(tmp_path / "halves") == evaluations(tmp_path / "straight")
+    scores = [weights_file.load_weights(tmp_path / half / "models" / "test_one.pth")[1] for half in ("straight", "halves")]
+    assert scores[0] == scores[1]
+
+
+def evaluations(root: Path) -> dict[int, dict[str, float]]:
+    """Step -> values; of an evaluation that ends a part of a run, and is made again by the next, they must be the same."""
+    found: dict[int, dict[str, float]] = {}
+    for line in (root / "logs" / "test_one" / "metrics.jsonl").read_text().splitlines():
+        values = {name: value for name, value in json.loads(line)["values"].items() if name.startswith("evaluator/")}
+        if values:
+            assert found.setdefault(json.loads(line)["step"], values) == values
+    return found
+
+
+def test_f42_of_a_resumed_run_only_the_evaluations_that_end_its_parts_are_new(tmp_path, alone):
+    arguments = (*RUNS["r2d2"], "--learner.checkpoint_replay", "true", "--timestamp", "one", "--evaluator.steps", "250",
+                 "--evaluator.episodes", "3", "--evaluator.num_envs", "2")
+    train(tmp_path / "straight", *arguments, "--learner.checkpoint_steps", "400", "--steps", "1200")
+    train(tmp_path / "parts", *arguments, "--steps", "400")
+    for steps in ("800", "1200"):
+        train(tmp_path / "parts", "--resume", "test_one", "--steps", steps)
+    straight, parts = evaluations(tmp_path / "straight"), evaluations(tmp_path / "parts")
+    ends = parts.keys() - straight.keys()
+    assert len(straight) >= 4 and ends and all(step % 400 < 10 for step in ends)
+    assert {step: parts[step] for step in straight} == straight
 
 
 def test_samples_per_insert_is_exact(tmp_path):
