@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from core.layout import Layout
@@ -37,6 +38,20 @@ def tensors(batch: Batch) -> list[Tensor]:
     """All that it has, in the same order for batches of the same agent."""
     window, fresh = batch.window, [] if batch.fresh is None else [batch.fresh]
     return [*window[:6], *window.extras.values(), *window.states, batch.weights, *fresh]
+
+
+def batch_state(batch: Batch) -> dict[str, Any]:
+    """Return tensors and plain values that `batch_of` makes the batch of again."""
+    window = batch.window
+    return {"window": [*window[:6]], "extras": window.extras, "states": [*window.states], "weights": batch.weights, "fresh": batch.fresh,
+            "keys": [torch.from_numpy(column) for column in batch.keys]}
+
+
+def batch_of(state: dict[str, Any]) -> Batch:
+    """Return the batch of a `batch_state`, in memory of its own."""
+    window = Window._make([*state["window"], state["extras"], tuple(state["states"])]).map(Tensor.clone)
+    keys = Keys(*(column.numpy().copy() for column in state["keys"]))
+    return Batch(window, keys, state["weights"].clone(), None if state["fresh"] is None else state["fresh"].clone())
 
 
 def piece(batch: Batch, part: slice | None) -> Batch:

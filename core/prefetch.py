@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -25,12 +25,13 @@ class Prefetcher:
     `together`-th window of the draw, since a rule may draw in an order, as equal shares of the priorities.
     """
 
-    def __init__(self, memory: Memory, batch_size: int, depth: int, together: int = 1):
+    def __init__(self, memory: Memory, batch_size: int, depth: int, together: int = 1, drawn: Sequence[Batch] = ()):
+        """`drawn` are batches that `get` gives first: those that were ready when a run's checkpoint was written."""
         self._memory, self._batch_size, self._most, self._depth, self._together = memory, batch_size, depth, min(depth, 1), together
         self._smooth, self._waiting = 0, 0.0  # batches in a row that were ready at once; seconds that the next one was waited for
         self._waited, self._gets = 0.0, 0     # seconds and batches since statistics()
         self._starved = False                 # the memory had nothing when it was last asked
-        self._batches: deque[tuple[Batch, bool]] = deque()  # and whether its rows had to be waited for
+        self._batches = deque[tuple[Batch, bool]]((batch, False) for batch in drawn)  # and whether its rows had to be waited for
         self._calls: deque[tuple[Callable[[], Any], Future | None]] = deque()
         self._changed = threading.Condition()  # guards the two deques and the three below; nothing slow is done under it
         self._error: BaseException | None = None
@@ -47,7 +48,7 @@ class Prefetcher:
         if self._closed:
             raise RuntimeError("the prefetcher is closed")
         if not self._thread:
-            return self._memory.sample(self._batch_size)
+            return self._batches.popleft()[0] if self._batches else self._memory.sample(self._batch_size)
         started = time.perf_counter()
         with self._changed:
             self._changed.wait_for(lambda: self._batches or self._error, timeout)
@@ -59,6 +60,15 @@ class Prefetcher:
             self._adapt(self.starved)
             self._changed.notify_all()
             return batch
+
+    def put_back(self, batch: Batch) -> None:
+        """The batch that `get` gave last was not learnt from: it is the next one again."""
+        with self._changed:
+            self._batches.appendleft((batch, False))
+
+    def drawn(self) -> list[Batch]:
+        """Return the batches that are ready, oldest first; within `call` they and the memory belong together."""
+        return [batch for batch, _ in self._batches]
 
     def statistics(self) -> dict[str, float]:
         """Batches kept ready, and how long on average `get` waited for one since the last call, time-outs included."""

@@ -127,6 +127,12 @@ class Refreshed:
         """The memory, with all that actors have written; None while there is nothing to learn from."""
         return self._memory if self._memory.refresh() else None
 
+    def put_back(self, memory: ResidentMemory) -> None:
+        """Nothing was drawn yet."""
+
+    def drawn(self) -> list[Batch]:
+        return []
+
     def call(self, function: Callable[[], Any]) -> Any:
         """function() between updates."""
         return function()

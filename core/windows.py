@@ -21,6 +21,10 @@ class WindowSpec:
     crosses_episodes: bool = False
     stride: int = 0                   # 0: windows start at any row; else at its multiples only, and chunks are that long
 
+    def fits(self, window: "Window") -> bool:
+        """Return True if the window has the rows and observations that this asks for."""
+        return len(window.lasts) == self.length + 1 and len(window.observations) == len(self.observations)
+
 
 class Window(NamedTuple):
     """T + 1 rows of B streams, time-major. P is the number of observation positions asked for."""

@@ -55,8 +55,8 @@ def learner(context: Context, index: int) -> Iterator[bool]:
     with context.meeting.join(index, context.device_of(index)) as group:
         group.beat = partial(context.clock.beat, context.process_ind("learner", index))
         agent, memory = _make_agent(context, group), learners_memory(context, index)
-        version = restore(context, agent, memory, index)
-        batches, learn = updates(context, agent, memory, index)
+        version, drawn = restore(context, agent, memory, index)
+        batches, learn = updates(context, agent, memory, index, drawn)
         with closing(batches):
             try:
                 yield from group.gather([])  # all have their rows: actors may begin
@@ -93,6 +93,9 @@ def _learn(context: Context, agent: Agent, memory: LearnersMemory, batches: Batc
                 continue
             profile.lap("wait" if batches.starved else "sample")
         news = watch.check((yield from group.gather(News(stopped, due, batch is not None, *watch.look()))))
+        if batch is not None and (news.stopped or news.due):
+            batches.put_back(batch)  # the checkpoint has what is not learnt from
+            batch = None
         if news.stopped:
             if first and watch.updates > told:
                 report()

@@ -17,14 +17,18 @@ from core.agent import Agent
 from core.averaging import Alone, Group
 from core.context import Context
 from core.device import device_random_state, set_device_random_state
+from core.memory import Batch, batch_of, batch_state
 from core.notices import notice
 from core.single_processes.updates import Batches, LearnersMemory
 from utils import checkpoint, tensor_file, weights_file
 
 
-def restore(context: Context, agent: Agent, memory: LearnersMemory, index: int) -> int:
-    """Weights, optimiser, memory and random state of the run to continue, if there is one. Returns the version of the parameters."""
-    version = 1
+def restore(context: Context, agent: Agent, memory: LearnersMemory, index: int) -> tuple[int, list[Batch]]:
+    """Weights, optimiser, memory and random state of the run to continue, if there is one.
+
+    Returns the version of the parameters, and the batches that had been drawn from the memory and not learnt from.
+    """
+    version, drawn = 1, list[Batch]()
     if context.resume_from is not None:
         own = _own(index)
         state, found = checkpoint.load(context.resume_from, ("agent", "learner", *own))
@@ -32,6 +36,7 @@ def restore(context: Context, agent: Agent, memory: LearnersMemory, index: int) 
             agent.load_state_dict(state["agent"])
             if own[1] in state:
                 memory.load_state_dict(state[own[1]])
+                drawn = [batch_of(stored) for stored in state[own[1]].get("drawn", ())]
             else:
                 memory.continue_at(context.clock.updates)
             if own[0] in state:
@@ -43,7 +48,7 @@ def restore(context: Context, agent: Agent, memory: LearnersMemory, index: int) 
         except Exception as error:  # it is intact, but not what such a run wrote
             problem = f"checkpoint {found} does not fit this run ({type(error).__name__}: {error}): start a new one"
             raise tensor_file.CheckpointError(problem) from error
-    return version
+    return version, drawn
 
 
 def load_initial(agent: Agent, path: Path) -> None:
@@ -119,7 +124,7 @@ def _parts(context: Context, agent: Agent, memory: LearnersMemory, batches: Batc
     names, device = _own(index), next(agent.model.parameters()).device
     parts: dict[str, Any] = {names[0]: {"torch_rng": torch.get_rng_state(), "device_rng": device_random_state(device)}}
     if context.options.learner.checkpoint_replay:
-        parts[names[1]] = batches.call(lambda: memory.state_dict())
+        parts[names[1]] = batches.call(lambda: {**memory.state_dict(), "drawn": [batch_state(batch) for batch in batches.drawn()]})
     return parts
 
 

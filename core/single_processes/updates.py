@@ -1,6 +1,6 @@
 """What a learner samples from, and what learns: the shared rows ahead of it in a thread, or their copy on its device; captured or not."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from core.agent import Agent, LearnerOutput, samples_of
 from core.context import Context
-from core.memory import Batch, Keys, Memory
+from core.memory import Batch, Keys, Memory, batch_size
 from core.pieces import Pieces, in_pieces
 from core.prefetch import Prefetcher
 from core.resident import Refreshed, ResidentMemory, ResidentUpdates, can_be_captured
@@ -28,6 +28,10 @@ class Batches(Protocol):
     def get(self, timeout: float) -> Any: ...
 
     def update_priorities(self, keys: Keys, priorities: np.ndarray) -> None: ...
+
+    def put_back(self, batch: Any, /) -> None: ...
+
+    def drawn(self) -> list[Batch]: ...
 
     def call(self, function: Callable[[], Any]) -> Any: ...
 
@@ -59,7 +63,8 @@ def learners_memory(context: Context, index: int) -> LearnersMemory:
     return memory.Resident(memory, torch.device(context.device_of(index)))
 
 
-def updates(context: Context, agent: Agent, memory: LearnersMemory, index: int) -> tuple[Batches, Learn]:
+def updates(context: Context, agent: Agent, memory: LearnersMemory, index: int, drawn: Sequence[Batch]) -> tuple[Batches, Learn]:
+    """What the learner learns from and how. Of `drawn`, which a checkpoint had, those go first that fit what is learnt from now."""
     options, device = context.options, torch.device(context.device_of(index))
     captured, on_gpu = options.learner.captured, device.type == "cuda"
     if isinstance(memory, ResidentMemory):
@@ -67,7 +72,8 @@ def updates(context: Context, agent: Agent, memory: LearnersMemory, index: int) 
         capture = on_gpu and captured != "no" and options.num_learners == 1 and can_be_captured(type(agent), agent.params, count)
         return Refreshed(memory), ResidentUpdates(agent, memory, options.agent.batch_size, count, device, capture=capture)
     depth = 0 if options.engine == "inline" else options.learner.prefetch
-    batches = Prefetcher(memory, options.agent.batch_size, depth, options.learner.batches_per_draw)
+    drawn = [batch for batch in drawn if batch_size(batch) == options.agent.batch_size and memory.window.fits(batch.window)]
+    batches = Prefetcher(memory, options.agent.batch_size, depth, options.learner.batches_per_draw, drawn)
     return batches, StagedUpdates(agent, device, capture=on_gpu) if captured == "yes" else EagerUpdates(agent, options.learner.shrink_batch)
 
 

@@ -347,3 +347,19 @@ def test_batches_drawn_together_each_take_every_third_window_of_one_draw(prefetc
         assert torch.equal(batch.window.rewards, whole.window.rewards[:, part])
     prefetcher.pause()
     assert memory.beta == memory.beta_of(3 * len(drawn))
+
+
+# a checkpoint -----------------------------------------------------------------------------------------------------------
+def test_batches_that_were_ready_are_given_first_after_a_resume_and_then_what_the_memory_gives(prefetch):
+    before = prefetch(Tape(), depth=4)
+    before._depth = 4
+    settle(before._memory, 4)
+    first, second = before.get(1.0), before.get(1.0)
+    before.put_back(second)  # the learner was interrupted with it in its hand
+    settle(before._memory, 5)
+    drawn = before.call(before.drawn)
+    assert (first, drawn[:3]) == (1, [2, 3, 4])
+    for depth in (0, 2):
+        after = Prefetcher(Tape(), 4, depth, drawn=drawn)
+        assert [after.get(1.0) for _ in range(len(drawn) + 2)] == [*drawn, 1, 2]
+        after.close()
