@@ -51,6 +51,7 @@ class GymEnv(Env):
         self._streams = [CheckedEnv(one.env, stream, limit, repeat, preprocess) for stream, (one, limit) in enumerate(zip(made, limits))]
         self._vector = SyncVectorEnv([_giver(env) for env in self._streams], autoreset_mode=AutoresetMode.NEXT_STEP)
         self._num_envs, self._render_mode = num_envs, render_mode
+        self._stack: np.ndarray  # [E, S, *frame.shape] of the last step, oldest frame first
         self._clipping = params.reward_clipping if training else "none"
         if render_mode is not None:
             self._try_to_draw()
