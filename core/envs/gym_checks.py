@@ -39,13 +39,14 @@ def frame_of(space: spaces.Space) -> ArraySpec:
     return ArraySpec((size,), "float32")
 
 
-def _limits(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
-    """Return what no observation of this space may be below and above: many environments leave their Box a little, and training bears
-    that; numbers FAR times as large as its bounds make losses that are not finite, for which agent.lr would be blamed.
+def _reach(space: spaces.Box) -> np.ndarray:
+    """Return how large observations of this space may be; infinite where a bound is.
+
+    Many environments leave their Box a little, and training bears that. Numbers FAR times as large as its bounds make losses that are
+    not finite, for which agent.lr would be blamed.
     """
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-    reach = FAR * np.maximum(np.maximum(np.abs(low), np.abs(high)), 1.0)  # infinite where there is no bound on either side
-    return -reach, reach
+    return FAR * np.maximum(np.maximum(np.abs(low), np.abs(high)), 1.0)
 
 
 class CheckedEnv(gym.Wrapper):
@@ -61,7 +62,7 @@ class CheckedEnv(gym.Wrapper):
         self._frame, self._space = frame_of(env.observation_space), env.observation_space
         self._preprocess = preprocess
         if isinstance(self._space, spaces.Box):
-            self._lowest, self._highest = _limits(self._space)
+            self._reach = _reach(self._space)
         low, high = (0, 255) if self._frame.dtype == "uint8" else (-np.inf, np.inf)
         self.observation_space = spaces.Box(low, high, preprocess.frame.shape, np.dtype(self._frame.dtype).type)
         self._steps = self._total_steps = 0
@@ -134,7 +135,7 @@ class CheckedEnv(gym.Wrapper):
             raise self._fault("observation", value, f"{space.dtype} {list(space.shape)}")
         if self._frame.dtype == "uint8":
             return array
-        outside = (array < self._lowest) | (array > self._highest)
+        outside = np.abs(array) > self._reach
         if outside.any():
             element = int(np.flatnonzero(outside)[0])
             raise self._fault("observation", array.flat[element],
