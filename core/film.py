@@ -8,7 +8,7 @@ import numpy as np
 
 from core.env import EnvSpec
 from core.episodes import Scene
-from core.video import EMULATOR_FRAMES, Video, VideoParams
+from core.video import Video, VideoParams
 
 LEAST_HEIGHT = 320      # pixels of a picture that is not shown alone: smaller ones are enlarged
 CAPTION_HEIGHT = 26
@@ -22,7 +22,7 @@ class Film:
     """Scenes in, frames of one size out. A scene is drawn when the next one tells what was done in it."""
 
     def __init__(self, path: Path, params: VideoParams, spec: EnvSpec):
-        self.video = Video(path, params.fps or EMULATOR_FRAMES / spec.frames_per_step)
+        self.video = Video(path, params.fps or spec.frame_rate / spec.frames_per_step)
         self._params, self._spec = params, spec
         self._held: Scene | None = None
         self._curves: dict[str, deque[np.ndarray]] = {}
@@ -74,12 +74,13 @@ def seen(observation: np.ndarray, spec: EnvSpec) -> np.ndarray:
     if not tiles:
         return np.zeros((0, PANEL_WIDTH, 3), np.uint8)
     columns = int(np.ceil(np.sqrt(len(tiles))))
-    side = PANEL_WIDTH // columns
-    sheet = np.full((-(-len(tiles) // columns) * side, PANEL_WIDTH, 3), PAPER, np.uint8)
+    width = PANEL_WIDTH // columns
+    height = max(width * tiles[0].shape[0] // tiles[0].shape[1], 3)  # pictures need not be square
+    sheet = np.full((-(-len(tiles) // columns) * height, PANEL_WIDTH, 3), PAPER, np.uint8)
     for number, tile in enumerate(tiles):
         row, column = divmod(number, columns)
-        drawn = cv2.resize(tile, (side - 2, side - 2), interpolation=cv2.INTER_NEAREST)
-        sheet[row * side:row * side + side - 2, column * side:column * side + side - 2] = drawn
+        drawn = cv2.resize(tile, (width - 2, height - 2), interpolation=cv2.INTER_NEAREST)
+        sheet[row * height:row * height + height - 2, column * width:column * width + width - 2] = drawn
     return sheet
 
 

@@ -9,14 +9,13 @@ import numpy as np
 
 from core.settings import setting
 
-EMULATOR_FRAMES = 60.0  # a second
 GIF_FRAMES = 30.0       # a second at most: browsers slow down those that want more
 
 
 @dataclass(frozen=True)
 class VideoParams:
     format: str = setting("mp4", choices=("mp4", "gif"))  # of the file
-    fps: float | None = setting(None, above=0)            # pictures a second; None: as the game is played, 60 frames
+    fps: float | None = setting(None, above=0)            # pictures a second; None: real time, by the environment's render_fps (Atari: 60)
     overlay: bool = setting(False)                        # score, step and action under the picture
     panel: bool = setting(False)                          # beside it what the network sees, and curves of what the agent makes of it
 
@@ -31,8 +30,8 @@ class Video:
         try:
             import imageio
             import imageio_ffmpeg  # noqa: F401
-        except ImportError as error:
-            raise ImportError("recording a video needs imageio: pip install -e .[video]") from error
+        except Exception as error:  # a package that is there may be broken in any way
+            raise ImportError("recording a video needs imageio and imageio-ffmpeg: pip install -e .[video]") from error
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._count = path, 0
         self._stride = math.ceil(rate / GIF_FRAMES) if path.suffix == ".gif" else 1

@@ -4,7 +4,7 @@ import pytest
 
 from utils.options import CONFIGS
 
-NEEDS = {"d4pg-walker-walk": "shimmy", "ddpg-pendulum-legacy": "gym"}
+NEEDS = {"d4pg-walker-walk": "shimmy", "ddpg-pendulum-legacy": "gym", "dqn-carracing": "Box2D"}
 PLAYABLE = [row["name"] for row in CONFIGS if row["name"] not in NEEDS]
 
 

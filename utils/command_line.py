@@ -17,7 +17,7 @@ from utils.settings_tree import annotations, changed, closest, fits, flatten, pa
 
 HELP = ("-h", "--help")
 OF_THIS_START = ("config", "mode", "machine", "timestamp", "device", "actor.device", "resume", "model_file", "render", "record",
-                 "profile", "profile_trace", "episodes", "check", "root")
+                 "profile", "profile_trace", "episodes", "check", "root", "seconds")
 FIXED = ("config", "agent_type", "env_type", "game", "model_type", "agent.optimizer", "agent.rmsprop_centered", "env",
          "model")  # for all lives of a run
 FIXED_WITH_REPLAY = ("memory_type", "memory.capacity", "num_learners", "num_actors", "num_envs_per_actor", "actor.chunk_length",
@@ -208,6 +208,9 @@ def _differences(options: Options, saved: runs.SavedRun) -> list[str]:
     """Settings that may not change when a run is continued; those that may are printed."""
     before, after = saved.options, runs.plain(flatten(options))
     different = [name for name in after if name in before and before[name] != after[name] and name not in OF_THIS_START[1:]]
+    if before.get("seconds") is not None and options.seconds is None:
+        print(f"{saved.signature} continues without seconds={before['seconds']!r}: seconds count from one start; give --seconds again to "
+              "stop by time")
     fixed = FIXED + (FIXED_WITH_REPLAY if before.get("learner.checkpoint_replay") else ())
     forbidden = [name for name in different if name in fixed or name.partition(".")[0] in fixed]
     for name in different:

@@ -45,14 +45,14 @@ class Run:
     resume: str | None = None                        # signature of a run to continue; newest: the newest of this row, game, agent and model
     model_file: str | None = None                    # path of weights to start from (mode 1) or to test (mode 2)
     render: bool = False                             # mode 2: watch in a window
-    record: bool = False                             # mode 2: write an mp4
+    record: bool = False                             # mode 2: write an mp4; for mode 1 there is evaluator.record_every
     profile: bool = False                            # report where the time of actors and learner goes: profile/, and a table at the end
     profile_trace: int = setting(0, low=0, high=10_000)  # updates of the learner that torch.profiler records; 0: none
     episodes: int = setting(30, low=1)               # mode 2: episodes played
     check: bool = False                              # mode 1: say what this row is, needs and costs, try a few steps and end
     steps: int | None = setting(None, low=1)         # stop after this many agent steps
     updates: int | None = setting(None, low=1)       # stop after this many updates of the learner
-    seconds: float | None = setting(None, above=0)   # stop after this long
+    seconds: float | None = setting(None, above=0)   # stop so long after this start; a run that is continued does not keep it
     target_score: float | None = setting(None)       # stop once an evaluation's mean return is this high
 
 
@@ -256,6 +256,13 @@ CONFIGS += [
     {"name": "impala-pong-gpu", **IMPALA, **QUEUE, **ON_ATARI, **ON_GPU, "model_type": "impala-resnet", "num_envs_per_actor": 128,
      "memory.capacity": 144, "actor.refresh_period": 2_560},
 ]
+
+# Pictures of a gymnasium environment treated as Atari's are; needs pip install -e ".[box2d]"
+CONFIGS += [{"name": "dqn-carracing", "agent_type": "dqn", "env_type": "gym", "game": "CarRacing-v3", "memory_type": "prioritized",
+             "model_type": "dqn-cnn", "env.kwargs": {"continuous": False}, "env.action_repeat": 4, "env.size": 84, "env.grayscale": True,
+             "env.frame_stack": 4, "model.dueling": True, "agent.nstep": 3, "agent.lr": 1e-4, "agent.target_update": 1_000,
+             "agent.epsilon_steps": 50_000, "memory.capacity": 100_000, "memory.alpha": 0.5, "clock.learn_start": 5_000,
+             "steps": 500_000}]
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ class Refused(Exception):
 
 
 def told(error: BaseException) -> str:
-    """An error of somebody's class in one line: what it says and where it was raised."""
+    """An error of somebody's class in one line: what it says, where it was raised and its notes."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
     said = text_of(error)
     if isinstance(error, SyntaxError):
         said, where = error.msg, f"{error.filename}, line {error.lineno}"
-    return f"{type(error).__name__}: {said}" + (f" ({where})" if where else "")
+    notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {said}" + (f" ({where})" if where else "") + notes

@@ -61,6 +61,19 @@ def parse(texts: Sequence[str], annotation: Any) -> Any:
         raise ValueError(f"is not {type_name(annotation)}") from None
 
 
+def split_values(text: str, separator: str = ",") -> list[str]:
+    """Split at separators that stand outside the brackets, braces and quotes of JSON."""
+    parts, depth, quoted = [""], 0, False
+    for character in text:
+        quoted ^= character == '"'
+        depth += 0 if quoted else (character in "[{") - (character in "]}")
+        if character == separator and not depth and not quoted:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
 def fits(value: Any, annotation: Any) -> bool:
     """Whether a value written in Python is of the declared type."""
     value = _cast(value, annotation)
@@ -72,6 +85,9 @@ def type_name(annotation: Any) -> str:
     names = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", type(None): "None"}
     if _is_union(annotation):
         return " or ".join(type_name(kind) for kind in typing.get_args(annotation))
+    if typing.get_origin(annotation) is tuple:
+        parts = typing.get_args(annotation)
+        return f"{'several' if parts[1:] == (...,) else len(parts)} {'whole numbers' if parts[0] is int else 'values'}"
     return names.get(annotation) or str(annotation)
 
 
@@ -110,19 +126,24 @@ def _cast(value: Any, annotation: Any) -> Any:
     kinds = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
     if isinstance(value, list) and any(typing.get_origin(kind) is tuple for kind in kinds):
         return tuple(value)
-    if isinstance(value, list) and str in kinds:
-        return json.dumps(value)  # a replay list written in Python
+    if isinstance(value, (list, dict)) and str in kinds:
+        with contextlib.suppress(TypeError, ValueError):  # what JSON cannot carry stays, and is no text
+            return json.dumps(value)  # replay lists and arguments of environments, written in Python
     if type(value) is int and float in kinds and int not in kinds:
-        return float(value)
+        with contextlib.suppress(OverflowError):  # larger than any float: it stays, and is out of bounds
+            return float(value)
     return value
 
 
 def _is_a(value: Any, kind: Any) -> bool:
     if kind is Any:
         return True
-    origin = typing.get_origin(kind) or kind
+    origin, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
     if isinstance(value, bool):
         return origin is bool
+    if origin is tuple and isinstance(value, tuple):
+        parts = parts[:1] * len(value) if parts[1:] == (...,) else parts
+        return len(value) == len(parts) and all(map(_is_a, value, parts))
     return isinstance(value, origin) if isinstance(origin, type) else True
 
 

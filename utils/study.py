@@ -15,7 +15,7 @@ from utils.options import Options
 from utils.refused import Refused
 from utils.rows import CHOICES, from_row
 from utils.runner import POLL, Interrupts, wait_until_left
-from utils.settings_tree import changed, flatten
+from utils.settings_tree import changed, flatten, split_values
 from utils.tuning_ranges import Range
 
 LINES = (*STOPS, "num_envs_per_actor")  # that a printed row has
@@ -177,7 +177,7 @@ class Study:
         distributions = self._optuna.distributions
         if part.kind == "choice":
             several = any(isinstance(value, tuple) for value in part.values)  # which optuna cannot keep: it draws what was written
-            return distributions.CategoricalDistribution(part.text.split(",") if several else part.values)
+            return distributions.CategoricalDistribution(split_values(part.text) if several else part.values)
         kind = distributions.IntDistribution if all(type(value) is int for value in part.values) else distributions.FloatDistribution
         return kind(*part.values, log=part.kind == "log")
 

@@ -22,6 +22,7 @@ from utils.command_line import refuse, split
 from utils.options import PROJECT
 from utils.refused import Refused
 from utils.runner import Runner, claimed
+from utils.settings_tree import split_values
 from utils.sweep_table import markdown, result, summaries, write_csv
 
 NOT_IN_NAMES = re.compile(r"[^\w.+-]+")  # of files
@@ -50,7 +51,7 @@ def variants(varied: Iterable[str], words: Sequence[str]) -> list[tuple[str, lis
     axes, problems = dict[str, list[str]](), list[str]()
     for text in varied:
         name, _, values = text.partition("=")
-        name, choices = name.replace("-", "_"), values.split(",")
+        name, choices = name.replace("-", "_"), split_values(values)
         if not all(choices) or len(set(choices)) < max(len(choices), 2):
             problems.append(f"--vary {text!r}: write name=value,value with two values or more, each once")
         if name in axes or name in given:
@@ -60,7 +61,8 @@ def variants(varied: Iterable[str], words: Sequence[str]) -> list[tuple[str, lis
         raise Refused(problems)
     combinations = [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
     return [("".join(f"-{name.rpartition('.')[2]}-{NOT_IN_NAMES.sub('-', value)}" for name, value in chosen.items()),
-             [*words, *(word for name, value in chosen.items() for word in (f"--{name}", *value.split()))]) for chosen in combinations]
+             [*words, *(word for name, value in chosen.items() for word in (f"--{name}", *filter(None, split_values(value, " "))))])
+            for chosen in combinations]
 
 
 def of_row(config: str, suffix: str, options: argparse.Namespace, words: Sequence[str], folder: Path) -> list[ChildRun]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from core import settings
 from utils.options import Options
 from utils.refused import Refused
-from utils.settings_tree import annotations, changed, closest, parse
+from utils.settings_tree import annotations, changed, closest, parse, split_values
 
 VALUES = {"agent.lr": "1e-5..1e-2:log", "agent.batch_size": "16,32,64,128", "agent.gamma": "0.95,0.98,0.99,0.995,0.997",
           "agent.nstep": "1..10", "agent.target_update": "100,300,1000,3000,10000", "clock.samples_per_insert": "1..16:log"}
@@ -69,11 +69,12 @@ def _declared(options: Options) -> Mapping[str, str]:
 def _range(options: Options, name: str, text: str, annotation: Any) -> Range:
     """Raises ValueError for what is no range, or beyond the bounds of the setting."""
     kinds = typing.get_args(annotation) or (annotation,)
-    body, colon, log = text.partition(":")
-    low, dots, high = body.partition("..")
+    of_json = "{" in text or "[" in text  # whose colons are no marks of ranges
+    body, colon, log = (text, "", "") if of_json else text.partition(":")
+    low, dots, high = (body, "", "") if of_json else body.partition("..")
     if colon and (log != "log" or not dots):
         raise ValueError("after : only log is known, and for a range")
-    values = tuple(parse([part], annotation) for part in ((low, high) if dots else body.split(",")))
+    values = tuple(parse([part], annotation) for part in ((low, high) if dots else split_values(body)))
     if dots and not (all(type(value) in (int, float) for value in values) and {int, float} & set(kinds)):
         raise ValueError("a range needs two numbers")
     if dots and not (values[0] < values[1] and (values[0] > 0 or not log)):

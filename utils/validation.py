@@ -1,5 +1,6 @@
 """What is wrong with Options that are well-formed: bounds, names, combinations of classes, and what this machine cannot do."""
 
+import importlib
 import os
 import re
 from importlib.util import find_spec
@@ -8,6 +9,7 @@ from typing import Any
 from core import settings
 from core.checked_steps import CheckedSteps, make_env
 from core.env import Discrete, EnvSpec
+from core.foreign_code import foreign_code
 from core.memories.unrolls import UnrollMemory
 from utils import devices, env_counts, sizes
 from utils.factory import AgentsDict, EnginesDict, Factory, MemoriesDict, ModelsDict, suggestion, why_not
@@ -76,6 +78,10 @@ def _names(options: Options) -> list[str]:
 def _mode(options: Options) -> list[str]:
     found = []
     if options.mode == 1:
+        if options.record:
+            found.append("record=True is for mode 2: set evaluator.record_every to record episodes while a run trains")
+        if options.render:
+            found.append("render=True is for mode 2: a run that trains opens no window")
         if options.resume is not None and options.model_file is not None:
             found.append("resume and model_file exclude each other: continue a run with everything, or start a new one from weights")
         return found
@@ -102,8 +108,12 @@ def _video(options: Options) -> list[str]:
     asked = _recorded(options)
     if asked is None:
         return []
-    if not (find_spec("imageio") and find_spec("imageio_ffmpeg")):
-        return [f"{asked} needs packages that are not installed: pip install -e \".[video]\""]
+    for name in ("imageio", "imageio_ffmpeg"):
+        try:
+            with foreign_code(name, may_lack_packages=True):
+                importlib.import_module(name)
+        except Exception as error:  # a package that is there may be broken in any way
+            return [f"{asked} needs {name}, which cannot be imported ({told(error)}): pip install -e \".[video]\""]
     try:
         env = CheckedSteps(make_env(options, 1, training=False, render_mode="rgb_array"), 1)
         try:

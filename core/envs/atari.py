@@ -14,6 +14,7 @@ from core.envs.atari_protocols import AtariParams
 from core.envs.checks import check_construction, checked_discrete, stream_seeds
 from core.envs.game_names import atari_game
 from core.envs.human_scores import human_normalized
+from core.envs.pictures import sides
 from core.envs.rewards import clipped
 from core.shared import ArraySpec
 
@@ -33,7 +34,7 @@ class AtariEnv(Env):
         self._life_loss = training and params.rules().life_loss
         self._clipping = params.reward_clipping if training else "none"
         self._render_mode = render_mode
-        shape = (params.size, params.size) if params.grayscale else (params.size, params.size, 3)
+        shape = (*sides(params.size), *([] if params.grayscale else [3]))
         self._actions = Discrete(int(self._emulator.single_action_space.n))
         self.spec = EnvSpec(name=name, frame=ArraySpec(shape, "uint8"), frame_stack=params.frame_stack, action=self._actions,
                             frames_per_step=params.frameskip, is_image=True, max_value=255.0)
@@ -87,10 +88,10 @@ def _emulator(params: AtariParams, name: str, num_envs: int, num_threads: int, r
         from core.envs.atari_render import DrawnAtari
         return DrawnAtari(params, name, render_mode)
     from ale_py.vector_env import AtariVectorEnv
-    rules = params.rules()
+    rules, (height, width) = params.rules(), sides(params.size)
     return AtariVectorEnv(
         name, num_envs, num_threads=min(num_threads, num_envs), frameskip=params.frameskip, stack_num=max(params.frame_stack, 1),
-        img_height=params.size, img_width=params.size, grayscale=params.grayscale, maxpool=params.maxpool,
+        img_height=height, img_width=width, grayscale=params.grayscale, maxpool=params.maxpool,
         noop_max=rules.noop_max + 1,  # it draws 0 .. noop_max - 1
         repeat_action_probability=rules.repeat_action_probability, full_action_space=rules.full_action_space,
         use_fire_reset=rules.use_fire_reset, episodic_life=False, reward_clipping=False,

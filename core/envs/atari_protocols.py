@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 
+from core.envs.pictures import Size
 from core.envs.rewards import CLIPPINGS
 from core.settings import setting
 
@@ -38,7 +39,7 @@ class AtariParams:
     use_fire_reset: bool | None = setting(None)             # press FIRE at the start where the game has it
     frameskip: int = setting(4, low=1)                      # frames an agent step
     frame_stack: int = setting(4, low=0)                    # agent steps seen together; 0: one picture, without a stack axis
-    size: int = setting(84, low=8, high=1024)               # pixels, height and width
+    size: Size = setting(84, low=8, high=1024)              # pixels, height and width; one number for both
     grayscale: bool = setting(True)                         # False: colour [H, W, 3]
     maxpool: bool = setting(True)                           # of the last two frames: sprites that flicker stay visible
     reward_clipping: str = setting("sign", choices=tuple(CLIPPINGS))  # in training only

@@ -3,12 +3,12 @@
 from typing import Any
 
 import ale_py
-import cv2
 import numpy as np
 from ale_py import roms
 from gymnasium.spaces import Discrete
 
 from core.envs.atari_protocols import AtariParams
+from core.envs.pictures import resized
 
 
 class DrawnAtari:
@@ -89,7 +89,7 @@ class DrawnAtari:
     def _frame(self) -> np.ndarray:
         if self._params.maxpool:
             self._screens[0] = np.maximum(*self._screens)
-        return cv2.resize(self._screens[0], (self._params.size, self._params.size), interpolation=cv2.INTER_AREA)
+        return resized(self._screens[0], self._params.size)
 
     def _observation(self) -> np.ndarray:
         return self._stack[None]  # [1, S, H, W] or [1, S, H, W, 3]

@@ -11,7 +11,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from core.env import Continuous, Discrete, Env, EnvSpec, TimeStep
 from core.envs.checks import check_construction, checked_continuous, checked_discrete, stream_seeds
 from core.envs.gym_checks import CheckedEnv, frame_of, is_image
-from core.envs.gym_make import LEGACY_VERSIONS, make
+from core.envs.gym_make import LEGACY_VERSIONS, frame_rate, make
+from core.envs.pictures import Preprocessing, Size
 from core.envs.rewards import CLIPPINGS, clipped
 from core.settings import setting
 
@@ -22,6 +23,11 @@ class GymParams:
     action_repeat: int = setting(1, low=1)  # steps of the environment that an agent step takes, rewards added, unless the episode ends
     reward_clipping: str = setting("none", choices=tuple(CLIPPINGS))  # in training only
     legacy: str = setting("none", choices=LEGACY_VERSIONS)  # an id of the old gym: v26 returns five values from step, v21 four
+    kwargs: str = "{}"  # JSON object of arguments for gymnasium.make; in a row of CONFIGS also a Python dictionary
+    wrappers: str = "[]"  # JSON list of gymnasium wrappers, innermost first: "package.module:Wrapper" or [that, {its arguments}]
+    size: Size | None = setting(None, low=8, high=1024)  # pixels that pictures are resized to, height and width; None: as they come
+    grayscale: bool = setting(False)  # colour pictures become grey ones
+    frame_stack: int = setting(0, low=0)  # agent steps seen together, each frame stored once; 0: one observation, without a stack axis
 
 
 class GymEnv(Env):
@@ -32,17 +38,20 @@ class GymEnv(Env):
     def __init__(self, params: GymParams, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
                  render_mode: str | None = None):
         check_construction(params, num_envs, num_threads, render_mode)
-        made = [make(game, params.legacy, render_mode) for _ in range(num_envs)]
+        made = [make(game, params.legacy, render_mode, params.kwargs, params.wrappers) for _ in range(num_envs)]
         env = made[0].env
         self._action, self._action_space = _action(env.action_space), env.action_space
-        self.spec = EnvSpec(name=made[0].name, frame=frame_of(env.observation_space), frame_stack=0,
-                            action=self._action, frames_per_step=params.action_repeat, is_image=is_image(env.observation_space),
-                            max_value=255.0 if is_image(env.observation_space) else 1.0, reward_threshold=made[0].reward_threshold)
+        image = is_image(env.observation_space)
+        preprocess = Preprocessing(frame_of(env.observation_space), image, params.size, params.grayscale)
+        self.spec = EnvSpec(name=made[0].name, frame=preprocess.frame, frame_stack=params.frame_stack, action=self._action,
+                            frames_per_step=params.action_repeat, is_image=image, max_value=255.0 if image else 1.0,
+                            reward_threshold=made[0].reward_threshold, frame_rate=frame_rate(env))
         repeat = params.action_repeat
         limits = [params.max_steps * repeat if params.max_steps else one.max_steps for one in made]
-        self._streams = [CheckedEnv(one.env, stream, limit, repeat) for stream, (one, limit) in enumerate(zip(made, limits))]
+        self._streams = [CheckedEnv(one.env, stream, limit, repeat, preprocess) for stream, (one, limit) in enumerate(zip(made, limits))]
         self._vector = SyncVectorEnv([_giver(env) for env in self._streams], autoreset_mode=AutoresetMode.NEXT_STEP)
         self._num_envs, self._render_mode = num_envs, render_mode
+        self._stack: np.ndarray  # [E, S, *frame.shape] of the last step, oldest frame first
         self._clipping = params.reward_clipping if training else "none"
         if render_mode is not None:
             self._try_to_draw()
@@ -51,17 +60,17 @@ class GymEnv(Env):
         observation, _ = self._vector.reset(seed=stream_seeds(seed, self._num_envs).tolist())
         self._ended = np.zeros(self._num_envs, bool)
         zeros, ones = np.zeros(self._num_envs, np.float32), np.ones(self._num_envs, np.float32)
-        return TimeStep(observation, zeros, ones, ones.astype(bool), self._ended, zeros)
+        return TimeStep(self._stacked(observation, ones.astype(bool)), zeros, ones, ones.astype(bool), self._ended, zeros)
 
     def step(self, action: np.ndarray) -> TimeStep:
         observation, reward, terminated, truncated, _ = self._vector.step(self._checked(action))
         first, self._ended = self._ended, terminated | truncated
         raw_reward, discount = reward.astype(np.float32), 1.0 - terminated.astype(np.float32)
-        return TimeStep(observation, clipped(raw_reward, self._clipping), discount, first, self._ended, raw_reward)
+        return TimeStep(self._stacked(observation, first), clipped(raw_reward, self._clipping), discount, first, self._ended, raw_reward)
 
     @classmethod
     def gymnasium_env(cls, params: GymParams, game: str) -> gym.Env:
-        return make(game, params.legacy, None).env.unwrapped
+        return make(game, params.legacy, None, params.kwargs).env.unwrapped
 
     def success(self, stream: int) -> bool | None:
         return self._streams[stream].success
@@ -79,6 +88,16 @@ class GymEnv(Env):
 
     def close(self) -> None:
         self._vector.close()
+
+    def _stacked(self, newest: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """Put the newest frames [E, ...] behind those of the steps before, [E, S, ...]; where an episode starts those are zeros."""
+        if not self.spec.frame_stack:
+            return newest
+        older = np.zeros((len(newest), self.spec.frame_stack - 1, *newest.shape[1:]), newest.dtype)
+        if not first.all():
+            older[~first] = self._stack[~first, 1:]
+        self._stack = np.concatenate([older, newest[:, None]], 1)
+        return self._stack
 
     def _checked(self, action: np.ndarray) -> np.ndarray:
         space = self._action_space

@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from core.envs.pictures import Preprocessing
 from core.foreign_code import foreign_code
 from core.shared import ArraySpec
 
@@ -16,6 +17,7 @@ OLD_API = ('the old gym API; return (observation, reward, terminated, truncated,
 
 SUCCESS = ("is_success", "success")  # in info, of gymnasium-robotics and others: whether the goal is reached now
 MAX_REWARD = float(np.finfo(np.float32).max)
+FAR = 1e6
 _OWN_CODE = foreign_code("the environment")
 
 
@@ -31,23 +33,39 @@ def frame_of(space: spaces.Space) -> ArraySpec:
     if is_image(space):
         return ArraySpec(tuple(space.shape or ()), "uint8")
     if not space.is_np_flattenable:
-        raise ValueError(f"observations of {space} have no fixed size and cannot be stored")
-    return ArraySpec((spaces.flatdim(space),), "float32")
+        raise ValueError(f"observations of {space} have no fixed size and cannot be stored: choose or change them by a wrapper of "
+                         "env.wrappers, as gymnasium.wrappers:FilterObservation or one of your own")
+    if not (size := spaces.flatdim(space)):
+        raise ValueError(f"observations of {space} are empty: there is nothing to learn from")
+    return ArraySpec((size,), "float32")
+
+
+def _reach(space: spaces.Box) -> np.ndarray:
+    """Return how large observations of this space may be; infinite where a bound is.
+
+    Many environments leave their Box a little, and training bears that. Numbers FAR times as large as its bounds make losses that are
+    not finite, for which agent.lr would be blamed.
+    """
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    return FAR * np.maximum(np.maximum(np.abs(low), np.abs(high)), 1.0)
 
 
 class CheckedEnv(gym.Wrapper):
     """Raises ValueError naming field, value, stream and step for whatever is no observation, reward or flag.
 
     An action is taken `repeat` times, or until the episode ends; `max_steps` of them, repeated ones counted, cut it.
-    Observations leave as `frame_of` says, byte vectors (RAM) scaled to 0 .. 1.
+    Observations leave as `frame_of` says, byte vectors (RAM) scaled to 0 .. 1, and then as `preprocess` makes them.
     """
 
-    def __init__(self, env: gym.Env, stream: int, max_steps: int | None, repeat: int = 1):
+    def __init__(self, env: gym.Env, stream: int, max_steps: int | None, repeat: int, preprocess: Preprocessing):
         super().__init__(env)
         self.stream, self._max_steps, self._repeat = stream, max_steps, repeat
         self._frame, self._space = frame_of(env.observation_space), env.observation_space
+        self._preprocess = preprocess
+        if isinstance(self._space, spaces.Box):
+            self._reach = _reach(self._space)
         low, high = (0, 255) if self._frame.dtype == "uint8" else (-np.inf, np.inf)
-        self.observation_space = spaces.Box(low, high, self._frame.shape, np.dtype(self._frame.dtype).type)
+        self.observation_space = spaces.Box(low, high, preprocess.frame.shape, np.dtype(self._frame.dtype).type)
         self._steps = self._total_steps = 0
         self.note = np.zeros(1)  # 1 + the stream while its own code runs, else 0
         self.success: bool | None = None  # what info said at the last step; None while it has never said anything
@@ -62,7 +80,7 @@ class CheckedEnv(gym.Wrapper):
             raise
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
             raise ValueError(f"reset of stream {self.stream} returned {reprlib.repr(result)}: {OLD_API}")
-        return self._observation(result[0]), {}
+        return self._preprocess(self._observation(result[0])), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         total = 0.0
@@ -71,7 +89,7 @@ class CheckedEnv(gym.Wrapper):
             total += reward
             if terminated or truncated:
                 break
-        return observation, total, terminated, truncated, {}
+        return self._preprocess(observation), total, terminated, truncated, {}
 
     def _step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
         self._steps += 1
@@ -127,6 +145,11 @@ class CheckedEnv(gym.Wrapper):
             raise self._fault("observation", value, f"{space.dtype} {list(space.shape)}")
         if self._frame.dtype == "uint8":
             return array
+        outside = np.abs(array) > self._reach
+        if outside.any():
+            element = int(np.flatnonzero(outside)[0])
+            raise self._fault("observation", array.flat[element],
+                              f"a value near {space.low.flat[element]} .. {space.high.flat[element]} (element {element})")
         with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf, and is reported as such
             return array.reshape(-1).astype(np.float32) / np.float32(255 if bytes_only else 1)
 

@@ -21,6 +21,7 @@ from core.shared import ArraySpec
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 PICTURE_SCALE = 32  # pixels a cell, in render
+FRAME_RATE = 20.0  # the package shows each picture for 50 ms
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class MinAtarEnv(Env):
         self._clipping = params.reward_clipping if training else "none"
         self._discrete = Discrete(len(self._actions))
         self.spec = EnvSpec(name=f"minatar_{name}", frame=ArraySpec(tuple(self._games[0].state_shape()), "uint8"), frame_stack=0,
-                            action=self._discrete, is_image=True, max_value=1.0)
+                            action=self._discrete, is_image=True, max_value=1.0, frame_rate=FRAME_RATE)
 
     def reset(self, seed: int) -> TimeStep:
         seeds = stream_seeds(seed, self._num_envs)

@@ -1,5 +1,6 @@
 """What recordings show, and the files they become."""
 
+import dataclasses
 import json
 import re
 from types import SimpleNamespace
@@ -124,7 +125,8 @@ def test_agents_say_what_they_made_of_a_step():
     assert found["value"].tolist() == [2] and found["action probabilities"][0].tolist() == pytest.approx([0.25, 0.75])
 
 
-@pytest.mark.parametrize(("spec", "fps", "rate"), [(STACK, None, 15), (PLANES, None, 60), (PLANES, 12.5, 12.5)])
+@pytest.mark.parametrize(("spec", "fps", "rate"), [(STACK, None, 15), (PLANES, None, 60), (PLANES, 12.5, 12.5),
+                                                  (dataclasses.replace(STACK, frame_rate=50.0), None, 12.5)])
 def test_a_film_plays_as_the_game_does_or_as_it_is_told(spec, fps, rate, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(film, "Video", lambda path, rate: asked.append(rate))

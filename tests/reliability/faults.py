@@ -47,11 +47,11 @@ def due(kind: str, stream: int, step: int) -> bool:
 class Faulty(gym.Env):
     """Episodes of 20 steps. An observation is (step, 97 * episode + step): no row can pass for another."""
 
-    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = spaces.Discrete(2)
     made = 0  # in this process: numbers the streams of the only vector environment that actors make
 
-    def __init__(self) -> None:
+    def __init__(self, bound: float = np.inf) -> None:
+        self.observation_space = spaces.Box(-bound, bound, (2,), np.float32)
         self._stream, self._total, self._episode = Faulty.made, 0, 0
         Faulty.made += 1
         if due("init", self._stream, 0):
@@ -134,6 +134,7 @@ FAULTS = {
     "raise": _raise, "hang": _hang, "slow": _slow, "exit": lambda env: sys.exit(0), "unreadable": _unreadable, "import": _import,
     "huge reward": lambda env: (env._observation(), 3e38, env._step == 20, False, {}),
     "nan": lambda env: (np.array([np.nan, 0], np.float32), 1.0, False, False, {}),
+    "far": lambda env: (np.array([1e30, 0], np.float32), 1.0, env._step == 20, False, {}),
     "infinite reward": lambda env: (env._observation(), float("inf"), False, False, {}),
     "wrong dtype": lambda env: (np.array(["a", "b"]), 1.0, False, False, {}),
     "wrong shape": lambda env: (np.zeros(3, np.float32), 1.0, False, False, {}),

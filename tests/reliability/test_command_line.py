@@ -225,9 +225,32 @@ def test_a_missing_package_is_told_with_its_pip_command_and_the_rest_works(refus
 
 
 def test_recording_without_its_packages_is_told_with_the_pip_command(refuse, monkeypatch, tmp_path):
-    monkeypatch.setattr("utils.validation.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     told = refuse("--config", "dqn-cartpole", "--mode", "2", "--model_file", str(tmp_path / "x.pth"), "--record")
     assert 'pip install -e ".[video]"' in told[0]
+
+
+def test_recording_with_a_broken_package_is_told_in_one_sentence(refuse, monkeypatch, tmp_path):
+    monkeypatch.delitem(sys.modules, "imageio_ffmpeg", raising=False)
+    (tmp_path / "imageio_ffmpeg.py").write_text("raise RuntimeError('no ffmpeg for this machine')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    told = refuse("--config", "dqn-cartpole", "--evaluator.record_every", "1")
+    assert len(told) == 1 and "imageio_ffmpeg, which cannot be imported (RuntimeError: no ffmpeg for this machine" in told[0]
+
+
+@pytest.mark.parametrize(("word", "instead"), [("--record", "set evaluator.record_every"), ("--render", "opens no window")])
+def test_what_only_a_test_can_show_is_refused_of_a_training(refuse, word, instead):
+    told, = refuse("--config", "dqn-cartpole", word)
+    assert f"{word[2:]}=True is for mode 2" in told and instead in told
+
+
+def test_seconds_are_of_one_start_and_a_run_that_is_continued_says_so(read, tmp_path, capsys):
+    options = read("--config", "dqn-cartpole", "--machine", "test", "--timestamp", "one", "--seconds", "60")
+    options.log_folder.mkdir(parents=True)
+    runs.save(options, {})
+    assert read("--resume", "test_one").seconds is None
+    assert "continues without seconds=60.0: seconds count from one start" in capsys.readouterr().out
+    assert read("--resume", "test_one", "--seconds", "5").seconds == 5.0 and "seconds" not in capsys.readouterr().out
 
 
 def test_a_memory_that_does_not_fit_is_refused_with_needed_and_free_bytes(refuse):

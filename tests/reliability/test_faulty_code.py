@@ -77,6 +77,12 @@ def test_f52_an_environment_that_leaves_as_it_is_made_is_refused(tmp_path):
     assert "its constructor called sys.exit(0)" in program.stderr and "faults.py, line" in program.stderr
 
 
+def test_f53_an_observation_far_outside_its_box_is_the_environments_error_and_no_learning_rate_is_blamed(tmp_path):
+    program = start(tmp_path, *FAULTY, *INLINE, "--env.kwargs", '{"bound": 100000}', environment=faults({"kind": "far", "at": 50}))
+    assert program.returncode == 4 and "agent.lr" not in program.stderr, program.stderr
+    assert "observation of stream 0 at step 50 is" in program.stderr and "expected a value near -100000.0 .. 100000.0" in program.stderr
+
+
 @pytest.mark.faults
 def test_f52_no_process_of_the_local_engine_takes_it_for_its_end(tmp_path):
     words = (*FAULTY, "--supervisor.max_restarts", "1", "--evaluator.period", "1")
@@ -86,7 +92,7 @@ def test_f52_no_process_of_the_local_engine_takes_it_for_its_end(tmp_path):
         assert f"{role} 0 was restarted 1 times" in program.output and LEAVES in program.output
     trained = start(tmp_path, *FAULTY, *INLINE, "--updates", "2")
     assert trained.returncode == 0, trained.stderr
-    tested = start(tmp_path, "--config", "dqn-cartpole", "--mode", "2", "--timestamp", "one", environment=faults({"kind": "exit", "at": 10}))
+    tested = start(tmp_path, *FAULTY[:2], "--mode", "2", "--timestamp", "one", environment=faults({"kind": "exit", "at": 10}))
     assert tested.returncode == 4 and LEAVES in tested.stderr
 
 

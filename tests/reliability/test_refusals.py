@@ -1,5 +1,6 @@
 """Starts that must be refused, seen from outside: exit code, message, nothing made (F01-F03, F05-F08, F25, F28, F36, F45, F46)."""
 
+import json
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -60,6 +61,7 @@ def refusals(files: Path) -> dict[str, tuple[tuple[str, ...], int, tuple[str, ..
         "memory": (("--config", "dqn-pong", "--memory.capacity", "1e9"), 2, ("bytes and", "are free", "would fit")),
         "device": ((*CARTPOLE, "--device", "cuda"), 2, ("device='cuda' is not on this machine, which has cpu",)),
         "folder": (CARTPOLE, 2, ("folders cannot be made",)),
+        "run file": (("--resume", "test_one"), 2, ("agent.lr", "seed", "steps")),
         "missing": ((*TEST, str(files / "missing.pth")), 3, ("missing.pth does not exist",)),
         "truncated": ((*TEST, str(files / "truncated.pth")), 3, ("truncated.pth is truncated or damaged",)),
         "random": ((*TEST, str(files / "random.pth")), 3, ("random.pth is not a model file",)),
@@ -81,6 +83,9 @@ def refused(tmp_path_factory):
     cases = refusals(files)
     roots = {name: tmp_path_factory.mktemp(name) for name in cases}
     (roots["folder"] / "logs").write_text("a file in the way")
+    (roots["run file"] / "logs" / "test_one").mkdir(parents=True)
+    absurd = {"config": "dqn-cartpole", "options": dict.fromkeys(("agent.lr", "seed", "steps"), 10**400), "file": {}, "exit_code": 10**400}
+    (roots["run file"] / "logs" / "test_one" / "run.json").write_text(json.dumps(absurd))
     with ThreadPoolExecutor(2) as pool:
         futures = {name: pool.submit(start, roots[name], *words, environment=environments.get(name, {}))
                    for name, (words, _, _) in cases.items()}
@@ -90,7 +95,7 @@ def refused(tmp_path_factory):
         assert program.returncode == exit_code, program.stderr
         assert all(part in program.stderr for part in parts), program.stderr
         assert all(line.startswith("error: ") for line in program.stderr.splitlines())
-        assert not [path for path in roots[name].rglob("*") if path.name not in ("logs", "models")]
+        assert not [path for path in roots[name].rglob("*") if path.name not in ("logs", "models", "test_one", "run.json")]
         return program
 
     check.victim = files / "victim"
@@ -142,6 +147,10 @@ def test_f25_folders_that_cannot_be_made_are_refused(refused):
 
 def test_f28_a_memory_that_does_not_fit_is_refused_before_it_is_allocated(refused):
     refused("memory")
+
+
+def test_f54_absurd_numbers_in_the_file_of_a_run_that_is_continued_are_refused(refused):
+    refused("run file")
 
 
 def test_f36_cuda_that_is_absent_is_refused_with_the_devices_there_are(refused):

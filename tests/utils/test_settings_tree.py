@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from core.settings import setting
-from utils.settings_tree import annotations, changed, closest, fits, flatten, parse
+from core.settings import problems, setting
+from utils.settings_tree import annotations, changed, closest, fits, flatten, parse, split_values
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,20 @@ def test_words_of_another_type_are_refused_without_a_word_on_the_terminal(texts,
 
 def test_values_of_a_row_must_be_of_the_declared_type():
     assert fits(1, float) and fits(None, int | None) and fits([1, 2], tuple[int, ...]) and fits(True, bool)
+    assert fits([1, 2], tuple[int, int]) and not fits([1], tuple[int, int]) and not fits([1, "a"], tuple[int, ...])
     assert not fits("1", float) and not fits(None, int) and not fits(True, int) and not fits(1, bool) and not fits(1.5, int)
+
+
+@pytest.mark.parametrize(("text", "separator", "values"), [
+    ("1,2", ",", ["1", "2"]), ('{"a": 1, "b": 2},{}', ",", ['{"a": 1, "b": 2}', "{}"]), ('["a,]b", 1],3', ",", ['["a,]b", 1]', "3"]),
+    ("256 256", " ", ["256", "256"]), ('{"a": [1, 2]}', " ", ['{"a": [1, 2]}']), ("", ",", [""])])
+def test_values_are_split_where_json_is_not(text, separator, values):
+    assert split_values(text, separator) == values
+
+
+def test_whole_numbers_that_no_float_can_hold_stay_and_are_out_of_bounds():
+    assert not fits(10**400, float)
+    assert problems(changed(Outer(), {"inner.lr": 10**400}))[0].endswith("must be finite and below 1e+300")
 
 
 def test_a_misspelt_setting_finds_the_one_meant():

@@ -71,6 +71,12 @@ def test_every_combination_of_what_varies_is_a_line_of_the_table(main, root):
         root / "logs" / "sweep" / "dqn-cartpole-lr-0.25-nstep-3-seed2.txt").read_text()
 
 
+def test_arguments_of_an_environment_vary_as_json():
+    kwargs = '{"sutton_barto_reward": true}'
+    varied = sweep.variants([f"env.kwargs={{}},{kwargs}"], [])
+    assert [words for _, words in varied] == [["--env.kwargs", "{}"], ["--env.kwargs", kwargs]]
+
+
 def test_complete_runs_are_not_repeated_until_more_is_wanted(main, root, capsys):
     assert main("--seeds", "1", "2") == main("--seeds", "1", "2", "3") == 0
     assert [begun(root, seed) for seed in (1, 2, 3)] == [1, 1, 1] and "2 of 3 runs are complete already" in capsys.readouterr().out

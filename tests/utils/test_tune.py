@@ -31,6 +31,7 @@ def options(root, config="dqn-cartpole"):
     ("agent.lr=1e-5..1e-2:log", (1e-5, 1e-2), "log"), ("agent.nstep=1..5", (1, 5), "range"),
     ("agent.gamma=0.9,0.99", (0.9, 0.99), "choice"), ("agent.double=true,false", (True, False), "choice"),
     ("agent.exploration=linear,ladder", ("linear", "ladder"), "choice"),
+    ('env.kwargs={},{"gravity": 9.8, "length..log": 1}', ("{}", '{"gravity": 9.8, "length..log": 1}'), "choice"),
     ("clock.samples_per_insert=1..8", (1.0, 8.0), "range"), ("agent.lr", (1e-4, 3e-3), "log")])
 def test_a_range_is_of_the_type_of_its_setting(root, text, values, kind):
     part, = ranges(options(root), [text])

@@ -172,7 +172,8 @@ def test_sticky_actions_repeat_the_last_action():
 
 
 def test_spec_describes_what_steps_return():
-    for params in (AtariParams(), AtariParams(frame_stack=0), AtariParams(frame_stack=1, size=42), AtariParams(grayscale=False)):
+    for params in (AtariParams(), AtariParams(frame_stack=0), AtariParams(frame_stack=1, size=42), AtariParams(size=(64, 48)),
+                   AtariParams(grayscale=False)):
         env = AtariEnv(params, "PongNoFrameskip-v4", 2)
         assert (env.spec.name, env.spec.frames_per_step, env.spec.max_value, env.spec.is_image) == ("pong", 4, 255.0, True)
         for step in play(env, 5):
@@ -181,9 +182,9 @@ def test_spec_describes_what_steps_return():
     assert env.spec.observation_shape == (4, 84, 84, 3)
 
 
-@pytest.mark.parametrize("grayscale", [True, False])
-def test_the_drawn_game_sees_what_the_thread_pool_sees(grayscale):
-    params = AtariParams(**PLAIN, grayscale=grayscale, max_frames=1200)
+@pytest.mark.parametrize(("grayscale", "size"), [(True, 84), (False, 84), (True, (64, 48))])
+def test_the_drawn_game_sees_what_the_thread_pool_sees(grayscale, size):
+    params = AtariParams(**PLAIN, grayscale=grayscale, size=size, max_frames=1200)
     pooled = play(AtariEnv(params, "breakout", 1), 500)
     drawn_env = AtariEnv(params, "breakout", 1, render_mode="rgb_array")
     drawn = play(drawn_env, 500)

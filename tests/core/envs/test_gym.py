@@ -1,3 +1,5 @@
+import importlib
+import shutil
 import sys
 import types
 
@@ -8,6 +10,7 @@ from gymnasium import spaces
 
 from core.env import Continuous, Discrete
 from core.envs.gym import GymEnv, GymParams
+from utils import refused
 
 GOOD = (np.zeros(3), 1.0, False, False, {})
 
@@ -118,6 +121,31 @@ def test_a_faulty_step_is_an_error_naming_field_value_stream_and_step(told, resu
     env.step(np.array([0]))
     with pytest.raises(ValueError, match=message):
         env.step(np.array([0]))
+
+
+@pytest.mark.parametrize(("space", "value", "fault"), [
+    (spaces.Box(-1, 1, (3,)), 1e7, r"expected a value near -1.0 .. 1.0 \(element 2\)"), (spaces.Box(-1, 1, (3,)), -1e7, "near"),
+    (spaces.Box(-200, 100, (3,)), 3e8, "expected a value near -200.0 .. 100.0"), (spaces.Box(0, 9, (3,), np.int64), 10**8, "near 0 .. 9"),
+    (spaces.Box(-1, 1, (3,)), 5.0, None), (spaces.Box(-200, 100, (3,)), -1e6, None), (spaces.Box(-1, np.inf, (3,)), 1e30, None)])
+def test_an_observation_far_outside_its_box_is_an_error_of_the_environment(told, space, value, fault):
+    observation = np.array([0, 0, value], space.dtype)
+    env = told(num_envs=1, observation_space=space, start=(np.zeros(3, space.dtype), {}), faults={2: (observation, *GOOD[1:])})
+    env.reset(0)
+    env.step(np.array([0]))
+    if fault is None:
+        assert env.step(np.array([0])).observation[0, 2] == np.float32(value)
+    else:
+        with pytest.raises(ValueError, match=f"observation of stream 0 at step 2 is .*{fault}"):
+            env.step(np.array([0]))
+
+
+def test_the_rate_at_which_it_is_watched_is_its_own(told):
+    assert GymEnv(GymParams(), "CartPole-v1", 1).spec.frame_rate == 50
+    assert told().spec.frame_rate == 30  # gymnasium's, where none is named
+    for odd in (0, None, "fast", -5, float("nan")):
+        Told.metadata = {"render_fps": odd}
+        assert told().spec.frame_rate == 30
+    Told.metadata = {}
 
 
 def test_the_stream_at_fault_is_named(told):
@@ -260,6 +288,48 @@ def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
     env.reset(0)
     assert [bool(env.step(np.array([t % 2])).last[0]) for t in range(7)] == [False] * 6 + [True]
     gym.registry.pop("Mine-v0")
+
+
+def test_empty_observations_are_refused(told):
+    with pytest.raises(ValueError, match="are empty"):
+        told(observation_space=spaces.Dict({}))
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_module_that_registers_with_the_old_gym_is_refused_with_the_adapter(tmp_path, monkeypatch, installed):
+    (tmp_path / "procgenlike.py").write_text("import gym\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "procgenlike", raising=False)
+    monkeypatch.setitem(sys.modules, "gym", types.ModuleType("gym") if installed else None)
+    registration = types.ModuleType("gym.envs.registration")
+    registration.registry = {"coin-v0": None}
+    monkeypatch.setitem(sys.modules, "gym.envs.registration", registration)
+    with pytest.raises(ValueError if installed else ImportError, match=r"old gym: pip install -e \"\.\[legacy-gym\]\" and set env.legacy"):
+        GymEnv(GymParams(), "procgenlike:coin-v0", 1)
+
+
+def test_an_adapter_without_its_package_or_with_a_broken_one_is_told_with_the_pip_command(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for content in ("", "raise AttributeError('mujoco has changed')\n"):  # shimmy registers nothing where dm_control is missing
+        (tmp_path / "shimmy.py").write_text(content)
+        monkeypatch.delitem(sys.modules, "shimmy", raising=False)
+        with pytest.raises(ImportError, match=r'pip install -e "\.\[dm-control\]"'):
+            GymEnv(GymParams(), "dm_control/walker-walk-v0", 1)
+        importlib.invalidate_caches()
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+
+
+def test_a_package_that_fails_beside_newer_ones_is_told_with_the_versions_that_are_there(tmp_path, monkeypatch):
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "robots.py").write_text(
+        "import gymnasium\nclass Fetch(gymnasium.Env):\n    def __init__(self):\n        assert None\n"
+        "gymnasium.register('Fetching-v0', Fetch)\n")
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    with pytest.raises(AssertionError) as error:
+        GymEnv(GymParams(), "robots:Fetching-v0", 1)
+    gym.registry.pop("Fetching-v0")
+    versions = f"gymnasium {gym.__version__}, numpy {np.__version__}"
+    assert f"other versions than these, which are installed: {versions}" in refused.told(error.value)
 
 
 def test_legacy_without_the_old_gym_is_an_error_with_the_pip_command(monkeypatch):
