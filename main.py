@@ -9,6 +9,7 @@ if __name__ == "__main__":  # while the rest is imported: seconds, in which othe
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who started this may ignore it, and deaths of children would not be seen
 
+from core.machine import end_children
 from core.terminal import Terminal, relayed
 from utils import runs
 from utils.check import check
@@ -27,7 +28,10 @@ def main(arguments: Sequence[str]) -> int:
             check(options)
             return 0
         with relayed() as terminal:
-            return run(options, terminal)
+            try:
+                return run(options, terminal)
+            finally:
+                end_children()  # programs of environments that were made in this process
     except Refused as refused:
         refuse(refused)
 

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -39,6 +40,15 @@ def resident_memory_mb() -> float:
         private += memory.rss - memory.shared
         shared = max(shared, memory.shared)
     return (private + shared) / 1e6
+
+
+def end_children() -> None:
+    """Kill all that this process has started and that still runs, but multiprocessing's resource tracker, which ends by itself."""
+    with suppress(psutil.Error, OSError):
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                if "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
+                    process.kill()
 
 
 def _processes() -> list[psutil.Process]:

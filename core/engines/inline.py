@@ -5,6 +5,7 @@ single-process keeps a torch random state of its own. A checkpoint is an episode
 run resumed from it and the run that went on are the same run.
 """
 
+import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +28,7 @@ class InlineEngine:
         self._context, self._processes = context, processes
         self._generators: dict[tuple[str, int], Iterator[bool]] = {}
         self._random: dict[tuple[str, int], torch.Tensor] = {}
-        self._signal = 0
+        self._signal, self._pid = 0, os.getpid()
         if len(context.memories) > 1:
             context.meeting = Turns(len(context.memories))
 
@@ -125,5 +126,8 @@ class InlineEngine:
                 traceback.print_exc()
 
     def _interrupt(self, number: int, frame: object) -> None:
+        if os.getpid() != self._pid:  # a worker that an environment forked is told to end
+            signal.signal(number, signal.SIG_DFL)
+            return signal.raise_signal(number)
         self._signal = number
         self._context.clock.stop(interrupt=True)
