@@ -28,10 +28,7 @@ def main(arguments: Sequence[str]) -> int:
             check(options)
             return 0
         with relayed() as terminal:
-            try:
-                return run(options, terminal)
-            finally:
-                end_children()  # programs of environments that were made in this process
+            return run(options, terminal)
     except Refused as refused:
         refuse(refused)
 
@@ -53,3 +50,5 @@ if __name__ == "__main__":  # spawned processes import this file
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:  # before the engine took over
         sys.exit(130)
+    finally:
+        end_children()  # of environments that were made in this process
