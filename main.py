@@ -9,7 +9,7 @@ if __name__ == "__main__":  # while the rest is imported: seconds, in which othe
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who started this may ignore it, and deaths of children would not be seen
 
-from core.machine import remove_empty_compile_caches
+from core.machine import end_children, remove_empty_compile_caches
 from core.terminal import Terminal, relayed
 from utils import runs
 from utils.check import check
@@ -51,4 +51,5 @@ if __name__ == "__main__":  # spawned processes import this file
     except KeyboardInterrupt:  # before the engine took over
         sys.exit(130)
     finally:
+        end_children()  # of environments that were made in this process
         remove_empty_compile_caches()

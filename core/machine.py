@@ -52,6 +52,15 @@ def remove_empty_compile_caches() -> None:
                 folder.rmdir()
 
 
+def end_children() -> None:
+    """Kill all that this process has started and that still runs, but multiprocessing's resource tracker, which ends by itself."""
+    with suppress(psutil.Error, OSError):
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                if "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
+                    process.kill()
+
+
 def _processes() -> list[psutil.Process]:
     """The main process of this run and all below it."""
     parent = multiprocessing.parent_process()

@@ -6,6 +6,7 @@ it and an evaluation ends before it, so that a run resumed from it and the run t
 therefore what comes after a checkpoint.
 """
 
+import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +29,7 @@ class InlineEngine:
         self._context, self._processes = context, processes
         self._generators: dict[tuple[str, int], Iterator[bool]] = {}
         self._random: dict[tuple[str, int], torch.Tensor] = {}
-        self._signal = 0
+        self._signal, self._pid = 0, os.getpid()
         if len(context.memories) > 1:
             context.meeting = Turns(len(context.memories))
 
@@ -131,5 +132,8 @@ class InlineEngine:
                 traceback.print_exc()
 
     def _interrupt(self, number: int, frame: object) -> None:
+        if os.getpid() != self._pid:  # a worker that an environment forked is told to end
+            signal.signal(number, signal.SIG_DFL)
+            return signal.raise_signal(number)
         self._signal = number
         self._context.clock.stop(interrupt=True)

@@ -1,4 +1,4 @@
-"""Environments and agents that misbehave, in the real program (F11, F14-F19, F32, F39, F59)."""
+"""Environments and agents that misbehave, in the real program (F11, F14-F19, F32, F39, F59, F61)."""
 
 import json
 import math
@@ -192,3 +192,10 @@ def test_f59_an_environment_that_leaves_with_0_has_its_process_replaced_and_ends
         assert program.until_ended(15 * SLOW) == 130 and not program.leftovers()
     tested = start(tmp_path, *FAULTY, "--mode", "2", "--episodes", "3", environment=faults({"kind": "leave", "where": "tester", "at": 10}))
     assert tested.returncode == 4 and "ended with exit code 0 and said nothing" in tested.stderr
+
+
+def test_f61_what_environments_start_in_main_ends_with_an_inline_run_too(tmp_path):
+    with Program(tmp_path, *FAULTY, *INLINE, "--updates", "20", environment=faults({"kind": "start"})) as program:
+        program.until(lambda: program.strays(), 60, "strays")
+        assert program.until_ended(30 * SLOW) == 0 and not program.leftovers()
+        assert [len(started) for started in program.strays().values()] == [0]
