@@ -1,11 +1,14 @@
 """Every agent of continuous actions learns a task of seconds, on the inline engine."""
 
+import math
+
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 from tests.test_small_tasks import best_score
+from utils.command_line import read_options
 
 
 class Aim(gym.Env):
@@ -46,3 +49,14 @@ def test_every_agent_learns_to_aim(tmp_path, agent):
         assert best_score(tmp_path, "--config", f"{agent}-pendulum", *WORDS, *atoms) >= -1.0
     finally:
         gym.registry.pop("Aim-v0")
+
+
+def test_d4pgs_atoms_reach_the_discounted_returns_of_their_tasks():
+    """Episodes are cut by a limit of steps, after which the values of further steps still count: sums go on for ever."""
+    rows = {name: read_options(["--config", f"d4pg-{name}"]).agent for name in ("pendulum", "inverted-pendulum", "halfcheetah")}
+    pendulum = gym.make("Pendulum-v1").unwrapped
+    dearest = math.pi ** 2 + 0.1 * pendulum.max_speed ** 2 + 0.001 * pendulum.max_torque ** 2  # its docstring's formula
+    assert rows["pendulum"].v_min <= -dearest / (1 - rows["pendulum"].gamma) and rows["pendulum"].v_max >= 0
+    assert rows["inverted-pendulum"].v_max >= 1 / (1 - rows["inverted-pendulum"].gamma) - 1e-9
+    best_published = 17_000 / 1_000  # REDQ and SAC come to 12,000 to 17,000 in episodes of 1,000 steps
+    assert rows["halfcheetah"].v_max >= best_published / (1 - rows["halfcheetah"].gamma)

@@ -230,9 +230,11 @@ TASKS: dict[str, dict[str, Any]] = {
     "reacher": {**MUJOCO, "game": "Reacher-v5", "steps": 20_000},
     "hopper": {**MUJOCO, "game": "Hopper-v5", "agent.random_steps": 10_000, "clock.learn_start": 10_000},
     "halfcheetah": {**MUJOCO, "game": "HalfCheetah-v5", "agent.random_steps": 10_000, "clock.learn_start": 10_000}}
-# D4PG's atoms: what a step earns at most and at least, times 100 at gamma .99
-RANGES = {"pendulum": (-1_000.0, 0.0), "inverted-pendulum": (0.0, 100.0), "reacher": (-40.0, 0.0), "hopper": (-10.0, 400.0),
-          "halfcheetah": (-100.0, 1_200.0)}
+# D4PG's atoms span the discounted returns: the least and the most that a step earns, times 1 / (1 - gamma) = 100. Pendulum: the worst
+# step costs pi^2 + 0.1 8^2 + 0.001 2^2 = 16.3. InvertedPendulum: 1. Reacher: 0.4, which only near-random
+# actions exceed. Hopper: 1 for standing and up to 3 for speed. HalfCheetah: the best published returns are below 20 a step.
+RANGES = {"pendulum": (-1_628.0, 0.0), "inverted-pendulum": (0.0, 100.0), "reacher": (-40.0, 0.0), "hopper": (-10.0, 400.0),
+          "halfcheetah": (-100.0, 2_000.0)}
 # Settings of their descendants, the agents' defaults. The papers: DDPG rates of 1e-4 and 1e-3, tau 1e-3 and OU noise; D4PG five steps, a
 # rate of 1e-4, noise 0.3, a copy every 100 updates
 DDPG = {**CONTROL, "agent_type": "ddpg", "model_type": "ddpg-mlp"}

@@ -64,6 +64,31 @@ def test_normalisation_is_by_the_mean_and_variance_of_all_it_saw():
     assert normalization(torch.full((1, 5), 1e6)).tolist() == [[10.0] * 5]
 
 
+@pytest.mark.parametrize("outlier", [1e20, -3e38])
+@pytest.mark.parametrize("batch", [0, 7])
+def test_one_faulty_observation_does_not_ruin_the_statistics(batch, outlier):
+    vectors = torch.randn(50, 64, 5, generator=torch.Generator().manual_seed(1)) * torch.tensor([1, 200, 0.1, 0.01, 3]) + 300
+    sound = vectors.double().flatten(0, 1)
+    vectors[batch, 3] = outlier
+    normalization = RunningNormalization(5)
+    for part in vectors:
+        normalization.update(part)
+    deviation = sound.std(0)
+    assert ((normalization.mean.double() - sound.mean(0)).abs() < 0.01 * deviation + 1e-4).all()
+    assert torch.allclose(normalization.variance.double().sqrt(), deviation, rtol=0.05)
+
+
+def test_numbers_that_are_rare_or_that_move_are_counted_as_they_are():
+    generator = torch.Generator().manual_seed(2)
+    rare = (torch.rand(200, 64, 1, generator=generator) < 0.05).float()  # 1 in a twentieth of all vectors, else 0
+    moving = torch.randn(200, 64, 1, generator=generator) * 10.0 ** torch.linspace(-2, 3, 200).view(-1, 1, 1)
+    vectors, normalization = torch.cat([rare, moving], 2), RunningNormalization(2)
+    for part in vectors:
+        normalization.update(part)
+    seen = vectors.double().flatten(0, 1)
+    assert torch.allclose(normalization.variance.double(), seen.var(0, correction=0), rtol=0.05)
+
+
 def test_a_number_that_never_changes_is_normalised_to_zero():
     normalization = RunningNormalization(2)
     normalization.update(torch.tensor([[3.0, 1.0], [3.0, 2.0]]))
