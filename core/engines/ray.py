@@ -91,12 +91,13 @@ class RayEngine(LocalEngine):
         """What every worker is given, stored once."""
         import ray
 
+        from core.engines.ray_code import code
         from core.engines.ray_ingest import Ingest
         from core.engines.ray_link import Facts
         context, ingest, facts = ray.put(self._context), None, None
         if not cluster.alone and self._context.memories:
             memory = self._context.memories[0]
-            facts = Facts(self._options, self._context.spec, self._context.roles, memory.layout, memory.window)
+            facts = Facts(self._options, self._context.spec, self._context.roles, memory.layout, memory.window, code())
             ingest = ray.remote(Ingest).options(num_cpus=0, scheduling_strategy=at(cluster.home), max_restarts=-1,
                                                 max_concurrency=100 + 2 * self._params.chunks_in_flight * self._options.num_actors).remote(
                 self._context, self._params.parameters_period)  # itself: of a reference Ray says at every start that it could get lost
@@ -177,7 +178,7 @@ class RayEngine(LocalEngine):
         return None
 
     def _end_without_actors(self) -> None:
-        """End the run when a learner has had no actor for `ray.learner_timeout`: all learners wait for the one that has nothing to learn."""
+        """End the run when a learner has had no actor for `ray.learner_timeout`, because all learners wait for that one."""
         limit, now = self._params.learner_timeout, time.monotonic()
         for learner in range(self._options.num_learners if self._options.mode == 1 else 0):
             actors = [place for place in self._places if place.role == "actor" and place.index % self._options.num_learners == learner]

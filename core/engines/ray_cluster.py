@@ -8,7 +8,10 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from contextlib import suppress
 from typing import Any
+
+import psutil
 
 from core.engines.ray_params import RayParams
 
@@ -89,8 +92,13 @@ class Cluster:
     def close(self) -> None:
         """Nothing of Ray that this run started is left."""
         import ray
+        started = psutil.Process().children(recursive=True)
         ray.shutdown()
         if self._sweeper is not None:
+            for process in started:  # Ray leaves its agents behind where the head died before them
+                if process.pid != self._sweeper.pid:
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
             shutil.rmtree(self._folder, ignore_errors=True)
             self._sweeper.kill()
             self._sweeper.wait()

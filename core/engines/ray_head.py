@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 PERIOD = 2.0        # seconds between two questions
@@ -42,10 +43,8 @@ class Head:
     def _ask(self) -> None:
         while not self._closed.is_set():
             started = time.monotonic()
-            try:
+            with suppress(Exception):  # what Ray raises for a head that is gone differs with the moment; the silence is what counts
                 self.answer = Answer(started, *self._state())
-            except Exception:  # what Ray raises for a head that is gone differs with the moment: no answer is an answer
-                pass
             self._closed.wait(PERIOD)
 
     def _state(self) -> tuple[dict[str, dict], dict[int, str]]:

@@ -68,8 +68,8 @@ def check_room(needs: Needs, home: str, nodes: dict[str, dict]) -> None:
     left = {name: dict(node["Resources"]) for name, node in nodes.items()}
     total = _sum(left)
     for name, need in sorted(needs.items(), key=lambda item: _is_actor(item[0])):  # those that must stay at home first
-        nodes = list(left.values()) if _is_actor(name) else [left[home]]
-        node = next((node for node in nodes if all(node.get(kind, 0.0) >= amount for kind, amount in need.items())), None)
+        candidates = list(left.values()) if _is_actor(name) else [node for key, node in left.items() if key == home]
+        node = next((node for node in candidates if all(node.get(kind, 0.0) >= amount for kind, amount in need.items())), None)
         if node is None:
             where = "" if _is_actor(name) else " on the node of main.py"
             raise ClusterError(

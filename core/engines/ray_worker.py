@@ -10,6 +10,7 @@ import ray
 from core.context import Context
 from core.device import use_threads
 from core.engines import child
+from core.engines.ray_code import check_code
 from core.engines.ray_link import Facts, Link, remote_context
 
 
@@ -38,6 +39,7 @@ class Worker:
             shared: Context = ray.get(context[0])
             child.drive(process(shared, self._index), shared, shared.process_ind(self._role, self._index))
             return
+        check_code(facts.code, ray.util.get_node_ip_address())
         link = Link(ingest, self._index, facts.options.ray.chunks_in_flight)
         apart = remote_context(facts, link)
         child.drive(process(apart, self._index), apart, apart.process_ind(self._role, self._index))

@@ -83,7 +83,7 @@ def drive(generator, clock):
 
 def facts(context):
     memory = context.memories[0]
-    return Facts(context.options, context.spec, context.roles, memory.layout, memory.window)
+    return Facts(context.options, context.spec, context.roles, memory.layout, memory.window, {})
 
 
 def test_an_actor_at_the_end_of_a_line_fills_its_ring_counts_and_reports(line):
