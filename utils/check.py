@@ -89,7 +89,7 @@ def _parts(options: Options, spec: EnvSpec, agent: Agent) -> list[tuple[str, str
         ("recurrent state", ", ".join(map(_array, rows.states)) or "none"),
         ("network", f"{options.model_type} on {options.device}: {parameters:,} parameters"),
         ("batch", f"{options.agent.batch_size} windows of {window.length + 1} rows"),
-        ("memory", f"{sizes.needed_bytes(options, stored):,} bytes needed, of which {stored:,} are the replay; "
+        ("memory", f"{sizes.needed_bytes(options, spec, stored):,} bytes needed, of which {stored:,} are the replay; "
                    f"{available_bytes():,} are free")]
 
 

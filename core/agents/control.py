@@ -31,17 +31,19 @@ from core.windows import WindowSpec
 
 @dataclass(frozen=True)
 class ControlParams(ActionNoiseParams, OptimizerParams):
-    batch_size: int = setting(256, low=1)                # windows an update
-    nstep: int = setting(1, low=1, high=100)             # steps of the return before it bootstraps (D4PG: 5)
-    gamma: float = setting(0.99, low=0, high=1)          # discount of a step
-    lr: float = setting(1e-3, above=0)                   # learning rate of the policy at the start (DDPG: 1e-4)
-    critic_lr: float = setting(1e-3, above=0)            # and of the critic
-    critic_weight_decay: float = setting(0.0, low=0)     # L2 of the critic (DDPG: 1e-2); weight_decay is the policy's
-    eps: float = setting(1e-8, above=0)                  # added to the root of the second moment
-    clip_norm: float = setting(0.0, low=0)               # of each network's gradient; 0: off
-    target_update: float = setting(0.005, above=0)       # below 1: soft update each time; else updates between copies (DDPG: 0.001)
-    policy_period: int = setting(1, low=1)               # updates of the critic for one of policy and targets (TD3: 2)
-    lean: bool = setting(True)                           # small networks on a CPU are differentiated by hand, which is faster; same numbers
+    batch_size: int = setting(256, low=1, high=65_536)  # Windows in a batch.
+    nstep: int = setting(1, low=1, high=100)  # Steps of the return before it bootstraps (D4PG: 5).
+    gamma: float = setting(0.99, low=0, high=1)  # Discount of a step.
+    lr: float = setting(1e-3, above=0, high=100)  # Learning rate of the policy at the start (DDPG: 1e-4).
+    critic_lr: float = setting(1e-3, above=0, high=100)  # Learning rate of the critic at the start (DDPG: 1e-3).
+    critic_weight_decay: float = setting(0.0, low=0, high=10)  # Weight of the critic's L2 penalty (DDPG: 1e-2); weight_decay is the
+                                                               # policy's.
+    eps: float = setting(1e-8, above=0, high=1)  # Added to the root of the optimiser's second moment.
+    clip_norm: float = setting(0.0, low=0, high=1e9)  # Largest norm of each network's gradient; 0 is off.
+    target_update: float = setting(0.005, above=0, high=1e9)  # Updates between copies to the targets; below 1 the factor of a soft update
+                                                              # each time (DDPG: 0.001).
+    policy_period: int = setting(1, low=1, high=10_000)  # Updates of the critic for one of policy and targets (TD3: 2).
+    lean: bool = setting(True)  # Differentiate small networks on a CPU by hand, which is faster and gives the same numbers.
 
 
 class Step(NamedTuple):

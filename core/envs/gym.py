@@ -18,10 +18,12 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class GymParams:
-    max_steps: int | None = setting(None, low=1)  # agent steps an episode, then truncated; None: the limit of the id, in its own steps
-    action_repeat: int = setting(1, low=1)  # steps of the environment that an agent step takes, rewards added, unless the episode ends
-    reward_clipping: str = setting("none", choices=tuple(CLIPPINGS))  # in training only
-    legacy: str = setting("none", choices=LEGACY_VERSIONS)  # an id of the old gym: v26 returns five values from step, v21 four
+    max_steps: int | None = setting(None, low=1, high=10**9)  # Agent steps after which an episode is truncated; None is the limit of the
+                                                              # id, in its own steps.
+    action_repeat: int = setting(1, low=1, high=1_000)  # Environment steps of an agent step, rewards added, unless the episode ends.
+    reward_clipping: str = setting("none", choices=tuple(CLIPPINGS))  # Clipping of rewards, in training only.
+    legacy: str = setting("none", choices=LEGACY_VERSIONS)  # Interface of an id of the old gym: v26 returns five values from step, v21
+                                                            # four.
 
 
 class GymEnv(Env):

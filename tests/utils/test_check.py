@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
@@ -150,7 +151,8 @@ def test_a_loss_that_is_not_finite_is_a_problem(options, monkeypatch):
 
 
 def test_an_update_that_changes_nothing_is_not_sound(options):
-    chosen = options("--config", "impala-cartpole", *SMALL, "--agent.baseline_cost", "9e299")
+    chosen = options("--config", "impala-cartpole", *SMALL)
+    chosen = replace(chosen, agent=replace(chosen.agent, baseline_cost=9e299))
     assert not probe.measure(chosen, validation.environment_spec(chosen), 0).sound
 
 
