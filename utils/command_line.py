@@ -45,6 +45,8 @@ def read(arguments: Sequence[str]) -> Options:
     """The options of this start. Raises Refused with every problem; --help exits."""
     arguments, help_group = _without_help(arguments)
     words, problems = split(arguments)
+    if "root" in words:  # an environment may change the working folder
+        words["root"] = [os.path.abspath(os.path.expanduser(root)) for root in words["root"]]
     start = _peek(words)
     row = find_row(start["config"])
     saved, missing = _saved_run(start)

@@ -51,6 +51,8 @@ class Faulty(gym.Env):
         Faulty.made += 1
         if due("init", self._stream, 0):
             raise RuntimeError("the simulator has no licence")
+        if due("chdir", self._stream, 0):
+            os.chdir("/")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         if due("reset", self._stream, self._total):

@@ -1,4 +1,4 @@
-"""Environments and agents that misbehave, in the real program (F11, F14-F19, F32, F39)."""
+"""Environments and agents that misbehave, in the real program (F11, F14-F19, F32, F39, F56)."""
 
 import json
 import math
@@ -137,3 +137,11 @@ def test_f15_an_environment_that_cannot_be_made_in_a_later_life_is_tried_again(t
         program.until_training(program.agent_steps() + 500)
         program.process.send_signal(2)
         assert program.until_ended(15 * SLOW) == 130 and not program.leftovers()
+
+
+def test_f56_an_environment_that_changes_the_folder_leaves_a_relative_root_where_it_was(tmp_path):
+    environment = faults({"kind": "chdir"})
+    trained = start(tmp_path, *FAULTY, *INLINE, "--root", "here", "--updates", "5", environment=environment)
+    assert trained.returncode == 0, trained.stderr
+    assert {path.name for path in (tmp_path / "here" / "models").iterdir()} == {"test_one.pth", "test_one_checkpoints"}
+    assert (tmp_path / "here" / "logs" / "test_one" / "metrics.jsonl").exists() and [path.name for path in tmp_path.iterdir()] == ["here"]
