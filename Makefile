@@ -78,7 +78,7 @@ $(VENV)/.installed: $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.torch requirements-dev.txt requirements-minatar.txt requirements-mujoco.txt requirements-ray.txt \
-		requirements-video.txt requirements-plots.txt requirements-tune.txt
+		requirements-video.txt requirements-plots.txt requirements-tune.txt requirements-onnx.txt
 	$(PIP) -r requirements-dev.txt
 	@touch $@ $(VENV)/.installed
 

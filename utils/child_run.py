@@ -109,7 +109,7 @@ class ChildRun:
             try:
                 os.sched_setaffinity(0, cores)  # children inherit it, and engines count it
                 self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                                                start_new_session=True, preexec_fn=partial(_end_with, os.getpid()))
+                                                start_new_session=True, preexec_fn=partial(end_with, os.getpid()))
             finally:
                 os.sched_setaffinity(0, before)
 
@@ -139,7 +139,7 @@ def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
             and name not in ignored and name.partition(".")[0] not in BESIDE]
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """In the new process: have the kernel send it SIGTERM when the one that started it dies, however that dies; and let it hear SIGINT,
     which a shell's background jobs ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -104,6 +104,9 @@ class ActorCriticAgent(Agent):
         noise = 0.0 if exploration is None else exploration.generator.gumbel(size=logits.shape)  # argmax of both is a sample
         return ActorOutput((logits + noise).argmax(1), {"logits": logits, "value": value, "features": features}, state)
 
+    def greedy(self, output: ActorCriticOutput) -> dict[str, Tensor]:
+        return {"action": output.logits.argmax(1), "logits": output.logits, "value": output.value}
+
     def outlook(self, output: ActorOutput) -> dict[str, np.ndarray]:
         return {"value": output.extras["value"], "action probabilities": softmax(output.extras["logits"])}
 

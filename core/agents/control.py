@@ -107,6 +107,9 @@ class ContinuousControl(Agent):
             action = exploration.explored(action, timestep.first)
         return ActorOutput(self.range.in_space(action), {}, state)
 
+    def greedy(self, output: Tensor) -> dict[str, Tensor]:
+        return {"action": self.range.to_space(self.choose(output, False))}
+
     def exploration(self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator) -> ActionNoise:
         return ActionNoise.of(self.params, actor_ind, num_actors, num_envs, self.spec.action.low.size, generator)  # type: ignore[union-attr]
 
@@ -196,6 +199,12 @@ class ActionRange:
         """Actions [E, A] in -1 .. 1 as the space wants them, [E, *shape] float32 within its bounds."""
         stretched = self._middle + self._half * action.reshape(-1, *self._middle.shape)
         return stretched.clip(self._space.low, self._space.high).astype(np.float32)
+
+    def to_space(self, action: Tensor) -> Tensor:
+        """Return actions [B, A] in -1 .. 1 on the device as the space wants them, [B, *shape] within its bounds."""
+        middle, half, low, high = (torch.as_tensor(each, dtype=torch.float32, device=action.device)
+                                   for each in (self._middle, self._half, self._space.low, self._space.high))
+        return (middle + half * action.unflatten(1, self._middle.shape)).clamp(low, high)
 
     def from_space(self, action: Tensor) -> Tensor:
         """The inverse, on the device: actions [B, *shape] as [B, A] in -1 .. 1; 0 where the bounds are one."""

@@ -95,6 +95,9 @@ class QLearning(Agent):
         taken = np.take_along_axis(values, action[:, None], 1)[:, 0]
         return ActorOutput(action, {"q_taken": taken, "q_max": values.max(1)}, state)
 
+    def greedy(self, output: Tensor) -> dict[str, Tensor]:
+        return {"action": output.argmax(1), "values": output}
+
     def outlook(self, output: ActorOutput) -> dict[str, np.ndarray]:
         return {"value, best and taken": np.stack([output.extras["q_max"], output.extras["q_taken"]], 1)}
 

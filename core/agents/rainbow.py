@@ -104,6 +104,9 @@ class Rainbow(QLearning):
         output, state = self.model(on_device(timestep.observation, self.device), state)  # [E, A, N]
         return self._distribution.mean(output), state
 
+    def greedy(self, output: Tensor) -> dict[str, Tensor]:
+        return super().greedy(self._distribution.mean(output))
+
     # the learner's side -----------------------------------------------------------------------------------------------
     def learn(self, batch: Batch) -> LearnerOutput:
         self.set_training(True)

@@ -122,7 +122,8 @@ def _kept_score(context: Context) -> float:
 def _save(context: Context, agent: Agent, score: float | None) -> bool:
     """Keep this model as the run's best. Whether it was written."""
     options = context.options
-    metadata = {"signature": options.signature, "config": options.config, "agent_steps": context.clock.agent_steps, "score": score}
+    metadata = {"signature": options.signature, "config": options.config, "agent_steps": context.clock.agent_steps, "score": score,
+                "options": options.to_dict()}
     try:
         weights_file.save_weights(options.model_path, agent.model.state_dict(), metadata)
         return True
