@@ -193,7 +193,8 @@ def _options_of(file: Path, metadata: Mapping[str, Any]) -> Options:
     if problems:
         raise Refused([f"model file {file}: {problem}" for problem in problems], BAD_CHECKPOINT)
     known = annotations(options)
-    settings = {name: value for name, value in saved.items() if name in known and name not in CHOICES and fits(value, known[name])}
+    other = (*CHOICES, *command_line.OF_THIS_START)
+    settings = {name: value for name, value in saved.items() if name in known and name not in other and fits(value, known[name])}
     return changed(options, {**settings, "mode": 2})
 
 

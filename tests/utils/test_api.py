@@ -14,7 +14,7 @@ from core.episodes import _seed_from
 from tests.reliability.program import PROJECT
 from tests.reliability.test_inline import RUNS, SMALL
 from tests.reliability.test_inline import train as train_here
-from utils import api, weights_file
+from utils import api, export, weights_file
 from utils.api import TrainedRun, TrainingError, load, train
 from utils.refused import Refused
 from utils.tensor_file import CheckpointError
@@ -106,6 +106,16 @@ def test_a_model_says_what_it_is_or_its_run_does_or_it_is_refused(trained, tmp_p
     assert load(elsewhere).options.model.lstm == 8
     with pytest.raises(CheckpointError, match="does not exist"):
         load(tmp_path / "none.pth")
+
+
+def test_the_command_exports_a_model_file(trained, tmp_path, capsys):
+    pytest.importorskip("onnxruntime")
+    words = [str(trained("r2d2").model_path), "--output"]
+    assert export.main([*words, str(tmp_path / "model.onnx")]) == 0 and (tmp_path / "model.onnx").stat().st_size > 1_000
+    assert "model.onnx: observation, previous_action, reward, state_0, state_1 -> action, values, next_state_0, next_state_1; " \
+        "onnxruntime gives what torch gives" in capsys.readouterr().out
+    assert export.main([*words, str(tmp_path / "missing" / "model.onnx")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_what_the_command_line_refuses_train_refuses_with_its_sentences(tmp_path, monkeypatch, capfd):
