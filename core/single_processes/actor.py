@@ -20,7 +20,7 @@ from core.single_processes.env_groups import EnvGroups
 class ActorParams:
     chunk_length: int = setting(8, low=1, high=10_000)  # Steps of each environment that are published together.
     refresh_period: int = setting(100, low=1, high=10**9)  # Agent steps of this actor between looks for newer parameters (Ape-X: 100).
-    log_period: float = setting(2.0, low=0.01, high=1e9)  # Seconds between an actor's reports.
+    log_period: float = setting(2.0, above=0, high=1e9)  # Seconds between an actor's reports.
     env_threads: int = setting(1, low=1, high=256)  # Emulator threads of each group of an actor's environments.
     groups: int = setting(1, low=1, high=256)  # Groups of an actor's environments that take turns. With 2, one is emulated while the other
                                                # is answered.

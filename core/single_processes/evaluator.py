@@ -19,7 +19,7 @@ from utils import tensor_file, weights_file
 
 @dataclass(frozen=True)
 class EvaluatorParams:
-    period: float = setting(60.0, low=0.01, high=1e9)  # Seconds between starts of evaluations.
+    period: float = setting(60.0, above=0, high=1e9)  # Seconds between starts of evaluations.
     steps: int = setting(0, low=0, high=10**12)  # Agent steps between evaluations; 0 leaves it to period.
     episodes: int = setting(10, low=1, high=100_000)  # Episodes of an evaluation.
     num_envs: int = setting(10, low=1, high=10_000)  # Episodes that the evaluator plays side by side.

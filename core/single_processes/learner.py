@@ -37,11 +37,11 @@ class LearnerParams:
                                                              # bf16 is of networks.
     shrink_batch: bool = setting(False)  # Go on with smaller pieces of a batch when GPU memory runs out.
     publish_period: int = setting(10, low=1, high=10**9)  # Updates between publications of the parameters.
-    log_period: float = setting(2.0, low=0.01, high=1e9)  # Seconds between the learner's reports.
+    log_period: float = setting(2.0, above=0, high=1e9)  # Seconds between the learner's reports.
     max_bad_updates: int = setting(10, low=1, high=10**9)  # Updates in a row with a non-finite loss before the run is given up.
     compare_period: int = setting(1_000, low=0, high=10**9)  # Updates between checks that several learners are alike; 0 checks never.
-    checkpoint_period: float = setting(60.0, low=0.01, high=1e9)  # Seconds between full checkpoints, not on engine inline; one more comes
-                                                                  # at the end.
+    checkpoint_period: float = setting(60.0, above=0, high=1e9)  # Seconds between full checkpoints, not on engine inline; one more comes
+                                                                 # at the end.
     checkpoint_steps: int = setting(0, low=0, high=10**12)  # Agent steps between full checkpoints; 0 leaves it to checkpoint_period.
     checkpoint_keep: int = setting(2, low=1, high=10_000)  # Newest full checkpoints that are kept.
     checkpoint_replay: bool = setting(False)  # Store the replay in checkpoints too, for an exact continuation; files are large.

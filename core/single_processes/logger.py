@@ -19,7 +19,7 @@ SHORTEST_SPAN = 0.5  # seconds; over less, rates say nothing
 
 @dataclass(frozen=True)
 class LoggerParams:
-    period: float = setting(2.0, low=0.01, high=1e9)               # Seconds between lines in the metrics files.
+    period: float = setting(2.0, above=0, high=1e9)                # Seconds between lines in the metrics files.
     wandb: str | None = None                                       # Project of Weights & Biases that is told too; None is off.
     mlflow: str | None = None                                      # Experiment of MLflow that is told too; None is off.
     tracker_timeout: float = setting(30.0, low=0.01, high=86_400)  # Seconds that trackers may take at the end.
