@@ -121,6 +121,13 @@ class Agent(ABC):
     def act(self, timestep: TimeStep, state: State, exploration: Exploration | None) -> ActorOutput:
         """Actions of E streams; exploration None: greedy. Runs under inference mode."""
 
+    def greedy(self, output: Any) -> dict[str, Tensor]:
+        """Return what the model's output for B observations stands for, as an exported network gives it.
+
+        "action" [B, ...] is the greedy one, as the action space wants it; what it was chosen from has names of its own, each [B, ...].
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say how actions follow from its network: it needs `greedy`")
+
     def outlook(self, output: ActorOutput) -> dict[str, np.ndarray]:
         """What a recording draws beside the game: what was made of the streams when these actions were chosen, each [E] or [E, N]."""
         return {}

@@ -18,9 +18,10 @@ COUNTS = ("agent_steps", "episodes", "updates", *LIMITER)  # that a checkpoint h
 
 @dataclass(frozen=True)
 class ClockParams:
-    samples_per_insert: float | None = setting(8.0, above=0)  # samples learnt from for each agent step stored (Nature DQN: 32 / 4)
-    learn_start: int = setting(20_000, low=1)                  # agent steps stored before the first update
-    tolerance: int = setting(1_000, low=1)                     # agent steps that actors may run ahead of that ratio
+    samples_per_insert: float | None = setting(8.0, above=0, high=1e6)  # Samples learnt from for each agent step stored (Nature DQN: 32 /
+                                                                        # 4).
+    learn_start: int = setting(20_000, low=1, high=10**10)  # Agent steps stored before the first update.
+    tolerance: int = setting(1_000, low=1, high=10**10)  # Agent steps that actors may run ahead of samples_per_insert.
 
 
 class Clock:

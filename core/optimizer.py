@@ -17,18 +17,18 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class OptimizerParams:
-    optimizer: str = setting("adam", choices=("adam", "rmsprop"))
-    lr: float = setting(1e-4, above=0)                             # learning rate at the start
-    eps: float = setting(1.5e-4, above=0)                     # added to the root of the second moment; under it in TensorFlow's RMSProp
-    weight_decay: float = setting(0.0, low=0)                      # L2
-    rmsprop_decay: float = setting(0.95, low=0, high=1)       # Ape-X: 0.95; IMPALA: 0.99
-    rmsprop_centered: bool = setting(True)                    # divide by the standard deviation: Ape-X yes, IMPALA no
-    lr_schedule: str = setting("constant", choices=tuple(SCHEDULES))  # of lr, by updates
-    lr_end: float = setting(0.0, low=0)                       # value that a schedule ends at
-    lr_updates: int = setting(1_000_000, low=1)               # updates a schedule takes; the period of "step"
-    lr_decay: float = setting(0.5, above=0)                   # factor of "step", exponent of "polynomial"
-    clip_norm: float = setting(10.0, low=0)                   # of the whole gradient; 0: off
-    clip_value: float = setting(0.0, low=0)                   # of each element; 0: off
+    optimizer: str = setting("adam", choices=("adam", "rmsprop"))  # Optimiser of the network.
+    lr: float = setting(1e-4, above=0, high=100)  # Learning rate at the start.
+    eps: float = setting(1.5e-4, above=0, high=1)  # Added to the root of the second moment; in TensorFlow's RMSProp to what is under it.
+    weight_decay: float = setting(0.0, low=0, high=10)  # Weight of the L2 penalty on the parameters; 0 is off.
+    rmsprop_decay: float = setting(0.95, low=0, high=1)  # Decay of RMSProp's moments (Ape-X: 0.95, IMPALA: 0.99).
+    rmsprop_centered: bool = setting(True)  # Divide RMSProp's steps by the standard deviation (Ape-X: yes, IMPALA: no).
+    lr_schedule: str = setting("constant", choices=tuple(SCHEDULES))  # Schedule of lr over the updates.
+    lr_end: float = setting(0.0, low=0, high=100)  # Learning rate that a schedule ends at.
+    lr_updates: int = setting(1_000_000, low=1, high=10**12)  # Updates that a schedule takes; for "step" those between two steps.
+    lr_decay: float = setting(0.5, above=0, high=100)  # Factor of schedule "step", exponent of schedule "polynomial".
+    clip_norm: float = setting(10.0, low=0, high=1e9)  # Largest norm of the whole gradient; 0 is off.
+    clip_value: float = setting(0.0, low=0, high=1e9)  # Largest size of each element of the gradient; 0 is off.
 
 
 class Optimizer:

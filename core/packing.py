@@ -25,10 +25,11 @@ RAW = "raw"
 
 @dataclass(frozen=True)
 class StorageParams:
-    codec: str = setting(RAW, choices=(RAW, "lz4"))  # of the frames in the replay
-    bytes: int | None = setting(None, low=1)             # most that frames may take; None: raw all of memory.capacity, lz4 a sixteenth
-    level: int = setting(0, low=0, high=12)              # of lz4; 0: fast, 1 .. 12: smaller, ten times slower and more
-    threads: int = setting(1, low=1)                     # that gather and unpack the frames of a batch
+    codec: str = setting(RAW, choices=(RAW, "lz4"))  # Compression of the frames in the replay.
+    bytes: int | None = setting(None, low=1, high=10**15)  # Bytes that frames may take; None is memory.capacity's for raw frames, a
+                                                           # sixteenth of it for lz4.
+    level: int = setting(0, low=0, high=12)  # Level of lz4: 0 is fast; 1 to 12 are smaller and at least ten times slower.
+    threads: int = setting(1, low=1, high=256)  # Threads that gather and unpack the frames of a batch.
 
 
 class CorruptedBlock(ValueError):

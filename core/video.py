@@ -14,10 +14,10 @@ GIF_FRAMES = 30.0       # a second at most: browsers slow down those that want m
 
 @dataclass(frozen=True)
 class VideoParams:
-    format: str = setting("mp4", choices=("mp4", "gif"))  # of the file
-    fps: float | None = setting(None, above=0)            # pictures a second; None: real time, by the environment's render_fps (Atari: 60)
-    overlay: bool = setting(False)                        # score, step and action under the picture
-    panel: bool = setting(False)                          # beside it what the network sees, and curves of what the agent makes of it
+    format: str = setting("mp4", choices=("mp4", "gif"))    # Format of the video file.
+    fps: float | None = setting(None, above=0, high=1_000)  # Pictures a second; None plays in real time, by the environment's render_fps.
+    overlay: bool = setting(False)                          # Draw score, step and action under the picture.
+    panel: bool = setting(False)                            # Draw beside the picture the network's input and curves of the agent's values.
 
 
 class Video:

@@ -1,25 +1,29 @@
 """`--check`: what a row is, what it needs, whether its parts keep their contracts, and about how long it will take. Nothing is trained,
 written or left behind."""
 
+import contextlib
+import dataclasses
 import re
+import time
 import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from gymnasium.utils.env_checker import check_env
 from rich.console import Console
 from rich.table import Table
 
 from core.agent import Agent
-from core.checked_steps import make_env
+from core.checked_steps import CheckedSteps, make_env
 from core.env import Discrete, Env, EnvSpec
-from core.env_contract import play_randomly
+from core.env_contract import play_randomly, random_actions
 from core.foreign_code import foreign_code, text_of
 from core.progress import count, duration
 from core.shared import ArraySpec, available_bytes
-from utils import probe, sizes
+from utils import probe, sizes, validation
 from utils.options import Options
 from utils.refused import Refused
 from utils.rows import from_row
@@ -27,43 +31,76 @@ from utils.settings_tree import flatten
 
 PLAY_STEPS = 300      # agent steps of random play
 PROBE_SECONDS = 2.0   # of acting, and of updates
+PLAY_SECONDS = 3.0    # of random play at most, of gymnasium's checker too
+CHECKER_CALLS = 16    # of reset and step, that gymnasium's checker makes, roughly
+STEP_SECONDS = 0.5    # that a step of all environments played here may take; where they are slower fewer are played
 WIDTH = 120           # columns of the tables where nobody says how wide the terminal is
 COLOURS = re.compile(r"\x1b\[\d*m")
 
 
 def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
-    """Print everything that can be said of these options, which have been validated. Raises Refused with all that is wrong."""
+    """Print everything that can be said of these options, which have been validated. Raises Refused with all that is wrong.
+
+    A problem is what training ends with too; whatever it would go on with is a warning.
+    """
     options = probe.with_num_envs(options)
-    console, problems = Console(highlight=False), list[str]()
+    console, problems, warned = Console(highlight=False), list[str](), list[str]()
     console.width = max(console.width, WIDTH)
     console.print(_settings(options))
-    env = make_env(options, options.num_envs_per_actor, training=True, num_threads=options.actor.env_threads)
-    agent, facts = options.make_agent(env.spec), Table.grid(padding=(0, 2))
+    spec = validation.environment_spec(options)
+    agent, facts, pace = options.make_agent(spec), Table.grid(padding=(0, 2)), Pace(0.0, 0.0)
     stages: list[tuple[str, Callable[[], tuple[str, list[str]]]]] = [
-        ("random play", lambda: _random_play(options, env)), ("gymnasium", lambda: _gymnasium(options)),
-        ("speed", lambda: _speed(options, agent, seconds))]
-    with closing(env):
-        for name, text in _parts(options, env.spec, agent):
-            facts.add_row(name, text)
-        for name, stage in stages:
-            text, found = _tried(name, stage)
-            problems += found
+        ("random play", lambda: _random_play(options, pace)), ("gymnasium", lambda: _gymnasium(options, pace)),
+        ("speed", lambda: _speed(options, agent, seconds, pace))]
+    for name, text in _parts(options, spec, agent):
+        facts.add_row(name, text)
+    with contextlib.suppress(Exception), foreign_code("the environment", may_lack_packages=True):  # the stages say of what
+        pace = _pace(options)
+    for name, stage in stages:
+        try:
+            with foreign_code("the environment", may_lack_packages=True):
+                text, found = stage()
+        except Exception as error:  # environments, models and agents may be anybody's
+            traceback.print_exc()
+            problems.append(f"{name}: {type(error).__name__}: {text_of(error)}")
+        else:
+            warned += found
             if text:
                 facts.add_row(name, text)
     console.print(facts)
+    for warning in warned:
+        console.print(f"warning: {warning}", markup=False)
     if problems:
         raise Refused(problems)
-    console.print(f"{options.config}: no problem found")
+    console.print(f"{options.config}: no problem found" + (f", {len(warned)} warnings" if warned else ""))
 
 
-def _tried(name: str, stage: Callable[[], tuple[str, list[str]]]) -> tuple[str, list[str]]:
-    """What a stage says, or the error it died of: environments, models and agents may be anybody's."""
-    try:
-        with foreign_code("the environment", may_lack_packages=True):
-            return stage()
-    except Exception as error:
-        traceback.print_exc()
-        return "", [f"{name}: {type(error).__name__}: {text_of(error)}"]
+class Pace(NamedTuple):
+    """Seconds that one environment takes."""
+
+    reset: float
+    step: float
+
+    def streams(self, options: Options) -> int:
+        """Return how many environments are played here: the run's, or as many as step within STEP_SECONDS."""
+        return min(options.num_envs_per_actor, max(int(STEP_SECONDS / max(self.step, 1e-9)), 1))
+
+
+def _pace(options: Options) -> Pace:
+    """Time a reset and the second step of one environment: the first makes what is made on first use."""
+    with closing(_environments(options, 1)) as env:
+        generator, times = np.random.default_rng(options.seed), [time.perf_counter()]
+        env.reset(options.seed)
+        for _ in range(2):
+            times.append(time.perf_counter())
+            env.step(random_actions(env.spec.action, 1, generator))
+        times.append(time.perf_counter())
+    return Pace(times[1] - times[0], times[3] - times[2])
+
+
+def _environments(options: Options, count: int) -> Env:
+    """Make so many, as an actor would play them."""
+    return CheckedSteps(make_env(options, count, training=True, num_threads=options.actor.env_threads), count)
 
 
 # what it is -----------------------------------------------------------------------------------------------------------
@@ -92,7 +129,7 @@ def _parts(options: Options, spec: EnvSpec, agent: Agent) -> list[tuple[str, str
         ("recurrent state", ", ".join(map(_array, rows.states)) or "none"),
         ("network", f"{options.model_type} on {options.device}: {parameters:,} parameters"),
         ("batch", f"{options.agent.batch_size} windows of {window.length + 1} rows"),
-        ("memory", f"{sizes.needed_bytes(options, stored):,} bytes needed, of which {stored:,} are the replay; "
+        ("memory", f"{sizes.needed_bytes(options, spec, stored):,} bytes needed, of which {stored:,} are the replay; "
                    f"{available_bytes():,} are free")]
 
 
@@ -101,19 +138,24 @@ def _array(array: ArraySpec) -> str:
 
 
 # whether it works -----------------------------------------------------------------------------------------------------
-def _random_play(options: Options, env: Env) -> tuple[str, list[str]]:
-    num_envs = options.num_envs_per_actor
-    steps = -(-PLAY_STEPS // num_envs)
-    found, episodes = play_randomly(env, num_envs, steps, options.seed)
+def _random_play(options: Options, pace: Pace) -> tuple[str, list[str]]:
+    """Play at random. What ends a run raises as it does there; clauses of the contract that are broken besides are warnings."""
+    num_envs = pace.streams(options)
+    steps = min(-(-PLAY_STEPS // num_envs), max(int(PLAY_SECONDS / max(pace.step * num_envs, 1e-9)), 1))
+    with closing(_environments(options, num_envs)) as env:
+        found, episodes = play_randomly(env, num_envs, steps, options.seed)
     verdict = "broken" if found else "shapes, dtypes, values, ends are right"
     return f"{steps * num_envs} agent steps, {episodes} episodes ended: {verdict}", found
 
 
-def _gymnasium(options: Options) -> tuple[str, list[str]]:
-    """gymnasium's own checker on the environment as its author wrote it: its warnings are shown, its errors are problems."""
+def _gymnasium(options: Options, pace: Pace) -> tuple[str, list[str]]:
+    """Run gymnasium's own checker on the environment as its author wrote it: its warnings are shown, its error is a warning here."""
     env = options.env_class.gymnasium_env(options.env, options.game)
     if env is None:
         return "", []
+    if CHECKER_CALLS * max(pace) > PLAY_SECONDS:
+        env.close()
+        return f"its checker is left out: a reset takes {pace.reset:.2f} s and a step {pace.step:.2f} s", []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -127,13 +169,18 @@ def _gymnasium(options: Options) -> tuple[str, list[str]]:
 
 
 # how fast it is -------------------------------------------------------------------------------------------------------
-def _speed(options: Options, agent: Agent, seconds: float) -> tuple[str, list[str]]:
-    costs = probe.measure(options, agent.spec, seconds)
+def _speed(options: Options, agent: Agent, seconds: float, pace: Pace) -> tuple[str, list[str]]:
+    """Measure acting and learning. Raises ValueError where no update changed anything: a run would end with that."""
+    played = pace.streams(options)
+    few = dataclasses.replace(options, num_envs_per_actor=played, actor=dataclasses.replace(options.actor, groups=1))
+    costs = probe.measure(options if played == options.num_envs_per_actor else few, agent.spec, seconds)
+    if not costs.sound:
+        raise ValueError("the loss of the first updates was not finite, so they changed nothing")
     rate = probe.steps_per_second(options, costs, agent.samples_per_window)
     text = (f"{1 / costs.act:,.0f} agent steps/s an actor, {1 / costs.update:,.1f} updates/s with {costs.threads} of {costs.cores} cores\n"
             f"estimate: {rate:,.0f} agent steps/s, if nothing is lost between processes and nothing else runs here\n"
             f"{_budget(options, costs, rate, agent)}")
-    return text, [] if costs.sound else ["speed: the loss of the first updates was not finite, so they changed nothing"]
+    return text, []
 
 
 def _budget(options: Options, costs: probe.Costs, rate: float, agent: Agent) -> str:

@@ -109,7 +109,7 @@ class ChildRun:
             try:
                 os.sched_setaffinity(0, cores)  # children inherit it, and engines count it
                 self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                                                start_new_session=True, preexec_fn=partial(_end_with, os.getpid()))
+                                                start_new_session=True, preexec_fn=partial(end_with, os.getpid()))
             finally:
                 os.sched_setaffinity(0, before)
 
@@ -131,7 +131,7 @@ def named(options: Options, timestamp: str, seed: int) -> Options:
     return dataclasses.replace(options, timestamp=timestamp, seed=seed)
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """In the new process: have the kernel send it SIGTERM when the one that started it dies, however that dies; and let it hear SIGINT,
     which a shell's background jobs ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

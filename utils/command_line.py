@@ -3,13 +3,14 @@
 import dataclasses
 import os
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-import tyro
-
 from core import settings
 from utils import devices, runs, validation
+from utils.describe_options import WIDTH, help_groups, help_text
+from utils.factory import suggestion
 from utils.options import CONFIGS, Options
 from utils.refused import BAD_CONFIGURATION, Refused
 from utils.rows import CHOICES, GROUPS, find_row, from_row
@@ -45,7 +46,10 @@ def refuse(refused: Refused) -> NoReturn:
 
 def read(arguments: Sequence[str]) -> Options:
     """The options of this start. Raises Refused with every problem; --help exits."""
-    words, problems = split([word for word in arguments if word not in HELP])
+    arguments, help_group = _without_help(arguments)
+    words, problems = split(arguments)
+    if "root" in words:  # an environment may change the working folder
+        words["root"] = [os.path.abspath(os.path.expanduser(root)) for root in words["root"]]
     start = _peek(words)
     row = find_row(start["config"])
     saved, missing = _saved_run(start, row, words)
@@ -57,8 +61,8 @@ def read(arguments: Sequence[str]) -> Options:
             row = find_row(saved.config)
     options, file_problems = _base(row, words, saved)
     options, word_problems = _apply(options, words)
-    if any(word in HELP for word in arguments):
-        tyro.cli(Options, default=options, args=["--help"], prog="python main.py", description=_description())
+    if help_group is not None:
+        _help(options, help_group)
     own_timestamp = options.timestamp is not None  # one that is made up is made up again where another run has taken it meanwhile
     options = dataclasses.replace(options, config=row["name"], **_identity(options, saved))
     if own_timestamp and options.mode == 1 and options.resume is None and options.log_folder.exists():
@@ -129,10 +133,31 @@ def _peek(words: Words) -> dict[str, Any]:
     return flatten(options)
 
 
-def _description() -> str:
-    return ("Trains or tests what the lines and rows at the top of utils/options.py say; every option below overrides them. "
-            "Defaults are those of the chosen row (--config). Hyphens and underscores are the same. Rows: "
-            + ", ".join(f"{number} {row['name']}" for number, row in enumerate(CONFIGS)) + ".")
+def _without_help(arguments: Sequence[str]) -> tuple[list[str], str | None]:
+    """Return the words but for --help and the group behind it, and that group: "" for all, None where no help is asked for."""
+    asked = next((index for index, word in enumerate(arguments) if word in HELP), None)
+    if asked is None:
+        return list(arguments), None
+    follows = arguments[asked + 1:asked + 2]
+    group = follows[0] if follows and not follows[0].startswith("-") else ""
+    rest = [*arguments[:asked], *arguments[asked + 1 + bool(group):]]
+    return [word for word in rest if word not in HELP], group.replace("-", "_")
+
+
+def _help(options: Options, group: str) -> NoReturn:
+    """Print the options of this row, or of one group, and exit with 0. Raises Refused for a group that there is not."""
+    known = help_groups(options)
+    if group and group not in known:
+        groups = [name for name in known if f"{name}." in "".join(known) or name == known[0]]
+        raise Refused([f"--help {group}: there is no such group or option; groups are {', '.join(groups)}{suggestion(group, known)}"])
+    if not group:
+        print("usage: python main.py [--name value ...]\n\n"
+              "Train or test what the lines and rows at the top of utils/options.py say; every option below overrides them.\n"
+              "Values are those of the chosen row (--config). Hyphens and underscores are the same. --help agent shows one group.\n"
+              + textwrap.fill("Rows: " + ", ".join(f"{number} {row['name']}" for number, row in enumerate(CONFIGS)), WIDTH,
+                              break_on_hyphens=False) + "\n")
+    print(help_text(options, group))
+    sys.exit(0)
 
 
 # a run that went before -----------------------------------------------------------------------------------------------

@@ -6,12 +6,13 @@ import io
 import textwrap
 import tokenize
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 from utils.factory import EnginesDict
 from utils.options import PROJECT, Options, Run
 from utils.rows import GROUPS
-from utils.settings_tree import annotations
+from utils.settings_tree import annotations, flatten
 
 INTRODUCTION = """\
 # Options
@@ -29,13 +30,16 @@ An option is set in one of three places; a later one wins:
 3. **the command line**, as `--agent.lr 1e-4`. Hyphens and underscores are the same, `1e6` is a whole number, `none` means None,
    and a switch is written `--record`, `--record true` or `--no-record`.
 
-`python main.py --config <row> --help` lists the options that this row has, with the values it gives them.
+`python main.py --config <row> --help` lists the options that this row has, with the values it gives them, and what this page says of them;
+`--help agent` lists those of one group, `--help agent.lr` one.
 """
 RUN = "The lines to edit"
 RUN_TEXT = "The fields of `Run` at the top of `utils/options.py`. Those that are None here may be set by a row too."
 CHOICES_TEXT = ("What a row is made of. Each `_type` is a name of `utils/factory.py` or `package.module:Class` of your own, "
                 "see [extending](extending.md).")
 NAMES: dict[str, Iterable[str]] = {"engine": EnginesDict, **dict(GROUPS.values())}  # what the factory knows, by the option that takes it
+TOP = "run"  # group of the options without a dot, in --help
+WIDTH = 120  # columns of --help
 HEADER = "| option | type | default | allowed | unit or meaning |\n|---|---|---|---|---|\n"
 
 
@@ -75,8 +79,37 @@ def table(params: type, prefix: str = "", only: Iterable[str] | None = None) -> 
     return "".join(_line(prefix + field.name, types[field.name], field, meanings.get(field.name, "")) for field in chosen)
 
 
+def help_text(options: Options, group: str = "") -> str:
+    """Return what --help shows: every option of this row (of one group, or one option) with its value, allowed values and meaning."""
+    lines = []
+    for name, owner, annotation, value in _settings(options):
+        if group not in ("", name, name.rpartition(".")[0] or TOP):
+            continue
+        field = next(field for field in dataclasses.fields(owner) if field.name == name.rpartition(".")[2])
+        allowed = _allowed_values(name, field).replace("`", "").replace("≥", ">=").replace("≤", "<=")  # whatever the terminal can show
+        lines.append(f"  --{name} {_kind(annotation)} = {_default(value).strip('`')}" + (f"  ({allowed})" if allowed else ""))
+        lines += textwrap.wrap(comments(owner).get(field.name, ""), WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 8)
+    return "\n".join(lines)
+
+
+def help_groups(options: Options) -> list[str]:
+    """Return what `--help` may be followed by: the groups, then the options by their dotted names."""
+    names = [name for name, *_ in _settings(options)]
+    return [*dict.fromkeys(name.rpartition(".")[0] or TOP for name in names), *names]
+
+
+def _settings(options: Options) -> Iterator[tuple[str, type, Any, Any]]:
+    """Yield dotted name, owning dataclass, declared type and value of each option that this row has."""
+    values, types = flatten(options), annotations(options)
+    for name, annotation in types.items():
+        group = name.rpartition(".")[0]
+        if annotation is not Any:
+            yield name, type(getattr(options, group) if group else options), annotation, values[name]
+
+
+@cache
 def comments(params: type) -> dict[str, str]:
-    """The comment at the end of each field's line, in the class and in those it inherits from."""
+    """Return field name -> meaning: the comment at the end of its line and in the column below, of the class and its bases."""
     found: dict[str, str] = {}
     for owner in reversed(params.__mro__):
         if dataclasses.is_dataclass(owner):
@@ -87,9 +120,14 @@ def comments(params: type) -> dict[str, str]:
 def _comments_of(source: str) -> dict[str, str]:
     found: dict[str, str] = {}
     words: list[str] = []  # of the logical line so far
+    name, end = "", (0, 0)  # row and column of the comment of the field that was read last
     for token in tokenize.generate_tokens(io.StringIO(textwrap.dedent(source)).readline):
         if token.type == tokenize.COMMENT and words[1:2] == [":"]:
-            found[words[0]] = token.string.lstrip("# ")
+            name, end = words[0], token.start
+            found[name] = token.string.lstrip("# ")
+        elif token.type == tokenize.COMMENT and not words and token.start == (end[0] + 1, end[1]):
+            end = token.start
+            found[name] += " " + token.string.lstrip("# ")
         elif token.type == tokenize.NEWLINE:
             words = []
         elif token.type in (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING):
@@ -98,9 +136,17 @@ def _comments_of(source: str) -> dict[str, str]:
 
 
 def _line(name: str, annotation: Any, field: Any, meaning: str) -> str:
-    kind = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    allowed = _listed(NAMES[name]) if name in NAMES else _allowed(**field.metadata)
-    return f"| {' | '.join(_cell(text) for text in (f'`{name}`', kind, _default(field.default), allowed, meaning))} |\n"
+    cells = f"`{name}`", _kind(annotation), _default(field.default), _allowed_values(name, field), meaning
+    return f"| {' | '.join(map(_cell, cells))} |\n"
+
+
+def _kind(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
+
+
+def _allowed_values(name: str, field: Any) -> str:
+    """Return the choices or bounds of an option: of those that the factory knows by name, the names."""
+    return _listed(NAMES[name]) if name in NAMES else _allowed(**field.metadata)
 
 
 def _cell(text: str) -> str:
@@ -120,8 +166,8 @@ def _allowed(low: float | None = None, high: float | None = None, above: float |
              choices: tuple[Any, ...] | None = None) -> str:
     if choices is not None:
         return _listed(choices)
-    bounds = [f"{sign} {bound:g}" for sign, bound in ((">", above), ("≥", low), ("≤", high)) if bound is not None]
-    return ", ".join(bounds)
+    bounds = [(sign, bound) for sign, bound in ((">", above), ("≥", low), ("≤", high)) if bound is not None]
+    return ", ".join(f"{sign} {bound:_}" if type(bound) is int else f"{sign} {bound:g}" for sign, bound in bounds)
 
 
 def _listed(choices: Iterable[Any]) -> str:

@@ -32,28 +32,32 @@ PROJECT = str(Path(__file__).resolve().parent.parent)
 class Run:
     """The lines to edit. Those that are None here may be set by a row."""
 
-    config: str = "dqn-pong-small"                   # row of CONFIGS, by name or number
-    mode: int = setting(1, choices=(1, 2))           # 1: train, 2: test
-    machine: str = "local"                           # with the timestamp it names the run: logs/<machine>_<timestamp>/
-    timestamp: str | None = None                     # None: now; in mode 2 the newest run of this row, game, agent and model
-    seed: int = setting(1, low=0)                    # of all randomness
-    engine: str = "local"                            # local: processes; inline: one process, reproducible on a CPU; ray: a cluster
-    num_actors: int = setting(1, low=1)              # processes that play
-    num_envs_per_actor: int | None = setting(None, low=0)  # stepped together; 0: tried out at the start; None: as the row says, or 8
-    num_learners: int = setting(1, low=1)            # processes that learn; a batch and a memory are each one's
-    device: str = "auto"                             # of the learner: cpu, cuda (a GPU a learner), cuda:1; auto: cuda if there is one
-    resume: str | None = None                        # signature of a run to continue; newest: the newest of this row, game, agent and model
-    model_file: str | None = None                    # path of weights to start from (mode 1) or to test (mode 2)
-    render: bool = False                             # mode 2: watch in a window
-    record: bool = False                             # mode 2: write an mp4; for mode 1 there is evaluator.record_every
-    profile: bool = False                            # report where the time of actors and learner goes: profile/, and a table at the end
-    profile_trace: int = setting(0, low=0, high=10_000)  # updates of the learner that torch.profiler records; 0: none
-    episodes: int = setting(30, low=1)               # mode 2: episodes played
-    check: bool = False                              # mode 1: say what this row is, needs and costs, try a few steps and end
-    steps: int | None = setting(None, low=1)         # stop after this many agent steps
-    updates: int | None = setting(None, low=1)       # stop after this many updates of the learner
-    seconds: float | None = setting(None, above=0)   # stop so long after this start; a run that is continued does not keep it
-    target_score: float | None = setting(None)       # stop once an evaluation's mean return is this high
+    config: str = "dqn-pong-small"  # Row of `CONFIGS`, by name or number.
+    mode: int = setting(1, choices=(1, 2))  # Mode 1 trains and mode 2 tests.
+    machine: str = "local"  # First part of the run's signature, which names logs/<machine>_<timestamp>/.
+    timestamp: str | None = None  # Second part of the signature. If None, now; in mode 2 that of the newest run of this row, game, agent
+                                  # and model.
+    seed: int = setting(1, low=0, high=2**63 - 1)  # Seed of all random numbers.
+    engine: str = "local"  # `local` starts processes, `inline` is one reproducible process, `ray` uses a cluster.
+    num_actors: int = setting(1, low=1, high=4_096)  # Number of processes that play.
+    num_envs_per_actor: int | None = setting(None, low=0, high=65_536)  # Environments that an actor steps together. 0 tries numbers out;
+                                                                        # None is the row's, or 8.
+    num_learners: int = setting(1, low=1, high=256)  # Number of processes that learn, each with a batch and a memory of its own.
+    device: str = "auto"  # Learner's device: cpu, cuda (a GPU for each learner), cuda:1; auto is cuda if there is a GPU.
+    resume: str | None = None  # Signature of the run to continue; `newest` is that of this row, game, agent and model.
+    model_file: str | None = None  # Path of the weights to start from (mode 1) or to test (mode 2).
+    render: bool = False  # Show the games in a window (mode 2).
+    record: bool = False  # Write the games to an mp4 file (mode 2); in mode 1 see evaluator.record_every.
+    profile: bool = False  # Report where actors and learner spend their time, under profile/ and in a table at the end.
+    profile_trace: int = setting(0, low=0, high=10_000)  # Learner updates that torch.profiler records; 0 records none.
+    episodes: int = setting(30, low=1, high=1_000_000)  # Number of episodes played (mode 2).
+    check: bool = False  # Print what this row is, needs and costs, try a few steps and end (mode 1).
+    steps: int | None = setting(None, low=1, high=10**15)  # Agent steps after which the run stops; None sets no limit.
+    updates: int | None = setting(None, low=1, high=10**15)  # Learner updates after which the run stops; None sets no limit.
+    seconds: float | None = setting(None, above=0, high=1e9)  # Seconds after this start at which the run stops; a continued run does not
+                                                              # keep it.
+    target_score: float | None = setting(None, low=-1e12, high=1e12)  # Mean return of an evaluation at which the run stops; None sets no
+                                                                      # limit.
 
 
 # A row: its name, five choices, and only the settings in which it differs from the defaults beside the classes.
@@ -271,14 +275,14 @@ CONFIGS += [{"name": "dqn-carracing", "agent_type": "dqn", "env_type": "gym", "g
 class Options(Run):
     """Everything a run is told: names, numbers and Params only, so that it pickles; classes are looked up on use."""
 
-    agent_type: str = ""           # of utils/factory.py, or package.module:Class of your own
-    env_type: str = ""             # likewise
-    game: str = ""                 # as the environment class names it: pong, CartPole-v1
-    memory_type: str = ""          # likewise
-    model_type: str = ""           # likewise
-    root: str = PROJECT            # folder of models/ and logs/
-    num_envs_per_actor: int = setting(8, low=0)
-    agent: Any = None              # Params of the classes chosen
+    agent_type: str = ""  # Agent class: a name of utils/factory.py, or package.module:Class of your own.
+    env_type: str = ""  # Environment class: a name of utils/factory.py, or package.module:Class of your own.
+    game: str = ""  # Name of the game as the environment class knows it: pong, CartPole-v1.
+    memory_type: str = ""  # Memory class: a name of utils/factory.py, or package.module:Class of your own.
+    model_type: str = ""  # Model class: a name of utils/factory.py, or package.module:Class of your own.
+    root: str = PROJECT  # Folder of models/ and logs/.
+    num_envs_per_actor: int = setting(8, low=0, high=65_536)
+    agent: Any = None  # Params of the agent class chosen.
     env: Any = None
     memory: Any = None
     model: Any = None

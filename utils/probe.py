@@ -28,19 +28,21 @@ from utils.refused import Refused, told
 
 TRIAL_SECONDS = 1.0  # of each number of environments
 FIRST_STEPS = 4      # that are not counted: what is made on first use is made in them, a recording too
-
+FIRST_SECONDS = 1.0  # after which no more of these are taken
+FILL_SECONDS = 1.5   # after the seconds of acting, in which a window may still become whole; its last step is repeated then
+SLOW_STEP = 0.5      # seconds of a step of all environments, from which larger numbers of them are not tried out
 
 
 class Costs(NamedTuple):
     act: float      # seconds of a core for an agent step: environment, network, row
     update: float   # seconds for an update of the learner, with its threads
-    sound: bool     # the updates changed something: loss and gradient were finite
+    sound: bool     # an update changed something: loss and gradient were finite
     cores: int      # that this process may use
     threads: int    # of torch in an update
 
 
 def measure(options: Options, spec: EnvSpec, seconds: float) -> Costs:
-    """Plays an actor's environments for `seconds`, at least until a window is there, then learns from it for `seconds`, at least twice."""
+    """Play an actor's environments for `seconds`, and a little longer until a window is there, then learn from it for `seconds`."""
     batches: list[Batch] = []
 
     def has_window(trajectories: Trajectories, agent: Agent) -> bool:
@@ -66,9 +68,17 @@ def with_num_envs(options: Options, seconds: float = TRIAL_SECONDS) -> Options:
     spec = validation.environment_spec(options)
     allowed = (chosen for chosen in map(partial(env_counts.with_count, options), env_counts.counts(options))
                if not validation.problems(chosen))
+
+    def rates() -> Iterator[tuple[int, float]]:
+        for chosen in allowed:
+            cost = _acting(chosen, spec, seconds)
+            yield chosen.num_envs_per_actor, 1 / cost
+            if cost * chosen.num_envs_per_actor > SLOW_STEP:
+                return
+
     try:
         with _threads(1):
-            best, seen = env_counts.choose((chosen.num_envs_per_actor, 1 / _acting(chosen, spec, seconds)) for chosen in allowed)
+            best, seen = env_counts.choose(rates())
     except Exception as error:  # environments, models and agents may be anybody's
         raise Refused([f"num_envs_per_actor=0: environments cannot be tried out: {told(error)}"]) from error
     listed = ", ".join(f"{count}: {rate:,.0f}" for count, rate in seen.items())
@@ -104,7 +114,10 @@ def steps_per_second(options: Options, costs: Costs, samples_per_window: int) ->
 
 def _acting(options: Options, spec: EnvSpec, seconds: float,
             has_enough: Callable[[Trajectories, Agent], bool] = lambda trajectories, agent: True) -> float:
-    """Seconds an agent step of one actor takes, played for so long, and on until `has_enough` of its rows."""
+    """Return the seconds that an agent step of one actor takes, played for so long, and on until `has_enough` of its rows.
+
+    Slow environments do not get there: after FILL_SECONDS more their last step stands for those that are missing.
+    """
     params, num_envs, count = options.actor, options.num_envs_per_actor, options.actor.groups
     agent = for_acting(options.make_agent(spec, params.device), params.captured)
     generator = np.random.default_rng(options.seed)
@@ -119,13 +132,19 @@ def _acting(options: Options, spec: EnvSpec, seconds: float,
 
     with closing(EnvGroups(agent, made, exploration, options.seed, count, num_envs)) as groups:
         steps, started = -FIRST_STEPS, time.perf_counter()
-        while steps < 1 or not has_enough(trajectories, agent) or time.perf_counter() - started < seconds:
+        while steps < 1 or (passed := time.perf_counter() - started) < seconds \
+                or (not has_enough(trajectories, agent) and passed < seconds + FILL_SECONDS):
+            if -FIRST_STEPS < steps < 0 and time.perf_counter() - started > FIRST_SECONDS:
+                steps = 0
             if not steps:
                 started = time.perf_counter()
             before, output, after, state = groups.step(max(steps, 0) * num_envs)
             writer.append(before, output.action, after, output.extras, state)
             steps += 1
-        return (time.perf_counter() - started) / (steps * num_envs)
+        passed = time.perf_counter() - started
+        while not has_enough(trajectories, agent):
+            writer.append(before, output.action, after, output.extras, state)
+        return passed / (steps * num_envs)
 
 
 def _small(layout: Layout, agent: Agent) -> Layout:
@@ -142,14 +161,16 @@ def _batch(trajectories: Trajectories, agent: Agent, batch_size: int) -> Batch:
 
 
 def _updating(agent: Agent, batch: Batch, seconds: float) -> tuple[float, bool]:
-    """Seconds an update takes, the first one not counted, and whether all were sound."""
-    sound, updates, started = True, -1, time.perf_counter()
+    """Return the seconds that an update takes, and whether any changed something. The first is not counted, unless it takes `seconds`."""
+    sound, updates, started = False, -1, time.perf_counter()
     while updates < 1 or time.perf_counter() - started < seconds:
         output = agent.learn(batch)
-        sound = sound and not output.skipped
+        sound = sound or not output.skipped
         updates += 1
         if not updates:
             _wait_for(output)
+            if 0 < seconds < time.perf_counter() - started:
+                return time.perf_counter() - started, sound
             started = time.perf_counter()
     _wait_for(output)
     return (time.perf_counter() - started) / updates, sound

@@ -10,14 +10,16 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class ActionNoiseParams:
-    noise: str = setting("gaussian", choices=("gaussian", "ornstein-uhlenbeck", "none"))  # added to the policy's action
-    noise_scale: float = setting(0.1, low=0)           # its deviation, of the range's half width (TD3: 0.1, D4PG: 0.3; OU, DDPG: 0.2)
-    noise_end: float = setting(1.0, low=0)             # factor of it that annealing ends at; 1: no annealing
-    noise_steps: int = setting(1_000_000, low=1)       # agent steps of the whole run from 1 to noise_end
-    noise_ladder: float = setting(1.0, above=0)        # the last environment's scale by the first's, the others between in equal ratios
-    ou_theta: float = setting(0.15, low=0)             # pull of OU noise towards 0 (DDPG: 0.15)
-    ou_dt: float = setting(0.01, above=0)              # time of OU noise that an agent step takes
-    random_steps: int = setting(0, low=0)              # agent steps of the run with uniformly random actions first
+    noise: str = setting("gaussian", choices=("gaussian", "ornstein-uhlenbeck", "none"))  # Noise that is added to the policy's action.
+    noise_scale: float = setting(0.1, low=0, high=1_000)  # Deviation of the noise, as a share of the range's half width (TD3: 0.1, D4PG:
+                                                          # 0.3, DDPG's OU: 0.2).
+    noise_end: float = setting(1.0, low=0, high=1_000)  # Factor of noise_scale that annealing ends at; 1 is no annealing.
+    noise_steps: int = setting(1_000_000, low=1, high=10**12)  # Agent steps of the whole run in which the factor goes from 1 to noise_end.
+    noise_ladder: float = setting(1.0, above=0, high=1e6)  # Scale of the last environment over that of the first; the others lie between in
+                                                           # equal ratios.
+    ou_theta: float = setting(0.15, low=0, high=1e6)  # Pull of Ornstein-Uhlenbeck noise towards 0 (DDPG: 0.15).
+    ou_dt: float = setting(0.01, above=0, high=1e3)  # Time of Ornstein-Uhlenbeck noise that an agent step takes.
+    random_steps: int = setting(0, low=0, high=10**12)  # Agent steps of the run with uniformly random actions at the start.
 
 
 class ActionNoise:

@@ -24,18 +24,19 @@ EVALUATIONS = ("sample", "greedy")
 class ActorCriticParams(OptimizerParams):
     """Defaults of the optimiser: IMPALA's on Atari (1802.01561, table G.1)."""
 
-    batch_size: int = setting(32, low=1)                                # unrolls an update
-    unroll_length: int = setting(20, low=1)                             # steps
-    gamma: float = setting(0.99, low=0, high=1)                         # discount of a step
-    evaluation: str = setting("sample", choices=EVALUATIONS)            # how evaluations act: as trained, or the likeliest action
-    baseline_cost: float = setting(0.5, low=0)                          # weight of the value loss
-    entropy_cost: float = setting(0.01, low=0)                          # weight of the negative entropy
-    optimizer: str = setting("rmsprop", choices=("adam", "rmsprop"))
-    lr: float = setting(6e-4, above=0)                                  # learning rate at the start
-    eps: float = setting(0.01, above=0)                                 # added to the root of the second moment
-    rmsprop_decay: float = setting(0.99, low=0, high=1)
-    rmsprop_centered: bool = setting(False)
-    clip_norm: float = setting(40.0, low=0)                             # of the whole gradient; losses are sums over [T, B]; 0: off
+    batch_size: int = setting(32, low=1, high=65_536)  # Unrolls in a batch (IMPALA: 32).
+    unroll_length: int = setting(20, low=1, high=10_000)  # Steps of an unroll (IMPALA: 20).
+    gamma: float = setting(0.99, low=0, high=1)  # Discount of a step.
+    evaluation: str = setting("sample", choices=EVALUATIONS)  # Actions in evaluations: sampled as in training, or the likeliest one
+                                                              # (greedy).
+    baseline_cost: float = setting(0.5, low=0, high=1e6)  # Weight of the value loss (IMPALA: 0.5).
+    entropy_cost: float = setting(0.01, low=0, high=1e6)  # Weight of the negative entropy (IMPALA: 0.01).
+    optimizer: str = setting("rmsprop", choices=("adam", "rmsprop"))  # Optimiser of the network.
+    lr: float = setting(6e-4, above=0, high=100)  # Learning rate at the start.
+    eps: float = setting(0.01, above=0, high=1)  # Added to the root of the optimiser's second moment.
+    rmsprop_decay: float = setting(0.99, low=0, high=1)  # Decay of RMSProp's moments (IMPALA: 0.99).
+    rmsprop_centered: bool = setting(False)  # Divide RMSProp's steps by the standard deviation (IMPALA: no).
+    clip_norm: float = setting(40.0, low=0, high=1e9)  # Largest norm of the whole gradient; losses are sums over [T, B]; 0 is off.
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -102,6 +103,9 @@ class ActorCriticAgent(Agent):
         logits, value, features = (tensor.cpu().numpy() for tensor in output)
         noise = 0.0 if exploration is None else exploration.generator.gumbel(size=logits.shape)  # argmax of both is a sample
         return ActorOutput((logits + noise).argmax(1), {"logits": logits, "value": value, "features": features}, state)
+
+    def greedy(self, output: ActorCriticOutput) -> dict[str, Tensor]:
+        return {"action": output.logits.argmax(1), "logits": output.logits, "value": output.value}
 
     def outlook(self, output: ActorOutput) -> dict[str, np.ndarray]:
         return {"value": output.extras["value"], "action probabilities": softmax(output.extras["logits"])}

@@ -32,17 +32,19 @@ from core.windows import WindowSpec
 
 @dataclass(frozen=True)
 class ControlParams(ActionNoiseParams, OptimizerParams):
-    batch_size: int = setting(256, low=1)                # windows an update
-    nstep: int = setting(1, low=1, high=100)             # steps of the return before it bootstraps (D4PG: 5)
-    gamma: float = setting(0.99, low=0, high=1)          # discount of a step
-    lr: float = setting(1e-3, above=0)                   # learning rate of the policy at the start (DDPG: 1e-4)
-    critic_lr: float = setting(1e-3, above=0)            # and of the critic
-    critic_weight_decay: float = setting(0.0, low=0)     # L2 of the critic (DDPG: 1e-2); weight_decay is the policy's
-    eps: float = setting(1e-8, above=0)                  # added to the root of the second moment
-    clip_norm: float = setting(0.0, low=0)               # of each network's gradient; 0: off
-    target_update: float = setting(0.005, above=0)       # below 1: soft update each time; else updates between copies (DDPG: 0.001)
-    policy_period: int = setting(1, low=1)               # updates of the critic for one of policy and targets (TD3: 2)
-    lean: bool = setting(True)                           # small networks on a CPU are differentiated by hand, which is faster; same numbers
+    batch_size: int = setting(256, low=1, high=65_536)  # Windows in a batch.
+    nstep: int = setting(1, low=1, high=100)  # Steps of the return before it bootstraps (D4PG: 5).
+    gamma: float = setting(0.99, low=0, high=1)  # Discount of a step.
+    lr: float = setting(1e-3, above=0, high=100)  # Learning rate of the policy at the start (DDPG: 1e-4).
+    critic_lr: float = setting(1e-3, above=0, high=100)  # Learning rate of the critic at the start (DDPG: 1e-3).
+    critic_weight_decay: float = setting(0.0, low=0, high=10)  # Weight of the critic's L2 penalty (DDPG: 1e-2); weight_decay is the
+                                                               # policy's.
+    eps: float = setting(1e-8, above=0, high=1)  # Added to the root of the optimiser's second moment.
+    clip_norm: float = setting(0.0, low=0, high=1e9)  # Largest norm of each network's gradient; 0 is off.
+    target_update: float = setting(0.005, above=0, high=1e9)  # Updates between copies to the targets; below 1 the factor of a soft update
+                                                              # each time (DDPG: 0.001).
+    policy_period: int = setting(1, low=1, high=10_000)  # Updates of the critic for one of policy and targets (TD3: 2).
+    lean: bool = setting(True)  # Differentiate small networks on a CPU by hand, which is faster and gives the same numbers.
 
 
 class Step(NamedTuple):
@@ -109,6 +111,9 @@ class ContinuousControl(Agent):
         if exploration is not None:
             action = exploration.explored(action, timestep.first)
         return ActorOutput(self.range.in_space(action), {}, state)
+
+    def greedy(self, output: Tensor) -> dict[str, Tensor]:
+        return {"action": self.range.to_space(self.choose(output, False))}
 
     def exploration(self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator) -> ActionNoise:
         return ActionNoise.of(self.params, actor_ind, num_actors, num_envs, self.spec.action.low.size, generator)  # type: ignore[union-attr]
@@ -205,6 +210,12 @@ class ActionRange:
         """Actions [E, A] in -1 .. 1 as the space wants them, [E, *shape] float32 within its bounds."""
         stretched = self._middle + self._half * action.reshape(-1, *self._middle.shape)
         return stretched.clip(self._space.low, self._space.high).astype(np.float32)
+
+    def to_space(self, action: Tensor) -> Tensor:
+        """Return actions [B, A] in -1 .. 1 on the device as the space wants them, [B, *shape] within its bounds."""
+        middle, half, low, high = (torch.as_tensor(each, dtype=torch.float32, device=action.device)
+                                   for each in (self._middle, self._half, self._space.low, self._space.high))
+        return (middle + half * action.unflatten(1, self._middle.shape)).clamp(low, high)
 
     def from_space(self, action: Tensor) -> Tensor:
         """The inverse, on the device: actions [B, *shape] as [B, A] in -1 .. 1; 0 where the bounds are one."""

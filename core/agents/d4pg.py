@@ -17,13 +17,14 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class D4PGParams(ControlParams):
-    nstep: int = setting(5, low=1, high=100)           # steps of the return before it bootstraps (D4PG: 5)
-    v_min: float = setting(0.0)                        # the smallest return told apart, of the task
-    v_max: float = setting(1_000.0)                    # and the largest
-    lr: float = setting(1e-4, above=0)                 # learning rate of the policy at the start (D4PG: 1e-4)
-    critic_lr: float = setting(1e-4, above=0)          # and of the critic (D4PG: 1e-4)
-    noise_scale: float = setting(0.3, low=0)           # deviation of the noise, of the range's half width (D4PG: 0.3)
-    target_update: float = setting(100.0, above=0)     # below 1: soft update each time; else updates between copies (D4PG: 100)
+    nstep: int = setting(5, low=1, high=100)  # Steps of the return before it bootstraps (D4PG: 5).
+    v_min: float = setting(0.0, low=-1e9, high=1e9)  # Smallest return that the critic tells apart; it depends on the task.
+    v_max: float = setting(1_000.0, low=-1e9, high=1e9)  # Largest return that the critic tells apart; it depends on the task.
+    lr: float = setting(1e-4, above=0, high=100)  # Learning rate of the policy at the start (D4PG: 1e-4).
+    critic_lr: float = setting(1e-4, above=0, high=100)  # Learning rate of the critic at the start (D4PG: 1e-4).
+    noise_scale: float = setting(0.3, low=0, high=1_000)  # Deviation of the noise, as a share of the range's half width (D4PG: 0.3).
+    target_update: float = setting(100.0, above=0, high=1e9)  # Updates between copies to the targets; below 1 the factor of a soft update
+                                                              # each time (D4PG: 100).
 
 
 class D4PG(Deterministic):

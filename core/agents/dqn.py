@@ -29,7 +29,7 @@ LOSSES: dict[str, Any] = {"huber": F.huber_loss, "squared": F.mse_loss}
 
 @dataclass(frozen=True)
 class DQNParams(QLearningParams):
-    loss: str = setting("huber", choices=tuple(LOSSES))       # of the td error
+    loss: str = setting("huber", choices=tuple(LOSSES))  # Loss of the temporal-difference error.
 
 
 class DQN(QLearning):

@@ -28,17 +28,17 @@ KL_SPAN = 1_000.0  # times the first weight, up and down, that the adapted one m
 
 @dataclass(frozen=True)
 class ImpactParams(ActorCriticParams):
-    epsilon: float = setting(0.3, above=0, high=1)          # of the clip (paper: 0.2 .. 0.4)
-    beta_max: float = setting(2.0, above=0)                 # clip of mu / pi_target
-    target_update: int = setting(8, low=1)                  # updates between copies of the network to the target; paper: N K
-    rho_bar: float = setting(1.0, above=0)                  # clip of pi_target / mu in the temporal differences
-    c_bar: float = setting(1.0, above=0)                    # clip of pi_target / mu in the trace
-    trace_lambda: float = setting(1.0, low=0, high=1)       # factor of the trace
-    kl_coefficient: float = setting(0.0, low=0)             # weight of KL(pi_target || pi) at first; 0: off
-    kl_target: float = setting(0.01, above=0)               # nats before a copy, that the weight is adapted to
-    optimizer: str = setting("adam", choices=("adam", "rmsprop"))
-    lr: float = setting(5e-4, above=0)                      # learning rate at the start
-    eps: float = setting(1e-8, above=0)                     # added to the root of the second moment
+    epsilon: float = setting(0.3, above=0, high=1)  # Half width of the clip around 1 (IMPACT: 0.2 to 0.4).
+    beta_max: float = setting(2.0, above=0, high=1e30)  # Clip of mu / pi_target.
+    target_update: int = setting(8, low=1, high=10**9)  # Updates between copies of the network to the target (IMPACT: N K).
+    rho_bar: float = setting(1.0, above=0, high=1e30)  # Clip of pi_target / mu in the temporal differences.
+    c_bar: float = setting(1.0, above=0, high=1e30)  # Clip of pi_target / mu in the trace.
+    trace_lambda: float = setting(1.0, low=0, high=1)  # Factor of the trace.
+    kl_coefficient: float = setting(0.0, low=0, high=1e6)  # Weight of KL(pi_target || pi) at first; 0 is off.
+    kl_target: float = setting(0.01, above=0, high=1e6)  # Nats before a copy to the target that the weight of the KL is adapted to.
+    optimizer: str = setting("adam", choices=("adam", "rmsprop"))  # Optimiser of the network.
+    lr: float = setting(5e-4, above=0, high=100)  # Learning rate at the start.
+    eps: float = setting(1e-8, above=0, high=1)  # Added to the root of the optimiser's second moment.
 
 
 class Impact(ActorCriticAgent):

@@ -30,14 +30,18 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class ImpalaParams(ActorCriticParams):
-    rho_bar: float = setting(1.0, above=0)                  # clip of pi / mu in the temporal differences
-    c_bar: float = setting(1.0, above=0)                    # clip of pi / mu in the trace
-    pg_rho_bar: float = setting(1.0, above=0)               # clip of pi / mu in the policy gradient
-    trace_lambda: float = setting(1.0, low=0, high=1)       # factor of the trace (IMPALA: 1)
-    policy_cloning_cost: float = setting(0.0, low=0)        # CLEAR: 0.01
-    value_cloning_cost: float = setting(0.0, low=0)         # CLEAR: 0.005
-    relevance: str = setting("none", choices=("none", "implied", "kl"))  # LASER: of the implied policy; kl: of pi and mu themselves
-    relevance_threshold: float = setting(0.3, above=0)      # nats; LASER leaves it open, the replaced system had 0.3 with kl
+    rho_bar: float = setting(1.0, above=0, high=1e30)  # Clip of pi / mu in the temporal differences (IMPALA: 1).
+    c_bar: float = setting(1.0, above=0, high=1e30)  # Clip of pi / mu in the trace (IMPALA: 1).
+    pg_rho_bar: float = setting(1.0, above=0, high=1e30)  # Clip of pi / mu in the policy gradient (IMPALA: 1).
+    trace_lambda: float = setting(1.0, low=0, high=1)  # Factor of the trace (IMPALA: 1).
+    policy_cloning_cost: float = setting(0.0, low=0, high=1e6)  # Weight of the policy cloning loss on replayed unrolls; 0 is off (CLEAR:
+                                                                # 0.01).
+    value_cloning_cost: float = setting(0.0, low=0, high=1e6)  # Weight of the value cloning loss on replayed unrolls; 0 is off (CLEAR:
+                                                               # 0.005).
+    relevance: str = setting("none", choices=("none", "implied", "kl"))  # Divergence by which replayed steps are left out: LASER's implied
+                                                                         # policy, or pi and mu themselves (kl).
+    relevance_threshold: float = setting(0.3, above=0, high=1e6)  # Nats of relevance from which steps are left out; LASER leaves it open,
+                                                                  # the replaced system had 0.3.
 
 
 class Impala(ActorCriticAgent):

@@ -23,18 +23,22 @@ from core.target import Follower
 
 @dataclass(frozen=True)
 class QLearningParams(OptimizerParams):
-    batch_size: int = setting(32, low=1)                      # windows an update (Nature; Ape-X: 512)
-    nstep: int = setting(3, low=1, high=100)                  # steps of the return before it bootstraps (Rainbow, Ape-X)
-    gamma: float = setting(0.99, low=0, high=1)               # discount of a step
-    double: bool = setting(True)                              # choose with the online network, evaluate with the target
-    target_update: float = setting(2_500.0, above=0)          # below 1: soft update each time; else hard copy every that many updates
-    exploration: str = setting("linear", choices=("linear", "ladder", "linear-ladder"))  # how epsilon falls
-    epsilon_start: float = setting(1.0, low=0, high=1)                                   # share of random actions at first
-    epsilon_end: float = setting(0.01, low=0, high=1)         # of "linear"
-    epsilon_steps: int = setting(250_000, low=1)              # agent steps of the whole run from start to end (or to the ladder)
-    ladder_base: float = setting(0.4, above=0, high=1)        # Ape-X: base ^ (1 + alpha i / (N - 1)) over all environments
-    ladder_alpha: float = setting(7.0, low=0)                 # Ape-X: 7
-    evaluation_epsilon: float = setting(0.0, low=0, high=1)   # Nature: 0.05
+    batch_size: int = setting(32, low=1, high=65_536)  # Windows in a batch (Nature DQN: 32, Ape-X: 512).
+    nstep: int = setting(3, low=1, high=100)  # Steps of the return before it bootstraps (Rainbow, Ape-X: 3).
+    gamma: float = setting(0.99, low=0, high=1)  # Discount of a step.
+    double: bool = setting(True)  # Choose the bootstrap action with the online network and evaluate it with the target.
+    target_update: float = setting(2_500.0, above=0, high=1e9)  # Updates between copies to the target; below 1 the factor of a soft update
+                                                                # each time.
+    exploration: str = setting("linear", choices=("linear", "ladder", "linear-ladder"))  # Schedule by which epsilon falls, or differs
+                                                                                         # between environments.
+    epsilon_start: float = setting(1.0, low=0, high=1)  # Share of random actions at first.
+    epsilon_end: float = setting(0.01, low=0, high=1)  # Share of random actions at the end of exploration "linear".
+    epsilon_steps: int = setting(250_000, low=1, high=10**12)  # Agent steps of the whole run from epsilon_start to epsilon_end (or to the
+                                                               # ladder).
+    ladder_base: float = setting(0.4, above=0, high=1)  # Base of the ladder, base ^ (1 + alpha i / (N - 1)) over all N environments (Ape-X:
+                                                        # 0.4).
+    ladder_alpha: float = setting(7.0, low=0, high=1_000)  # Exponent alpha of the ladder (Ape-X: 7).
+    evaluation_epsilon: float = setting(0.0, low=0, high=1)  # Share of random actions in evaluations (Nature DQN: 0.05).
 
 
 class EpsilonGreedy:
@@ -92,6 +96,9 @@ class QLearning(Agent):
             action = epsilon_greedy(action, values.shape[1], exploration.epsilon, exploration.generator)
         taken = np.take_along_axis(values, action[:, None], 1)[:, 0]
         return ActorOutput(action, {"q_taken": taken, "q_max": values.max(1)}, state)
+
+    def greedy(self, output: Tensor) -> dict[str, Tensor]:
+        return {"action": output.argmax(1), "values": output}
 
     def outlook(self, output: ActorOutput) -> dict[str, np.ndarray]:
         return {"value, best and taken": np.stack([output.extras["q_max"], output.extras["q_taken"]], 1)}

@@ -35,17 +35,18 @@ NO_ACTION = -1  # before an episode's first
 class R2D2Params(QLearningParams):
     """Defaults are the paper's (table 2) where it names them."""
 
-    batch_size: int = setting(64, low=1)                      # sequences an update
-    burn_in: int = setting(40, low=0)                         # rows that only bring the state up to date
-    unroll_length: int = setting(80, low=1)                   # rows of a sequence that are learnt from
-    stride: int = setting(40, low=1)                          # rows between the starts of a stream's sequences: a state is stored at each
-    nstep: int = setting(5, low=1, high=100)                  # steps of the return before it bootstraps
-    gamma: float = setting(0.997, low=0, high=1)              # discount of a step
-    rescaling_eps: float = setting(1e-3, low=0)               # of h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x
-    eta: float = setting(0.9, low=0, high=1)                  # of the priority: the share of the largest |td|, the rest is the mean's
-    eps: float = setting(1e-3, above=0)                       # added to the root of the second moment
-    clip_norm: float = setting(40.0, low=0)                   # of the whole gradient; 0: off (Ape-X: 40)
-    exploration: str = setting("ladder", choices=("linear", "ladder", "linear-ladder"))  # how epsilon falls
+    batch_size: int = setting(64, low=1, high=65_536)  # Sequences in a batch (R2D2: 64).
+    burn_in: int = setting(40, low=0, high=10_000)  # Steps of a sequence that only bring the recurrent state up to date (R2D2: 40).
+    unroll_length: int = setting(80, low=1, high=10_000)  # Steps of a sequence that are learnt from (R2D2: 80).
+    stride: int = setting(40, low=1, high=10_000)  # Steps between the starts of sequences; a recurrent state is stored at each (R2D2: 40).
+    nstep: int = setting(5, low=1, high=100)  # Steps of the return before it bootstraps (R2D2: 5).
+    gamma: float = setting(0.997, low=0, high=1)  # Discount of a step (R2D2: 0.997).
+    rescaling_eps: float = setting(1e-3, low=0, high=1)  # Epsilon of the value rescaling h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x.
+    eta: float = setting(0.9, low=0, high=1)  # Share of the largest |td| in a sequence's priority; the rest is the mean's (R2D2: 0.9).
+    eps: float = setting(1e-3, above=0, high=1)  # Added to the root of the optimiser's second moment (R2D2: 1e-3).
+    clip_norm: float = setting(40.0, low=0, high=1e9)  # Largest norm of the whole gradient; 0 is off (Ape-X: 40).
+    exploration: str = setting("ladder", choices=("linear", "ladder", "linear-ladder"))  # Schedule by which epsilon falls, or differs
+                                                                                         # between environments.
 
 
 class R2D2(QLearning):

@@ -66,14 +66,17 @@ DISTRIBUTIONS: dict[str, Any] = {"categorical": Categorical, "quantile": Quantil
 
 @dataclass(frozen=True)
 class RainbowParams(QLearningParams):
-    distribution: str = setting("categorical", choices=tuple(DISTRIBUTIONS))  # C51, or quantile regression
-    v_min: float = setting(-10.0)                      # of "categorical": the smallest return told apart (C51: for clipped rewards)
-    v_max: float = setting(10.0)                       # and the largest
-    kappa: float = setting(1.0, above=0)               # of "quantile": errors up to it count squared, larger ones linearly (QR-DQN: 1)
-    lr: float = setting(6.25e-5, above=0)              # learning rate at the start
-    target_update: float = setting(2_000.0, above=0)   # below 1: soft update each time; else updates between copies (32 k frames)
-    epsilon_start: float = setting(0.0, low=0, high=1)  # share of random actions at first: noisy layers explore
-    epsilon_end: float = setting(0.0, low=0, high=1)    # of "linear"; without noisy layers the paper has 0.01
+    distribution: str = setting("categorical", choices=tuple(DISTRIBUTIONS))  # Distribution that is learnt: C51 (categorical), or quantile
+                                                                              # regression.
+    v_min: float = setting(-10.0, low=-1e9, high=1e9)  # Smallest return that "categorical" tells apart (C51: -10, for clipped rewards).
+    v_max: float = setting(10.0, low=-1e9, high=1e9)  # Largest return that "categorical" tells apart (C51: 10, for clipped rewards).
+    kappa: float = setting(1.0, above=0, high=1e6)  # Error up to which "quantile" is squared; larger ones count linearly (QR-DQN: 1).
+    lr: float = setting(6.25e-5, above=0, high=100)  # Learning rate at the start (Rainbow: 6.25e-5).
+    target_update: float = setting(2_000.0, above=0, high=1e9)  # Updates between copies to the target (32 k frames); below 1 the factor of
+                                                                # a soft update each time.
+    epsilon_start: float = setting(0.0, low=0, high=1)  # Share of random actions at first; 0, as noisy layers explore.
+    epsilon_end: float = setting(0.0, low=0, high=1)  # Share of random actions at the end of exploration "linear" (Rainbow without noisy
+                                                      # layers: 0.01).
 
 
 class Rainbow(QLearning):
@@ -100,6 +103,9 @@ class Rainbow(QLearning):
     def values(self, timestep: TimeStep, state: State) -> tuple[Tensor, State]:
         output, state = self.model(on_device(timestep.observation, self.device), state)  # [E, A, N]
         return self._distribution.mean(output), state
+
+    def greedy(self, output: Tensor) -> dict[str, Tensor]:
+        return super().greedy(self._distribution.mean(output))
 
     # the learner's side -----------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:

@@ -23,12 +23,13 @@ LOG_DEVIATIONS = -20.0, 2.0  # between which they are clipped, as in the authors
 
 @dataclass(frozen=True)
 class SACParams(ControlParams):
-    lr: float = setting(3e-4, above=0)                     # learning rate of policy and temperature at the start (SAC: 3e-4)
-    critic_lr: float = setting(3e-4, above=0)              # and of the critics (SAC: 3e-4)
-    noise: str = setting("none", choices=("gaussian", "ornstein-uhlenbeck", "none"))  # added to the policy's sample
-    temperature: float = setting(1.0, above=0)             # weight of the entropy at the start
-    learn_temperature: bool = setting(True)                # so that the entropy becomes target_entropy
-    target_entropy: float | None = setting(None)           # nats, of actions in -1 .. 1; None: minus the number of their dimensions
+    lr: float = setting(3e-4, above=0, high=100)  # Learning rate of policy and temperature at the start (SAC: 3e-4).
+    critic_lr: float = setting(3e-4, above=0, high=100)  # Learning rate of the critics at the start (SAC: 3e-4).
+    noise: str = setting("none", choices=("gaussian", "ornstein-uhlenbeck", "none"))  # Noise that is added to the policy's sample.
+    temperature: float = setting(1.0, above=0, high=1e6)  # Weight of the entropy at the start.
+    learn_temperature: bool = setting(True)  # Adapt the weight of the entropy, so that the entropy becomes target_entropy.
+    target_entropy: float | None = setting(None, low=-1e6, high=1e6)  # Nats of entropy aimed at, of actions in -1 .. 1; None is minus the
+                                                                      # number of their dimensions.
 
 
 class SAC(ContinuousControl):

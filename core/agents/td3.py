@@ -16,9 +16,10 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class TD3Params(ControlParams):
-    policy_period: int = setting(2, low=1)              # updates of the critics for one of policy and targets (TD3: 2)
-    smoothing_scale: float = setting(0.2, low=0)        # deviation of noise on the target's action, of the range's half width (TD3: 0.2)
-    smoothing_clip: float = setting(0.5, low=0)         # and its largest size (TD3: 0.5)
+    policy_period: int = setting(2, low=1, high=10_000)  # Updates of the critics for one of policy and targets (TD3: 2).
+    smoothing_scale: float = setting(0.2, low=0, high=1_000)  # Deviation of the noise on the target's action, as a share of the range's
+                                                              # half width (TD3: 0.2).
+    smoothing_clip: float = setting(0.5, low=0, high=1_000)  # Largest size of the noise on the target's action (TD3: 0.5).
 
 
 class TD3(Deterministic):

@@ -31,19 +31,21 @@ PROTOCOLS = {
 class AtariParams:
     """None: what the protocol says."""
 
-    protocol: str = setting("classic", choices=tuple(PROTOCOLS))                # what the settings that are None follow
-    noop_max: int | None = setting(None, low=0)             # frames; each episode starts with 0 .. noop_max no-ops, FIRE is one
-    repeat_action_probability: float | None = setting(None, low=0.0, high=1.0)  # sticky actions, per frame
-    life_loss: bool | None = setting(None)                  # a lost life sets discount 0, in training only; the game goes on
-    full_action_space: bool | None = setting(None)          # all 18 actions instead of those the game reads
-    use_fire_reset: bool | None = setting(None)             # press FIRE at the start where the game has it
-    frameskip: int = setting(4, low=1)                      # frames an agent step
-    frame_stack: int = setting(4, low=0)                    # agent steps seen together; 0: one picture, without a stack axis
-    size: Size = setting(84, low=8, high=1024)              # pixels, height and width; one number for both
-    grayscale: bool = setting(True)                         # False: colour [H, W, 3]
-    maxpool: bool = setting(True)                           # of the last two frames: sprites that flicker stay visible
-    reward_clipping: str = setting("sign", choices=tuple(CLIPPINGS))  # in training only
-    max_frames: int = setting(108_000, low=1)               # frames an episode (30 minutes), then truncated
+    protocol: str = setting("classic", choices=tuple(PROTOCOLS))  # Protocol that the settings which are None follow.
+    noop_max: int | None = setting(None, low=0, high=10_000)  # Largest number of no-op frames (FIRE is one) that an episode starts with;
+                                                              # the number is drawn.
+    repeat_action_probability: float | None = setting(None, low=0.0, high=1.0)  # Probability of each frame that the last action is repeated
+                                                                                # (sticky actions).
+    life_loss: bool | None = setting(None)  # Set the discount to 0 at a lost life, in training only; the game goes on.
+    full_action_space: bool | None = setting(None)  # Offer all 18 actions instead of those that the game reads.
+    use_fire_reset: bool | None = setting(None)  # Press FIRE at the start where the game has it.
+    frameskip: int = setting(4, low=1, high=1_000)  # Frames of an agent step.
+    frame_stack: int = setting(4, low=0, high=64)  # Agent steps whose pictures are seen together; 0 is one picture, without a stack axis.
+    size: Size = setting(84, low=8, high=1024)  # Height and width of the pictures in pixels; one number stands for both.
+    grayscale: bool = setting(True)  # See grey pictures; without it they are coloured, [H, W, 3].
+    maxpool: bool = setting(True)  # Take the maximum of the last two frames, so that sprites that flicker stay visible.
+    reward_clipping: str = setting("sign", choices=tuple(CLIPPINGS))  # Clipping of rewards, in training only.
+    max_frames: int = setting(108_000, low=1, high=10**9)  # Frames after which an episode is truncated (30 minutes).
 
     @property
     def max_steps(self) -> int:

@@ -18,8 +18,8 @@ PICTURE_SCALE = 32  # pixels a cell, in render
 
 @dataclass(frozen=True)
 class CatchParams:
-    rows: int = setting(10, low=3)
-    columns: int = setting(5, low=3)
+    rows: int = setting(10, low=3, high=1_024)    # Rows of the board, which are the steps of an episode and one more.
+    columns: int = setting(5, low=3, high=1_024)  # Columns of the board.
 
 
 class CatchEnv(Env):

@@ -19,15 +19,18 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class GymParams:
-    max_steps: int | None = setting(None, low=1)  # agent steps an episode, then truncated; None: the limit of the id, in its own steps
-    action_repeat: int = setting(1, low=1)  # steps of the environment that an agent step takes, rewards added, unless the episode ends
-    reward_clipping: str = setting("none", choices=tuple(CLIPPINGS))  # in training only
-    legacy: str = setting("none", choices=LEGACY_VERSIONS)  # an id of the old gym: v26 returns five values from step, v21 four
-    kwargs: str = "{}"  # JSON object of arguments for gymnasium.make; in a row of CONFIGS also a Python dictionary
-    wrappers: str = "[]"  # JSON list of gymnasium wrappers, innermost first: "package.module:Wrapper" or [that, {its arguments}]
-    size: Size | None = setting(None, low=8, high=1024)  # pixels that pictures are resized to, height and width; None: as they come
-    grayscale: bool = setting(False)  # colour pictures become grey ones
-    frame_stack: int = setting(0, low=0)  # agent steps seen together, each frame stored once; 0: one observation, without a stack axis
+    max_steps: int | None = setting(None, low=1, high=10**9)  # Agent steps after which an episode is truncated; None is the limit of the
+                                                              # id, in its own steps.
+    action_repeat: int = setting(1, low=1, high=1_000)  # Environment steps of an agent step, rewards added, unless the episode ends.
+    reward_clipping: str = setting("none", choices=tuple(CLIPPINGS))  # Clipping of rewards, in training only.
+    kwargs: str = "{}"  # Arguments for gymnasium.make as a JSON object; in a row of CONFIGS also a Python dictionary.
+    wrappers: str = "[]"  # Gymnasium wrappers as a JSON list, innermost first: "package.module:Wrapper" or [that, {its arguments}].
+    size: Size | None = setting(None, low=8, high=1024)  # Height and width in pixels that pictures are resized to; None leaves them.
+    grayscale: bool = setting(False)  # Turn colour pictures into grey ones.
+    frame_stack: int = setting(0, low=0, high=64)  # Agent steps seen together, each frame stored once; 0 is one observation without a
+                                                   # stack axis.
+    legacy: str = setting("none", choices=LEGACY_VERSIONS)  # Interface of an id of the old gym: v26 returns five values from step, v21
+                                                            # four.
 
 
 class GymEnv(Env):

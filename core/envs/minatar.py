@@ -26,11 +26,12 @@ FRAME_RATE = 20.0  # the package shows each picture for 50 ms
 
 @dataclass(frozen=True)
 class MinAtarParams:
-    sticky_action_prob: float = setting(0.1, low=0.0, high=1.0)  # the last action is repeated (the paper's protocol)
-    difficulty_ramping: bool = setting(True)                          # games get faster as they go on
-    minimal_action_set: bool = setting(True)          # MinAtar/...-v1; False: all six actions, MinAtar/...-v0
-    max_steps: int = setting(5_000, low=1)            # agent steps, then truncated; ours: the package never ends a game that goes well
-    reward_clipping: str = setting("none", choices=tuple(CLIPPINGS))  # in training only
+    sticky_action_prob: float = setting(0.1, low=0.0, high=1.0)  # Probability that the last action is repeated (MinAtar's protocol: 0.1).
+    difficulty_ramping: bool = setting(True)  # Make games faster as they go on.
+    minimal_action_set: bool = setting(True)  # Offer the actions of MinAtar/...-v1; without it all six, as MinAtar/...-v0.
+    max_steps: int = setting(5_000, low=1, high=10**9)  # Agent steps after which an episode is truncated; the package itself never ends a
+                                                        # game that goes well.
+    reward_clipping: str = setting("none", choices=tuple(CLIPPINGS))  # Clipping of rewards, in training only.
 
 
 class MinAtarEnv(Env):

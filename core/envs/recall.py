@@ -16,8 +16,8 @@ from core.shared import ArraySpec
 
 @dataclass(frozen=True)
 class RecallParams:
-    cues: int = setting(3, low=2)    # one of so many is shown; as many actions
-    delay: int = setting(8, low=1)   # steps between the cue and the question
+    cues: int = setting(3, low=2, high=1_024)    # Number of different cues, and of actions.
+    delay: int = setting(8, low=1, high=10_000)  # Steps between the cue and the question.
 
 
 class RecallEnv(Env):

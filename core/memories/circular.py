@@ -21,8 +21,8 @@ from core.trajectory import Trajectories
 class CircularParams(QueueParams):
     """capacity and overflow are those of the queue that feeds it."""
 
-    num_batches: int = setting(4, low=1)  # N (IMPACT: 4 .. 16)
-    times: int = setting(2, low=1)        # K (IMPACT: 2)
+    num_batches: int = setting(4, low=1, high=10_000)  # Batches that the memory holds (N of IMPACT: 4 to 16).
+    times: int = setting(2, low=1, high=10_000)        # Times that each unroll is learnt from (K of IMPACT: 2).
 
 
 class CircularRule(Rule):

@@ -37,16 +37,19 @@ TOGETHER = 128  # most unrolls that are compared in one forward pass, which boun
 class CustomParams:
     """Names, defaults and spelling are those of the replaced system's replay list."""
 
-    capacity: int = setting(1_000, low=1)                                # unrolls
-    dist_function: str = setting("ln_norm", choices=tuple(DISTANCES))
-    p: float = setting(2.0, low=1)                                       # of ln_norm
-    insert_strategy: str = setting("newest", choices=INSERTIONS)
-    sample_strategy: str = setting("uniform", choices=SAMPLINGS)
-    lambda_batch_multiplier: float = setting(1.0, low=1)                 # candidates for each unroll kept, at first
-    alfa_annealing_factor: float = setting(1.0, above=0)                 # of lambda_batches, until there is one candidate for each
-    lambda_batches: int = setting(100_000, low=1)                        # theirs is lr_scheduler_steps
-    elite_sampling_strategy: str = setting("strategy3", choices=("strategy1", "strategy2", "strategy3", "strategy4"))
-    elite_batch_size: int = setting(20, low=1)                           # random slots that elite insertion compares
+    capacity: int = setting(1_000, low=1, high=10**7)  # Unrolls that the rule holds.
+    dist_function: str = setting("ln_norm", choices=tuple(DISTANCES))  # Distance between the features of two unrolls.
+    p: float = setting(2.0, low=1, high=1_000)  # Exponent of the distance ln_norm.
+    insert_strategy: str = setting("newest", choices=INSERTIONS)  # Rule for what an arriving unroll replaces.
+    sample_strategy: str = setting("uniform", choices=SAMPLINGS)  # Rule by which unrolls are drawn.
+    lambda_batch_multiplier: float = setting(1.0, low=1, high=10_000)  # Candidates drawn for each unroll that is kept, at first.
+    alfa_annealing_factor: float = setting(1.0, above=0, high=1e6)  # Factor of lambda_batches until there is one candidate for each unroll.
+    lambda_batches: int = setting(100_000, low=1, high=10**12)  # Batches over which candidates are annealed (lr_scheduler_steps in the
+                                                                # replaced system).
+    elite_sampling_strategy: str = setting("strategy3", choices=("strategy1", "strategy2", "strategy3", "strategy4"))  # Way in which elite
+                                                                                                                       # sampling keeps
+                                                                                                                       # candidates.
+    elite_batch_size: int = setting(20, low=1, high=10_000)  # Random slots that elite insertion compares.
 
 
 class CustomRule(Rule):

@@ -28,16 +28,16 @@ TOLERANCE = 1e-5  # of the sum of all sample ratios
 class EliteParams(CustomParams):
     """Elite sampling and insertion."""
 
-    insert_strategy: str = setting("elite_insertion", choices=INSERTIONS)
-    sample_strategy: str = setting("elite_sampling", choices=SAMPLINGS)
-    lambda_batch_multiplier: float = setting(6.0, low=1)
-    alfa_annealing_factor: float = setting(2.0, above=0)
+    insert_strategy: str = setting("elite_insertion", choices=INSERTIONS)  # Rule for what an arriving unroll replaces.
+    sample_strategy: str = setting("elite_sampling", choices=SAMPLINGS)  # Rule by which unrolls are drawn.
+    lambda_batch_multiplier: float = setting(6.0, low=1, high=10_000)  # Candidates drawn for each unroll that is kept, at first.
+    alfa_annealing_factor: float = setting(2.0, above=0, high=1e6)  # Factor of lambda_batches until there is one candidate for each unroll.
 
 
 @dataclass(frozen=True)
 class AttentiveParams(CustomParams):
-    sample_strategy: str = setting("attentive_sampling", choices=SAMPLINGS)
-    lambda_batch_multiplier: float = setting(4.0, low=1)
+    sample_strategy: str = setting("attentive_sampling", choices=SAMPLINGS)  # Rule by which unrolls are drawn.
+    lambda_batch_multiplier: float = setting(4.0, low=1, high=10_000)        # Candidates drawn for each unroll that is kept, at first.
 
 
 RULES: dict[str, tuple[type[Rule], type]] = {
@@ -47,8 +47,9 @@ RULES: dict[str, tuple[type[Rule], type]] = {
 
 @dataclass(frozen=True)
 class MixedParams:
-    replay_parameters: str = DEFAULT  # JSON list of rules with their sample ratios; in a row of CONFIGS also a Python list
-    feature_dtype: str = setting("float32", choices=("float32", "float16"))  # of stored features, where a rule compares them; float16: half
+    replay_parameters: str = DEFAULT  # JSON list of rules with their sample ratios; a row of `CONFIGS` may also have a Python list.
+    feature_dtype: str = setting("float32", choices=("float32", "float16"))  # Type of stored features where a rule compares them; float16
+                                                                             # takes half the memory.
 
 
 class MixedMemory(UnrollMemory):

@@ -23,12 +23,12 @@ from core.windows import WindowSpec
 
 @dataclass(frozen=True)
 class PrioritizedParams:
-    capacity: int = setting(100_000, low=1)          # agent steps
-    alpha: float = setting(0.6, low=0)               # 0: uniform (Ape-X .6, Rainbow .5)
-    beta_start: float = setting(0.4, low=0, high=1)  # exponent of the importance weights at first
-    beta_end: float = setting(1.0, low=0, high=1)    # and at last
-    beta_updates: int = setting(1_000_000, low=1)    # batches over which beta goes from start to end
-    epsilon: float = setting(1e-6, above=0)          # added to |td|: a step of no error can still be drawn
+    capacity: int = setting(100_000, low=1, high=10**10)        # Agent steps that the memory holds.
+    alpha: float = setting(0.6, low=0, high=10)                 # Exponent of the priorities; 0 draws uniformly (Ape-X: 0.6, Rainbow: 0.5).
+    beta_start: float = setting(0.4, low=0, high=1)             # Exponent of the importance weights at first.
+    beta_end: float = setting(1.0, low=0, high=1)               # Exponent of the importance weights at last.
+    beta_updates: int = setting(1_000_000, low=1, high=10**12)  # Batches over which beta goes from beta_start to beta_end.
+    epsilon: float = setting(1e-6, above=0, high=1e6)           # Added to |td|, so that a step without error can still be drawn.
 
 
 class PrioritizedMemory(Memory):

@@ -24,8 +24,8 @@ COPIED = ("keep_oldest", "alternating")  # what they keep may be older than what
 
 @dataclass(frozen=True)
 class QueueParams:
-    capacity: int = setting(1, low=1)                        # unrolls waiting; block rounds it up to whole chunks of every actor
-    overflow: str = setting("block", choices=OVERFLOWS)      # when it is full
+    capacity: int = setting(1, low=1, high=10**7)  # Unrolls that may wait; overflow "block" rounds it up to whole chunks of every actor.
+    overflow: str = setting("block", choices=OVERFLOWS)  # Rule for what happens when the queue is full.
 
 
 class QueueRule(Rule):

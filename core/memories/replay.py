@@ -14,7 +14,7 @@ from core.trajectory import Trajectories
 
 @dataclass(frozen=True)
 class ReplayParams:
-    capacity: int = setting(1_000, low=1)  # unrolls
+    capacity: int = setting(1_000, low=1, high=10**7)  # Unrolls that the rule holds.
 
 
 class Places(Protocol):

@@ -15,7 +15,7 @@ from core.windows import WindowSpec
 
 @dataclass(frozen=True)
 class SharedParams:
-    capacity: int = setting(100_000, low=1)  # agent steps
+    capacity: int = setting(100_000, low=1, high=10**10)  # Agent steps that the memory holds.
 
 
 class SharedMemory(Memory):

@@ -20,7 +20,7 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class ActorCriticParams:
-    lstm: int = setting(0, low=0)        # units of an LSTM behind the torso (1802.01561: 256); 0: none
+    lstm: int = setting(0, low=0, high=4_096)  # Units of an LSTM behind the torso (IMPALA: 256); 0 is none.
 
 
 class ActorCritic(Model):

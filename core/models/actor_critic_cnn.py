@@ -13,7 +13,7 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class NatureACParams(ActorCriticParams):
-    hidden: int = setting(512, low=1)           # units of the fully connected layer
+    hidden: int = setting(512, low=1, high=8_192)  # Units of the fully connected layer.
 
 
 class NatureAC(ActorCritic):
@@ -28,8 +28,8 @@ class NatureAC(ActorCritic):
 
 @dataclass(frozen=True)
 class FeatureACParams(ActorCriticParams):
-    hidden: int = setting(512, low=1)           # units of the fully connected layer
-    feature_size: int = setting(128, low=1)     # numbers that stand for a state where replay compares states
+    hidden: int = setting(512, low=1, high=8_192)        # Units of the fully connected layer.
+    feature_size: int = setting(128, low=1, high=8_192)  # Numbers that stand for a state where replay compares states.
 
 
 class FeatureAC(ActorCritic):
@@ -48,8 +48,8 @@ class FeatureAC(ActorCritic):
 
 @dataclass(frozen=True)
 class SmallACParams(ActorCriticParams):
-    planes: int = setting(16, low=1)            # of the first convolution; the others have twice as many
-    hidden: int = setting(256, low=1)           # units of the fully connected layer
+    planes: int = setting(16, low=1, high=1_024)   # Planes of the first convolution; the others have twice as many.
+    hidden: int = setting(256, low=1, high=8_192)  # Units of the fully connected layer.
 
 
 class SmallAC(ActorCritic):
@@ -64,8 +64,8 @@ class SmallAC(ActorCritic):
 
 @dataclass(frozen=True)
 class MinAtarACParams(ActorCriticParams):
-    planes: int = setting(16, low=1)            # of the convolution
-    hidden: int = setting(128, low=1)           # units of the fully connected layer
+    planes: int = setting(16, low=1, high=1_024)   # Planes of the convolution.
+    hidden: int = setting(128, low=1, high=8_192)  # Units of the fully connected layer.
 
 
 class MinAtarAC(ActorCritic):

@@ -12,7 +12,7 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class MLPACParams(ActorCriticParams):
-    hidden: int = setting(64, low=1)            # units of each of the two hidden layers
+    hidden: int = setting(64, low=1, high=8_192)  # Units of each of the two hidden layers.
 
 
 class MLPAC(ActorCritic):

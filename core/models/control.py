@@ -23,13 +23,14 @@ LAST_LAYER = 3e-3
 
 @dataclass(frozen=True)
 class ControlParams:
-    hidden: tuple[int, ...] = setting((256, 256), low=1)  # units of each hidden layer, of policy and critic alike (DDPG: 400 300)
-    layer_norm: bool = setting(False)                     # before each of their ReLUs (1607.06450)
+    hidden: tuple[int, ...] = setting((256, 256), low=1, high=8_192)  # Units of each hidden layer, of policy and critic alike (DDPG: 400
+                                                                      # 300).
+    layer_norm: bool = setting(False)  # Normalise each layer before its ReLU (1607.06450).
 
 
 @dataclass(frozen=True)
 class ControlMLPParams(ControlParams):
-    normalize_observations: bool = setting(False)         # by the mean and deviation of what was learnt from so far
+    normalize_observations: bool = setting(False)  # Normalise observations by the mean and deviation of what was learnt from so far.
 
 
 class Critic(nn.Module):

@@ -8,12 +8,12 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class D4PGMLPParams(ControlMLPParams):
-    atoms: int = setting(51, low=2)  # of the distribution (D4PG: 51)
+    atoms: int = setting(51, low=2, high=10_000)  # Atoms of the distribution (D4PG: 51).
 
 
 @dataclass(frozen=True)
 class D4PGCNNParams(ControlParams):
-    atoms: int = setting(51, low=2)  # of the distribution (D4PG: 51)
+    atoms: int = setting(51, low=2, high=10_000)  # Atoms of the distribution (D4PG: 51).
 
 
 class D4PGMLP(MLPNetwork):

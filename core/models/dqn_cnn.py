@@ -14,9 +14,10 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class DQNCNNParams(NoisyParams):
-    dueling: bool = setting(False)                                # 1511.06581
-    norm: str = setting("none", choices=("none", "group"))        # group: GroupNorm(16) after each convolution, which then has no bias
-    hidden: int = setting(512, low=1)                             # units of the fully connected layer (of each stream when dueling)
+    dueling: bool = setting(False)  # Split the head into value and advantages (1511.06581).
+    norm: str = setting("none", choices=("none", "group"))  # Normalisation: group is GroupNorm(16) after each convolution, which then has
+                                                            # no bias.
+    hidden: int = setting(512, low=1, high=8_192)  # Units of the fully connected layer (of each stream when dueling).
 
 
 class DQNCNN(Model):

@@ -13,8 +13,8 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class DQNMLPParams(NoisyParams):
-    dueling: bool = setting(False)      # 1511.06581
-    hidden: int = setting(128, low=1)   # units of each of the two hidden layers
+    dueling: bool = setting(False)                 # Split the head into value and advantages (1511.06581).
+    hidden: int = setting(128, low=1, high=8_192)  # Units of each of the two hidden layers.
 
 
 class DQNMLP(Model):

@@ -14,9 +14,9 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class DQNSmallParams(NoisyParams):
-    dueling: bool = setting(False)        # 1511.06581
-    planes: int = setting(16, low=1)      # of the first convolution; the others have twice as many
-    hidden: int = setting(256, low=1)     # units of the fully connected layer (of each stream when dueling)
+    dueling: bool = setting(False)                 # Split the head into value and advantages (1511.06581).
+    planes: int = setting(16, low=1, high=1_024)   # Planes of the first convolution; the others have twice as many.
+    hidden: int = setting(256, low=1, high=8_192)  # Units of the fully connected layer (of each stream when dueling).
 
 
 class DQNSmall(Model):

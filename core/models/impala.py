@@ -17,7 +17,7 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class ImpalaParams(ActorCriticParams):
-    hidden: int = setting(256, low=1)           # units of the fully connected layer
+    hidden: int = setting(256, low=1, high=8_192)  # Units of the fully connected layer.
 
 
 class ImpalaCNN(ActorCritic):

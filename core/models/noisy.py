@@ -14,8 +14,9 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class NoisyParams:
-    noisy: bool = setting(False)          # noise on the head's weights explores, in training only (1706.10295); let epsilon be 0 then
-    sigma: float = setting(0.5, low=0)    # of noisy: the noise's first standard deviation, times the root of a layer's inputs
+    noisy: bool = setting(False)  # Explore by noise on the head's weights, in training only (1706.10295); let epsilon be 0 then.
+    sigma: float = setting(0.5, low=0, high=1_000)  # First standard deviation of the noise of noisy layers, times the root of a layer's
+                                                    # inputs (paper: 0.5).
 
 
 class NoisyLinear(nn.Linear):

@@ -20,9 +20,9 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class R2D2NetworkParams:
-    dueling: bool = setting(True)               # 1511.06581
-    hidden: int = setting(512, low=1)           # units of the torso's fully connected layer, and of each stream's hidden layer
-    lstm: int = setting(512, low=1)             # units of the LSTM
+    dueling: bool = setting(True)                  # Split the head into value and advantages (1511.06581).
+    hidden: int = setting(512, low=1, high=8_192)  # Units of the torso's fully connected layer, and of each stream's hidden layer.
+    lstm: int = setting(512, low=1, high=4_096)    # Units of the LSTM.
 
 
 class R2D2Network(Model):
@@ -76,9 +76,9 @@ class R2D2CNN(R2D2Network):
 
 @dataclass(frozen=True)
 class R2D2SmallParams(R2D2NetworkParams):
-    planes: int = setting(16, low=1)            # of the first convolution; the others have twice as many
-    hidden: int = setting(256, low=1)           # units of the torso's fully connected layer, and of each stream's hidden layer
-    lstm: int = setting(256, low=1)             # units of the LSTM
+    planes: int = setting(16, low=1, high=1_024)   # Planes of the first convolution; the others have twice as many.
+    hidden: int = setting(256, low=1, high=8_192)  # Units of the torso's fully connected layer, and of each stream's hidden layer.
+    lstm: int = setting(256, low=1, high=4_096)    # Units of the LSTM.
 
 
 class R2D2Small(R2D2Network):
@@ -93,9 +93,9 @@ class R2D2Small(R2D2Network):
 
 @dataclass(frozen=True)
 class R2D2MinAtarParams(R2D2NetworkParams):
-    planes: int = setting(16, low=1)            # of the convolution
-    hidden: int = setting(128, low=1)           # units of the torso's fully connected layer, and of each stream's hidden layer
-    lstm: int = setting(128, low=1)             # units of the LSTM
+    planes: int = setting(16, low=1, high=1_024)   # Planes of the convolution.
+    hidden: int = setting(128, low=1, high=8_192)  # Units of the torso's fully connected layer, and of each stream's hidden layer.
+    lstm: int = setting(128, low=1, high=4_096)    # Units of the LSTM.
 
 
 class R2D2MinAtar(R2D2Network):
@@ -110,8 +110,8 @@ class R2D2MinAtar(R2D2Network):
 
 @dataclass(frozen=True)
 class R2D2MLPParams(R2D2NetworkParams):
-    hidden: int = setting(64, low=1)            # units of the torso's layer, and of each stream's hidden layer
-    lstm: int = setting(64, low=1)              # units of the LSTM
+    hidden: int = setting(64, low=1, high=8_192)  # Units of the torso's layer, and of each stream's hidden layer.
+    lstm: int = setting(64, low=1, high=4_096)    # Units of the LSTM.
 
 
 class R2D2MLP(R2D2Network):

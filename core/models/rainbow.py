@@ -29,9 +29,9 @@ from core.settings import setting
 
 @dataclass(frozen=True)
 class RainbowNetworkParams(NoisyParams):
-    noisy: bool = setting(True)        # noise on the head's weights explores, in training only (1706.10295); let epsilon be 0 then
-    dueling: bool = setting(True)      # 1511.06581
-    atoms: int = setting(51, low=2)    # of each distribution (C51; QR-DQN: 200 quantiles)
+    noisy: bool = setting(True)  # Explore by noise on the head's weights, in training only (1706.10295); let epsilon be 0 then.
+    dueling: bool = setting(True)  # Split the head into value and advantages (1511.06581).
+    atoms: int = setting(51, low=2, high=10_000)  # Atoms of each distribution (C51: 51, QR-DQN: 200 quantiles).
 
 
 class RainbowNetwork(Model):
@@ -53,8 +53,9 @@ class RainbowNetwork(Model):
 
 @dataclass(frozen=True)
 class RainbowCNNParams(RainbowNetworkParams):
-    norm: str = setting("none", choices=("none", "group"))        # group: GroupNorm(16) after each convolution, which then has no bias
-    hidden: int = setting(512, low=1)                             # units of each stream's hidden layer
+    norm: str = setting("none", choices=("none", "group"))  # Normalisation: group is GroupNorm(16) after each convolution, which then has
+                                                            # no bias.
+    hidden: int = setting(512, low=1, high=8_192)  # Units of each stream's hidden layer.
 
 
 class RainbowCNN(RainbowNetwork):
@@ -70,8 +71,8 @@ class RainbowCNN(RainbowNetwork):
 
 @dataclass(frozen=True)
 class RainbowSmallParams(RainbowNetworkParams):
-    planes: int = setting(16, low=1)      # of the first convolution; the others have twice as many
-    hidden: int = setting(256, low=1)     # units of each stream's hidden layer
+    planes: int = setting(16, low=1, high=1_024)   # Planes of the first convolution; the others have twice as many.
+    hidden: int = setting(256, low=1, high=8_192)  # Units of each stream's hidden layer.
 
 
 class RainbowSmall(RainbowNetwork):
@@ -87,8 +88,8 @@ class RainbowSmall(RainbowNetwork):
 
 @dataclass(frozen=True)
 class RainbowMinAtarParams(RainbowNetworkParams):
-    planes: int = setting(16, low=1)      # of the convolution
-    hidden: int = setting(128, low=1)     # units of each stream's hidden layer
+    planes: int = setting(16, low=1, high=1_024)   # Planes of the convolution.
+    hidden: int = setting(128, low=1, high=8_192)  # Units of each stream's hidden layer.
 
 
 class RainbowMinAtar(RainbowNetwork):
@@ -104,7 +105,7 @@ class RainbowMinAtar(RainbowNetwork):
 
 @dataclass(frozen=True)
 class RainbowMLPParams(RainbowNetworkParams):
-    hidden: int = setting(128, low=1)     # units of each of the two hidden layers
+    hidden: int = setting(128, low=1, high=8_192)  # Units of each of the two hidden layers.
 
 
 class RainbowMLP(RainbowNetwork):

@@ -22,7 +22,7 @@ def scaled_image(observation: Tensor, spec: EnvSpec) -> Tensor:
     """Stored observations [B, *observation_shape] as float32 [B, C, H, W] in 0 .. 1, channels_last in memory."""
     if len(spec.frame.shape) == 3:  # colour or planes: channels stand last
         observation = observation.movedim(-1, -3)
-    image = observation.reshape(len(observation), *image_shape(spec))
+    image = observation.reshape(observation.shape[0], *image_shape(spec))  # len() would become a constant in an exported network
     return image.contiguous(memory_format=torch.channels_last).to(torch.float32).mul_(1.0 / spec.max_value)  # bytes move cheaper
 
 

@@ -18,14 +18,16 @@ from core.single_processes.env_groups import EnvGroups
 
 @dataclass(frozen=True)
 class ActorParams:
-    chunk_length: int = setting(8, low=1)          # rows of each stream published together
-    refresh_period: int = setting(100, low=1)      # agent steps of this actor between looks for newer parameters (Ape-X: 100)
-    log_period: float = setting(2.0, above=0)      # seconds between reports
-    env_threads: int = setting(1, low=1)           # emulator threads an actor, of each of its groups
-    groups: int = setting(1, low=1)                # of an actor's environments that take turns: 2: one is emulated, one is answered
-    device: str = "cpu"                            # of the actor's network: cpu, cuda, cuda:1; auto: cuda if there is one
-    captured: bool = setting(True)                 # on a GPU the network's answer is one replay of a CUDA graph
-    niceness: int = setting(10, low=0, high=19)    # of the process, so that a learner that has work goes first where cores are few
+    chunk_length: int = setting(8, low=1, high=10_000)  # Steps of each environment that are published together.
+    refresh_period: int = setting(100, low=1, high=10**9)  # Agent steps of this actor between looks for newer parameters (Ape-X: 100).
+    log_period: float = setting(2.0, above=0, high=1e9)  # Seconds between an actor's reports.
+    env_threads: int = setting(1, low=1, high=256)  # Emulator threads of each group of an actor's environments.
+    groups: int = setting(1, low=1, high=256)  # Groups of an actor's environments that take turns. With 2, one is emulated while the other
+                                               # is answered.
+    device: str = "cpu"  # Device of the actor's network: cpu, cuda, cuda:1; auto is cuda if there is a GPU.
+    captured: bool = setting(True)  # Compute the actor's answers by replaying a CUDA graph where its device is a GPU.
+    niceness: int = setting(10, low=0, high=19)  # Niceness of the actor's process, so that a learner that has work goes first where cores
+                                                 # are few.
 
 
 def actor(context: Context, index: int) -> Iterator[bool]:

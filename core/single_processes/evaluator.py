@@ -19,14 +19,14 @@ from utils import tensor_file, weights_file
 
 @dataclass(frozen=True)
 class EvaluatorParams:
-    period: float = setting(60.0, above=0)       # seconds between starts of evaluations
-    steps: int = setting(0, low=0)               # agent steps between evaluations; 0: by seconds
-    episodes: int = setting(10, low=1)           # episodes an evaluation
-    num_envs: int = setting(10, low=1)           # episodes played side by side
-    max_steps: int = setting(27_000, low=1)      # agent steps an episode, then it counts as truncated
-    niceness: int = setting(5, low=0, high=19)   # of the process, so that training goes first
-    record_every: int = setting(0, low=0)        # evaluations from one recorded episode to the next, in logs/<signature>/videos; 0: none
-    record_steps: int = setting(3_000, low=1)    # agent steps of a recorded episode at most
+    period: float = setting(60.0, above=0, high=1e9)  # Seconds between starts of evaluations.
+    steps: int = setting(0, low=0, high=10**12)  # Agent steps between evaluations; 0 leaves it to period.
+    episodes: int = setting(10, low=1, high=100_000)  # Episodes of an evaluation.
+    num_envs: int = setting(10, low=1, high=10_000)  # Episodes that the evaluator plays side by side.
+    max_steps: int = setting(27_000, low=1, high=10**9)  # Agent steps after which an episode of an evaluation counts as truncated.
+    niceness: int = setting(5, low=0, high=19)  # Niceness of the evaluator's process, so that training goes first.
+    record_every: int = setting(0, low=0, high=10**9)  # Evaluations from one video in logs/<signature>/videos to the next; 0 records none.
+    record_steps: int = setting(3_000, low=1, high=1_000_000)  # Agent steps of a recorded episode, at most.
 
 
 def evaluator(context: Context, index: int) -> Iterator[bool]:
@@ -113,7 +113,7 @@ def _save(context: Context, agent: Agent, agent_steps: int, score: float | None)
     """Keep this model, of these agent steps, as the run's best. Returns whether it was written."""
     options = context.options
     metadata = {"signature": options.signature, "config": options.config, "env_type": options.env_type, "game": options.game,
-                "environment": context.spec.name, "agent_steps": agent_steps, "score": score}
+                "environment": context.spec.name, "agent_steps": agent_steps, "score": score, "options": options.to_dict()}
     try:
         weights_file.save_weights(options.model_path, agent.model.state_dict(), metadata)
         return True

@@ -20,11 +20,11 @@ SHORTEST_SPAN = 0.5  # seconds; over less, rates say nothing
 
 @dataclass(frozen=True)
 class LoggerParams:
-    period: float = setting(2.0, above=0)        # seconds between lines in the metrics files, and between progress lines
-    steps: int = setting(0, low=0)               # agent steps between lines in the metrics files; 0: every `period` seconds
-    wandb: str | None = None                     # project of Weights & Biases that is told too; None: off
-    mlflow: str | None = None                    # experiment of MLflow that is told too; None: off
-    tracker_timeout: float = setting(30.0, above=0)  # seconds that trackers may take at the end
+    period: float = setting(2.0, above=0, high=1e9)                # Seconds between lines in the metrics files, and between progress lines.
+    steps: int = setting(0, low=0, high=10**12)                    # Agent steps between lines in the metrics files; 0 goes by `period`.
+    wandb: str | None = None                                       # Project of Weights & Biases that is told too; None is off.
+    mlflow: str | None = None                                      # Experiment of MLflow that is told too; None is off.
+    tracker_timeout: float = setting(30.0, low=0.01, high=86_400)  # Seconds that trackers may take at the end.
 
 
 def logger(context: Context, index: int) -> Iterator[bool]:

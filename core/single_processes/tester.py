@@ -45,7 +45,8 @@ def tester(context: Context, index: int) -> Iterator[bool]:
         return
     summary = summarise(results, options.env_class, context.spec.name)
     _say(f"{path.name} on {context.spec.name}: " + ", ".join(f"{name} {_number(value)}" for name, value in summary.items()))
-    report = {"model_file": str(path), "model": metadata, "game": context.spec.name, "seed": options.seed, "summary": summary,
+    of_model = {name: value for name, value in metadata.items() if name != "options"}
+    report = {"model_file": str(path), "model": of_model, "game": context.spec.name, "seed": options.seed, "summary": summary,
               "protocol": _protocol(context, num_envs, exploration),
               **{name: array.tolist() for name, array in results._asdict().items() if array is not None},
               "versions": versions(), "time": time.time(), "options": options.to_dict()}

@@ -58,6 +58,8 @@ class Faulty(gym.Env):
             raise RuntimeError("the simulator has no licence")
         if due("exit when made", self._stream, 0):
             sys.exit(0)
+        if due("chdir", self._stream, 0):
+            os.chdir("/")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         if due("reset", self._stream, self._total):

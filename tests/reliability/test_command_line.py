@@ -1,17 +1,19 @@
-"""What the command line makes of good and bad words (F01-F07, F27, F28, F36)."""
+"""What the command line makes of good and bad words (F01-F07, F27, F28, F36, F55, F56)."""
 
 import json
 import pickle
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.reliability.test_inline import CARTPOLE, train
 from tests.rows import PLAYABLE, skip_unless_installed
-from utils import options, runs, validation, weights_file
+from utils import options, runs, sizes, validation, weights_file
 from utils.command_line import read_options
 from utils.options import CONFIGS
 from utils.refused import Refused
@@ -98,8 +100,23 @@ def test_help_lists_settings_with_the_defaults_of_the_row(root, capsys):
         read_options(["--root", str(root), "--config", "dqn-cartpole", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
     assert exit.value.code == 0
-    for word in ("--agent.batch-size", "--memory.capacity", "(default: 50000)", "--target-score", "dqn-minatar-breakout"):
+    for word in ("--agent.batch_size int = 64 (>= 1, <= 65_536) Windows in a batch", "--memory.capacity int = 50_000", "--target_score",
+                 "--agent.exploration str = linear (linear, ladder, linear-ladder)", "--engine str = local (local, inline, ray)",
+                 "dqn-minatar-breakout"):
         assert word in shown
+
+
+@pytest.mark.parametrize("words", [("--help", "agent", "--config", "r2d2-recall"), ("--config=r2d2-recall", "-h", "agent")])
+def test_help_of_one_group_lists_its_options_only(words, root, capsys):
+    with pytest.raises(SystemExit) as exit:
+        read_options([*words, "--root", str(root)])
+    names = re.findall(r"(?m)^  --(\S+)", capsys.readouterr().out)
+    assert exit.value.code == 0 and "agent.burn_in" in names and all(name.startswith("agent.") for name in names)
+
+
+def test_help_of_a_group_that_there_is_not_is_refused_with_those_there_are(refuse):
+    line, = refuse("--help", "agnet")
+    assert "groups are run, agent, env, " in line and "did you mean agent" in line
 
 
 def test_paths_belong_to_the_project_and_not_to_the_working_folder(read, monkeypatch, tmp_path):
@@ -257,6 +274,40 @@ def test_a_memory_that_does_not_fit_is_refused_with_needed_and_free_bytes(refuse
     line = refuse("--config", "dqn-pong-uniform", "--memory.capacity", "1e9")[0]
     needed, free = (int(figure.replace(",", "")) for figure in re.findall(r"([\d,]+) (?:bytes|are free)", line))
     assert needed >= 10**9 * 84 * 84 > free
+
+
+ABSURD = [(name, value) for name in ("agent.burn_in", "agent.unroll_length", "num_actors", "num_envs_per_actor", "evaluator.num_envs",
+                                     "evaluator.episodes", "episodes", "agent.batch_size", "model.hidden", "model.lstm", "num_learners")
+          for value in ("1e9", "1e18", "1e30")] + [("learner.threads", "3e9"), ("supervisor.heartbeat_timeout", "1e-300")]
+
+
+@pytest.mark.parametrize("name, value", ABSURD)
+def test_f55_a_number_beyond_sense_is_refused_at_once_without_allocating(name, value, refuse):
+    before, began = psutil.Process().memory_info().rss, time.process_time()
+    line = refuse("--config", "r2d2-recall", f"--{name}", value)[0]
+    assert re.match(rf"error: {name}=\S+ must be at (most|least) ", line)
+    assert time.process_time() - began < 1 and psutil.Process().memory_info().rss - before < 50 << 20
+
+
+@pytest.mark.parametrize("name", ["evaluator.num_envs", "num_envs_per_actor", "num_actors"])
+def test_f55_streams_and_processes_count_in_the_memory_that_is_needed(name, refuse, monkeypatch):
+    monkeypatch.setattr(sizes, "available_bytes", lambda: 2 << 30)
+    words = "--memory.capacity", "20000000", "--clock.tolerance", "20000000", "--evaluator.episodes", "10000"
+    line, = refuse("--config", "dqn-pong-small", *words, f"--{name}", "4096")
+    assert "beside the replay and 2,147,483,648 are free: lower one of num_actors=" in line and f"{name}=4096" in line
+
+
+def test_the_streams_of_a_test_count_in_the_memory_that_is_needed(refuse, monkeypatch, tmp_path):
+    monkeypatch.setattr(sizes, "available_bytes", lambda: 1 << 30)
+    words = "--mode", "2", "--model_file", str(tmp_path / "x.pth"), "--episodes", "10000", "--evaluator.num_envs", "10000"
+    assert "lower one of episodes=10000, evaluator.num_envs=10000" in refuse("--config", "dqn-pong-small", *words)[0]
+
+
+def test_f56_a_relative_root_is_absolute_from_the_start(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert read_options(["--config", "dqn-cartpole", "--root", "here"]).root == str(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert read_options(["--config", "dqn-cartpole", "--root=~/there"]).root == str(tmp_path / "there")
 
 
 def test_cuda_that_is_absent_is_refused_with_the_devices_there_are(refuse, monkeypatch):

@@ -1,4 +1,4 @@
-"""Environments and agents that misbehave, in the real program (F11, F14-F19, F32, F39, F59, F61)."""
+"""Environments and agents that misbehave, in the real program (F11, F14-F19, F32, F39, F56, F59, F61)."""
 
 import json
 import math
@@ -199,3 +199,11 @@ def test_f61_what_environments_start_in_main_ends_with_an_inline_run_too(tmp_pat
         program.until(lambda: program.strays(), 60, "strays")
         assert program.until_ended(30 * SLOW) == 0 and not program.leftovers()
         assert [len(started) for started in program.strays().values()] == [0]
+
+
+def test_f56_an_environment_that_changes_the_folder_leaves_a_relative_root_where_it_was(tmp_path):
+    environment = faults({"kind": "chdir"})
+    trained = start(tmp_path, *FAULTY, *INLINE, "--root", "here", "--updates", "5", environment=environment)
+    assert trained.returncode == 0, trained.stderr
+    assert {path.name for path in (tmp_path / "here" / "models").iterdir()} == {"test_one.pth", "test_one_checkpoints"}
+    assert (tmp_path / "here" / "logs" / "test_one" / "metrics.jsonl").exists() and [path.name for path in tmp_path.iterdir()] == ["here"]

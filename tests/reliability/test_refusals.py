@@ -1,4 +1,4 @@
-"""Starts that must be refused, seen from outside: exit code, message, nothing made (F01-F03, F05-F08, F25, F28, F36, F45, F46)."""
+"""Starts that must be refused, seen from outside: exit code, message, nothing made (F01-F03, F05-F08, F25, F28, F36, F45, F46, F55)."""
 
 import json
 import os
@@ -53,6 +53,11 @@ def refusals(files: Path) -> dict[str, tuple[tuple[str, ...], int, tuple[str, ..
         "option": ((*CARTPOLE, "--agent.lrr", "1"), 2, ("did you mean --agent.lr",)),
         "values": ((*CARTPOLE, "--agent.lr=abc", "--agent.batch_size=0", "--agent.gamma=1.5", "--agent.nstep=0", "--num_actors=0"), 2,
                    ("agent.lr='abc'", "agent.batch_size=0", "agent.gamma=1.5", "agent.nstep=0", "num_actors=0")),
+        "absurd": (("--config", "r2d2-recall", "--agent.burn_in=1e9", "--agent.unroll_length=1e18", "--num_actors=1e9", "--episodes=1e30",
+                    "--evaluator.num_envs=1e9", "--learner.threads=3e9", "--supervisor.heartbeat_timeout=1e-300"), 2,
+                   ("agent.burn_in=1000000000 must be at most 10000", "agent.unroll_length=", "num_actors=", "episodes=",
+                    "evaluator.num_envs=1000000000 must be at most", "learner.threads=3000000000 must be at most 1024",
+                    "supervisor.heartbeat_timeout=1e-300 must be at least 1")),
         "combination": ((*CARTPOLE, "--game", "Pendulum-v1", "--memory_type", "queue", "--model_type", "dqn-cnn"), 2,
                         ("agent_type=dqn cannot take the continuous actions of game=Pendulum-v1", "learns from memory_type shared",
                          "model_type could be dqn-mlp")),
@@ -112,6 +117,10 @@ def test_f02_an_unknown_option_is_refused_with_the_one_meant(refused):
 
 def test_f03_every_bad_value_is_listed(refused):
     assert refused("values").stderr.count("\n") == 5
+
+
+def test_f55_numbers_beyond_sense_are_refused_all_at_once(refused):
+    assert refused("absurd").stderr.count("\n") == 7
 
 
 def test_f05_impossible_combinations_name_both_fields_and_what_would_do(refused):

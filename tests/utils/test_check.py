@@ -2,12 +2,15 @@
 
 import multiprocessing
 import os
+import time
+from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
 
+from core.envs.catch import CatchEnv
 from core.memory import Memory
 from core.shared import SharedArrays
 from main import main
@@ -128,10 +131,11 @@ def faulty(monkeypatch, options):
     return registered
 
 
-def test_everything_that_is_wrong_with_an_environment_is_said(faulty):
+def test_everything_that_is_wrong_with_an_environment_is_said(faulty, capsys):
     with pytest.raises(Refused) as refused:
         check(faulty(np.nan), seconds=0)
-    messages = ["random play: ValueError: observation of stream 0 at step 1", "gymnasium's checker", "speed: ValueError"]
+    messages = ["random play: ValueError: observation of stream 0 at step 1", "speed: ValueError"]
+    assert "warning: gymnasium's checker: " in capsys.readouterr().out
     assert len(refused.value.problems) == len(messages)
     for problem, message in zip(refused.value.problems, messages):
         assert problem.startswith(message)
@@ -142,6 +146,64 @@ def test_warnings_of_gymnasiums_checker_are_shown(faulty, capsys):
     assert "not within the observation space" in " ".join(capsys.readouterr().out.split())
 
 
+class Unreproducible(gym.Env):
+    """Trains, though gymnasium's checker complains: the same seed gives other observations."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.random.default_rng().uniform(-1, 1, 3).astype(np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(3, np.float32), 0.0, self.steps == 20, False, {}
+
+
+class Unlabelled(CatchEnv):
+    """Trains, though it breaks a clause: no observation is the first of an episode."""
+
+    def step(self, action):
+        return super().step(action)._replace(first=np.zeros(self._num_envs, bool))
+
+
+def test_what_trains_passes_with_a_warning(options, monkeypatch, capsys):
+    monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
+    gym.register("Unreproducible-v0", Unreproducible)
+    check(options("--config", "dqn-cartpole", "--game", "Unreproducible-v0", *SMALL), seconds=0)
+    printed = capsys.readouterr().out
+    assert "warning: gymnasium's checker: AssertionError: " in printed and "no problem found, 1 warnings" in printed
+    words = "--env_type", "tests.utils.test_check:Unlabelled", "--game", "catch"
+    check(options("--config", "dqn-minatar-breakout", *words, *SMALL), seconds=0)
+    assert "warning: step 10 of random play: first is wrong in streams 0: " in capsys.readouterr().out
+
+
+class Slow(gym.Env):
+    observation_space, action_space, seconds = spaces.Box(-1, 1, (3,)), spaces.Discrete(2), 0.25
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        time.sleep(self.seconds)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        time.sleep(self.seconds)
+        return np.zeros(3, np.float32), 0.0, False, False, {}
+
+
+def test_an_environment_of_four_steps_a_second_is_checked_within_20_seconds(options, monkeypatch, capsys):
+    """A sequence of R2D2's is 125 rows: half a minute of one such environment."""
+    monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
+    gym.register("Slow-v0", Slow)
+    chosen = options("--config", "r2d2-cartpole", "--game", "Slow-v0", "--agent.burn_in", "40", "--agent.unroll_length", "80")
+    began = time.monotonic()
+    check(chosen)
+    assert time.monotonic() - began < 20
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "its checker is left out: a reset takes 0.25 s and a step 0.25 s" in printed and "speed 4 agent steps/s an actor" in printed
+
+
 def test_a_loss_that_is_not_finite_is_a_problem(options, monkeypatch):
     measured = probe.measure
     monkeypatch.setattr(probe, "measure", lambda *arguments: measured(*arguments)._replace(sound=False))
@@ -150,7 +212,8 @@ def test_a_loss_that_is_not_finite_is_a_problem(options, monkeypatch):
 
 
 def test_an_update_that_changes_nothing_is_not_sound(options):
-    chosen = options("--config", "impala-cartpole", *SMALL, "--agent.baseline_cost", "9e299")
+    chosen = options("--config", "impala-cartpole", *SMALL)
+    chosen = replace(chosen, agent=replace(chosen.agent, baseline_cost=9e299))
     assert not probe.measure(chosen, validation.environment_spec(chosen), 0).sound
 
 

@@ -1,15 +1,18 @@
 """docs/options.md says what the dataclasses say."""
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from core.memories.mixed import RULES
 from core.settings import setting
-from utils.describe_options import RUN, comments, page, table
-from utils.options import CONFIGS
-from utils.rows import from_row
+from utils.describe_options import RUN, comments, fixed_groups, page, table
+from utils.options import CONFIGS, Options, Run
+from utils.rows import GROUPS, from_row
 from utils.settings_tree import annotations
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "options.md"
@@ -29,6 +32,19 @@ class Child(Parent):
     loss: str = setting("huber", choices=("huber", "squared"))
 
 
+@dataclass(frozen=True)
+class Long:
+    speed: float = setting(1.0, above=0)  # Metres a second,
+                                          # measured on
+                                          # a straight road.
+    name: str = ""  # Name.
+
+    # a reason of its own is no meaning
+
+
+DANGLING = r"(And|Or|Of|That|Those|As|With|Whether|What|How|Until|In|On|By|For|From|To|At|It|Its|Their|They|Which|Where|When)\b"
+
+
 def without_edited_defaults(text):
     """The lines of Run are there to be edited: what they say today may differ from the page."""
     before, heading, rest = text.partition(f"## {RUN}\n")
@@ -44,7 +60,7 @@ def test_the_page_is_what_the_dataclasses_say():
 def test_only_the_defaults_of_the_lines_to_edit_may_differ():
     text = page()
     assert without_edited_defaults(text.replace("| `seed` | int | `1` |", "| `seed` | int | `7` |")) == without_edited_defaults(text)
-    for there, other in (("of all randomness", "of the actors"), ("| `0.99` |", "| `0.9` |"), ("| `timestamp` |", "| `time` |")):
+    for there, other in (("Seed of all random", "Seed of the"), ("| `0.99` |", "| `0.9` |"), ("| `timestamp` |", "| `time` |")):
         assert there in text and without_edited_defaults(text.replace(there, other)) != without_edited_defaults(text)
 
 
@@ -57,6 +73,36 @@ def test_every_option_of_every_row_stands_on_the_page(row):
 
 def test_a_meaning_is_the_comment_at_the_end_of_the_fields_line():
     assert comments(Parent) == {"speed": "metres a second", "limit": "of <things>, | apart"}
+
+
+def test_a_meaning_goes_on_in_the_column_below_it():
+    assert comments(Long) == {"speed": "Metres a second, measured on a straight road.", "name": "Name."}
+
+
+def every_setting():
+    """Each setting of every Params that the framework has: dotted name, field and meaning."""
+    params = [("", Run), ("", Options), *((f"{group}.", each) for group, each in fixed_groups())]
+    params += [(f"{group}.", factory[name].Params) for group, (_, factory) in GROUPS.items() for name in factory]
+    params += [("rule.", each) for _, each in RULES.values()]
+    for prefix, each in params:
+        meanings, types = comments(each), annotations(each())
+        for field in dataclasses.fields(each):
+            if types.get(field.name, Any) is not Any:
+                yield f"{each.__name__}: {prefix}{field.name}", types[field.name], field, meanings.get(field.name, "")
+
+
+def test_every_option_has_a_sentence_that_stands_alone():
+    fragments = [f"{name}: {meaning!r}" for name, _, _, meaning in every_setting()
+                 if not re.fullmatch(r"[A-Z`].*[.]", meaning) or re.match(DANGLING, meaning)]
+    assert not fragments, "\n".join(fragments)
+
+
+def test_every_number_has_a_largest_and_a_smallest_value():
+    def is_bounded(field):
+        low, high, above = (field.metadata.get(name) for name in ("low", "high", "above"))
+        return field.metadata.get("choices") or (high is not None and (low is not None or above is not None))
+    kinds = int, float, int | None, float | None, tuple[int, ...]
+    assert not [name for name, kind, field, _ in every_setting() if kind in kinds and not is_bounded(field)]
 
 
 def test_a_subclass_replaces_meanings_and_keeps_the_others():

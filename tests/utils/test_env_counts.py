@@ -27,7 +27,7 @@ def tried(monkeypatch):
 
     def acting(options, spec, seconds):
         found.append(options.num_envs_per_actor)
-        return 1 / min(found[-1], 32)
+        return 1e-3 / min(found[-1], 32)
 
     monkeypatch.setattr(probe, "_acting", acting)
     return found
@@ -53,11 +53,17 @@ def test_a_run_has_what_was_found_and_says_what_was_tried(options, tried, capsys
     context, _ = prepare(options())
     assert tried == [4, 8, 16, 32, 64, 128] and context.options.num_envs_per_actor == context.memories[0].layout.num_envs == 32
     assert json.loads((context.options.log_folder / "run.json").read_text())["options"]["num_envs_per_actor"] == 32
-    assert "num_envs_per_actor=32 of those tried out, with an actor's agent steps/s: 4: 4, 8: 8, 16: 16, 32: 32" in capsys.readouterr().err
+    assert "num_envs_per_actor=32 of those tried out, with an actor's agent steps/s: " \
+        "4: 4,000, 8: 8,000, 16: 16,000, 32: 32,000" in capsys.readouterr().err
 
 
 def test_a_number_that_is_given_is_not_tried_out(options, tried):
     assert prepare(options("--num_envs_per_actor", "5"))[0].options.num_envs_per_actor == 5 and tried == []
+
+
+def test_after_one_whose_step_takes_long_no_larger_number_is_tried(options, tried, monkeypatch):
+    monkeypatch.setattr(probe, "_acting", lambda options, spec, seconds: tried.append(options.num_envs_per_actor) or 0.25)
+    assert prepare(options())[0].options.num_envs_per_actor == 4 and tried == [4]
 
 
 def test_numbers_that_the_other_settings_do_not_allow_are_not_tried(options, tried):

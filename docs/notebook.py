@@ -1,0 +1,43 @@
+# %% [markdown]
+# Train, look, play and export from Python: the cells of a notebook, and a script as it stands. It needs no `if __name__ == "__main__"`,
+# since `train` runs `main.py` as a process of its own. An interrupt saves the run's state; resume="newest" then continues it.
+
+# %% Train a row of CONFIGS, which takes some seconds here
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+
+from utils.api import load, train
+
+run = train("dqn-cartpole", {"evaluator.steps": 2_000, "evaluator.episodes": 5}, steps=4_000, seed=1, root="runs")
+print(run.signature, run.log_folder)
+
+# %% Its evaluations, as arrays
+scores = run.scores
+for steps, value in zip(scores.steps, scores.values):
+    print(f"{steps:,.0f} agent steps: mean return {value:.1f}")
+
+# %% The best model plays whole episodes in this process
+policy = run.load()  # the same as load("runs/models/<signature>.pth")
+results = policy.evaluate(episodes=5)
+print(f"mean return {results.returns.mean():.1f} of {len(results.returns)} episodes")
+
+# %% and acts wherever you like: on one observation, or on many
+env = gym.make("CartPole-v1")
+observation, _ = env.reset(seed=1)
+state, ended, total = None, False, 0.0
+while not ended:
+    action, state = policy.act(observation, state)
+    observation, reward, terminated, truncated, _ = env.step(action)
+    total, ended = total + float(reward), terminated or truncated
+print(f"an episode of one's own loop: {total:.0f}")
+actions, _ = policy.act(np.zeros((8, 4)))
+print("actions for eight observations:", actions)
+
+# %% The network as an ONNX file, checked against torch: python -m utils.export runs/models/<signature>.pth does the same
+from utils.export import export  # noqa: E402  needs pip install -e ".[onnx]"
+
+onnx_file = Path(run.model_path).with_suffix(".onnx")
+network = export(load(run.model_path), onnx_file)
+print(onnx_file.name, network.inputs, network.outputs)

@@ -1,0 +1,157 @@
+"""Training, loading and playing from Python."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import psutil
+import pytest
+
+from core.checked_steps import CheckedSteps
+from core.episodes import _seed_from
+from tests.reliability.program import PROJECT
+from tests.reliability.test_inline import RUNS, SMALL
+from tests.reliability.test_inline import train as train_here
+from utils import api, export, weights_file
+from utils.api import TrainedRun, TrainingError, load, train
+from utils.refused import Refused
+from utils.tensor_file import CheckpointError
+
+KINDS = {"dqn": RUNS["shared"], "rainbow": RUNS["rainbow"], "r2d2": RUNS["r2d2"], "impala": RUNS["impala with LSTM"], "sac": RUNS["sac"],
+         "pictures": ("--config", "dqn-minatar-breakout", *SMALL, "--env_type", "catch", "--game", "catch")}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """kind -> a run that was trained for some updates, each made once."""
+    made = {}
+
+    def run(kind):
+        if kind not in made:
+            folder = tmp_path_factory.mktemp("runs")
+            context = train_here(folder, *KINDS[kind], "--timestamp", "one", "--updates", "10", "--evaluator.max_steps", "60")
+            made[kind] = TrainedRun(context.options.signature, folder)
+        return made[kind]
+
+    return run
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loop_of_ones_own_earns_what_evaluate_does(kind, trained):
+    """The recurrent state and the last reward go from step to step; whatever is drawn is drawn from the same seed."""
+    before = psutil.Process().children()
+    policy = trained(kind).load()
+    options = policy.options
+    results = policy.evaluate(episodes=1, seed=5)
+    policy = api.Policy(options, policy.spec, policy.agent, policy.metadata, seed=5)
+    env = CheckedSteps(options.env_class(options.env, options.game, 1, training=False), 1)
+    timestep, state, total, length = env.reset(_seed_from(np.random.SeedSequence(5))), None, 0.0, 0
+    while length < options.evaluator.max_steps:
+        action, state = policy.act(timestep.observation[0], state, timestep.reward[0])
+        assert all(isinstance(part, np.ndarray) for part in state)
+        timestep = env.step(np.asarray(action)[None])
+        total, length = total + float(timestep.raw_reward[0]), length + 1
+        if timestep.last[0]:
+            break
+    env.close()
+    assert results.lengths.tolist() == [length] and results.returns[0] == pytest.approx(total, rel=1e-5)
+    assert psutil.Process().children() == before
+
+
+@pytest.mark.parametrize("kind", ["dqn", "r2d2", "sac", "pictures"])
+def test_many_observations_are_answered_as_each_of_them(kind, trained):
+    policy = trained(kind).load()
+    generator, dtype = np.random.default_rng(1), policy.spec.frame.dtype
+    observations = [generator.integers(0, 2, (3, *policy.spec.observation_shape)).astype(dtype) for _ in range(2)]
+    first, state = policy.act(observations[0])
+    second, _ = policy.act(observations[1], state, [0.0, 1.0, 2.0])
+    assert len(second) == 3 and second.dtype == policy.spec.action.array.dtype
+    for game in range(3):
+        action, state = policy.act(observations[0][game])
+        np.testing.assert_allclose(action, first[game], rtol=1e-4)
+        np.testing.assert_allclose(policy.act(observations[1][game], state, float(game))[0], second[game], rtol=1e-4)
+    restarted, after = policy.act(observations[1], policy.act(observations[0])[1], first=[True, False, False])
+    fresh, initial = policy.act(observations[1])
+    np.testing.assert_allclose(restarted[0], fresh[0], rtol=1e-4)
+    for part, start in zip(after, initial):
+        np.testing.assert_allclose(part[0], start[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("observation, message", [
+    (np.zeros(3), r"observation is \[3\], expected \[4\] or several, \[N, 4\]"), (np.zeros((0, 4)), "expected"),
+    (["a", "b", "c", "d"], "expected float32")])
+def test_an_observation_of_another_shape_or_type_is_refused(observation, message, trained):
+    with pytest.raises(ValueError, match=message):
+        trained("dqn").load().act(observation)
+    with pytest.raises(ValueError, match="observation is float64, expected uint8"):
+        trained("pictures").load().act(np.zeros(trained("pictures").load().spec.observation_shape))
+    with pytest.raises(ValueError, match="state has 0 parts, expected 3: give what the last call returned"):
+        trained("r2d2").load().act(np.zeros(4), ())
+
+
+def test_a_model_says_what_it_is_or_its_run_does_or_it_is_refused(trained, tmp_path):
+    run = trained("r2d2")
+    elsewhere = tmp_path / "models" / f"{run.signature}.pth"
+    elsewhere.parent.mkdir()
+    weights, metadata = weights_file.load_weights(run.model_path)
+    weights_file.save_weights(elsewhere, weights, metadata)
+    assert load(elsewhere).options.model.lstm == 8 and "options" not in load(elsewhere).metadata
+    weights_file.save_weights(elsewhere, weights, {})  # of an earlier version
+    with pytest.raises(Refused, match=r"does not say what it is, and there is no .*run\.json: put the run's log folder there"):
+        load(elsewhere)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / run.signature).symlink_to(run.log_folder)
+    assert load(elsewhere).options.model.lstm == 8
+    with pytest.raises(CheckpointError, match="does not exist"):
+        load(tmp_path / "none.pth")
+
+
+def test_the_command_exports_a_model_file(trained, tmp_path, capsys):
+    pytest.importorskip("onnxruntime")
+    words = [str(trained("r2d2").model_path), "--output"]
+    assert export.main([*words, str(tmp_path / "model.onnx")]) == 0 and (tmp_path / "model.onnx").stat().st_size > 1_000
+    assert "model.onnx: observation, previous_action, reward, state_0, state_1 -> action, values, next_state_0, next_state_1; " \
+        "onnxruntime gives what torch gives" in capsys.readouterr().out
+    assert export.main([*words, str(tmp_path / "missing" / "model.onnx")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_what_the_command_line_refuses_train_refuses_with_its_sentences(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **keywords: pytest.fail("a process was started"))
+    with pytest.raises(Refused) as refused:
+        train("dqn-cartpole", {"agent.lr": -1}, steps=0, root=tmp_path)
+    assert refused.value.problems == ("steps=0 must be at least 1", "agent.lr=-1.0 must be greater than 0") and refused.value.code == 2
+    with pytest.raises(Refused, match="mode is not to be given to train"):
+        train("dqn-cartpole", mode=2)
+    assert capfd.readouterr() == ("", "") and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name, value, words", [
+    ("seed", 1, ["--seed=1"]), ("resume", None, ["--resume=None"]), ("agent.double", False, ["--agent.double=False"]),
+    ("model.hidden", (400, 300), ["--model.hidden", "400", "300"]), ("game", "a b", ["--game=a b"]),
+    ("memory.replay_parameters", [{"type": "queue"}], ['--memory.replay_parameters=[{"type": "queue"}]'])])
+def test_values_are_words_of_the_command_line(name, value, words):
+    assert api._words(name, value) == words
+
+
+def test_a_training_that_fails_raises_its_last_words(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("FAULTS", json.dumps([{"kind": "raise", "at": 50}]))
+    with pytest.raises(TrainingError, match="the simulator crashed") as failed:
+        train("dqn-cartpole", root=tmp_path, engine="inline", env_type="gym", game="tests.reliability.faults:Faulty-v0", progress=False)
+    assert failed.value.code != 0 and capfd.readouterr().out == ""
+
+
+def test_the_notebook_of_the_documentation_runs_as_a_script(tmp_path):
+    """It has no guard of `__main__`, and learners' and actors' processes start all the same."""
+    pytest.importorskip("onnxruntime")
+    text = (PROJECT / "docs" / "notebook.py").read_text()
+    assert "__name__" not in text.replace('no `if __name__ == "__main__"`', "")
+    program = subprocess.run([sys.executable, str(PROJECT / "docs" / "notebook.py")], cwd=tmp_path, capture_output=True, text=True,
+                             env={**os.environ, "PYTHONPATH": str(PROJECT)}, timeout=110)
+    assert program.returncode == 0, program.stdout + program.stderr
+    for part in ("agent steps: mean return ", " of 5 episodes", "an episode of one's own loop: ", "actions for eight observations: [",
+                 ".onnx ['observation'] ['action', 'values']"):
+        assert part in program.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]

@@ -1,0 +1,109 @@
+"""Every model of the factory as an ONNX file: onnxruntime gives what torch gives, for any number of observations."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from core.env import Continuous, Discrete, EnvSpec
+from core.shared import ArraySpec
+from utils import export as exporting
+from utils.api import Policy
+from utils.export import export, main
+from utils.factory import AgentsDict, ModelsDict
+from utils.options import Options
+from utils.refused import Refused
+from utils.rows import from_row
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+SMALL = {"hidden": 16, "lstm": 8, "planes": 4, "atoms": 5, "feature_size": 8}
+REMEMBERS = ("mlp-ac", "impala-cnn")  # models of actor-critics that have an LSTM only where it is asked for
+
+
+def spec_of(name: str) -> EnvSpec:
+    """What an environment for this model shows and takes, three actions or two numbers."""
+    model = ModelsDict[name]
+    if model.observations == "vector":
+        shown = {"frame": ArraySpec((5,), "float32"), "frame_stack": 0}
+    elif "minatar" in name:
+        shown = {"frame": ArraySpec((10, 10, 4), "uint8"), "frame_stack": 0, "is_image": True}
+    else:
+        size = 42 if "small" in name else 84
+        shown = {"frame": ArraySpec((size, size), "uint8"), "frame_stack": 2, "is_image": True, "max_value": 255.0}
+    action = Discrete(3) if agent_of(name).actions is Discrete else Continuous(np.array([-2, 0], np.float32), np.array([2, 5], np.float32))
+    return EnvSpec(name="test", action=action, **shown)
+
+
+def agent_of(name: str):
+    return next(AgentsDict[agent] for agent in AgentsDict if AgentsDict[agent].head == ModelsDict[name].head
+                and (agent in name or not name.startswith(("ddpg", "td3", "sac"))))
+
+
+def small_policy(name: str, lstm: bool = False) -> Policy:
+    """A policy with a small network of this kind and random weights."""
+    agent = next(agent for agent in AgentsDict if AgentsDict[agent] is agent_of(name))
+    options, problems = from_row({"name": "test", "agent_type": agent, "env_type": "gym", "game": "test", "memory_type": "shared",
+                                  "model_type": name})
+    assert isinstance(options, Options) and not problems
+    sizes = {field.name: SMALL[field.name] for field in dataclasses.fields(options.model) if field.name in SMALL}
+    if isinstance(options.model.hidden if "hidden" in sizes else 0, tuple):
+        sizes["hidden"] = (16, 16)
+    if ModelsDict[name].head == "actor-critic" and not lstm:
+        sizes.pop("lstm", None)
+    options = dataclasses.replace(options, model=dataclasses.replace(options.model, **sizes))
+    torch.manual_seed(1)
+    return Policy(options, spec_of(name), options.make_agent(spec_of(name)), {"score": 1.0})
+
+
+@pytest.mark.parametrize("name, lstm", [*((name, False) for name in ModelsDict), *((name, True) for name in REMEMBERS)])
+def test_onnxruntime_gives_what_torch_gives(name, lstm, tmp_path):
+    """Compared here by the policy's own `act`, which knows nothing of the export: `export` has compared with the network."""
+    policy, path = small_policy(name, lstm), tmp_path / "model.onnx"
+    network = export(policy, path)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    example = network.example(policy.spec, 4, seed=9)
+    given = {name: tensor.numpy() for name, tensor in example.items()}
+    state = tuple(given[name] for name in given if name.startswith("state_"))
+    assert bool(state) == (lstm or policy.agent.head == "recurrent-q")
+    if "previous_action" in given:
+        state = *state, given["previous_action"]
+    if policy.agent.head == "actor-critic":
+        policy.agent.params = dataclasses.replace(policy.agent.params, evaluation="greedy")
+    actions, after = policy.act(given["observation"], state or None, given.get("reward", 0.0))
+    found = dict(zip(network.outputs, session.run(network.outputs, given)))
+    np.testing.assert_allclose(found["action"], actions, atol=1e-4)
+    for index in range(len(network.states)):
+        np.testing.assert_allclose(found[f"next_state_{index}"], after[index], atol=1e-4)
+    assert [each.name for each in session.get_inputs()] == network.inputs and [path] == list(tmp_path.iterdir())
+    assert json.loads(session.get_modelmeta().custom_metadata_map["metadata"]) == {"score": 1.0}
+
+
+def test_an_export_that_differs_is_refused_and_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(exporting, "differences", lambda *arguments: ["values of 3 observations"])
+    with pytest.raises(Refused, match="differs from torch's: values of 3 observations; nothing was written"):
+        export(small_policy("dqn-mlp"), tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_weights_differ(tmp_path):
+    policy, path = small_policy("dqn-mlp"), tmp_path / "model.onnx"
+    network = export(policy, path)
+    assert not exporting.differences(network, policy.spec, path)
+    with torch.no_grad():
+        next(network.parameters()).mul_(2)
+    assert "values of 1 observations" in exporting.differences(network, policy.spec, path)
+
+
+@pytest.mark.parametrize("missing", ["onnx", "onnxscript", "onnxruntime"])
+def test_a_missing_package_is_refused_with_the_pip_command(missing, tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, missing, None)
+    with pytest.raises(Refused, match=r'pip install -e "\.\[onnx\]"'):
+        export(small_policy("dqn-mlp"), tmp_path / "model.onnx")
+
+
+def test_the_command_refuses_what_is_no_model_file(tmp_path, capsys):
+    assert main([str(tmp_path / "none.pth")]) == 3
+    assert capsys.readouterr().err == f"error: model file {tmp_path / 'none.pth'} does not exist\n"
