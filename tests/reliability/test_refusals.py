@@ -12,8 +12,10 @@ import torch
 from core.env import Discrete, EnvSpec
 from core.shared import ArraySpec
 from tests.reliability.program import start
+from utils import runs
 from utils.options import CONFIGS
 from utils.rows import find_row, from_row
+from utils.settings_tree import flatten
 from utils.weights_file import save_weights
 
 CARTPOLE = ("--config", "dqn-cartpole")
@@ -89,7 +91,9 @@ def refused(tmp_path_factory):
     roots = {name: tmp_path_factory.mktemp(name) for name in cases}
     (roots["folder"] / "logs").write_text("a file in the way")
     (roots["run file"] / "logs" / "test_one").mkdir(parents=True)
-    absurd = {"config": "dqn-cartpole", "options": dict.fromkeys(("agent.lr", "seed", "steps"), 10**400), "file": {}, "exit_code": 10**400}
+    on_file = runs.plain(flatten(from_row(find_row("dqn-cartpole"))[0]))  # else what the file says now would go first
+    absurd = {"config": "dqn-cartpole", "options": dict.fromkeys(("agent.lr", "seed", "steps"), 10**400), "file": on_file,
+              "exit_code": 10**400}
     (roots["run file"] / "logs" / "test_one" / "run.json").write_text(json.dumps(absurd))
     with ThreadPoolExecutor(2) as pool:
         futures = {name: pool.submit(start, roots[name], *words, environment=environments.get(name, {}))
