@@ -60,7 +60,8 @@ class _Stream:
             os.dup2(sink, number)
         os.close(sink)
         self._changed = threading.Condition()
-        self._lines, self._bytes, self._dropped, self._writing = deque[bytes](), 0, 0, False
+        self._lines, self._bytes, self._dropped = deque[bytes](), 0, 0
+        self._writing = self._ended = False
         self.written = 0
 
     def read(self) -> bool:
@@ -76,11 +77,13 @@ class _Stream:
             return bool(lines)
 
     def write(self) -> None:
-        """Write line by line, for ever."""
+        """Write line by line to the end."""
         while True:
             with self._changed:
                 self._writing = False
-                self._changed.wait_for(lambda: self._lines)
+                self._changed.wait_for(lambda: self._lines or self._ended)
+                if not self._lines:
+                    return os.close(self.target)
                 self._writing, line = True, self._lines.popleft()
                 self._bytes -= len(line)
                 if self._dropped:
@@ -89,6 +92,16 @@ class _Stream:
                 while line:
                     line = line[os.write(self.target, line):]
             self.written += 1
+
+    def end(self) -> None:
+        """Have what is printed from now on go where it went before; nowhere, if nobody has read."""
+        with open(os.devnull, "wb") as nowhere:
+            target = self.target if self.idle else nowhere.fileno()
+            for number in self.numbers:
+                os.dup2(target, number)
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
 
     @property
     def idle(self) -> bool:
@@ -114,9 +127,7 @@ def relayed() -> Iterator[Terminal]:
                 file.flush()
         _wait_for_readers(streams)
         for stream in streams:
-            target = stream.target if stream.idle else os.open(os.devnull, os.O_WRONLY)
-            for number in stream.numbers:
-                os.dup2(target, number)
+            stream.end()
 
 
 def _read_all(streams: list[_Stream]) -> None:
@@ -127,6 +138,7 @@ def _read_all(streams: list[_Stream]) -> None:
             for key, _ in selector.select():
                 if not key.data.read():
                     selector.unregister(key.fileobj)
+                    os.close(key.fd)
 
 
 def _wait_for_readers(streams: list[_Stream]) -> None:

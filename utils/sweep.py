@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from core.terminal import relayed
 from utils.child_run import ChildRun, named, options_of
 from utils.command_line import refuse, split
 from utils.options import PROJECT
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         runs = each_once(run for config in options.configs for suffix, words in variants(options.vary, arguments[end + 1:])
                          for run in of_row(config, suffix, options, words, folder))
         runner = Runner(runs, options.jobs)
-        with claimed(folder):
+        with claimed(folder), relayed():
             exit_code = runner.run()
     except Refused as refused:
         refuse(refused)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from core.terminal import relayed
 from utils.child_run import options_of
 from utils.command_line import refuse
 from utils.drawing import pyplot
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         words += ["--evaluator.steps", str(max(template.steps // options.evaluations, 1))]
         parts, folder = ranges(template, options.ranges), Path(options.root) / "logs" / options.name
         warmup = options.evaluations // 4 if options.warmup is None else options.warmup
-        with claimed(folder):
+        with claimed(folder), relayed():
             study = Study(template, words, parts, folder, options.startup, warmup, options.seed)
             exit_code = study.run(options.trials)
     except Refused as refused:

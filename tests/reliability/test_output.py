@@ -3,20 +3,30 @@
 import fcntl
 import os
 import signal
+import subprocess
+import sys
 import termios
 import threading
 import time
 
-from tests.reliability.program import SLOW, Program
+import pytest
+
+from tests.reliability.program import PROJECT, SLOW, Program
 from tests.reliability.test_faulty_code import FAULTY, INLINE, faults
 
 PRINTING = faults({"kind": "print"})
 
 
-def test_f58_nobody_reads_and_a_run_trains_saves_replaces_and_ends(tmp_path):
+def full_pipe():
+    """Both ends of one that has no room for a single line more."""
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
-    os.write(writer, b"-" * 4096)  # no room for a single line more
+    os.write(writer, b"-" * 4096)
+    return reader, writer
+
+
+def test_f58_nobody_reads_and_a_run_trains_saves_replaces_and_ends(tmp_path):
+    reader, writer = full_pipe()
     words = ("--num_actors", "1", "--steps", "100000000", "--learner.checkpoint_period", "0.5", "--supervisor.heartbeat_timeout", "5",
              "--evaluator.period", "1e9")
     checkpoints = tmp_path / "models" / "test_one_checkpoints"
@@ -60,3 +70,17 @@ def test_f58_who_reads_again_sees_how_much_was_dropped_and_all_of_the_end(tmp_pa
     assert output.rstrip().splitlines()[-1].startswith("steps ") and "left 0:00:00" in output.rstrip().splitlines()[-1]
     live = [line for line in output.splitlines(keepends=True) if line.startswith("steps") and line.endswith("\r")]
     assert live and {len(line) for line in live} == {100}  # one less than the terminal is wide
+
+
+@pytest.mark.faults
+def test_f58_nobody_reads_and_a_sweep_makes_all_of_its_runs(tmp_path):
+    reader, writer = full_pipe()
+    words = ("--root", str(tmp_path), "--configs", "dqn-cartpole", "--seeds", "1", "2", "--", *INLINE, "--updates", "10",
+             "--clock.learn_start", "50", "--evaluator.episodes", "1")
+    sweep = subprocess.Popen([sys.executable, "-m", "utils.sweep", *words], stdout=writer, stderr=writer, cwd=PROJECT)
+    try:
+        sweep.wait(40 * SLOW)
+        assert len(list(tmp_path.glob("logs/*/table.csv"))) == 1 and len(list(tmp_path.glob("models/*.pth"))) == 2
+    finally:
+        sweep.terminate(), sweep.wait()
+        os.close(reader), os.close(writer)
