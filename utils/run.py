@@ -14,13 +14,14 @@ from core.logs import LogRings
 from core.memory import Memory
 from core.model import Model
 from core.parameters import ParameterStore
-from utils import checkpoint, probe, runs, sizes, tensor_file, validation, weights_file
+from utils import checkpoint, descriptors, probe, runs, sizes, tensor_file, validation, weights_file
 from utils.options import Options
 from utils.refused import BAD_CHECKPOINT, Refused, told
 from utils.rows import find_row, from_row
 from utils.settings_tree import flatten
 
 PARTS = ("agent", "clock", "learner")  # of every checkpoint
+SAVED_COPIES = 5  # of the weights that a run leaves at least: network, target and two moments in a checkpoint, and the best model
 
 
 def prepare(options: Options) -> tuple[Context, Agent]:
@@ -35,8 +36,10 @@ def prepare(options: Options) -> tuple[Context, Agent]:
         clock = Clock(options.num_actors, options.num_learners, len(roles), options.clock)
         parameters, logs = ParameterStore(ParameterStore.size_of(agent.model)), LogRings(len(roles))
         initial_weights, resume_from = _initial_weights(options, agent.model), None
+        if options.engine == "local" and (problem := descriptors.too_few(len(roles))):
+            raise Refused([problem])
         if options.mode == 1:
-            options = runs.claim(options)
+            options = runs.claim(options, SAVED_COPIES * sum(tensor.nbytes for tensor in agent.model.state_dict().values()))
             resume_from = _continue(options, clock) if options.resume is not None else None
             runs.save(options, runs.plain(flatten(from_row(find_row(options.config))[0])))
     except MemoryError as error:

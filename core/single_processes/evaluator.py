@@ -55,7 +55,7 @@ def evaluator(context: Context, index: int) -> Iterator[bool]:
             if stopping:
                 break
         if not context.options.model_path.exists() and context.parameters.pull(agent.model, 0):
-            _save(context, agent, None)
+            _save(context, index, agent, None)
     finally:
         env.close()
 
@@ -93,7 +93,7 @@ def _evaluate(context: Context, index: int, agent: Agent, env: Env, generator: n
         yield True
     score = float(np.mean(results.returns))
     context.clock.evaluated(score, best)
-    if score > best and _save(context, agent, score):
+    if score > best and _save(context, index, agent, score):
         best = score
     context.logs.write(context.process_ind("evaluator", index), {
         "evaluator/episodic_return_mean": score, "evaluator/episodic_return_std": float(np.std(results.returns)),
@@ -119,13 +119,15 @@ def _kept_score(context: Context) -> float:
     return float("-inf") if score is None else float(score)
 
 
-def _save(context: Context, agent: Agent, score: float | None) -> bool:
-    """Keep this model as the run's best. Whether it was written."""
+def _save(context: Context, index: int, agent: Agent, score: float | None) -> bool:
+    """Keep this model as the run's best. Returns True if it was written."""
     options = context.options
     metadata = {"signature": options.signature, "config": options.config, "agent_steps": context.clock.agent_steps, "score": score}
     try:
         weights_file.save_weights(options.model_path, agent.model.state_dict(), metadata)
-        return True
+        written = True
     except tensor_file.CheckpointError as error:
-        notice(f"model not written, training goes on and the file there stays as it was: {error}")
-        return False
+        notice(f"best model not written, one that is there stays as it was: {error}")
+        written = False
+    context.clock.note_written(context.process_ind("evaluator", index), written)
+    return written
