@@ -56,6 +56,7 @@ class EnvSpec:
     frames_per_step: int = 1         # emulator frames an agent step
     is_image: bool = False           # [H, W], [H, W, C] or planes: wants a convolution
     max_value: float = 1.0           # pixels are divided by it (255 for bytes)
+    warning: str = ""                # what its user should know before a start, one sentence
 
     @property
     def observation_shape(self) -> tuple[int, ...]:

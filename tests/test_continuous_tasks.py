@@ -6,6 +6,7 @@ import pytest
 from gymnasium import spaces
 
 from tests.test_small_tasks import best_score
+from utils.rows import find_row
 
 
 class Aim(gym.Env):
@@ -46,3 +47,17 @@ def test_every_agent_learns_to_aim(tmp_path, agent):
         assert best_score(tmp_path, "--config", f"{agent}-pendulum", *WORDS, *atoms) >= -1.0
     finally:
         gym.registry.pop("Aim-v0")
+
+
+def test_d4pgs_atoms_reach_what_can_be_earned():
+    """Discounted sums of what the environment itself gives at its worst, and of the returns that are published for it."""
+    pendulum = gym.make("Pendulum-v1").unwrapped
+    pendulum.reset(seed=1)
+    pendulum.state = np.array([np.pi, pendulum.max_speed])  # hanging, as fast as it can be
+    worst = pendulum.step(np.array([pendulum.max_torque]))[1]
+    discounted = sum(0.99 ** step * worst for step in range(5_000))
+    row = find_row("d4pg-pendulum")
+    assert row.get("agent.gamma", 0.99) == 0.99 and row["agent.v_min"] == pytest.approx(discounted, abs=0.2) and row["agent.v_max"] == 0
+    row = find_row("d4pg-halfcheetah")
+    assert row["agent.v_max"] > 1.1 * sum(0.99 ** step * 18.0 for step in range(5_000))  # 18,000 in the 1,000 steps of an episode
+    assert (row["agent.v_max"] - row["agent.v_min"]) / (row["model.atoms"] - 1) <= 1_300 / 50

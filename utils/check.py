@@ -49,6 +49,8 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
             if text:
                 facts.add_row(name, text)
     console.print(facts)
+    if env.spec.warning:
+        console.print(f"warning: {env.spec.warning}")
     if problems:
         raise Refused(problems)
     console.print(f"{options.config}: no problem found")

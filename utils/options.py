@@ -230,9 +230,12 @@ TASKS: dict[str, dict[str, Any]] = {
     "reacher": {**MUJOCO, "game": "Reacher-v5", "steps": 20_000},
     "hopper": {**MUJOCO, "game": "Hopper-v5", "agent.random_steps": 10_000, "clock.learn_start": 10_000},
     "halfcheetah": {**MUJOCO, "game": "HalfCheetah-v5", "agent.random_steps": 10_000, "clock.learn_start": 10_000}}
-# D4PG's atoms: what a step earns at most and at least, times 100 at gamma .99
-RANGES = {"pendulum": (-1_000.0, 0.0), "inverted-pendulum": (0.0, 100.0), "reacher": (-40.0, 0.0), "hopper": (-10.0, 400.0),
-          "halfcheetah": (-100.0, 1_200.0)}
+# D4PG's atoms. A step that earns r for ever is worth r / (1 - gamma), 100 r at gamma .99. Bounds of r: Pendulum's is at least
+# -(pi^2 + 0.1 8^2 + 0.001 2^2) = -16.274; InvertedPendulum's 1; the others have none, so what good policies and poor ones reach: Reacher's
+# 0 and -0.4, Hopper's 4 (a return of 4,000) and -0.1, HalfCheetah's 25 (a return of 25,000; published ones reach 18,000) and -1
+RANGES = {"pendulum": (-1_627.4, 0.0), "inverted-pendulum": (0.0, 100.0), "reacher": (-40.0, 0.0), "hopper": (-10.0, 400.0),
+          "halfcheetah": (-100.0, 2_500.0)}
+ATOMS = {"halfcheetah": {"model.atoms": 101}}  # as far apart as 51 of half the range
 # Settings of their descendants, the agents' defaults. The papers: DDPG rates of 1e-4 and 1e-3, tau 1e-3 and OU noise; D4PG five steps, a
 # rate of 1e-4, noise 0.3, a copy every 100 updates
 DDPG = {**CONTROL, "agent_type": "ddpg", "model_type": "ddpg-mlp"}
@@ -243,7 +246,7 @@ CONFIGS += [{"name": f"ddpg-{task}", **DDPG, **settings} for task, settings in T
 CONFIGS += [{"name": f"{agent}-{task}", **CONTROL, "agent_type": agent, "model_type": f"{agent}-mlp", **TASKS[task],
              **(FAST if task == "pendulum" else {})} for agent in ("td3", "sac") for task in ("pendulum", "halfcheetah")]
 CONFIGS += [{"name": f"d4pg-{task}", **D4PG, **(FAST if task == "pendulum" else {}), **settings, "agent.v_min": RANGES[task][0],
-             "agent.v_max": RANGES[task][1]} for task, settings in TASKS.items()]
+             "agent.v_max": RANGES[task][1], **ATOMS.get(task, {})} for task, settings in TASKS.items()]
 CONFIGS += [{"name": "d4pg-walker-walk", **D4PG, **MUJOCO, "game": "dm_control/walker-walk-v0", "env.action_repeat": 2, "agent.v_min": 0.0,
              "agent.v_max": 200.0},
             {"name": "ddpg-pendulum-legacy", **DDPG, **TASKS["pendulum"], "env.legacy": "v26"}]  # the environment of the old gym

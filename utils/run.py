@@ -13,6 +13,7 @@ from core.env import EnvSpec
 from core.logs import LogRings
 from core.memory import Memory
 from core.model import Model
+from core.notices import notice
 from core.parameters import ParameterStore
 from utils import checkpoint, descriptors, probe, runs, sizes, tensor_file, validation, weights_file
 from utils.options import Options
@@ -29,6 +30,8 @@ def prepare(options: Options) -> tuple[Context, Agent]:
     if options.mode == 1:
         options = probe.with_num_envs(options)
     spec = validation.environment_spec(options)
+    if spec.warning:
+        notice(f"warning: game={options.game}: {spec.warning}")
     agent = options.make_agent(spec)
     roles = _roles(agent, options)
     try:

@@ -73,7 +73,8 @@ class Impact(ActorCriticAgent):
                       "target_lag": (log_probs - target_log_probs).abs().mean(), "grad_norm": grad_norm,
                       "lr": self._optimizer.rate}
         assert self._target is not None
-        copied = self._follow(list(self._target.state_dict().values()), list(self.model.state_dict().values()), self._updates.next())
+        copied = self._follow(list(self._target.state_dict().values()), list(self.model.state_dict().values()), self._updates.next(),
+                              stepped)
         if params.kl_coefficient and copied is not False:
             self._adapt(divergence.detach(), rows, copied & stepped)
         return output_of({name: value.detach() for name, value in statistics.items()}, None, stepped)

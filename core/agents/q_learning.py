@@ -119,7 +119,8 @@ class QLearning(Agent):
     def _step(self, loss: Tensor, priorities: Tensor, statistics: dict[str, Tensor]) -> LearnerOutput:
         """The rest of an update, once the loss is known: gradient, target network, what is reported."""
         grad_norm, stepped = self._optimizer.step(loss)
-        self._follow(list(self.target.state_dict().values()), list(self.model.state_dict().values()), self._updates.next())
+        self._follow(list(self.target.state_dict().values()), list(self.model.state_dict().values()), self._updates.next(),
+                     stepped)
         return output_of({"loss": loss.detach(), "grad_norm": grad_norm, "lr": self._optimizer.rate, **statistics}, priorities, stepped)
 
     def plan(self, count: int) -> None:
