@@ -40,7 +40,7 @@ class Clock:
             "episodes": ArraySpec((num_actors, LINE), "int64"),
             "updates": ArraySpec((num_learners, LINE), "int64"), "sampled": ArraySpec((num_learners, LINE), "int64"),
             "flags": ArraySpec((len(FLAGS), LINE), "int64"), "scores": ArraySpec((LINE,), "float64"),
-            "heartbeats": ArraySpec((num_processes, LINE), "float64")})  # monotonic seconds, 1 + stream in foreign code
+            "heartbeats": ArraySpec((num_processes, LINE), "float64")})  # monotonic seconds, 1 + stream in foreign code, write failed
 
     # counters ---------------------------------------------------------------------------------------------------------
     @property
@@ -194,6 +194,15 @@ class Clock:
         """The stream whose foreign code this process is in."""
         noted = int(self._arrays["heartbeats"][process_ind, 1])
         return noted - 1 if noted else None
+
+    def note_written(self, process_ind: int, written: bool) -> None:
+        """Note whether the last write of this process (a checkpoint, the best model, metrics) reached the disk."""
+        self._arrays["heartbeats"][process_ind, 2] = not written
+
+    @property
+    def unsaved(self) -> list[int]:
+        """Return the indices of the processes whose last write failed: a run that ends so is not done."""
+        return np.flatnonzero(self._arrays["heartbeats"][:, 2]).tolist()
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class EnvSpec:
     max_value: float = 1.0           # pixels are divided by it (255 for bytes)
     reward_threshold: float | None = None  # return from which on an episode counts as solved; None: no such number is known
     frame_rate: float = 60.0         # emulator frames a second, at which the environment is meant to be watched
+    warning: str = ""                # what its user should know before a start, one sentence
 
     @property
     def observation_shape(self) -> tuple[int, ...]:

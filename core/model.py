@@ -91,8 +91,9 @@ class PolicyAndCritic(Model):
     def prepare(self, observation: Tensor) -> Tensor:
         """Stored observations [B, *observation_shape] as all networks, and their targets, take them: floats [B, ...]."""
 
-    def observe(self, observation: Tensor) -> None:
-        """See stored observations [B, *observation_shape] that are learnt from: models that normalise keep their statistics in buffers."""
+    def observe(self, observation: Tensor, wanted: bool | Tensor = True) -> None:
+        """See stored observations [B, *observation_shape] that were learnt from, if they are `wanted`: models that normalise keep their
+        statistics in buffers."""
 
     def perceptrons(self) -> tuple[PerceptronLayers, list[PerceptronLayers]] | None:
         """The policy's layers, with tanh behind them, and each critic's, where that is all there is; None: there is more."""

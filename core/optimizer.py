@@ -41,8 +41,10 @@ class Optimizer:
     _planned: Planned | None = None  # learning rates of the next updates
     _planned_lr: Tensor              # of the update in hand
 
-    def __init__(self, parameters: Iterable[nn.Parameter], params: OptimizerParams, sums: bool = False):
+    def __init__(self, parameters: Iterable[nn.Parameter], params: OptimizerParams, sums: bool = False, period: int = 1):
+        """`period`: updates of the agent for one step of this optimiser; schedules count the updates."""
         self._parameters, self._params, self._sums, self._updates = list(parameters), params, sums, 0
+        self._period = period
         if params.optimizer == "adam":
             self._optimizer: torch.optim.Optimizer = torch.optim.Adam(
                 self._parameters, lr=params.lr, eps=params.eps, weight_decay=params.weight_decay, fused=True)
@@ -60,8 +62,9 @@ class Optimizer:
         """`lr` as a report wants it; of planned updates that of the one in hand, on the device."""
         return torch.tensor(self.lr) if self._planned is None else self._planned_lr
 
-    def _lr_of(self, update: int) -> float:
-        params = self._params
+    def _lr_of(self, step: int) -> float:
+        """Return the rate of step number `step`, from 0: it is taken in the last of as many updates as a period has."""
+        params, update = self._params, (step + 1) * self._period - 1
         return SCHEDULES[params.lr_schedule](update, params.lr, params.lr_end, params.lr_updates, params.lr_decay)
 
     def plan(self, count: int) -> None:

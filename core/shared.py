@@ -6,6 +6,7 @@ Children receive the file descriptor when they are spawned (multiprocessing's ow
 open it where the process that pickled it has it. Nothing is copied.
 """
 
+import errno
 import math
 import mmap
 import os
@@ -88,7 +89,7 @@ class SharedArrays:
     """A dict of zero-initialised numpy arrays shared by every process of this machine and user that receives this object while the
     sender lives.
 
-    Raises MemoryError, before anything is allocated, when the machine does not have the bytes.
+    Raises MemoryError, before anything is allocated, when the machine does not have the bytes or a limit of this process forbids them.
     """
 
     def __init__(self, specs: Mapping[str, ArraySpec]):
@@ -97,8 +98,13 @@ class SharedArrays:
         if size > available_bytes():
             raise MemoryError(f"{size:,} bytes of shared memory are needed and {available_bytes():,} are free: a smaller memory.capacity, "
                               "or storage.codec lz4 for pictures, needs less")
-        self._fd = os.memfd_create("shared_arrays")
-        os.posix_fallocate(self._fd, 0, size)
+        try:
+            self._fd = os.memfd_create("shared_arrays")
+            os.posix_fallocate(self._fd, 0, size)
+        except OSError as error:
+            limit = {errno.EFBIG: ": ulimit -f, which counts shared memory too, is lower", errno.EMFILE: ": ulimit -n is too low"}
+            raise MemoryError(f"{size:,} bytes of shared memory are needed and cannot be had ({error.strerror})"
+                              f"{limit.get(error.errno or 0, '')}") from None
         self._map()
 
     def __getitem__(self, name: str) -> np.ndarray:

@@ -44,10 +44,11 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
     A problem is what training ends with too; whatever it would go on with is a warning.
     """
     options = probe.with_num_envs(options)
-    console, problems, warned = Console(highlight=False), list[str](), list[str]()
+    console, problems = Console(highlight=False), list[str]()
     console.width = max(console.width, WIDTH)
     console.print(_settings(options))
     spec = validation.environment_spec(options)
+    warned = [spec.warning] if spec.warning else []
     agent, facts, pace = options.make_agent(spec), Table.grid(padding=(0, 2)), Pace(0.0, 0.0)
     stages: list[tuple[str, Callable[[], tuple[str, list[str]]]]] = [
         ("random play", lambda: _random_play(options, pace)), ("gymnasium", lambda: _gymnasium(options, pace)),

@@ -65,7 +65,7 @@ def read(arguments: Sequence[str]) -> Options:
         _help(options, help_group)
     own_timestamp = options.timestamp is not None  # one that is made up is made up again where another run has taken it meanwhile
     options = dataclasses.replace(options, config=row["name"], **_identity(options, saved))
-    if own_timestamp and options.mode == 1 and options.resume is None and options.log_folder.exists():
+    if own_timestamp and options.mode == 1 and options.resume is None and os.path.exists(options.log_folder):
         problems.append(f"run {options.signature} exists: continue it by --resume {options.signature}, or choose another timestamp")
     if saved and options.num_envs_per_actor == 0:  # it was found when the run began
         options = dataclasses.replace(options, num_envs_per_actor=saved.options.get("num_envs_per_actor", 0))

@@ -13,8 +13,9 @@ from core.env import EnvSpec
 from core.logs import LogRings
 from core.memory import Memory
 from core.model import Model
+from core.notices import notice
 from core.parameters import ParameterStore
-from utils import checkpoint, probe, runs, sizes, tensor_file, validation, weights_file
+from utils import checkpoint, descriptors, probe, runs, sizes, tensor_file, validation, weights_file
 from utils.options import Options
 from utils.refused import BAD_CHECKPOINT, Refused, told
 from utils.rows import find_row, from_row
@@ -22,6 +23,7 @@ from utils.settings_tree import flatten
 
 PARTS = ("agent", "clock", "learner")  # of every checkpoint
 REPORT_BYTES, EPISODE_BYTES = 1 << 16, 100  # of what mode 2 writes, at most: its settings and versions, and each episode
+SAVED_COPIES = 5  # of the weights that a run leaves at least: network, target and two moments in a checkpoint, and the best model
 
 
 def prepare(options: Options) -> tuple[Context, Agent]:
@@ -29,6 +31,8 @@ def prepare(options: Options) -> tuple[Context, Agent]:
     if options.mode == 1:
         options = probe.with_num_envs(options)
     spec = validation.environment_spec(options)
+    if spec.warning:
+        notice(f"warning: game={options.game}: {spec.warning}")
     agent = options.make_agent(spec)
     roles = _roles(agent, options)
     try:
@@ -38,8 +42,10 @@ def prepare(options: Options) -> tuple[Context, Agent]:
         initial_weights, resume_from = _initial_weights(options, agent.model, spec), None
         if options.mode == 2 and initial_weights is not None:
             _try_test_files(options, initial_weights)
+        if options.engine == "local" and (problem := descriptors.too_few(len(roles))):
+            raise Refused([problem])
         if options.mode == 1:
-            options = runs.claim(options)
+            options = runs.claim(options, SAVED_COPIES * sum(tensor.nbytes for tensor in agent.model.state_dict().values()))
             try:
                 resume_from = _continue(options, clock) if options.resume is not None else None
                 runs.save(options, runs.plain(flatten(from_row(find_row(options.config))[0])), spec.name)

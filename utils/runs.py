@@ -17,6 +17,7 @@ from utils.options import Options
 from utils.refused import BAD_CHECKPOINT, BAD_CONFIGURATION, Refused
 
 RUN_FILE = "run.json"
+LEAST = 1 << 16  # bytes that a run writes beside its weights: counters, manifests, metrics
 locks: dict[Path, int] = {}  # log folder -> open descriptor, until whoever runs it takes it
 
 
@@ -37,7 +38,7 @@ def find(root: str, signature: str) -> SavedRun:
     for run in all_runs(root):
         if run.signature == signature:
             return run
-    if (models / f"{signature}_checkpoints").exists() or (models / f"{signature}.pth").exists():
+    if any(os.path.exists(models / f"{signature}{suffix}") for suffix in ("_checkpoints", ".pth")):  # False for a name that is too long
         return SavedRun(signature, None, {}, {})
     raise Refused([f"there is no run {signature} in {models.parent / 'logs'}{suggestion(signature, known)}"], BAD_CHECKPOINT)
 
@@ -97,15 +98,15 @@ def signature_of(value: str) -> str:
     return name.removesuffix(".pth").removesuffix("_checkpoints")
 
 
-def claim(options: Options) -> Options:
+def claim(options: Options, size: int = 0) -> Options:
     """Make the run's log folder and lock it until its descriptor in `locks` is closed, or this process ends. A new run whose folder
-    exists by now gets another timestamp.
+    exists by now gets another timestamp. `size`: bytes that its first checkpoint and model take; room for them must be there.
 
     Raises Refused when a run that is to be continued still runs, or the folders cannot be written.
     """
     timestamp, number = options.timestamp, 1
     try:
-        (Path(options.root) / "models").mkdir(parents=True, exist_ok=True)
+        _try_models(options, size)
         while True:
             with contextlib.suppress(FileExistsError):
                 options.log_folder.mkdir(parents=True, exist_ok=options.resume is not None)
@@ -130,6 +131,26 @@ def abandon(options: Options) -> None:
         options.log_folder.rmdir()
 
 
+def _try_models(options: Options, size: int) -> None:
+    """Write a file of `size` bytes beside the run's model under a name as long as any of its files. Raises Refused if it cannot be
+    written: training would have nothing to show. Nothing is left of it."""
+    folder = options.model_path.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    trial = folder / longest_name(options.signature)
+    try:
+        with open(trial, "wb") as file:
+            trial.unlink()
+            os.posix_fallocate(file.fileno(), 0, size + LEAST)
+    except OSError as error:
+        raise Refused([f"models cannot be saved in {folder}, where {size + LEAST:,} bytes were tried ({error.strerror}): make room or "
+                       "lift the limit (ulimit -f), or name another place for models and logs with --root"]) from None
+
+
+def longest_name(signature: str) -> str:
+    """Return a file name as long as the longest that a run of this signature needs."""
+    return f".temporary_{signature}_checkpoints"
+
+
 def save(options: Options, file_settings: Mapping[str, Any], environment: str | None = None) -> None:
     """Keep what this start was told, for whoever continues or tests the run: all its settings, those of the file alone, and the name
     that the environment has for the game.
@@ -152,7 +173,7 @@ def fresh_timestamp(root: str, machine: str) -> str:
     """Now, as a timestamp that no run has taken."""
     now, number = time.strftime("%Y%m%d-%H%M%S"), 1
     timestamp = now
-    while (Path(root) / "logs" / f"{machine}_{timestamp}").exists():
+    while os.path.exists(Path(root) / "logs" / f"{machine}_{timestamp}"):
         number += 1
         timestamp = f"{now}-{number}"
     return timestamp

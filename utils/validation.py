@@ -11,11 +11,12 @@ from core.checked_steps import CheckedSteps, make_env
 from core.env import Discrete, EnvSpec
 from core.foreign_code import foreign_code
 from core.memories.unrolls import UnrollMemory
-from utils import devices, env_counts, sizes
+from utils import devices, env_counts, runs, sizes
 from utils.factory import AgentsDict, EnginesDict, Factory, MemoriesDict, ModelsDict, suggestion, why_not
 from utils.options import Options
 from utils.refused import told
 
+LONGEST_NAME = 255  # bytes, of Linux's file systems
 FILE_NAME = re.compile(r"[\w.+-]+")
 SIZED = {"agent", "memory", "model", "actor", "learner", "clock", "storage", "num_actors", "num_envs_per_actor",
          "num_learners"}  # what sizes are computed from
@@ -61,6 +62,9 @@ def _names(options: Options) -> list[str]:
     found = [f"{name}={value!r} may hold letters, digits and . _ + - only: it names files"
              for name, value in (("machine", options.machine), ("timestamp", options.timestamp))
              if value is None or not FILE_NAME.fullmatch(value)]
+    if (size := len(os.fsencode(runs.longest_name(options.signature)))) > LONGEST_NAME and not found:
+        found.append(f"machine={options.machine!r} and timestamp={options.timestamp!r} make file names of {size} bytes, and no file system "
+                     f"takes more than {LONGEST_NAME}: shorten them")
     if options.engine not in EnginesDict and ":" not in options.engine:
         found.append(f"engine={options.engine!r} is unknown{suggestion(options.engine, EnginesDict)}; there are {', '.join(EnginesDict)}")
     else:

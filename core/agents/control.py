@@ -128,10 +128,10 @@ class ContinuousControl(Agent):
         if self._gradients is None:
             params, self.target = self.params, copy.deepcopy(self.model).requires_grad_(False)
             self._gradients = gradients(self.model, self.target, params.lean)
-            self.policy_optimizer = Optimizer([self._gradients.online.policy], params)
+            self.policy_optimizer = Optimizer([self._gradients.online.policy], params, period=params.policy_period)
             self.critic_optimizer = Optimizer([self._gradients.online.critic], dataclasses.replace(
                 params, lr=params.critic_lr, weight_decay=params.critic_weight_decay))
-            self._updates, self._follow = UpdateCount(), Follower(params.target_update)
+            self._updates, self._follow = UpdateCount(), Follower(params.target_update, params.policy_period)
         return self._gradients
 
     @abstractmethod
@@ -164,21 +164,22 @@ class ContinuousControl(Agent):
         if (update := self._updates.next()) % self.params.policy_period == 0:
             more, stepped = self.improve(step, stepped)
             statistics |= more
-            self._follow([networks.target.both], [networks.online.both], update // self.params.policy_period)
+            self._follow([networks.target.both], [networks.online.both], update, stepped)
+        self.model.observe(batch.window.observations[0], stepped)
         return output_of(statistics, found.priorities, stepped)
 
     def plan(self, count: int) -> None:
         networks, improvements = self.gradients, count // self.params.policy_period
-        self._follow.plan(self._updates.made // self.params.policy_period + 1, improvements, networks.online.both.device)
+        first = (self._updates.made // self.params.policy_period + 1) * self.params.policy_period
+        self._follow.plan(first, improvements, networks.online.both.device)
         self.critic_optimizer.plan(count)
         self.policy_optimizer.plan(improvements)
         self._updates.plan(count)
 
     def step_of(self, batch: Batch) -> Step:
-        """The n-step transitions of a batch; the model has seen its observations afterwards."""
+        """Return the n-step transitions of a batch."""
         window = batch.window.to(self.device)
         returns, factors = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
-        self.model.observe(window.observations[0])
         observation, next_observation = (self.model.prepare(each) for each in window.observations)  # of [2, B, ...]
         return Step(observation, self.range.from_space(window.actions[0]), returns, factors, next_observation)
 
@@ -202,7 +203,7 @@ class ActionRange:
     """The bounds of a space, between which actions of -1 .. 1 are stretched."""
 
     def __init__(self, space: Continuous, device: torch.device):
-        self._space, self._middle, self._half = space, (space.high + space.low) / 2, (space.high - space.low) / 2
+        self._space, self._middle, self._half = space, space.high / 2 + space.low / 2, (space.high - space.low) / 2
         halves = np.where(self._half, self._half, 1)
         self._tensors = tuple(torch.from_numpy(each.reshape(-1)).to(device) for each in (self._middle, halves))
 
@@ -220,4 +221,4 @@ class ActionRange:
     def from_space(self, action: Tensor) -> Tensor:
         """The inverse, on the device: actions [B, *shape] as [B, A] in -1 .. 1; 0 where the bounds are one."""
         middle, half = self._tensors
-        return (action.flatten(1) - middle) / half
+        return (action.reshape(len(action), -1) - middle) / half

@@ -61,7 +61,8 @@ class Impact(ActorCriticAgent):
                       "target_lag": sums["target_lag"] / batch.window.rewards[:-1].numel(), "grad_norm": grad_norm,
                       "lr": self._optimizer.rate}
         assert self._target is not None
-        copied = self._follow(list(self._target.state_dict().values()), list(self.model.state_dict().values()), self._updates.next())
+        copied = self._follow(list(self._target.state_dict().values()), list(self.model.state_dict().values()), self._updates.next(),
+                              stepped)
         if self.params.kl_coefficient and copied is not False:
             self._adapt(sums["divergence"], rows, copied & stepped)
         return output_of(statistics, None, stepped)

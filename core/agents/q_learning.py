@@ -133,7 +133,7 @@ class QLearning(Agent):
         self.set_training(True)
         self.target  # noqa: B018  made, with the optimiser, if nothing was learnt yet
         found, grad_norm, stepped = self._optimizer.minimise(batch_size(batch), lambda part: self.loss(piece(batch, part)))
-        self._follow(list(self.target.state_dict().values()), list(self.model.state_dict().values()), self._updates.next())
+        self._follow(list(self.target.state_dict().values()), list(self.model.state_dict().values()), self._updates.next(), stepped)
         statistics = {"loss": found.loss, "grad_norm": grad_norm, "lr": self._optimizer.rate, **found.statistics}
         return output_of(statistics, found.priorities, stepped)
 

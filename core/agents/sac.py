@@ -56,7 +56,7 @@ class SAC(ContinuousControl):
 
     @cached_property
     def temperature_optimizer(self) -> Optimizer:
-        return Optimizer([self.log_temperature], replace(self.params, weight_decay=0.0))
+        return Optimizer([self.log_temperature], replace(self.params, weight_decay=0.0), period=self.params.policy_period)
 
     @torch.no_grad()
     def bootstrap(self, step: Step) -> Tensor:

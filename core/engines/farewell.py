@@ -1,13 +1,28 @@
-"""The last word of a run that did not end by itself: how to go on."""
+"""The last words of a run that did not end by itself, or not well: what is lost, and how to continue."""
 
 import shlex
 from typing import Any
 
+from core.context import Context
+
+
+def unsaved(context: Context) -> str:
+    """Name the processes whose last write failed: then a run is not done, whatever it played. Empty if there are none."""
+    places = [" ".join(map(str, context.roles[process_ind])) for process_ind in context.clock.unsaved]
+    return f"the last write of {', '.join(places)} failed: not all that this run made is on disk" if places else ""
+
 
 def how_to_go_on(options: Any) -> str:
-    """The command that continues the run, if a checkpoint is there. `options` is a utils.options.Options."""
+    """Return the command that continues the run if a checkpoint is there. `options` is a utils.options.Options."""
     if any(options.checkpoint_folder.glob("step_*")):
         root = "" if options.root == type(options).root else f" --root {shlex.quote(options.root)}"
         return f"continue this run with: python main.py --config {options.config} --resume {options.signature}{root}"
-    return (f"no checkpoint had been written yet (one is due every {options.learner.checkpoint_period:g} s, "
-            "learner.checkpoint_period): this run cannot be continued, start a new one")
+    return f"this run has no checkpoint ({_due(options)}) and cannot be continued: start a new one"
+
+
+def _due(options: Any) -> str:
+    """Say when checkpoints are due, as `Conditions` asks for them."""
+    learner = options.learner
+    times = [f"every {learner.checkpoint_steps:,} agent steps, learner.checkpoint_steps"] if learner.checkpoint_steps else []
+    times += [f"every {learner.checkpoint_period:g} s, learner.checkpoint_period"] if options.engine != "inline" else []
+    return "one is due " + "; ".join([*times, "at the end"])

@@ -17,7 +17,7 @@ from core.context import Context
 from core.device import use_threads
 from core.engines import exit_codes
 from core.engines.conditions import Conditions
-from core.engines.farewell import how_to_go_on
+from core.engines.farewell import how_to_go_on, unsaved
 from core.notices import notice
 from core.turns import Turns
 
@@ -53,10 +53,12 @@ class InlineEngine:
                 signal.signal(number, handler)
             for generator in self._generators.values():
                 generator.close()  # type: ignore[attr-defined]
-        if self._signal:
+        lost = unsaved(self._context)
+        if lost:
+            notice(lost)
+        if lost or self._signal:
             self._say_farewell()
-            return exit_codes.INTERRUPTED + self._signal
-        return exit_codes.DONE
+        return exit_codes.TRAINING_FAILED if lost else exit_codes.INTERRUPTED + self._signal if self._signal else exit_codes.DONE
 
     def _say_farewell(self) -> None:
         if self._context.options.mode == 1:

@@ -12,7 +12,7 @@ from typing import Any
 from core.context import Context
 from core.engines import child, exit_codes
 from core.engines.conditions import Conditions
-from core.engines.farewell import how_to_go_on
+from core.engines.farewell import how_to_go_on, unsaved
 from core.engines.inline import Process
 from core.engines.strays import Strays, end_marked
 from core.notices import notice
@@ -247,6 +247,9 @@ class LocalEngine:
         self._clock.end_logger()
         trackers = 0.0 if self._clock.interrupted else self._options.logger.tracker_timeout
         self._await([place for place in self._places if place.role == "logger"], limit=5.0 + trackers)
+        if lost := unsaved(self._context):
+            self._say(lost)
+            self._give_up(exit_codes.TRAINING_FAILED)
         if self._options.mode == 1 and (self._exit_code or self._signals):
             self._say(how_to_go_on(self._options))
 
@@ -261,6 +264,8 @@ class LocalEngine:
             if time.monotonic() - started > seconds or len(self._signals) > 1:
                 self._say(f"{', '.join(map(str, waiting))} did not end within {time.monotonic() - started:.0f} s and are killed")
                 self._kill(waiting)
+                if len(self._signals) < 2 and any(place.role == "learner" for place in waiting):  # it has not saved
+                    self._give_up(exit_codes.TRAINING_FAILED)
                 return
             self._wait(waiting)
             for place in waiting:

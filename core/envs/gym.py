@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from core.env import Continuous, Discrete, Env, EnvSpec, TimeStep
 from core.envs.checks import check_construction, checked_continuous, checked_discrete, stream_seeds
-from core.envs.gym_checks import CheckedEnv, frame_of, is_image
+from core.envs.gym_checks import CheckedEnv, flattened_pictures, frame_of, is_image
 from core.envs.gym_make import LEGACY_VERSIONS, frame_rate, make
 from core.envs.pictures import Preprocessing, Size
 from core.envs.rewards import CLIPPINGS, clipped
@@ -48,7 +48,8 @@ class GymEnv(Env):
         preprocess = Preprocessing(frame_of(env.observation_space), image, params.size, params.grayscale)
         self.spec = EnvSpec(name=made[0].name, frame=preprocess.frame, frame_stack=params.frame_stack, action=self._action,
                             frames_per_step=params.action_repeat, is_image=image, max_value=255.0 if image else 1.0,
-                            reward_threshold=made[0].reward_threshold, frame_rate=frame_rate(env))
+                            reward_threshold=made[0].reward_threshold, frame_rate=frame_rate(env),
+                            warning=flattened_pictures(env.observation_space))
         repeat = params.action_repeat
         limits = [params.max_steps * repeat if params.max_steps else one.max_steps for one in made]
         self._streams = [CheckedEnv(one.env, stream, limit, repeat, preprocess) for stream, (one, limit) in enumerate(zip(made, limits))]
@@ -131,6 +132,12 @@ def _action(space: spaces.Space) -> Discrete | Continuous:
         return Discrete(int(space.n))
     if not isinstance(space, spaces.Box) or np.dtype(space.dtype).kind != "f":
         raise ValueError(f"actions of {space} are neither Discrete nor a Box of floats")
-    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-        raise ValueError(f"actions of {space} have no finite bounds; wrap the environment with gymnasium.wrappers.RescaleAction")
-    return Continuous(space.low.astype(np.float32), space.high.astype(np.float32))
+    with np.errstate(over="ignore", invalid="ignore"):
+        low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+        bounded = np.isfinite(high - low).all()
+    if not bounded:
+        raise ValueError(
+            f"actions of {space} have no bounds whose distance float32 can hold, and a policy's actions are stretched between "
+            "them; give the environment bounds where it is made, with gymnasium.wrappers.TransformAction(env, lambda action: action, "
+            f"gymnasium.spaces.Box(-1.0, 1.0, {space.shape}, env.action_space.dtype))")
+    return Continuous(low, high)

@@ -1,7 +1,7 @@
 """The border to environments that others wrote: everything they return is checked and converted here, one stream at a time."""
 
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -48,6 +48,27 @@ def _reach(space: spaces.Box) -> np.ndarray:
     """
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     return FAR * np.maximum(np.maximum(np.abs(low), np.abs(high)), 1.0)
+
+
+def flattened_pictures(space: spaces.Space) -> str:
+    """Name the pictures in a space of several parts, which `frame_of` stores as numbers of one vector. Empty if there are none."""
+    pictures = {".".join(path): part for path, part in _parts(space) if path and is_image(part)}
+    if not pictures:
+        return ""
+    name, picture = next(iter(pictures.items()))
+    return (f"{' and '.join(pictures)} of the observation {'is a picture' if len(pictures) == 1 else 'are pictures'}, and all parts become "
+            f"one vector of {spaces.flatdim(space):,} numbers (those of {name} 0 to 255), which no convolution sees; to learn from the "
+            "picture alone, make the environment with gymnasium.wrappers.TransformObservation(env, lambda seen: "
+            f"seen[{name.split('.')[0]!r}], env.observation_space[{name.split('.')[0]!r}])")
+
+
+def _parts(space: spaces.Space, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], spaces.Space]]:
+    """Yield every space within a Dict or Tuple, and where it is."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for name, part in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
+            yield from _parts(part, (*path, str(name)))
+    else:
+        yield path, space
 
 
 class CheckedEnv(gym.Wrapper):

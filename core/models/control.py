@@ -78,9 +78,9 @@ class MLPNetwork(ControlNetwork):
         vectors = observation.float().flatten(1)
         return self.normalization(vectors) if self.normalization else vectors
 
-    def observe(self, observation: Tensor) -> None:
+    def observe(self, observation: Tensor, wanted: bool | Tensor = True) -> None:
         if self.normalization:
-            self.normalization.update(observation.float().flatten(1))
+            self.normalization.update(observation.to(self.normalization.mean.device).float().flatten(1), wanted)
 
     def perceptrons(self) -> tuple[PerceptronLayers, list[PerceptronLayers]] | None:
         if self.params.layer_norm or self.head == "gaussian-twin-value":

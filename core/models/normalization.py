@@ -8,6 +8,7 @@ from core.averaging import averaged, num_learners
 LARGEST = 10.0  # of a normalised number, on either side
 EPSILON = 1e-8
 SMALLEST = 0.01         # deviation that is assumed at least where outliers are told from numbers that have hardly varied so far
+BOUND = 1e15            # of a number that counts: its square is far from the largest float32
 MEDIAN_TO_DEVIATION = 1.4826  # deviation of a normal distribution, in medians of its absolute differences from the median
 
 
@@ -16,6 +17,7 @@ class RunningNormalization(nn.Module):
 
     Mean and variance are merged batch by batch (Chan, Golub, LeVeque 1979). They are buffers: published, saved and loaded with the network.
     Numbers are clipped to +- 10 deviations before they count, so that one faulty observation does not decide what all later ones become.
+    No sum is kept, so float32 is enough: a mean moves by its share of a difference.
     """
 
     mean: Tensor
@@ -29,13 +31,17 @@ class RunningNormalization(nn.Module):
         self.register_buffer("count", torch.zeros(()))
 
     @torch.no_grad()
-    def update(self, vectors: Tensor) -> None:
-        """Count vectors [B, F], and those of the other learners."""
+    def update(self, vectors: Tensor, wanted: bool | Tensor = True) -> None:
+        """Count vectors [B, F], and those of the other learners, if they are `wanted`: a tensor where python may not look at it."""
+        if wanted is False:
+            return
         variance, mean = torch.var_mean(self._without_outliers(vectors), 0, correction=0)
         number = len(vectors) * num_learners()
         of_all = averaged(mean)
         mean, variance = of_all, averaged(variance + (mean - of_all).square())
-        total, share = self.count + number, number / (self.count + number)
+        counted = number * wanted
+        total = self.count + counted
+        share = counted / total.clamp(min=1)
         difference = mean - self.mean
         self.mean += share * difference
         self.variance.mul_(1 - share).add_(share * variance + share * (1 - share) * difference.square())
@@ -46,6 +52,7 @@ class RunningNormalization(nn.Module):
 
         The median serves the first batch and distributions that move; its deviation is that of a normal distribution.
         """
+        vectors = vectors.clamp(-BOUND, BOUND)
         median = vectors.median(0).values
         spread = (vectors - median).abs().median(0).values * MEDIAN_TO_DEVIATION
         reach = LARGEST * spread.clamp(min=SMALLEST)

@@ -60,7 +60,7 @@ def evaluator(context: Context, index: int) -> Iterator[bool]:
             if stopping:
                 break
         if not context.options.model_path.exists() and context.parameters.pull(agent.model, 0):
-            _save(context, agent, clock.agent_steps, None)
+            _save(context, index, agent, clock.agent_steps, None)
     finally:
         env.close()
 
@@ -81,7 +81,7 @@ def _evaluate(context: Context, index: int, agent: Agent, env: Env, best: float)
         yield True
     score = float(np.mean(results.returns))
     context.clock.evaluated(score, best, agent_steps)
-    if score > best and _save(context, agent, agent_steps, score):
+    if score > best and _save(context, index, agent, agent_steps, score):
         best = score
     solved = {} if results.solved is None else {"evaluator/solved_share": float(np.mean(results.solved))}
     context.logs.write(context.process_ind("evaluator", index), {
@@ -109,14 +109,16 @@ def _kept_score(context: Context) -> float:
     return float("-inf") if score is None else float(score)
 
 
-def _save(context: Context, agent: Agent, agent_steps: int, score: float | None) -> bool:
-    """Keep this model, of these agent steps, as the run's best. Returns whether it was written."""
+def _save(context: Context, index: int, agent: Agent, agent_steps: int, score: float | None) -> bool:
+    """Keep this model, of these agent steps, as the run's best. Returns True if it was written."""
     options = context.options
     metadata = {"signature": options.signature, "config": options.config, "env_type": options.env_type, "game": options.game,
                 "environment": context.spec.name, "agent_steps": agent_steps, "score": score, "options": options.to_dict()}
     try:
         weights_file.save_weights(options.model_path, agent.model.state_dict(), metadata)
-        return True
+        written = True
     except tensor_file.CheckpointError as error:
-        notice(f"model not written, training goes on and the file there stays as it was: {error}")
-        return False
+        notice(f"best model not written, one that is there stays as it was: {error}")
+        written = False
+    context.clock.note_written(context.process_ind("evaluator", index), written)
+    return written

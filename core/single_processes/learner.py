@@ -124,7 +124,7 @@ def _learn(context: Context, agent: Agent, memory: LearnersMemory, batches: Batc
             profile.lap("publish")
         bad_updates = max(bad_updates + 1 if output.skipped else 0, learn.bad)
         if bad_updates >= options.learner.max_bad_updates:
-            raise TrainingDiverged(f"the loss was not finite in {bad_updates} updates in a row; the last checkpoint is sound. "
+            raise TrainingDiverged(f"the loss was not finite in {bad_updates} updates in a row, which changed nothing. "
                                    "A smaller agent.lr or agent.clip_norm may help")
         statistics.add(output.statistics, bool(output.skipped))
         if first and time.monotonic() - reported >= options.learner.log_period:

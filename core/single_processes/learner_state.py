@@ -77,7 +77,9 @@ def save(context: Context, agent: Agent, memory: LearnersMemory, batches: Batche
         state = {"agent": agent.state_dict(), "clock": context.clock.state_dict(), **parts}
         checkpoint.save(options.checkpoint_folder, state, context.clock.agent_steps, options.learner.checkpoint_keep, others)
 
-    if not (all_written and _written(write_all)):
+    saved = all_written and _written(write_all)
+    context.clock.note_written(context.process_ind("learner", index), saved)
+    if not saved:
         context.report("learner", index, {"checkpoint_errors": 1.0})
     context.clock.checkpoint_written()
 
@@ -132,6 +134,6 @@ def _written(write: Callable[[], Any]) -> bool:
     try:
         write()
     except (tensor_file.CheckpointError, MemoryError) as error:
-        notice(f"checkpoint not written, training goes on, those there stay as they were, and the next is tried when it is due: {error}")
+        notice(f"checkpoint not written, those that are there stay as they were: {error}")
         return False
     return True

@@ -77,7 +77,9 @@ class _Book:
         records = with_human_normalized(records, self._context.options.env_class, self._context.spec.name)
         for sink in self._trackers:
             sink.write(records)
+        errors = self._files.errors
         self._files.write(records, step)
+        self._context.clock.note_written(self._context.process_ind("logger", 0), self._files.errors == errors)
 
     def _take(self) -> dict[str, float]:
         """Returns the run's own values now."""

@@ -79,4 +79,4 @@ def test_a_model_that_was_not_written_is_not_the_best(context: Context, monkeypa
 
     monkeypatch.setattr(weights_file, "save_weights", save_all_but_the_second)
     assert kept(context, monkeypatch, (2, 5, 4, 3)) == [3, 3, 10, 10]
-    assert "model not written, training goes on" in capsys.readouterr().err
+    assert "best model not written" in capsys.readouterr().err

@@ -146,6 +146,26 @@ FAULTS = {
 gym.register("Faulty-v0", entry_point=Faulty)
 
 
+class Scalar(gym.Env):
+    """Observations and actions of no dimension; a reward is minus the action's distance from the observation. Episodes of ten steps."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (), np.float32)
+    action_space = spaces.Box(-2.0, 2.0, (), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._step, self._state = 0, np.float32(self.np_random.uniform(-1, 1))
+        return np.asarray(self._state), {}
+
+    def step(self, action: np.ndarray) -> Any:
+        assert self.action_space.contains(np.asarray(action)), action
+        self._step += 1
+        return np.asarray(self._state), -float(abs(action - self._state)), self._step == 10, False, {}
+
+
+gym.register("Scalar-v0", entry_point=Scalar)
+
+
 class Endless(CatchEnv):
     """Catch whose episodes never end: in every tenth row the ball is thrown anew and earns its reward."""
 

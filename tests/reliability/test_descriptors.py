@@ -1,7 +1,8 @@
-"""Programs that are started without some of the descriptors 0, 1 and 2, or with few others (F70)."""
+"""Programs that are started without some of the descriptors 0, 1 and 2, or with few others (F70, F72)."""
 
 import itertools
 import os
+import resource
 import subprocess
 import sys
 
@@ -17,6 +18,7 @@ LOOK = """
 import sys
 import {module}
 import os
+import resource
 said = [os.memfd_create("shared") > 2, *(os.readlink(f"/proc/self/fd/{{number}}") for number in {numbers}),
         *(os.get_inheritable(number) for number in range(3))]
 print(input() if 0 not in {numbers} else sys.stdin.read())
@@ -47,3 +49,27 @@ def test_f70_a_run_without_standard_descriptors_trains_and_saves_what_it_counted
     state, path = checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
     steps = sum(state["clock"]["agent_steps"])
     assert 100 <= steps < 10_000 and path.name == f"step_{steps:012d}" and max(state["clock"]["updates"]) >= 30
+
+
+def limited(what, amount):
+    return lambda: resource.setrlimit(what, (amount, amount))
+
+
+@pytest.mark.parametrize(("limit", "part"), [
+    (limited(resource.RLIMIT_NOFILE, 24), "are allowed: raise the limit by ulimit -n"),
+    (limited(resource.RLIMIT_FSIZE, 1 << 20), "ulimit -f, which counts shared memory too")], ids=["n", "f"])
+def test_f72_limits_that_are_too_low_are_refused_in_one_sentence(tmp_path, limit, part):
+    with Program(tmp_path, *CARTPOLE, before=limit) as program:
+        assert program.until_ended(90) == 2
+        assert part in program.output and program.output.count("\n") == 1, program.output
+    assert not [path for path in tmp_path.rglob("*") if path != program.output_path and path.is_file()]
+    assert not (tmp_path / "logs").exists()
+
+
+def test_f72_a_run_needs_fewer_descriptors_than_it_says(tmp_path):
+    """With exactly as many as it asks for it ends well."""
+    with Program(tmp_path, *CARTPOLE, before=limited(resource.RLIMIT_NOFILE, 24)) as refused:
+        refused.until_ended(90)
+    needed = int(refused.output.partition(" open files")[0].rpartition(" ")[2])
+    with Program(tmp_path, *CARTPOLE, "--updates", "10", before=limited(resource.RLIMIT_NOFILE, needed)) as program:
+        assert program.until_ended(90) == 0 and "Traceback" not in program.output

@@ -240,3 +240,9 @@ def test_the_last_updates_are_reported_though_no_report_was_due(tmp_path):
     context = train(tmp_path, *CARTPOLE, "--timestamp", "short", "--learner.log_period", "1e6", "--updates", "20")
     losses = [values["learner/loss"] for values in metrics(context) if "learner/loss" in values]
     assert len(losses) == 1 and np.isfinite(losses).all()
+
+
+@pytest.mark.parametrize("agent", ["ddpg", "sac"])
+def test_observations_and_actions_without_a_dimension_are_learnt_from(root, agent):
+    context = train(root, "--config", f"{agent}-pendulum", *CONTROL, "--game", "tests.reliability.faults:Scalar-v0", "--updates", "20")
+    assert context.clock.updates >= 20

@@ -283,6 +283,60 @@ def test_an_update_that_is_not_finite_changes_nothing(kind):
     assert torch.equal(before, agent.gradients.online.both)
 
 
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("target_update", [0.5, 1.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_update_that_is_not_finite_moves_no_target_and_no_statistics(kind, target_update, planned):
+    network = {"normalize_observations": True}
+    agent = make_agent(kind, policy_period=1, target_update=target_update, network=network)
+    agent.learn(make_batch(agent))
+    for part in agent.gradients.online.of_policy + agent.gradients.online.of_critic:
+        part.data.mul_(1.5)  # the target is elsewhere now
+    everything = copy.deepcopy([*agent.target.state_dict().values(), *agent.model.state_dict().values()])
+    target, count = agent.gradients.target.both.clone(), float(agent.model.normalization.count)
+    batch = make_batch(agent, seed=1)
+    batch.window.rewards[0, 2] = float("nan")
+    if planned:
+        agent.plan(1)
+    assert agent.learn(batch).skipped
+    assert same(everything, [*agent.target.state_dict().values(), *agent.model.state_dict().values()])
+    if planned:
+        agent.plan(1)
+    agent.learn(make_batch(agent, seed=2))
+    assert not torch.equal(target, agent.gradients.target.both) and float(agent.model.normalization.count) == count + 7
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_rates_and_target_copies_count_updates_whatever_the_period_of_the_policy(planned):
+    """Of update n the rate is the schedule's at n - 1, of policy and critic alike, and a copy is due every fifth update, or at the policy's
+    next."""
+    settings = {"lr": 1e-3, "critic_lr": 1e-3, "lr_schedule": "linear", "lr_updates": 20, "target_update": 5.0}
+    agent, copied = make_agent("td3", policy_period=2, **settings), []
+    rates = {"policy": [], "critic": []}
+    for update in range(1, 21):
+        if planned and update % 2:
+            agent.plan(2)
+        agent.learn(make_batch(agent, seed=update))
+        for name, optimizer in (("critic", agent.critic_optimizer), ("policy", agent.policy_optimizer)):
+            if name == "critic" or update % 2 == 0:
+                rates[name].append((update, float(optimizer._optimizer.param_groups[0]["lr"])))
+        if torch.equal(agent.gradients.target.both, agent.gradients.online.both):
+            copied.append(update)
+    expected = {update: 1e-3 * (1 - (update - 1) / 20) for update in range(1, 21)}
+    for pairs in rates.values():
+        assert [rate for _, rate in pairs] == pytest.approx([expected[update] for update, _ in pairs], rel=1e-5)
+    assert copied == [6, 10, 16, 20]
+
+
+def test_actions_without_a_dimension_are_learnt_from():
+    agent = make_agent("ddpg", action=space(low=-2.0, high=4.0))
+    batch = make_batch(agent)
+    assert batch.window.actions.shape == (2, 7)
+    step = agent.step_of(batch)
+    assert step.action[:, 0].tolist() == pytest.approx(((batch.window.actions[0] - 1) / 3).tolist(), abs=1e-6)
+    assert not agent.learn(batch).skipped
+
+
 def test_atoms_need_a_range():
     agent = make_agent("d4pg", v_min=1.0, v_max=1.0)
     assert agent.problems(agent.params) == ["agent.v_min=1.0 must be below agent.v_max=1.0"]

@@ -6,10 +6,13 @@ import types
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
+from core.agents.control import ActionRange
 from core.env import Continuous, Discrete
 from core.envs.gym import GymEnv, GymParams
+from core.envs.gym_checks import flattened_pictures
 from utils import refused
 
 GOOD = (np.zeros(3), 1.0, False, False, {})
@@ -239,6 +242,57 @@ def test_continuous_actions_stay_within_their_bounds(told):
 def test_actions_no_agent_can_take_are_refused(told, space):
     with pytest.raises(ValueError, match="actions of"):
         told(action_space=space)
+
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize(("low", "high", "dtype", "bounded"), [
+    (-LARGEST, LARGEST, np.float32, False), (-1e300, 1e300, np.float64, False), (0.0, 1e300, np.float64, False),
+    (0.0, np.inf, np.float32, False), (-1e38, 1e38, np.float64, True), (0.0, LARGEST, np.float32, True),
+    (LARGEST / 2, LARGEST, np.float32, True), (-1e-300, 1e-300, np.float64, True)])
+def test_actions_are_bounded_where_float32_holds_the_distance_of_their_bounds(told, low, high, dtype, bounded):
+    space = spaces.Box(low, high, (2,), dtype)
+    if not bounded:
+        with pytest.raises(ValueError, match=r"no bounds whose distance float32 can hold.*TransformAction"):
+            told(action_space=space)
+        return
+    env = told(action_space=space)
+    env.reset(0)
+    stretch = ActionRange(env.spec.action, torch.device("cpu"))
+    for inside, expected in ((-1.0, low), (0.0, low / 2 + high / 2), (1.0, high)):
+        action = stretch.in_space(np.full((2, 2), inside, np.float32))
+        np.testing.assert_allclose(action, expected, rtol=1e-6, atol=1e-6)
+        env.step(action)
+
+
+def test_the_advice_for_unbounded_actions_is_one_that_gymnasium_takes(told):
+    """The expression of the error message makes an environment that is accepted."""
+    unbounded = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    with pytest.raises(ValueError, match="TransformAction") as error:
+        told(action_space=unbounded)
+    advice = str(error.value).partition(", with ")[2]
+    gym.register("Wrapped-v0", lambda: eval(advice, {"gymnasium": gym, "env": Told(action_space=unbounded)}))
+    try:
+        env = GymEnv(GymParams(), "Wrapped-v0", 1)
+        assert env.spec.action.low.tolist() == [-1, -1] and env.spec.action.high.tolist() == [1, 1]
+        env.reset(0)
+        env.step(np.array([[0.5, -0.5]], np.float32))
+        assert env._vector.envs[0].env.unwrapped.actions[-1].tolist() == [0.5, -0.5]
+    finally:
+        gym.registry.pop("Wrapped-v0")
+
+
+def test_pictures_among_other_parts_are_named_with_what_becomes_of_them(told):
+    parts = spaces.Dict({"camera": spaces.Box(0, 255, (84, 84, 3), np.uint8), "speed": spaces.Box(-1, 1, (3,))})
+    env = told(observation_space=parts, start=({"camera": np.zeros((84, 84, 3), np.uint8), "speed": np.zeros(3, np.float32)}, {}))
+    assert "camera of the observation is a picture" in env.spec.warning and "one vector of 21,171 numbers" in env.spec.warning
+    advice = env.spec.warning.partition("make the environment with ")[2]
+    alone = eval(advice, {"gymnasium": gym, "env": env._vector.envs[0].env})
+    assert alone.observation_space.shape == (84, 84, 3) and alone.reset()[0].shape == (84, 84, 3)
+    deep = spaces.Dict({"eyes": spaces.Tuple((parts["camera"], parts["camera"]))})
+    assert "eyes.0 and eyes.1 of the observation are pictures" in flattened_pictures(deep)
+    assert not told().spec.warning and not told(observation_space=parts["camera"], start=(np.zeros((84, 84, 3), np.uint8), {})).spec.warning
 
 
 def test_rewards_are_clipped_in_training_only(told):

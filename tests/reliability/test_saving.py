@@ -1,0 +1,156 @@
+"""Runs whose files cannot be written: at the start, and at the end (F71)."""
+
+import ctypes
+import errno
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+from core.clock import Clock, ClockParams
+from core.engines.farewell import how_to_go_on
+from tests.reliability.program import SLOW, Program, start
+from tests.reliability.test_deaths import ENDLESS
+from tests.reliability.test_inline import CARTPOLE
+from utils import checkpoint, runs
+from utils.command_line import read_options
+from utils.factory import EnginesDict, ProcessesDict
+from utils.refused import Refused
+from utils.run import prepare
+from utils.tensor_file import CheckpointError
+
+CLONE_NEWNS, MS_PRIVATE_OF_ALL = 0x00020000, (1 << 18) | (1 << 14)
+UNWRITABLE = Path("/proc/sys")  # a folder in which nobody, not even root, can make a file
+
+
+def small_file_system(folder):
+    """Put one of 16 kB there, for this process and its children alone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if (libc.unshare(CLONE_NEWNS) or libc.mount(b"none", b"/", None, MS_PRIVATE_OF_ALL, None)
+            or libc.mount(b"none", os.fsencode(folder), b"tmpfs", 0, b"size=16k")):
+        raise OSError(ctypes.get_errno(), "no file system can be mounted here")
+
+
+def can_mount(folder):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            small_file_system(folder)
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+# at the start ----------------------------------------------------------------------------------------------------------
+def test_f71_a_folder_for_models_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "models").symlink_to(UNWRITABLE)
+    refused = start(tmp_path, *CARTPOLE)
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+    assert refused.stderr.startswith(f"error: models cannot be saved in {tmp_path / 'models'}, where ")
+    assert not (tmp_path / "logs").exists()
+
+
+def test_f71_a_disk_with_a_few_kilobytes_is_refused(tmp_path):
+    (tmp_path / "models").mkdir()
+    if not can_mount(tmp_path / "models"):
+        pytest.skip("needs the right to mount a file system")
+    with Program(tmp_path, *CARTPOLE, before=lambda: small_file_system(tmp_path / "models")) as program:
+        assert program.until_ended(90) == 2
+        assert "(No space left on device): make room" in program.output and program.output.count("\n") == 1
+    assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_f71_room_for_a_first_checkpoint_is_tried_when_a_run_is_claimed_or_continued(root, monkeypatch, resumed):
+    tried = []
+
+    def allocate(descriptor, offset, size):
+        tried.append(size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    options = read_options([*CARTPOLE, "--root", str(root)])
+    if resumed:
+        first = runs.claim(options)
+        runs.save(first, {})
+        os.close(runs.locks.pop(first.log_folder))
+        options = read_options(["--root", str(root), "--config", "dqn-cartpole", "--resume", first.signature])
+    before = sorted(root.rglob("*"))
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    with pytest.raises(Refused, match="No space left on device"):
+        runs.claim(options, 12_345)
+    assert tried == [12_345 + runs.LEAST] and sorted(root.rglob("*"))[:len(before)] == before
+    assert not list((root / "models").iterdir()) and (root / "logs").exists() is resumed
+
+
+@pytest.mark.parametrize("words", [("--timestamp",), ("--machine",), ("--mode", "2", "--timestamp"), ("--resume",)])
+def test_f71_a_signature_that_is_too_long_for_a_file_name_is_refused(root, capsys, words):
+    with pytest.raises(SystemExit) as exit:
+        read_options(["--root", str(root), *CARTPOLE, *words, "é" * 200])
+    said = capsys.readouterr().err
+    assert exit.value.code in (2, 3) and all(line.startswith("error: ") for line in said.splitlines())
+    assert "no file system takes more than 255: shorten them" in said or "there is no run é" in said
+
+
+def test_f71_the_longest_signature_that_is_allowed_trains_and_is_saved(root):
+    length = 255 - len(runs.longest_name("test_"))
+    words = ["--root", str(root), *CARTPOLE, "--timestamp"]
+    claimed = runs.claim(read_options([*words, "t" * length]))
+    checkpoint.save(claimed.checkpoint_folder, {"agent": {}}, 1, keep=1)
+    with pytest.raises(SystemExit):
+        read_options([*words, "t" * (length + 1)])
+
+
+def train(root, *words):
+    """Exit code of an inline run."""
+    options = read_options(["--root", str(root), *words])
+    context, agent = prepare(options)
+    return agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, options.num_actors, options.num_learners)
+
+
+# at the end -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("resumed", [False, True])
+def test_f71_a_last_checkpoint_that_is_not_written_is_never_exit_0(root, alone, monkeypatch, capsys, resumed):
+    if resumed:
+        assert train(root, *CARTPOLE, "--timestamp", "one", "--updates", "2") == 0
+
+    def full(*arguments):
+        raise CheckpointError("no space left")
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    words = ("--resume", "test_one", "--engine", "inline", "--updates", "4")
+    assert train(root, *(words if resumed else (*CARTPOLE, "--timestamp", "one", "--updates", "2"))) == 4
+    said = capsys.readouterr().err
+    assert "the last write of learner 0 failed: not all that this run made is on disk" in said
+    assert ("continue this run with: " if resumed else "this run has no checkpoint (one is due at the end) and cannot be continued") in said
+
+
+def test_f71_an_interrupted_run_that_can_save_nothing_ends_with_4(tmp_path):
+    """As on a full disk no longer file can be written: the learner's checkpoint, the best model, metrics."""
+    with Program(tmp_path, *ENDLESS, "--learner.checkpoint_period", "1000") as program:
+        program.until_training(1_200)
+        for pid in program.children().values():
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+        os.kill(program.process.pid, signal.SIGINT)
+        assert program.until_ended(15 * SLOW) == 4
+        assert "the last write of logger 0, learner 0" in program.output and "Traceback" not in program.output
+        assert "this run has no checkpoint (one is due every 1000 s" in program.output and not program.leftovers()
+
+
+def test_a_write_that_succeeds_later_makes_good_for_one_that_failed():
+    clock = Clock(1, 1, 3, ClockParams())
+    clock.note_written(2, False)
+    assert clock.unsaved == [2]
+    clock.note_written(2, True)
+    assert clock.unsaved == []
+
+
+def test_when_a_checkpoint_is_due_is_said_as_it_is(root):
+    def said(*words):
+        return how_to_go_on(read_options(["--root", str(root), "--config", "dqn-cartpole", *words]))
+
+    assert "every 60 s" not in said("--engine", "inline") and "(one is due at the end)" in said("--engine", "inline")
+    assert "(one is due every 500 agent steps, learner.checkpoint_steps; every 60 s, learner.checkpoint_period; at the end)" \
+        in said("--learner.checkpoint_steps", "500")
