@@ -25,7 +25,8 @@ ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "268435456", "MALLOC_TRIM_THRESHOLD_": "2
 class SupervisorParams:
     heartbeat_timeout: float = setting(60.0, above=0)  # seconds without a beat after which a process is replaced
     start_timeout: float = setting(180.0, above=0)     # seconds a process may take to its first beat
-    max_restarts: int = setting(5, low=0)              # of one process; then the run is given up
+    max_restarts: int = setting(5, low=0)              # of one process within restart_window; then the run saves and ends
+    restart_window: float = setting(3600.0, above=0)   # seconds after which a restart no longer counts
     stop_timeout: float = setting(12.0, above=0)       # seconds that processes have to end once interrupted
     finish_timeout: float = setting(900.0, above=0)    # seconds for the last evaluation of a run that finished
 
@@ -58,9 +59,16 @@ class Place:
         self.failure: Any = None
         self.restarts, self.started, self.ended = 0, 0.0, False
         self.failed_at_start = False  # in its first life, by an error of its own
+        self._deaths: list[float] = []  # when, within the last window
 
     def __str__(self) -> str:
         return f"{self.role} {self.index}"
+
+    def count_death(self, window: float) -> None:
+        """Note a death now. `restarts` then counts those of the last `window` seconds."""
+        now = time.monotonic()
+        self._deaths = [death for death in self._deaths if now - death < window] + [now]
+        self.restarts = len(self._deaths) - 1
 
 
 class LocalEngine:
@@ -161,11 +169,13 @@ class LocalEngine:
         place.failed_at_start |= error is not None and not place.restarts and not self._plays(place)
         reason = error or reason or self._death(place)
         self._say(f"{place} (pid {place.process.pid}) {'failed: ' if error else ''}{reason}")
+        place.count_death(self._options.supervisor.restart_window)
         siblings = [other for other in self._places if other.role == place.role]
         if place.role in ("learner", "tester") or all(other.failed_at_start and not self._plays(other) for other in siblings):
             self._give_up(exitcode if error and exitcode > 0 else exit_codes.TRAINING_FAILED)
         elif place.restarts >= self._options.supervisor.max_restarts:
-            self._say(f"{place} was restarted {place.restarts} times, which is supervisor.max_restarts: the run ends")
+            self._say(f"{place} was restarted {place.restarts} times within {self._options.supervisor.restart_window:g} s "
+                      "(supervisor.restart_window), which is supervisor.max_restarts: the run ends")
             self._give_up(exit_codes.TRAINING_FAILED)
         else:
             place.restarts += 1

@@ -48,3 +48,13 @@ def test_a_signal_in_the_last_evaluation_leaves_it_all_of_the_time_to_stop(monke
     clock.stop()
     engine._await([place])
     assert place.ended and evaluator.killed_at == (killed_after and interrupted + killed_after)
+
+
+def test_deaths_of_longer_ago_than_the_window_are_no_restarts(monkeypatch):
+    seconds, place = [0.0], local.Place("actor", 0, 1)
+    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    found = []
+    for seconds[0] in (0.0, 4.0, 8.0, 11.0, 30.0):
+        place.count_death(10.0)
+        found.append(place.restarts)
+    assert found == [0, 1, 2, 2, 0]

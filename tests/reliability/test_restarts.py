@@ -1,0 +1,24 @@
+"""Restarts count per window of time: a fault now and then is forgiven for ever, many in a row are not (F81)."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from tests.reliability.program import Program
+
+CONFIG = ("--config", "dqn-cartpole", "--env_type", "gym", "--game", "tests.reliability.faults:Faulty-v0", "--num_envs_per_actor", "2",
+          "--logger.period", "0.3", "--timestamp", "one", "--steps", "100000000", "--supervisor.max_restarts", "1")
+EACH_LIFE = {"FAULTS": json.dumps([{"kind": "raise", "where": "actor", "at": 500}])}
+
+
+@pytest.mark.faults
+def test_f81_restarts_of_longer_ago_than_the_window_do_not_count(tmp_path):
+    with Program(tmp_path / "short", *CONFIG, "--supervisor.restart_window", "0.5", environment=EACH_LIFE) as program:
+        program.until(lambda: program.output.count("actor 0 restarted (1 of 1)") >= 3, 60, "three restarts")
+        os.kill(program.process.pid, signal.SIGINT)
+        assert program.until_ended(30) == 130
+    with Program(tmp_path / "long", *CONFIG, environment=EACH_LIFE) as program:
+        assert program.until_ended(60) == 4
+        assert "actor 0 was restarted 1 times within 3600 s (supervisor.restart_window)" in program.output
