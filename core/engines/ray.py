@@ -8,9 +8,11 @@ must know of a new life before it begins, to count it, and to end the episodes t
 
 import dataclasses
 import importlib.util
+import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -20,10 +22,11 @@ from core.engines import exit_codes
 from core.engines.inline import Process
 from core.engines.local import ALLOCATOR, LocalEngine, Place
 from core.engines.ray_cluster import Cluster, ClusterError
+from core.engines.ray_head import Answer, Head
 from core.engines.ray_room import Room, at
 
-NODES_PERIOD = 2.0   # seconds between looks at the nodes
-KILL_TIMEOUT = 10.0  # seconds until a killed process is gone
+WAIT_TOLD = 2.0      # seconds of waiting for room until that is said
+KILL_TIMEOUT = 10.0  # seconds until killed processes are gone
 
 
 class RayEngine(LocalEngine):
@@ -31,7 +34,9 @@ class RayEngine(LocalEngine):
 
     def __init__(self, context: Context, processes: Mapping[str, Process]):
         super().__init__(_on_rays_device(context), processes)
-        self._params, self._nodes, self._looked = self._options.ray, dict[str, str](), 0.0
+        self._params = self._options.ray
+        self._answer: Answer | None = None  # the newest of the head whose nodes were looked at
+        self._without_actors: dict[int, float] = {}  # learner -> since when none of its actors has a place
         self._needs = {str(place): self._resources(place.role) for place in self._places}
         self._waiting: set[Place] = set()  # processes that were told to have no place now
 
@@ -57,8 +62,9 @@ class RayEngine(LocalEngine):
             print(f"error: {error}", file=sys.stderr, flush=True)
             return error.exit_code
         try:
-            self._cluster, self._room = cluster, Room(self._needs, cluster.home)
-            return super().run(roles)
+            self._cluster, self._room = cluster, Room(self._needs, cluster.home, cluster.alone)
+            with closing(Head(self._room.group)) as self._head:
+                return super().run(roles)
         except ClusterError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             return error.exit_code
@@ -85,32 +91,38 @@ class RayEngine(LocalEngine):
         """What every worker is given, stored once."""
         import ray
 
+        from core.engines.ray_code import code
         from core.engines.ray_ingest import Ingest
         from core.engines.ray_link import Facts
         context, ingest, facts = ray.put(self._context), None, None
         if not cluster.alone and self._context.memories:
             memory = self._context.memories[0]
-            facts = Facts(self._options, self._context.spec, self._context.roles, memory.layout, memory.window)
+            facts = Facts(self._options, self._context.spec, self._context.roles, memory.layout, memory.window, code())
             ingest = ray.remote(Ingest).options(num_cpus=0, scheduling_strategy=at(cluster.home), max_restarts=-1,
                                                 max_concurrency=100 + 2 * self._params.chunks_in_flight * self._options.num_actors).remote(
-                context, self._params.parameters_period)
-        return cluster.home, [context], ray.put(facts), ingest  # in a list Ray leaves it to the worker to open it
+                self._context, self._params.parameters_period, os.getpid())  # no reference: Ray says at every start that it may get lost
+        return cluster.home, os.getpid(), [context], ray.put(facts), ingest  # in a list Ray leaves it to the worker to open it
 
     def _wait_for_room(self) -> None:
         """Until the run has all it needs, a signal comes, or `ray.place_timeout` is over: then raises ClusterError."""
         started, limit, told = time.monotonic(), self._params.place_timeout, False
         while not self._room.kept(0.1) and not self._signals:
-            waited = time.monotonic() - started
+            waited, answer = time.monotonic() - started, self._head.answer
+            lacking = None if answer is None else self._room.lacks(answer.nodes)
+            if self._head.silence() > self._params.head_timeout:
+                raise ClusterError(self._no_answer())
             if limit is not None and waited > limit:
-                raise ClusterError(f"the run found no room within ray.place_timeout={limit:g} s: it needs {self._room} in all, and "
+                raise ClusterError(f"{lacking}; no such node joined within ray.place_timeout={limit:g} s" if lacking else
+                                   f"the run found no room within ray.place_timeout={limit:g} s: it needs {self._room} in all, and "
                                    "other jobs of the cluster hold them")
-            if not told and waited > NODES_PERIOD:
+            if not told and waited > WAIT_TOLD:
                 told = True
-                self._say(f"waits for room on the cluster: {self._room} in all")
+                self._say(f"waits for nodes that join: {lacking}" if lacking else f"waits for room on the cluster: {self._room} in all")
 
     def _start(self, place: Place) -> None:
         self._clock.forget_beat(self._process_ind(place))
-        place.process = place.failure = Life(self._worker(place), (self._processes[place.role], *self._arguments, place.threads))
+        arguments = (self._processes[place.role], *self._arguments, place.threads)
+        place.process = place.failure = Life(self._worker(place), arguments)
         place.started = time.monotonic()
 
     def _worker(self, place: Place) -> Any:
@@ -126,28 +138,56 @@ class RayEngine(LocalEngine):
 
     def _supervise(self) -> None:
         super()._supervise()
-        if time.monotonic() - self._looked >= NODES_PERIOD:
-            self._looked = time.monotonic()
-            self._look_at_nodes()
+        if self._head.silence() > self._params.head_timeout:
+            self._say(f"{self._no_answer()}: the run ends")
+            self._give_up(exit_codes.TRAINING_FAILED)
+        answer = self._head.answer
+        if answer is not None and answer is not self._answer:
+            self._name_changes(answer)
+            self._answer = answer
+        self._end_without_actors()
 
-    def _look_at_nodes(self) -> None:
-        """Name those that came and went."""
-        import ray
-        nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-        for change, these in (("was lost", self._nodes.keys() - nodes), ("joined", nodes.keys() - self._nodes)):
-            for node in these if self._nodes else ():
-                self._say(f"node {(self._nodes | nodes)[node]} ({node[:8]}) {change}, the cluster has {len(nodes)} now")
-        self._nodes = nodes
+    def _no_answer(self) -> str:
+        where = "of Ray on this machine" if self._cluster.alone else f"of the Ray cluster at ray.address={self._params.address}"
+        return f"the head {where} did not answer for {self._params.head_timeout:g} s (ray.head_timeout)"
+
+    def _name_changes(self, answer: Answer) -> None:
+        """Name the nodes that came and went since the answer before."""
+        before = answer.nodes if self._answer is None else self._answer.nodes
+        for change, these in (("was lost", before.keys() - answer.nodes), ("joined", answer.nodes.keys() - before)):
+            for node in these:
+                address = (before | answer.nodes)[node]["NodeManagerAddress"]
+                self._say(f"node {address} ({node[:8]}) {change}, the cluster has {len(answer.nodes)} now")
+
+    def _unplaced(self, place: Place) -> bool:
+        """Return True if Ray was asked for this process and no node has room for it, as the head said since."""
+        life, answer = place.process, self._head.answer
+        if life.placed or answer is None or answer.time < life.asked:
+            return False
+        return not self._room.has_node(str(place), answer.bundles)
 
     def _silent(self, place: Place) -> str | None:
-        """A process whose node was lost may have no place: the run goes on without it."""
-        if place.process.placed or not place.restarts:
+        """A process whose node was lost may have no place: the run goes on without it, and its time to start begins with its place."""
+        if not self._unplaced(place):
             self._waiting.discard(place)
             return super()._silent(place)
-        if time.monotonic() - place.started > NODES_PERIOD and place not in self._waiting:
+        place.started = time.monotonic()
+        if place not in self._waiting:
             self._waiting.add(place)
             self._say(f"{place} has no place now; the run goes on, and Ray starts it when a node has room")
         return None
+
+    def _end_without_actors(self) -> None:
+        """End the run when a learner has had no actor for `ray.learner_timeout`, because all learners wait for that one."""
+        limit, now = self._params.learner_timeout, time.monotonic()
+        for learner in range(self._options.num_learners if self._options.mode == 1 else 0):
+            actors = [place for place in self._places if place.role == "actor" and place.index % self._options.num_learners == learner]
+            if not all(place in self._waiting for place in actors):
+                self._without_actors.pop(learner, None)
+            elif limit is not None and now - self._without_actors.setdefault(learner, now) > limit and not self._clock.stopped:
+                self._say(f"learner {learner} has no actor: none of its {len(actors)} had a place for {limit:g} s (ray.learner_timeout); "
+                          "the run ends")
+                self._give_up(exit_codes.TRAINING_FAILED)
 
     def _bury(self, place: Place, reason: str | None = None) -> None:
         place.process.kill()  # Ray keeps the process of a worker that failed or is done
@@ -165,11 +205,21 @@ class RayEngine(LocalEngine):
         super()._await(places, limit)
 
 
+    def _kill(self, places: list[Place]) -> None:
+        import ray
+        for place in places:
+            place.process.kill()
+            place.ended = True
+        if waiting := [place.process.next for place in places]:
+            ray.wait(waiting, num_returns=len(waiting), timeout=KILL_TIMEOUT)
+
+
 class Life:
     """One life of a worker, as the supervisor looks at processes: it is asked where it is, and once Ray has started it, to run."""
 
     def __init__(self, worker: Any, arguments: tuple[Any, ...]):
         self._worker, self._arguments = worker, arguments
+        self.asked = time.monotonic()
         self.next = worker.where.remote()  # what it will answer next
         self._place: tuple[int, str] | None = None
         self._exitcode: int | None = None
@@ -196,21 +246,26 @@ class Life:
 
     def _answer(self) -> int | None:
         import ray
-        from ray.exceptions import RayError, RayTaskError
+        from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
         try:
             answer = ray.get(self.next)
-            if self._place is not None:
-                return exit_codes.DONE
-            self._place, self.next = answer, self._worker.run.remote(*self._arguments)
-            return None
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, BaseException) else error
             notes = "".join(f" ({note})" for note in getattr(cause, "__notes__", ()))
             self._failure = (f"{type(cause).__name__}: {cause}", notes, str(error))
             return exit_codes.of(cause)
+        except ActorUnavailableError as error:  # its process or its node: the head will know, and may place nothing there until then
+            self.death, self.next = self.death or _told(error), self._worker.where.remote()
+            return None
         except RayError as error:
-            self.death = "died: " + " ".join(str(error).partition("Some common causes")[0].split())
+            self.death = _told(error)
             return exit_codes.TRAINING_FAILED
+        if self.death:  # it could be reached again, but what it was doing was lost
+            return exit_codes.TRAINING_FAILED
+        if self._place is not None:
+            return exit_codes.DONE
+        self._place, self.next = answer, self._worker.run.remote(*self._arguments)
+        return None
 
     def poll(self) -> bool:
         """Whether it sent an error before it ended."""
@@ -228,6 +283,11 @@ class Life:
     def join(self) -> None:
         import ray
         ray.wait([self.next], timeout=KILL_TIMEOUT)
+
+
+def _told(error: Exception) -> str:
+    """Return Ray's reason on one line, without its advice."""
+    return "died: " + " ".join(str(error).partition("Some common causes")[0].split())
 
 
 def _without_share(options: Any) -> list[str]:

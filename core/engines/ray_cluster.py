@@ -8,14 +8,18 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from contextlib import suppress
 from typing import Any
+
+import psutil
 
 from core.engines.ray_params import RayParams
 
 # Before ray is imported. The first keeps a node on 127.0.0.1, where nothing from outside can reach it.
 ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
 ALWAYS = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_COLOR_PREFIX": "0", "RAY_DEDUP_LOGS": "0",
-          "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"}  # who has no share of a GPU sees none
+          "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # who has no share of a GPU sees none
+          "RAY_gcs_rpc_server_reconnect_timeout_s": "3600"}  # else a minute after the head is lost Ray ends main, which may still save
 # How often Ray asks the head of a cluster. Where something else answers at its port each time takes 40 seconds, and twenty are usual.
 JOINING = {"RAY_gcs_server_port_wait_time_s": "1"}
 LONGEST_FOLDER = 30  # characters: Ray's sockets have long paths in it, and 107 are the most
@@ -88,8 +92,13 @@ class Cluster:
     def close(self) -> None:
         """Nothing of Ray that this run started is left."""
         import ray
+        started = psutil.Process().children(recursive=True)
         ray.shutdown()
         if self._sweeper is not None:
+            for process in started:  # Ray leaves its agents behind where the head died before them
+                if process.pid != self._sweeper.pid:
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
             shutil.rmtree(self._folder, ignore_errors=True)
             self._sweeper.kill()
             self._sweeper.wait()

@@ -46,6 +46,7 @@ class Facts(NamedTuple):
     roles: tuple[tuple[str, int], ...]
     layout: Layout       # of rings like the one its rows go to
     window: WindowSpec
+    code: dict[str, str]  # digest of each file of main's code
 
 
 class Link:

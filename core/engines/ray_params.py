@@ -20,3 +20,5 @@ class RayParams:
     object_store_bytes: int = setting(128 << 20, low=80 << 20)  # of shared memory, for Ray on this machine
     connect_timeout: float = setting(20.0, above=0)          # seconds until a cluster must have answered
     place_timeout: float | None = setting(60.0, above=0)     # seconds to wait for room for the run; None: as long as it takes
+    head_timeout: float = setting(20.0, above=0)             # seconds without an answer of the head after which the run saves and ends
+    learner_timeout: float | None = setting(300.0, above=0)  # seconds without a place for any actor of a learner, likewise; None: never

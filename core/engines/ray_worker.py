@@ -10,6 +10,7 @@ import ray
 from core.context import Context
 from core.device import use_threads
 from core.engines import child
+from core.engines.ray_code import check_code
 from core.engines.ray_link import Facts, Link, remote_context
 
 
@@ -26,18 +27,21 @@ class Worker:
         """Process number, and address of the node."""
         return os.getpid(), ray.util.get_node_ip_address()
 
-    def run(self, process: Callable[[Context, int], Iterator[bool]], home: str, context: list[Any], facts: Facts, ingest: Any,
-            threads: int) -> None:
-        """Drive the single-process to its end. `home` is the node that has the memory behind the `context`, an ObjectRef in a list."""
+    def run(self, process: Callable[[Context, int], Iterator[bool]], home: str, main: int, context: list[Any], facts: Facts,
+            ingest: Any, threads: int) -> None:
+        """Drive the single-process to its end. `home` is the node of `main`, a process number, which has the memory behind the
+        `context`, an ObjectRef in a list."""
         child.show_name(f"{self._role} {self._index}")
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # main alone decides when a run ends
         use_threads(threads)
         if ray.get_runtime_context().get_node_id() == home:
+            child.end_with(main)
             if ingest is not None and self._role == "actor":  # a life elsewhere may have chunks there: the ring has one writer
                 ray.get(ingest.hello.remote(self._index))
             shared: Context = ray.get(context[0])
             child.drive(process(shared, self._index), shared, shared.process_ind(self._role, self._index))
             return
+        check_code(facts.code, ray.util.get_node_ip_address())
         link = Link(ingest, self._index, facts.options.ray.chunks_in_flight)
         apart = remote_context(facts, link)
         child.drive(process(apart, self._index), apart, apart.process_ind(self._role, self._index))

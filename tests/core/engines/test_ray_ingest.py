@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import os
 import pickle
 import time
 from types import SimpleNamespace
@@ -61,11 +62,12 @@ class Wire:
 def line(tmp_path, monkeypatch):
     """A run's context, an ingest that shares its memory, and what stands for Ray."""
     wires = []
+    monkeypatch.setattr("core.engines.child.end_with", lambda main: None)
 
     def made(*words):
         context, agent = prepare(read_options(["--root", str(tmp_path), *NOTHING, *words]))
         context.parameters.publish(agent.model)
-        ingest = Ingest(pickle.loads(pickle.dumps(context)), 0.0)
+        ingest = Ingest(pickle.loads(pickle.dumps(context)), 0.0, os.getpid())
         wires.append(Wire(monkeypatch, ingest))
         return context, agent, ingest, wires[-1]
 
@@ -83,7 +85,7 @@ def drive(generator, clock):
 
 def facts(context):
     memory = context.memories[0]
-    return Facts(context.options, context.spec, context.roles, memory.layout, memory.window)
+    return Facts(context.options, context.spec, context.roles, memory.layout, memory.window, {})
 
 
 def test_an_actor_at_the_end_of_a_line_fills_its_ring_counts_and_reports(line):
@@ -168,7 +170,7 @@ def test_a_life_at_home_stores_alone_though_chunks_of_one_elsewhere_still_wait_f
     for name in ("child.show_name", "signal.signal", "use_threads"):
         monkeypatch.setattr(f"core.engines.ray_worker.{name}", lambda *_: None)
     shared = wire.loop.create_task(wire._value(context))
-    Worker("actor", 0).run(lambda context, index: iter(()), "home", [shared], None, wire, 1)
+    Worker("actor", 0).run(lambda context, index: iter(()), "home", os.getpid(), [shared], None, wire, 1)
     context.memories[0].shared["taken"][0] += 16  # a learner has read them all
     wire.loop.run_until_complete(asyncio.sleep(0.2))
     assert context.memories[0].trajectories.written().tolist() == written
@@ -208,29 +210,28 @@ def test_bad_settings_are_named_before_a_start(monkeypatch):
 
 
 @pytest.mark.parametrize("cpus, fits", [((3, 1), True), ((2, 2), True), ((2, 1), False), ((1, 9), False)])
-def test_a_process_needs_its_cpus_on_one_node_and_the_learner_at_home(monkeypatch, cpus, fits):
-    nodes = [{"NodeID": name, "Alive": True, "Resources": {"CPU": float(count)}} for name, count in zip(("home", "other"), cpus)]
-    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+def test_a_process_needs_its_cpus_on_one_node_and_the_learner_at_home(cpus, fits):
+    nodes = {name: {"Resources": {"CPU": float(count)}} for name, count in zip(("home", "other"), cpus)}
     needs = {name: {"CPU": 1.0, "GPU": 0.0} for name in ("actor 0", "actor 1", "learner 0", "evaluator 0")}
     if fits:
-        check_room(needs, "home")
+        check_room(needs, "home", nodes)
     else:
         with pytest.raises(ClusterError, match=r"needs 1 CPUs.* finds no room: the run needs 4 CPUs.*lower num_actors, ray.actor_cpus, "
                                                "ray.learner_cpus$"):
-            check_room(needs, "home")
+            check_room(needs, "home", nodes)
 
 
-def test_room_is_counted_as_ray_counts_it(monkeypatch):
+def test_room_is_counted_as_ray_counts_it():
     """3 - 4 * 0.6 is less than 0.6 in binary."""
-    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "home", "Alive": True, "Resources": {"CPU": 3.0}}])
-    check_room({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(5)}, "home")
+    nodes = {"home": {"Resources": {"CPU": 3.0}}}
+    check_room({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(5)}, "home", nodes)
     with pytest.raises(ClusterError, match="finds no room"):
-        check_room({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(6)}, "home")
+        check_room({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(6)}, "home", nodes)
 
 
-def test_who_finds_no_gpu_is_told_of_the_settings_that_ask_for_one(monkeypatch):
-    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "home", "Alive": True, "Resources": {"CPU": 4.0, "GPU": 2.0}}])
+def test_who_finds_no_gpu_is_told_of_the_settings_that_ask_for_one():
+    nodes = {"home": {"Resources": {"CPU": 4.0, "GPU": 2.0}}}
     shares = {"learner 0": 0.7, "learner 1": 0.7, "actor 0": 0.3, "actor 1": 0.3}
-    check_room({name: {"CPU": 1.0, "GPU": share} for name, share in shares.items()}, "home")
+    check_room({name: {"CPU": 1.0, "GPU": share} for name, share in shares.items()}, "home", nodes)
     with pytest.raises(ClusterError, match=r"actor 1 needs 1 CPUs and 0\.5 GPUs.*lower num_actors.*, ray\.actor_gpus, ray\.learner_gpus$"):
-        check_room({name: {"CPU": 1.0, "GPU": max(share, 0.5)} for name, share in shares.items()}, "home")
+        check_room({name: {"CPU": 1.0, "GPU": max(share, 0.5)} for name, share in shares.items()}, "home", nodes)
