@@ -48,8 +48,8 @@ class Group(ABC):
     def sum(self, tensor: Tensor) -> None:
         """Becomes the sum of all learners' tensors, in place; only within `run`. Bit for bit the same for all.
 
-        An update whose first sum finds another learner gone has changed nothing and is given up. A later one is finished with this learner's
-        values in place of everybody's, so that no half of an update is saved; the next `gather` raises.
+        An update whose first sum finds another learner gone has changed nothing and is given up. After that sum an update is finished
+        with this learner's values in place of everybody's, so that no half of an update is saved; the next `gather` raises.
         """
         if self.parted is None:
             try:

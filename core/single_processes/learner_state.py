@@ -78,7 +78,7 @@ def save(context: Context, agent: Agent, memory: LearnersMemory, batches: Batche
 
 
 def save_alone(context: Context, agent: Agent, memory: LearnersMemory, batches: Batches) -> None:
-    """What learners can still do when another one is gone; that one's memory is gone too. All have learnt alike: the first to come does it."""
+    """Save what is left when another learner is gone, whose memory is gone too. All have learnt alike, so the first to come does it."""
     if context.options.learner.checkpoint_replay:
         return
     with _first_to_come(context.options.checkpoint_folder) as first:

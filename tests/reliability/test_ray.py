@@ -1,4 +1,4 @@
-"""The Ray engine seen from outside: one machine, clusters, and what may be lost of them (F37, F38)."""
+"""The Ray engine seen from outside: one machine, clusters, and what may be lost of them (F37, F38, F78 to F80, F84, F85)."""
 
 import json
 import os
@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -69,8 +70,7 @@ def test_f37_the_cluster_of_one_machine_wants_its_token_has_no_dashboard_and_cou
         program.until_training(100, seconds=100)
         program.children()
         commands = {member.pid: member.cmdline() for member in program.family.values() if member.is_running()}
-        head = next(psutil.Process(pid) for pid, command in commands.items() if command and "gcs_server" in command[0])
-        assert head.environ()["RAY_USAGE_STATS_ENABLED"] == "0"
+        assert head(program.process.pid).environ()["RAY_USAGE_STATS_ENABLED"] == "0"
         servers = [command for command in commands.values() if any(word.endswith("dashboard.py") for word in command)]
         assert all("--disable-frontend" in command for command in servers)  # what is left of Ray's dashboard serves nobody
         address = next(word.partition("=")[2] for command in commands.values() for word in command if word.startswith("--gcs-address="))
@@ -92,6 +92,30 @@ def test_f38_when_main_is_killed_ray_goes_with_it(tmp_path, monkeypatch):
         os.kill(program.process.pid, signal.SIGKILL)
         assert not program.leftovers(seconds=15) and not list(temporary.glob("ray*"))
     shutil.rmtree(temporary)
+
+
+def head(pid: int) -> psutil.Process:
+    """The head's service among the descendants of a process."""
+    return next(member for member in psutil.Process(pid).children(recursive=True) if "gcs_server" in "".join(member.cmdline()[:1]))
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(("signals", "exit_code"), [((), 4), pytest.param((signal.SIGINT,), 130, marks=pytest.mark.cluster)])
+def test_f78_a_run_whose_head_dies_saves_and_ends_and_answers_signals_meanwhile(tmp_path, signals, exit_code):
+    timeout = ("--ray.head_timeout", "30" if signals else "4")
+    with Program(tmp_path, *ENDLESS, *timeout) as program:
+        program.until_training(1_500, seconds=100)
+        killed = time.monotonic()
+        head(program.process.pid).kill()
+        if signals:
+            time.sleep(3)  # by now a question to the head is not answered
+        for number in signals:
+            os.kill(program.process.pid, number)
+        assert program.until_ended(40) == exit_code
+        assert time.monotonic() - killed < 28  # of which Ray takes 7 s to end without a head
+        assert signals or "the head of Ray on this machine did not answer for 4 s (ray.head_timeout): the run ends" in program.output
+        assert "continue this run with" in program.output and "--resume test_one" in program.output
+        assert list(tmp_path.glob("models/*_checkpoints/step_*/manifest.json")) and not program.leftovers()
 
 
 def bytes_per_step(program: Program) -> list[float]:
@@ -225,6 +249,89 @@ def test_cartpole_is_solved_on_the_ray_engine(tmp_path):
         assert not program.leftovers()
 
 
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_f79_a_run_ends_when_a_learner_has_lost_its_only_actor_for_good(tmp_path, authenticated):
+    with Nodes(3, 1, 1) as cluster:
+        with Program(tmp_path, *ENDLESS, "--num_learners", "2", "--num_actors", "2", "--ray.address", cluster.address,
+                     "--ray.learner_timeout", "5") as program:
+            program.until_training(1_500, seconds=150)
+            cluster.kill()
+            program.until(lambda: "has no place now" in program.output, 90, "an actor to be without a place")
+            assert program.until_ended(60) == 4
+            assert "had a place for 5 s (ray.learner_timeout); the run ends" in program.output
+            assert "--resume test_one" in program.output
+            assert list(tmp_path.glob("models/*_checkpoints/step_*/manifest.json"))
+        assert not workers(cluster)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_f80_f84_an_actor_that_starts_slowly_has_a_place_and_a_lost_node_costs_one_restart_on_another(tmp_path, authenticated):
+    with Nodes(2, 1, 1) as cluster:
+        with Program(tmp_path, *ENDLESS, "--num_actors", "1", "--ray.address", cluster.address) as program:
+            program.until_training(1_500, seconds=150)
+            first, before = workers(cluster)["actor 0"], {member.pid for member in of_ray(cluster)}
+            first.kill()
+            program.until(lambda: [member for member in of_ray(cluster) if member.pid not in before], 60, "a new process")
+            new = [member for member in of_ray(cluster) if member.pid not in before]
+            for member in new:
+                member.suspend()
+            time.sleep(6)
+            for member in new:
+                member.resume()
+            program.until(lambda: workers(cluster).get("actor 0", first) != first, 90, "actor 0 to be replaced")
+            assert "has no place" not in program.output
+            program.until_training(program.agent_steps() + 500, seconds=60)
+            node = psutil.Process(workers(cluster)["actor 0"].ppid())
+            node.kill()
+            program.until(lambda: "was lost, the cluster has 2 now" in program.output, 90, "the node to be missed")
+            program.until(lambda: "actor 0" in workers(cluster), 90, "actor 0 to be replaced")
+            program.until_training(program.agent_steps() + 1_000, seconds=60)
+            os.kill(program.process.pid, signal.SIGINT)
+            assert program.until_ended(60) == 130, program.output
+            assert at_the_end(program)["global/restarts"] == 2 and "has no place" not in program.output
+
+
+def of_ray(cluster: Nodes) -> list[psutil.Process]:
+    """Ray's worker processes on all nodes, before they have a name of ours too."""
+    found = []
+    for member in psutil.Process(cluster.process.pid).children(recursive=True):
+        with suppress(psutil.Error):
+            if member.cmdline()[:1] and (member.cmdline()[0].startswith("ray::") or "default_worker.py" in " ".join(member.cmdline())):
+                found.append(member)
+    return found
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(240)
+def test_f84_a_run_waits_for_nodes_that_join(tmp_path, authenticated):
+    with Nodes(2) as cluster:
+        with Program(tmp_path, *CARTPOLE, "--ray.address", cluster.address, "--num_actors", "2", "--steps", "600") as program:
+            waits = "waits for nodes that join: actor 0 needs 1 CPUs and finds no room"
+            program.until(lambda: waits in program.output, 60, "the run to wait")
+            cluster.add(2)
+            assert program.until_ended(120) == 0, program.output
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(240)
+def test_f85_a_node_with_other_code_is_named_and_ray_calls_nothing_an_error_at_the_start(tmp_path, authenticated):
+    project = tmp_path / "project"
+    for name in ("core", "utils", "main.py"):
+        (shutil.copytree if (PROJECT / name).is_dir() else shutil.copy)(PROJECT / name, project / name)
+    with Nodes(2, 1) as cluster:
+        with Program(tmp_path, *ENDLESS, "--ray.address", cluster.address, "--supervisor.max_restarts", "1", project=project) as program:
+            program.until_training(1_500, seconds=150)
+            assert "Ingest" not in program.output and "ingest" not in program.output
+            with (project / "core" / "clock.py").open("a") as file:
+                file.write("# another version")
+            workers(cluster)["actor 0"].kill()
+            assert program.until_ended(90) == 4
+            assert "has another version of the code than main: core/clock.py differ" in program.output
+            assert "--resume test_one" in program.output
+
+
 # several runs on one cluster ------------------------------------------------------------------------------------------
 WAITS = "waits for room on the cluster: 3 CPUs in all"
 
@@ -342,8 +449,9 @@ def test_f38_an_address_where_something_else_answers_is_named_in_bounds(tmp_path
 def test_f38_what_a_cluster_refuses_or_cannot_hold_is_said_within_bounds(tmp_path, authenticated, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))  # where Ray would look for a token
     with Nodes(2, 1) as cluster:
-        with Program(tmp_path, *CARTPOLE, "--ray.address", cluster.address, "--num_actors", "5") as program:
+        with Program(tmp_path, *CARTPOLE, "--ray.address", cluster.address, "--num_actors", "5", "--ray.place_timeout", "4") as program:
             assert program.until_ended(90) == 2
+            assert "no such node joined within ray.place_timeout=4 s" in program.output
             assert "actor 1 needs 1 CPUs and finds no room: the run needs 7 CPUs in all" in program.output
         with Program(tmp_path, *CARTPOLE, "--ray.address", cluster.address, "--ray.learner_gpus", "1") as program:
             assert program.until_ended(90) == 2
