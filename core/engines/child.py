@@ -2,8 +2,10 @@
 
 import ctypes
 import os
+import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -71,6 +73,16 @@ def drive(generator: Iterator[bool], context: Context, process_ind: int) -> None
 def show_name(name: str) -> None:
     """What top and /proc/<pid>/comm show of this process."""
     ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
+
+
+def end_with(main: int) -> None:
+    """End this process when that one has ended, whose child it need not be. Ray would do so too, but not without its head."""
+    def wait() -> None:
+        select.select([descriptor], [], [])
+        os._exit(exit_codes.TRAINING_FAILED)
+
+    descriptor = os.pidfd_open(main)
+    threading.Thread(target=wait, name="end with main", daemon=True).start()
 
 
 def _die_with(parent: int) -> None:

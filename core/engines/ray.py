@@ -8,13 +8,13 @@ must know of a new life before it begins, to count it, and to end the episodes t
 
 import dataclasses
 import importlib.util
+import os
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any
 
-import psutil
 import torch
 
 from core.context import Context
@@ -100,8 +100,8 @@ class RayEngine(LocalEngine):
             facts = Facts(self._options, self._context.spec, self._context.roles, memory.layout, memory.window, code())
             ingest = ray.remote(Ingest).options(num_cpus=0, scheduling_strategy=at(cluster.home), max_restarts=-1,
                                                 max_concurrency=100 + 2 * self._params.chunks_in_flight * self._options.num_actors).remote(
-                self._context, self._params.parameters_period)  # itself: of a reference Ray says at every start that it could get lost
-        return cluster.home, [context], ray.put(facts), ingest  # in a list Ray leaves it to the worker to open it
+                self._context, self._params.parameters_period, os.getpid())  # no reference: Ray says at every start that it may get lost
+        return cluster.home, os.getpid(), [context], ray.put(facts), ingest  # in a list Ray leaves it to the worker to open it
 
     def _wait_for_room(self) -> None:
         """Until the run has all it needs, a signal comes, or `ray.place_timeout` is over: then raises ClusterError."""
@@ -122,7 +122,7 @@ class RayEngine(LocalEngine):
     def _start(self, place: Place) -> None:
         self._clock.forget_beat(self._process_ind(place))
         arguments = (self._processes[place.role], *self._arguments, place.threads)
-        place.process = place.failure = Life(self._worker(place), arguments, self._cluster.home)
+        place.process = place.failure = Life(self._worker(place), arguments)
         place.started = time.monotonic()
 
     def _worker(self, place: Place) -> Any:
@@ -217,12 +217,11 @@ class RayEngine(LocalEngine):
 class Life:
     """One life of a worker, as the supervisor looks at processes: it is asked where it is, and once Ray has started it, to run."""
 
-    def __init__(self, worker: Any, arguments: tuple[Any, ...], home: str):
-        self._worker, self._arguments, self._home = worker, arguments, home
+    def __init__(self, worker: Any, arguments: tuple[Any, ...]):
+        self._worker, self._arguments = worker, arguments
         self.asked = time.monotonic()
         self.next = worker.where.remote()  # what it will answer next
         self._place: tuple[int, str] | None = None
-        self._own: psutil.Process | None = None  # its process, at home
         self._exitcode: int | None = None
         self._failure: tuple[str, str, str] | None = None
         self.death = ""
@@ -265,9 +264,7 @@ class Life:
             return exit_codes.TRAINING_FAILED
         if self._place is not None:
             return exit_codes.DONE
-        *place, node = answer
-        self._place, self._own = tuple(place), psutil.Process(place[0]) if node == self._home else None
-        self.next = self._worker.run.remote(*self._arguments)
+        self._place, self.next = answer, self._worker.run.remote(*self._arguments)
         return None
 
     def poll(self) -> bool:
@@ -279,12 +276,8 @@ class Life:
         return self._failure
 
     def kill(self) -> None:
-        """At home also without Ray, which could not pass it on without the head."""
         import ray
         ray.kill(self._worker)
-        if self._own is not None and self._exitcode is None:
-            with suppress(psutil.Error):  # it is gone
-                self._own.kill()
 
     def join(self) -> None:
         import ray

@@ -9,6 +9,7 @@ import ray
 
 from core.chunks import ChunkFormat
 from core.context import Context
+from core.engines import child
 from core.engines.ray_link import News
 from core.writer import ChunkWriter
 
@@ -33,7 +34,8 @@ class StaleSender(RuntimeError):
 class Ingest:
     """Methods run interleaved on one thread; each answers with News."""
 
-    def __init__(self, context: Context, parameters_period: float):
+    def __init__(self, context: Context, parameters_period: float, main: int):
+        child.end_with(main)
         self._context, self._period, memory = context, parameters_period, context.memories[0]
         self._format = ChunkFormat(memory.layout, memory.window.length)
         self._senders: dict[int, Sender] = {}

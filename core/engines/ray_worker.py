@@ -23,17 +23,19 @@ class Worker:
     def __repr__(self) -> str:
         return f"{self._role} {self._index}"
 
-    def where(self) -> tuple[int, str, str]:
-        """Process number, and address and id of the node."""
-        return os.getpid(), ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
+    def where(self) -> tuple[int, str]:
+        """Process number, and address of the node."""
+        return os.getpid(), ray.util.get_node_ip_address()
 
-    def run(self, process: Callable[[Context, int], Iterator[bool]], home: str, context: list[Any], facts: Facts, ingest: Any,
-            threads: int) -> None:
-        """Drive the single-process to its end. `home` is the node that has the memory behind the `context`, an ObjectRef in a list."""
+    def run(self, process: Callable[[Context, int], Iterator[bool]], home: str, main: int, context: list[Any], facts: Facts,
+            ingest: Any, threads: int) -> None:
+        """Drive the single-process to its end. `home` is the node of `main`, a process number, which has the memory behind the
+        `context`, an ObjectRef in a list."""
         child.show_name(f"{self._role} {self._index}")
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # main alone decides when a run ends
         use_threads(threads)
         if ray.get_runtime_context().get_node_id() == home:
+            child.end_with(main)
             if ingest is not None and self._role == "actor":  # a life elsewhere may have chunks there: the ring has one writer
                 ray.get(ingest.hello.remote(self._index))
             shared: Context = ray.get(context[0])

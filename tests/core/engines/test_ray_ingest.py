@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import os
 import pickle
 import time
 from types import SimpleNamespace
@@ -61,11 +62,12 @@ class Wire:
 def line(tmp_path, monkeypatch):
     """A run's context, an ingest that shares its memory, and what stands for Ray."""
     wires = []
+    monkeypatch.setattr("core.engines.child.end_with", lambda main: None)
 
     def made(*words):
         context, agent = prepare(read_options(["--root", str(tmp_path), *NOTHING, *words]))
         context.parameters.publish(agent.model)
-        ingest = Ingest(pickle.loads(pickle.dumps(context)), 0.0)
+        ingest = Ingest(pickle.loads(pickle.dumps(context)), 0.0, os.getpid())
         wires.append(Wire(monkeypatch, ingest))
         return context, agent, ingest, wires[-1]
 
@@ -168,7 +170,7 @@ def test_a_life_at_home_stores_alone_though_chunks_of_one_elsewhere_still_wait_f
     for name in ("child.show_name", "signal.signal", "use_threads"):
         monkeypatch.setattr(f"core.engines.ray_worker.{name}", lambda *_: None)
     shared = wire.loop.create_task(wire._value(context))
-    Worker("actor", 0).run(lambda context, index: iter(()), "home", [shared], None, wire, 1)
+    Worker("actor", 0).run(lambda context, index: iter(()), "home", os.getpid(), [shared], None, wire, 1)
     context.memories[0].shared["taken"][0] += 16  # a learner has read them all
     wire.loop.run_until_complete(asyncio.sleep(0.2))
     assert context.memories[0].trajectories.written().tolist() == written
