@@ -5,6 +5,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+import utils  # noqa: F401  first of all: it opens standard descriptors that are missing, before anything else takes their numbers
+
 if __name__ == "__main__":  # while the rest is imported: seconds, in which others turn an interrupt into an error of theirs
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who started this may ignore it, and deaths of children would not be seen

@@ -390,7 +390,7 @@ STRANGE = {"sparse": lambda: torch.eye(3).to_sparse(), "sparse (rows)": lambda: 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", STRANGE)
-def test_f45_tensors_that_are_not_plain_numbers_are_named_in_models_and_checkpoints(tmp_path: Path, kind: str, capsys) -> None:
+def test_f44_tensors_that_are_not_plain_numbers_are_named_in_models_and_checkpoints(tmp_path: Path, kind: str, capsys) -> None:
     named = rf"holds {{}}, which is {kind.partition(' (')[0]}"
     torch.save({"weights": {"a": torch.zeros(1), "layer.weight": STRANGE[kind]()}, "metadata": {}}, tmp_path / "m.pth")
     with pytest.raises(CheckpointError, match=r"m.pth " + named.format("weights.layer.weight")):
@@ -420,7 +420,7 @@ def test_a_list_that_holds_itself_is_no_endless_search(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e300])
-def test_f45_a_weight_that_is_no_finite_number_names_its_tensor_and_is_not_loaded(value: float) -> None:
+def test_f44_a_weight_that_is_no_finite_number_names_its_tensor_and_is_not_loaded(value: float) -> None:
     model = nn.Linear(3, 2)
     before = model.weight.clone()
     weights = {"weight": torch.zeros(2, 3, dtype=torch.float64), "bias": torch.zeros(2)}
@@ -437,7 +437,7 @@ def test_infinities_that_the_model_is_made_with_are_loaded() -> None:
 
 
 @pytest.mark.timeout(30)
-def test_f45_a_fifo_in_place_of_a_file_is_not_waited_for(tmp_path: Path, capsys) -> None:
+def test_f44_a_fifo_in_place_of_a_file_is_not_waited_for(tmp_path: Path, capsys) -> None:
     os.mkfifo(tmp_path / "m.pth")
     with pytest.raises(CheckpointError, match=r"m.pth is no regular file"):
         load_weights(tmp_path / "m.pth")

@@ -1,4 +1,4 @@
-"""What the command line makes of good and bad words (F01-F07, F27, F28, F36, F55, F56)."""
+"""What the command line makes of good and bad words (F01-F07, F27, F28, F36, F49, F50)."""
 
 import json
 import pickle
@@ -282,7 +282,7 @@ ABSURD = [(name, value) for name in ("agent.burn_in", "agent.unroll_length", "nu
 
 
 @pytest.mark.parametrize("name, value", ABSURD)
-def test_f55_a_number_beyond_sense_is_refused_at_once_without_allocating(name, value, refuse):
+def test_f49_a_number_beyond_sense_is_refused_at_once_without_allocating(name, value, refuse):
     before, began = psutil.Process().memory_info().rss, time.process_time()
     line = refuse("--config", "r2d2-recall", f"--{name}", value)[0]
     assert re.match(rf"error: {name}=\S+ must be at (most|least) ", line)
@@ -290,7 +290,7 @@ def test_f55_a_number_beyond_sense_is_refused_at_once_without_allocating(name, v
 
 
 @pytest.mark.parametrize("name", ["evaluator.num_envs", "num_envs_per_actor", "num_actors"])
-def test_f55_streams_and_processes_count_in_the_memory_that_is_needed(name, refuse, monkeypatch):
+def test_f49_streams_and_processes_count_in_the_memory_that_is_needed(name, refuse, monkeypatch):
     monkeypatch.setattr(sizes, "available_bytes", lambda: 2 << 30)
     words = "--memory.capacity", "20000000", "--clock.tolerance", "20000000", "--evaluator.episodes", "10000"
     line, = refuse("--config", "dqn-pong-small", *words, f"--{name}", "4096")
@@ -303,7 +303,7 @@ def test_the_streams_of_a_test_count_in_the_memory_that_is_needed(refuse, monkey
     assert "lower one of episodes=10000, evaluator.num_envs=10000" in refuse("--config", "dqn-pong-small", *words)[0]
 
 
-def test_f56_a_relative_root_is_absolute_from_the_start(monkeypatch, tmp_path):
+def test_f50_a_relative_root_is_absolute_from_the_start(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert read_options(["--config", "dqn-cartpole", "--root", "here"]).root == str(tmp_path / "here")
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -1,5 +1,5 @@
 """What happens to one run, seen from outside: deaths of its processes, signals, damage (F09-F14, F20-F22, F24, F25, F27, F31, F32, F37,
-F60-F64)."""
+F54-F58)."""
 
 import json
 import os
@@ -172,7 +172,7 @@ def test_f11_a_killed_learner_ends_the_run_which_says_how_to_go_on(tmp_path):
         assert not program.leftovers()
 
 
-def test_f13_f61_when_main_is_killed_its_children_and_what_environments_started_go_with_it(tmp_path):
+def test_f13_f55_when_main_is_killed_its_children_and_what_environments_started_go_with_it(tmp_path):
     with Program(tmp_path, *ENDLESS, *STARTING, environment=STARTED) as program:
         program.until_training(500)
         program.children()
@@ -181,7 +181,7 @@ def test_f13_f61_when_main_is_killed_its_children_and_what_environments_started_
         assert not program.leftovers(seconds=3 * SLOW)
 
 
-def test_f62_f64_sigquit_of_main_while_its_children_import_leaves_nothing(tmp_path):
+def test_f56_f58_sigquit_of_main_while_its_children_import_leaves_nothing(tmp_path):
     with Program(tmp_path, *ENDLESS, before=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0))) as program:
         program.until(lambda: (program.children(), len(program.family) >= 5)[1], 60, "children to be started")
         os.kill(program.process.pid, signal.SIGQUIT)
@@ -198,7 +198,7 @@ def no_descriptors(pid: int) -> tuple[int, int]:
 
 
 @pytest.mark.timeout(180)
-def test_f60_f61_f62_f63_deaths_are_seen_strays_end_a_restart_is_tried_again_and_a_hangup_saves(tmp_path):
+def test_f54_f55_f56_f57_deaths_are_seen_strays_end_a_restart_is_tried_again_and_a_hangup_saves(tmp_path):
     """Started by somebody who ignores SIGCHLD."""
     def before():
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -230,7 +230,7 @@ def test_f60_f61_f62_f63_deaths_are_seen_strays_end_a_restart_is_tried_again_and
 
 @pytest.mark.faults
 @pytest.mark.timeout(240)
-def test_f60_an_actor_that_cannot_be_started_any_more_ends_the_run_with_its_state_saved(tmp_path):
+def test_f54_an_actor_that_cannot_be_started_any_more_ends_the_run_with_its_state_saved(tmp_path):
     with Program(tmp_path, *ENDLESS) as program:
         program.until_training(500)
         no_descriptors(program.process.pid)

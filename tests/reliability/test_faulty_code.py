@@ -1,4 +1,4 @@
-"""Environments and agents that misbehave, in the real program (F11, F14-F19, F32, F39, F56, F59, F61)."""
+"""Environments and agents that misbehave, in the real program (F11, F14-F19, F32, F39, F50, F53, F55)."""
 
 import json
 import math
@@ -65,26 +65,26 @@ LEAVES = "the environment called sys.exit(0)"
 @pytest.mark.parametrize(("kind", "message"), [
     ("exit", LEAVES), *(pytest.param(kind, f"the environment raised {message}", marks=pytest.mark.faults) for kind, message in (
         ("unreadable", "Unreadable: (its __str__ raises ValueError)"), ("import", "ImportError: no module of levels")))])
-def test_f52_an_environment_that_leaves_the_program_has_an_error_of_its_own(tmp_path, kind, message):
+def test_f46_an_environment_that_leaves_the_program_has_an_error_of_its_own(tmp_path, kind, message):
     program = start(tmp_path, *FAULTY, *INLINE, environment=faults({"kind": kind, "at": 50}))
     assert program.returncode == 4, program.stderr
     assert message in program.stderr and "in step of stream 0, at its step 50" in program.stderr
 
 
-def test_f52_an_environment_that_leaves_as_it_is_made_is_refused(tmp_path):
+def test_f46_an_environment_that_leaves_as_it_is_made_is_refused(tmp_path):
     program = start(tmp_path, *FAULTY, "--check", environment=faults({"kind": "exit when made"}))
     assert program.returncode == 2 and len(program.stderr.splitlines()) == 1
     assert "its constructor called sys.exit(0)" in program.stderr and "faults.py, line" in program.stderr
 
 
-def test_f53_an_observation_far_outside_its_box_is_the_environments_error_and_no_learning_rate_is_blamed(tmp_path):
+def test_f47_an_observation_far_outside_its_box_is_the_environments_error_and_no_learning_rate_is_blamed(tmp_path):
     program = start(tmp_path, *FAULTY, *INLINE, "--env.kwargs", '{"bound": 100000}', environment=faults({"kind": "far", "at": 50}))
     assert program.returncode == 4 and "agent.lr" not in program.stderr, program.stderr
     assert "observation of stream 0 at step 50 is" in program.stderr and "expected a value near -100000.0 .. 100000.0" in program.stderr
 
 
 @pytest.mark.faults
-def test_f52_no_process_of_the_local_engine_takes_it_for_its_end(tmp_path):
+def test_f46_no_process_of_the_local_engine_takes_it_for_its_end(tmp_path):
     words = (*FAULTY, "--supervisor.max_restarts", "1", "--evaluator.period", "1")
     for number, role in enumerate(("actor", "evaluator")):
         with Program(tmp_path / role, *words, environment=faults({"kind": "exit", "where": role, "at": 10})) as program:
@@ -177,7 +177,7 @@ def test_f15_an_environment_that_cannot_be_made_in_a_later_life_is_tried_again(t
         assert program.until_ended(15 * SLOW) == 130 and not program.leftovers()
 
 
-def test_f59_an_environment_that_leaves_with_0_has_its_process_replaced_and_ends_a_test_with_4(tmp_path):
+def test_f53_an_environment_that_leaves_with_0_has_its_process_replaced_and_ends_a_test_with_4(tmp_path):
     leaving = [{"kind": "leave", "where": where, "at": at, "once": str(tmp_path / where)}
                for where, at in (("actor", 300), ("evaluator", 25))]
     words = ("--num_actors", "1", "--steps", "100000000", "--evaluator.period", "0.5")
@@ -194,14 +194,14 @@ def test_f59_an_environment_that_leaves_with_0_has_its_process_replaced_and_ends
     assert tested.returncode == 4 and "ended with exit code 0 and said nothing" in tested.stderr
 
 
-def test_f61_what_environments_start_in_main_ends_with_an_inline_run_too(tmp_path):
+def test_f55_what_environments_start_in_main_ends_with_an_inline_run_too(tmp_path):
     with Program(tmp_path, *FAULTY, *INLINE, "--updates", "20", environment=faults({"kind": "start"})) as program:
         program.until(lambda: program.strays(), 60, "strays")
         assert program.until_ended(30 * SLOW) == 0 and not program.leftovers()
         assert [len(started) for started in program.strays().values()] == [0]
 
 
-def test_f56_an_environment_that_changes_the_folder_leaves_a_relative_root_where_it_was(tmp_path):
+def test_f50_an_environment_that_changes_the_folder_leaves_a_relative_root_where_it_was(tmp_path):
     environment = faults({"kind": "chdir"})
     trained = start(tmp_path, *FAULTY, *INLINE, "--root", "here", "--updates", "5", environment=environment)
     assert trained.returncode == 0, trained.stderr

@@ -1,4 +1,4 @@
-"""Two learners of the real program: one is killed or stopped, the run is continued, and both stop together (F11, F37, F82, F83)."""
+"""Two learners of the real program: one is killed or stopped, the run is continued, and both stop together (F11, F37, F67, F68)."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def test_f11_a_learner_that_fails_alone_says_why_and_nobody_waits_for_ever(tmp_p
 
 
 @pytest.mark.parametrize("stopped", [1, pytest.param(0, marks=pytest.mark.faults)])
-def test_f82_the_silence_of_a_learner_that_waits_is_the_other_ones_and_the_state_is_saved(tmp_path, stopped):
+def test_f67_the_silence_of_a_learner_that_waits_is_the_other_ones_and_the_state_is_saved(tmp_path, stopped):
     faults = json.dumps([{"kind": "stop", "where": f"learner {stopped}", "at": 150}])
     with Program(tmp_path, *ENDLESS, "--agent_type", "tests.reliability.faults:Stops", "--supervisor.heartbeat_timeout", "6",
                  environment={"FAULTS": faults}) as program:
@@ -60,7 +60,7 @@ def test_f82_the_silence_of_a_learner_that_waits_is_the_other_ones_and_the_state
 
 @pytest.mark.faults
 @pytest.mark.parametrize("killed", [0, 1])
-def test_f83_a_learner_killed_between_two_steps_of_an_update_leaves_a_state_of_whole_updates(tmp_path, killed):
+def test_f68_a_learner_killed_between_two_steps_of_an_update_leaves_a_state_of_whole_updates(tmp_path, killed):
     faults = json.dumps([{"kind": "kill", "where": f"learner {killed}", "at": 40}])
     with Program(tmp_path, "--config", "sac-pendulum", *ENDLESS[2:], "--agent_type", "tests.reliability.faults:HalfAnUpdate",
                  "--clock.learn_start", "500", environment={"FAULTS": faults}) as program:

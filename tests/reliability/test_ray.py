@@ -1,4 +1,4 @@
-"""The Ray engine seen from outside: one machine, clusters, and what may be lost of them (F37, F38, F78 to F80, F84, F85)."""
+"""The Ray engine seen from outside: one machine, clusters, and what may be lost of them (F37, F38, F63 to F65, F69, F70)."""
 
 import json
 import os
@@ -101,7 +101,7 @@ def head(pid: int) -> psutil.Process:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(("signals", "exit_code"), [((), 4), pytest.param((signal.SIGINT,), 130, marks=pytest.mark.cluster)])
-def test_f78_a_run_whose_head_dies_saves_and_ends_and_answers_signals_meanwhile(tmp_path, signals, exit_code):
+def test_f63_a_run_whose_head_dies_saves_and_ends_and_answers_signals_meanwhile(tmp_path, signals, exit_code):
     timeout = ("--ray.head_timeout", "30" if signals else "4")
     with Program(tmp_path, *ENDLESS, *timeout) as program:
         program.until_training(1_500, seconds=100)
@@ -251,7 +251,7 @@ def test_cartpole_is_solved_on_the_ray_engine(tmp_path):
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
-def test_f79_a_run_ends_when_a_learner_has_lost_its_only_actor_for_good(tmp_path, authenticated):
+def test_f64_a_run_ends_when_a_learner_has_lost_its_only_actor_for_good(tmp_path, authenticated):
     with Nodes(3, 1, 1) as cluster:
         with Program(tmp_path, *ENDLESS, "--num_learners", "2", "--num_actors", "2", "--ray.address", cluster.address,
                      "--ray.learner_timeout", "5") as program:
@@ -267,7 +267,7 @@ def test_f79_a_run_ends_when_a_learner_has_lost_its_only_actor_for_good(tmp_path
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
-def test_f80_f84_an_actor_that_starts_slowly_has_a_place_and_a_lost_node_costs_one_restart_on_another(tmp_path, authenticated):
+def test_f65_f69_an_actor_that_starts_slowly_has_a_place_and_a_lost_node_costs_one_restart_on_another(tmp_path, authenticated):
     with Nodes(2, 1, 1) as cluster:
         with Program(tmp_path, *ENDLESS, "--num_actors", "1", "--ray.address", cluster.address) as program:
             program.until_training(1_500, seconds=150)
@@ -305,7 +305,7 @@ def of_ray(cluster: Nodes) -> list[psutil.Process]:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(240)
-def test_f84_a_run_waits_for_nodes_that_join(tmp_path, authenticated):
+def test_f69_a_run_waits_for_nodes_that_join(tmp_path, authenticated):
     with Nodes(2) as cluster:
         with Program(tmp_path, *CARTPOLE, "--ray.address", cluster.address, "--num_actors", "2", "--steps", "600") as program:
             waits = "waits for nodes that join: actor 0 needs 1 CPUs and finds no room"
@@ -316,7 +316,7 @@ def test_f84_a_run_waits_for_nodes_that_join(tmp_path, authenticated):
 
 @pytest.mark.cluster
 @pytest.mark.timeout(240)
-def test_f85_a_node_with_other_code_is_named_and_ray_calls_nothing_an_error_at_the_start(tmp_path, authenticated):
+def test_f70_a_node_with_other_code_is_named_and_ray_calls_nothing_an_error_at_the_start(tmp_path, authenticated):
     project = tmp_path / "project"
     for name in ("core", "utils", "main.py"):
         (shutil.copytree if (PROJECT / name).is_dir() else shutil.copy)(PROJECT / name, project / name)

@@ -1,4 +1,4 @@
-"""Starts that must be refused, seen from outside: exit code, message, nothing made (F01-F03, F05-F08, F25, F28, F36, F45, F46, F55)."""
+"""Starts that must be refused, seen from outside: exit code, message, nothing made (F01-F03, F05-F08, F25, F28, F36, F44, F45, F49)."""
 
 import json
 import os
@@ -123,7 +123,7 @@ def test_f03_every_bad_value_is_listed(refused):
     assert refused("values").stderr.count("\n") == 5
 
 
-def test_f55_numbers_beyond_sense_are_refused_all_at_once(refused):
+def test_f49_numbers_beyond_sense_are_refused_all_at_once(refused):
     assert refused("absurd").stderr.count("\n") == 7
 
 
@@ -146,11 +146,11 @@ def test_f08_a_file_that_is_no_model_of_the_row_is_refused_and_nothing_in_it_is_
 
 
 @pytest.mark.parametrize("kind", ["sparse", "fifo", "spoilt"])
-def test_f45_a_model_file_of_tensors_that_cannot_be_used_is_refused_in_one_sentence(refused, kind):
+def test_f44_a_model_file_of_tensors_that_cannot_be_used_is_refused_in_one_sentence(refused, kind):
     assert refused(kind).stderr.count("\n") == 1
 
 
-def test_f46_mode_2_tries_to_write_before_it_plays(refused):
+def test_f45_mode_2_tries_to_write_before_it_plays(refused):
     assert "episode" not in refused("taken").stdout
 
 
@@ -162,7 +162,7 @@ def test_f28_a_memory_that_does_not_fit_is_refused_before_it_is_allocated(refuse
     refused("memory")
 
 
-def test_f54_absurd_numbers_in_the_file_of_a_run_that_is_continued_are_refused(refused):
+def test_f48_absurd_numbers_in_the_file_of_a_run_that_is_continued_are_refused(refused):
     refused("run file")
 
 

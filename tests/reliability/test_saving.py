@@ -1,4 +1,4 @@
-"""Runs whose files cannot be written: at the start, and at the end (F71)."""
+"""Runs whose files cannot be written: at the start, and at the end (F61)."""
 
 import ctypes
 import errno
@@ -45,7 +45,7 @@ def can_mount(folder):
 
 
 # at the start ----------------------------------------------------------------------------------------------------------
-def test_f71_a_folder_for_models_that_cannot_be_written_is_refused(tmp_path):
+def test_f61_a_folder_for_models_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "models").symlink_to(UNWRITABLE)
     refused = start(tmp_path, *CARTPOLE)
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1
@@ -53,7 +53,7 @@ def test_f71_a_folder_for_models_that_cannot_be_written_is_refused(tmp_path):
     assert not (tmp_path / "logs").exists()
 
 
-def test_f71_a_disk_with_a_few_kilobytes_is_refused(tmp_path):
+def test_f61_a_disk_with_a_few_kilobytes_is_refused(tmp_path):
     (tmp_path / "models").mkdir()
     if not can_mount(tmp_path / "models"):
         pytest.skip("needs the right to mount a file system")
@@ -64,7 +64,7 @@ def test_f71_a_disk_with_a_few_kilobytes_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_f71_room_for_a_first_checkpoint_is_tried_when_a_run_is_claimed_or_continued(root, monkeypatch, resumed):
+def test_f61_room_for_a_first_checkpoint_is_tried_when_a_run_is_claimed_or_continued(root, monkeypatch, resumed):
     tried = []
 
     def allocate(descriptor, offset, size):
@@ -86,7 +86,7 @@ def test_f71_room_for_a_first_checkpoint_is_tried_when_a_run_is_claimed_or_conti
 
 
 @pytest.mark.parametrize("words", [("--timestamp",), ("--machine",), ("--mode", "2", "--timestamp"), ("--resume",)])
-def test_f71_a_signature_that_is_too_long_for_a_file_name_is_refused(root, capsys, words):
+def test_f61_a_signature_that_is_too_long_for_a_file_name_is_refused(root, capsys, words):
     with pytest.raises(SystemExit) as exit:
         read_options(["--root", str(root), *CARTPOLE, *words, "é" * 200])
     said = capsys.readouterr().err
@@ -94,7 +94,7 @@ def test_f71_a_signature_that_is_too_long_for_a_file_name_is_refused(root, capsy
     assert "no file system takes more than 255: shorten them" in said or "there is no run é" in said
 
 
-def test_f71_the_longest_signature_that_is_allowed_trains_and_is_saved(root):
+def test_f61_the_longest_signature_that_is_allowed_trains_and_is_saved(root):
     length = 255 - len(runs.longest_name("test_"))
     words = ["--root", str(root), *CARTPOLE, "--timestamp"]
     claimed = runs.claim(read_options([*words, "t" * length]))
@@ -112,7 +112,7 @@ def train(root, *words):
 
 # at the end -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("resumed", [False, True])
-def test_f71_a_last_checkpoint_that_is_not_written_is_never_exit_0(root, alone, monkeypatch, capsys, resumed):
+def test_f61_a_last_checkpoint_that_is_not_written_is_never_exit_0(root, alone, monkeypatch, capsys, resumed):
     if resumed:
         assert train(root, *CARTPOLE, "--timestamp", "one", "--updates", "2") == 0
 
@@ -127,7 +127,7 @@ def test_f71_a_last_checkpoint_that_is_not_written_is_never_exit_0(root, alone, 
     assert ("continue this run with: " if resumed else "this run has no checkpoint (one is due at the end) and cannot be continued") in said
 
 
-def test_f71_an_interrupted_run_that_can_save_nothing_ends_with_4(tmp_path):
+def test_f61_an_interrupted_run_that_can_save_nothing_ends_with_4(tmp_path):
     """As on a full disk no longer file can be written: the learner's checkpoint, the best model, metrics."""
     with Program(tmp_path, *ENDLESS, "--learner.checkpoint_period", "1000") as program:
         program.until_training(1_200)

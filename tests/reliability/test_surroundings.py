@@ -1,5 +1,5 @@
 """Odd surroundings of the real program: limits, paths, kills at any time, many starts, unequal speeds, clocks (F04, F23, F29, F30, F33,
-F35, F65)."""
+F35, F59)."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def test_f04_f29_f35_it_runs_from_odd_paths_with_64_descriptors_no_terminal_and_
     assert (program.root / "models" / "test_one.pth").exists()
 
 
-def test_f65_a_clock_that_is_set_back_by_ten_years_and_forth_again_and_again_gives_sound_seconds(tmp_path):
+def test_f59_a_clock_that_is_set_back_by_ten_years_and_forth_again_and_again_gives_sound_seconds(tmp_path):
     """The clock of these processes, that is: `sitecustomize` is imported by python before the program."""
     (tmp_path / "sitecustomize.py").write_text("""
 import time
