@@ -1,7 +1,13 @@
 """Fixtures of every test."""
 
+import signal
+
 import pytest
 import torch
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # of a shell's background job; what tests start would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # likewise of nohup
 
 
 @pytest.fixture(autouse=True, scope="session")

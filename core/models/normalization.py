@@ -7,7 +7,7 @@ from core.averaging import averaged, num_learners
 
 LARGEST = 10.0  # of a normalised number, on either side
 EPSILON = 1e-8
-SMALLEST = 0.01         # deviation that is assumed at least where outliers are told from numbers that have hardly varied so far
+SMALLEST = 0.1          # deviation that is assumed at least where outliers are told from the rest, so that 0 and 1 pass as they are
 BOUND = 1e15            # of a number that counts: its square is far from the largest float32
 MEDIAN_TO_DEVIATION = 1.4826  # deviation of a normal distribution, in medians of its absolute differences from the median
 
@@ -53,8 +53,9 @@ class RunningNormalization(nn.Module):
         The median serves the first batch and distributions that move; its deviation is that of a normal distribution.
         """
         vectors = vectors.clamp(-BOUND, BOUND)
-        median = vectors.median(0).values
-        spread = (vectors - median).abs().median(0).values * MEDIAN_TO_DEVIATION
+        middle = len(vectors) // 2 + 1  # of two numbers in the middle the larger
+        median = vectors.kthvalue(middle, 0).values
+        spread = (vectors - median).abs().kthvalue(middle, 0).values * MEDIAN_TO_DEVIATION
         reach = LARGEST * spread.clamp(min=SMALLEST)
         known, reach_of_known = torch.where(self.count > 0, self.mean, median), LARGEST * self.variance.sqrt() * (self.count > 0)
         lower, upper = torch.minimum(median - reach, known - reach_of_known), torch.maximum(median + reach, known + reach_of_known)

@@ -177,7 +177,7 @@ def test_values_that_are_not_finite_are_refused(refuse):
     (["--config", "ddpg-pendulum", "--model_type", "d4pg-mlp"], ["model_type=d4pg-mlp", "agent_type=ddpg", "ddpg-mlp"]),
     (["--config", "td3-pendulum", "--memory_type", "queue"], ["memory_type=queue", "agent_type=td3", "shared or prioritized"]),
     (["--config", "sac-pendulum", "--model_type", "sac-cnn"], ["model_type=sac-cnn", "game=Pendulum-v1", "sac-mlp"]),
-    (["--config", "d4pg-pendulum", "--agent.v_max", "-2000"], ["agent.v_min=-1627.4", "agent.v_max=-2000.0"]),
+    (["--config", "d4pg-pendulum", "--agent.v_max", "-2000"], ["agent.v_min=-1628.0", "agent.v_max=-2000.0"]),
     (["--config", "impala-cartpole", "--learner.batches_per_draw", "2"], ["learner.batches_per_draw=2", "memory_type=queue"]),
     (["--config", "ddpg-pendulum", "--model.hidden", "64", "0"], ["model.hidden=0", "at least 1"]),
     (["--config", "dqn-cartpole", "--storage.codec", "lz4"], ["storage.codec=lz4", "game=CartPole-v1", "vectors"]),

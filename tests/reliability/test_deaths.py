@@ -128,7 +128,11 @@ def test_f24_f25_f27_it_goes_on_from_the_checkpoint_before_a_damaged_one_with_a_
         for path, old in zip(sorted(run.root.glob("logs/test_one/metrics.*")), lines):  # the table may have gained a column
             assert all(line.startswith(before) for line, before in zip(path.read_text().splitlines(), old.splitlines(), strict=False))
         os.kill(program.process.pid, signal.SIGINT)
-        assert program.until_ended(15 * SLOW) == 130 and not program.leftovers()
+        exit_code = program.until_ended(15 * SLOW)  # 4 if the best model is one that was found while the disk was full
+        lost = "the last write of evaluator 0 failed: not all that this run made is on disk" in program.output
+        assert exit_code == (4 if lost else 130)
+        assert not lost or "best model not written" in program.output
+        assert not program.leftovers()
 
 
 def test_f24_an_intact_checkpoint_of_something_else_is_refused(run):
@@ -143,11 +147,11 @@ def test_f24_an_intact_checkpoint_of_something_else_is_refused(run):
 def test_f24_with_every_checkpoint_damaged_it_is_refused_and_not_begun_afresh(run):
     for path in manifests(run.root):
         (path.parent / "clock.pt").write_bytes(b"0" * (path.parent / "clock.pt").stat().st_size)
-    before = {path: path.stat().st_mtime_ns for path in run.root.rglob("*")}
+    before = {path: path.is_dir() or path.stat().st_mtime_ns for path in run.root.rglob("*")}
     refused = start(run.root, "--resume", "test_one")
     assert refused.returncode == 3 and "Traceback" not in refused.stderr
     assert re.search(r"error: every checkpoint in .* is damaged .*clock.pt does not have the SHA-256.*; start a new run", refused.stderr)
-    assert {path: path.stat().st_mtime_ns for path in run.root.rglob("*")} == before
+    assert {path: path.is_dir() or path.stat().st_mtime_ns for path in run.root.rglob("*")} == before
 
 
 # other ends ------------------------------------------------------------------------------------------------------------
@@ -185,7 +189,7 @@ def test_f56_f58_sigquit_of_main_while_its_children_import_leaves_nothing(tmp_pa
     with Program(tmp_path, *ENDLESS, before=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0))) as program:
         program.until(lambda: (program.children(), len(program.family) >= 5)[1], 60, "children to be started")
         os.kill(program.process.pid, signal.SIGQUIT)
-        assert not program.leftovers(seconds=3)
+        assert not program.leftovers(seconds=3 * SLOW)
         assert program.until_ended(1) == -signal.SIGQUIT
 
 

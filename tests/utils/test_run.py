@@ -57,7 +57,7 @@ def test_f45_mode_2_tries_its_files_before_it_plays(options, tmp_path, name):
 def weights_and_files(chosen):
     """What `prepare` does in mode 2, without the shared memory, which a limit of file sizes concerns too."""
     agent = chosen.make_agent(validation.environment_spec(chosen))
-    _try_test_files(chosen, _initial_weights(chosen, agent.model))
+    _try_test_files(chosen, _initial_weights(chosen, agent.model, agent.spec))
 
 
 @pytest.mark.parametrize("mode", ["1", "2"])

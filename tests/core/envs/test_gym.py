@@ -366,7 +366,8 @@ def test_an_adapter_without_its_package_or_with_a_broken_one_is_told_with_the_pi
     monkeypatch.syspath_prepend(tmp_path)
     for content in ("", "raise AttributeError('mujoco has changed')\n"):  # shimmy registers nothing where dm_control is missing
         (tmp_path / "shimmy.py").write_text(content)
-        monkeypatch.delitem(sys.modules, "shimmy", raising=False)
+        monkeypatch.setitem(sys.modules, "shimmy", None)
+        del sys.modules["shimmy"]  # what is imported now is forgotten after the test
         with pytest.raises(ImportError, match=r'pip install -e "\.\[dm-control\]"'):
             GymEnv(GymParams(), "dm_control/walker-walk-v0", 1)
         importlib.invalidate_caches()
