@@ -11,15 +11,15 @@ if __name__ == "__main__":  # while the rest is imported: seconds, in which othe
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who started this may ignore it, and deaths of children would not be seen
 
-from core.machine import end_children, remove_empty_compile_caches
-from core.terminal import Terminal, relayed
-from utils import runs
-from utils.check import check
-from utils.command_line import read_options, refuse
+from core.common.system import end_children, remove_empty_compile_caches
+from core.common.terminal import Terminal, relayed
+from utils import run_registry
+from utils.config.command_line import read_options, refuse
+from utils.errors import Refused
 from utils.factory import EnginesDict, ProcessesDict
+from utils.launch import prepare
 from utils.options import Options
-from utils.refused import Refused
-from utils.run import prepare
+from utils.preflight.check import check
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,7 +42,7 @@ def run(options: Options, terminal: Terminal) -> int:
     engine = EnginesDict[options.engine](context, ProcessesDict)
     exit_code = agent.launch(engine, options.mode, options.num_actors, options.num_learners)
     if options.mode == 1:
-        runs.end(options, exit_code)
+        run_registry.end(options, exit_code)
     return exit_code
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.speed import measure_side, processor
 from benchmarks.training import ROOT, rate, stable_baselines3_rate, train
-from core.machine import versions
+from core.common.system import versions
 
 BATCH_SIZE, HIDDEN, LEARN_START, NUM_ENVS = 256, 256, 1_000, 8
 START_SECONDS = 15  # of our side: processes, filling the memory
@@ -91,11 +91,11 @@ def _updates(game: str, seconds: float, lean: bool) -> float:
     import torch
 
     from core.agents.ddpg import DDPG
-    from core.device import use_threads
+    from core.device.transfers import use_threads
     from core.envs.gym import GymEnv, GymParams
     from core.memory import Batch, Keys
     from core.models.ddpg import DDPGMLP
-    from core.windows import Window
+    from core.types import Window
 
     use_threads(len(os.sched_getaffinity(0)))
     spec = GymEnv(GymParams(), game, 1).spec

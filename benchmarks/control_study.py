@@ -25,9 +25,9 @@ import numpy as np
 
 from benchmarks.study import RESULTS
 from benchmarks.training import ROOT
-from utils import curves, drawing
-from utils.command_line import read_options
+from utils.config.command_line import read_options
 from utils.options import CONFIGS, TASKS
+from utils.plot import curves, figures
 
 OTHERS = {"stable-baselines3-ddpg": "DDPG", "stable-baselines3-td3": "TD3"}
 OURS = ("ddpg", "d4pg", "td3", "sac")
@@ -124,7 +124,7 @@ def study(task: str, sides: Sequence[str], seeds: Sequence[int], steps: int, job
         runs[side].append(run._replace(name=f"{side}-seed{seed}", curves=until))
     curves.write_csv(output / f"control-{task}.csv", [run for found in runs.values() for run in found])
     scored = {side: [run._replace(curves={curves.SCORE: run.curves[curves.SCORE]}) for run in found] for side, found in runs.items()}
-    drawing.save(drawing.draw_curves(scored, ["steps"], "mean", TASKS[task]["game"]), output / f"control-{task}", ["png"])
+    figures.save(figures.draw_curves(scored, ["steps"], "mean", TASKS[task]["game"]), output / f"control-{task}", ["png"])
     with (output / f"control-{task}-table.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["side", "mean over seeds", *(f"seed {seed}" for seed in seeds), "best evaluation", "minutes a run"])

@@ -30,19 +30,20 @@ import torch
 
 from benchmarks.speed import processor
 from benchmarks.training import ROOT, after_start, rate, train
+from core.acting.graphed_inference import for_acting
 from core.agent import Agent, Exploration
-from core.device import use_tf32
+from core.common.system import versions
+from core.device.transfers import use_tf32
 from core.env import EnvSpec, TimeStep
-from core.inference import for_acting
-from core.machine import versions
+from core.learning.graphed_update import Refreshed, ResidentUpdates
+from core.learning.precision import precision_on
 from core.memory import Memory
 from core.model import State
-from core.precision import precision_on
-from core.resident import Refreshed, ResidentUpdates
 from core.staged import StagedUpdates
-from utils import probe, sizes, validation
-from utils.command_line import read_options
+from utils.config import memory_budget, validation
+from utils.config.command_line import read_options
 from utils.options import Options
+from utils.preflight import throughput
 
 CASES: dict[str, tuple[str, ...]] = {
     "dqn": ("--config", "dqn-pong-gpu"),
@@ -124,7 +125,7 @@ def inference(options: Options, spec: EnvSpec, seconds: float) -> Iterator[tuple
 
 def full_memory(options: Options, spec: EnvSpec, agent: Agent) -> Memory:
     """Random pictures in episodes of some 500 steps; as much as the memory holds."""
-    memory: Memory = options.memory_class(options.memory, sizes.layout(options, spec, agent), agent.window, options.seed)
+    memory: Memory = options.memory_class(options.memory, memory_budget.layout(options, spec, agent), agent.window, options.seed)
     generator, arrays, layout = np.random.default_rng(0), memory.trajectories.arrays, memory.layout
     block = generator.integers(0, 256, (layout.chunk_length, *arrays["frame"].shape[2:]), np.uint8)
     for row in range(0, layout.rows, layout.chunk_length):
@@ -144,7 +145,7 @@ def updates(options: Options, spec: EnvSpec, seconds: float) -> Iterator[tuple[s
     """Agent steps a second that the updates alone could keep up with, by kind."""
     on_gpu, agent = options.device.startswith("cuda"), options.make_agent(spec)
     memory = full_memory(options, spec, agent)
-    steps = options.agent.batch_size * agent.samples_per_window / probe.samples_per_step(options)  # that pay for an update
+    steps = options.agent.batch_size * agent.samples_per_window / throughput.samples_per_step(options)  # that pay for an update
     flags = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [flag.allow_tf32 for flag in flags]
     for precision in ("float32", "tf32", "bf16") if on_gpu else ("float32", "bf16"):

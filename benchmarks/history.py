@@ -30,16 +30,16 @@ import psutil
 
 from benchmarks.speed import processor
 from benchmarks.training import ROOT
+from core.common.shared_arrays import total_bytes
+from core.common.system import versions
 from core.env import Env
-from core.layout import Layout
-from core.machine import versions
 from core.memories.prioritized import PrioritizedMemory
-from core.packing import RAW, StorageParams
-from core.shared import total_bytes
-from core.trajectory import Trajectories
-from core.writer import ChunkWriter
-from utils import sizes
-from utils.command_line import read_options
+from core.trajectory.frame_compression import RAW, StorageParams
+from core.trajectory.layout import Layout
+from core.trajectory.ring_buffer import Trajectories
+from core.trajectory.writer import ChunkWriter
+from utils.config import memory_budget
+from utils.config.command_line import read_options
 from utils.options import Options
 
 GAMES = ("pong", "breakout", "seaquest", "asterix", "wizard_of_wor")
@@ -90,7 +90,7 @@ def filled(options: Options, env: Env, steps: int) -> tuple[PrioritizedMemory, T
     """A memory of so many steps, full; its writer's packing, if it packs, and the agent steps a second."""
     options = dataclasses.replace(options, memory=dataclasses.replace(options.memory, capacity=steps))
     agent = options.make_agent(env.spec)
-    memory = PrioritizedMemory(options.memory, sizes.layout(options, env.spec, agent), agent.window, options.seed)
+    memory = PrioritizedMemory(options.memory, memory_budget.layout(options, env.spec, agent), agent.window, options.seed)
     writer, pack = memory.writer(0), None
     if memory.layout.packed:
         pack = writer._packer.pack = Timed(writer._packer.pack)

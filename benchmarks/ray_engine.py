@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks.speed import processor, updating
 from benchmarks.training import ROOT, after_start, rate, train
-from core.device import use_threads
-from core.machine import versions
+from core.common.system import versions
+from core.device.transfers import use_threads
 
 OFTEN = ("--num_actors", "2", "--logger.period", "0.5")
 RUNS = {"dqn-minatar-breakout": ("--config", "dqn-minatar-breakout", *OFTEN),
@@ -46,8 +46,8 @@ class Collector:
 
 
 def prepared(row: str, codec: str) -> tuple[Any, Any]:
-    from utils.command_line import read_options
-    from utils.run import prepare
+    from utils.config.command_line import read_options
+    from utils.launch import prepare
 
     words = ["--config", row, "--engine", "inline", "--root", tempfile.mkdtemp(), "--storage.codec", codec, "--memory.capacity", "20000",
              "--clock.learn_start", "1000000000"]
@@ -58,7 +58,7 @@ def play(context: Any, agent: Any, seconds: float) -> tuple[Collector, float]:
     """What an actor on another node makes in so long, and its agent steps a second, packing included."""
     from dataclasses import replace
 
-    from core.engines.ray_link import Facts, RemoteMemory
+    from core.engines.ray.remote_context import Facts, RemoteMemory
     from core.single_processes.actor import actor
 
     use_threads(1)
@@ -78,7 +78,7 @@ def way(row: str, codec: str, seconds: float) -> dict[str, float]:
     """Bytes of an agent step in what is sent; steps a second that one actor makes, and that one ingest takes from one sender."""
     import ray
 
-    from core.engines.ray_link import Link
+    from core.engines.ray.remote_context import Link
 
     context, agent = prepared(row, codec)
     collector, played = play(context, agent, seconds)
@@ -100,7 +100,7 @@ def latency(row: str, seconds: float) -> dict[str, float]:
     """Milliseconds from a publication to the model that an actor on another node acts with; medians and 95th percentiles."""
     import ray
 
-    from core.engines.ray_link import Link, RemoteParameters
+    from core.engines.ray.remote_context import Link, RemoteParameters
 
     context, agent = prepared(row, "raw")
     ingest = started_ingest(context, 0.0)
@@ -121,7 +121,7 @@ def latency(row: str, seconds: float) -> dict[str, float]:
 def started_ingest(context: Any, period: float) -> Any:
     import ray
 
-    from core.engines.ray_ingest import Ingest
+    from core.engines.ray.trajectory_server import Ingest
 
     return ray.remote(Ingest).options(num_cpus=0).remote(context, period)
 
@@ -129,8 +129,8 @@ def started_ingest(context: Any, period: float) -> Any:
 def on_ray(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """On a cluster of this machine alone."""
     from core.engines.local import ALLOCATOR
-    from core.engines.ray_cluster import Cluster
-    from core.engines.ray_params import RayParams
+    from core.engines.ray.cluster import Cluster
+    from core.engines.ray.params import RayParams
 
     cluster = Cluster(RayParams(), {"ingest": {"CPU": 2.0, "GPU": 0.0}}, ALLOCATOR)
     try:

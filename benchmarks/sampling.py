@@ -38,17 +38,17 @@ from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 
 from benchmarks.speed import processor, updating
 from benchmarks.training import ROOT
+from core.common.shared_arrays import available_bytes
+from core.common.system import versions
 from core.env import EnvSpec, TimeStep
 from core.envs.atari import AtariEnv, AtariParams
-from core.layout import Layout
-from core.machine import versions
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
-from core.memories.shared import SharedMemory, SharedParams
+from core.memories.uniform import SharedMemory, SharedParams
 from core.memory import Batch, Memory, piece
 from core.ops.returns import n_step_return
-from core.packing import RAW, StorageParams
-from core.shared import available_bytes
-from core.windows import WindowSpec
+from core.trajectory.frame_compression import RAW, StorageParams
+from core.trajectory.layout import Layout
+from core.types import WindowSpec
 
 NUM_ENVS, NSTEP, GAMMA, CHUNK = 8, 3, 0.99, 8
 PACKAGES = ("stable-baselines3", "torchrl", "tensordict", "lz4")

@@ -8,7 +8,7 @@ import statistics
 from typing import Any
 
 from benchmarks.training import ROOT
-from core.engines.ray_params import RayParams
+from core.engines.ray.params import RayParams
 from core.single_processes.learner import LearnerParams
 
 ACTORS = (10, 100, 1_000)

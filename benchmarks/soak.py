@@ -25,7 +25,7 @@ import psutil
 
 from benchmarks.study import RESULTS
 from benchmarks.training import ROOT
-from utils import checkpoint
+from core.checkpoint import run_checkpoint
 
 VICTIMS = {"others": ("actor", "evaluator", "logger"), "learner": ("learner",)}
 RATE_SECONDS = 10.0  # over which speed is measured
@@ -82,7 +82,7 @@ class Run:
         return found
 
     def memory_mb(self) -> float:
-        """As core.machine counts it: what is private to each process, and the largest shared part once."""
+        """As core.common.system counts it: what is private to each process, and the largest shared part once."""
         private, shared = 0, 0
         for process in (self.process, *self.children().values()):
             try:
@@ -93,7 +93,7 @@ class Run:
         return (private + shared) / 1e6
 
     def saved_progress(self) -> np.ndarray:
-        state, _ = checkpoint.load(ROOT / "models" / f"{self.signature}_checkpoints")
+        state, _ = run_checkpoint.load(ROOT / "models" / f"{self.signature}_checkpoints")
         return np.array([sum(state["clock"]["agent_steps"]), state["clock"]["updates"][0]], float)
 
 

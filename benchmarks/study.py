@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 
 from benchmarks.training import ROOT
-from utils import curves, drawing
-from utils.child_run import ChildRun, named, options_of
-from utils.command_line import refuse
-from utils.refused import Refused
-from utils.runner import Runner
-from utils.sweep import tabulate
+from utils.config.command_line import refuse
+from utils.errors import Refused
+from utils.plot import curves, figures
+from utils.sweep.__main__ import tabulate
+from utils.sweep.scheduler import Runner
+from utils.sweep.subprocess_run import ChildRun, named, options_of
 
 RESULTS = ROOT / "docs" / "results"
 STUDIES = {  # title, rows; each -minatar-breakout
@@ -48,7 +48,7 @@ def main() -> int:
     options = parser.parse_args()
     title, rows = STUDIES[options.study]
     try:
-        drawing.pyplot()  # refused before hours of training rather than after
+        figures.pyplot()  # refused before hours of training rather than after
         runs = [run for row in options.rows or rows for run in runs_of(row, options)]
         if (exit_code := Runner(runs, options.jobs).run()) or not all(run.complete for run in runs):
             return exit_code or 1
@@ -58,8 +58,8 @@ def main() -> int:
     path = options.output / f"{options.study}-study-{options.game}"
     curves.write_csv(path.with_name(f"{path.name}.csv"), found)
     scores = [run._replace(curves={curves.SCORE: curves.until(run.curves[curves.SCORE], options.steps)}) for run in found]
-    figure = drawing.draw_curves(curves.grouped(scores, ["method"]), ["steps"], "mean", f"{title}: MinAtar {options.game}")
-    drawing.save(figure, path, ["png"])
+    figure = figures.draw_curves(curves.grouped(scores, ["method"]), ["steps"], "mean", f"{title}: MinAtar {options.game}")
+    figures.save(figure, path, ["png"])
     print(tabulate(runs, path.with_name(f"{path.name}-table")), end="")
     return 0
 

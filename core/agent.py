@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from core.common.shared_arrays import ArraySpec
 from core.env import EnvSpec, TimeStep
 from core.memory import Batch, batch_size
 from core.model import Model, State
-from core.shared import ArraySpec
-from core.windows import Window, WindowSpec
+from core.types import Window, WindowSpec
 
 
 class ActorOutput(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from core.shared import ArraySpec
+from core.common.shared_arrays import ArraySpec
 
 
 class TimeStep(NamedTuple):

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.layout import Layout
-from core.trajectory import Trajectories
-from core.windows import Window, WindowSpec
-from core.writer import ChunkWriter
+from core.trajectory.layout import Layout
+from core.trajectory.ring_buffer import Trajectories
+from core.trajectory.writer import ChunkWriter
+from core.types import Window, WindowSpec
 
 
 class Keys(NamedTuple):
@@ -74,7 +74,7 @@ class Memory(ABC):
     """
 
     Params: ClassVar[type]
-    Resident: ClassVar[Any] = None  # the same rule with rows, draws and priorities on the learner's device: a core.resident.ResidentMemory
+    Resident: ClassVar[Any] = None  # the same rule with rows, draws and priorities on the learner's device: a core.learning.graphed_update.ResidentMemory
     with_priority: ClassVar[bool] = False  # rows carry the actor's initial priority: Layout.of wants to know
     batches_per_sample: int = 1            # that the learner makes of what `sample` returns: schedules count batches
     features_of: Callable[[Window], Tensor] | None = None  # today's features [T, B, F] of windows; the learner sets it if they are wanted

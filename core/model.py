@@ -36,7 +36,7 @@ class Model(nn.Module, ABC):
     head: ClassVar[str]             # "q": action values [B, A]; "recurrent-q": the same of Inputs; "distribution": [B, A, atoms];
                                     # "actor-critic": ActorCriticOutput; those of PolicyAndCritic
     observations: ClassVar[str]     # "image" or "vector"
-    precision = "float32"           # of its networks' products (core/precision.py)
+    precision = "float32"           # of its networks' products (core/learning/precision.py)
 
     def __init__(self, params: Any, spec: EnvSpec):
         super().__init__()

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from core.agent import Agent, LearnerOutput, samples_of
-from core.captured import Captured
-from core.device import upload
+from core.device.cuda_graph import Captured
+from core.device.transfers import upload
+from core.learning.graphed_update import Tally, can_be_captured
 from core.memory import Batch, tensors
-from core.resident import Tally, can_be_captured
 
 
 class StagedUpdates:

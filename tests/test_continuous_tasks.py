@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from tests.test_small_tasks import best_score
-from utils.command_line import read_options
+from utils.config.command_line import read_options
 
 
 class Aim(gym.Env):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from utils.command_line import read_options
+from utils.config.command_line import read_options
+from utils.config.rows import find_row
 from utils.factory import EnginesDict, ProcessesDict
-from utils.rows import find_row
-from utils.run import prepare
+from utils.launch import prepare
 
 PROJECT = Path(__file__).resolve().parents[1]
 PAGE = (PROJECT / "docs" / "extending.md").read_text()
@@ -51,6 +51,6 @@ def test_every_example_learns_as_printed(package, tmp_path, command):
 def test_the_row_of_ones_own_learns(package, tmp_path, monkeypatch):
     block = re.search(r"```python\n( +\{\"name\": \"mine\".*?\}),\n```", PAGE, re.S)
     row = eval(block[1].strip())
-    monkeypatch.setattr("utils.rows.CONFIGS", [row])
+    monkeypatch.setattr("utils.config.rows.CONFIGS", [row])
     assert find_row("mine") is row
     trained(["--config", "mine"], tmp_path)

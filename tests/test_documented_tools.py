@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from utils import plot, sweep, tune
-from utils.child_run import options_of
-from utils.tuning_ranges import ranges
+from utils.plot import __main__ as plot
+from utils.sweep import __main__ as sweep
+from utils.sweep.subprocess_run import options_of
+from utils.tune import __main__ as tune
+from utils.tune.ranges import ranges
 
 PROJECT = Path(__file__).resolve().parents[1]
 TEXT = "".join((PROJECT / path).read_text() for path in ("docs/tools.md", "Makefile", "docs/results/README.md", "README.md"))

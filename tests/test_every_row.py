@@ -5,15 +5,15 @@ import dataclasses
 import pytest
 
 from core.agent import Agent
+from core.checkpoint import model_file, run_checkpoint
 from core.env import Env
 from core.memory import Memory
 from core.model import Model
 from tests.rows import skip_unless_installed
-from utils import checkpoint, weights_file
-from utils.command_line import read_options
+from utils.config.command_line import read_options
 from utils.factory import AgentsDict, EnginesDict, EnvsDict, MemoriesDict, ModelsDict, ProcessesDict
+from utils.launch import prepare
 from utils.options import CONFIGS
-from utils.run import prepare
 
 CONTRACTS = [(AgentsDict, Agent), (EnvsDict, Env), (MemoriesDict, Memory), (ModelsDict, Model)]
 
@@ -30,9 +30,9 @@ def test_every_row_plays_learns_and_leaves_a_model(tmp_path, name):
     context, agent = prepare(options)
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
     assert context.clock.updates >= 3 and context.clock.agent_steps >= 20
-    weights, metadata = weights_file.load_weights(context.options.model_path)
+    weights, metadata = model_file.load_weights(context.options.model_path)
     assert weights.keys() == agent.model.state_dict().keys() and metadata["config"] == name
-    state, _ = checkpoint.load(context.options.checkpoint_folder)
+    state, _ = run_checkpoint.load(context.options.checkpoint_folder)
     assert any(not bool((state["agent"]["model"][key] == agent.model.state_dict()[key]).all()) for key in weights)
 
 

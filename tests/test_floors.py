@@ -15,7 +15,7 @@ def place(module):
     if module == "main":
         return 5, "main"
     if parts[0] == "utils":
-        return (0, "files") if module in ("utils.checkpoint", "utils.tensor_file", "utils.weights_file") else (4, "utils")
+        return (0, "files") if module in ("core.checkpoint.run_checkpoint", "core.checkpoint.tensor_file", "core.checkpoint.model_file") else (4, "utils")
     room = parts[1] if len(parts) > 2 or parts[1] in FLOORS else "contracts"
     return FLOORS[room], room
 
@@ -96,8 +96,8 @@ def test_the_foundation_needs_torch_and_numpy_only(files):
 
 
 @pytest.mark.parametrize(("module", "target"), [
-    ("core.agent", "core.agents.dqn"), ("core.models.dqn_cnn", "core.agents.dqn"), ("core.engines.local", "core.single_processes.actor"),
-    ("core.single_processes.actor", "core.envs.atari"), ("utils.checkpoint", "core.agent"), ("core.engines.local", "utils.options"),
+    ("core.agent", "core.agents.dqn"), ("core.models.dqn", "core.agents.dqn"), ("core.engines.local", "core.single_processes.actor"),
+    ("core.single_processes.actor", "core.envs.atari"), ("core.checkpoint.run_checkpoint", "core.agent"), ("core.engines.local", "utils.options"),
     ("utils.options", "main"), ("core.ops.returns", "core.model")])
 def test_the_rule_tells_a_wrong_import(module, target):
     assert violations({module: {target}})

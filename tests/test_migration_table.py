@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from core.memories.mixed import RULES
-from core.settings import problems
-from utils.command_line import read_options
-from utils.describe_options import NAMES
+from core.common.settings import problems
+from core.memories.unrolls.mixed import RULES
+from utils.config.command_line import read_options
+from utils.config.dotted_settings import annotations, changed, parse
+from utils.config.options_page import NAMES
+from utils.config.rows import GROUPS
+from utils.errors import BAD_CHECKPOINT
 from utils.options import CONFIGS, Options
-from utils.refused import BAD_CHECKPOINT
-from utils.rows import GROUPS
-from utils.settings_tree import annotations, changed, parse
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "migration.md").read_text()
 BLOCK = re.compile(r"(?ms)^```bash\n(.*?)^```$")
@@ -72,7 +72,7 @@ def test_every_key_of_the_replay_list_exists(key):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_understood(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("utils.sizes.available_bytes", lambda: 1 << 50)  # whatever this machine has
+    monkeypatch.setattr("utils.config.memory_budget.available_bytes", lambda: 1 << 50)  # whatever this machine has
     monkeypatch.setenv("DISPLAY", ":0")
     words = [*shlex.split(command), "--root", str(tmp_path)]
     if needs_a_run(words):

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from utils.command_line import read_options
+from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
-from utils.run import prepare
+from utils.launch import prepare
 
 CATCH = ("--config", "impala-minatar-breakout", "--env_type", "catch", "--game", "catch", "--agent.unroll_length", "10",
          "--agent.batch_size", "8", "--agent.lr", "2e-3", "--target_score", "0.9", "--steps", "80000", "--evaluator.steps", "4000",

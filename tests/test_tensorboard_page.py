@@ -10,8 +10,8 @@ import urllib.request
 
 import pytest
 
-from core.logs import Record
-from core.metrics_files import MetricsFiles
+from core.metrics.file_writers import MetricsFiles
+from core.runtime.log_buffers import Record
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
 START_SECONDS = 90

@@ -1,5 +1,5 @@
-"""What a user runs and edits, and files on disk. Importing any of it first opens missing standard descriptors (utils/descriptors.py)."""
+"""What a user runs and edits, and files on disk. Importing any of it first opens missing standard descriptors (core/common/descriptors.py)."""
 
-from utils.descriptors import open_missing
+from core.common.descriptors import open_missing
 
 open_missing()

@@ -22,19 +22,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from core.acting.validated_env import CheckedSteps
 from core.agent import Agent, Exploration
-from core.checked_steps import CheckedSteps
+from core.checkpoint import model_file
+from core.common.settings import dotted
 from core.env import EnvSpec, TimeStep
-from core.episodes import EpisodeResults, play_episodes
+from core.evaluation.episodes import EpisodeResults, play_episodes
 from core.model import restart
-from core.settings import dotted
-from utils import command_line, curves, devices, runs, validation, weights_file
-from utils.child_run import MAIN, end_with
-from utils.curves import Curve
+from utils import run_registry
+from utils.config import command_line, device_validation, validation
+from utils.config.dotted_settings import annotations, changed, fits
+from utils.config.rows import CHOICES, from_row
+from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, Refused
 from utils.options import PROJECT, Options
-from utils.refused import BAD_CHECKPOINT, BAD_CONFIGURATION, Refused
-from utils.rows import CHOICES, from_row
-from utils.settings_tree import annotations, changed, fits
+from utils.plot import curves
+from utils.plot.curves import Curve
+from utils.sweep.subprocess_run import MAIN, end_with
 
 NOT_HERE = ("config", "mode", "check")  # options that `train` gives itself
 INTERRUPTED = 130                       # exit code of a run that was interrupted and saved
@@ -167,14 +170,14 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> "Policy":
     file = Path(path).expanduser()
     if not file.exists() and (Path(PROJECT) / "models" / file).exists():
         file = Path(PROJECT) / "models" / file
-    weights, metadata = weights_file.load_weights(file)
+    weights, metadata = model_file.load_weights(file)
     options = _options_of(file, metadata)
     try:
         spec = validation.environment_spec(options)
     except Exception as error:  # the code of an environment can fail in any way
         raise Refused([f"game={options.game} (env_type={options.env_type}) of model file {file} cannot be made: {error}"]) from error
-    agent = options.make_agent(spec, devices.resolved_device(device))
-    weights_file.load_into(agent.model, weights, file)
+    agent = options.make_agent(spec, device_validation.resolved_device(device))
+    model_file.load_into(agent.model, weights, file)
     return Policy(options, spec, agent, {name: value for name, value in metadata.items() if name != "options"})
 
 
@@ -183,11 +186,11 @@ def _options_of(file: Path, metadata: Mapping[str, Any]) -> Options:
     signature = str(metadata.get("signature") or file.stem)
     saved = dotted(metadata["options"]) if isinstance(metadata.get("options"), dict) else None
     for root in (file.absolute().parent.parent, Path(PROJECT)):
-        if saved is None and (run := runs.read(root / "logs" / signature)) is not None:
+        if saved is None and (run := run_registry.read(root / "logs" / signature)) is not None:
             saved = run.options
     if saved is None:
         raise Refused([f"model file {file} does not say what it is, and there is no {file.absolute().parent.parent / 'logs' / signature}/"
-                       f"{runs.RUN_FILE}: put the run's log folder there"], BAD_CHECKPOINT)
+                       f"{run_registry.RUN_FILE}: put the run's log folder there"], BAD_CHECKPOINT)
     row = {"name": str(saved.get("config")), **{name: str(saved.get(name)) for name in CHOICES}}
     options, problems = from_row(row)
     if problems:

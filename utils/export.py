@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from core.agent import Agent
+from core.checkpoint.tensor_file import CheckpointError
 from core.env import Discrete, EnvSpec
 from core.model import Inputs, State, without_looks
 from utils.api import Policy, load
-from utils.refused import Refused, told
-from utils.tensor_file import CheckpointError
+from utils.errors import Refused, told
 
 TOLERANCE = 1e-4         # of what torch and onnxruntime give, relative to the largest number
 BATCHES = 1, 3           # numbers of observations that both are asked for

@@ -9,8 +9,8 @@ import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from core.foreign_code import foreign_code
-from utils.refused import told
+from core.common.foreign_code import foreign_code
+from utils.errors import told
 
 
 class Factory(Mapping[str, Any]):
@@ -91,14 +91,14 @@ EnvsDict = Factory("env_type", {
     "recall": "core.envs.recall:RecallEnv"}, "core.env:Env")
 
 MemoriesDict = Factory("memory_type", {
-    "shared": "core.memories.shared:SharedMemory",
+    "shared": "core.memories.uniform:SharedMemory",
     "prioritized": "core.memories.prioritized:PrioritizedMemory",
-    "queue": "core.memories.queue:QueueMemory",
-    "mixed": "core.memories.mixed:MixedMemory",
-    "circular": "core.memories.circular:CircularMemory"}, "core.memory:Memory")
+    "queue": "core.memories.unrolls.queue:QueueMemory",
+    "mixed": "core.memories.unrolls.mixed:MixedMemory",
+    "circular": "core.memories.unrolls.circular:CircularMemory"}, "core.memory:Memory")
 
 ModelsDict = Factory("model_type", {
-    "dqn-cnn": "core.models.dqn_cnn:DQNCNN",
+    "dqn-cnn": "core.models.dqn:DQNCNN",
     "dqn-small": "core.models.dqn_small:DQNSmall",
     "dqn-mlp": "core.models.dqn_mlp:DQNMLP",
     "dqn-minatar": "core.models.dqn_minatar:DQNMinAtar",
@@ -147,4 +147,4 @@ ProcessesDict = Factory("process", {
 EnginesDict = Factory("engine", {
     "local": "core.engines.local:LocalEngine",
     "inline": "core.engines.inline:InlineEngine",
-    "ray": "core.engines.ray:RayEngine"}, "utils.factory:Engine")
+    "ray": "core.engines.ray.engine:RayEngine"}, "utils.factory:Engine")

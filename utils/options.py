@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from core.agent import Agent
-from core.clock import ClockParams
+from core.common.settings import setting
 from core.engines.local import SupervisorParams
-from core.engines.ray_params import RayParams
+from core.engines.ray.params import RayParams
 from core.env import EnvSpec
+from core.evaluation.video_writer import VideoParams
+from core.learning.precision import in_bf16
 from core.model import Model
-from core.packing import StorageParams
-from core.precision import in_bf16
-from core.settings import setting
+from core.runtime.clock import ClockParams
 from core.single_processes.actor import ActorParams
 from core.single_processes.evaluator import EvaluatorParams
 from core.single_processes.learner import LearnerParams
 from core.single_processes.logger import LoggerParams
-from core.video import VideoParams
+from core.trajectory.frame_compression import StorageParams
 from utils.factory import AgentsDict, EnvsDict, MemoriesDict, ModelsDict
 
 PROJECT = str(Path(__file__).resolve().parent.parent)

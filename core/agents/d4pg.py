@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from core.agents.control import ControlParams, CriticLosses, Step
-from core.agents.deterministic import Deterministic, PolicyLosses
+from core.agents.base.continuous_control import ControlParams, CriticLosses, Step
+from core.agents.base.deterministic_policy import Deterministic, PolicyLosses
+from core.common.settings import setting
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss
-from core.settings import setting
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ bootstraps from its final observation.
 
 from torch import Tensor
 
-from core.agents.control import ControlParams, CriticLosses, Step
-from core.agents.deterministic import Deterministic, PolicyLosses, value_losses
+from core.agents.base.continuous_control import ControlParams, CriticLosses, Step
+from core.agents.base.deterministic_policy import Deterministic, PolicyLosses, value_losses
 
 
 class DDPG(Deterministic):

@@ -13,16 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from core.agents.q_learning import QLearning, QLearningParams
-from core.device import on_device
+from core.agents.base.q_learning import QLearning, QLearningParams
+from core.common.settings import setting
+from core.common.shared_arrays import ArraySpec
+from core.device.transfers import on_device
 from core.env import TimeStep
+from core.learning.microbatches import Loss
 from core.memory import Batch
 from core.model import State
 from core.ops.returns import bootstrap_position, n_step_return
-from core.pieces import Loss
-from core.settings import setting
-from core.shared import ArraySpec
-from core.windows import Window, WindowSpec
+from core.types import Window, WindowSpec
 
 LOSSES: dict[str, Any] = {"huber": F.huber_loss, "squared": F.mse_loss}
 

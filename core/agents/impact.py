@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from core.agent import LearnerOutput, output_of
-from core.agents.actor_critic import ActorCriticAgent, ActorCriticParams
-from core.averaging import averaged
+from core.agents.base.actor_critic import ActorCriticAgent, ActorCriticParams
+from core.common.settings import setting
+from core.distributed.learner_group import averaged
+from core.learning.device_schedule import UpdateCount
+from core.learning.microbatches import Loss
+from core.learning.target_network import Follower
 from core.memory import Batch, batch_size, piece
 from core.model import Model, without_looks
 from core.ops.policy_losses import adapted_kl_coefficient, baseline_loss, clipped_surrogate, entropy_loss, kl, log_probs_of
 from core.ops.vtrace import vtrace
-from core.pieces import Loss
-from core.planned import UpdateCount
-from core.settings import setting
-from core.target import Follower
 
 KL_SPAN = 1_000.0  # times the first weight, up and down, that the adapted one may go: at 0 or inf it would stay
 

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from core.agent import LearnerOutput, output_of
-from core.agents.actor_critic import ActorCriticAgent, ActorCriticParams
+from core.agents.base.actor_critic import ActorCriticAgent, ActorCriticParams
+from core.common.settings import setting
+from core.learning.microbatches import Loss
 from core.memory import Batch, batch_size, piece
 from core.ops.policy_losses import (
     baseline_loss,
@@ -24,8 +26,6 @@ from core.ops.policy_losses import (
     value_cloning_loss,
 )
 from core.ops.vtrace import relevance, vtrace
-from core.pieces import Loss
-from core.settings import setting
 
 
 @dataclass(frozen=True)

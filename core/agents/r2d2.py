@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 from core.agent import ActorOutput
-from core.agents.q_learning import QLearning, QLearningParams
-from core.device import on_device
+from core.agents.base.q_learning import QLearning, QLearningParams
+from core.common.settings import setting
+from core.common.shared_arrays import ArraySpec
+from core.device.transfers import on_device
 from core.env import TimeStep
+from core.learning.microbatches import Loss
 from core.memory import Batch
 from core.model import Inputs, Model, State
 from core.ops.returns import n_step_targets
 from core.ops.value_rescaling import rescaled, unrescaled
-from core.pieces import Loss
-from core.settings import setting
-from core.shared import ArraySpec
-from core.windows import Window, WindowSpec
+from core.types import Window, WindowSpec
 
 NO_ACTION = -1  # before an episode's first
 

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from core.agents.control import ContinuousControl, ControlParams, CriticLosses, Step
+from core.agents.base.continuous_control import ContinuousControl, ControlParams, CriticLosses, Step
 from core.agents.td3 import twin_losses
+from core.common.settings import setting
+from core.learning.microbatches import Loss
+from core.learning.optimizer import Optimizer
 from core.ops.squashed_gaussian import squashed_gaussian
-from core.optimizer import Optimizer
-from core.pieces import Loss
-from core.settings import setting
 
 LOG_DEVIATIONS = -20.0, 2.0  # between which they are clipped, as in the authors' code
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from core.agents.control import ControlParams, CriticLosses, Step
-from core.agents.deterministic import Deterministic, PolicyLosses, value_losses
-from core.settings import setting
+from core.agents.base.continuous_control import ControlParams, CriticLosses, Step
+from core.agents.base.deterministic_policy import Deterministic, PolicyLosses, value_losses
+from core.common.settings import setting
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import shlex
 from typing import Any
 
-from core.context import Context
+from core.runtime.context import Context
 
 
 def unsaved(context: Context) -> str:

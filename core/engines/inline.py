@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from core.context import Context
-from core.device import use_threads
-from core.engines import exit_codes
-from core.engines.conditions import Conditions
+from core.common.console import notice
+from core.device.transfers import use_threads
+from core.distributed.lockstep_group import Turns
+from core.engines import run_end
 from core.engines.farewell import how_to_go_on, unsaved
-from core.notices import notice
-from core.turns import Turns
+from core.engines.run_conditions import Conditions
+from core.runtime.context import Context
 
 Process = Callable[[Context, int], Iterator[bool]]
 
@@ -36,7 +36,7 @@ class InlineEngine:
     def run(self, roles: list[tuple[str, int]]) -> int:
         """Run to the end. Returns the exit code; an error is printed, and the learner saves if it is not the learner's own."""
         use_threads(1)
-        handlers = {number: signal.signal(number, self._interrupt) for number in exit_codes.interrupting()}
+        handlers = {number: signal.signal(number, self._interrupt) for number in run_end.interrupting()}
         try:
             for role, index in self._context.roles:
                 self._start(role, index)
@@ -46,7 +46,7 @@ class InlineEngine:
             self._context.clock.stop(interrupt=True)
             self._save()
             self._say_farewell()
-            return exit_codes.of(error)
+            return run_end.of(error)
         finally:
             torch.set_flush_denormal(False)
             for number, handler in handlers.items():
@@ -58,7 +58,7 @@ class InlineEngine:
             notice(lost)
         if lost or self._signal:
             self._say_farewell()
-        return exit_codes.TRAINING_FAILED if lost else exit_codes.INTERRUPTED + self._signal if self._signal else exit_codes.DONE
+        return run_end.TRAINING_FAILED if lost else run_end.INTERRUPTED + self._signal if self._signal else run_end.DONE
 
     def _say_farewell(self) -> None:
         if self._context.options.mode == 1:

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from multiprocessing import connection, get_context, resource_tracker
 from typing import Any
 
-from core.context import Context
-from core.engines import child, exit_codes
-from core.engines.conditions import Conditions
+from core.common.console import notice
+from core.common.settings import setting
+from core.distributed.torch_group import on_this_machine
+from core.engines import process_main, run_end
 from core.engines.farewell import how_to_go_on, unsaved
 from core.engines.inline import Process
+from core.engines.run_conditions import Conditions
 from core.engines.strays import Strays, end_marked
-from core.notices import notice
-from core.process_group import on_this_machine
-from core.settings import setting
+from core.runtime.context import Context
 
 RETRY_DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds until a process that could not be started is tried again
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "268435456", "MALLOC_TRIM_THRESHOLD_": "268435456"}  # bytes: fewer page faults on large activations
@@ -35,10 +35,10 @@ class SupervisorParams:
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Ctrl-C reaches every process of a terminal. Those started meanwhile are not to hear it, not even before `child.main` runs in them:
+    """Ctrl-C reaches every process of a terminal. Those started meanwhile are not to hear it, not even before `process_main.main` runs in them:
     they inherit the mask. Here signals wait until the end."""
     resource_tracker.ensure_running()  # it would start with the first of them, and unblock the signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, child.DEAF_TO)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, process_main.DEAF_TO)
     try:
         yield
     finally:
@@ -94,13 +94,13 @@ class LocalEngine:
         """Run to the end. Returns the exit code."""
         os.environ.update({name: os.environ.get(name, value) for name, value in ALLOCATOR.items()})
         with ExitStack() as stack:
-            for number in exit_codes.interrupting():
+            for number in run_end.interrupting():
                 stack.callback(signal.signal, number, signal.signal(number, self._interrupt))
             if len(self._context.memories) > 1:
                 self._context.meeting = stack.enter_context(on_this_machine(len(self._context.memories)))
             stack.callback(self._leave_nothing)
             self._run()
-        return self._exit_code or (exit_codes.INTERRUPTED + self._signals[0] if self._signals else exit_codes.DONE)
+        return self._exit_code or (run_end.INTERRUPTED + self._signals[0] if self._signals else run_end.DONE)
 
     def _run(self) -> None:
         for place in self._places:
@@ -121,7 +121,7 @@ class LocalEngine:
         except OSError as error:
             if place.attempts == len(RETRY_DELAYS):
                 self._say(f"{place} could not be started in {sum(RETRY_DELAYS):.0f} s ({error}): the run ends")
-                return self._give_up(exit_codes.TRAINING_FAILED)
+                return self._give_up(run_end.TRAINING_FAILED)
             delay = RETRY_DELAYS[place.attempts]
             place.attempts, place.next_attempt = place.attempts + 1, time.monotonic() + delay
             self._say(f"{place} could not be started ({error}) and is tried again in {delay:.0f} s")
@@ -138,7 +138,7 @@ class LocalEngine:
         self._clock.forget_beat(self._process_ind(place))
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(place.threads)
         process = self._spawn.Process(
-            target=child.main, name=str(place), daemon=False,  # so that an environment may use multiprocessing
+            target=process_main.main, name=str(place), daemon=False,  # so that an environment may use multiprocessing
             args=(self._processes[place.role], self._context, place.role, place.index, place.threads, os.getpid(), sender))
         with _deaf():
             self._strays = self._strays or Strays()
@@ -206,11 +206,11 @@ class LocalEngine:
         place.count_death(self._options.supervisor.restart_window)
         siblings = [other for other in self._places if other.role == place.role]
         if place.role in ("learner", "tester") or all(other.failed_at_start and not self._plays(other) for other in siblings):
-            self._give_up(exitcode if error and exitcode > 0 else exit_codes.TRAINING_FAILED)
+            self._give_up(exitcode if error and exitcode > 0 else run_end.TRAINING_FAILED)
         elif place.restarts >= self._options.supervisor.max_restarts:
             self._say(f"{place} was restarted {place.restarts} times within {self._options.supervisor.restart_window:g} s "
                       "(supervisor.restart_window), which is supervisor.max_restarts: the run ends")
-            self._give_up(exit_codes.TRAINING_FAILED)
+            self._give_up(run_end.TRAINING_FAILED)
         else:
             place.restarts += 1
             self._clock.count_restart()
@@ -249,7 +249,7 @@ class LocalEngine:
         self._await([place for place in self._places if place.role == "logger"], limit=5.0 + trackers)
         if lost := unsaved(self._context):
             self._say(lost)
-            self._give_up(exit_codes.TRAINING_FAILED)
+            self._give_up(run_end.TRAINING_FAILED)
         if self._options.mode == 1 and (self._exit_code or self._signals):
             self._say(how_to_go_on(self._options))
 
@@ -265,7 +265,7 @@ class LocalEngine:
                 self._say(f"{', '.join(map(str, waiting))} did not end within {time.monotonic() - started:.0f} s and are killed")
                 self._kill(waiting)
                 if len(self._signals) < 2 and any(place.role == "learner" for place in waiting):  # it has not saved
-                    self._give_up(exit_codes.TRAINING_FAILED)
+                    self._give_up(run_end.TRAINING_FAILED)
                 return
             self._wait(waiting)
             for place in waiting:
@@ -275,7 +275,7 @@ class LocalEngine:
                     if not done:
                         self._say(f"{place} {f'failed: {error}' if error else self._death(place)}")
                         if place.role in ("learner", "tester"):
-                            self._give_up((error and place.process.exitcode) or exit_codes.TRAINING_FAILED)
+                            self._give_up((error and place.process.exitcode) or run_end.TRAINING_FAILED)
 
     def _kill(self, places: list[Place]) -> None:
         for place in places:

@@ -3,9 +3,9 @@
 import dataclasses
 from dataclasses import dataclass
 
+from core.common.settings import setting
 from core.envs.pictures import Size
 from core.envs.rewards import CLIPPINGS
-from core.settings import setting
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 
-from core.foreign_code import text_of
+from core.common.foreign_code import text_of
 
 DEFAULT_FRAME_RATE = 30.0  # of gymnasium's recorder
 LEGACY_VERSIONS = ("none", "v26", "v21")

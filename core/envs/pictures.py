@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from core.shared import ArraySpec
+from core.common.shared_arrays import ArraySpec
 
 Size = int | tuple[int, int]
 

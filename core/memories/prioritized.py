@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.layout import Layout
-from core.memories.drawing import Starts, check_batch_size
-from core.memories.resident import ResidentPrioritized
+from core.common.settings import setting
+from core.memories.device_replay import ResidentPrioritized
 from core.memories.sum_tree import SumTree
+from core.memories.window_starts import Starts, check_batch_size
 from core.memory import Batch, Keys, Memory
-from core.settings import setting
-from core.windows import WindowSpec
+from core.trajectory.layout import Layout
+from core.types import WindowSpec
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What every actor-critic shares: a torso, an LSTM if wanted, a feature head if wanted, a policy and a value.
 
 Initialisation: orthogonal weights and zero biases, of gain sqrt 2 in torso and feature head, 0.01 in the policy (its first actions are
-close to uniform: 2006.05990, section 3.2) and 1 in the value; the LSTM as core/models/recurrent.py says.
+close to uniform: 2006.05990, section 3.2) and 1 in the value; the LSTM as core/models/layers/lstm.py says.
 """
 
 import math
@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from core.common.settings import setting
 from core.env import EnvSpec
 from core.model import ActorCriticOutput, Model, State
-from core.models.recurrent import LSTMCore
-from core.models.torsos import scaled_image
-from core.settings import setting
+from core.models.layers.lstm import LSTMCore
+from core.models.layers.torsos import scaled_image
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ Observations [B, *observation_shape] as they are stored; logits [B, A], value [B
 
 from dataclasses import dataclass
 
+from core.common.settings import setting
 from core.env import EnvSpec
 from core.models.actor_critic import ActorCritic, ActorCriticParams
-from core.models.torsos import convolutions, image_shape, image_torso, minatar_convolutions, nature_convolutions, small_convolutions
-from core.settings import setting
+from core.models.layers.torsos import convolutions, image_shape, image_torso, minatar_convolutions, nature_convolutions, small_convolutions
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from core.common.settings import setting
 from core.env import EnvSpec
 from core.models.actor_critic import ActorCritic, ActorCriticParams
-from core.settings import setting
 
 
 @dataclass(frozen=True)

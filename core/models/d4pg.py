@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from core.models.control import CNNNetwork, ControlMLPParams, ControlParams, MLPNetwork
-from core.settings import setting
+from core.common.settings import setting
+from core.models.policy_critic import CNNNetwork, ControlMLPParams, ControlParams, MLPNetwork
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Networks of DDPG: a policy, and a critic of one value."""
 
-from core.models.control import CNNNetwork, ControlMLPParams, ControlParams, MLPNetwork
+from core.models.policy_critic import CNNNetwork, ControlMLPParams, ControlParams, MLPNetwork
 
 
 class DDPGMLP(MLPNetwork):

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from core.common.settings import setting
 from core.env import EnvSpec
 from core.model import Model, State
-from core.models.noisy import NoisyParams, linear_layers
-from core.models.torsos import q_head, vector_torso
-from core.settings import setting
+from core.models.layers.noisy_linear import NoisyParams, linear_layers
+from core.models.layers.torsos import q_head, vector_torso
 
 
 @dataclass(frozen=True)

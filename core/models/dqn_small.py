@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from core.common.settings import setting
 from core.env import EnvSpec
 from core.model import Model, State
-from core.models.noisy import NoisyParams, linear_layers
-from core.models.torsos import image_shape, num_features, q_head, scaled_image, small_convolutions
-from core.settings import setting
+from core.models.layers.noisy_linear import NoisyParams, linear_layers
+from core.models.layers.torsos import image_shape, num_features, q_head, scaled_image, small_convolutions
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from core.common.settings import setting
 from core.env import EnvSpec
 from core.models.actor_critic import ActorCritic, ActorCriticParams
-from core.models.torsos import convolutions, image_shape, image_torso
-from core.settings import setting
+from core.models.layers.torsos import convolutions, image_shape, image_torso
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from core.common.settings import setting
 from core.env import EnvSpec
 from core.model import Inputs, Model, State
-from core.models.recurrent import LSTMCore
-from core.models.torsos import image_shape, image_torso, minatar_convolutions, nature_convolutions, q_head, scaled_image, small_convolutions
-from core.settings import setting
+from core.models.layers.lstm import LSTMCore
+from core.models.layers.torsos import (
+    image_shape,
+    image_torso,
+    minatar_convolutions,
+    nature_convolutions,
+    q_head,
+    scaled_image,
+    small_convolutions,
+)
 
 
 @dataclass(frozen=True)

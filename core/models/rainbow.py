@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from core.common.settings import setting
 from core.env import EnvSpec
 from core.model import Model, State
-from core.models.noisy import NoisyParams, linear_layers
-from core.models.torsos import (
+from core.models.layers.noisy_linear import NoisyParams, linear_layers
+from core.models.layers.torsos import (
     image_shape,
     minatar_convolutions,
     nature_convolutions,
@@ -24,7 +25,6 @@ from core.models.torsos import (
     small_convolutions,
     vector_torso,
 )
-from core.settings import setting
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Networks of SAC: a Gaussian policy and two critics of one value."""
 
-from core.models.control import CNNNetwork, ControlMLPParams, ControlParams, MLPNetwork
+from core.models.policy_critic import CNNNetwork, ControlMLPParams, ControlParams, MLPNetwork
 
 
 class SACMLP(MLPNetwork):

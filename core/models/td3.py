@@ -1,6 +1,6 @@
 """Networks of TD3: a policy and two critics of one value."""
 
-from core.models.control import CNNNetwork, ControlMLPParams, ControlParams, MLPNetwork
+from core.models.policy_critic import CNNNetwork, ControlMLPParams, ControlParams, MLPNetwork
 
 
 class TD3MLP(MLPNetwork):

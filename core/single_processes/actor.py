@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from core.acting.env_groups import EnvGroups
+from core.acting.graphed_inference import for_acting
 from core.agent import Exploration
-from core.context import Context
+from core.common.settings import setting
 from core.env import Env, TimeStep
-from core.inference import for_acting
-from core.profile import Profile
-from core.settings import setting
-from core.single_processes.env_groups import EnvGroups
+from core.metrics.profiler import Profile
+from core.runtime.context import Context
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from core.agent import Agent
-from core.context import Context
+from core.checkpoint import model_file, tensor_file
+from core.common.console import notice
+from core.common.settings import setting
 from core.env import Env
-from core.episodes import EpisodeResults, play_episodes
-from core.notices import notice
-from core.recording import record_episode
-from core.schedule import Schedule
-from core.settings import setting
-from utils import tensor_file, weights_file
+from core.evaluation.episodes import EpisodeResults, play_episodes
+from core.evaluation.recording import record_episode
+from core.runtime.context import Context
+from core.runtime.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _kept_score(context: Context) -> float:
     if context.resume_from is None and context.clock.scores is None:
         return float("-inf")
     try:
-        score = weights_file.load_weights(context.options.model_path)[1].get("score")
+        score = model_file.load_weights(context.options.model_path)[1].get("score")
     except tensor_file.CheckpointError:
         score = None
     return float("-inf") if score is None else float(score)
@@ -115,7 +115,7 @@ def _save(context: Context, index: int, agent: Agent, agent_steps: int, score: f
     metadata = {"signature": options.signature, "config": options.config, "env_type": options.env_type, "game": options.game,
                 "environment": context.spec.name, "agent_steps": agent_steps, "score": score, "options": options.to_dict()}
     try:
-        weights_file.save_weights(options.model_path, agent.model.state_dict(), metadata)
+        model_file.save_weights(options.model_path, agent.model.state_dict(), metadata)
         written = True
     except tensor_file.CheckpointError as error:
         notice(f"best model not written, one that is there stays as it was: {error}")

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from core.agent import Agent
-from core.averaging import Group, LearnersParted
-from core.context import Context
-from core.device import use_tf32
-from core.precision import PRECISIONS, precision_on
-from core.profile import Profile
-from core.settings import setting
-from core.single_processes.agreement import News, Watch
-from core.single_processes.learner_state import load_initial, restore, save, save_alone
-from core.single_processes.updates import Batches, Learn, LearnersMemory, feature_source, learners_memory, updates
+from core.common.settings import setting
+from core.device.transfers import use_tf32
+from core.distributed.consensus import News, Watch
+from core.distributed.learner_group import Group, LearnersParted
+from core.learning.precision import PRECISIONS, precision_on
+from core.metrics.profiler import Profile
+from core.runtime.context import Context
+from core.single_processes.learner_checkpoint import load_initial, restore, save, save_alone
+from core.single_processes.learner_setup import Batches, Learn, LearnersMemory, feature_source, learners_memory, updates
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from core.context import Context
-from core.logs import Record
-from core.machine import resident_memory_mb, versions
-from core.metrics import aggregate, with_human_normalized
-from core.metrics_files import MetricsFiles, run_name
-from core.profile import Shares
-from core.progress import Progress
-from core.schedule import Schedule
-from core.settings import dotted, setting
-from core.trackers import feeders
+from core.common.settings import dotted, setting
+from core.common.system import resident_memory_mb, versions
+from core.metrics.aggregation import aggregate, with_human_normalized
+from core.metrics.file_writers import MetricsFiles, run_name
+from core.metrics.profiler import Shares
+from core.metrics.progress import Progress
+from core.metrics.trackers import feeders
+from core.runtime.context import Context
+from core.runtime.log_buffers import Record
+from core.runtime.schedule import Schedule
 
 SHORTEST_SPAN = 0.5  # seconds; over less, rates say nothing
 

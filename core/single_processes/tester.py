@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from core.agent import Exploration
-from core.clock import Clock
-from core.context import Context
-from core.episodes import Episode, EpisodeResults, play_episodes
-from core.film import Film
-from core.machine import versions
-from core.metrics import human_normalized
-from utils.tensor_file import write_atomically
-from utils.weights_file import load_into, load_weights, test_file
+from core.checkpoint.model_file import load_into, load_weights, test_file
+from core.checkpoint.tensor_file import write_atomically
+from core.common.system import versions
+from core.evaluation.episodes import Episode, EpisodeResults, play_episodes
+from core.evaluation.video_overlay import Film
+from core.metrics.aggregation import human_normalized
+from core.runtime.clock import Clock
+from core.runtime.context import Context
 
 
 def tester(context: Context, index: int) -> Iterator[bool]:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from benchmarks.gpu import CASES, ceiling, full_memory, measure, per_second, run, words_of
-from core.resident import Refreshed
-from utils import validation
-from utils.command_line import read_options
+from core.learning.graphed_update import Refreshed
+from utils.config import validation
+from utils.config.command_line import read_options
 
 
 def toy(root, case="dqn"):
@@ -29,8 +29,8 @@ def test_every_part_of_every_case_is_measured(root, case):
 def test_on_a_gpu_every_case_is_a_row_as_it_stands_with_its_updates_captured(case, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    monkeypatch.setattr("utils.devices.free_bytes", lambda device: 80 << 30)
-    monkeypatch.setattr("utils.sizes.available_bytes", lambda: 128 << 30)
+    monkeypatch.setattr("utils.config.device_validation.free_bytes", lambda device: 80 << 30)
+    monkeypatch.setattr("utils.config.memory_budget.available_bytes", lambda: 128 << 30)
     options = read_options(words_of(case, toy=False))
     assert options.device == options.actor.device == "cuda" and options.learner.captured == "yes"
     assert ("deep" in case) == (options.learner.memory_device == "cpu")

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from core.common.shared_arrays import ArraySpec
 from core.env import Discrete, EnvSpec, TimeStep
-from core.layout import STORAGE, Layout
 from core.memory import Memory
-from core.packing import StorageParams
-from core.shared import ArraySpec
-from core.trajectory import Trajectories
-from core.windows import Window, WindowSpec
-from core.writer import ChunkWriter
+from core.trajectory.frame_compression import StorageParams
+from core.trajectory.layout import STORAGE, Layout
+from core.trajectory.ring_buffer import Trajectories
+from core.trajectory.writer import ChunkWriter
+from core.types import Window, WindowSpec
 
 
 class Row(NamedTuple):

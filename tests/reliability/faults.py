@@ -23,10 +23,10 @@ from gymnasium import spaces
 
 from core.agents.dqn import DQN
 from core.agents.sac import SAC
-from core.averaging import _GROUP
+from core.distributed.learner_group import _GROUP
+from core.distributed.torch_group import ProcessGroup
 from core.env import TimeStep
 from core.envs.catch import CatchEnv
-from core.process_group import ProcessGroup
 
 PATTERN = 97  # second element of an observation: its episode times this plus its step
 

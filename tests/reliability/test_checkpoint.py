@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import nn
 
-from utils import checkpoint, tensor_file
-from utils.checkpoint import load, save
-from utils.tensor_file import CheckpointError
-from utils.weights_file import load_into, load_weights, save_weights
-from utils.weights_file import test_file as file_of_mode_2  # pytest would take the function for a test
+from core.checkpoint import run_checkpoint, tensor_file
+from core.checkpoint.model_file import load_into, load_weights, save_weights
+from core.checkpoint.model_file import test_file as file_of_mode_2  # pytest would take the function for a test
+from core.checkpoint.run_checkpoint import load, save
+from core.checkpoint.tensor_file import CheckpointError
 
 
 def state_of(number: int) -> dict:
@@ -98,8 +98,8 @@ def test_functions_are_called_after_the_files_before_them_were_written(tmp_path:
 
 
 def test_a_checkpoint_takes_the_parts_that_others_wrote_and_whoever_wants_reads_only_some(tmp_path: Path) -> None:
-    checkpoint.save_parts(tmp_path, {"learner_1": {"count": 5}, "stale": 0})
-    checkpoint.save_parts(tmp_path, {"learner_1": {"count": 6}})
+    run_checkpoint.save_parts(tmp_path, {"learner_1": {"count": 5}, "stale": 0})
+    run_checkpoint.save_parts(tmp_path, {"learner_1": {"count": 6}})
     path = save(tmp_path, state_of(1), 1, keep=1, parts=["learner_1"])
     assert {file.name for file in path.iterdir()} == {"clock.pt", "learner.pt", "learner_1.pt", "manifest.json"}
     assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
@@ -111,7 +111,7 @@ def test_a_checkpoint_takes_the_parts_that_others_wrote_and_whoever_wants_reads_
 
 def test_damage_to_a_part_is_damage_also_for_who_does_not_want_it(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     save(tmp_path, state_of(1), 1, keep=2)
-    checkpoint.save_parts(tmp_path, {"learner_1": {"count": 5}})
+    run_checkpoint.save_parts(tmp_path, {"learner_1": {"count": 5}})
     flip_byte(save(tmp_path, state_of(2), 2, keep=2, parts=["learner_1"]) / "learner_1.pt", 40)
     assert load(tmp_path, ["clock"])[1].name == "step_000000000001"
 
@@ -200,7 +200,7 @@ def test_a_malicious_checkpoint_with_a_valid_manifest_executes_nothing(tmp_path:
     manifest["files"]["learner.pt"] = {"size": (path / "learner.pt").stat().st_size,
                                        "sha256": tensor_file.digest_of(path / "learner.pt")}
     manifest.pop("sha256")
-    (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": checkpoint._digest(manifest)}))
+    (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": run_checkpoint._digest(manifest)}))
     with pytest.raises(CheckpointError, match=r"refused"):
         load(tmp_path)
     assert not victim.exists()
@@ -399,7 +399,7 @@ def test_f44_tensors_that_are_not_plain_numbers_are_named_in_models_and_checkpoi
     newest = save(tmp_path / "run", {"agent": {"model": torch.ones(1)}}, 2, keep=2)
     write_as_listed(newest, {"moments": [torch.zeros(1), STRANGE[kind]()]})
     with pytest.raises(CheckpointError, match=r"agent.pt " + named.format(r"moments\[1\]")):
-        checkpoint.read(newest, None)
+        run_checkpoint.read(newest, None)
     assert torch.equal(load(tmp_path / "run")[0]["agent"]["model"], torch.zeros(1)) and "agent.pt holds" in capsys.readouterr().err
 
 
@@ -409,7 +409,7 @@ def write_as_listed(folder: Path, agent: dict) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     del manifest["sha256"]
     manifest["files"]["agent.pt"] = entry
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "sha256": checkpoint._digest(manifest)}))
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "sha256": run_checkpoint._digest(manifest)}))
 
 
 def test_a_list_that_holds_itself_is_no_endless_search(tmp_path: Path) -> None:

@@ -11,14 +11,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from core.checkpoint import model_file
 from tests.reliability.test_inline import CARTPOLE, train
 from tests.rows import PLAYABLE, skip_unless_installed
-from utils import options, runs, sizes, validation, weights_file
-from utils.command_line import read_options
+from utils import options, run_registry
+from utils.config import memory_budget, validation
+from utils.config.command_line import read_options
+from utils.config.rows import find_row
+from utils.errors import Refused
+from utils.launch import prepare
 from utils.options import CONFIGS
-from utils.refused import Refused
-from utils.rows import find_row
-from utils.run import prepare
 
 MAIN = Path(options.PROJECT) / "main.py"
 
@@ -264,7 +266,7 @@ def test_what_only_a_test_can_show_is_refused_of_a_training(refuse, word, instea
 def test_seconds_are_of_one_start_and_a_run_that_is_continued_says_so(read, tmp_path, capsys):
     options = read("--config", "dqn-cartpole", "--machine", "test", "--timestamp", "one", "--seconds", "60")
     options.log_folder.mkdir(parents=True)
-    runs.save(options, {})
+    run_registry.save(options, {})
     assert read("--resume", "test_one").seconds is None
     assert "continues without seconds=60.0: seconds count from one start" in capsys.readouterr().out
     assert read("--resume", "test_one", "--seconds", "5").seconds == 5.0 and "seconds" not in capsys.readouterr().out
@@ -291,14 +293,14 @@ def test_f49_a_number_beyond_sense_is_refused_at_once_without_allocating(name, v
 
 @pytest.mark.parametrize("name", ["evaluator.num_envs", "num_envs_per_actor", "num_actors"])
 def test_f49_streams_and_processes_count_in_the_memory_that_is_needed(name, refuse, monkeypatch):
-    monkeypatch.setattr(sizes, "available_bytes", lambda: 2 << 30)
+    monkeypatch.setattr(memory_budget, "available_bytes", lambda: 2 << 30)
     words = "--memory.capacity", "20000000", "--clock.tolerance", "20000000", "--evaluator.episodes", "10000"
     line, = refuse("--config", "dqn-pong-small", *words, f"--{name}", "4096")
     assert "beside the replay and 2,147,483,648 are free: lower one of num_actors=" in line and f"{name}=4096" in line
 
 
 def test_the_streams_of_a_test_count_in_the_memory_that_is_needed(refuse, monkeypatch, tmp_path):
-    monkeypatch.setattr(sizes, "available_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(memory_budget, "available_bytes", lambda: 1 << 30)
     words = "--mode", "2", "--model_file", str(tmp_path / "x.pth"), "--episodes", "10000", "--evaluator.num_envs", "10000"
     assert "lower one of episodes=10000, evaluator.num_envs=10000" in refuse("--config", "dqn-pong-small", *words)[0]
 
@@ -354,10 +356,10 @@ def test_a_mistake_in_a_row_is_told_like_one_on_the_command_line(change, part, r
 def run(root, read):
     """Starts a run on the disk as main does, and leaves what a run leaves."""
     def started(*words):
-        from utils.rows import find_row, from_row
-        from utils.settings_tree import flatten
-        chosen = runs.claim(read(*words))
-        runs.save(chosen, runs.plain(flatten(from_row(find_row(chosen.config))[0])), validation.environment_spec(chosen).name)
+        from utils.config.dotted_settings import flatten
+        from utils.config.rows import find_row, from_row
+        chosen = run_registry.claim(read(*words))
+        run_registry.save(chosen, run_registry.plain(flatten(from_row(find_row(chosen.config))[0])), validation.environment_spec(chosen).name)
         chosen.checkpoint_folder.mkdir()
         chosen.model_path.touch()
         return chosen
@@ -466,7 +468,7 @@ def test_newest_knows_a_game_by_any_of_its_spellings_and_no_other_game_by_it(rea
 
 def test_a_model_of_another_game_is_refused_unless_that_is_given(read, root, capsys):
     trained = train(root, *CARTPOLE, "--timestamp", "one", "--steps", "20").options
-    metadata = weights_file.load_weights(trained.model_path)[1]
+    metadata = model_file.load_weights(trained.model_path)[1]
     assert (metadata["game"], metadata["environment"], metadata["env_type"]) == ("CartPole-v1", "CartPole-v1", "gym")
     for words in (["--mode", "2"], []):
         chosen = read("--config", "dqn-cartpole", "--game", "CartPole-v0", "--model_file", str(trained.model_path), *words)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from core.checkpoint import model_file, run_checkpoint
 from tests.reliability.program import SLOW, Program, start
-from utils import checkpoint, weights_file
 
 CARTPOLE = ("--config", "dqn-cartpole", "--logger.period", "0.5", "--timestamp", "one")
 ENDLESS = (*CARTPOLE, "--steps", "100000000")
@@ -93,7 +93,7 @@ def test_f21_a_terminated_run_saves_leaves_143_and_nothing_else(run):
     assert run.until_ended(15 * SLOW) == 143
     assert "--resume test_one --root" in run.output
     assert not run.leftovers() and run.steps() == sorted(run.steps())
-    state, _ = checkpoint.load(run.root / "models" / "test_one_checkpoints")
+    state, _ = run_checkpoint.load(run.root / "models" / "test_one_checkpoints")
     assert sum(state["clock"]["agent_steps"]) >= run.agent_steps() - CHUNKS
 
 
@@ -119,7 +119,7 @@ def test_f24_f25_f27_it_goes_on_from_the_checkpoint_before_a_damaged_one_with_a_
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (FULL, resource.RLIM_INFINITY))
         program.until(lambda: "checkpoint not written" in program.output
                       and "metrics cannot be written" in program.output, 20, "both warnings")
-        assert all(checkpoint.read(path.parent, None) for path in kept if path.exists()) and checkpoint.load(damaged.parent)
+        assert all(run_checkpoint.read(path.parent, None) for path in kept if path.exists()) and run_checkpoint.load(damaged.parent)
         for pid in program.children().values():
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         counted = "global/write_errors"
@@ -137,8 +137,8 @@ def test_f24_f25_f27_it_goes_on_from_the_checkpoint_before_a_damaged_one_with_a_
 
 def test_f24_an_intact_checkpoint_of_something_else_is_refused(run):
     folder = manifests(run.root)[-1].parent.parent
-    state, _ = checkpoint.load(folder)
-    checkpoint.save(folder, {**state, "agent": {"weights": {}}}, 10**9, keep=2)
+    state, _ = run_checkpoint.load(folder)
+    run_checkpoint.save(folder, {**state, "agent": {"weights": {}}}, 10**9, keep=2)
     refused = start(run.root, "--resume", "test_one")
     assert refused.returncode == 3, refused.stderr
     assert re.search(r"/step_001000000000 does not fit this run \(.*\): start a new one", refused.stderr)
@@ -228,7 +228,7 @@ def test_f54_f55_f56_f57_deaths_are_seen_strays_end_a_restart_is_tried_again_and
         assert program.until_ended(15 * SLOW) == 129
         program.strays()
         assert not program.leftovers() and "--resume test_one" in program.output
-        state, _ = checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
+        state, _ = run_checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
         assert sum(state["clock"]["agent_steps"]) >= program.agent_steps() - CHUNKS
 
 
@@ -241,7 +241,7 @@ def test_f54_an_actor_that_cannot_be_started_any_more_ends_the_run_with_its_stat
         program.kill("actor 0")
         assert program.until_ended(31 + 30 * SLOW) == 4 and not program.leftovers()
         assert program.output.count("could not be started") == 6 and "--resume test_one" in program.output
-        state, _ = checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
+        state, _ = run_checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
         assert sum(state["clock"]["agent_steps"]) >= program.agent_steps() > 0
 
 
@@ -266,9 +266,9 @@ def test_f20_an_interrupt_during_an_evaluation_and_a_checkpoint_write_saves_and_
         os.kill(program.process.pid, signal.SIGINT)
         assert program.until_ended(15 * SLOW) == 130
         assert not program.leftovers()
-        state, _ = checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
+        state, _ = run_checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
         assert sum(state["clock"]["agent_steps"]) >= program.agent_steps() - CHUNKS > 0
-        weights_file.load_weights(tmp_path / "models" / "test_one.pth")
+        model_file.load_weights(tmp_path / "models" / "test_one.pth")
 
 
 def test_f22_a_second_interrupt_leaves_at_once_with_its_files_intact(tmp_path):
@@ -281,4 +281,4 @@ def test_f22_a_second_interrupt_leaves_at_once_with_its_files_intact(tmp_path):
         assert program.until_ended(3 * SLOW) == 130
         assert re.search("learner 0.* did not end within . s and are killed", program.output)
         assert not program.leftovers()
-        checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
+        run_checkpoint.load(tmp_path / "models" / "test_one_checkpoints")

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from core.checkpoint import run_checkpoint
 from tests.reliability.program import PROJECT, Program
-from utils import checkpoint
 
 CARTPOLE = ("--config", "dqn-cartpole", "--timestamp", "one", "--clock.learn_start", "100", "--num_envs_per_actor", "2",
             "--agent.batch_size", "16", "--evaluator.episodes", "1", "--evaluator.max_steps", "30")
@@ -35,7 +35,7 @@ def close(numbers):
 @pytest.mark.parametrize("numbers", CLOSED, ids=str)
 def test_f60_closed_standard_descriptors_are_opened_on_the_null_device(tmp_path, numbers):
     """By whatever of the program is imported first."""
-    script = LOOK.format(numbers=numbers, module=("utils.refused", "utils.settings_tree")[len(numbers) % 2])
+    script = LOOK.format(numbers=numbers, module=("utils.errors", "utils.config.dotted_settings")[len(numbers) % 2])
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "said")], input="typed\n", capture_output=True, text=True,
                           timeout=60, cwd=PROJECT, preexec_fn=lambda: close(numbers))
     assert done.returncode == 0, done.stderr
@@ -46,7 +46,7 @@ def test_f60_closed_standard_descriptors_are_opened_on_the_null_device(tmp_path,
 def test_f60_a_run_without_standard_descriptors_trains_and_saves_what_it_counted(tmp_path):
     with Program(tmp_path, *CARTPOLE, "--updates", "30", before=lambda: close((0, 1, 2))) as program:
         assert program.until_ended(90) == 0 and not program.leftovers()
-    state, path = checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
+    state, path = run_checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
     steps = sum(state["clock"]["agent_steps"])
     assert 100 <= steps < 10_000 and path.name == f"step_{steps:012d}" and max(state["clock"]["updates"]) >= 30
 

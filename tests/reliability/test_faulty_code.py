@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from core.checkpoint import run_checkpoint
 from tests.reliability.program import SLOW, Program, start
-from utils import checkpoint
 
 FAULTY = ("--config", "dqn-cartpole", "--env_type", "gym", "--game", "tests.reliability.faults:Faulty-v0", "--timestamp", "one",
           "--evaluator.episodes", "1", "--evaluator.max_steps", "30", "--clock.learn_start", "100", "--logger.period", "0.5")
@@ -122,7 +122,7 @@ def test_f18_losses_that_are_never_finite_end_the_run_whose_last_checkpoint_is_s
     words = ("--agent.loss", "squared", "--learner.checkpoint_steps", "100", "--learner.max_bad_updates", "5")
     program = start(tmp_path, *FAULTY, *INLINE, *words, environment=faults({"kind": "huge reward", "at": 30}))
     assert program.returncode == 4 and "not finite in 5 updates in a row" in program.stderr and "agent.lr" in program.stderr
-    state, _ = checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
+    state, _ = run_checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
     assert all(tensor.isfinite().all() for tensor in state["agent"]["model"].values())
 
 

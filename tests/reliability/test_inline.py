@@ -12,12 +12,12 @@ import torch
 
 import main
 from core.agents.dqn import DQN
-from core.context import Context
-from core.trajectory import Trajectories
-from utils import checkpoint, weights_file
-from utils.command_line import read_options
+from core.checkpoint import model_file, run_checkpoint
+from core.runtime.context import Context
+from core.trajectory.ring_buffer import Trajectories
+from utils.config.command_line import read_options
 from utils.factory import AgentsDict, EnginesDict, ProcessesDict
-from utils.run import prepare
+from utils.launch import prepare
 
 PROJECT = Path(__file__).resolve().parents[2]
 SMALL = ("--engine", "inline", "--machine", "test", "--clock.learn_start", "100", "--num_envs_per_actor", "4", "--agent.batch_size", "16",
@@ -58,11 +58,11 @@ def train(root: Path, *arguments: str) -> Context:
 def run(root: Path, *arguments: str) -> dict:
     """The same in a process of its own, as a run that is continued must be. Returns the checkpoint of run test_one."""
     subprocess.run([sys.executable, str(PROJECT / "main.py"), "--root", str(root), *arguments], check=True, timeout=100)
-    return checkpoint.load(root / "models" / "test_one_checkpoints")[0]
+    return run_checkpoint.load(root / "models" / "test_one_checkpoints")[0]
 
 
 def saved(context: Context) -> dict:
-    return checkpoint.load(context.options.checkpoint_folder)[0]
+    return run_checkpoint.load(context.options.checkpoint_folder)[0]
 
 
 def metrics(context: Context) -> list[dict]:
@@ -94,8 +94,8 @@ def test_f34_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_pa
     context = train(tmp_path / "c", *arguments, "--seed", "2")
     other = saved(context)
     assert not differences(first["agent"], second["agent"])
-    weights, _ = weights_file.load_weights(context.options.checkpoint_folder)
-    weights_file.load_into(model := context.make_agent().model, weights, context.options.checkpoint_folder)
+    weights, _ = model_file.load_weights(context.options.checkpoint_folder)
+    model_file.load_into(model := context.make_agent().model, weights, context.options.checkpoint_folder)
     assert not differences(other["agent"]["model"], dict(model.state_dict()))  # a checkpoint of every agent is a model to test
     assert differences(first["agent"]["model"], other["agent"]["model"])
 
@@ -113,7 +113,7 @@ def test_f26_a_resumed_run_equals_the_run_that_was_not_stopped(tmp_path, name, s
     assert not differences(first["memory"], second["memory"])
     assert len(evaluations(tmp_path / "straight")) > 5
     assert evaluations(tmp_path / "halves") == evaluations(tmp_path / "straight")
-    models = [weights_file.load_weights(tmp_path / half / "models" / "test_one.pth")[1] for half in ("straight", "halves")]
+    models = [model_file.load_weights(tmp_path / half / "models" / "test_one.pth")[1] for half in ("straight", "halves")]
     of_starts = [model.pop("options") for model in models]  # when each was to stop, and from what it went on
     assert models[0] == models[1] and of_starts[0]["agent"] == of_starts[1]["agent"]
 
@@ -149,7 +149,7 @@ def test_samples_per_insert_is_exact(tmp_path):
 
 def test_weights_alone_can_start_a_new_run(tmp_path):
     first = train(tmp_path, *CARTPOLE, "--steps", "400", "--timestamp", "one")
-    weights, _ = weights_file.load_weights(first.options.model_path)
+    weights, _ = model_file.load_weights(first.options.model_path)
     second = train(tmp_path, *CARTPOLE, "--steps", "50", "--timestamp", "two", "--model_file", str(first.options.model_path))
     assert second.clock.updates == 0
     assert all(np.array_equal(weights[name], value) for name, value in saved(second)["agent"]["model"].items())
@@ -169,13 +169,13 @@ def test_every_checkpoint_can_be_tested_and_started_from(tmp_path, capsys):
         assert f"{folder.name} on CartPole-v1" in capsys.readouterr().out
     assert folders == sorted(path for path in folders[0].parent.glob("step_*"))  # nothing was put among them
     second = train(tmp_path, *CARTPOLE, "--steps", "50", "--timestamp", "two", "--model_file", str(folders[1]))
-    assert not differences(saved(second)["agent"]["model"], checkpoint.read(folders[1], ["agent"])["agent"]["model"])
+    assert not differences(saved(second)["agent"]["model"], run_checkpoint.read(folders[1], ["agent"])["agent"]["model"])
 
 
 @pytest.mark.parametrize("learners", [1, 2])
 def test_a_run_that_starts_from_weights_alone_has_them_in_every_learners_target_too(tmp_path, monkeypatch, learners):
     first = train(tmp_path, *CARTPOLE, "--steps", "400", "--timestamp", "one")
-    weights, _ = weights_file.load_weights(first.options.model_path)
+    weights, _ = model_file.load_weights(first.options.model_path)
     targets, learn = {}, DQN.learn
 
     def noted(agent, batch):
@@ -190,10 +190,10 @@ def test_a_run_that_starts_from_weights_alone_has_them_in_every_learners_target_
 
 def test_a_resumed_run_keeps_a_better_model_than_its_own_though_its_checkpoint_is_older(tmp_path, alone):
     first = train(tmp_path, *CARTPOLE, "--steps", "200", "--timestamp", "one").options
-    weights, metadata = weights_file.load_weights(first.model_path)
-    weights_file.save_weights(first.model_path, weights, {**metadata, "score": 1e9})
+    weights, metadata = model_file.load_weights(first.model_path)
+    model_file.save_weights(first.model_path, weights, {**metadata, "score": 1e9})
     second = train(tmp_path, "--resume", "test_one", "--steps", "300")
-    kept, metadata = weights_file.load_weights(first.model_path)
+    kept, metadata = model_file.load_weights(first.model_path)
     assert second.clock.scores[0] < second.clock.scores[1] == metadata["score"] == 1e9 and not differences(kept, weights)
 
 

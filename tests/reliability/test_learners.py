@@ -7,8 +7,8 @@ import signal
 import psutil
 import pytest
 
+from core.checkpoint import run_checkpoint
 from tests.reliability.program import Program
-from utils import checkpoint
 
 ENDLESS = ("--config", "dqn-cartpole", "--logger.period", "0.5", "--timestamp", "one", "--num_learners", "2", "--num_actors", "2",
            "--steps", "100000000", "--learner.compare_period", "10")
@@ -27,7 +27,7 @@ def test_f11_f37_a_killed_learner_ends_the_run_with_its_state_saved_and_the_run_
         assert "learner 1" in program.output and "--resume test_one" in program.output
         assert not program.leftovers()
         steps = program.agent_steps()
-    state, _ = checkpoint.load(tmp_path / "models/test_one_checkpoints")
+    state, _ = run_checkpoint.load(tmp_path / "models/test_one_checkpoints")
     assert state["clock"]["updates"][0] > 0 and sum(state["clock"]["agent_steps"]) >= seen  # it was saved when the other one died
     with Program(tmp_path, "--config", "dqn-cartpole", "--resume", "test_one") as program:
         program.until_training(steps + 1_000)
@@ -35,7 +35,7 @@ def test_f11_f37_a_killed_learner_ends_the_run_with_its_state_saved_and_the_run_
         os.kill(program.process.pid, signal.SIGINT)
         assert program.until_ended(20) == 130
         assert not program.leftovers()
-    later, _ = checkpoint.load(tmp_path / "models/test_one_checkpoints")
+    later, _ = run_checkpoint.load(tmp_path / "models/test_one_checkpoints")
     assert later["clock"]["updates"][0] == later["clock"]["updates"][1] > state["clock"]["updates"][0]
 
 
@@ -54,7 +54,7 @@ def test_f67_the_silence_of_a_learner_that_waits_is_the_other_ones_and_the_state
         assert program.until_ended(80) == 4
         assert f"learner {stopped} (pid" in program.output and f"learner {1 - stopped} (pid" not in program.output
         assert "gave no sign of life for 6 s" in program.output and not program.leftovers()
-    state, _ = checkpoint.load(tmp_path / "models/test_one_checkpoints")
+    state, _ = run_checkpoint.load(tmp_path / "models/test_one_checkpoints")
     assert max(state["clock"]["updates"]) == 149
 
 
@@ -65,6 +65,6 @@ def test_f68_a_learner_killed_between_two_steps_of_an_update_leaves_a_state_of_w
     with Program(tmp_path, "--config", "sac-pendulum", *ENDLESS[2:], "--agent_type", "tests.reliability.faults:HalfAnUpdate",
                  "--clock.learn_start", "500", environment={"FAULTS": faults}) as program:
         assert program.until_ended(80) == 4
-    state, _ = checkpoint.load(tmp_path / "models/test_one_checkpoints")
+    state, _ = run_checkpoint.load(tmp_path / "models/test_one_checkpoints")
     made = {state["agent"][name]["updates"] for name in ("policy_optimizer", "critic_optimizer", "temperature_optimizer")}
     assert made == {state["agent"]["updates"]} == {max(state["clock"]["updates"])} == {40}

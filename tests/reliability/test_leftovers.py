@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from core.checkpoint import run_checkpoint, tensor_file
 from tests.reliability.program import start
 from tests.reliability.test_inline import CARTPOLE
-from utils import checkpoint, runs, tensor_file
-from utils.command_line import read_options
+from utils import run_registry
+from utils.config.command_line import read_options
 
 # A disk that is full when run.json is written: of the new file's name the folder keeps an entry
 FULL_DISK = """
@@ -53,7 +54,7 @@ def full(monkeypatch):
     def fail(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("utils.tensor_file.os.fsync", fail)
+    monkeypatch.setattr("core.checkpoint.tensor_file.os.fsync", fail)
 
 
 def test_what_cannot_be_written_leaves_the_old_file_and_nothing_else(tmp_path, full):
@@ -61,20 +62,20 @@ def test_what_cannot_be_written_leaves_the_old_file_and_nothing_else(tmp_path, f
     with pytest.raises(OSError):
         tensor_file.write_atomically(tmp_path / "latest", b"new")
     with pytest.raises(tensor_file.CheckpointError):
-        checkpoint.save_parts(tmp_path, {"learner_1": {}, "memory_1": {}})
+        run_checkpoint.save_parts(tmp_path, {"learner_1": {}, "memory_1": {}})
     with pytest.raises(tensor_file.CheckpointError):
-        checkpoint.save(tmp_path, {"agent": {}}, 1, keep=1)
+        run_checkpoint.save(tmp_path, {"agent": {}}, 1, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["latest"] and (tmp_path / "latest").read_text() == "old"
 
 
 def test_a_run_that_could_save_nothing_leaves_no_empty_folder_and_no_part_of_a_file(root):
-    run = runs.claim(read_options(["--root", str(root), "--config", "dqn-cartpole"]))
-    runs.save(run, {})
+    run = run_registry.claim(read_options(["--root", str(root), "--config", "dqn-cartpole"]))
+    run_registry.save(run, {})
     run.checkpoint_folder.mkdir()
     (run.log_folder / "metrics.jsonl").touch()
     for path in (run.log_folder / ".temporary_metrics.csv", run.checkpoint_folder / ".temporary_latest"):
         path.touch()
-    runs.end(run, 4)
+    run_registry.end(run, 4)
     assert not run.checkpoint_folder.exists()
     assert {path.name for path in run.log_folder.iterdir()} == {"metrics.jsonl", "run.json"}
 
@@ -85,11 +86,11 @@ def test_a_claim_that_fails_is_undone_and_one_of_a_run_that_goes_on_touches_noth
     def no_locks(descriptor, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("utils.runs.fcntl.flock", no_locks)
-    with pytest.raises(runs.Refused, match="cannot be made"):
-        runs.claim(options)
-    assert not list((root / "logs").iterdir()) and options.log_folder not in runs.locks
+    monkeypatch.setattr("utils.run_registry.fcntl.flock", no_locks)
+    with pytest.raises(run_registry.Refused, match="cannot be made"):
+        run_registry.claim(options)
+    assert not list((root / "logs").iterdir()) and options.log_folder not in run_registry.locks
     options.log_folder.mkdir()
     Path(options.log_folder / "metrics.jsonl").touch()
-    runs.abandon(options)
+    run_registry.abandon(options)
     assert (options.log_folder / "metrics.jsonl").exists()

@@ -9,11 +9,13 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from utils import checkpoint, rows, runs, weights_file
-from utils.command_line import read_options
+from core.checkpoint import model_file, run_checkpoint
+from core.checkpoint.tensor_file import CheckpointError
+from utils import run_registry
+from utils.config import rows
+from utils.config.command_line import read_options
+from utils.config.dotted_settings import annotations, flatten
 from utils.options import CONFIGS, Options
-from utils.settings_tree import annotations, flatten
-from utils.tensor_file import CheckpointError
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=100, database=None,
                  suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -105,14 +107,14 @@ def test_rows_without_a_name_of_their_own(root, row):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
-    path = checkpoint.save(folder / "c", {"agent": {"weight": torch.zeros(5)}}, 1, keep=1)
-    weights_file.save_weights(folder / "m.pth", {"weight": torch.zeros(5)}, {})
+    path = run_checkpoint.save(folder / "c", {"agent": {"weight": torch.zeros(5)}}, 1, keep=1)
+    model_file.save_weights(folder / "m.pth", {"weight": torch.zeros(5)}, {})
     return path / "manifest.json", (path / "manifest.json").read_bytes(), folder / "m.pth", (folder / "m.pth").read_bytes()
 
 
 def signed(content):
     """A manifest whose own checksum is right."""
-    return {**content, "sha256": checkpoint._digest(content)} if isinstance(content, dict) else content
+    return {**content, "sha256": run_checkpoint._digest(content)} if isinstance(content, dict) else content
 
 
 entries = st.one_of(plain, st.fixed_dictionaries({"size": st.one_of(st.just(1), plain), "sha256": plain}))
@@ -133,7 +135,7 @@ def test_arbitrary_manifests_of_checkpoints(saved, content):
     manifest.write_bytes(content)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
-            state, _ = checkpoint.load(manifest.parent.parent)
+            state, _ = run_checkpoint.load(manifest.parent.parent)
         assert state == {}  # a manifest that lists nothing
     except CheckpointError as error:
         assert "manifest" in str(error) or "step_" in str(error)
@@ -148,7 +150,7 @@ def test_model_files_with_arbitrary_bytes_in_them(saved, position, content):
     position %= len(original)
     path.write_bytes(original[:position] + content + original[position + len(content):])
     with contextlib.suppress(CheckpointError):
-        weights, _ = weights_file.load_weights(path)
+        weights, _ = model_file.load_weights(path)
         assert {name: tensor.shape for name, tensor in weights.items()} == {"weight": (5,)}
 
 
@@ -162,7 +164,7 @@ def test_arbitrary_settings_files_of_runs_that_are_continued(tmp_path, content):
     folder = tmp_path / "logs" / "a_b"
     folder.mkdir(parents=True, exist_ok=True)
     (tmp_path / "models" / "a_b_checkpoints").mkdir(parents=True, exist_ok=True)
-    (folder / runs.RUN_FILE).write_bytes(content)
+    (folder / run_registry.RUN_FILE).write_bytes(content)
     assert outcome(["--resume", "a_b"], tmp_path) in (None, 2, 3)
     assert outcome(["--config", "dqn-cartpole", "--resume", "newest"], tmp_path) in (None, 2, 3)
 

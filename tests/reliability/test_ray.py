@@ -328,7 +328,7 @@ def test_f70_a_node_with_other_code_is_named_and_ray_calls_nothing_an_error_at_t
                 file.write("# another version")
             workers(cluster)["actor 0"].kill()
             assert program.until_ended(90) == 4
-            assert "has another version of the code than main: core/clock.py differ" in program.output
+            assert "has another version of the code than main: core/runtime/clock.py differ" in program.output
             assert "--resume test_one" in program.output
 
 

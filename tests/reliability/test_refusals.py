@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from core.checkpoint.model_file import save_weights
+from core.common.shared_arrays import ArraySpec
 from core.env import Discrete, EnvSpec
-from core.shared import ArraySpec
 from tests.reliability.program import start
-from utils import runs
+from utils import run_registry
+from utils.config.dotted_settings import flatten
+from utils.config.rows import find_row, from_row
 from utils.options import CONFIGS
-from utils.rows import find_row, from_row
-from utils.settings_tree import flatten
-from utils.weights_file import save_weights
 
 CARTPOLE = ("--config", "dqn-cartpole")
 TEST = (*CARTPOLE, "--mode", "2", "--model_file")
@@ -91,7 +91,7 @@ def refused(tmp_path_factory):
     roots = {name: tmp_path_factory.mktemp(name) for name in cases}
     (roots["folder"] / "logs").write_text("a file in the way")
     (roots["run file"] / "logs" / "test_one").mkdir(parents=True)
-    on_file = runs.plain(flatten(from_row(find_row("dqn-cartpole"))[0]))  # else what the file says now would go first
+    on_file = run_registry.plain(flatten(from_row(find_row("dqn-cartpole"))[0]))  # else what the file says now would go first
     absurd = {"config": "dqn-cartpole", "options": dict.fromkeys(("agent.lr", "seed", "steps"), 10**400), "file": on_file,
               "exit_code": 10**400}
     (roots["run file"] / "logs" / "test_one" / "run.json").write_text(json.dumps(absurd))

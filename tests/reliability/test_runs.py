@@ -6,9 +6,11 @@ import stat
 
 import pytest
 
-from utils import checkpoint, runs, validation
-from utils.command_line import read_options
-from utils.refused import Refused
+from core.checkpoint import run_checkpoint
+from utils import run_registry
+from utils.config import validation
+from utils.config.command_line import read_options
+from utils.errors import Refused
 
 
 @pytest.fixture
@@ -18,14 +20,14 @@ def options(root):
 
 def test_two_runs_of_one_second_get_two_folders(options):
     same = options()
-    first, second, third = runs.claim(same), runs.claim(same), runs.claim(same)
+    first, second, third = run_registry.claim(same), run_registry.claim(same), run_registry.claim(same)
     assert len({run.signature for run in (first, second, third)}) == 3
     assert all(run.log_folder.is_dir() for run in (first, second, third))
 
 
 def test_a_start_in_the_second_of_another_takes_a_timestamp_of_its_own(options, monkeypatch):
     monkeypatch.setattr("time.strftime", lambda form: "20300101-000000")
-    signatures = [runs.claim(options()).signature for _ in range(3)]
+    signatures = [run_registry.claim(options()).signature for _ in range(3)]
     assert signatures == ["local_20300101-000000", "local_20300101-000000-2", "local_20300101-000000-3"]
 
 
@@ -33,64 +35,64 @@ def test_a_start_whose_timestamp_is_taken_while_it_is_checked_is_not_refused(opt
     check = validation.problems
     monkeypatch.setattr(validation, "problems", lambda checked: (checked.log_folder.mkdir(parents=True), check(checked))[1])
     mine = options()
-    assert runs.claim(mine).timestamp == f"{mine.timestamp}-2"
+    assert run_registry.claim(mine).timestamp == f"{mine.timestamp}-2"
 
 
 def test_a_run_that_still_runs_cannot_be_continued_a_second_time(options):
-    running = runs.claim(options())
-    runs.save(running, {})
+    running = run_registry.claim(options())
+    run_registry.save(running, {})
     with pytest.raises(Refused, match="still running"):
-        runs.claim(options("--resume", running.signature))
+        run_registry.claim(options("--resume", running.signature))
 
 
 def test_what_a_run_was_told_is_kept_with_it(options, root):
-    run = runs.claim(options("--agent.lr", "0.25"))
-    runs.save(run, {"seed": 1})
+    run = run_registry.claim(options("--agent.lr", "0.25"))
+    run_registry.save(run, {"seed": 1})
     saved = json.loads((run.log_folder / "run.json").read_text())
     assert saved["options"]["agent"]["lr"] == 0.25 and saved["config"] == "dqn-cartpole" and saved["file"] == {"seed": 1}
-    assert runs.find(str(root), run.signature).options["agent.lr"] == 0.25
+    assert run_registry.find(str(root), run.signature).options["agent.lr"] == 0.25
     assert [path.name for path in run.log_folder.iterdir()] == ["run.json"]
 
 
 def test_how_a_run_ended_is_kept_with_it_and_newest_stays_the_one_started_last(options, root):
-    first, second = runs.claim(options("--timestamp", "1")), runs.claim(options("--timestamp", "2"))
+    first, second = run_registry.claim(options("--timestamp", "1")), run_registry.claim(options("--timestamp", "2"))
     for run, started in ((first, 1_000), (second, 2_000)):
-        runs.save(run, {})
+        run_registry.save(run, {})
         os.utime(run.log_folder / "run.json", (started, started))
-    assert runs.read(first.log_folder).exit_code is None
-    runs.end(first, 130)
-    assert runs.read(first.log_folder).exit_code == 130
-    assert [run.signature for run in runs.all_runs(str(root))] == [second.signature, first.signature]
-    runs.save(first, {})  # goes on
-    assert runs.read(first.log_folder).exit_code is None
+    assert run_registry.read(first.log_folder).exit_code is None
+    run_registry.end(first, 130)
+    assert run_registry.read(first.log_folder).exit_code == 130
+    assert [run.signature for run in run_registry.all_runs(str(root))] == [second.signature, first.signature]
+    run_registry.save(first, {})  # goes on
+    assert run_registry.read(first.log_folder).exit_code is None
 
 
 def test_what_killed_processes_were_writing_goes_when_the_run_ends_and_nothing_else_does(options):
-    run = runs.claim(options())
-    runs.save(run, {})
-    kept = checkpoint.save(run.checkpoint_folder, {"agent": {}}, 1, keep=1)
-    (run.checkpoint_folder / f"{checkpoint.TEMPORARY}123").mkdir()
-    (run.checkpoint_folder / f"{checkpoint.TEMPORARY}123" / "agent.pt").touch()
-    checkpoint.save_parts(run.checkpoint_folder, {"learner_1": {}})
+    run = run_registry.claim(options())
+    run_registry.save(run, {})
+    kept = run_checkpoint.save(run.checkpoint_folder, {"agent": {}}, 1, keep=1)
+    (run.checkpoint_folder / f"{run_checkpoint.TEMPORARY}123").mkdir()
+    (run.checkpoint_folder / f"{run_checkpoint.TEMPORARY}123" / "agent.pt").touch()
+    run_checkpoint.save_parts(run.checkpoint_folder, {"learner_1": {}})
     for name in (run.model_path.name, "another.pth"):
         (run.model_path.parent / f".temporary_{name}").touch()
-    runs.end(run, 4)
+    run_registry.end(run, 4)
     assert {path.name for path in run.checkpoint_folder.iterdir()} == {kept.name, "latest"}
     assert [path.name for path in run.model_path.parent.iterdir() if path.is_file()] == [".temporary_another.pth"]
 
 
 def test_a_damaged_settings_file_hides_its_run_and_no_other(options, root):
-    run = runs.claim(options())
-    runs.save(run, {})
+    run = run_registry.claim(options())
+    run_registry.save(run, {})
     (root / "logs" / "broken_1").mkdir()
     (root / "logs" / "broken_1" / "run.json").write_text("{")
-    assert [found.signature for found in runs.all_runs(str(root))] == [run.signature]
+    assert [found.signature for found in run_registry.all_runs(str(root))] == [run.signature]
 
 
 def test_folders_that_cannot_be_made_are_a_bad_environment(options, root):
     (root / "logs").write_text("a file in the way")
     with pytest.raises(Refused, match="cannot be made") as refused:
-        runs.claim(options())
+        run_registry.claim(options())
     assert refused.value.code == 2
 
 
@@ -98,5 +100,5 @@ def test_folders_that_cannot_be_made_are_a_bad_environment(options, root):
 def test_an_unwritable_folder_is_a_bad_environment(options, root):
     root.chmod(stat.S_IRUSR | stat.S_IXUSR)
     with pytest.raises(Refused, match="Permission denied"):
-        runs.claim(options())
+        run_registry.claim(options())
     root.chmod(stat.S_IRWXU)

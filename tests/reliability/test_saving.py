@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from core.clock import Clock, ClockParams
+from core.checkpoint import run_checkpoint
+from core.checkpoint.tensor_file import CheckpointError
 from core.engines.farewell import how_to_go_on
+from core.runtime.clock import Clock, ClockParams
 from tests.reliability.program import SLOW, Program, start
 from tests.reliability.test_deaths import ENDLESS
 from tests.reliability.test_inline import CARTPOLE
-from utils import checkpoint, runs
-from utils.command_line import read_options
+from utils import run_registry
+from utils.config.command_line import read_options
+from utils.errors import Refused
 from utils.factory import EnginesDict, ProcessesDict
-from utils.refused import Refused
-from utils.run import prepare
-from utils.tensor_file import CheckpointError
+from utils.launch import prepare
 
 CLONE_NEWNS, MS_PRIVATE_OF_ALL = 0x00020000, (1 << 18) | (1 << 14)
 UNWRITABLE = Path("/proc/sys")  # a folder in which nobody, not even root, can make a file
@@ -73,15 +74,15 @@ def test_f61_room_for_a_first_checkpoint_is_tried_when_a_run_is_claimed_or_conti
 
     options = read_options([*CARTPOLE, "--root", str(root)])
     if resumed:
-        first = runs.claim(options)
-        runs.save(first, {})
-        os.close(runs.locks.pop(first.log_folder))
+        first = run_registry.claim(options)
+        run_registry.save(first, {})
+        os.close(run_registry.locks.pop(first.log_folder))
         options = read_options(["--root", str(root), "--config", "dqn-cartpole", "--resume", first.signature])
     before = sorted(root.rglob("*"))
     monkeypatch.setattr(os, "posix_fallocate", allocate)
     with pytest.raises(Refused, match="No space left on device"):
-        runs.claim(options, 12_345)
-    assert tried == [12_345 + runs.LEAST] and sorted(root.rglob("*"))[:len(before)] == before
+        run_registry.claim(options, 12_345)
+    assert tried == [12_345 + run_registry.LEAST] and sorted(root.rglob("*"))[:len(before)] == before
     assert not list((root / "models").iterdir()) and (root / "logs").exists() is resumed
 
 
@@ -95,10 +96,10 @@ def test_f61_a_signature_that_is_too_long_for_a_file_name_is_refused(root, capsy
 
 
 def test_f61_the_longest_signature_that_is_allowed_trains_and_is_saved(root):
-    length = 255 - len(runs.longest_name("test_"))
+    length = 255 - len(run_registry.longest_name("test_"))
     words = ["--root", str(root), *CARTPOLE, "--timestamp"]
-    claimed = runs.claim(read_options([*words, "t" * length]))
-    checkpoint.save(claimed.checkpoint_folder, {"agent": {}}, 1, keep=1)
+    claimed = run_registry.claim(read_options([*words, "t" * length]))
+    run_checkpoint.save(claimed.checkpoint_folder, {"agent": {}}, 1, keep=1)
     with pytest.raises(SystemExit):
         read_options([*words, "t" * (length + 1)])
 
@@ -119,7 +120,7 @@ def test_f61_a_last_checkpoint_that_is_not_written_is_never_exit_0(root, alone, 
     def full(*arguments):
         raise CheckpointError("no space left")
 
-    monkeypatch.setattr(checkpoint, "save", full)
+    monkeypatch.setattr(run_checkpoint, "save", full)
     words = ("--resume", "test_one", "--engine", "inline", "--updates", "4")
     assert train(root, *(words if resumed else (*CARTPOLE, "--timestamp", "one", "--updates", "2"))) == 4
     said = capsys.readouterr().err

@@ -14,8 +14,8 @@ import time
 import psutil
 import pytest
 
+from core.checkpoint import run_checkpoint
 from tests.reliability.program import PROJECT, Program
-from utils import checkpoint
 
 CARTPOLE = ("--config", "dqn-cartpole", "--timestamp", "one", "--clock.learn_start", "100", "--num_envs_per_actor", "2",
             "--agent.batch_size", "16", "--evaluator.episodes", "1", "--evaluator.max_steps", "30", "--logger.period", "0.5")
@@ -67,7 +67,7 @@ def killed_while_it_saves(root, kills, generator):
             time.sleep(generator.uniform(0, 0.3))
             program.process.kill()
             program.process.wait()
-        state, path = checkpoint.load(root / "models" / "test_one_checkpoints")
+        state, path = run_checkpoint.load(root / "models" / "test_one_checkpoints")
         now = sum(state["clock"]["agent_steps"])
         assert now > steps and path.name.startswith(f"step_{now:012d}")
         steps = now
@@ -83,9 +83,9 @@ def test_f23_a_run_killed_at_many_random_times_the_newest_complete_one_loads(tmp
 STARTS_AND_STOPS = """
 import os, sys
 import psutil
-from utils.command_line import read_options
+from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
-from utils.run import prepare
+from utils.launch import prepare
 
 def held():
     shared = sum(os.fstat(int(name)).st_size for name in os.listdir("/proc/self/fd")

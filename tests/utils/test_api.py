@@ -9,15 +9,16 @@ import numpy as np
 import psutil
 import pytest
 
-from core.checked_steps import CheckedSteps
-from core.episodes import _seed_from
+from core.acting.validated_env import CheckedSteps
+from core.checkpoint import model_file
+from core.checkpoint.tensor_file import CheckpointError
+from core.evaluation.episodes import _seed_from
 from tests.reliability.program import PROJECT
 from tests.reliability.test_inline import RUNS, SMALL
 from tests.reliability.test_inline import train as train_here
-from utils import api, export, weights_file
+from utils import api, export
 from utils.api import TrainedRun, TrainingError, load, train
-from utils.refused import Refused
-from utils.tensor_file import CheckpointError
+from utils.errors import Refused
 
 KINDS = {"dqn": RUNS["shared"], "rainbow": RUNS["rainbow"], "r2d2": RUNS["r2d2"], "impala": RUNS["impala with LSTM"], "sac": RUNS["sac"],
          "pictures": ("--config", "dqn-minatar-breakout", *SMALL, "--env_type", "catch", "--game", "catch")}
@@ -95,10 +96,10 @@ def test_a_model_says_what_it_is_or_its_run_does_or_it_is_refused(trained, tmp_p
     run = trained("r2d2")
     elsewhere = tmp_path / "models" / f"{run.signature}.pth"
     elsewhere.parent.mkdir()
-    weights, metadata = weights_file.load_weights(run.model_path)
-    weights_file.save_weights(elsewhere, weights, metadata)
+    weights, metadata = model_file.load_weights(run.model_path)
+    model_file.save_weights(elsewhere, weights, metadata)
     assert load(elsewhere).options.model.lstm == 8 and "options" not in load(elsewhere).metadata
-    weights_file.save_weights(elsewhere, weights, {})  # of an earlier version
+    model_file.save_weights(elsewhere, weights, {})  # of an earlier version
     with pytest.raises(Refused, match=r"does not say what it is, and there is no .*run\.json: put the run's log folder there"):
         load(elsewhere)
     (tmp_path / "logs").mkdir()

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
+from core.common.shared_arrays import ArraySpec
 from core.env import Continuous, Discrete, EnvSpec
-from core.shared import ArraySpec
 from utils import export as exporting
 from utils.api import Policy
+from utils.config.rows import from_row
+from utils.errors import Refused
 from utils.export import export, main
 from utils.factory import AgentsDict, ModelsDict
 from utils.options import Options
-from utils.refused import Refused
-from utils.rows import from_row
 
 onnxruntime = pytest.importorskip("onnxruntime")
 

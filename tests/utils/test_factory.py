@@ -18,7 +18,7 @@ def test_every_registered_name_resolves(names, name):
 
 def test_classes_are_imported_on_use_only():
     program = ("import sys, utils.factory; loaded = {name for name in sys.modules if name.startswith('core.') or name == 'torch'}; "
-               "sys.exit(bool(loaded - {'core.foreign_code'}))")
+               "sys.exit(bool(loaded - {'core.common.foreign_code'}))")
     assert subprocess.run([sys.executable, "-c", program], cwd=factory.__file__.rsplit("/", 2)[0]).returncode == 0
 
 
@@ -44,8 +44,8 @@ def test_a_missing_package_inside_a_class_is_an_import_error_and_no_unknown_name
 
 
 @pytest.mark.parametrize(("names", "place", "contract"), [
-    (AgentsDict, "core.models.dqn_cnn:DQNCNN", "core.agent.Agent"), (MemoriesDict, "core.models.dqn_cnn:DQNCNN", "core.memory.Memory"),
-    (ModelsDict, "core.agents.dqn:DQN", "core.model.Model"), (EnvsDict, "core.envs.checks:checked_discrete", "core.env.Env"),
+    (AgentsDict, "core.models.dqn:DQNCNN", "core.agent.Agent"), (MemoriesDict, "core.models.dqn:DQNCNN", "core.memory.Memory"),
+    (ModelsDict, "core.agents.dqn:DQN", "core.model.Model"), (EnvsDict, "core.envs.argument_checks:checked_discrete", "core.env.Env"),
     (EnginesDict, "core.agents.dqn:DQN", "utils.factory.Engine")])
 def test_a_class_of_another_kind_is_refused_with_the_contract_it_lacks(names, place, contract):
     with pytest.raises(UnknownNameError, match=f"{names.kind}={place} is of the wrong kind: it is no subclass of {contract}"):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from core.agents.action_noise import ActionNoise, ActionNoiseParams
+from core.agents.base.action_noise import ActionNoise, ActionNoiseParams
 
 STREAMS, NUMBERS = 4_000, 2
 NOBODY, EVERYBODY = np.zeros(STREAMS, bool), np.ones(STREAMS, bool)

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from core.agents.actor_critic import Sampling
+from core.agents.base.actor_critic import Sampling
 from core.agents.impala import Impala, ImpalaParams
+from core.common.shared_arrays import ArraySpec
 from core.env import TimeStep
-from core.layout import Layout
-from core.memories.queue import QueueMemory, QueueParams
+from core.memories.unrolls.queue import QueueMemory, QueueParams
 from core.model import restart
 from core.models.actor_critic_mlp import MLPAC, MLPACParams
-from core.shared import ArraySpec
+from core.trajectory.layout import Layout
 from tests.core.agents.unrolls import A, table_agent
 from tests.core.tapes import RandomPlay
 

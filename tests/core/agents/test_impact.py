@@ -23,7 +23,7 @@ from tests.core.agents.unrolls import (
     table_agent,
     vtrace_targets,
 )
-from tests.core.test_averaging import together
+from tests.core.distributed.test_learner_group import together
 
 SETTINGS = {
     "impact": {"epsilon": 0.2},

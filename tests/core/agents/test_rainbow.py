@@ -10,16 +10,16 @@ from torch import nn
 
 from core.agents.dqn import DQN, DQNParams
 from core.agents.rainbow import Rainbow, RainbowParams
+from core.common.shared_arrays import ArraySpec
 from core.env import Discrete, EnvSpec, TimeStep
 from core.memory import Batch, Keys
 from core.model import Model
 from core.models.dqn_mlp import DQNMLP, DQNMLPParams
 from core.models.rainbow import RainbowMLP, RainbowMLPParams
-from core.shared import ArraySpec
-from core.windows import Window
+from core.types import Window
 from tests.core.distributions import algorithm_1, quantile_sum, softmax
+from utils.config.rows import from_row
 from utils.options import CONFIGS
-from utils.rows import from_row
 
 STATES, ACTIONS, ATOMS, GAMMA = 20, 3, 7, 0.9
 SPEC = EnvSpec("numbers", ArraySpec((1,), "float32"), 0, Discrete(ACTIONS))

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from core.common.shared_arrays import ArraySpec
 from core.env import Discrete, EnvSpec
 from core.memory import Batch, Keys
 from core.model import ActorCriticOutput, Model
-from core.shared import ArraySpec
-from core.windows import Window
+from core.types import Window
 
 A = 4
 SPEC = EnvSpec("table", ArraySpec((1,), "int64"), 0, Discrete(A))

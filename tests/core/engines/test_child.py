@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.engines import child, exit_codes
+from core.engines import process_main, run_end
 
 
 def done(context, index):
@@ -33,12 +33,12 @@ def beat(process_ind):
 
 
 @pytest.mark.parametrize(("process", "exit_code", "told"), [
-    (done, exit_codes.DONE, None), (failed, exit_codes.TRAINING_FAILED, "ValueError: a fault")])
+    (done, run_end.DONE, None), (failed, run_end.TRAINING_FAILED, "ValueError: a fault")])
 def test_a_process_leaves_at_once_with_the_exit_code_of_its_work(process, exit_code, told):
     spawn = multiprocessing.get_context("spawn")
     receiver, sender = spawn.Pipe(duplex=False)
     context = SimpleNamespace(process_ind=ind, clock=SimpleNamespace(beat=beat))
-    started = spawn.Process(target=child.main, args=(process, context, "learner", 0, 1, os.getpid(), sender))
+    started = spawn.Process(target=process_main.main, args=(process, context, "learner", 0, 1, os.getpid(), sender))
     started.start()
     sender.close()
     try:

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.clock import Clock, ClockParams
-from core.engines.conditions import Conditions
+from core.engines.run_conditions import Conditions
+from core.runtime.clock import Clock, ClockParams
 from core.single_processes.learner import LearnerParams
 
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.clock import Clock, ClockParams
 from core.engines import local
 from core.engines.local import LocalEngine, SupervisorParams
+from core.runtime.clock import Clock, ClockParams
 
 PARAMS = SupervisorParams(stop_timeout=10.0, finish_timeout=900.0)
 

@@ -11,15 +11,15 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
-from core.engines.ray import RayEngine  # noqa: E402
-from core.engines.ray_cluster import ClusterError  # noqa: E402
-from core.engines.ray_ingest import Ingest, StaleSender  # noqa: E402
-from core.engines.ray_link import Facts, Link, remote_context  # noqa: E402
-from core.engines.ray_room import check_room  # noqa: E402
-from core.engines.ray_worker import Worker  # noqa: E402
+from core.engines.ray.cluster import ClusterError  # noqa: E402
+from core.engines.ray.engine import RayEngine  # noqa: E402
+from core.engines.ray.placement import check_room  # noqa: E402
+from core.engines.ray.remote_context import Facts, Link, remote_context  # noqa: E402
+from core.engines.ray.trajectory_server import Ingest, StaleSender  # noqa: E402
+from core.engines.ray.worker import Worker  # noqa: E402
 from core.single_processes.actor import actor  # noqa: E402
-from utils.command_line import read_options  # noqa: E402
-from utils.run import prepare  # noqa: E402
+from utils.config.command_line import read_options  # noqa: E402
+from utils.launch import prepare  # noqa: E402
 
 NOTHING = ("--engine", "inline", "--evaluator.max_steps", "1",
            "--clock.learn_start", "100", "--num_envs_per_actor", "4", "--num_actors", "2")
@@ -62,7 +62,7 @@ class Wire:
 def line(tmp_path, monkeypatch):
     """A run's context, an ingest that shares its memory, and what stands for Ray."""
     wires = []
-    monkeypatch.setattr("core.engines.child.end_with", lambda main: None)
+    monkeypatch.setattr("core.engines.process_main.end_with", lambda main: None)
 
     def made(*words):
         context, agent = prepare(read_options(["--root", str(tmp_path), *NOTHING, *words]))
@@ -168,7 +168,7 @@ def test_a_life_at_home_stores_alone_though_chunks_of_one_elsewhere_still_wait_f
     written = context.memories[0].trajectories.written().tolist()
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "home"))
     for name in ("child.show_name", "signal.signal", "use_threads"):
-        monkeypatch.setattr(f"core.engines.ray_worker.{name}", lambda *_: None)
+        monkeypatch.setattr(f"core.engines.ray.worker.{name}", lambda *_: None)
     shared = wire.loop.create_task(wire._value(context))
     Worker("actor", 0).run(lambda context, index: iter(()), "home", os.getpid(), [shared], None, wire, 1)
     context.memories[0].shared["taken"][0] += 16  # a learner has read them all
@@ -205,7 +205,7 @@ def test_bad_settings_are_named_before_a_start(monkeypatch):
     assert [problem.partition(" and ")[0] for problem in RayEngine.problems(hidden)] == ["device=cuda:1", "actor.device=cuda"]
     shared = dataclasses.replace(hidden, ray=dataclasses.replace(options.ray, learner_gpus=0.5, actor_gpus=0.5))
     assert RayEngine.problems(shared) == []
-    monkeypatch.setattr("core.engines.ray.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("core.engines.ray.engine.importlib.util.find_spec", lambda name: None)
     assert RayEngine.problems(options) == ['engine=ray needs a package that is not installed: pip install -e ".[ray]"']
 
 

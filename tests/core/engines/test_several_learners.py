@@ -10,17 +10,17 @@ import torch
 
 from core.agent import Agent
 from core.agents.sac import SAC
-from core.context import Context
+from core.checkpoint import run_checkpoint
 from core.engines.inline import InlineEngine
-from core.memories.unrolls import concatenated
+from core.memories.unrolls.unroll_memory import concatenated
 from core.memory import Batch, Keys
-from core.single_processes import updates
-from core.single_processes.updates import EagerUpdates
+from core.runtime.context import Context
+from core.single_processes import learner_setup
+from core.single_processes.learner_setup import EagerUpdates
 from tests.reliability.test_inline import CARTPOLE, RUNS, differences, saved, train
-from utils import checkpoint
-from utils.command_line import read_options
+from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
-from utils.run import prepare
+from utils.launch import prepare
 
 TWO = ("--num_learners", "2", "--num_actors", "2", "--learner.compare_period", "1")
 QUIET = {"rainbow": ("--model.noisy", "false", "--agent.eps", "1.5e-4"),  # one learner's noise is not another's; rounding stays small
@@ -50,7 +50,7 @@ def learnt(monkeypatch):
             self.batches.append(batch)
             return super().__call__(batch)
 
-    monkeypatch.setattr(updates, "EagerUpdates", Recording)
+    monkeypatch.setattr(learner_setup, "EagerUpdates", Recording)
     return found
 
 
@@ -86,7 +86,7 @@ def test_two_learners_learn_what_one_does_from_both_their_batches(tmp_path, lear
 
 
 def test_two_learners_with_rows_on_their_devices_learn_what_one_does_from_both_their_batches(tmp_path, monkeypatch):
-    class Noted(updates.ResidentUpdates):
+    class Noted(learner_setup.ResidentUpdates):
         def __init__(self, agent, memory, *arguments, **settings):
             super().__init__(agent, memory, *arguments, **settings)
             learnt.append(Learnt(agent, copy.deepcopy(agent.state_dict()), []))
@@ -94,7 +94,7 @@ def test_two_learners_with_rows_on_their_devices_learn_what_one_does_from_both_t
             agent.learn = lambda batch: (batches.append(batch), learn(batch))[1]
 
     learnt: list[Learnt] = []
-    monkeypatch.setattr(updates, "ResidentUpdates", Noted)
+    monkeypatch.setattr(learner_setup, "ResidentUpdates", Noted)
     context = train(tmp_path, *RUNS[ON_DEVICE], *TWO, "--agent.target_update", "2", "--agent.eps", "1.5e-4", "--steps", "300")
     first, second = learnt
     assert len(first.batches) == len(second.batches) == context.clock.updates >= 4
@@ -141,7 +141,7 @@ def test_what_two_learners_do_is_the_same_for_a_seed(tmp_path):
 
 
 def test_a_resumed_run_of_two_learners_equals_the_run_that_was_not_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr("utils.runs.fcntl.flock", lambda descriptor, operation: None)  # as if the first had ended
+    monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)  # as if the first had ended
     exact = (*RUNS["prioritized"], *TWO, "--learner.checkpoint_replay", "true", "--timestamp", "one")
     straight = saved(train(tmp_path / "straight", *exact, "--learner.checkpoint_steps", "150", "--steps", "250"))
     train(tmp_path / "halves", *exact, "--steps", "150")
@@ -151,14 +151,14 @@ def test_a_resumed_run_of_two_learners_equals_the_run_that_was_not_stopped(tmp_p
 
 
 def test_with_its_replay_a_run_goes_on_with_as_many_learners_and_without_it_with_any(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("utils.runs.fcntl.flock", lambda descriptor, operation: None)
+    monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)
     train(tmp_path, *CARTPOLE, *TWO, "--learner.checkpoint_replay", "true", "--timestamp", "one", "--steps", "120")
     train(tmp_path, *CARTPOLE, *TWO, "--timestamp", "two", "--steps", "120")
     alone = ("--engine", "inline", "--num_learners", "1", "--steps", "260")
     with pytest.raises(SystemExit) as refused:
         train(tmp_path, "--resume", "test_one", *alone)
     assert refused.value.code == 2 and "num_learners=1 cannot continue run test_one, which has num_learners=2" in capsys.readouterr().err
-    before = checkpoint.load(tmp_path / "models/test_two_checkpoints")[0]["clock"]["updates"]
+    before = run_checkpoint.load(tmp_path / "models/test_two_checkpoints")[0]["clock"]["updates"]
     context = train(tmp_path, "--resume", "test_two", *alone)
     assert before[0] == before[1] > 0 and context.clock.updates > before[0]
 
@@ -187,14 +187,14 @@ def test_learners_that_are_not_alike_end_the_run_by_name_and_save_nothing(tmp_pa
 
 @pytest.mark.parametrize("broken", [0, 1])
 def test_a_learner_that_fails_ends_the_run_and_the_other_one_saves(tmp_path, monkeypatch, learnt, broken):
-    recorded = updates.EagerUpdates.__call__
+    recorded = learner_setup.EagerUpdates.__call__
 
     def failing(self, batch):
         if len(self.batches) == 5 and self.batches is learnt[broken].batches:
             raise ValueError("broken")
         return recorded(self, batch)
 
-    monkeypatch.setattr(updates.EagerUpdates, "__call__", failing)
+    monkeypatch.setattr(learner_setup.EagerUpdates, "__call__", failing)
     exit_code, context = launch(tmp_path, *CARTPOLE, *TWO, "--steps", "300")
     assert exit_code == 4 and context.clock.updates == 5
     assert "learn" not in [thread.name for thread in threading.enumerate()]

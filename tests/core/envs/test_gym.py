@@ -9,11 +9,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from core.agents.control import ActionRange
+from core.agents.base.continuous_control import ActionRange
 from core.env import Continuous, Discrete
 from core.envs.gym import GymEnv, GymParams
 from core.envs.gym_checks import flattened_pictures
-from utils import refused
+from utils import errors
 
 GOOD = (np.zeros(3), 1.0, False, False, {})
 
@@ -384,7 +384,7 @@ def test_a_package_that_fails_beside_newer_ones_is_told_with_the_versions_that_a
         GymEnv(GymParams(), "robots:Fetching-v0", 1)
     gym.registry.pop("Fetching-v0")
     versions = f"gymnasium {gym.__version__}, numpy {np.__version__}"
-    assert f"other versions than these, which are installed: {versions}" in refused.told(error.value)
+    assert f"other versions than these, which are installed: {versions}" in errors.told(error.value)
 
 
 def test_legacy_without_the_old_gym_is_an_error_with_the_pip_command(monkeypatch):

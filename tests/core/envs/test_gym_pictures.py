@@ -10,15 +10,15 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from core.common.shared_arrays import ArraySpec
 from core.env import Discrete, EnvSpec
 from core.envs.gym import GymEnv, GymParams
-from core.shared import ArraySpec
 from tests.reliability.test_inline import train
-from utils.command_line import read
+from utils.config.command_line import read
+from utils.config.rows import from_row
+from utils.errors import Refused
 from utils.factory import ModelsDict
 from utils.options import CONFIGS
-from utils.refused import Refused
-from utils.rows import from_row
 
 LENGTHS = (3, 5)  # steps of the episodes that the environments have in turn
 

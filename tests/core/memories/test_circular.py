@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from core.memories.circular import CircularMemory, CircularParams
-from core.settings import problems
+from core.common.settings import problems
+from core.memories.unrolls.circular import CircularMemory, CircularParams
 from tests.core.tapes import CodedActor, check_coded_unrolls, coded_spec, unroll_memory
 
 SIZE = 4  # of a batch

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from core.layout import STORAGE
-from core.memories.custom import STRATEGIES, TOGETHER, CustomParams, CustomRule
-from core.memories.mixed import MixedMemory, MixedParams
-from core.packing import StorageParams
-from core.settings import problems
-from core.windows import Window
+from core.common.settings import problems
+from core.memories.unrolls.feature_replay import STRATEGIES, TOGETHER, CustomParams, CustomRule
+from core.memories.unrolls.mixed import MixedMemory, MixedParams
+from core.trajectory.frame_compression import StorageParams
+from core.trajectory.layout import STORAGE
+from core.types import Window
 from tests.core.tapes import CODE, CODED_FEATURES, CodedActor, check_coded_unrolls, coded_features, coded_spec, unroll_memory
 
 ELITE = {"sample_strategy": "elite_sampling", "lambda_batch_multiplier": 4}

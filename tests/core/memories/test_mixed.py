@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.memories.mixed import DEFAULT, MixedMemory, MixedParams
+from core.memories.unrolls.mixed import DEFAULT, MixedMemory, MixedParams
 from tests.core.tapes import CODED_FEATURES, CodedActor, check_coded_unrolls, coded_features, coded_spec, unroll_memory
 
 QUEUE = '{"type": "queue", "capacity": 1, "sample_ratio": 0.5}'

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
+from core.common.settings import problems
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memory import Keys
-from core.settings import problems
-from core.windows import WindowSpec
+from core.types import WindowSpec
 from tests.core.tapes import RandomPlay, observed, small_layout
 
 SPEC = WindowSpec(3, (0, 3))

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from core.memories.queue import QueueMemory, QueueParams
-from core.settings import problems
+from core.common.settings import problems
+from core.memories.unrolls.queue import QueueMemory, QueueParams
 from tests.core.tapes import CODE, CodedActor, RandomPlay, assert_unroll_equals_twin, check_coded_unrolls, coded_spec, unroll_memory
 
 

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from core.memories.mixed import MixedMemory, MixedParams
-from core.memories.replay import ReplayParams
+from core.common.settings import problems
+from core.memories.unrolls.mixed import MixedMemory, MixedParams
+from core.memories.unrolls.uniform_unrolls import ReplayParams
 from core.memory import Keys
-from core.settings import problems
 from tests.core.tapes import CodedActor, check_coded_unrolls, coded_spec, unroll_memory
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from core.memories.device_replay import ResidentPrioritized
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
-from core.memories.resident import ResidentPrioritized
-from core.memories.shared import SharedMemory, SharedParams
+from core.memories.uniform import SharedMemory, SharedParams
 from core.memory import Keys
-from core.windows import WindowSpec
+from core.types import WindowSpec
 from tests.core.devices import DEVICES
 from tests.core.tapes import RandomPlay, observed, small_layout
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from core.layout import Layout
-from core.memories.shared import SharedMemory, SharedParams
+from core.memories.uniform import SharedMemory, SharedParams
 from core.memory import Keys
-from core.windows import WindowSpec
+from core.trajectory.layout import Layout
+from core.types import WindowSpec
 from tests.core.tapes import RandomPlay, observed, small_layout
 
 SPEC = WindowSpec(3, (0, 3))

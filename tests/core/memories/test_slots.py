@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from core.memories.mixed import MixedMemory, MixedParams
-from core.memories.slots import PackedCopies, Slots, slots_bytes
-from core.packing import CorruptedBlock, StorageParams
-from core.shared import ArraySpec
+from core.common.shared_arrays import ArraySpec
+from core.memories.unrolls.mixed import MixedMemory, MixedParams
+from core.memories.unrolls.unroll_slots import PackedCopies, Slots, slots_bytes
+from core.trajectory.frame_compression import CorruptedBlock, StorageParams
 from tests.core.tapes import CODED_FEATURES, CodedActor, check_coded_unrolls, coded_features, coded_spec, unroll_memory
 
 LZ4 = StorageParams("lz4")

@@ -5,12 +5,12 @@ import time
 import numpy as np
 import pytest
 
+from core.common.shared_arrays import ArraySpec
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
-from core.memories.shared import SharedMemory, SharedParams
+from core.memories.uniform import SharedMemory, SharedParams
 from core.memory import Keys
-from core.shared import ArraySpec
-from core.trajectory import Trajectories
-from core.windows import WindowSpec
+from core.trajectory.ring_buffer import Trajectories
+from core.types import WindowSpec
 from tests.core.tapes import CODE, RandomPlay, check_coded_frames, coded_spec, small_layout, started, write_coded_row
 
 STRIDE, ENVS, ACTORS = 4, 2, 2

@@ -7,13 +7,13 @@ import os
 import numpy as np
 import pytest
 
-from core.memories.circular import CircularMemory, CircularParams
-from core.memories.mixed import MixedMemory, MixedParams
-from core.memories.queue import QueueMemory, QueueParams
-from core.memories.slots import Slots
-from core.memories.unrolls import UnrollMemory, shares
+from core.memories.unrolls.circular import CircularMemory, CircularParams
+from core.memories.unrolls.mixed import MixedMemory, MixedParams
+from core.memories.unrolls.queue import QueueMemory, QueueParams
+from core.memories.unrolls.unroll_memory import UnrollMemory, shares
+from core.memories.unrolls.unroll_slots import Slots
 from core.memory import Keys
-from core.windows import WindowSpec
+from core.types import WindowSpec
 from tests.core.tapes import (
     CODED_FEATURES,
     CodedActor,

@@ -8,11 +8,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from core.memories.circular import CircularMemory, CircularParams
-from core.memories.mixed import MixedMemory, MixedParams
-from core.memories.queue import QueueMemory, QueueParams
-from core.memories.unrolls import UnrollMemory
-from core.trajectory import Trajectories
+from core.memories.unrolls.circular import CircularMemory, CircularParams
+from core.memories.unrolls.mixed import MixedMemory, MixedParams
+from core.memories.unrolls.queue import QueueMemory, QueueParams
+from core.memories.unrolls.unroll_memory import UnrollMemory
+from core.trajectory.ring_buffer import Trajectories
 from tests.core.tapes import CODED_FEATURES, CodedActor, check_coded_unrolls, coded_features, coded_spec, started, unroll_memory
 
 ACTORS, ENVS, LENGTH = 2, 3, 4

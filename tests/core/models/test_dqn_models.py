@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from core.common.shared_arrays import ArraySpec
 from core.env import Discrete, EnvSpec
-from core.models.dqn_cnn import DQNCNN, DQNCNNParams
+from core.models.dqn import DQNCNN, DQNCNNParams
 from core.models.dqn_minatar import DQNMinAtar, DQNMinAtarParams
 from core.models.dqn_mlp import DQNMLP, DQNMLPParams
 from core.models.dqn_small import DQNSmall, DQNSmallParams
-from core.models.torsos import scaled_image
-from core.shared import ArraySpec
+from core.models.layers.torsos import scaled_image
 
 
 def pixels(frame, stack):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.models.normalization import RunningNormalization
+from core.models.layers.running_normalization import RunningNormalization
 
 
 def seen(batches):

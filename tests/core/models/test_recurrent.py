@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from core.models.recurrent import LSTMCore
+from core.models.layers.lstm import LSTMCore
 
 LENGTH, BATCH, FEATURES, UNITS = 7, 3, 5, 4
 

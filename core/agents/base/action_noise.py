@@ -1,0 +1,62 @@
+"""Exploration of continuous actions by noise, in units of half the action's range: Gaussian, or Ornstein-Uhlenbeck and so correlated."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from core.common.settings import setting
+from core.ops.exploration import geometric, linear, ornstein_uhlenbeck
+
+
+@dataclass(frozen=True)
+class ActionNoiseParams:
+    noise: str = setting("gaussian", choices=("gaussian", "ornstein-uhlenbeck", "none"))  # Noise that is added to the policy's action.
+    noise_scale: float = setting(0.1, low=0, high=1_000)  # Deviation of the noise, as a share of the range's half width (TD3: 0.1, D4PG:
+                                                          # 0.3, DDPG's OU: 0.2).
+    noise_end: float = setting(1.0, low=0, high=1_000)  # Factor of noise_scale that annealing ends at; 1 is no annealing.
+    noise_steps: int = setting(1_000_000, low=1, high=10**12)  # Agent steps of the whole run in which the factor goes from 1 to noise_end.
+    noise_ladder: float = setting(1.0, above=0, high=1e6)  # Scale of the last environment over that of the first; the others lie between in
+                                                           # equal ratios.
+    ou_theta: float = setting(0.15, low=0, high=1e6)  # Pull of Ornstein-Uhlenbeck noise towards 0 (DDPG: 0.15).
+    ou_dt: float = setting(0.01, above=0, high=1e3)  # Time of Ornstein-Uhlenbeck noise that an agent step takes.
+    random_steps: int = setting(0, low=0, high=10**12)  # Agent steps of the run with uniformly random actions at the start.
+
+
+class ActionNoise:
+    """Exploration of E streams with actions of A numbers. OU noise begins at 0 with every episode."""
+
+    def __init__(self, params: ActionNoiseParams, scales: np.ndarray, num_actions: int, generator: np.random.Generator):
+        self._params, self._scales, self._generator = params, scales, generator
+        self._state = np.zeros((len(scales), num_actions))  # of OU noise
+        self.update(0)
+
+    @staticmethod
+    def of(params: ActionNoiseParams, actor_ind: int, num_actors: int, num_envs: int, num_actions: int,
+           generator: np.random.Generator) -> "ActionNoise":
+        """That of one actor: its environments' rungs of the ladder over those of all actors."""
+        scales = params.noise_scale * geometric(num_actors * num_envs, params.noise_ladder)
+        return ActionNoise(params, scales[actor_ind::num_actors], num_actions, generator)
+
+    def update(self, agent_steps: int) -> None:
+        params = self._params
+        self._random = agent_steps < params.random_steps
+        self.scale = self._scales * linear(agent_steps, 1.0, params.noise_end, params.noise_steps)  # [E]
+
+    def explored(self, action: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """The actions [E, A] with noise, or random ones, within -1 .. 1; `first` [E] where an episode starts."""
+        if self._random:
+            return self._generator.uniform(-1, 1, action.shape).astype(np.float32)
+        if self._params.noise == "none":
+            return action
+        return (action + self._noise(first)).clip(-1, 1).astype(np.float32)
+
+    def _noise(self, first: np.ndarray) -> np.ndarray:
+        normal, scale = self._generator.standard_normal(self._state.shape), self.scale[:, None]
+        if self._params.noise == "gaussian":
+            return scale * normal
+        self._state[first] = 0
+        self._state = ornstein_uhlenbeck(self._state, self._params.ou_theta, scale, self._params.ou_dt, normal)
+        return self._state
+
+    def statistics(self) -> dict[str, float]:
+        return {"noise_scale": float(self.scale.mean())}

@@ -1,0 +1,196 @@
+"""What stands in for the shared memory in an actor on another node than the learner's: its end of the line to the ingest.
+
+Everything travels with the chunks: an answer to each says how the run's clock stands and which parameters are the newest, so an actor that
+plays asks for nothing else. At most `chunks_in_flight` are on their way; then the actor waits, as it does for a full queue.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+
+from core.env import EnvSpec
+from core.model import Model
+from core.runtime.clock import Clock, ClockParams
+from core.runtime.context import Context
+from core.runtime.parameter_store import fill
+from core.trajectory.chunk_codec import ChunkFormat, outbox
+from core.trajectory.layout import Layout
+from core.trajectory.ring_buffer import Trajectories
+from core.trajectory.writer import ChunkWriter
+from core.types import Window, WindowSpec
+
+GLANCE, IDLE = 0.02, 0.2  # seconds between looks for answers; without an answer, until an idle actor asks
+ANSWER_TIMEOUT = 60.0     # seconds for what is answered at once
+
+
+class News(NamedTuple):
+    """How the run stands."""
+
+    agent_steps: int
+    inserted: int
+    sampled: int
+    stopped: bool
+    version: int           # of `parameters`; 0: none yet
+    parameters: list[Any]  # the reference of their values, in a list so that it is not fetched on the way
+
+
+class Facts(NamedTuple):
+    """What an actor on another node must know beforehand."""
+
+    options: Any
+    spec: EnvSpec
+    roles: tuple[tuple[str, int], ...]
+    layout: Layout       # of rings like the one its rows go to
+    window: WindowSpec
+    code: dict[str, str]  # digest of each file of main's code
+
+
+class Link:
+    """`life` tells the ingest this actor from the one that was here before."""
+
+    def __init__(self, ingest: Any, index: int, limit: int):
+        self._ingest, self._index, self._limit = ingest, index, limit
+        self._life, self.news = ray.get(ingest.hello.remote(index), timeout=ANSWER_TIMEOUT)
+        self._in_flight: deque[tuple[Any, int]] = deque()  # what was asked, and the agent steps it brought
+        self._records: list[tuple[dict[str, float], int]] = []
+        self._looked = self._heard = time.monotonic()
+
+    @property
+    def unacknowledged(self) -> int:
+        """Agent steps that are not in the news yet."""
+        return sum(steps for _, steps in self._in_flight)
+
+    def has_room(self) -> bool:
+        self._collect(0.0)
+        return len(self._in_flight) < self._limit
+
+    def send(self, chunk: np.ndarray, steps: int) -> None:
+        """Returns when the chunk is on its way. An ingest that waits for room answers late; of one that is gone Ray tells us."""
+        while not self.has_room():
+            self._collect(1.0)
+        self._in_flight.append((self._ingest.put.remote(self._index, self._life, chunk, self._taken()), steps))
+
+    def report(self, values: dict[str, float], step: int) -> None:
+        self._records.append((values, step))
+
+    def poll(self) -> None:
+        """Called after every slice of work."""
+        now = time.monotonic()
+        if now - self._looked < GLANCE:
+            return
+        self._looked = now
+        self._collect(0.0)
+        if not self._in_flight and now - self._heard > IDLE:
+            self._in_flight.append((self._ingest.listen.remote(self._index, self._life, self._taken()), 0))
+
+    def close(self) -> None:
+        """Wait a moment for what is on its way, and send what was reported since."""
+        self._in_flight.append((self._ingest.listen.remote(self._index, self._life, self._taken()), 0))
+        references = [reference for reference, _ in self._in_flight]
+        ray.wait(references, num_returns=len(references), timeout=2.0)
+
+    def _collect(self, timeout: float) -> None:
+        """Read the answers that are there, in order; wait so long for the first."""
+        while self._in_flight and ray.wait([self._in_flight[0][0]], timeout=timeout)[0]:
+            self.news = ray.get(self._in_flight.popleft()[0])
+            self._heard, timeout = time.monotonic(), 0.0
+
+    def _taken(self) -> list[tuple[dict[str, float], int]]:
+        records, self._records = self._records, []
+        return records
+
+
+def remote_context(facts: Facts, link: Link) -> Context:
+    """A context whose shared parts are this end of the line."""
+    shared: dict[str, Any] = {"memories": (RemoteMemory(facts, link),), "parameters": RemoteParameters(link),
+                              "clock": RemoteClock(facts.options.clock, link), "logs": RemoteLogs(link)}
+    return Context(facts.options, facts.spec, facts.roles, **shared)
+
+
+class RemoteMemory:
+    """An actor's side of the memory."""
+
+    def __init__(self, facts: Facts, link: Link):
+        self._facts, self._link = facts, link
+
+    def writer(self, actor_ind: int, priorities: Callable[[Window], np.ndarray | None]) -> ChunkWriter:
+        own = Trajectories(outbox(self._facts.layout, self._facts.window.length))
+        with_priority = self._facts.options.memory_class.with_priority
+        return RemoteWriter(own, 0, self._facts.window, priorities if with_priority else None, self._link)
+
+
+class RemoteWriter(ChunkWriter):
+    """Fills chunks in rows of its own and sends each away when it is full."""
+
+    def __init__(self, own: Trajectories, actor_ind: int, window: WindowSpec,
+                 priorities: Callable[[Window], np.ndarray | None] | None, link: Link):
+        super().__init__(own, actor_ind, window, priorities, room=link.has_room)
+        self._own, self._format, self._link = own, ChunkFormat(own.layout, window.length), link
+
+    def _count(self, length: int) -> int:
+        steps = super()._count(length)
+        self._link.send(self._format.pack(self._own), steps)
+        return steps
+
+
+class RemoteParameters:
+    """The newest version that the news told of; its values are fetched when they are wanted, once a node however many actors ask."""
+
+    def __init__(self, link: Link):
+        self._link = link
+
+    @property
+    def version(self) -> int:
+        return self._link.news.version
+
+    def pull(self, model: Model, known_version: int) -> int:
+        news = self._link.news
+        if news.version != known_version:
+            fill(model, ray.get(news.parameters[0], timeout=ANSWER_TIMEOUT).copy())  # Ray's arrays cannot be written
+        return news.version
+
+
+class RemoteClock(Clock):
+    """The run's counters as the last news had them, and this actor's own steps since."""
+
+    def __init__(self, params: ClockParams, link: Link):
+        self.params, self._link = params, link
+
+    @property
+    def agent_steps(self) -> int:
+        return self._link.news.agent_steps + self._link.unacknowledged
+
+    @property
+    def inserted(self) -> int:
+        return self._link.news.inserted + self._link.unacknowledged
+
+    @property
+    def sampled(self) -> int:
+        return self._link.news.sampled
+
+    @property
+    def stopped(self) -> bool:
+        return self._link.news.stopped
+
+    def acted(self, actor_ind: int, agent_steps: int, episodes: int = 0) -> None:
+        """The ingest counts what it stores."""
+
+    def beat(self, process_ind: int) -> None:
+        """Every message is a sign of life."""
+        self._link.poll()
+
+    def stream_cell(self, process_ind: int) -> np.ndarray:
+        """Nobody reads it there."""
+        return np.zeros(1)
+
+
+class RemoteLogs:
+    def __init__(self, link: Link):
+        self._link = link
+
+    def write(self, process_ind: int, values: Mapping[str, float], step: int) -> None:
+        self._link.report(dict(values), step)

@@ -1,0 +1,59 @@
+"""Uniform replay: every step that any actor stored is equally likely, or every sequence on a stride."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from core.common.settings import setting
+from core.memories.device_replay import ResidentReplay
+from core.memories.window_starts import ATTEMPTS, Starts, check_batch_size
+from core.memory import Batch, Keys, Memory
+from core.trajectory.layout import Layout
+from core.types import WindowSpec
+
+
+@dataclass(frozen=True)
+class SharedParams:
+    capacity: int = setting(100_000, low=1, high=10**10)  # Agent steps that the memory holds.
+
+
+class SharedMemory(Memory):
+    """Uniform over the legal starts of all actors."""
+
+    Params = SharedParams
+    Resident = ResidentReplay
+
+    def __init__(self, params: SharedParams, layout: Layout, window: WindowSpec, seed: int):
+        super().__init__(params, layout, window, seed)
+        self._starts = Starts(self.trajectories, window)
+
+    def sample(self, batch_size: int) -> Batch | None:
+        check_batch_size(batch_size)
+        read = self._starts.read(self._draw, batch_size)
+        return None if read is None else Batch(*read, torch.ones(batch_size))
+
+    def _draw(self, count: int) -> Keys | None:
+        """Uniform starts; rows that are none are drawn again."""
+        keys = Keys(np.zeros(count, np.int64), np.zeros(count, np.int64))
+        missing = np.ones(count, bool)
+        lasts = self.trajectories.flat("last")
+        for _ in range(ATTEMPTS):
+            drawn = self._draw_rows(int(missing.sum()))
+            if drawn is None:
+                return None
+            keys.streams[missing], keys.serials[missing] = drawn
+            missing[missing] = self._starts.barred(lasts[self.trajectories.slots(*drawn)])
+            if not missing.any():
+                return keys
+        return None
+
+    def _draw_rows(self, count: int) -> Keys | None:
+        low, high = self._starts.numbers()
+        ends = ((high - low) * self.layout.num_envs).cumsum()
+        if not ends[-1]:
+            return None
+        ranks = self.generator.integers(ends[-1], size=count)
+        actors = ends.searchsorted(ranks, side="right")
+        from_end, envs = np.divmod(ends[actors] - 1 - ranks, self.layout.num_envs)
+        return Keys(actors * self.layout.num_envs + envs, (high[actors] - 1 - from_end) * self._starts.stride)

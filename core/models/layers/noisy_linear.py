@@ -1,0 +1,48 @@
+"""Exploration by noise on the weights (Noisy Networks, 1706.10295), the factorised variant."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from core.common.settings import setting
+
+
+@dataclass(frozen=True)
+class NoisyParams:
+    noisy: bool = setting(False)  # Explore by noise on the head's weights, in training only (1706.10295); let epsilon be 0 then.
+    sigma: float = setting(0.5, low=0, high=1_000)  # First standard deviation of the noise of noisy layers, times the root of a layer's
+                                                    # inputs (paper: 0.5).
+
+
+class NoisyLinear(nn.Linear):
+    """y = (mu_w + sigma_w * e_w) x + mu_b + sigma_b * e_b with e_w = f(q) f(p)^T and e_b = f(q), f(x) = sign(x) sqrt |x| (eq. 9 to 11).
+
+    p [inputs] and q [outputs] are unit Gaussians, drawn anew from torch's global generator at every forward in training, the same for the
+    whole batch; in evaluation there is no noise. mu_w and mu_b are `weight` and `bias`: nn.Linear draws them as the paper does, uniform in
+    +- 1 / sqrt(inputs). Both sigmas begin as sigma / sqrt(inputs) (section 3.2).
+    """
+
+    def __init__(self, in_features: int, out_features: int, sigma: float = 0.5):
+        super().__init__(in_features, out_features)
+        spread = sigma / math.sqrt(in_features)
+        self.weight_sigma = nn.Parameter(torch.full((out_features, in_features), spread))
+        self.bias_sigma = nn.Parameter(torch.full((out_features,), spread))
+
+    def forward(self, input: Tensor) -> Tensor:
+        mean = super().forward(input)
+        if not self.training:
+            return mean
+        noise = torch.randn(self.in_features + self.out_features, device=input.device, dtype=input.dtype)
+        noise = noise.sign() * noise.abs().sqrt()
+        inputs, outputs = noise.split((self.in_features, self.out_features))
+        return mean + outputs * F.linear(input * inputs, self.weight_sigma, self.bias_sigma)  # e_w is never made
+
+
+def linear_layers(params: NoisyParams) -> Callable[[int, int], nn.Module]:
+    """What makes a head's layers of (inputs, outputs)."""
+    return partial(NoisyLinear, sigma=params.sigma) if params.noisy else nn.Linear

@@ -1,0 +1,106 @@
+"""Each clause of the environment's contract is noticed when it is broken, and only then."""
+
+import numpy as np
+import pytest
+
+from core.acting.env_conformance import broken_clauses, play_randomly, random_actions
+from core.common.shared_arrays import ArraySpec
+from core.env import Continuous, Discrete, Env, EnvSpec, TimeStep
+
+SPEC = EnvSpec("game", ArraySpec((2, 2), "uint8"), 3, Discrete(4), is_image=True, max_value=9.0)
+VECTORS = EnvSpec("game", ArraySpec((3,), "float32"), 0, Continuous(np.float32([-2, 0]), np.float32([1, 5])))
+
+
+def timestep(spec=SPEC, **changes):
+    """Of two streams: an episode of stream 0 goes on, one of stream 1 starts."""
+    row = {"observation": np.zeros((2, *spec.observation_shape), spec.frame.dtype), "reward": np.float32([0.5, 0]),
+           "discount": np.float32([0, 1]), "first": np.array([False, True]), "last": np.array([True, False]),
+           "raw_reward": np.float32([7, 0])}
+    return TimeStep(**{**row, **changes})
+
+
+def before(**changes):
+    return timestep(**{"first": np.array([False, False]), "last": np.array([False, True]), **changes})
+
+
+@pytest.mark.parametrize("spec", [SPEC, VECTORS])
+def test_a_step_that_keeps_the_contract_is_not_complained_of(spec):
+    assert broken_clauses(spec, 2, timestep(spec), before()) == []
+
+
+NAN = np.full((2, 3), np.nan, np.float32)
+
+
+@pytest.mark.parametrize(("spec", "changes", "message"), [
+    (SPEC, {"observation": np.zeros((2, 2, 2), np.uint8)}, r"observation is uint8 \[2, 2, 2\], expected uint8 \[2, 3, 2, 2\]"),
+    (SPEC, {"observation": np.zeros((2, 3, 2, 2), np.float32)}, "observation is float32"),
+    (SPEC, {"observation": [[0]]}, "observation is a list"),
+    (SPEC, {"observation": np.full((2, 3, 2, 2), 10, np.uint8)}, r"values 10 \.\. 10, outside 0 \.\. 9"),
+    (VECTORS, {"observation": np.where(np.arange(6).reshape(2, 3) == 5, NAN, 0)}, "observation is not finite in streams 1"),
+    (SPEC, {"reward": np.array([0.5, 0])}, r"reward is float64 \[2\], expected float32 \[2\]"),
+    (SPEC, {"raw_reward": np.float32([np.inf, 0])}, "raw_reward is not finite in streams 0"),
+    (SPEC, {"discount": np.float32([1.5, 1])}, r"discount of streams 0 is outside 0 \.\. 1"),
+    (SPEC, {"discount": np.float32([-0.5, 1])}, r"discount of streams 0 is outside 0 \.\. 1"),
+    (SPEC, {"last": np.array([1, 0])}, r"last is int64 \[2\], expected bool \[2\]"),
+    (SPEC, {"first": np.array([False, False])}, "first is wrong in streams 1: an episode starts exactly where one ended before"),
+    (SPEC, {"first": np.array([True, True]), "last": np.array([False, False]), "reward": np.float32([0, 0]),
+            "raw_reward": np.float32([0, 0]), "discount": np.float32([1, 1])}, "first is wrong in streams 0"),
+    (SPEC, {"last": np.array([False, True])}, "first and last are both true in streams 1"),
+    (SPEC, {"reward": np.float32([0, 2])}, "first observation earned a reward in streams 1"),
+    (SPEC, {"raw_reward": np.float32([0, 2])}, "first observation earned a reward in streams 1"),
+    (SPEC, {"discount": np.float32([1, 0])}, "first observation has a discount other than 1 in streams 1")])
+def test_a_broken_clause_is_named(spec, changes, message):
+    found = broken_clauses(spec, 2, timestep(spec, **changes), before())
+    assert len(found) == 1
+    with pytest.raises(ValueError, match=message):
+        raise ValueError(found[0])
+
+
+def test_a_reset_starts_an_episode_everywhere():
+    assert "a reset starts" in broken_clauses(SPEC, 2, timestep(), None)[0]
+    everywhere = timestep(first=np.array([True, True]), last=np.array([False, False]), reward=np.float32([0, 0]),
+                          raw_reward=np.float32([0, 0]), discount=np.float32([1, 1]))
+    assert broken_clauses(SPEC, 2, everywhere, None) == []
+
+
+class Short(Env):
+    """Episodes of 2 steps in arrays that are used again; from step `fault` on rewards are NaN."""
+
+    spec = VECTORS
+
+    def __init__(self, fault=10**9):
+        self.fault, self.steps, self.actions, self.closed = fault, 0, [], False
+        self.row = timestep(VECTORS)
+
+    def reset(self, seed):
+        return self._next(True, False)
+
+    def step(self, action):
+        self.actions.append(action)
+        self.steps += 1
+        place = self.steps % 3
+        return self._next(place == 0, place == 2)
+
+    def _next(self, first, last):
+        self.row.first[:], self.row.last[:], self.row.discount[:] = first, last, 1
+        self.row.reward[:] = self.row.raw_reward[:] = np.nan if self.steps >= self.fault else 0
+        return self.row
+
+
+def test_random_play_ends_at_the_first_broken_step_and_names_it():
+    assert play_randomly(Short(), 2, 9, 0) == ([], 6)
+    found, episodes = play_randomly(Short(fault=4), 2, 9, 0)
+    assert episodes == 2 and [line.partition(" is ")[0] for line in found] == [
+        "step 4 of random play: reward", "step 4 of random play: raw_reward"]
+
+
+def test_random_actions_fill_the_space_and_stay_inside():
+    env = Short()
+    play_randomly(env, 2, 400, 0)
+    actions = np.stack(env.actions)  # [steps, E, 2]
+    space = VECTORS.action
+    assert actions.dtype == np.float32 and (actions >= space.low).all() and (actions <= space.high).all()
+    span = space.high - space.low
+    assert (actions.min((0, 1)) < space.low + 0.02 * span).all() and (actions.max((0, 1)) > space.high - 0.02 * span).all()
+    drawn = random_actions(Discrete(3), 500, np.random.default_rng(0))
+    assert drawn.shape == (500,) and set(drawn.tolist()) == {0, 1, 2}

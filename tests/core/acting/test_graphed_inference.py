@@ -1,0 +1,141 @@
+"""An actor's network on tensors that stay the same: the same answers, whoever else was answered and whatever the weights have become."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from core.acting.graphed_inference import OnFixedTensors, capture_forward, for_acting
+from core.agents.impala import Impala
+from core.env import TimeStep
+from core.model import leaves, restart
+from core.models.actor_critic_mlp import MLPAC, MLPACParams
+from core.runtime.parameter_store import ParameterStore
+from tests.core.devices import cuda
+from tests.core.learning.test_graphed_update import Watch
+from tests.core.resident_agents import AGENTS, DISCRETE
+from tests.core.resident_agents import make_agent as make_planned
+
+ACTING = ["dqn", "rainbow", "r2d2", "impala with LSTM", "ddpg", "sac"]
+STREAMS = 3
+
+
+def make_agent(name, device="cpu", seed=3):
+    if name in AGENTS:
+        return make_planned(name, device, seed)
+    torch.manual_seed(seed)
+    return Impala(Impala.Params(), DISCRETE, lambda: MLPAC(MLPACParams(hidden=8, lstm=4), DISCRETE).to(device))
+
+
+def seen(draw):
+    first = draw.random(STREAMS) < 0.3
+    numbers = draw.normal(size=STREAMS).astype(np.float32)
+    return TimeStep(draw.integers(0, 256, (STREAMS, *DISCRETE.observation_shape), np.uint8), numbers, numbers, first, first, numbers)
+
+
+def played(name, agent, steps=12):
+    """Actions, extras and states of two groups that take turns; now and then weights are pulled, and an evaluation comes between."""
+    store, exploration = ParameterStore(ParameterStore.size_of(agent.model)), agent.exploration(0, 1, STREAMS, np.random.default_rng(5))
+    version, found, draw = 0, [], np.random.default_rng(1)
+    initial = agent.initial_state(STREAMS)
+    states = [initial, initial]
+    for step in range(steps):
+        torch.manual_seed(step)
+        for group in range(2):
+            timestep = seen(draw)
+            state = restart(states[group], timestep.first, initial)
+            output = agent.act(timestep, state, None if step == 5 else exploration)
+            states[group] = output.state
+            found += [output.action, *output.extras.values()]
+        if step % 3 == 2:
+            store.publish(make_agent(name, seed=step).model)
+            version = store.pull(agent.model, version)
+    return [*found, *(part.cpu().numpy() for state in states for part in state)]
+
+
+def assert_same(found, expected, **tolerance):
+    assert len(found) == len(expected) > 20
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, **tolerance)
+
+
+@pytest.mark.parametrize("name", ACTING)
+def test_answers_on_fixed_tensors_are_the_networks_own(name):
+    agent = make_agent(name)
+    capture_forward(agent.model, capture=False)
+    assert_same(played(name, agent), played(name, make_agent(name)), rtol=0, atol=0)
+
+
+@cuda
+@pytest.mark.parametrize("name", [name for name in ACTING if name not in ("rainbow", "sac")])  # these draw otherwise in a recording
+def test_captured_answers_equal_eager_ones(name):
+    agent = make_agent(name, "cuda")
+    assert for_acting(agent, True) is agent and "forward" in vars(agent.model)
+    assert_same(played(name, agent), played(name, make_agent(name, "cuda")), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ACTING)
+def test_a_network_that_answers_looks_at_no_value_and_every_shape_is_the_same_each_time(name, monkeypatch):
+    calls, call = [], OnFixedTensors._call
+
+    def watched(self):
+        with Watch() as watch:
+            call(self)
+        calls.append(watch)
+
+    monkeypatch.setattr(OnFixedTensors, "_call", watched)
+    agent = make_agent(name)
+    capture_forward(agent.model, capture=False)
+    exploration, draw = agent.exploration(0, 1, STREAMS, np.random.default_rng(5)), np.random.default_rng(1)
+    for _ in range(3):
+        agent.act(seen(draw), agent.initial_state(STREAMS), exploration)
+    assert all(watch.looks == [] and watch.shapes == calls[0].shapes != [] for watch in calls) and len(calls) == 3
+
+
+@pytest.mark.parametrize("name", ACTING)
+def test_nothing_is_made_in_inference_mode_and_no_gradients_are_kept(name, monkeypatch):
+    """Though `act` is in that mode; or what a recording keeps of its generator would be of it."""
+    calls, call = [], OnFixedTensors._call
+
+    def watched(self):
+        calls.append(torch.is_inference_mode_enabled() or torch.is_grad_enabled())
+        call(self)
+        assert not any(leaf.is_inference() or leaf.requires_grad for leaf in leaves((self._arguments, self._output)))
+
+    monkeypatch.setattr(OnFixedTensors, "_call", watched)
+    agent = make_agent(name)
+    capture_forward(agent.model, capture=False)
+    exploration, draw, state = agent.exploration(0, 1, STREAMS, np.random.default_rng(5)), np.random.default_rng(1), None
+    for _ in range(3):
+        state = agent.act(seen(draw), agent.initial_state(STREAMS) if state is None else state, exploration).state
+    assert calls == [False] * 3
+
+
+def test_what_was_answered_stays_when_others_are_answered():
+    agent = make_agent("impala with LSTM")
+    capture_forward(agent.model, capture=False)
+    draw = np.random.default_rng(1)
+    first = agent.act(seen(draw), agent.initial_state(STREAMS), None)
+    kept = [part.clone() for part in first.state]
+    agent.act(seen(draw), agent.initial_state(STREAMS), None)
+    assert all(map(torch.equal, first.state, kept))
+
+
+@pytest.mark.parametrize(("on_gpu", "captured", "replaced"), [(True, True, [True]), (True, False, []), (False, True, [])])
+def test_only_networks_on_a_gpu_are_captured_and_only_where_it_is_wanted(monkeypatch, on_gpu, captured, replaced):
+    found = []
+    monkeypatch.setattr("core.acting.graphed_inference.capture_forward", lambda model, capture: found.append(capture))
+    for_acting(SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter([SimpleNamespace(is_cuda=on_gpu)]))), captured)
+    assert found == replaced
+
+
+def test_weights_are_refreshed_where_they_are():
+    agent = make_agent("dqn")
+    places = [part.data_ptr() for part in agent.model.state_dict().values()]
+    store = ParameterStore(ParameterStore.size_of(agent.model))
+    other = make_agent("dqn", seed=4)
+    store.publish(other.model)
+    assert store.pull(agent.model, 0) == 1
+    assert places == [part.data_ptr() for part in agent.model.state_dict().values()]
+    assert all(map(torch.equal, agent.model.state_dict().values(), other.model.state_dict().values()))

@@ -1,0 +1,139 @@
+"""The border to every environment, and notices to a person."""
+
+import io
+import signal
+import sys
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from core.acting.validated_env import CheckedSteps, make_env
+from core.common.console import notice
+from core.common.foreign_code import ForeignCodeError, foreign_code
+from core.common.shared_arrays import ArraySpec
+from core.env import Discrete, Env, EnvSpec, TimeStep
+
+STREAMS = 3
+
+
+class Told(Env):
+    """Returns sound steps but for what it is told."""
+
+    spec = EnvSpec("told", ArraySpec((2,), "float32"), 0, Discrete(2))
+
+    def __init__(self, **told):
+        flags = np.zeros(STREAMS, bool)
+        numbers = np.zeros(STREAMS, np.float32)
+        self.sound = TimeStep(np.zeros((STREAMS, 2), np.float32), numbers, numbers, flags, flags, numbers)
+        self.told, self.closed = told, False
+
+    def reset(self, seed):
+        return self.sound
+
+    def step(self, action):
+        return self.sound._replace(**self.told)
+
+    def close(self):
+        self.closed = True
+
+
+def stepped(**told):
+    env = CheckedSteps(Told(**told), STREAMS)
+    env.reset(1)
+    return env.step(np.zeros(STREAMS, np.int64))
+
+
+def numbers(*values):
+    return np.array(values, np.float32)
+
+
+@pytest.mark.parametrize(("told", "message"), [
+    ({"reward": numbers(0, np.nan, 0)}, "reward of stream 1 of told at step 1 is nan, expected finite values"),
+    ({"discount": numbers(0, 0, np.inf)}, "discount of stream 2 of told at step 1 is inf"),
+    ({"raw_reward": numbers(-np.inf, 0, 0)}, "raw_reward of stream 0 of told at step 1 is -inf"),
+    ({"observation": np.array([[0, 0], [0, np.nan], [0, 0]], np.float32)}, r"observation of stream 1 .* is nan \(element \[1\]\)"),
+    ({"observation": np.zeros((STREAMS, 2), np.int64)}, r"observation of told at step 1 is int64 \[3, 2\], expected float32 \[3, 2\]"),
+    ({"observation": np.zeros((STREAMS, 3), np.float32)}, r"is float32 \[3, 3\], expected float32 \[3, 2\]"),
+    ({"first": numbers(0, 0, 0)}, r"first of told at step 1 is float32 \[3\], expected bool \[3\]"),
+    ({"last": None}, "last of told at step 1 is None, expected bool"), ({"reward": 1.0}, "reward of told at step 1 is 1.0"),
+    ({"reward": numbers(1, 2)}, r"is float32 \[2\], expected float32 \[3\]")])
+def test_a_faulty_field_is_an_error_naming_field_value_stream_and_step(told, message):
+    with pytest.raises(ValueError, match=message):
+        stepped(**told)
+
+
+def test_streams_are_numbered_from_the_first_that_they_are_to_their_actor():
+    env = CheckedSteps(Told(reward=numbers(0, np.nan, 0)), STREAMS)
+    env.note_stream_in(np.zeros(1), 8)
+    with pytest.raises(ValueError, match="reward of stream 9 of told"):
+        env.step(np.zeros(STREAMS, np.int64))
+
+
+def test_what_is_no_time_step_is_an_error():
+    env = CheckedSteps(Told(), STREAMS)
+    env._env.sound = ("observation", 0.0, False)
+    with pytest.raises(ValueError, match=r"told returned .* at step 0, expected a TimeStep"):
+        env.reset(1)
+
+
+def test_sound_steps_pass_as_they_are_even_the_largest_numbers():
+    largest = numbers(3e38, 3e38, -3e38)
+    assert stepped(reward=largest).reward is largest
+
+
+class Unreadable(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+ACTION = np.zeros(STREAMS, np.int64)
+
+
+@pytest.mark.parametrize("call", [("reset", 1), ("step", ACTION), ("send", ACTION), ("render",), ("close",)])
+@pytest.mark.parametrize(("error", "message"), [
+    (SystemExit(0), r"environment told called sys.exit\(0\)"), (ImportError("no levels"), "environment told raised ImportError: no levels"),
+    (Unreadable(), r"environment told raised Unreadable: \(its __str__ raises ValueError\)")])
+def test_what_would_end_or_mislead_its_process_is_an_error_of_the_environment(monkeypatch, call, error, message):
+    def fail(*_):
+        raise error
+
+    env = CheckedSteps(Told(), STREAMS)
+    monkeypatch.setattr(env._env, call[0], fail)
+    with pytest.raises(ForeignCodeError, match=message):
+        getattr(env, call[0])(*call[1:])
+
+
+@pytest.mark.parametrize("handled_by_python", [True, False])
+def test_a_keyboard_interrupt_passes_only_where_ctrl_c_may_have_caused_it(monkeypatch, handled_by_python):
+    monkeypatch.setattr("core.common.foreign_code.signal.getsignal", lambda number: signal.default_int_handler if handled_by_python else None)
+    with pytest.raises(KeyboardInterrupt if handled_by_python else ForeignCodeError):
+        with foreign_code("it"):
+            raise KeyboardInterrupt
+
+
+def test_an_environment_that_leaves_as_it_is_made_is_an_error_and_a_missing_package_stays_one():
+    for error, raised in ((SystemExit(0), ForeignCodeError), (ImportError("pip install it"), ImportError)):
+        options = SimpleNamespace(env_class=Mock(side_effect=error), env=None, game="told")
+        with pytest.raises(raised):
+            make_env(options, 1, training=True)
+
+
+def test_everything_else_is_the_environments_own():
+    inner = Told()
+    env = CheckedSteps(inner, STREAMS)
+    env.close()
+    assert inner.closed and env.spec is inner.spec
+
+
+class FullDisk(io.StringIO):
+    def write(self, text):
+        raise OSError(28, "No space left on device")
+
+
+def test_a_notice_that_cannot_be_written_stops_nothing(monkeypatch, capsys):
+    notice("a word")
+    assert capsys.readouterr().err == "a word\n"
+    monkeypatch.setattr(sys, "stderr", FullDisk())
+    notice("a word")

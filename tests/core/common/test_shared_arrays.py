@@ -1,0 +1,97 @@
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from core.common.shared_arrays import ALIGNMENT, ArraySpec, SharedArrays, _free_in_groups, total_bytes
+
+SPECS = {"bytes": ArraySpec((3, 5), "uint8"), "flags": ArraySpec((7,), "bool"), "counters": ArraySpec((2, 8), "int64"),
+         "values": ArraySpec((4,), "float32"), "none": ArraySpec((0,), "float32")}
+
+
+def negate(arrays: SharedArrays) -> None:
+    arrays["values"][...] = -arrays["values"]
+    arrays["counters"][1, 0] = 1 << 40
+
+
+def test_a_spawned_process_shares_the_arrays_and_nothing_is_left_in_dev_shm():
+    before = set(os.listdir("/dev/shm"))
+    arrays = SharedArrays(SPECS)
+    arrays["values"][...] = [1, 2, 3, 4]
+    process = multiprocessing.get_context("spawn").Process(target=negate, args=(arrays,))
+    process.start()
+    assert not {name for name in set(os.listdir("/dev/shm")) - before if not name.startswith("sem.")}
+    process.join()
+    assert process.exitcode == 0
+    assert arrays["values"].tolist() == [-1, -2, -3, -4] and arrays["counters"].tolist()[1][0] == 1 << 40
+    del arrays
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_a_process_that_is_no_child_opens_the_arrays_where_they_are_and_finds_them_gone_later():
+    arrays = SharedArrays(SPECS)
+    sent = pickle.dumps(arrays)
+    program = "import pickle, sys; arrays = pickle.load(sys.stdin.buffer); arrays['values'][...] = [5, 6, 7, 8]"
+    subprocess.run([sys.executable, "-c", program], input=sent, check=True, timeout=60)
+    assert arrays["values"].tolist() == [5, 6, 7, 8]
+    descriptor = arrays._fd
+    del arrays
+    with pytest.raises(ConnectionError):
+        pickle.loads(sent)
+    other = os.memfd_create("another")
+    os.dup2(other, descriptor)
+    with pytest.raises(ConnectionError, match="no longer"):
+        pickle.loads(sent)
+    for number in {other, descriptor}:
+        os.close(number)
+
+
+def test_arrays_start_at_zero_and_do_not_overlap():
+    arrays = SharedArrays(SPECS)
+    for name, spec in SPECS.items():
+        assert arrays[name].shape == spec.shape and arrays[name].dtype == np.dtype(spec.dtype) and not arrays[name].any()
+        arrays[name][...] = 1
+    assert all((arrays[name] == 1).all() for name in SPECS) and "bytes" in arrays and "other" not in arrays
+    starts = [arrays[name].__array_interface__["data"][0] for name in SPECS if arrays[name].size]
+    assert all((start - starts[0]) % ALIGNMENT == 0 for start in starts)
+
+
+def test_shortage_is_a_memory_error_before_the_allocation(monkeypatch):
+    calls = []
+    monkeypatch.setattr("core.common.shared_arrays.available_bytes", lambda: 10_000)
+    monkeypatch.setattr(os, "memfd_create", lambda name: calls.append(name))
+    with pytest.raises(MemoryError, match=r"80,000 bytes .* 10,000"):
+        SharedArrays({"values": ArraySpec((10_000,), "float64")})
+    assert not calls
+
+
+@pytest.mark.parametrize(("line", "top", "limit", "usage", "cache"), [
+    ("0::/a/b", "", "memory.max", "memory.current", "inactive_file"),
+    ("4:memory:/a/b", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")])
+def test_the_limits_of_all_control_groups_above_count_and_what_their_file_cache_gives_back(tmp_path, line, top, limit, usage, cache):
+    (tmp_path / "cgroup").write_text(f"1:cpu:/elsewhere\n{line}\n")
+    for folder, most, used in (("", "max", "9999"), ("a", "1000", "700"), ("a/b", "5000", "600")):
+        group = tmp_path / "mount" / top / folder
+        group.mkdir(parents=True, exist_ok=True)
+        (group / limit).write_text(f"{most}\n")
+        (group / usage).write_text(f"{used}\n")
+        (group / "memory.stat").write_text(f"cache 5\n{cache} 200\nrss 3\n")
+    assert sorted(_free_in_groups(tmp_path / "cgroup", tmp_path / "mount")) == [500, 4600]
+    assert _free_in_groups(tmp_path / "absent", tmp_path / "mount") == []
+
+
+def test_total_bytes_is_what_is_mapped():
+    arrays = SharedArrays(SPECS)
+    assert os.fstat(arrays._fd).st_size == total_bytes(SPECS) == 64 + 64 + 128 + 64
+
+
+def test_the_descriptor_is_closed_with_the_arrays():
+    arrays = SharedArrays(SPECS)
+    descriptor = arrays._fd
+    del arrays
+    with pytest.raises(OSError):
+        os.fstat(descriptor)

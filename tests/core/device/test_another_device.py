@@ -1,0 +1,150 @@
+"""Updates and answers on a device that is not the CPU: all they compute with lies there, and no value comes back to python.
+
+The device is torch's meta, whose tensors have shapes and no values: what would read one is an error. It has no multi-tensor kernels, so the
+optimiser's own step is left out; test_resident_updates and test_staged repeat all of it on CUDA where there is a GPU.
+"""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from core.acting.graphed_inference import OnFixedTensors, capture_forward
+from core.distributed.learner_group import Group, within
+from core.learning.graphed_update import Tally
+from core.learning.optimizer import Optimizer, OptimizerParams
+from core.models.layers.running_normalization import RunningNormalization
+from core.single_processes.learner_setup import EagerUpdates
+from core.staged import StagedUpdates
+from tests.core import resident_agents
+from tests.core.acting import test_graphed_inference
+from tests.core.learning import test_staged_update
+
+META = torch.device("meta")
+
+
+class OneDevice(TorchDispatchMode):
+    """Refuses operators that have to do with a tensor elsewhere. In a recording on CUDA a copy from the CPU would be an error."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        devices = {leaf.device.type for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)}
+        assert devices <= {"meta"}, f"{func} of tensors on {devices}"
+        return result
+
+
+class HostGenerator(torch.Generator):
+    """Meta has none of its own, and nothing is drawn there."""
+
+    def __new__(cls, device="cpu"):
+        return super().__new__(cls, "cpu")
+
+
+@pytest.fixture(autouse=True)
+def a_device_without_values(monkeypatch):
+    def apply(self, loss, wanted=True):
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        assert gradients and all(gradient.is_meta for gradient in gradients)
+        norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+        if self._planned is None:
+            return norm, bool(torch.isfinite(norm))
+        self._planned_lr = self._planned.take()
+        return norm, torch.isfinite(norm + loss.detach()) & wanted
+
+    monkeypatch.setattr("core.device.transfers._staged", lambda source: source)  # pinned memory is there with CUDA only
+    monkeypatch.setattr(torch, "Generator", HostGenerator)
+    monkeypatch.setattr(Optimizer, "apply", apply)
+
+
+@pytest.mark.parametrize("name", resident_agents.AGENTS)
+def test_updates_from_resident_rows_stay_on_their_device(name):
+    agent = resident_agents.make_agent(name, "meta")
+    memory, count = resident_agents.make_memory(agent, "meta"), 2 * agent.period(agent.params)
+    assert memory.refresh()
+    tally = Tally(META)
+
+    def updates():
+        for _ in range(count):
+            batch, places = memory.sample(16)
+            output = agent.learn(batch)
+            memory.update_priorities(places, output.priorities)
+            tally.add(output)
+        return output
+
+    memory.plan(count), agent.plan(count)
+    updates()  # which makes what is made on first use, as before a recording
+    memory.plan(count), agent.plan(count)
+    with OneDevice():
+        output = updates()
+    assert all(value.is_meta for value in (*output.statistics.values(), output.priorities, output.skipped))
+
+
+@pytest.mark.parametrize("name", test_staged_update.AGENTS)
+def test_updates_on_staged_batches_stay_on_their_device(name):
+    agent = test_staged_update.make_agent(name, "meta")
+    learn = StagedUpdates(agent, META, capture=False)
+    output = learn(test_staged_update.make_batch(agent, 0))
+    assert output.statistics == {} and (output.priorities is None or output.priorities.is_meta)
+    agent.plan(1)
+    with OneDevice():
+        learn._work()
+
+
+class Two(Group):
+    """Of two learners the first. Notes what is summed."""
+
+    def __init__(self):
+        super().__init__(0, 2)
+        self.summed = []
+
+    def gather(self, values):
+        raise NotImplementedError
+
+    def run(self, function):
+        raise NotImplementedError
+
+    def _sum(self, tensor):
+        self.summed.append(tensor)
+
+
+def test_what_learners_tell_each_other_of_an_update_is_one_tensor_that_never_leaves_the_device():
+    parameters = [torch.nn.Parameter(torch.zeros(shape, device=META)) for shape in ((3, 2), (5,), ())]
+    optimizer, normalization, group = Optimizer(parameters, OptimizerParams()), RunningNormalization(4).to(META), Two()
+    for parameter in parameters[:2]:
+        parameter.grad = torch.zeros_like(parameter)
+    with within(group), OneDevice():
+        loss = optimizer._together(torch.zeros((), device=META))
+        normalization.update(torch.zeros(7, 4, device=META))
+    gradients, *moments = group.summed
+    assert gradients.shape == (3 * 2 + 5 + 1 + 1,) and gradients.is_contiguous() and loss.shape == () and loss.is_meta
+    assert parameters[2].grad.is_meta and [moment.shape for moment in moments] == [(4,), (4,)]
+
+
+def test_an_update_that_looks_is_noticed():
+    agent = test_staged_update.make_agent("dqn", "meta")
+    with pytest.raises(RuntimeError, match="meta"):
+        EagerUpdates(agent, False)(test_staged_update.make_batch(agent, 0))
+
+
+@pytest.mark.parametrize("name", test_graphed_inference.ACTING)
+def test_answers_stay_on_their_device(name, monkeypatch):
+    """Up to where the actor takes them home."""
+    agent, calls, call = test_graphed_inference.make_agent(name, "meta"), [], OnFixedTensors._call
+
+    def watched(answers):
+        calls.append(None)
+        with OneDevice() if len(calls) > 1 else nullcontext():
+            call(answers)
+
+    monkeypatch.setattr(OnFixedTensors, "_call", watched)
+    capture_forward(agent.model, capture=False)
+    timestep = test_graphed_inference.seen(np.random.default_rng(0))
+    exploration = agent.exploration(0, 1, test_graphed_inference.STREAMS, np.random.default_rng(5))
+    for _ in range(2):
+        with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+            agent.act(timestep, agent.initial_state(test_graphed_inference.STREAMS), exploration)
+    assert len(calls) == 2

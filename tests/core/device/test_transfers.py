@@ -1,0 +1,45 @@
+"""What every process asks of its processor."""
+
+import threading
+
+import pytest
+import torch
+
+from core.device.transfers import use_threads
+from utils.config.command_line import read_options
+from utils.factory import EnginesDict, ProcessesDict
+from utils.launch import prepare
+
+TINY = 1e-39  # float32's normal numbers begin at 1.2e-38
+
+
+@pytest.fixture
+def threads_as_before():
+    before = torch.get_num_threads()
+    yield
+    torch.set_flush_denormal(False)
+    torch.set_num_threads(before)
+
+
+def halved():
+    return (torch.full((4,), TINY) / 2).tolist()
+
+
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot")
+def test_numbers_that_are_too_small_are_zero_here_and_in_threads_that_are_started_later(threads_as_before):
+    assert halved() != [0.0] * 4
+    use_threads(1)
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(halved()))
+    thread.start()
+    thread.join()
+    assert torch.get_num_threads() == 1 and halved() == found == [0.0] * 4
+
+
+def test_after_a_run_on_the_inline_engine_they_are_what_they_were(tmp_path, threads_as_before):
+    context, agent = prepare(read_options([
+        "--config", "dqn-cartpole", "--root", str(tmp_path), "--engine", "inline", "--num_actors", "1", "--num_envs_per_actor", "2",
+        "--clock.learn_start", "20", "--agent.batch_size", "4", "--updates", "3", "--evaluator.episodes", "1", "--evaluator.max_steps", "3",
+        "--memory.capacity", "500"]))
+    assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
+    assert halved() != [0.0] * 4

@@ -1,0 +1,115 @@
+"""Learners in processes of their own: what they tell each other, over what, and what they are told when one dies."""
+
+import importlib
+import multiprocessing
+import os
+import signal
+import time
+from contextlib import suppress
+from datetime import timedelta
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from core.distributed import torch_group
+from core.distributed.learner_group import LearnersParted, averaged
+from core.distributed.torch_group import on_this_machine
+
+LATE = 0.5  # seconds
+
+
+def finished(generator):
+    """What it yielded, and its result."""
+    yielded = []
+    while True:
+        try:
+            yielded.append(next(generator))
+        except StopIteration as end:
+            return yielded, end.value
+
+
+def other_learner(groups) -> None:
+    group = groups.join(1, "cpu")
+    time.sleep(LATE)
+    finished(group.gather([3, -(2**62)]))
+    finished(group.run(lambda: averaged(torch.tensor([2.0, 5.0]))))
+    time.sleep(LATE)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_learners_of_one_machine_share_their_news_and_gradients_over_loopback_until_one_dies(monkeypatch):
+    monkeypatch.setattr(torch_group, "PATIENCE", timedelta(seconds=0.05))
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "")
+    with on_this_machine(2) as groups:
+        process = multiprocessing.get_context("spawn").Process(target=other_learner, args=(groups,))
+        process.start()
+        group = groups.join(0, "cpu")
+        try:
+            yielded, rows = finished(group.gather([1, 2]))
+            assert len(yielded) > 2 and not any(yielded)  # signs of life while the other one is late
+            assert rows == [[1, 2], [3, -(2**62)]]
+            assert finished(group.run(lambda: averaged(torch.tensor([1.0, 2.0]))))[1].tolist() == [1.5, 3.5]
+            ports = [port for pid in (os.getpid(), process.pid) for port in psutil.Process(pid).net_connections("inet")]
+            assert ports and {port.laddr.ip for port in ports} == {"127.0.0.1"}
+            for wait in (group.gather([1]), group.run(lambda: averaged(torch.ones(1)))):
+                with pytest.raises(LearnersParted, match="another learner is gone"):
+                    finished(wait)
+        finally:
+            group.close()
+            process.kill()
+            process.join()
+    assert not os.path.exists(groups.address.removeprefix("file://"))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What torch is asked for by learners on GPUs, in order."""
+    made = []
+    for owner, name in ((torch.cuda, "set_device"), (torch.cuda, "synchronize"), (dist, "init_process_group"), (dist, "all_reduce"),
+                        (dist, "destroy_process_group")):
+        monkeypatch.setattr(owner, name, lambda *given, name=name, **named: made.append((name, *given, named)))
+    monkeypatch.setattr(torch, "zeros", lambda *shape, device: f"zeros on {device}")
+    return made
+
+
+def test_on_a_gpu_a_learner_connects_when_it_joins_with_its_own_device_for_gradients_and_the_cpu_for_news(calls):
+    torch_group.ProcessGroups(2, "file:///nowhere").join(1, "cuda:1")
+    names = [name for name, *_ in calls]
+    assert names == ["set_device", "init_process_group", "all_reduce", "synchronize"]
+    assert calls[0][1] == calls[3][1] == "cuda:1" and calls[2][1] == "zeros on cuda:1"
+    assert calls[1][1] == "cpu:gloo,cuda:nccl" and calls[1][2]["world_size"] == 2 and calls[1][2]["rank"] == 1
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_learner_that_failed_on_a_gpu_does_not_wait_for_the_others(calls, on_gpu, failed):
+    with suppress(ValueError), torch_group.ProcessGroup(0, 2, on_gpu):
+        if failed:
+            raise ValueError
+    assert bool(calls) != (on_gpu and failed)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_an_error_on_a_gpu_is_the_learners_own_and_told_whole(monkeypatch, on_gpu):
+    def fail(tensor, async_op=False):
+        raise dist.DistBackendError("NCCL error. Last error: two ranks have one GPU")
+
+    monkeypatch.setattr(dist, "all_reduce", fail)
+    tensor = SimpleNamespace(is_cuda=on_gpu, clone=lambda: None, copy_=lambda own: None)
+    with pytest.raises(RuntimeError) as raised:
+        torch_group.ProcessGroup(0, 2).sum(tensor)
+    assert ("two ranks have one GPU" in str(raised.value)) == on_gpu == (not isinstance(raised.value, LearnersParted))
+
+
+def test_news_go_by_gloo_where_gradients_have_a_backend_of_their_own():
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # which makes the backend known
+    dist.init_process_group("cpu:gloo,cuda:fake", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        backends = {kind: type(dist.group.WORLD._get_backend(torch.device(kind))).__name__ for kind in ("cpu", "cuda")}
+    finally:
+        dist.destroy_process_group()
+    assert "Gloo" in backends["cpu"] and "Fake" in backends["cuda"]

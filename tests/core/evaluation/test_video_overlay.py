@@ -1,0 +1,242 @@
+"""What recordings show, and the files they become."""
+
+import dataclasses
+import json
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from core.agent import ActorOutput
+from core.agents.base.actor_critic import ActorCriticAgent
+from core.agents.base.q_learning import QLearning
+from core.common.shared_arrays import ArraySpec
+from core.env import Discrete, EnvSpec, TimeStep
+from core.evaluation import video_overlay
+from core.evaluation.episodes import Scene
+from core.evaluation.recording import record_episode
+from core.evaluation.video_overlay import HISTORY, PANEL_WIDTH, PAPER, Film, seen, strip
+from core.evaluation.video_writer import Video, VideoParams
+from utils.config.command_line import read_options
+from utils.factory import EnginesDict, ProcessesDict
+from utils.launch import prepare
+
+imageio = pytest.importorskip("imageio")
+STACK = EnvSpec("game", ArraySpec((8, 8), "uint8"), 4, Discrete(3), frames_per_step=4, is_image=True, max_value=255.0)
+PLANES = EnvSpec("game", ArraySpec((5, 5, 3 + 2), "uint8"), 0, Discrete(3), is_image=True)
+COLOUR = EnvSpec("game", ArraySpec((5, 5, 3), "uint8"), 2, Discrete(3), is_image=True, max_value=255.0)
+VECTOR = EnvSpec("game", ArraySpec((5,), "float32"), 0, Discrete(3))
+
+
+def scene(step, height=21, width=15, spec=STACK):
+    """Step 0 is a reset; the action that led to step k is k, and the agent's value before it 10 k."""
+    outlook = {"value": np.float32(10 * step), "probabilities": np.float32([0.2, 0.8])} if step else {}
+    return Scene(np.full((height, width, 3), 50 + step, np.uint8), np.full(spec.observation_shape, step, spec.frame.dtype), float(-step),
+                 step, np.int64(step) if step else None, outlook)
+
+
+@pytest.fixture
+def shoot(monkeypatch, tmp_path):
+    """The frames of a film of `steps` scenes."""
+    def make(steps, **settings):
+        frames = []
+        monkeypatch.setattr(Video, "add", lambda self, picture: frames.append(picture.copy()))
+        spec = settings.pop("spec", STACK)
+        made = Film(tmp_path / "film.mp4", VideoParams(**settings), spec)
+        for step in range(steps):
+            made.add(scene(step, spec=spec))
+        made.close()
+        return frames
+    return make
+
+
+def test_alone_the_picture_is_the_games_own(shoot):
+    frames = shoot(4)
+    assert [frame.shape for frame in frames] == [(21, 15, 3)] * 4
+    assert [int(frame.mean()) for frame in frames] == [50, 51, 52, 53]
+
+
+@pytest.mark.parametrize("spec", [STACK, PLANES, COLOUR, VECTOR])
+@pytest.mark.parametrize("settings", [{"overlay": True}, {"panel": True}, {"overlay": True, "panel": True}])
+def test_all_frames_of_a_film_have_one_even_size(shoot, settings, spec):
+    shapes = {frame.shape for frame in shoot(4, spec=spec, **settings)}
+    assert len(shapes) == 1
+    height, width, _ = shapes.pop()
+    assert height % 2 == width % 2 == 0 and width > 15 and height >= 320
+
+
+def test_an_enlarged_picture_keeps_its_pixels_and_the_caption_stands_below(shoot):
+    frame = shoot(1, overlay=True)[0]
+    assert (frame[:336, :240] == 50).all()  # 21 x 15, sixteen times
+    assert (frame[336:362, :240] > 200).any()
+
+
+def test_a_frame_tells_the_action_that_was_chosen_in_it(shoot, monkeypatch):
+    told = []
+    original = video_overlay.caption
+    monkeypatch.setattr(video_overlay, "caption", lambda *words: told.append((words[0].length, words[1])) or original(*words))
+    shoot(4, overlay=True)
+    assert told == [(0, 1), (1, 2), (2, 3), (3, 3)]  # of the last one nothing is known
+
+
+def test_the_curves_of_a_frame_end_with_what_was_made_of_it(shoot, monkeypatch):
+    drawn = []
+    original = video_overlay.strip
+
+    def noted(name, history):
+        drawn.append((name, [part.tolist() for part in history]))
+        return original(name, history)
+
+    monkeypatch.setattr(video_overlay, "strip", noted)
+    shoot(3, panel=True)
+    values = [history for name, history in drawn if name == "value"]
+    assert values == [[[10.0]], [[10.0], [20.0]], [[10.0], [20.0], [20.0]]]
+    assert {len(history[-1]) for name, history in drawn if name == "probabilities"} == {2}
+
+
+def test_the_network_input_is_shown_frame_by_frame_and_plane_by_plane():
+    stack = np.arange(4, dtype=np.uint8)[:, None, None] * 60 * np.ones((4, 8, 8), np.uint8)
+    sheet = seen(stack, STACK)
+    half = PANEL_WIDTH // 2
+    assert [int(sheet[row * half + 70, column * half + 70, 0]) for row in range(2) for column in range(2)] == [0, 60, 120, 180]
+    assert (sheet[half - 1, :] == PAPER).all()  # between the tiles
+    planes = np.zeros((5, 5, 5), np.uint8)
+    planes[2, 2, 4] = 1
+    side = PANEL_WIDTH // 3
+    sheet = seen(planes, PLANES)
+    assert sheet.shape == (2 * side, PANEL_WIDTH, 3)
+    assert (np.argwhere(sheet[..., 0] == 255).min(0) // side).tolist() == [1, 1]  # the fifth of five, in rows of three
+    assert seen(np.zeros(5, np.float32), VECTOR).shape == (0, PANEL_WIDTH, 3)
+
+
+def test_a_curve_rises_to_its_newest_value_at_the_right_edge():
+    picture = strip("value", [np.array([float(value)]) for value in range(HISTORY)])
+    rows, columns = np.nonzero(picture[video_overlay.LABEL_HEIGHT:, :, 2] > 150)
+    assert PANEL_WIDTH - 3 <= columns.max() <= PANEL_WIDTH - 1 and columns.min() <= 3
+    assert rows[columns == columns.max()].max() < rows[columns == columns.min()].min()
+
+
+def test_agents_say_what_they_made_of_a_step():
+    output = ActorOutput(np.zeros(1, np.int64), {"q_max": np.float32([3]), "q_taken": np.float32([1]), "value": np.float32([2]),
+                                                 "logits": np.log(np.float32([[1, 3]]))}, ())
+    assert QLearning.outlook(None, output)["value, best and taken"].tolist() == [[3, 1]]
+    found = ActorCriticAgent.outlook(None, output)
+    assert found["value"].tolist() == [2] and found["action probabilities"][0].tolist() == pytest.approx([0.25, 0.75])
+
+
+@pytest.mark.parametrize(("spec", "fps", "rate"), [(STACK, None, 15), (PLANES, None, 60), (PLANES, 12.5, 12.5),
+                                                  (dataclasses.replace(STACK, frame_rate=50.0), None, 12.5)])
+def test_a_film_plays_as_the_game_does_or_as_it_is_told(spec, fps, rate, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(video_overlay, "Video", lambda path, rate: asked.append(rate))
+    Film(tmp_path / "a.mp4", VideoParams(fps=fps), spec)
+    assert asked == [rate]
+
+
+@pytest.mark.parametrize(("name", "asked", "written", "rate"), [
+    ("a.mp4", 15, 10, 15), ("a.gif", 15, 10, 15), ("a.gif", 60, 5, 30), ("a.mp4", 60, 10, 60)])
+def test_a_file_has_every_frame_and_plays_as_fast_as_asked(tmp_path, name, asked, written, rate):
+    video = Video(tmp_path / name, asked)
+    for number in range(10):
+        video.add(np.full((20, 16, 3), 20 * number, np.uint8))
+    video.close()
+    with imageio.get_reader(tmp_path / name) as reader:
+        pictures, facts = list(reader.iter_data()), reader.get_meta_data()
+    assert len(pictures) == written and pictures[0].shape[:2] == (20, 16)
+    stride = 10 // written
+    assert abs(float(pictures[-1][..., :3].mean()) - 20 * stride * (written - 1)) < 10
+    assert facts["fps"] == rate if "fps" in facts else abs(facts["duration"] - 1000 / rate) < 10  # a GIF counts hundredths
+
+
+def test_an_evaluator_records_every_second_evaluation(root):
+    options = read_options(["--root", str(root), "--config", "dqn-minatar-breakout", "--engine", "inline", "--clock.learn_start", "50",
+                            "--memory.capacity", "1000", "--agent.batch_size", "2", "--evaluator.steps", "40", "--evaluator.episodes", "1",
+                            "--evaluator.max_steps", "3", "--evaluator.record_every", "2", "--evaluator.record_steps", "4",
+                            "--steps", "170"])
+    context, agent = prepare(options)
+    assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
+    lines = map(json.loads, (context.options.log_folder / "metrics.jsonl").read_text().splitlines())
+    evaluations = [line["step"] for line in lines if "evaluator/episodic_return_mean" in line["values"]]
+    files = sorted((context.options.log_folder / "videos").iterdir())
+    assert len(evaluations) >= 3 and [file.name for file in files] == [f"step_{step:012}.mp4" for step in evaluations[1::2]]
+    with imageio.get_reader(files[0]) as reader:
+        assert len(list(reader.iter_data())) == 1 + 4  # the reset and each step
+
+
+def test_a_writer_that_has_ended_is_an_error_of_the_disk(tmp_path):
+    video = Video(tmp_path / "a.mp4", 15)
+    ended = iter([])
+    video._writer.append_data = lambda picture: next(ended)
+    with pytest.raises(OSError, match="ffmpeg has ended"):
+        video.add(np.zeros((20, 16, 3), np.uint8))
+    video.close()
+
+
+class Drawn:
+    """An agent and an environment of endless episodes that can be drawn."""
+
+    def __init__(self):
+        self.spec, self.closed = STACK, False
+
+    def evaluation_exploration(self, num_envs, generator):
+        return None
+
+    def initial_state(self, num_envs):
+        return ()
+
+    def act(self, timestep, state, exploration):
+        return ActorOutput(np.zeros(1, np.int64), {}, state)
+
+    def outlook(self, output):
+        return {}
+
+    def reset(self, seed):
+        no = np.zeros(1, bool)
+        return TimeStep(np.zeros((1, *STACK.observation_shape), np.uint8), np.zeros(1), np.ones(1), ~no, no, np.zeros(1))
+
+    def step(self, action):
+        return self.reset(0)._replace(first=np.zeros(1, bool))
+
+    def render(self):
+        return np.zeros((21, 16, 3), np.uint8)
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.mark.parametrize("writes", [0, 2])
+def test_a_full_disk_ends_the_video_and_not_the_run(writes, tmp_path, monkeypatch, capsys):
+    drawn, written = Drawn(), []
+
+    def full(self, picture):
+        written.append(picture)
+        if len(written) > writes:
+            raise OSError("No space left on device")
+
+    monkeypatch.setattr(Video, "add", full)
+    context = SimpleNamespace(options=SimpleNamespace(video=VideoParams()), spec=STACK, clock=SimpleNamespace(interrupted=False),
+                              make_env=lambda num_envs, **settings: drawn)
+    list(record_episode(context, drawn, tmp_path / "a.mp4", 5, 0))
+    assert re.search(r"video .*a\.mp4 not written, training goes on, and the next .*: No space left on device", capsys.readouterr().err)
+    assert drawn.closed
+
+
+def test_an_interrupted_recording_is_readable(tmp_path):
+    drawn, clock = Drawn(), SimpleNamespace(interrupted=False)
+    context = SimpleNamespace(options=SimpleNamespace(video=VideoParams()), spec=STACK, clock=clock,
+                              make_env=lambda num_envs, **settings: drawn)
+    for number, _ in enumerate(record_episode(context, drawn, tmp_path / "a.mp4", 9, 0), 1):
+        clock.interrupted = number == 3
+    assert drawn.closed
+    with imageio.get_reader(tmp_path / "a.mp4") as reader:
+        assert len(list(reader.iter_data())) == 1 + 4  # the step during which the run ended is in it
+
+
+def test_recording_is_refused_where_the_environment_draws_nothing(root, monkeypatch, capsys):
+    from core.envs.minatar import MinAtarEnv
+    monkeypatch.setattr(MinAtarEnv, "render", lambda self: (_ for _ in ()).throw(NotImplementedError("MinAtarEnv draws no pictures")))
+    with pytest.raises(SystemExit) as refused:
+        read_options(["--root", str(root), "--config", "dqn-minatar-breakout", "--evaluator.record_every", "1"])
+    assert refused.value.code == 2
+    assert "evaluator.record_every=1: MinAtarEnv draws no pictures" in capsys.readouterr().err

@@ -1,0 +1,326 @@
+"""Updates that python only starts: planned equal to unplanned, recorded equal to eager, nothing in them that no recording could repeat."""
+
+import gc
+import weakref
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from core.agent import Agent, LearnerOutput
+from core.agents.dqn import DQN
+from core.device.cuda_graph import WARM_UP, Captured, _nothing_freed
+from core.learning import graphed_update
+from core.learning.graphed_update import Refreshed, ResidentUpdates, Tally
+from core.learning.optimizer import Optimizer
+from core.memories.device_replay import ResidentReplay
+from core.single_processes.learner import Statistics
+from tests.core.devices import DEVICES, cuda
+from tests.core.recordings import looks
+from tests.core.resident_agents import AGENTS, DISCRETE, make_agent, make_memory, optimizers, shared_memory, weights
+
+
+def trained(name: str, calls: int, count: int, device: str = "cpu", capture: bool = False, **settings):
+    """Agent, memory and reported means after calls * count updates."""
+    agent = make_agent(name, device, **settings)
+    memory = make_memory(agent, device)
+    torch.manual_seed(4)  # of the noise
+    updates = ResidentUpdates(agent, memory, 16, count, torch.device(device), capture=capture)
+    for _ in range(calls):
+        assert updates(Refreshed(memory).get(timeout=0.0)).priorities is None
+    return agent, memory, {**updates.statistics(), **memory.statistics()}
+
+
+def assert_close(found, expected, rtol: float, atol: float) -> None:
+    for name, tensor in weights(expected[0]).items():
+        torch.testing.assert_close(weights(found[0])[name], tensor, rtol=rtol, atol=atol, msg=name)
+    torch.testing.assert_close(found[1]._leaves.cpu(), expected[1]._leaves.cpu(), rtol=rtol, atol=atol)
+    assert found[2] == pytest.approx(expected[2], rel=max(rtol, 1e-5), abs=atol)
+
+
+def period(name: str) -> int:
+    agent, _, settings = AGENTS[name]
+    return agent.period(agent.Params(**settings))
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_planned_updates_are_those_of_an_agent_that_looks_at_its_tensors(name):
+    planned = trained(name, calls=40 // period(name), count=period(name))
+    agent = make_agent(name)
+    memory = make_memory(agent)
+    torch.manual_seed(4)
+    reported = Statistics()
+    for _ in range(40):
+        memory.refresh()
+        memory.plan(1)
+        batch, places = memory.sample(16)
+        output = agent.learn(batch)
+        assert output.skipped is False
+        memory.update_priorities(places, output.priorities)
+        reported.add({key: value for key, value in output.statistics.items() if key != "lr"}, output.skipped)
+    means = {**memory.statistics(), **reported.take(), **({"lr": planned[2]["lr"]} if "lr" in planned[2] else {})}
+    assert_close(planned, (agent, memory, means), 1e-3, 1e-6)
+    assert planned[0]._updates.made == agent._updates.made == 40
+    assert [each.lr for each in optimizers(planned[0])] == [each.lr for each in optimizers(agent)]
+    moved = [name for name, tensor in weights(make_agent(name)).items() if not torch.equal(tensor, weights(agent)[name])]
+    assert set(weights(agent)) - set(moved) == {name for name in weights(agent) if "target normalization" in name}
+
+
+def test_updates_at_once_are_planned_in_multiples_of_the_agents_period_or_not_at_all():
+    apart, planned = trained("td3", 12, 1), trained("td3", 6, 2)
+    assert apart[0].critic_optimizer._planned is None and planned[0].critic_optimizer._planned is not None
+    assert_close(apart, planned, 1e-3, 1e-6)
+    assert "policy_loss" in apart[2] and "policy_grad_norm" in planned[2]
+    with pytest.raises(ValueError, match="3 updates of TD3 at once cannot be captured"):
+        ResidentUpdates(make_agent("td3"), planned[1], 16, 3, torch.device("cpu"), capture=True)
+
+
+@pytest.mark.parametrize("name", ["dqn, rmsprop", "rainbow", "r2d2", "d4pg", "td3", "sac"])
+def test_several_updates_a_call_are_the_same_updates(name):
+    count = period(name)
+    assert_close(trained(name, calls=3, count=5 * count), trained(name, calls=15, count=count), 0.0, 0.0)
+
+
+@cuda
+@pytest.mark.parametrize("name", AGENTS)
+def test_recorded_updates_equal_eager_ones(name):
+    """Sums on a GPU come in any order: Adam must not divide what that leaves of a gradient that is zero by next to nothing."""
+    assert_close(trained(name, 25, 4, "cuda", capture=True, eps=1e-4), trained(name, 25, 4, "cuda", eps=1e-4), 1e-3, 1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_planned_update_that_is_not_finite_changes_nothing(device, name, first):
+    agent = make_agent(name, device, **({"policy_period": 1} if period(name) > 1 else {}))
+    memory = make_memory(agent, device)
+    memory.refresh()
+    for _ in range(0 if first else 3):
+        memory.plan(1), agent.plan(1)
+        agent.learn(memory.sample(16)[0])
+    before, states = weights(agent), [[tensor.clone() for tensor in each._tensors()] for each in optimizers(agent)]
+    memory.plan(1), agent.plan(1)
+    batch, places = memory.sample(16)
+    output = agent.learn(batch._replace(weights=batch.weights * torch.nan))
+    assert bool(output.skipped) and output.priorities.isnan().all()
+    if agent.params.target_update >= 1:  # a soft target has moved on
+        assert all(torch.equal(tensor, before[key]) for key, tensor in weights(agent).items() if "normalization" not in key)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in weights(agent).items() if key.startswith("online")
+               and "normalization" not in key)
+    for optimizer, old in zip(optimizers(agent), states):
+        after = optimizer._tensors()
+        assert all(map(torch.equal, after, old)) and not any(tensor.any() for tensor in after[len(old):])
+    leaves = memory._leaves.clone()
+    memory.update_priorities(places, output.priorities)
+    assert torch.equal(memory._leaves, leaves)
+
+
+# what a recording cannot repeat ---------------------------------------------------------------------------------------
+class Watch(TorchDispatchMode):
+    """Notes where python looks at a value, and where a result's shape depends on one."""
+
+    def __init__(self):
+        super().__init__()
+        self.looks, self.shapes = [], []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if looks(function, args):
+            self.looks.append(str(function))
+        result = function(*args, **(kwargs or {}))
+        self.shapes.append((str(function), [tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]))
+        return result
+
+
+@pytest.mark.parametrize("name", [name for name in AGENTS if "rmsprop" not in name])  # on the CPU it looks at its learning rate
+def test_in_planned_updates_python_looks_at_no_value_and_every_shape_is_the_same_each_time(name):
+    agent = make_agent(name)
+    memory = make_memory(agent)
+    updates = ResidentUpdates(agent, memory, 16, 2, torch.device("cpu"), capture=False)
+    updates(Refreshed(memory).get(timeout=0.0))
+    seen = []
+    for _ in range(2):
+        memory.plan(2), agent.plan(2)
+        with Watch() as watch:
+            updates._updates()
+        assert watch.looks == [] and len(watch.shapes) > 50
+        seen.append(watch.shapes)
+    assert seen[0] == seen[1]
+
+
+class Elsewhere(TorchDispatchMode):
+    """Notes operations that read or make a tensor that is not on the device "meta"."""
+
+    def __init__(self):
+        super().__init__()
+        self.count, self.found = 0, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+        self.count, self.found = self.count + 1, self.found + [str(function) for tensor in tensors if tensor.device.type != "meta"]
+        return result
+
+
+@pytest.mark.parametrize("name", ["dqn", "rainbow", "r2d2", "ddpg", "d4pg", "td3", "sac"])
+def test_a_planned_update_touches_nothing_outside_its_device(monkeypatch, name):
+    """The device "meta" has no values and no optimiser of its own: all but drawing and the optimiser's step runs there."""
+    def apply(self, loss, wanted=True):
+        self._planned_lr = self._planned.take()
+        return loss.detach(), torch.isfinite(loss.detach()) & wanted
+
+    memory = shared_memory(make_agent(name))
+    monkeypatch.setattr(torch, "Generator", lambda device: SimpleNamespace(manual_seed=lambda seed: None))
+    monkeypatch.setattr(ResidentReplay, "_shares", lambda self, count: torch.rand(count, dtype=torch.float64, device=self.device))
+    monkeypatch.setattr("core.learning.device_schedule.upload", lambda array, target: None)
+    monkeypatch.setattr(Optimizer, "apply", apply)
+    agent = make_agent(name, "meta", optimizer="rmsprop")
+    resident = memory.Resident(memory, torch.device("meta"))
+    updates = ResidentUpdates(agent, resident, 16, 2, torch.device("meta"), capture=False)
+    for elsewhere in (Elsewhere(), Elsewhere()):  # what is made on first use is made in the first ones
+        graphed_update.plan(2), agent.plan(2)
+        with elsewhere:
+            updates._updates()
+    assert elsewhere.found == [] and elsewhere.count > 100
+
+
+def test_the_watch_sees_where_python_looks():
+    with Watch() as watch:
+        bool(torch.ones(1) > 0), torch.ones(3)[torch.ones(3) > 0]
+    assert len(watch.looks) == 2
+
+
+def test_agents_that_cannot_be_planned_are_not_captured():
+    class Own(DQN):
+        captures = False
+        plan = Agent.plan
+
+    agent = Own(DQN.Params(), DISCRETE, lambda: None)
+    with pytest.raises(ValueError, match="updates of Own at once cannot be captured"):
+        ResidentUpdates(agent, None, 1, 1, torch.device("cpu"), capture=True)
+    with pytest.raises(NotImplementedError, match="Own cannot be captured"):
+        agent.plan(1)
+
+
+# captured -------------------------------------------------------------------------------------------------------------
+def test_without_a_recording_work_is_called_each_time_and_a_recording_needs_cuda():
+    calls = []
+    work = Captured(lambda: calls.append(1), torch.device("cpu"), capture=False)
+    work(), work()
+    assert len(calls) == 2
+    with pytest.raises(ValueError, match="not on cpu"):
+        Captured(work, torch.device("cpu"), capture=True)
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_nothing_is_collected_while_a_recording_is_made(collects):
+    class Old:
+        def __init__(self):
+            self.itself = self
+
+    def lose():
+        gone.append(weakref.ref(Old()))
+
+    gone = []
+    lose()
+    (gc.enable if collects else gc.disable)()
+    try:
+        with _nothing_freed():
+            assert gone[0]() is None  # what was lost before goes before
+            lose()
+            [[] for _ in range(100_000)]
+            assert gone[1]() is not None and not gc.isenabled()
+        assert gc.isenabled() == collects
+    finally:
+        gc.enable()
+
+
+@cuda
+def test_a_recording_bears_that_an_older_one_was_lost():
+    device = torch.device("cuda")
+
+    class Owner:
+        def __init__(self):
+            self.total = torch.zeros(3, device=device)
+            self.captured = Captured(self.work, device, capture=True)
+
+        def work(self):
+            self.total.add_(1)
+            [[] for _ in range(100_000)]  # sets the collector going
+
+    for _ in range(5):
+        owner = Owner()
+        for _ in range(WARM_UP + 2):
+            owner.captured()
+        assert owner.total.tolist() == [WARM_UP + 2] * 3
+
+
+@cuda
+def test_a_replay_does_the_work_once_and_goes_on_in_its_generators_sequence():
+    device, calls = torch.device("cuda"), []
+    totals = []
+    for capture in (False, True):
+        total, generator = torch.zeros(3, device=device), torch.Generator(device).manual_seed(5)
+
+        def work(total=total, generator=generator):
+            calls.append(1)
+            total.add_(torch.rand(3, generator=generator, device=device))
+
+        captured = Captured(work, device, [generator], capture=capture)
+        for _ in range(WARM_UP + 4):
+            captured()
+        totals.append(total)
+    assert len(calls) == WARM_UP + 4 + WARM_UP + 1
+    torch.testing.assert_close(*totals)
+
+
+# what is reported -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("device", DEVICES)
+def test_reports_are_means_of_the_updates_that_changed_something(device):
+    tally = Tally(torch.device(device))
+    assert tally.take() == ({"skipped_updates": 0.0}, 0)
+    losses = [1.0, np.nan, np.nan, 5.0, np.nan]
+    for loss in losses:
+        tally.add(LearnerOutput({"loss": torch.tensor(loss, device=device)}, None, torch.tensor(np.isnan(loss), device=device)))
+    assert tally.take() == ({"loss": 3.0, "skipped_updates": 3.0}, 2)
+    tally.add(LearnerOutput({"loss": torch.tensor(np.nan)}, None, skipped=True))
+    assert tally.take() == ({"skipped_updates": 4.0}, 2)  # in a row with the one before
+    tally.add(LearnerOutput({"loss": torch.tensor(2.0)}, None))
+    assert tally.take() == ({"loss": 2.0, "skipped_updates": 4.0}, 0)
+
+
+def test_what_only_some_updates_report_is_the_mean_of_those():
+    tally, statistics = Tally(torch.device("cpu")), Statistics()
+    for number, loss in enumerate([1.0, 2.0, 3.0, 6.0]):
+        found = {"loss": torch.tensor(loss)} | ({"policy_loss": torch.tensor(10.0 * number)} if number % 2 else {})
+        tally.add(LearnerOutput(found, None))
+        statistics.add(found, False)
+    assert tally.take()[0] == statistics.take() == {"loss": 3.0, "policy_loss": 20.0, "skipped_updates": 0.0}
+
+
+@pytest.mark.parametrize("look", [1, 7])
+@pytest.mark.parametrize("name", ["r2d2", "dqn"])
+def test_rows_that_end_an_episode_are_no_samples(monkeypatch, name, look):
+    monkeypatch.setattr(graphed_update, "LOOK", look)
+    agent = make_agent(name)
+    memory, true, learn_as_before = make_memory(agent), [], agent.learn
+
+    def counted(batch):
+        rows = range(agent.params.burn_in, agent.params.burn_in + agent.params.unroll_length) if name == "r2d2" else range(1)
+        true.append(sum(not batch.window.lasts[row, column] for row in rows for column in range(16)))
+        return learn_as_before(batch)
+
+    agent.learn = counted
+    memory.refresh()
+    learn, found = ResidentUpdates(agent, memory, 16, 2, torch.device("cpu"), capture=False), []
+    for _ in range(30):
+        learn(memory)
+        found.append(learn.samples(memory))
+    every = 2 * 16 * (agent.params.unroll_length if name == "r2d2" else 1)
+    assert all(0 <= samples <= every for samples in found) and (name == "dqn") == (sum(true) == 30 * every)
+    if look == 1 or name == "dqn":
+        assert found == [sum(true[2 * call:2 * call + 2]) for call in range(30)]
+    else:  # 28 calls were looked at
+        assert sum(true) <= sum(found) <= sum(true) + 3 * every

@@ -1,0 +1,33 @@
+"""The one optimiser of every agent, restored: Adam and RMSprop by hand."""
+
+from math import sqrt
+
+import pytest
+import torch
+from torch import nn
+
+from core.learning.optimizer import Optimizer, OptimizerParams
+
+
+def step(parameter, params, state=None):
+    """One step of gradient 1. Returns how far it went, and the state after it."""
+    optimizer, before = Optimizer([parameter], params), parameter.item()
+    if state is not None:
+        optimizer.load_state_dict(state)
+    optimizer.step(parameter.sum())
+    return before - parameter.item(), optimizer.state_dict()
+
+
+@pytest.mark.parametrize("kind", ["adam", "rmsprop"])
+def test_a_restored_optimizer_has_the_moments_that_were_learnt_and_the_settings_of_this_start(kind):
+    settings = {"optimizer": kind, "rmsprop_centered": False, "clip_norm": 0.0}
+    _, state = step(nn.Parameter(torch.tensor([0.0])), OptimizerParams(lr=0.3, eps=1e-8, rmsprop_decay=0.5, **settings))
+    moved, _ = step(nn.Parameter(torch.tensor([4.0])), OptimizerParams(lr=0.1, eps=1.0, rmsprop_decay=0.9, weight_decay=0.25, **settings),
+                    state)
+    gradient = 1 + 0.25 * 4
+    if kind == "adam":
+        mean, square = 0.9 * 0.1 + 0.1 * gradient, 0.999 * 0.001 + 0.001 * gradient**2
+        expected = 0.1 * mean / (1 - 0.9**2) / (sqrt(square / (1 - 0.999**2)) + 1)
+    else:
+        expected = 0.1 * gradient / (sqrt(0.9 * 0.5 + 0.1 * gradient**2) + 1)
+    assert moved == pytest.approx(expected, rel=1e-4)

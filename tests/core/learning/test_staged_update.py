@@ -1,0 +1,150 @@
+"""Captured updates on batches from the CPU: the same as the agent's own, whatever becomes of the batch afterwards."""
+
+import numpy as np
+import pytest
+import torch
+
+from core.agents.dqn import DQN
+from core.agents.impact import Impact
+from core.agents.impala import Impala
+from core.agents.td3 import TD3
+from core.memory import Batch, Keys, tensors
+from core.models.actor_critic_mlp import MLPAC, MLPACParams
+from core.models.dqn_mlp import DQNMLP
+from core.single_processes.learner import Statistics
+from core.single_processes.learner_setup import EagerUpdates
+from core.staged import StagedUpdates
+from core.types import Window
+from tests.core.devices import DEVICES, cuda
+from tests.core.learning.test_graphed_update import Watch
+from tests.core.resident_agents import CONTINUOUS, DISCRETE
+from tests.reliability.test_inline import RUNS, differences, saved, train
+
+STREAMS = 6
+UNROLLS = {"unroll_length": 4, "batch_size": STREAMS, "lr": 1e-3, "lr_schedule": "linear", "lr_updates": 50}
+AGENTS = {
+    "impala": (Impala, UNROLLS, {}),
+    "impala with LSTM": (Impala, {**UNROLLS, "optimizer": "adam"}, {"lstm": 5}),
+    "clear, laser": (Impala, {**UNROLLS, "policy_cloning_cost": 0.01, "value_cloning_cost": 0.005, "relevance": "implied"}, {}),
+    "impact": (Impact, {**UNROLLS, "target_update": 3, "kl_coefficient": 0.2, "kl_target": 1e-5}, {}),
+    "impact with LSTM": (Impact, {**UNROLLS, "target_update": 2}, {"lstm": 5}),
+    "dqn": (DQN, {"batch_size": STREAMS, "nstep": 3, "target_update": 4}, None)}
+
+
+def make_agent(name, device="cpu"):
+    agent, settings, network = AGENTS[name]
+    torch.manual_seed(3)
+    model = DQNMLP if network is None else MLPAC
+    params = DQNMLP.Params(hidden=16) if network is None else MLPACParams(hidden=16, **network)
+    return agent(agent.Params(**settings), DISCRETE, lambda: model(params, DISCRETE).to(device))
+
+
+def make_batch(agent, seed):
+    draw, rows = np.random.default_rng(seed), agent.window.length + 1
+    lasts = draw.random((rows, STREAMS)) < 0.2
+    firsts = np.concatenate([lasts[:1] & False, lasts[:-1]])
+    observations = draw.integers(0, 256, (len(agent.window.observations), STREAMS, *DISCRETE.observation_shape), np.uint8)
+    extras = {name: draw.normal(size=(rows, STREAMS, *spec.shape)).astype(spec.dtype) for name, spec in agent.extras.items()}
+    window = Window(*map(torch.from_numpy, (
+        observations, firsts, lasts, draw.integers(5, size=(rows, STREAMS)), draw.normal(size=(rows, STREAMS)).astype(np.float32),
+        (draw.random((rows, STREAMS)) > 0.1).astype(np.float32))), {name: torch.from_numpy(array) for name, array in extras.items()},
+        tuple(torch.randn(STREAMS, *part.shape[1:]) for part in agent.initial_state(1)))
+    return Batch(window, Keys(np.zeros(STREAMS, np.int64), np.arange(STREAMS)), torch.from_numpy(draw.random(STREAMS).astype(np.float32)),
+                 None if isinstance(agent, DQN) else torch.from_numpy(draw.random(STREAMS) < 0.5))
+
+
+def learnt(name, learn_of, count=12, device="cpu"):
+    """State, priorities of each update and reported means; every batch is spoilt once it has been learnt from."""
+    agent, priorities, reported = make_agent(name, device), [], Statistics()
+    learn = learn_of(agent)
+    for seed in range(count):
+        torch.manual_seed(seed)
+        batch = make_batch(agent, seed)
+        output = learn(batch)
+        reported.add(output.statistics, bool(output.skipped))
+        priorities.append(None if output.priorities is None else output.priorities.cpu().numpy().copy())
+        for tensor in tensors(batch):
+            tensor.fill_(1)
+    means = {key: value for key, value in {**reported.take(), **learn.statistics()}.items() if key != "lr"}
+    return agent, priorities, means
+
+
+def assert_same(found, expected, **tolerance):
+    one, other = (each[0].state_dict() for each in (found, expected))
+    for part in one.keys() & {"model", "target"}:
+        for name, tensor in one[part].items():
+            torch.testing.assert_close(tensor.cpu(), other[part][name].cpu(), msg=f"{part} {name}", **tolerance)
+    for mine, theirs in zip(found[1], expected[1], strict=True):
+        assert (mine is None) == (theirs is None) and (mine is None or np.allclose(mine, theirs, rtol=1e-3, atol=1e-4))
+    assert found[2] == pytest.approx(expected[2], rel=1e-3, abs=1e-5)
+    assert one.get("kl_coefficient") == other.get("kl_coefficient") and one.get("updates") == other.get("updates")
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_staged_updates_are_those_of_an_agent_that_looks_at_its_tensors(name):
+    found = learnt(name, lambda agent: StagedUpdates(agent, torch.device("cpu"), capture=False))
+    expected = learnt(name, lambda agent: EagerUpdates(agent, False))
+    assert_same(found, expected, rtol=1e-3, atol=1e-5)
+    assert name != "impact" or found[0].state_dict()["kl_coefficient"] not in (0.2, 0.0)  # it was adapted
+
+
+@cuda
+@pytest.mark.parametrize("name", AGENTS)
+def test_recorded_updates_equal_eager_ones(name):
+    found, expected = (learnt(name, lambda agent, capture=capture: StagedUpdates(agent, torch.device("cuda"), capture=capture), 30, "cuda")
+                       for capture in (True, False))
+    assert_same(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in AGENTS if AGENTS[name][1].get("optimizer", "rmsprop") == "adam" or name == "dqn"
+                                  or AGENTS[name][0] is Impact])  # RMSprop looks at its learning rate on the CPU
+def test_in_staged_updates_python_looks_at_no_value_and_every_shape_is_the_same_each_time(name):
+    agent = make_agent(name)
+    learn = StagedUpdates(agent, torch.device("cpu"), capture=False)
+    learn(make_batch(agent, 0))
+    seen = []
+    for seed in (1, 2):
+        learn(make_batch(agent, seed))
+        agent.plan(1)
+        with Watch() as watch:
+            learn._update()
+        assert watch.looks == []
+        seen.append(watch.shapes)
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_staged_update_that_is_not_finite_changes_nothing_and_is_counted(device, name):
+    agent = make_agent(name, device)
+    learn = StagedUpdates(agent, torch.device(device), capture=False)
+    learn(make_batch(agent, 0)), learn.statistics()
+    before = {key: tensor.clone() for key, tensor in agent.model.state_dict().items()}
+    batch = make_batch(agent, 1)
+    batch.window.rewards[:] = torch.nan
+    output = learn(batch)
+    assert output.priorities is None or output.priorities.isnan().all()
+    assert all(torch.equal(tensor, before[key]) for key, tensor in agent.model.state_dict().items())
+    assert learn.statistics() == {"skipped_updates": 1.0} and learn.bad == 1
+
+
+def test_batches_of_another_size_and_agents_whose_updates_do_not_repeat_one_by_one_are_refused():
+    agent = make_agent("dqn")
+    learn, batch = StagedUpdates(agent, torch.device("cpu"), capture=False), make_batch(agent, 0)
+    learn(batch)
+    with pytest.raises(ValueError, match=r"of one size: \[3\] came after \[6\]"):
+        learn(batch._replace(weights=batch.weights[:3]))
+    with pytest.raises(ValueError, match="single updates of TD3 cannot be captured"):
+        StagedUpdates(TD3(TD3.Params(), CONTINUOUS, lambda: None), torch.device("cpu"), capture=False)
+
+
+def test_a_run_with_staged_batches_and_priorities_learns_what_a_run_without_does(tmp_path, monkeypatch):
+    monkeypatch.setattr("utils.config.device_validation.problems", lambda options: [])  # as if there were a GPU to capture for
+    made, make = [], StagedUpdates.__init__
+    monkeypatch.setattr(StagedUpdates, "__init__", lambda self, *rest, **settings: (made.append(self), make(self, *rest, **settings))[1])
+    states = [saved(train(tmp_path / captured, *RUNS["prioritized"], "--learner.captured", captured, "--steps", "200"))
+              for captured in ("no", "auto", "yes")]
+    assert len(made) == 1 and not differences(states[0]["agent"], states[1]["agent"])
+    assert states[0]["agent"]["updates"] == states[2]["agent"]["updates"] > 5
+    for name, tensor in states[0]["agent"]["model"].items():
+        torch.testing.assert_close(states[2]["agent"]["model"][name], tensor, rtol=1e-3, atol=1e-5)

@@ -1,0 +1,223 @@
+"""Experiment trackers: what they are told, that they never hold up a run, and, where they are installed, that they keep it offline."""
+
+import json
+import math
+import sys
+import threading
+import time
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from core.metrics.trackers import WAITING_PERIODS, Feeder, MlflowTracker, WandbTracker, by_step, feeders
+from core.runtime.log_buffers import Record
+from core.single_processes.logger import LoggerParams
+from utils.config.command_line import read_options
+from utils.factory import EnginesDict, ProcessesDict
+from utils.launch import prepare
+
+PERIOD = [Record("learner/loss", 0.5, 200, 10.0), Record("evaluator/episodic_return_mean", 21.0, 150, 9.5),
+          Record("global/fps", math.nan, 200, 10.25)]
+
+
+@pytest.fixture
+def options(tmp_path):
+    folder = tmp_path / "logs" / "box_1"
+    folder.mkdir(parents=True)
+    return SimpleNamespace(logger=LoggerParams(wandb="pong", mlflow="pong"), signature="box_1", log_folder=folder,
+                           to_dict=lambda: {"seed": 3, "agent": {"lr": 0.5, "deep": {"x": "y" * 900}}})
+
+
+def test_values_are_grouped_by_their_own_step_in_order():
+    assert list(by_step(PERIOD)) == [150, 200]
+    assert by_step(PERIOD)[200]["learner/loss"] == 0.5 and by_step(PERIOD)[150] == {"evaluator/episodic_return_mean": 21.0}
+
+
+# as told to stand-ins with the same calls -----------------------------------------------------------------------------
+@pytest.fixture
+def wandb(monkeypatch):
+    calls = []
+    run = SimpleNamespace(define_metric=lambda *words, **settings: calls.append(("define_metric", words, settings)),
+                          log=lambda values: calls.append(("log", values)), finish=lambda: calls.append(("finish",)))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **settings: calls.append(("init", settings)) or run))
+    return calls
+
+
+def test_wandb_is_told_every_value_at_its_agent_steps(wandb, options):
+    tracker = WandbTracker(options)
+    tracker.write(PERIOD)
+    tracker.close()
+    assert [call[0] for call in wandb] == ["init", "define_metric", "log", "log", "finish"]
+    settings = wandb[0][1]
+    assert (settings["project"], settings["id"], settings["resume"], settings["dir"]) == ("pong", "box_1", "allow", str(options.log_folder))
+    assert settings["config"]["agent"]["lr"] == 0.5 and wandb[1][2] == {"step_metric": "agent_steps"}
+    assert wandb[2][1] == {"agent_steps": 150, "evaluator/episodic_return_mean": 21.0}
+    assert wandb[3][1]["agent_steps"] == 200 and wandb[3][1]["learner/loss"] == 0.5
+
+
+class Client:
+    """What MlflowTracker calls of mlflow.tracking.MlflowClient, on a store in memory."""
+
+    made: list
+    experiments: dict
+    runs: dict
+
+    def __init__(self, tracking_uri):
+        self.made.append(tracking_uri)
+
+    def get_experiment_by_name(self, name):
+        return SimpleNamespace(experiment_id=self.experiments[name]) if name in self.experiments else None
+
+    def create_experiment(self, name):
+        self.experiments[name] = "7"
+        return "7"
+
+    def search_runs(self, numbers, filter_string, max_results):
+        assert numbers == ["7"]
+        signature = filter_string.split("'")[1]
+        return [SimpleNamespace(info=SimpleNamespace(run_id=signature))] if signature in self.runs else []
+
+    def create_run(self, number, run_name, tags):
+        self.runs[tags["signature"]] = {"metrics": [], "params": {}, "status": "RUNNING"}
+        return SimpleNamespace(info=SimpleNamespace(run_id=run_name))
+
+    def log_batch(self, run_id, metrics=(), params=()):
+        self.runs[run_id]["metrics"] += metrics
+        self.runs[run_id]["params"] |= dict(params)
+
+    def set_terminated(self, run_id):
+        self.runs[run_id]["status"] = "FINISHED"
+
+
+@pytest.fixture
+def mlflow(monkeypatch):
+    for name, value in (("made", []), ("experiments", {}), ("runs", {})):
+        monkeypatch.setattr(Client, name, value, raising=False)
+    entities, tracking = ModuleType("mlflow.entities"), ModuleType("mlflow.tracking")
+    entities.Metric = lambda *values: values
+    entities.Param = lambda *values: values
+    tracking.MlflowClient = Client
+    for name, module in (("mlflow", ModuleType("mlflow")), ("mlflow.entities", entities), ("mlflow.tracking", tracking)):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return Client
+
+
+def test_mlflow_is_told_every_finite_value_and_the_options_once(mlflow, options):
+    for _ in range(2):  # the second life of the run
+        tracker = MlflowTracker(options)
+        tracker.write(PERIOD)
+        tracker.close()
+    run = mlflow.runs["box_1"]
+    assert run["metrics"] == [("learner/loss", 0.5, 10_000, 200), ("evaluator/episodic_return_mean", 21.0, 9_500, 150)] * 2
+    assert run["params"] == {"seed": "3", "agent.lr": "0.5", "agent.deep.x": "y" * 500} and run["status"] == "FINISHED"
+    assert mlflow.made == [f"sqlite:///{options.log_folder.parent / 'mlflow.db'}"] * 2
+
+
+def test_mlflow_goes_where_the_environment_says(mlflow, options, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+    MlflowTracker(options)
+    assert mlflow.made == ["http://127.0.0.1:5000"]
+
+
+# the thread -----------------------------------------------------------------------------------------------------------
+class Slow:
+    def __init__(self):
+        self.gate, self.periods, self.threads = threading.Event(), [], {threading.get_ident()}
+
+    def write(self, records):
+        self.gate.wait(20)
+        self.threads.add(threading.get_ident())
+        self.periods.append(records)
+
+    def close(self):
+        self.threads.add(threading.get_ident())
+
+
+def test_a_tracker_that_hangs_delays_nobody_and_what_it_misses_is_counted():
+    slow = Slow()
+    feeder = Feeder("slow", lambda: slow)
+    started = time.monotonic()
+    for number in range(WAITING_PERIODS + 50):
+        feeder.write([number])
+    assert time.monotonic() - started < 5 and 48 <= feeder.errors <= 50
+    feeder.close(timeout=0.05)
+    slow.gate.set()
+    feeder.close(timeout=20)
+    assert slow.periods[:3] == [[0], [1], [2]] and len(slow.periods) == WAITING_PERIODS + 50 - feeder.errors
+
+
+def test_everything_is_written_before_the_end():
+    slow = Slow()
+    slow.gate.set()
+    feeder = Feeder("quick", lambda: slow)
+    for number in range(20):
+        feeder.write([number])
+    feeder.close(timeout=20)
+    assert slow.periods == [[number] for number in range(20)] and len(slow.threads) == 2  # here, and the thread
+
+
+@pytest.mark.parametrize("part", ["make", "write"])
+def test_a_tracker_that_fails_is_named_once_and_its_losses_counted(part, capsys):
+    def failing(*arguments):
+        raise ConnectionError("no such host")
+
+    feeder = Feeder("wandb", failing if part == "make" else lambda: SimpleNamespace(write=failing, close=lambda: None))
+    for _ in range(3):
+        feeder.write([])
+    feeder.close(timeout=20)
+    assert feeder.errors == (4 if part == "make" else 3)
+    assert capsys.readouterr().err.count("wandb failed (ConnectionError: no such host)") == 1
+
+
+def test_without_a_name_there_is_no_tracker():
+    assert feeders(SimpleNamespace(logger=LoggerParams())) == []
+
+
+def test_a_tracker_that_is_not_installed_is_refused_with_the_pip_command(root, monkeypatch, capsys):
+    monkeypatch.setattr("utils.config.validation.find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        read_options(["--root", str(root), "--config", "dqn-cartpole", "--logger.wandb", "a", "--logger.mlflow", "b"])
+    said = capsys.readouterr().err
+    assert 'logger.wandb=a needs' in said and '".[wandb]"' in said and 'logger.mlflow=b needs' in said and '".[mlflow]"' in said
+
+
+def train(root, *words):
+    options = read_options(["--root", str(root), "--config", "dqn-cartpole", "--engine", "inline", "--clock.learn_start", "50", "--updates",
+                            "5", "--evaluator.episodes", "1", "--evaluator.max_steps", "5", *words])
+    context, agent = prepare(options)
+    assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
+    return context.options
+
+
+def test_a_run_tells_its_tracker_what_it_writes(root, mlflow, monkeypatch):
+    monkeypatch.setattr("utils.config.validation.find_spec", lambda name: True)
+    options = train(root, "--logger.mlflow", "cartpole")
+    run = mlflow.runs[options.signature]
+    assert {"learner/loss", "global/agent_steps", "evaluator/episodic_return_mean"} & {metric[0] for metric in run["metrics"]} >= {
+        "global/agent_steps", "evaluator/episodic_return_mean"}
+    assert run["params"]["agent_type"] == "dqn" and run["status"] == "FINISHED"
+
+
+# the real ones, offline -----------------------------------------------------------------------------------------------
+def test_a_run_is_kept_by_mlflow(root, monkeypatch):
+    pytest.importorskip("mlflow")
+    from mlflow.tracking import MlflowClient
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    options = train(root, "--logger.mlflow", "cartpole", "--logger.tracker_timeout", "100")
+    client = MlflowClient(f"sqlite:///{root / 'logs' / 'mlflow.db'}")
+    found = client.search_runs([client.get_experiment_by_name("cartpole").experiment_id])
+    assert len(found) == 1 and found[0].info.status == "FINISHED" and found[0].data.params["agent.lr"] == "0.001"
+    written = [json.loads(line)["values"] for line in (options.log_folder / "metrics.jsonl").read_text().splitlines()]
+    updates = [values["global/updates"] for values in written if "global/updates" in values]
+    assert found[0].data.metrics["global/updates"] == updates[-1] >= 5 and found[0].data.tags["signature"] == options.signature
+
+
+def test_a_run_is_kept_by_wandb_offline(root, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    options = train(root, "--logger.wandb", "cartpole", "--logger.tracker_timeout", "100")
+    files = list((options.log_folder / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert len(files) == 1 and options.signature in files[0].name
+    content = files[0].read_bytes()
+    assert b"global/updates" in content and b"evaluator/episodic_return_mean" in content

@@ -1,0 +1,131 @@
+"""The actor's generator: forgetting at an episode's start, and waiting while the memory wants no more."""
+
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from core.agents.impala import Impala
+from core.common.shared_arrays import ArraySpec
+from core.envs.recall import RecallEnv, RecallParams
+from core.memories.unrolls.queue import QueueMemory, QueueParams
+from core.models.actor_critic_mlp import MLPAC, MLPACParams
+from core.runtime.clock import Clock, ClockParams
+from core.runtime.context import Context
+from core.runtime.log_buffers import LogRings
+from core.runtime.parameter_store import ParameterStore
+from core.single_processes.actor import ActorParams, actor
+from core.trajectory.layout import Layout
+
+LENGTH, ENVS, UNITS = 5, 2, 4
+
+
+class Watched(Impala):
+    """Notes at each step where an episode starts, the state it was given and the state it returned."""
+
+    steps: list  # shared by all of the run's agents
+
+    def act(self, timestep, state, exploration):
+        output = super().act(timestep, state, exploration)
+        self.steps.append((timestep.first.copy(), [part.clone() for part in state], [part.clone() for part in output.state]))
+        return output
+
+
+@pytest.fixture
+def context(monkeypatch):
+    """A run of recall, whose episodes have 4 rows, with an LSTM and a queue of 2 unrolls."""
+    monkeypatch.setattr(Watched, "steps", [], raising=False)
+    env = RecallParams(delay=2)
+    spec = RecallEnv(env, "recall", 1).spec
+    options = SimpleNamespace(engine="inline", device="cpu", num_actors=1, num_envs_per_actor=ENVS, seed=1, game="recall", env=env,
+                              env_class=RecallEnv, actor=ActorParams(), profile=False, profile_trace=0, log_folder=None,
+                              make_agent=make_agent)
+    memory = QueueMemory(QueueParams(capacity=ENVS), Layout.of(
+        spec, make_agent(spec).extras, capacity=20 * LENGTH * ENVS, num_actors=1, num_envs=ENVS, chunk_length=LENGTH, with_priority=False,
+        states=(ArraySpec((UNITS,), "float32"),) * 2), make_agent(spec).window, 0)
+    clock = Clock(1, 1, 1, ClockParams(samples_per_insert=None, learn_start=30))
+    context = Context(options, spec, (("actor", 0),), (memory,), ParameterStore(ParameterStore.size_of(make_agent(spec).model)), clock,
+                      LogRings(1))
+    context.parameters.publish(make_agent(spec).model)
+    return context
+
+
+def make_agent(spec, device="cpu", precision="float32"):
+    return Watched(Watched.Params(unroll_length=LENGTH, batch_size=1), spec, partial(MLPAC, MLPACParams(lstm=UNITS, hidden=8), spec))
+
+
+@pytest.mark.parametrize(("engine", "asked"), [("local", [7]), ("inline", [])])
+def test_an_actor_is_niced_in_a_process_of_its_own_only(context, monkeypatch, engine, asked):
+    nices = []
+    monkeypatch.setattr("os.nice", nices.append)
+    context.options.engine, context.options.actor = engine, ActorParams(niceness=7)
+    next(actor(context, 0))
+    assert nices == asked
+
+
+@pytest.mark.parametrize(("device", "of_actors", "expected"), [
+    ("cuda", "cuda", ["cuda:0", "cuda:1", "cuda:0"]), ("cpu", "cuda", ["cuda"] * 3), ("cuda", "cpu", ["cpu"] * 3),
+    ("cuda", "cuda:1", ["cuda:1"] * 3)])
+def test_of_several_learners_on_gpus_each_has_its_actors_networks_beside_its_own(context, device, of_actors, expected):
+    context = replace(context, memories=context.memories * 2)
+    context.options.device, context.options.actor = device, ActorParams(device=of_actors)
+    assert [context.device_of_actor(index) for index in range(3)] == expected
+
+
+def test_the_recurrent_state_goes_from_step_to_step_and_is_reset_where_an_episode_starts(context):
+    running = actor(context, 0)
+    assert all(next(running) for _ in range(12))
+    starts = 0
+    for (first, given, _), (_, _, returned) in zip(context.make_agent().steps[1:], context.make_agent().steps):
+        for stream in range(ENVS):
+            starts += int(first[stream])
+            for part, before in zip(given, returned):
+                assert before[stream].any()
+                assert torch.equal(part[stream], torch.zeros(UNITS) if first[stream] else before[stream])
+    assert starts == 2 * ENVS
+    running.close()
+
+
+def test_the_state_stored_with_a_chunk_is_the_one_its_first_action_was_chosen_with(context):
+    running = actor(context, 0)
+    assert all(next(running) for _ in range(3 * LENGTH))
+    for chunk in range(3):
+        given = context.make_agent().steps[chunk * LENGTH][1]
+        stored = [context.memories[0].trajectories.arrays[f"state {number}"][0, chunk] for number in range(2)]
+        assert all((part.numpy() == array).all() for part, array in zip(given, stored))
+    running.close()
+
+
+def test_the_actor_waits_while_the_memory_has_no_room_except_while_it_fills(context):
+    running, clock, memory = actor(context, 0), context.clock, context.memories[0]
+    steps = 0
+    while next(running):
+        steps += 1
+        assert clock.filling or steps % LENGTH == 0
+    written = memory.trajectories.written()[0]
+    assert steps == written and steps % LENGTH == 0 and written * ENVS > memory.params.capacity * LENGTH  # it filled a full queue
+    assert 30 <= clock.inserted < 30 + LENGTH * ENVS
+    assert not any(next(running) for _ in range(5)) and memory.trajectories.written()[0] == written
+    while memory.unread() >= memory.params.capacity:
+        assert memory.sample(1) is not None
+    assert [next(running) for _ in range(LENGTH + 3)] == [True] * LENGTH + [False] * 3  # a chunk that was begun is finished
+    running.close()
+
+
+def test_the_actor_waits_for_the_first_parameters(context):
+    context.parameters = ParameterStore(ParameterStore.size_of(context.make_agent().model))
+    running = actor(context, 0)
+    assert not any(next(running) for _ in range(3)) and not context.make_agent().steps
+    context.parameters.publish(context.make_agent().model)
+    assert next(running)
+    running.close()
+
+
+def test_a_stopped_run_ends_the_actor_also_while_it_waits(context):
+    running = actor(context, 0)
+    while next(running):
+        pass
+    context.clock.stop()
+    assert list(running) == []

@@ -1,0 +1,82 @@
+"""The evaluator keeps the run's best model: what stands in its file is what counts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.checkpoint import model_file
+from core.checkpoint.tensor_file import CheckpointError
+from core.runtime.clock import Clock, ClockParams
+from core.runtime.context import Context
+from core.runtime.parameter_store import ParameterStore
+from core.single_processes.evaluator import EvaluatorParams, evaluator
+from tests.core.single_processes.test_tester import Countdown, Network, make_context
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    context = make_context(tmp_path, engine="inline", signature="run 1", config="row", evaluator=EvaluatorParams(steps=1, episodes=1))
+    context.roles, context.parameters = (("evaluator", 0),), ParameterStore(ParameterStore.size_of(Network()))
+    context.clock = Clock(1, 1, 1, ClockParams())
+    return context
+
+
+def kept(context: Context, monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...]) -> list[float]:
+    """The score of the model that is there after each of these evaluations by one evaluator; an episode of k steps earns 1 + ... + k."""
+    running, scores = evaluator(context, 0), []
+    for length in lengths:
+        monkeypatch.setattr(Countdown, "lengths", (length,))
+        assert next(running) is False
+        context.parameters.publish(Network())
+        context.clock.acted(0, 1)
+        while next(running):
+            """The episode."""
+        assert context.clock.scores is not None and context.clock.scores[0] == length * (length + 1) / 2
+        scores.append(model_file.load_weights(context.options.model_path)[1]["score"])
+    running.close()  # type: ignore[attr-defined]
+    return scores
+
+
+def test_the_best_model_is_kept_and_the_next_life_knows_how_good_it_is(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kept(context, monkeypatch, (2, 5, 4)) == [3, 15, 15]
+    assert kept(context, monkeypatch, (4, 3)) == [15, 15]  # it was killed and replaced
+    context.clock, context.resume_from = Clock(1, 1, 1, ClockParams()), Path("a checkpoint that is older")
+    assert kept(context, monkeypatch, (4, 6, 3)) == [15, 21, 21]
+
+
+def test_an_evaluation_reports_its_episodes_and_the_share_that_was_solved(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    context.options.evaluator = EvaluatorParams(steps=1, episodes=3, num_envs=3)
+    monkeypatch.setattr(Countdown, "lengths", (3, 5, 2))
+    for threshold, solved in ((None, {}), (9, {"evaluator/solved_share": 2 / 3})):
+        monkeypatch.setattr(Countdown, "threshold", threshold)
+        running = evaluator(context, 0)
+        assert next(running) is False
+        context.parameters.publish(Network())
+        context.clock.acted(0, 1)
+        while next(running):
+            """The episodes."""
+        running.close()  # type: ignore[attr-defined]
+        reported = {record.name: record.value for record in context.logs.drain()[0]}
+        assert reported["evaluator/episodes"] == 3 and reported["evaluator/episodic_return_mean"] == 15
+        assert {name: value for name, value in reported.items() if "solved" in name} == solved
+
+
+def test_a_model_that_lies_there_before_a_new_run_is_none_of_its_own(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_file.save_weights(context.options.model_path, Network().state_dict(), {"score": 100.0})
+    assert kept(context, monkeypatch, (2, 1)) == [3, 3]
+
+
+def test_a_model_that_was_not_written_is_not_the_best(context: Context, monkeypatch: pytest.MonkeyPatch,
+                                                      capsys: pytest.CaptureFixture) -> None:
+    attempts, save = [], model_file.save_weights
+
+    def save_all_but_the_second(*arguments: Any) -> None:
+        attempts.append(arguments)
+        if len(attempts) == 2:
+            raise CheckpointError("no space left")
+        save(*arguments)
+
+    monkeypatch.setattr(model_file, "save_weights", save_all_but_the_second)
+    assert kept(context, monkeypatch, (2, 5, 4, 3)) == [3, 3, 10, 10]
+    assert "best model not written" in capsys.readouterr().err

@@ -1,0 +1,106 @@
+"""The learner's parts: some windows of a batch, and features by the published weights."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from core.agents.impala import Impala
+from core.memories.prioritized import PrioritizedMemory
+from core.memories.uniform import SharedMemory
+from core.memories.unrolls.mixed import MixedMemory
+from core.memories.unrolls.queue import QueueMemory
+from core.memory import Batch, Keys, batch_size, piece
+from core.runtime.parameter_store import ParameterStore
+from core.single_processes.learner import Statistics
+from core.single_processes.learner_setup import feature_source
+from core.types import Window
+from tests.core.agents.unrolls import Table, random_unrolls, table_agent
+
+
+def numbered_batch(size, fresh=True):
+    """Windows of T + 1 = 3 rows; every element of every field says which window it belongs to."""
+    number = torch.arange(size)
+    rows = number.expand(3, -1)
+    return Batch(Window(rows[..., None], rows % 2 == 0, rows % 3 == 0, rows, rows.float(), rows / 10, {"logits": rows[..., None] + 0.5},
+                        (number[:, None] * 2, number * 3)),
+                 Keys(np.arange(size), np.arange(size) + 100), number / 4, number % 2 == 0 if fresh else None)
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("part", [slice(0, 3), slice(3, 6), slice(6, 9)])
+def test_a_piece_has_every_field_of_its_windows_and_nothing_else(part, fresh):
+    batch = numbered_batch(7, fresh)
+    some = piece(batch, part)
+    chosen = list(range(7))[part]
+    assert batch_size(some) == len(chosen)
+    expected = numbered_batch(7, fresh)
+    for name in Window._fields[:6]:
+        assert torch.equal(getattr(some.window, name), getattr(expected.window, name)[:, chosen]), name
+    assert torch.equal(some.window.extras["logits"], expected.window.extras["logits"][:, chosen])
+    assert [state.tolist() for state in some.window.states] == [[[2 * number] for number in chosen], [3 * number for number in chosen]]
+    assert some.keys.streams.tolist() == chosen and some.keys.serials.tolist() == [100 + number for number in chosen]
+    assert some.weights.tolist() == [number / 4 for number in chosen]
+    assert (some.fresh is None) == (not fresh) and (not fresh or some.fresh.tolist() == [number % 2 == 0 for number in chosen])
+
+
+# features -------------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def source():
+    """The learner's network, the published parameters, features by them, and a batch."""
+    batch, logits, values = random_unrolls(seed=1, length=3, streams=4)
+    logits, values = logits.astype(np.float32), values.astype(np.float32)
+    agent = table_agent(Impala, logits, values)
+    store = ParameterStore(ParameterStore.size_of(agent.model))
+    context = SimpleNamespace(parameters=store, make_agent=lambda device: table_agent(Impala, 0 * logits, 0 * values))
+    features_of = feature_source(context, "cpu")
+    store.publish(agent.model)
+    return agent.model, store, features_of, batch.window
+
+
+def test_features_follow_what_was_published_and_not_the_weights_in_the_making(source):
+    model, store, features_of, window = source
+    published = model.logits.detach().clone()
+    expected = published[window.observations[:-1, :, 0]]  # [T, B, F]
+    assert torch.equal(features_of(window), expected)
+    model.logits.data.add_(1.0)
+    assert torch.equal(features_of(window), expected)
+    store.publish(model)
+    assert torch.equal(features_of(window), expected + 1)
+    assert torch.equal(model.logits, published + 1)
+
+
+def test_features_draw_nothing_from_the_learners_random_state(source):
+    _, _, features_of, window = source
+    before = torch.get_rng_state()
+    features_of(window)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_network_of_the_features_is_made_before_the_learners_random_state_is_restored():
+    made = []
+
+    def make_agent(device):
+        return Impala(Impala.Params(), None, lambda: made.append(device) or Table(np.zeros((1, 4)), np.zeros(1)))
+
+    feature_source(SimpleNamespace(parameters=None, make_agent=make_agent), "cpu:0")
+    assert made == ["cpu:0"]
+
+
+# statistics -----------------------------------------------------------------------------------------------------------
+def test_statistics_are_means_of_the_updates_that_were_taken_and_leave_what_they_are_given_as_it_is():
+    statistics, losses = Statistics(), torch.tensor([1.0, 4.0, 100.0, 7.0])
+    for number, skipped in enumerate([False, False, True, False]):
+        statistics.add({"loss": losses[number], "count": torch.tensor(number)}, skipped)
+    assert statistics.take() == {"loss": 4.0, "count": pytest.approx(4 / 3), "skipped_updates": 1.0}
+    assert losses.tolist() == [1.0, 4.0, 100.0, 7.0]
+    assert statistics.take() == {"skipped_updates": 1.0}
+    statistics.add({"loss": losses[0]}, False)
+    assert statistics.take() == {"loss": 1.0, "skipped_updates": 1.0}
+
+
+def test_only_rules_that_do_something_with_priorities_are_given_them():
+    assert PrioritizedMemory.__new__(PrioritizedMemory).takes_priorities
+    for rule in (SharedMemory, QueueMemory, MixedMemory):
+        assert not rule.__new__(rule).takes_priorities, rule

@@ -1,0 +1,456 @@
+import csv
+import dataclasses
+import io
+import json
+import math
+import multiprocessing
+import os
+import re
+import resource
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tensorboard.backend.event_processing import plugin_event_multiplexer
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.context import RequestContext
+from tensorboard.plugins import base_plugin
+from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
+from tensorboard.util import tensor_util
+
+from core.common.shared_arrays import ArraySpec
+from core.common.system import resident_memory_mb, versions
+from core.env import Discrete, EnvSpec
+from core.metrics import file_writers
+from core.metrics.aggregation import aggregate, human_normalized
+from core.metrics.file_writers import append_whole
+from core.metrics.progress import Progress, QuietConsole
+from core.runtime.clock import Clock, ClockParams
+from core.runtime.context import Context
+from core.runtime.log_buffers import LogRings, Record
+from core.runtime.parameter_store import ParameterStore
+from core.single_processes.logger import LoggerParams, logger
+
+RUN = "a-row__known__package.module-Agent__seed7"
+ROLES = (("logger", 0), ("actor", 0), ("actor", 1), ("learner", 0), ("evaluator", 0))
+
+
+class Game:
+    @staticmethod
+    def human_normalized(game: str, score: float) -> float | None:
+        return (score - 10) / 20 if game == "known" else None
+
+
+class Memory:
+    def size(self) -> int:
+        return 77
+
+
+def make_context(folder: Path, game: str = "known", period: float = 1e-9, every: int = 0, **limits: Any) -> Context:
+    settings = {"steps": None, "updates": None, "seconds": None, **limits}
+    options = SimpleNamespace(logger=LoggerParams(period=period, steps=every), log_folder=folder, env_class=Game, config="a row", seed=7,
+                              agent_type="package.module:Agent", to_dict=lambda: {"game": game, **limits}, **settings)
+    spec = EnvSpec(game, ArraySpec((4,), "float32"), 0, Discrete(2), frames_per_step=4)
+    return Context(options, spec, ROLES, (Memory(),), ParameterStore(1), Clock(2, 1, len(ROLES), ClockParams(learn_start=10)),  # type: ignore[arg-type]
+                   LogRings(len(ROLES)))
+
+
+def play(context: Context) -> None:
+    context.clock.acted(0, 60, episodes=1)
+    context.clock.acted(1, 40, episodes=1)
+    context.clock.learnt(0, 360)
+    context.report("actor", 0, {"episodic_return": 10.0, "speed": 1.0})
+    context.report("actor", 1, {"episodic_return": 40.0, "speed": 4.0})
+    context.report("learner", 0, {"loss": 0.5})
+
+
+def finish(context: Context, generator: Iterator[bool]) -> None:
+    context.clock.end_logger()
+    assert list(generator) == []
+
+
+def json_lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
+    events = EventAccumulator(str(folder / RUN)).Reload()
+    return {tag: [(event.step, event.value, event.wall_time) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with open(folder / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file, strict=True))
+
+
+def cells(line: dict) -> dict[str, str]:
+    """What a line of metrics.jsonl is in the table."""
+    point = {name: str(line[name]) for name in ("step", "seconds", "time")}
+    return {**point, **{name: "" if value is None else repr(value) for name, value in line["values"].items()}}
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_episode_statistics_and_means_by_the_textbook() -> None:
+    returns = [1.0, 5.0, 30.0, -4.0]
+    records = [Record("actor/episodic_return", value, 10 + number, 100.0 + number) for number, value in enumerate(returns)]
+    records += [Record("learner/loss", 2.0, 3, 50.0), Record("learner/loss", 4.0, 7, 51.0)]
+    found = {record.name: record for record in aggregate(records)}
+    assert found["learner/loss"] == Record("learner/loss", 3.0, 7, 51.0)
+    assert found["actor/episodic_return_mean"] == Record("actor/episodic_return_mean", statistics.fmean(returns), 13, 103.0)
+    assert found["actor/episodic_return_std"].value == pytest.approx(statistics.pstdev(returns))
+    assert found["actor/episodic_return_median"].value == statistics.median(returns)
+    assert len(found) == 4
+
+
+def test_records_of_the_evaluator_pass_as_they_are_at_their_own_steps() -> None:
+    records = [Record("evaluator/episodic_return_mean", 1.0, 100, 5.0), Record("evaluator/episodic_return_mean", 2.0, 200, 6.0)]
+    assert aggregate(records) == records
+
+
+def test_human_normalised_is_unknown_without_the_environments_numbers() -> None:
+    assert human_normalized(Game, "known", 30.0) == 1.0
+    assert human_normalized(Game, "other", 30.0) is None
+    assert human_normalized(object, "known", 30.0) is None
+
+
+def test_a_period_reaches_jsonl_csv_and_tensorboard_alike(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    context, before = make_context(tmp_path / "logs"), time.time()
+    generator = logger(context, 0)
+    next(generator)
+    play(context)
+    context.report("evaluator", 0, {"episodic_return_mean": 30.0, "episodic_return_std": 2.0})
+    context.clock.evaluated(30.0)
+    assert next(generator) is True
+    finish(context, generator)
+
+    _, period, evaluation, *_ = json_lines(tmp_path / "logs")
+    values = period["values"]
+    assert (period["step"], evaluation["step"]) == (100, 100)
+    assert (values["actor/episodic_return_mean"], values["actor/human_normalized"], values["actor/speed"]) == (25.0, 0.75, 2.5)
+    assert values["learner/loss"] == 0.5
+    assert (values["global/agent_steps"], values["global/frames"], values["global/episodes"], values["global/updates"]) == (100, 400, 2, 1)
+    assert (values["global/samples_per_insert"], values["global/memory_size"]) == (4.0, 77)  # 360 samples over 90 steps
+    assert values["global/fps"] == pytest.approx(4 * values["global/agent_steps_per_second"])
+    assert evaluation["values"] == {"evaluator/episodic_return_mean": 30.0, "evaluator/episodic_return_std": 2.0,
+                                    "evaluator/human_normalized": 1.0}
+
+    rows = [row for row in table(tmp_path / "logs") if row["step"] == "100"]
+    curves = scalars(tmp_path / "logs")
+    for name, value in {**values, **evaluation["values"]}.items():
+        assert value in [float(row[name]) for row in rows if row[name]]
+        assert any(step == 100 and found == pytest.approx(value, rel=1e-6) for step, found, _ in curves[name])
+    assert all(before - 1 <= moment <= time.time() + 1 for curve in curves.values() for *_, moment in curve)
+    printed = capsys.readouterr().out
+    assert "evaluation at step 100: mean return 30.00" in printed
+
+
+def test_nothing_is_written_before_the_period_is_over(tmp_path: Path) -> None:
+    context = make_context(tmp_path, period=1000.0)
+    generator = logger(context, 0)
+    play(context)
+    assert [next(generator) for _ in range(50)] == [False] * 50
+    assert not (tmp_path / "metrics.jsonl").exists()
+    generator.close()  # type: ignore[attr-defined]
+    assert json_lines(tmp_path)[0]["values"]["learner/loss"] == 0.5
+
+
+def test_a_stopped_run_is_logged_until_everybody_has_had_a_last_word(tmp_path: Path) -> None:
+    context = make_context(tmp_path, period=1000.0)
+    generator = logger(context, 0)
+    next(generator)
+    context.clock.stop()
+    assert next(generator) is False
+    context.report("learner", 0, {"last_word": 1.0})
+    finish(context, generator)
+    assert json_lines(tmp_path)[-1]["values"]["learner/last_word"] == 1.0
+
+
+def test_a_logger_that_takes_over_appends_and_repeats_nothing(tmp_path: Path) -> None:
+    context = make_context(tmp_path)
+    first = logger(context, 0)
+    next(first)
+    play(context)
+    next(first)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 1, "torn')  # killed while it wrote
+    context.clock.acted(0, 100)
+    context.report("learner", 0, {"loss": 0.25})
+    received: Any = multiprocessing.get_context("fork").Process(target=finish, args=(context, logger(context, 0)))
+    received.start()
+    received.join()
+    assert received.exitcode == 0
+    lines = json_lines(tmp_path)
+    assert [line["values"]["learner/loss"] for line in lines if "learner/loss" in line["values"]] == [0.5, 0.25]
+    seconds = [line["seconds"] for line in lines]
+    assert seconds == sorted(seconds)
+    assert [{name: cell for name, cell in row.items() if cell} for row in table(tmp_path)] == [cells(line) for line in lines]
+
+
+@pytest.mark.parametrize("period", [1e-9, 1e9])
+def test_lines_are_written_every_so_many_agent_steps_and_lose_nothing(tmp_path: Path, period: float) -> None:
+    context = make_context(tmp_path, period=period, every=100)
+    generator = logger(context, 0)
+    for number in range(25):
+        context.clock.acted(0, 10)
+        context.report("actor", 0, {"episodic_return": float(number)})
+        for _ in range(300):
+            context.report("learner", 0, {"loss": 1.0})
+        next(generator)
+    finish(context, generator)
+    lines = [line for line in json_lines(tmp_path) if "global/agent_steps" in line["values"]]
+    assert [line["step"] for line in lines] == [100, 200, 250]
+    assert [line["values"]["actor/episodic_return_mean"] for line in lines] == [4.5, 14.5, 22.0]
+    assert lines[-1]["values"]["global/lost_records"] == 0
+
+
+def test_a_resumed_run_continues_its_curves_and_its_clock(tmp_path: Path) -> None:
+    context = make_context(tmp_path)
+    generator = logger(context, 0)
+    for _ in range(3):
+        context.clock.acted(0, 100)
+        context.report("learner", 0, {"loss": 1.0})
+        next(generator)
+    finish(context, generator)
+    last = json_lines(tmp_path)[-1]["seconds"]
+    (tmp_path / "metrics.jsonl").open("a").write(json.dumps({"seconds": last + 500}) + "\n")
+    time.sleep(0.01)
+
+    resumed = make_context(tmp_path, steps=1_000)  # its checkpoint was at step 200: step 300 is lost work
+    resumed.clock.acted(0, 200)
+    generator = logger(resumed, 0)
+    next(generator)
+    resumed.clock.acted(0, 50)
+    resumed.report("learner", 0, {"loss": 2.0})
+    next(generator)
+    finish(resumed, generator)
+    assert json_lines(tmp_path)[-1]["seconds"] > last + 500
+    assert [(step, value) for step, value, _ in scalars(tmp_path)["learner/loss"]] == [(100, 1.0), (250, 2.0)]  # 200 is seen again
+    assert json.loads((tmp_path / "options.json").read_text()) == {"game": "known"}
+    assert json.loads((tmp_path / "options_step_200.json").read_text()) == {"game": "known", "steps": 1_000}
+
+
+def test_a_full_disk_is_counted_and_leaves_whole_lines(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    context = make_context(tmp_path)
+    generator = logger(context, 0)
+    play(context)
+    next(generator)
+    whole = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with full_disk():
+        for number in range(3):
+            play(context)
+            context.report("learner", 0, {f"new {number}": 1.0})  # the table wants to be made anew
+            assert next(generator) is True
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == whole
+    play(context)
+    next(generator)
+    finish(context, generator)
+    lines = json_lines(tmp_path)
+    assert lines[-1]["values"]["global/write_errors"] == 9
+    assert len(scalars(tmp_path)["learner/loss"]) == 2
+    assert capsys.readouterr().err.count("metrics cannot be written") == 1
+
+
+def test_half_a_write_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    append_whole(path, b"0123456789")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (15, hard))
+    try:
+        with pytest.raises(OSError):
+            append_whole(path, b"0123456789")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == b"0123456789"
+
+
+def test_the_table_has_a_column_for_each_metric(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("time,step,name,value\n1.0,2,actor/fps,3.0\n")  # of an older version
+    context = make_context(tmp_path)
+    generator = logger(context, 0)
+    for number in range(4):
+        context.clock.acted(0, 100)
+        context.report("learner", 0, {"loss": 0.5, **({"late, and odd": math.nan if number == 2 else 2.5} if number > 1 else {})})
+        context.report("evaluator", 0, {"episodic_return_mean": float(number)})
+        next(generator)
+        rows, lines = table(tmp_path), json_lines(tmp_path)
+        assert len(lines) == len(rows) == 2 * (number + 1)
+        for row, line in zip(rows, lines):
+            assert {name: row[name] for name in cells(line)} == cells(line)
+            assert not any(cell for name, cell in row.items() if name not in cells(line))
+        assert [*rows[0]][:3] == ["step", "seconds", "time"] and ("learner/late, and odd" in rows[0]) == (number > 1)
+    appended = (tmp_path / "metrics.csv").stat().st_ino
+    next(generator)
+    assert (tmp_path / "metrics.csv").stat().st_ino == appended  # nothing new: a row was appended
+    (tmp_path / "metrics.csv").unlink()
+    finish(context, generator)
+    assert len(table(tmp_path)) == len(json_lines(tmp_path))
+    assert not list(tmp_path.glob(".temporary_*"))
+
+
+def test_tensorboard_tells_runs_apart_by_name_and_settings(tmp_path: Path) -> None:
+    signatures = {"local_1": 1e-3, "local_2": 2e-3}
+    for signature, learning_rate in signatures.items():
+        for life in range(2):  # it is continued, with another seed
+            context = make_context(tmp_path / signature, agent={"lr": learning_rate, "sizes": [3, 4], "none": None, "on": True})
+            context.options.seed += life
+            context.clock.acted(0, 100 * life)
+            generator = logger(context, 0)
+            context.report("evaluator", 0, {"episodic_return_mean": 1e4 * learning_rate + life})
+            next(generator)
+            generator.close()  # type: ignore[attr-defined]
+    names = {f"{signature}/{RUN}": signature for signature in signatures}
+    multiplexer = plugin_event_multiplexer.EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
+    assert multiplexer.Runs().keys() == names.keys()
+    for name, signature in names.items():
+        texts = [str(tensor_util.make_ndarray(event.tensor_proto)) for event in multiplexer.Tensors(name, "settings")]
+        assert len(texts) == 2 and all(f"| agent.lr | `{signatures[signature]}` |" in text for text in texts)
+    tb_context = base_plugin.TBContext(data_provider=MultiplexerDataProvider(multiplexer, str(tmp_path)), logdir=str(tmp_path))
+    page = backend_context.Context(tb_context)
+    columns = [api_pb2.ColParams(metric={"group": "", "tag": "evaluator/episodic_return_mean"})]
+    request = api_pb2.ListSessionGroupsRequest(start_index=0, slice_size=10, col_params=columns,
+                                               allowed_statuses=api_pb2.Status.values())
+    ask = RequestContext()
+    experiment = page.experiment_from_metadata(ask, "", True, page.hparams_metadata(ask, ""), [])
+    assert {"agent.lr", "agent.sizes", "game"} <= {found.name for found in experiment.hparam_infos if found.name}
+    assert {found.name for found in experiment.hparam_infos if found.differs} == {"agent.lr"}
+    groups = list_session_groups.Handler(ask, page, "", request).run().session_groups
+    assert {group.name for group in groups} == signatures.keys()
+    for group in groups:
+        values, session = dict(group.hparams.items()), group.sessions[0]
+        assert values["agent.lr"].number_value == signatures[group.name] and values["agent.on"].bool_value is True
+        assert (values["agent.none"].string_value, values["agent.sizes"].string_value) == ("None", "[3, 4]")
+        scores = [found.value for found in session.metric_values if found.name.tag == "evaluator/episodic_return_mean"]
+        assert scores == pytest.approx([1e4 * signatures[group.name] + 1])
+
+
+def test_values_that_are_not_finite_leave_the_files_readable(tmp_path: Path) -> None:
+    context = make_context(tmp_path)
+    generator = logger(context, 0)
+    context.report("learner", 0, {"loss": math.nan, "q": math.inf})
+    next(generator)
+    finish(context, generator)
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert "NaN" not in text and "Infinity" not in text
+    assert json_lines(tmp_path)[0]["values"]["learner/loss"] is None
+    assert math.isnan(scalars(tmp_path)["learner/loss"][0][1])
+
+
+def test_lost_records_are_counted(tmp_path: Path) -> None:
+    context = make_context(tmp_path)
+    generator = logger(context, 0)
+    for _ in range(5_000):
+        context.report("learner", 0, {"loss": 1.0})
+    next(generator)
+    finish(context, generator)
+    assert json_lines(tmp_path)[0]["values"]["global/lost_records"] == 5_000 - 4_096
+
+
+def test_versions_name_what_decides_results(tmp_path: Path) -> None:
+    found = versions()
+    assert {"python", "torch", "numpy", "gymnasium", "ale-py", "commit", "platform", "cpu_count"} <= found.keys()
+    generator = logger(make_context(tmp_path / "ünicode folder"), 0)
+    next(generator)
+    assert json.loads((tmp_path / "ünicode folder" / "versions.json").read_text()) == found
+
+
+def hold(megabytes: int, ready: Any, done: Any) -> None:
+    data = bytearray(os.urandom(1)) * (megabytes * 1_000_000)
+    ready.set()
+    done.wait()
+    del data
+
+
+@pytest.mark.timeout(60)
+def test_resident_memory_counts_children() -> None:
+    processes = multiprocessing.get_context("fork")
+    ready, done, before = processes.Event(), processes.Event(), resident_memory_mb()
+    child = processes.Process(target=hold, args=(200, ready, done))
+    child.start()
+    ready.wait()
+    after = resident_memory_mb()
+    done.set()
+    child.join()
+    assert after - before >= 200
+    assert resident_memory_mb() - before < 100
+
+
+# progress -------------------------------------------------------------------------------------------------------------
+VALUES = {"global/agent_steps": 1_000.0, "global/updates": 50.0, "global/fps": 400.0, "global/agent_steps_per_second": 100.0,
+          "global/updates_per_second": 5.0, "global/samples_per_insert": 8.0}
+
+
+def shown(terminal: bool, scores: tuple[float, float] | None = None, rounds: int = 1, width: int = 200, **limits: Any) -> str:
+    output = io.StringIO()
+    options = SimpleNamespace(**{"steps": None, "updates": None, "seconds": None, **limits})
+    progress = Progress(options, Console(file=output, force_terminal=terminal, width=width, highlight=False, soft_wrap=True))
+    for _ in range(rounds):
+        progress.show(VALUES, scores)
+    progress.close()
+    return output.getvalue()
+
+
+def test_a_plain_line_says_it_all_and_comes_every_ten_seconds_and_at_the_end() -> None:
+    lines = shown(False, scores=(12.0, 15.5), rounds=20, steps=2_000_000).splitlines()
+    assert len(lines) == 2 and lines[0] == lines[1]  # the first and the last
+    assert lines[0] == "steps 1,000/2.00M | score 12.00 (best 15.50) | left 5:33:10 | 400 frames/s | 5 updates/s | ratio 8.00"
+
+
+def test_the_live_line_stays_on_one_line_of_a_terminal() -> None:
+    output = shown(True, rounds=3)
+    assert output.count("\r") == 3 and output.count("\n") == 1 and "score -" in output
+
+
+@pytest.mark.parametrize("width", range(10, 110, 7))
+def test_live_lines_fit_the_terminal_and_cut_no_number(width: int) -> None:
+    whole = shown(False, scores=(12.0, 15.5), steps=2_000_000).splitlines()[0].split(" | ")
+    for line in re.split("[\r\n]+", shown(True, scores=(12.0, 15.5), rounds=2, width=width, steps=2_000_000).rstrip("\n")):
+        parts = line.rstrip().split(" | ")
+        assert len(line) == width - 1  # what stood there before is covered, and the terminal does not break the line
+        assert parts == whole[:len(parts)] or width - 1 < len(whole[0])
+        assert len(parts) == len(whole) or len(" | ".join(whole[:len(parts) + 1])) > width - 1
+
+
+@pytest.mark.parametrize(("limits", "left"), [({"steps": 10_000}, "0:01:30"), ({"updates": 60}, "0:00:02"),
+                                              ({"seconds": 3_700.9}, "1:01:40"),
+                                              ({"steps": 10_000, "updates": 60}, "0:00:02"), ({"steps": 500}, "0:00:00")])
+def test_time_left_is_that_of_the_first_limit_reached(limits: dict[str, Any], left: str) -> None:
+    assert f"left {left} |" in shown(False, **limits)
+
+
+def test_a_closed_standard_output_stops_nothing() -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    progress = Progress(SimpleNamespace(steps=None, updates=None, seconds=None), QuietConsole(file=Closed()))
+    progress.show(VALUES, None)
+    progress.evaluation(5, 1.0)
+    progress.close()
+
+
+def test_logger_params_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        LoggerParams().period = 3.0  # type: ignore[misc]
+
+
+def test_the_tail_that_is_searched_for_a_torn_line_is_longer_than_any_line(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"a line\n" * 20_000 + b"torn")
+    file_writers.cut_torn_line(path)
+    assert path.read_bytes() == b"a line\n" * 20_000

@@ -1,0 +1,666 @@
+"""Packed frames in one process: every window is compared with a raw ring so long that it forgets nothing."""
+
+import dataclasses
+import itertools
+import pickle
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import lz4.block
+import numpy as np
+import pytest
+import torch
+
+from core.common.shared_arrays import ArraySpec
+from core.env import Discrete, EnvSpec
+from core.memories.uniform import SharedMemory, SharedParams
+from core.trajectory import frame_gather as frames_module
+from core.trajectory.frame_compression import CorruptedBlock, StorageParams
+from core.trajectory.frame_gather import PackedFrames, RawFrames, Threads
+from core.trajectory.layout import Layout
+from core.trajectory.ring_buffer import Trajectories
+from core.trajectory.writer import ChunkWriter
+from core.types import Window, WindowSpec
+from tests.core.tapes import RandomPlay, check_blocks, small_layout, unroll_spec
+
+LZ4 = StorageParams(codec="lz4")
+SPEC = WindowSpec(3, (0, 3))
+FOREVER = 8_000  # rows
+
+
+class UnevenPlay(RandomPlay):
+    """Frames are flat, noise, or something in between, for some steps each."""
+
+    noise = 0.0
+
+    def _frame(self) -> np.ndarray:
+        if self.generator.random() < 0.1:
+            self.noise = self.generator.choice([0.0, 0.0, 0.3, 1.0])
+        frame = np.full(self.spec.frame.shape, self.generator.integers(1, 256), np.uint8)
+        count = int(self.noise * frame.size)
+        frame.reshape(-1)[:count] = self.generator.integers(1, 256, count)
+        return frame
+
+
+class Writers:
+    """Each row goes to all of them."""
+
+    def __init__(self, *writers: ChunkWriter):
+        self.writers = writers
+
+    def append(self, *row: Any) -> int:
+        return [writer.append(*row) for writer in self.writers][-1]
+
+
+def oracle_of(layout: Layout) -> Trajectories:
+    return Trajectories(dataclasses.replace(layout, rows=FOREVER // layout.chunk_length * layout.chunk_length, arena_bytes=0,
+                                            storage=StorageParams()))
+
+
+def make(play: RandomPlay, rows: int, chunk_length: int, spec: WindowSpec = SPEC, num_actors: int = 1,
+         storage: StorageParams = LZ4, arena_bytes: int | None = None) -> tuple[Trajectories, Trajectories, Any]:
+    """Packed rows, the oracle, and a writer of actor 0 of both."""
+    layout = small_layout(play.spec, rows=rows, chunk_length=chunk_length, num_envs=play.num_envs, num_actors=num_actors,
+                          extras=play.extras, states=play.states, storage=storage, kept_rows=spec.length, arena_bytes=arena_bytes)
+    play.with_states = True
+    packed, oracle = Trajectories(layout), oracle_of(layout)
+    return packed, oracle, Writers(ChunkWriter(packed, 0, spec), ChunkWriter(oracle, 0, spec))
+
+
+def starts_of(trajectories: Trajectories, spec: WindowSpec) -> tuple[np.ndarray, np.ndarray]:
+    """Streams and serials of all windows that can be read."""
+    layout, (low, high) = trajectories.layout, trajectories.starts(spec.length - bool(spec.stride))
+    keys = [(stream, serial) for stream in range(layout.num_streams)
+            for serial in range(low[stream // layout.num_envs], high[stream // layout.num_envs]) if serial % (spec.stride or 1) == 0]
+    streams, serials = np.array(keys, np.int64).reshape(-1, 2).T
+    return streams, serials
+
+
+def assert_same(window: Window, expected: Window, which: slice | np.ndarray = slice(None), head: bool = False) -> None:
+    """Of the head only what is seen counts."""
+    rows = slice(None, -1 if head else None)
+    assert window.observations[:, which].equal(expected.observations[:, which])
+    assert window.firsts[:, which].equal(expected.firsts[:, which]) and window.lasts[:, which].equal(expected.lasts[:, which])
+    for read, stored in zip((*window[3:6], *window.extras.values()), (*expected[3:6], *expected.extras.values())):
+        assert read[rows, which].equal(stored[rows, which])
+    for read, stored in zip(window.states, expected.states):
+        assert read[which].equal(stored[which])
+
+
+def check_all(packed: Trajectories, oracle: Trajectories, spec: WindowSpec = SPEC) -> int:
+    """Every window that `starts` offers is whole and the oracle's; returns how many there are."""
+    keys = starts_of(packed, spec)
+    assert packed.intact(*keys).all()
+    assert_same(packed.gather(*keys, spec), oracle.gather(*keys, spec), head=spec.stride > 0)
+    return len(keys[0])
+
+
+def ring_bytes(layout: Layout) -> int:
+    """Of all blocks of an actor's ring and one more, however badly they compress."""
+    block = layout.chunk_length * layout.fields["frame"].nbytes
+    return (layout.rows // layout.chunk_length + 2) * layout.num_envs * (block + block // 255 + 16)
+
+
+# the same as raw ------------------------------------------------------------------------------------------------------
+WINDOWS = {"one step": (WindowSpec(1, (0, 1)), 4), "chunks of one row": (WindowSpec(3, (0, 3)), 1),
+           "within a chunk": (WindowSpec(3, (0, 2, 3)), 8), "longer than two chunks": (WindowSpec(9, (0, 4, 9), True), 4),
+           "sequences that overlap": (WindowSpec(9, tuple(range(10)), True, stride=4), 4),
+           "unroll": (unroll_spec(4), 4), "unroll of one row": (unroll_spec(1), 1)}
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize(("frame_stack", "frame_shape"), [(0, (7,)), (1, (3, 5, 2)), (4, (12, 12))])
+@pytest.mark.parametrize("evicts", [False, True])
+def test_packed_rows_give_the_windows_that_raw_ones_give(window, frame_stack, frame_shape, evicts):
+    (spec, chunk_length), play = WINDOWS[window], UnevenPlay(3, 2, frame_shape, frame_stack)
+    rows = 80 if evicts else 40
+    packed, oracle, writer = make(play, rows, chunk_length, spec)
+    if not evicts:
+        packed, oracle, writer = make(play, rows, chunk_length, spec, arena_bytes=ring_bytes(packed.layout))
+    same_ring = ChunkWriter(Trajectories(dataclasses.replace(packed.layout, arena_bytes=0, storage=StorageParams())), 0, spec)
+    writer.writers = (same_ring, *writer.writers)
+    counts = []
+    for part in range(90):
+        play.play(writer, 1 + part % 6)
+        counts.append(check_all(packed, oracle, spec))
+        (low,), (high,) = packed.starts(spec.length)
+        (raw_low,), (raw_high,) = same_ring._trajectories.starts(spec.length)
+        assert (raw_low < low < high == raw_high) if packed.arrays["oldest"][0, 0] > raw_low else (low, high) == (raw_low, raw_high)
+    check_blocks(packed)
+    assert int(packed.written()[0]) > 3 * rows and int(packed.arrays["packed"][0, 0]) > (2 if evicts else 1) * packed.layout.arena_bytes
+    assert bool(packed.arrays["oldest"][0, 0]) == evicts and min(counts[12:]) > 0
+
+
+def test_the_streams_of_several_actors_do_not_mix():
+    plays = [UnevenPlay(seed, 3, (6, 6)) for seed in range(3)]
+    packed, oracle, writer = make(plays[0], 48, 4, num_actors=3)
+    writers = [Writers(ChunkWriter(packed, actor, SPEC), ChunkWriter(oracle, actor, SPEC)) for actor in range(3)]
+    for part in range(60):
+        for actor, play in enumerate(plays):
+            play.with_states = True
+            play.play(writers[actor], (2, 7, 1)[actor])
+        assert check_all(packed, oracle) > 0 or part < 5
+    assert len(set(packed.arrays["oldest"][:, 0].tolist())) == 3 and min(packed.arrays["packed"][:, 0]) > 0
+    assert min(check_blocks(packed)) > 2
+
+
+@pytest.mark.parametrize("level", [0, 3, 9, 12])
+def test_every_level_gives_back_what_was_written(level):
+    play = UnevenPlay(1, 2, (20, 20))
+    packed, oracle, writer = make(play, 64, 8, storage=StorageParams("lz4", level=level))
+    for _ in range(10):
+        play.play(writer, 20)
+        check_all(packed, oracle)
+    starts, sizes = packed.arrays["block_start"][0, :, 0], packed.arrays["block_bytes"][0, :, 0]
+    chunk = int(packed.written()[0]) // 8 - 2
+    frames = np.stack([row.observation[-1] for row in play.rows[0][chunk * 8:chunk * 8 + 8]]).tobytes()
+    mode = {"mode": "high_compression", "compression": level} if level else {}
+    block = lz4.block.compress(frames, store_size=False, **mode)
+    place = int(starts[chunk % 8]) % packed.layout.arena_bytes
+    assert packed.arrays["arena"][0, place:place + sizes[chunk % 8]].tobytes() == block
+
+
+@pytest.mark.parametrize("codec", ["raw", "lz4"])
+@pytest.mark.parametrize("size", [1, 2, 5, 300])
+def test_the_number_of_threads_changes_no_result(codec, size):
+    play = UnevenPlay(2, 2, (10, 10))
+    packed, oracle, writer = make(play, 80, 4, storage=StorageParams(codec, threads=1))
+    play.play(writer, 150)
+    streams, serials = starts_of(packed, SPEC)
+    chosen = np.random.default_rng(size).integers(len(streams), size=size)
+    key = streams[chosen], serials[chosen]
+    for threads in (1, 2, 3):
+        packed.layout = dataclasses.replace(packed.layout, storage=StorageParams(codec, threads=threads))
+        packed.__dict__.pop("frames", None)
+        for _ in range(3):
+            assert_same(packed.gather(*key, SPEC), oracle.gather(*key, SPEC))
+        assert (packed.frames._threads._pool is None) == (threads == 1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+@pytest.mark.parametrize("length", [0, 1, 3, 6, 50])
+def test_threads_work_through_every_part_once_and_hand_on_errors(count, length):
+    seen, threads = [], Threads(count)
+    threads.run(lambda part: seen.extend(range(length)[part]), length)
+    assert sorted(seen) == list(range(length))
+
+    def fails(part: slice) -> None:
+        if part.stop == length:
+            raise KeyError("last part")
+
+    with pytest.raises(KeyError):
+        threads.run(fails, length)
+    assert pickle.loads(pickle.dumps(threads)).count == count
+
+
+# the arena ------------------------------------------------------------------------------------------------------------
+class NaiveArena:
+    """Each byte knows its chunk. `oldest`: the first chunk such that none from it on has lost a byte."""
+
+    def __init__(self, size: int):
+        self.owners, self.place, self.oldest = np.full(size, -1), 0, 0
+
+    def add(self, chunk: int, size: int) -> int:
+        if self.place + size > len(self.owners):
+            self.place = 0
+        start, self.place = self.place, self.place + size
+        self.oldest = max(self.oldest, int(self.owners[start:self.place].max()) + 1)
+        self.owners[start:self.place] = chunk
+        return start
+
+
+@pytest.mark.parametrize(("num_envs", "rows", "share"), [(1, 200, 0.0), (2, 200, 0.4), (3, 24, 1.0)])
+def test_the_oldest_chunks_go_first_and_only_as_many_as_needed_and_nothing_leaves_the_arena(num_envs, rows, share):
+    play, length = UnevenPlay(num_envs, num_envs, (24,), 1), 4
+    layout = make(play, rows, length)[0].layout
+    arena = layout.arena_bytes + int(share * (ring_bytes(layout) - layout.arena_bytes)) + 1
+    packed, _, _ = make(play, rows, length, num_actors=3, arena_bytes=arena)
+    writer, naive, evictions, edges = ChunkWriter(packed, 1, SPEC), NaiveArena(arena), [0], 0
+    for chunk in range(1000):
+        play.play(writer, length)
+        written, chunks = (chunk + 1) * length, rows // length
+        for env in range(num_envs):
+            frames = np.stack([row.observation[-1] for row in play.rows[env][chunk * length:written]])
+            block = lz4.block.compress(frames.tobytes(), store_size=False)
+            place = naive.add(chunk, len(block))
+            slot, edges = (1, chunk % chunks, env), edges + (place == 0)
+            assert packed.arrays["block_start"][slot] % arena == place and packed.arrays["block_bytes"][slot] == len(block)
+            assert packed.arrays["block_check"][slot] == zlib.crc32(block)
+            assert packed.arrays["arena"][1, place:place + len(block)].tobytes() == block
+        assert check_blocks(packed) == [0, min(chunk + 1 - naive.oldest, chunks - 1), 0]
+        assert packed.starts(0)[0][1] == max(naive.oldest * length, written - rows + 2 * length, 0)
+        evictions.append(naive.oldest)
+    assert edges > 10
+    if share < 1:
+        assert len(set(np.diff(evictions))) > 2  # none, one, several at once
+    else:
+        assert packed.arrays["oldest"][1, 0] == 0  # the ring is the shorter
+    for name in packed.layout.arrays():
+        assert not packed.arrays[name][0].any() and not packed.arrays[name][2].any()
+
+
+@pytest.mark.parametrize(("num_envs", "chunk_length", "frame_stack", "length"), [(1, 1, 4, 1), (2, 4, 4, 5), (3, 8, 0, 20), (1, 5, 1, 5)])
+def test_of_frames_that_do_not_compress_there_is_always_a_window(num_envs, chunk_length, frame_stack, length):
+    play, spec = RandomPlay(0, num_envs, (16, 16), frame_stack, end=0.05), WindowSpec(length, (0, length))
+    layout = Layout.of(play.spec, play.extras, capacity=2000, num_actors=1, num_envs=num_envs, chunk_length=chunk_length,
+                       with_priority=False, storage=StorageParams("lz4", bytes=1), kept_rows=length)
+    memory, written = SharedMemory(SharedParams(), layout, spec, 0), 0
+    writer = memory.writer(0)
+    while written < 60 * chunk_length:
+        play.play(writer, 1)
+        written = int(memory.trajectories.written()[0])
+        low, high = memory.trajectories.starts(length)
+        assert high[0] > low[0] or written <= length
+        assert memory.sample(2) is not None or written <= 2 * length
+    assert memory.trajectories.arrays["oldest"][0, 0] > 0
+
+
+def test_an_arena_takes_its_share_of_storage_bytes_and_by_default_a_sixteenth_of_the_frames():
+    spec = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6))
+
+    def layout(**settings: Any) -> Layout:
+        return Layout.of(spec, {}, capacity=160_000, num_actors=2, num_envs=4, chunk_length=8, with_priority=False, kept_rows=3,
+                         storage=StorageParams(**settings))
+
+    raw, usual = layout(), layout(codec="lz4")
+    assert usual.rows == raw.rows and usual.arena_bytes == raw.num_slots * 84 * 84 // 16 // 2
+    assert layout(codec="lz4", bytes=200_000_001).arena_bytes == 100_000_000
+    least = (-(-(16 + 4 + 3) // 8) + 2) * 4 * (8 * 84 * 84 + 8 * 84 * 84 // 255 + 16)
+    assert layout(codec="lz4", bytes=1).arena_bytes == least
+    fewer = layout(bytes=70_560_000)  # 10,000 frames
+    assert 10_000 <= fewer.num_slots < 10_000 + 2 * 4 * 8 * 4 and fewer.arena_bytes == 0
+    assert layout(bytes=10 ** 12) == dataclasses.replace(raw, storage=StorageParams(bytes=10 ** 12))
+    assert layout(bytes=1).num_slots > 0
+
+
+@pytest.mark.parametrize("codec", ["raw", "lz4"])
+def test_what_a_layout_says_is_what_is_allocated(codec):
+    play = UnevenPlay(0, 2, (5, 5))
+    layout = make(play, 48, 4, num_actors=3, storage=StorageParams(codec))[0].layout
+    packed = Trajectories(layout)
+    sizes = [packed.arrays[name].nbytes for name in layout.arrays()]
+    assert layout.nbytes == sum(-(-size // 64) * 64 for size in sizes)
+    if codec == "lz4":
+        assert packed.arrays["arena"].nbytes == 3 * layout.arena_bytes and packed.arrays["frame"].nbytes == 3 * 16 * 2 * 25
+        assert isinstance(packed.frames, PackedFrames)
+    else:
+        assert isinstance(packed.frames, RawFrames) and "arena" not in packed.arrays
+
+
+def test_statistics_are_what_counting_gives():
+    play = UnevenPlay(5, 2, (9, 9))
+    for evicts in (True, False):
+        arena = None if evicts else 40_000
+        packed, oracle, writer = make(play, 96, 4, num_actors=2, arena_bytes=arena)
+        assert packed.statistics() == {"memory_mb": 0.0} and oracle.statistics() == {"memory_mb": 0.0}
+        end, ends = 0, [0]
+        for chunk in range(70):
+            before = len(play.rows[0])
+            play.play(writer, 4)
+            for rows in play.rows:
+                frames = np.stack([row.observation[-1] for row in rows[before:before + 4]])
+                size = len(lz4.block.compress(frames.tobytes(), store_size=False))
+                if end % packed.layout.arena_bytes + size > packed.layout.arena_bytes:
+                    end = -(-end // packed.layout.arena_bytes) * packed.layout.arena_bytes
+                end += size
+            ends.append(end)
+            low, high = int(packed.starts(0)[0][0]), 4 * chunk + 4
+            first = (low - 3) // 4 if low else 0  # chunk
+            start = ends[first]  # of its first block, unless that went over the edge
+            found, raw = packed.statistics(), (high - low) * 2 * 81
+            gap = packed.arrays["block_start"][0, first % 24, 0] - start
+            assert 0 <= gap < 400 and (gap == 0 or (start + gap) % packed.layout.arena_bytes == 0)
+            assert found == {"memory_mb": (end - start - gap) / 1e6, "compression": raw / (end - start - gap)}
+            assert oracle.statistics() == {"memory_mb": high * 2 * 81 / 1e6}
+        assert bool(packed.arrays["oldest"][0, 0]) == evicts
+        assert found["memory_mb"] * 1e6 <= packed.layout.arena_bytes
+
+
+# damage ---------------------------------------------------------------------------------------------------------------
+def read_packed(packed: Trajectories) -> tuple[np.ndarray, np.ndarray]:
+    """Streams and serials of all rows whose frames are packed and can be read."""
+    low, (written,) = packed.starts(0)[0], packed.written()
+    serials = np.arange(low[0], written - packed.layout.chunk_length)
+    return np.arange(packed.layout.num_envs)[:, None], serials[None]
+
+
+def test_any_flipped_bit_of_a_readable_block_or_of_its_index_is_an_error():
+    play = UnevenPlay(7, 2, (6,), 1)
+    packed, oracle, writer = make(play, 40, 2, arena_bytes=331)
+    play.play(writer, 600)
+    rows = read_packed(packed)
+    expected, length, count = packed.frames.take(*rows).copy(), 2, 0
+    (low,), (written,) = packed.starts(0)[0], packed.written()
+    assert (expected == np.stack([[play.rows[env][serial].observation[-1] for serial in rows[1][0]] for env in range(2)])).all()
+    for chunk, env in itertools.product(range(low // length, written // length - 1), range(2)):
+        slot = (0, chunk % 20, env)
+        start, size = int(packed.arrays["block_start"][slot]) % 331, int(packed.arrays["block_bytes"][slot])
+        places = [packed.arrays["arena"][0, start:start + size]]
+        for name in ("block_start", "block_bytes", "block_check"):
+            places.append(packed.arrays[name].reshape(-1).view(np.uint8).reshape(*packed.arrays[name].shape, -1)[slot])
+        for place in places:
+            for byte, bit in itertools.product(range(len(place)), range(8)):
+                place[byte] ^= 1 << bit
+                with pytest.raises(CorruptedBlock, match=f"chunk {chunk}, stream {env} of actor 0"):
+                    packed.frames.take(*rows)
+                place[byte] ^= 1 << bit
+                count += 1
+    assert (packed.frames.take(*rows) == expected).all() and count > 3000
+
+
+def put_block(packed: Trajectories, slot: tuple[int, ...], block: bytes) -> None:
+    """In place of another, with a checksum that is right."""
+    place = int(packed.arrays["block_start"][slot]) % packed.layout.arena_bytes
+    packed.arrays["arena"][slot[0], place:place + len(block)] = np.frombuffer(block, np.uint8)
+    packed.arrays["block_bytes"][slot], packed.arrays["block_check"][slot] = len(block), zlib.crc32(block)
+
+
+@pytest.mark.parametrize("block", [lz4.block.compress(bytes(7), store_size=False), b"", b"\x0f", bytes(3), b"\xff\xff\xff"])
+def test_a_block_that_is_no_whole_chunk_is_an_error_though_its_checksum_is_right(block):
+    play = RandomPlay(7, 2, (6,), 1)
+    packed, _, writer = make(play, 40, 4)
+    play.play(writer, 16)
+    put_block(packed, (0, 2, 1), block)
+    packed.frames.take(np.array([1, 1, 0]), np.array([7, 12, 8]))
+    with pytest.raises(CorruptedBlock, match="chunk 2, stream 1 of actor 0"):
+        packed.frames.take(np.array([0, 1]), np.array([0, 9]))
+
+
+def test_damage_is_named_by_actor_stream_and_chunk_and_stops_no_batch_without_it():
+    plays = [UnevenPlay(seed, 2, (6, 6)) for seed in range(2)]
+    packed, oracle, _ = make(plays[0], 200, 4, num_actors=2, storage=StorageParams("lz4", threads=2), arena_bytes=9_000)
+    for actor, play in enumerate(plays):
+        play.with_states = True
+        play.play(Writers(ChunkWriter(packed, actor, SPEC), ChunkWriter(oracle, actor, SPEC)), 100)
+    packed.arrays["block_check"][1, 7, 1] ^= 4
+    streams, serials = np.full(97, 3), np.arange(97)
+    with pytest.raises(CorruptedBlock, match=r"chunk 7, stream 1 of actor 1 .*damaged"):
+        packed.gather(streams, serials, SPEC)
+    sound = (serials + 3 < 28) | (serials - 3 > 31)
+    assert_same(packed.gather(streams[sound], serials[sound], SPEC), oracle.gather(streams[sound], serials[sound], SPEC))
+
+
+def test_a_chunk_whose_first_row_is_lost_still_tells_of_its_damage():
+    play = UnevenPlay(7, 1, (6,), 0)
+    packed, oracle, writer = make(play, 40, 4, arena_bytes=4_000)
+    play.play(writer, 80)
+    chunk = (80 - 40 + 4) // 4  # the head is in its first row, the others can still be read by who drew them a chunk ago
+    assert packed.intact(np.zeros(4, np.int64), chunk * 4 + np.arange(4)).tolist() == [False, True, True, True]
+    packed.arrays["block_check"][0, chunk % 10, 0] ^= 1
+    with pytest.raises(CorruptedBlock):
+        packed.frames.take(np.zeros(1, np.int64), np.array([chunk * 4 + 1]))
+    for lost in range(chunk):
+        packed.frames.take(np.zeros(1, np.int64), np.array([lost * 4 + 1]))
+
+
+def test_a_lost_chunk_does_not_hide_the_damage_of_the_one_in_its_place():
+    play = UnevenPlay(7, 1, (6,), 0)
+    packed, oracle, writer = make(play, 40, 4, arena_bytes=4_000)
+    play.play(writer, 80)
+    packed.arrays["block_check"][0, 15 % 10, 0] ^= 1
+    for serials in ([5 * 4, 15 * 4], [15 * 4, 5 * 4]):
+        with pytest.raises(CorruptedBlock, match="chunk 15"):
+            packed.frames.take(np.zeros(2, np.int64), np.array(serials))
+
+
+# overtaken ------------------------------------------------------------------------------------------------------------
+class Interruption:
+    """Calls `function` and plays steps before it, the first `times` times."""
+
+    def __init__(self, function: Callable[..., Any], play: Callable[[], Any], times: int):
+        self.function, self.play, self.times, self.calls = function, play, times, 0
+
+    def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        self.calls += 1
+        if self.calls <= self.times:
+            self.play()
+        return self.function(*arguments, **settings)
+
+
+class Interrupted:
+    """An array of which frames are taken."""
+
+    def __init__(self, take: Callable[..., Any]):
+        self.take = take
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, packed: Trajectories, where: str, play: Callable[[], Any], times: int) -> Interruption:
+    reader, (owner, name) = packed.frames, {"newest": (None, "_unpacked"), "index": (PackedFrames, "_unpack_some"),
+                                            "block": (frames_module, "decompressed"), "blocks": (PackedFrames, "_unpack")}[where]
+    if owner is None:
+        found = Interruption(reader._unpacked.take, play, times)
+        monkeypatch.setattr(reader, name, Interrupted(found))
+        return found
+    function = getattr(owner, name)
+    found = Interruption(function if owner is frames_module else function.__get__(reader), play, times)
+    monkeypatch.setattr(owner if owner is frames_module else reader, name, found)
+    return found
+
+
+@pytest.mark.parametrize("where", ["newest", "index", "blocks", "block"])
+@pytest.mark.parametrize("evicts", [False, True])
+@pytest.mark.parametrize("chunks", [1, 2, 3, 4, 5, 13])
+def test_what_a_writer_did_not_reach_while_it_was_read_is_right(monkeypatch, where, evicts, chunks):
+    play = UnevenPlay(11, 2, (8,), 2)
+    packed, oracle, writer = make(play, 48, 4, arena_bytes=None if evicts else 6_000)
+    play.play(writer, 230)
+    for _ in range(5):  # rows of the open chunk
+        play.play(writer, 1)
+        keys = starts_of(packed, SPEC)
+        with monkeypatch.context() as patches:
+            interruption = interrupt(patches, packed, where, lambda: play.play(writer, 4 * chunks), times=1)
+            window = packed.gather(*keys, SPEC)
+            intact = packed.intact(*keys)
+        assert interruption.calls == {"newest": 1 + (chunks > 1), "index": 1, "blocks": 1}.get(where, interruption.calls)
+        assert_same(window, oracle.gather(*keys, SPEC), intact)
+        assert not intact.all() and (evicts or intact.any() == (chunks < 10))
+
+
+def test_a_reader_that_every_block_takes_longer_than_a_chunk_still_comes_to_an_end(monkeypatch):
+    play = UnevenPlay(11, 2, (8,), 2)
+    packed, oracle, writer = make(play, 800, 4, arena_bytes=40_000)
+    play.play(writer, 330)
+    keys = starts_of(packed, SPEC)
+    interruption = interrupt(monkeypatch, packed, "block", lambda: play.play(writer, 4), times=1_000)
+    window = packed.gather(*keys, SPEC)
+    intact = packed.intact(*keys)
+    assert_same(window, oracle.gather(*keys, SPEC), intact)
+    assert interruption.calls < 200 and intact.any() and not intact.all()
+
+
+# killed ---------------------------------------------------------------------------------------------------------------
+class Killed(Exception):
+    pass
+
+
+class Fuse:
+    """Counts assignments and raises Killed in the middle of one."""
+
+    left = 10 ** 9
+
+    @classmethod
+    def assign(cls, array: np.ndarray, where: Any, value: Any) -> None:
+        cls.left -= 1
+        if cls.left == 0:
+            part, given = array[where], np.asarray(value)
+            if isinstance(part, np.ndarray) and given.shape == part.shape and len(part) > 1:
+                part[:len(part) // 2] = given[:len(part) // 2]
+            raise Killed
+        array[where] = value
+
+
+class Fused(np.ndarray):
+    def __setitem__(self, where: Any, value: Any) -> None:
+        Fuse.assign(self.view(np.ndarray), where, value)
+
+
+def fused(writer: ChunkWriter) -> ChunkWriter:
+    """A writer that dies by the Fuse."""
+    for holder in (vars(writer._packer), writer._rows, vars(writer)):
+        for name, array in list(holder.items()):
+            if isinstance(array, np.ndarray):
+                holder[name] = array.view(Fused)
+    return writer
+
+
+def test_a_writer_killed_between_any_two_steps_leaves_whole_rows_and_a_successor_goes_on(monkeypatch):
+    killed, steps = 0, 0
+    for step in itertools.count(1):
+        play = UnevenPlay(step % 7, 2, (8,), 2)
+        packed, oracle, _ = make(play, 80, 2)
+        for after in (60, 44, 41):  # several deaths one after another
+            monkeypatch.setattr(Fuse, "left", 10 ** 9)
+            writer = Writers(fused(ChunkWriter(packed, 0, SPEC)), ChunkWriter(oracle, 0, SPEC))
+            for trajectories in (packed, oracle):
+                assert int(trajectories.written()[0]) == len(play.rows[0])
+            play.play(writer, after)
+            monkeypatch.setattr(Fuse, "left", step)
+            published = [len(rows) // 2 * 2 for rows in play.rows]
+            try:
+                for _ in range(3):
+                    play.play(writer, 1)
+                died = False
+            except Killed:
+                died = True
+            steps += 1
+            killed += died
+            for rows in play.rows:
+                del rows[int(packed.written()[0]):]
+            assert published[0] <= len(play.rows[0]) <= published[0] + 2 * (1 + (not died))
+            oracle.arrays["written"][0, 0] = packed.written()[0]
+            check_blocks(packed)
+            assert check_all(packed, oracle) > 0
+            play.restart()
+        if not died:
+            break
+    monkeypatch.setattr(Fuse, "left", 10 ** 9)
+    assert killed > 100 and step > 40 and packed.arrays["oldest"][0, 0] > 0
+
+
+# snapshots ------------------------------------------------------------------------------------------------------------
+def restored_from(trajectories: Trajectories, state: dict[str, Any]) -> Trajectories:
+    restored = Trajectories(trajectories.layout)
+    restored.load_state_dict({name: tensor.clone() for name, tensor in state.items()})
+    return restored
+
+
+@pytest.mark.parametrize("arena_bytes", [None, 20_000])  # evicted, never full
+@pytest.mark.parametrize("steps", [0, 3, 4, 9, 60, 77, 400])
+def test_a_snapshot_restores_every_row_and_writing_goes_on_from_it(steps, arena_bytes):
+    play = UnevenPlay(13, 2, (8, 8))
+    packed, oracle, writer = make(play, 60, 4, arena_bytes=arena_bytes)
+    play.play(writer, steps)
+    state = packed.state_dict()
+    restored = restored_from(packed, state)
+    assert [bound.tolist() for bound in restored.starts(3)] == [bound.tolist() for bound in packed.starts(3)]
+    assert check_all(restored, oracle) == check_all(packed, oracle) and restored.statistics() == packed.statistics()
+    if arena_bytes and steps < 60:
+        assert state["arena"].shape[1] == packed.arrays["packed"][0, 0] < arena_bytes
+    for rows in play.rows:
+        del rows[int(packed.written()[0]):]
+    play.restart()
+    writer = Writers(*(ChunkWriter(trajectories, 0, SPEC) for trajectories in (packed, restored, oracle)))
+    for _ in range(40):
+        play.play(writer, 5)
+        check_all(restored, oracle)
+        assert [bound.tolist() for bound in restored.starts(3)] == [bound.tolist() for bound in packed.starts(3)]
+        check_blocks(restored)
+
+
+def test_a_snapshot_of_actors_that_are_not_equally_far_holds_all_their_blocks():
+    plays = [UnevenPlay(seed, 2, (8, 8)) for seed in range(2)]
+    packed, oracle, _ = make(plays[0], 400, 4, num_actors=2, arena_bytes=20_000)
+    for actor, (play, steps) in enumerate(zip(plays, (8, 90))):
+        play.with_states = True
+        play.play(Writers(ChunkWriter(packed, actor, SPEC), ChunkWriter(oracle, actor, SPEC)), steps)
+    restored = restored_from(packed, packed.state_dict())
+    assert check_all(restored, oracle) == check_all(packed, oracle) > 100
+
+
+class Overtaken:
+    """Arrays whose writer goes on whenever one is asked for: so many rows at first, then one."""
+
+    def __init__(self, arrays: Any, play: Callable[[int], Any], first: tuple[int, ...]):
+        self.arrays, self.play, self.rows = arrays, play, iter(first)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        self.play(next(self.rows, 1))
+        return self.arrays[name]
+
+
+@pytest.mark.parametrize(("steps", "arena_bytes"), [(9, 20_000), (300, None), (300, 20_000)])
+@pytest.mark.parametrize("first", [(), (4, 4, 4), (0, 0, 0, 0, 8), (0, 9), (0, 17)])
+def test_a_snapshot_taken_while_its_writer_goes_on_holds_nothing_but_whole_rows(monkeypatch, steps, arena_bytes, first):
+    play, counts = UnevenPlay(13, 2, (8, 8)), []
+    packed, oracle, writer = make(play, 400, 4, arena_bytes=arena_bytes)
+    play.play(writer, steps)
+    for _ in range(4):
+        taken = int(packed.written()[0])
+        with monkeypatch.context() as patches:
+            patches.setattr(packed, "arrays", Overtaken(packed.arrays, lambda rows: play.play(writer, rows), first))
+            state = packed.state_dict()
+        assert int(packed.written()[0]) > taken + 8
+        restored = restored_from(packed, state)
+        length = int(state["written"][0, 0])
+        counts.append(check_all(restored, oracle))
+        check_blocks(restored)
+        again = UnevenPlay(17, 2, (8, 8))
+        continued = oracle_of(packed.layout)
+        for name in oracle.layout.arrays():
+            continued.arrays[name][:] = oracle.arrays[name]
+        continued.arrays["written"][0, 0] = length
+        again.with_states = True
+        for trajectories in (restored, continued):
+            trajectories.arrays["last"][0, (length - 1) % trajectories.layout.rows] = False
+        both = Writers(ChunkWriter(restored, 0, SPEC), ChunkWriter(continued, 0, SPEC))
+        for _ in range(30):
+            again.play(both, 7)
+            assert check_all(restored, continued) > 0
+            check_blocks(restored)
+    assert min(counts) > 0
+
+
+@pytest.mark.parametrize(("written_by", "read_by", "field"), [
+    ({}, {"storage": StorageParams()}, "frame"), ({"storage": StorageParams()}, {}, "frame"), ({}, {"rows": 64}, "first"),
+    ({}, {"arena_bytes": 900}, "arena"), ({"arena_bytes": 900}, {}, "arena"), ({}, {"chunk_length": 2}, "frame")])
+def test_a_snapshot_of_other_sizes_is_refused_by_the_name_of_the_field(written_by, read_by, field):
+    play = UnevenPlay(13, 2, (8, 8))
+    play.with_states = True
+    first, second = ({"rows": 60, "chunk_length": 4, "storage": LZ4, **settings} for settings in (written_by, read_by))
+    layouts = [small_layout(play.spec, num_envs=2, extras=play.extras, states=play.states, **settings) for settings in (first, second)]
+    writer, reader = map(Trajectories, layouts)
+    play.play(ChunkWriter(writer, 0, SPEC), 200)
+    with pytest.raises(ValueError, match=f"stored replay does not fit: field {field} is"):
+        reader.load_state_dict(writer.state_dict())
+    assert not any(reader.arrays[name].any() for name in layouts[1].arrays())
+
+
+@pytest.mark.parametrize("field", ["packed", "arena", "block_start", "block_bytes", "block_check", "oldest"])
+def test_a_snapshot_that_lacks_a_field_is_refused_by_its_name(field):
+    play = UnevenPlay(13, 2, (8, 8))
+    packed, _, writer = make(play, 60, 4)
+    play.play(writer, 200)
+    state = packed.state_dict()
+    del state[field]
+    named = "arena" if field == "packed" else field  # its length is not known
+    with pytest.raises(ValueError, match=f"field {named} is"):
+        Trajectories(packed.layout).load_state_dict(state)
+
+
+def test_memories_of_packed_rows_sample_what_the_play_was():
+    play = UnevenPlay(19, 3, (8, 8))
+    packed, oracle, _ = make(play, 120, 4)
+    memory = SharedMemory(SharedParams(), packed.layout, SPEC, 0)
+    writer = Writers(memory.writer(0), ChunkWriter(oracle, 0, SPEC))
+    seen = set()
+    for _ in range(60):
+        play.play(writer, 7)
+        batch = memory.sample(40)
+        if batch is not None:
+            assert_same(batch.window, oracle.gather(*batch.keys, SPEC))
+            assert batch.window.observations.dtype == torch.uint8
+            seen.update(zip(*map(np.ndarray.tolist, batch.keys)))
+    assert len(seen) > 300
+    found = memory.statistics()
+    assert set(found) == {"memory_size", "memory_mb", "compression"} and found["memory_size"] == memory.size()

@@ -1,0 +1,110 @@
+"""Settings that name devices, or what goes with one: told before anything is allocated."""
+
+import re
+
+import pytest
+
+from core.agents.dqn import DQN
+from core.learning.precision import PRECISIONS
+from utils.config import device_validation
+from utils.config.command_line import read_options
+
+RESIDENT = ("--learner.memory_device", "learner")
+
+
+class Own(DQN):
+    captures = False
+
+
+@pytest.fixture
+def refuse(root, capsys):
+    def refused(*words):
+        with pytest.raises(SystemExit) as exit:
+            read_options([*words, "--root", str(root)])
+        assert exit.value.code == 2
+        return capsys.readouterr().err
+
+    return refused
+
+
+@pytest.fixture
+def no_cuda(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+@pytest.mark.parametrize("words", [(*RESIDENT, "--learner.captured", "yes"), ("--learner.precision", "tf32")])
+def test_what_needs_cuda_is_refused_without_it_with_the_devices_there_are(refuse, no_cuda, words):
+    for device in ("auto", "cpu"):
+        told = refuse("--config", "dqn-cartpole", "--device", device, *words)
+        assert f"needs a CUDA device and device='{device}' is none; this machine has cpu" in told
+
+
+@pytest.mark.parametrize("words", [
+    RESIDENT, (*RESIDENT, "--learner.captured", "auto"), (*RESIDENT, "--learner.captured", "no", "--learner.updates_per_replay", "3"),
+    ("--learner.precision", "bf16"), ("--learner.precision", "auto")])
+def test_the_rest_runs_without_cuda(root, no_cuda, words):
+    assert read_options(["--config", "dqn-cartpole", *words, "--root", str(root)]).device == "cpu"
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (("--config", "dqn-cartpole", "--learner.updates_per_replay", "2"), "learner.updates_per_replay=2 needs learner.memory_device=learner"),
+    (("--config", "dqn-cartpole", "--learner.captured", "yes", "--learner.shrink_batch", "true"), "captured batches have one size"),
+    (("--config", "td3-pendulum", *RESIDENT, "--learner.captured", "yes", "--learner.updates_per_replay", "3"),
+     "learner.updates_per_replay=3 must be a multiple of 2"),
+    (("--config", "td3-pendulum", "--learner.captured", "yes"), "learner.updates_per_replay=1 must be a multiple of 2"),
+    (("--config", "dqn-cartpole", "--learner.captured", "yes", "--num_learners", "2", "--num_actors", "2"), "yes is for one learner"),
+    (("--config", "impala-cartpole", *RESIDENT), "memory_type could be shared or prioritized"),
+    (("--config", "dqn-cartpole", "--agent_type", "tests.utils.config.test_device_validation:Own", "--learner.captured", "yes"),
+     "updates of agent_type=tests.utils.config.test_device_validation:Own cannot be captured; agent_type could be dqn or rainbow or"),
+    (("--config", "dqn-cartpole", *RESIDENT, "--learner.shrink_batch", "true"), "needs learner.memory_device=cpu"),
+    (("--config", "dqn-cartpole", *RESIDENT, "--learner.updates_per_replay", "200"), "12800 samples of a batch times"),
+    (("--config", "dqn-cartpole", "--actor.groups", "3"), "actor.groups=3 must divide num_envs_per_actor=8"),
+    (("--config", "dqn-cartpole", "--actor.groups", "0", "--num_envs_per_actor", "0"), "actor.groups=0 must be at least 1"),
+    (("--config", "dqn-cartpole", "--actor.device", "cuda:9"), "actor.device='cuda:9' is not on this machine"),
+    (("--config", "dqn-cartpole", "--learner.precision", "half"), f"must be one of {', '.join(PRECISIONS)}")])
+def test_what_does_not_go_together_is_refused(refuse, words, told):
+    assert told in refuse(*words)
+
+
+def on_a_gpu(monkeypatch, free):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(device_validation, "free_bytes", lambda device: free)
+
+
+def test_rows_that_do_not_fit_on_the_gpu_are_refused_with_needed_and_free_bytes_and_what_would_fit(refuse, monkeypatch):
+    free = 8 << 30
+    on_a_gpu(monkeypatch, free)
+    words = ("--config", "dqn-breakout", "--device", "cuda", *RESIDENT)
+    monkeypatch.setattr("utils.config.memory_budget.available_bytes", lambda: 1 << 40)
+    told = refuse(*words)
+    needed, free_told, fitting = (int(figure.replace(",", "")) for figure in re.findall(r"([\d,]+) (?:bytes|are free|would fit)", told))
+    assert needed >= 10**6 * 84 * 84 + device_validation.RESERVED_BYTES > free == free_told
+    assert read_options([*words, "--memory.capacity", str(fitting - 5_000)]).memory.capacity == fitting - 5_000
+    assert refuse(*words, "--memory.capacity", str(fitting + 20_000))
+
+
+def test_of_several_learners_the_fullest_gpu_counts(refuse, monkeypatch):
+    on_a_gpu(monkeypatch, 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("utils.config.memory_budget.available_bytes", lambda: 1 << 40)
+    words = ("--config", "dqn-breakout", "--num_learners", "2", "--num_actors", "2", "--device", "cuda", *RESIDENT)
+    for full in ("cuda:0", "cuda:1"):
+        monkeypatch.setattr(device_validation, "free_bytes", lambda device, full=full: (8 if str(device) == full else 100) << 30)
+        assert f"{8 << 30:,} are free on {full}" in refuse(*words)
+
+
+def test_a_row_for_a_gpu_says_so_where_there_is_none(no_cuda, capsys):
+    assert read_options(["--config", "dqn-pong-gpu"]).device == "cpu"
+    assert "device=auto is cpu, where learner.memory_device=learner is slow" in capsys.readouterr().err
+    read_options(["--config", "dqn-pong-gpu", "--device", "cpu"])
+    assert capsys.readouterr().err == ""
+
+
+def test_on_a_cpu_the_copies_count_as_main_memory(refuse, monkeypatch, no_cuda):
+    monkeypatch.setattr("utils.config.memory_budget.available_bytes", lambda: 12 << 30)
+    words = ("--config", "dqn-breakout", "--device", "cpu")
+    assert read_options(words).memory.capacity == 1_000_000
+    assert "would fit" in refuse(*words, *RESIDENT)
+    assert device_validation.copied_bytes(read_options(words), None, None) == 0

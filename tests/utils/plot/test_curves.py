@@ -1,0 +1,134 @@
+"""Reading curves: from metrics files whose numbers are known, whole, torn and continued, and from CSV."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from utils.errors import Refused
+from utils.plot.curves import COLUMNS, SCORE, Curve, grouped, late_score, on_grid, read, read_curve, write_csv
+
+RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
+
+
+def line(step, seconds, **values):
+    return json.dumps({"step": step, "time": 1e9 + seconds, "seconds": seconds, "values": values}) + "\n"
+
+
+def evaluation(step, seconds, mean, std=0.0):
+    return line(step, seconds, **dict(zip(COLUMNS, (mean, std, mean))))
+
+
+@pytest.fixture
+def run(tmp_path):
+    def write(name, lines, config=None, **settings):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_text("".join(lines))
+        if config:
+            content = {"config": config, "options": settings, "file": {"game": settings.get("game")}}
+            (folder / "run.json").write_text(json.dumps(content))
+        return folder
+    return write
+
+
+def test_a_metric_is_read_with_its_steps_and_seconds(run):
+    folder = run("a", [line(5, 1.0, loss=3.0), evaluation(10, 2.0, 7.0), line(12, 3.0, loss=None), line(20, 4.0, loss=2.0)])
+    curve = read_curve(folder / "metrics.jsonl", "loss")
+    assert [column.tolist() for column in curve] == [[5, 20], [1, 4], [3, 2]]
+    assert read_curve(folder / "metrics.jsonl").values.tolist() == [7]
+    assert len(read_curve(folder / "none" / "metrics.jsonl").steps) == 0
+
+
+def test_a_line_that_is_being_written_is_left_out(run):
+    folder = run("a", [evaluation(10, 1.0, 1.0), evaluation(20, 2.0, 2.0)[:-9]])
+    assert read_curve(folder / "metrics.jsonl").steps.tolist() == [10]
+
+
+def test_what_a_continued_run_repeats_supersedes_what_was_lost(run):
+    folder = run("a", [evaluation(step, step, step) for step in (10, 20, 30, 40)] + [evaluation(25, 50, 0.5), evaluation(45, 60, 9)])
+    curve = read_curve(folder / "metrics.jsonl")
+    assert curve.steps.tolist() == [10, 20, 25, 45] and curve.values.tolist() == [10, 20, 0.5, 9]
+
+
+def test_the_future_that_a_continued_run_gave_up_is_no_part_of_its_curve(run):
+    def period(step):
+        return line(step, step, **{"global/agent_steps": step})
+    evaluated = [[period(now), evaluation(now - 10, now, mean)] for now, mean in ((100, 1.0), (200, 2.0), (300, 30.0), (400, 40.0))]
+    continued = [period(205), evaluation(295, 500, 3.0), period(301)]  # from a checkpoint at 200; 290 is before 295
+    curve = read_curve(run("a", [*(part for both in evaluated for part in both), *continued]) / "metrics.jsonl")
+    assert curve.steps.tolist() == [90, 190, 295] and curve.values.tolist() == [1, 2, 3]
+
+
+def test_the_late_score_is_the_mean_after_four_fifths_of_the_steps():
+    curve = Curve(np.array([100.0, 800, 1_010]), np.arange(3.0), np.array([50.0, 2, 4]))
+    assert late_score(curve, 1_000) == 3                 # 800 of 1,000 counts
+    assert late_score(curve) == 4                        # of 1,010 it does not
+    assert late_score(Curve(*(column[:2] for column in curve)), 1_000) == 2  # so far
+    assert late_score(curve, 700) == 2                   # the first beyond them is theirs, what comes later is not
+    assert np.isnan(late_score(Curve(*np.zeros((3, 0)))))
+
+
+def test_curves_meet_where_all_of_them_are_and_are_linear_between_points():
+    curves = [Curve(np.array(steps), np.zeros(len(steps)), np.array(values)) for steps, values in (
+        ([0.0, 10, 30], [0.0, 1, 3]), ([5.0, 20], [4.0, 7]))]
+    grid, values = on_grid(curves, "steps")
+    assert grid.tolist() == [5, 10, 20] and values.tolist() == [[0.5, 4], [1, 5], [2, 7]]
+
+
+def test_long_curves_are_thinned_evenly():
+    steps = np.arange(1_000.0)
+    grid, values = on_grid([Curve(steps, steps, 2 * steps)], "seconds")
+    assert len(grid) == 200 and (grid[0], grid[-1]) == (0, 999) and np.allclose(values[:, 0], 2 * grid)
+
+
+def test_runs_are_grouped_by_row_by_setting_or_by_method(run):
+    folders = [run(name, [evaluation(1, 1, 1)], config, game=game, agent={"lr": lr}) for name, config, game, lr in (
+        ("a", "dqn-pong-small", "pong", 1e-3), ("b", "dqn-boxing-small", "boxing", 1e-4), ("c", "dqn-pong-small", "pong", 1e-4))]
+    runs = read(folders, [SCORE])
+    named = {keys: {label: [run.name for run in group] for label, group in grouped(runs, keys).items()}
+             for keys in (("config",), ("agent.lr",), ("method",), ("game", "agent.lr"))}
+    assert named["config",] == {"dqn-pong-small": ["a", "c"], "dqn-boxing-small": ["b"]}
+    assert named["agent.lr",] == {"lr 0.001": ["a"], "lr 0.0001": ["b", "c"]}
+    assert named["method",] == {"dqn-small": ["a", "b", "c"]}
+    assert list(named["game", "agent.lr"]) == ["pong, lr 0.001", "boxing, lr 0.0001", "pong, lr 0.0001"]
+    with pytest.raises(Refused, match=r"no setting agent.rl, did you mean agent.lr"):
+        grouped(runs, ["agent.rl"])
+
+
+def test_what_is_not_there_is_refused_with_what_is(run, tmp_path):
+    folder = run("a", [line(1, 1, **{"learner/loss": 1.0})])
+    with pytest.raises(Refused, match=r"no values of learner/los, did you mean learner/loss"):
+        read([folder], ["learner/los"])
+    with pytest.raises(Refused, match="no log folder"):
+        read([tmp_path / "nowhere"], [SCORE])
+    with pytest.raises(Refused, match="cannot be read"):
+        read([tmp_path / "nowhere.csv"], [SCORE])
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("time,step,name,value\n1.0,2,actor/fps,3.0\n", "holds no curves, it has no column run or seconds"),  # a run's metrics.csv
+    ("row,seed,steps,late\ndqn-cartpole,1,100,0.5\n", "holds no curves"), ("", "holds no curves"),         # a table's, nothing
+    ("run,step,seconds,mean\na,10,1.0,2\na,x,1.0,2\n", "line 3: invalid literal"), ("run,step,seconds,mean\na,10\n", "line 2: "),
+    ("run,step,seconds,mean\na,10,1.0,2,3\n", "line 2: ")])
+def test_a_csv_of_something_else_is_refused(tmp_path, text, message):
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(Refused, match=message):
+        read([tmp_path / "x.csv"], [SCORE])
+
+
+def test_a_csv_gives_back_the_curves_it_was_written_from(run, tmp_path):
+    folders = [run(f"x-seed{seed}", [evaluation(step, step / 2, step + seed, 0.5) for step in (10, 20)]) for seed in (1, 2)]
+    runs = read(folders, list(COLUMNS))
+    write_csv(tmp_path / "x.csv", runs)
+    assert (tmp_path / "x.csv").read_text().splitlines()[:2] == ["run,step,seconds,mean,std,median", "x-seed1,10,5.0,11.0,0.5,11.0"]
+    again = read([tmp_path / "x.csv"], list(COLUMNS))
+    assert [run.name for run in again] == ["x-seed1", "x-seed2"] and list(grouped(again, ["config"])) == ["x"]
+    for run_, copy in zip(runs, again):
+        assert all(np.array_equal(a, b) for metric in COLUMNS for a, b in zip(run_.curves[metric], copy.curves[metric]))
+
+
+def test_every_curve_of_the_results_can_be_read():
+    files = [path for path in RESULTS.glob("*.csv") if path.read_text().startswith("run,step,seconds,mean")]
+    assert len(files) >= 4 and all(len(run.curves[SCORE].steps) > 2 for run in read(files, [SCORE]))

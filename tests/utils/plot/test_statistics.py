@@ -1,0 +1,79 @@
+"""Statistics over seeds and games against sums written out, all resamples enumerated, and the authors' library."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from utils.plot.statistics import bootstrap, interquartile_mean, interval, mean, median, optimality_gap, performance_profile
+
+GAMES = [np.array([0.2, 0.9, 1.4, 0.4]), np.array([2.5, 0.1, 0.7, 3.0]), np.array([-0.3, 0.0, 0.6, 0.5])]
+UNEVEN = [np.array([1.0, 3.0]), np.array([10.0]), np.array([0.0, 0.5, 4.0, 8.0])]
+
+
+def generator(seed=0):
+    return np.random.default_rng(seed)
+
+
+def test_the_interquartile_mean_is_that_of_the_middle_half():
+    assert interquartile_mean([np.array([100.0, 1, 2, 3, 4, -50, 5, 6])]) == (2 + 3 + 4 + 5) / 4
+    assert interquartile_mean(UNEVEN) == (0.5 + 1 + 3 + 4 + 8) / 5  # seven runs: one is cut at each end
+    assert interquartile_mean([np.array([1.0, 2.0, 9.0])]) == 4
+
+
+def test_mean_and_median_are_over_games():
+    assert mean(UNEVEN) == pytest.approx((2 + 10 + 3.125) / 3) and median(UNEVEN) == 3.125
+
+
+def test_the_optimality_gap_counts_nothing_above_one():
+    assert optimality_gap([np.array([0.5, 3.0]), np.array([-1.0, 1.0])]) == pytest.approx((0.25 + 1) / 2)
+
+
+def test_a_performance_profile_is_the_share_of_runs_above_each_threshold():
+    profile = performance_profile([np.array([0.0, 1.0]), np.array([2.0])], np.array([-1.0, 0.0, 0.5, 1.0, 2.0]))
+    assert profile.tolist() == [1, 0.75, 0.75, 0.5, 0]
+
+
+def test_statistics_leave_other_axes_alone():
+    curves = np.array([[1.0, 3.0, 8.0], [0.0, 0.0, 6.0]])  # [P, runs]
+    assert mean([curves]).tolist() == [4, 2] and interquartile_mean([curves]).tolist() == [4, 2]
+
+
+def test_an_interval_is_that_of_all_resamples_there_are():
+    runs = np.array([1.0, 2.0, 7.0, 11.0])
+    every = [np.mean(drawn) for drawn in itertools.product(runs, repeat=4)]
+    drawn = bootstrap([runs], mean, generator(), 20_000)
+    for confidence in (0.5, 0.8, 0.95):
+        tail = 50 * (1 - confidence)
+        assert np.allclose(interval(drawn, confidence=confidence), np.percentile(every, (tail, 100 - tail)), atol=0.26)  # a step apart
+    assert drawn.mean() == pytest.approx(np.mean(every), abs=0.05) and drawn.std() == pytest.approx(np.std(every), rel=0.02)
+
+
+def test_runs_are_drawn_within_their_game():
+    apart = [np.zeros(3), np.full(5, 10.0)]
+    assert set(bootstrap(apart, mean, generator(), 200)) == {5.0}
+    assert np.std(bootstrap([np.concatenate(apart)], mean, generator(), 200)) > 1
+
+
+def test_every_point_of_a_curve_is_drawn_with_its_run():
+    curves = np.array([[0.0, 1.0], [0.0, 1.0]])  # whoever is 1 at one point is 1 at the other
+    drawn = bootstrap([curves], mean, generator(), 100)
+    assert drawn.shape == (2, 100) and np.array_equal(drawn[0], drawn[1]) and set(drawn[0]) == {0.0, 0.5, 1.0}
+
+
+def test_the_numbers_are_those_of_rliable():
+    library = pytest.importorskip("rliable.library", exc_type=(ImportError, TypeError))  # what it needs fails with pandas 3
+    from rliable import metrics
+
+    scores = np.stack(GAMES, 1)  # runs x games
+    theirs = {mean: metrics.aggregate_mean, median: metrics.aggregate_median, interquartile_mean: metrics.aggregate_iqm,
+              optimality_gap: metrics.aggregate_optimality_gap}
+    points, bounds = library.get_interval_estimates({"x": scores}, lambda drawn: np.array([their(drawn) for their in theirs.values()]),
+                                                    reps=1_000, random_state=np.random.RandomState(0))
+    assert np.allclose([ours(GAMES) for ours in theirs], points["x"], atol=1e-12)
+    for ours, expected in zip(theirs, bounds["x"].T):
+        low, high = interval(bootstrap(GAMES, ours, generator(), 20_000))
+        assert [low, high] == pytest.approx(expected.tolist(), abs=0.12)  # a median over few runs moves in steps of 0.1
+    thresholds = np.linspace(-1, 4, 26)
+    profiles, _ = library.create_performance_profile({"x": scores}, thresholds, reps=10)
+    assert np.allclose(performance_profile(GAMES, thresholds), profiles["x"], atol=1e-12)

@@ -1,0 +1,278 @@
+"""Many runs: with a stand-in for main.py that leaves the same files, and once with the program itself, killed."""
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import psutil
+import pytest
+
+from utils import run_registry as saved_runs
+from utils.config import command_line
+from utils.options import CONFIGS, Options, Run
+from utils.sweep import __main__ as sweep
+from utils.sweep import subprocess_run
+from utils.sweep.scheduler import claimed
+from utils.sweep.subprocess_run import options_of
+from utils.sweep.table import Result, summaries
+
+PROJECT = Path(__file__).resolve().parents[3]
+WORDS = ("--steps", "1000", "--agent.lr", "0.5")
+
+
+@pytest.fixture
+def main(root, monkeypatch):
+    """A sweep in this process: (exit code, what the games of seeds do); every run gets --game from `games`."""
+    monkeypatch.setattr(subprocess_run, "MAIN", Path(__file__).with_name("fake_main.py"))
+    games = {}
+    monkeypatch.setattr(subprocess_run.ChildRun, "_command", lambda run, resume, made=subprocess_run.ChildRun._command: [
+        *made(run, resume), "--game", games.get(run.options.seed, "")])
+
+    def call(*arguments, words=WORDS, **doing):
+        games.clear()
+        games.update({int(seed.removeprefix("seed")): game for seed, game in doing.items()})
+        return sweep.main(["--root", str(root), "--configs", "dqn-cartpole", *arguments, "--", *words])
+    return call
+
+
+def tables(root, name="sweep"):
+    def read(path):
+        with path.open(newline="") as file:
+            return list(csv.DictReader(file))
+    folder = root / "logs" / name
+    return read(folder / "table-runs.csv"), read(folder / "table.csv"), (folder / "table.md").read_text()
+
+
+def begun(root, seed, name="sweep", row="dqn-cartpole"):
+    return (root / "logs" / name / f"{row}-seed{seed}.txt").read_text().count("begins")
+
+
+def test_every_row_is_run_with_every_seed_and_tabulated(main, root):
+    assert main("rainbow-cartpole", "--seeds", "1", "2") == 0
+    runs, rows, text = tables(root)
+    assert [(run["row"], run["seed"]) for run in runs] == [(row, seed) for row in ("dqn-cartpole", "rainbow-cartpole") for seed in "12"]
+    assert [(row["row"], row["seeds"], row["late"], row["final"], row["best"]) for row in rows] == [
+        (row, "2 of 2", "0.45", "0.50", "0.50") for row in ("dqn-cartpole", "rainbow-cartpole")]  # late: .4, .45, .5
+    assert text.count("\n") == 4 and "0.45 0.45" in text
+
+
+def test_every_combination_of_what_varies_is_a_line_of_the_table(main, root):
+    words = ("--steps", "1000")
+    assert main("--vary", "agent.lr=0.5,0.25", "agent.nstep=1,3", "--seeds", "1", "2", words=words) == 0
+    runs, rows, _ = tables(root)
+    assert [(row["row"], row["seeds"], row["final"]) for row in rows] == [
+        (f"dqn-cartpole-lr-{lr}-nstep-{nstep}", "2 of 2", lr + "0" * (4 - len(lr))) for lr in ("0.5", "0.25") for nstep in "13"]
+    assert len(runs) == 8 and "'--agent.nstep', '3'" in (
+        root / "logs" / "sweep" / "dqn-cartpole-lr-0.25-nstep-3-seed2.txt").read_text()
+
+
+def test_arguments_of_an_environment_vary_as_json():
+    kwargs = '{"sutton_barto_reward": true}'
+    varied = sweep.variants([f"env.kwargs={{}},{kwargs}"], [])
+    assert [words for _, words in varied] == [["--env.kwargs", "{}"], ["--env.kwargs", kwargs]]
+
+
+def test_complete_runs_are_not_repeated_until_more_is_wanted(main, root, capsys):
+    assert main("--seeds", "1", "2") == main("--seeds", "1", "2", "3") == 0
+    assert [begun(root, seed) for seed in (1, 2, 3)] == [1, 1, 1] and "2 of 3 runs are complete already" in capsys.readouterr().out
+    assert main("--seeds", "1", words=("--steps", "2000", "--agent.lr", "0.5")) == 0
+    assert "--resume" in (root / "logs" / "sweep" / "dqn-cartpole-seed1.txt").read_text()
+
+
+def test_a_run_that_fails_is_told_and_stops_no_other(main, root, capsys):
+    assert main("--seeds", "1", "2", seed1="fails") == 1
+    runs, rows, _ = tables(root)
+    assert [run["exit_code"] for run in runs] == ["4", "0"] and rows[0]["incomplete"] == "seed 1: exit code 4"
+    assert "seed1 ended with exit code 4: see" in capsys.readouterr().out
+    assert main("--seeds", "1", "2") == 0  # tried again from its checkpoint
+    assert [begun(root, seed) for seed in (1, 2)] == [2, 1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_reaches_every_run_and_the_sweep_goes_on_where_it_stopped(main, root, number):
+    def interrupt():
+        while len(list(root.glob("logs/*/metrics.jsonl"))) < 1:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    before = signal.getsignal(number)
+    assert main("--seeds", "1", "2", seed1="waits") == 128 + number
+    thread.join()
+    assert signal.getsignal(number) is before
+    runs, rows, _ = tables(root)
+    assert [run["exit_code"] for run in runs] == ["130", ""] and "seed 2: killed or not begun" in rows[0]["incomplete"]
+    assert main("--seeds", "1", "2") == 0
+    lines = (root / "logs" / "sweep_dqn-cartpole-seed1" / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 10 and [begun(root, seed) for seed in (1, 2)] == [2, 1]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two jobs need two cores")
+def test_jobs_run_at_once_on_cores_of_their_own(main, root):
+    assert main("--seeds", "1", "2", "3", "--jobs", "2") == 0
+    texts = [(root / "logs" / "sweep" / f"dqn-cartpole-seed{seed}.txt").read_text() for seed in (1, 2, 3)]
+    cores = [set(map(int, re.search(r" \[([\d, ]+)\]$", text.strip())[1].split(","))) for text in texts]
+    assert not cores[0] & cores[1] and cores[0] | cores[1] == os.sched_getaffinity(0)
+
+
+@pytest.mark.parametrize("arguments, words, message", [
+    (("--jobs", "1000"), WORDS, "--jobs 1000 must be 1 to"),
+    ((), ("--agent.lrr", "1"), "dqn-cartpole: unknown option --agent.lrr"),
+    (("no-such-row",), WORDS, "no-such-row"),
+    (("impala-pong-small",), ("--agent.lr", "0.5"), "impala-pong-small: nothing says when its runs are done"),
+    (("--name", "a/b"), WORDS, "machine='a/b'"),
+    ((), ("--seed", "3"), "--seed is not yours to give here"),
+    (("--vary", "agent.lr=0.5"), ("--steps", "1000"), "'agent.lr=0.5': write name=value,value"),
+    (("--vary", "agent.lr=0.5,0.5"), ("--steps", "1000"), "each once"),
+    (("--vary", "agent.lr=0.5,0.2"), WORDS, "agent.lr is given twice"),
+    (("--vary", "agent.nstep=1,2", "agent.nstep=3,4"), WORDS, "agent.nstep is given twice"),
+    (("--vary", "agent.nstep=1,x"), WORDS, "agent.nstep='x'"),
+    (("--vary", "agent.nsteps=1,2"), WORDS, "unknown option --agent.nsteps"),
+    (("--vary", "ray.address=host:1,host-1"), WORDS, "two different runs would both be named sweep_dqn-cartpole-address-host-1-seed1")])
+def test_what_is_wrong_is_told_before_anything_starts(main, root, capsys, arguments, words, message):
+    with pytest.raises(SystemExit) as ended:
+        main(*arguments, words=words)
+    assert ended.value.code == 2 and message in capsys.readouterr().err and not list(root.glob("logs/*"))
+
+
+def test_a_run_that_is_asked_for_twice_is_one(main, root):
+    number = str([row["name"] for row in CONFIGS].index("dqn-cartpole"))
+    assert main("dqn-cartpole", number, "--seeds", "1", "1") == 0
+    runs, rows, _ = tables(root)
+    assert [run["row"] for run in runs] == ["dqn-cartpole"] and rows[0]["seeds"] == "1 of 1" and begun(root, 1) == 1
+
+
+def test_values_that_are_no_file_names_name_runs_all_the_same(main, root):
+    assert main("--vary", "env_type=gym,core.envs.gym:GymEnv", "--seeds", "1") == 0
+    rows = ["dqn-cartpole-env_type-gym", "dqn-cartpole-env_type-core.envs.gym-GymEnv"]
+    assert [row["row"] for row in tables(root)[1]] == rows
+    assert "'--env_type', 'core.envs.gym:GymEnv'" in (root / "logs" / "sweep" / f"{rows[1]}-seed1.txt").read_text()
+
+
+def test_the_run_that_the_file_says_to_continue_is_left_alone(main, root, monkeypatch):
+    own = options_of("dqn-cartpole", WORDS, "local", str(root))
+    own.log_folder.mkdir(parents=True)
+    own.checkpoint_folder.mkdir(parents=True)
+    saved_runs.save(own, {})
+    for kind in (Run, Options):
+        position = [field.name for field in fields(kind)].index("resume")
+        before = kind.__init__.__defaults__
+        monkeypatch.setattr(kind.__init__, "__defaults__", (*before[:position], "newest", *before[position + 1:]))
+    assert Options().resume == Run().resume == "newest" and main("--seeds", "1") == 0
+    assert (root / "logs" / "sweep_dqn-cartpole-seed1").exists() and not (own.log_folder / "metrics.jsonl").exists()
+    assert "'--resume', 'none'" in (root / "logs" / "sweep" / "dqn-cartpole-seed1.txt").read_text()
+
+
+def test_runs_that_began_from_weights_are_continued_from_their_checkpoints(root):
+    words = [*WORDS, "--model_file", str(root / "weights.pth")]
+    run = subprocess_run.ChildRun(subprocess_run.named(options_of("dqn-cartpole", words, "sweep", str(root)), "a", 1), words, root / "a.txt")
+    run.options.log_folder.mkdir(parents=True)
+    saved_runs.save(run.options, {})
+    options = command_line.read(run._command(True))
+    assert (options.signature, options.resume, options.model_file) == ("sweep_a", "sweep_a", None)
+
+
+def test_other_settings_need_another_name(main, root, capsys):
+    assert main("--seeds", "1") == 0
+    other = ("--steps", "1000", "--agent.lr", "0.25")
+    with pytest.raises(SystemExit) as ended:
+        main("--seeds", "1", words=other)
+    assert ended.value.code == 2 and "agent.lr=0.5 there and 0.25 here" in capsys.readouterr().err
+    assert main("--seeds", "1", "--name", "lower", words=other) == 0 and tables(root, "lower")[1][0]["final"] == "0.25"
+
+
+def test_runs_on_a_cluster_wait_for_room_and_another_cluster_continues_them(main, root):
+    pytest.importorskip("ray")
+    output = root / "logs" / "sweep" / "dqn-cartpole-seed1.txt"
+    for steps, address in (("1000", "10.0.0.1:6379"), ("2000", "10.0.0.2:6379")):
+        assert main("--seeds", "1", words=("--steps", steps, "--engine", "ray", "--ray.address", address)) == 0
+    assert output.read_text().count("'--ray.place_timeout', 'none'") == output.read_text().count("'--engine', 'ray'") == 2
+    assert "'--resume'" in output.read_text()
+
+
+def test_a_run_without_a_checkpoint_is_begun_again_and_what_it_had_is_kept(main, root):
+    folder = root / "logs" / "sweep_dqn-cartpole-seed1"
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text('{"step": 1, "time": 0, "seconds": 0, "values": {}}\n')
+    assert main("--seeds", "1") == 0
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 10
+    kept, = root.glob("logs/sweep/*begun-again*/metrics.jsonl")
+    assert len(kept.read_text().splitlines()) == 1
+
+
+def test_two_sweeps_of_one_name_do_not_run_at_once(main, root, capsys):
+    with claimed(root / "logs" / "sweep"):
+        with pytest.raises(SystemExit) as ended:
+            main("--seeds", "1")
+    assert ended.value.code == 2 and "worked on by another process" in capsys.readouterr().err
+
+
+def test_a_run_is_told_of_each_interrupt_once(root):
+    class Process:
+        told = 0
+
+        def poll(self):
+            return None
+
+        def send_signal(self, number):
+            assert number == signal.SIGINT
+            self.told += 1
+
+    run = subprocess_run.ChildRun(None, [], root / "output.txt", "row")
+    run.interrupt()
+    run.process = process = Process()
+    for times, told in ((0, 0), (1, 1), (1, 1), (2, 2), (1, 2)):
+        run.interrupt(times)
+        assert process.told == told
+
+
+def test_means_are_those_of_the_seeds_that_were_evaluated():
+    nan = float("nan")
+    results = [Result("a", 1, True, 0, 100, 2.0, 5.0, 6.0, 4.0), Result("a", 2, False, 4, 50, 1.0, nan, nan, nan),
+               Result("a", 3, True, 0, 120, 4.0, 7.0, 8.0, 6.0)]
+    summary, = summaries(results)
+    assert (summary.seeds, summary.late, summary.late_of_each, summary.final, summary.best, summary.minutes) == (
+        "2 of 3", 5.0, "4.00 6.00", 6.0, 7.0, 3.0)
+    assert summary.incomplete == "seed 2: exit code 4"
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_sweep_of_the_program_itself_is_continued(root):
+    command = [sys.executable, "-m", "utils.sweep", "--root", str(root), "--configs", "dqn-cartpole", "--seeds", "1", "--",
+               "--engine", "inline", "--num_envs_per_actor", "2", "--evaluator.max_steps", "30", "--evaluator.episodes", "1",
+               "--evaluator.steps", "500", "--logger.period", "0.2", "--clock.learn_start", "200"]
+    metrics = root / "logs" / "sweep_dqn-cartpole-seed1" / "metrics.jsonl"
+    process = subprocess.Popen([*command, "--steps", "1000000"], cwd=PROJECT, stdout=subprocess.DEVNULL)
+    try:
+        until(lambda: metrics.exists() and metrics.read_text().count("evaluator/") > 0, 100)
+        family = psutil.Process(process.pid).children(recursive=True)
+    finally:
+        process.kill()
+        process.wait()
+    assert family
+    until(lambda: not any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in family), 60)
+    steps = last_step(metrics)
+    again = subprocess.run([*command, "--steps", str(steps + 600)], cwd=PROJECT, capture_output=True, text=True, timeout=120)
+    assert again.returncode == 0 and "1 of 1" in again.stdout, again.stderr
+    output = (root / "logs" / "sweep" / "dqn-cartpole-seed1.txt").read_text()
+    assert "continues with" in output and last_step(metrics) >= steps + 600
+
+
+def until(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def last_step(metrics):
+    return max(int(step) for step in re.findall(r'^\{"step": (\d+)', metrics.read_text(), re.M))

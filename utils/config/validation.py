@@ -1,0 +1,192 @@
+"""What is wrong with Options that are well-formed: bounds, names, combinations of classes, and what this machine cannot do."""
+
+import importlib
+import os
+import re
+from importlib.util import find_spec
+from typing import Any
+
+from core.acting.validated_env import CheckedSteps, make_env
+from core.common import settings
+from core.common.foreign_code import foreign_code
+from core.env import Discrete, EnvSpec
+from core.memories.unrolls.unroll_memory import UnrollMemory
+from utils import run_registry
+from utils.config import device_validation, env_count_search, memory_budget
+from utils.errors import told
+from utils.factory import AgentsDict, EnginesDict, Factory, MemoriesDict, ModelsDict, suggestion, why_not
+from utils.options import Options
+
+LONGEST_NAME = 255  # bytes, of Linux's file systems
+FILE_NAME = re.compile(r"[\w.+-]+")
+SIZED = {"agent", "memory", "model", "actor", "learner", "clock", "storage", "num_actors", "num_envs_per_actor",
+         "num_learners"}  # what sizes are computed from
+
+
+def problems(options: Options) -> list[str]:
+    """Every problem, one sentence each. Classes that could not be had (Params None) were reported before and are passed over."""
+    if options.num_envs_per_actor == 0 and options.actor.groups > 0:  # to be tried out: at least so many
+        options = env_count_search.with_count(options, env_count_search.counts(options)[0])
+    found = settings.problems(options)
+    out_of_bounds = {re.split("[.=]", sentence)[0] for sentence in found}  # "agent.lr=-1 must be ...": agent
+    found += _names(options) + _mode(options) + _trackers(options) + device_validation.problems(options)
+    if None in (options.agent, options.env, options.memory, options.model):
+        return found
+    found += _memory_type(options) + device_validation.combinations(options) + options.agent_class.problems(options.agent)
+    if "env" in out_of_bounds:
+        return found + _head(options)
+    try:
+        spec = environment_spec(options)
+    except (ValueError, ImportError) as error:
+        return [*found, f"game={options.game} (env_type={options.env_type}): {error}", *_head(options)]
+    except Exception as error:  # the code of an environment can fail in any way
+        return [*found, f"game={options.game} (env_type={options.env_type}) cannot be made: {told(error)}", *_head(options)]
+    found += _video(options)
+    mismatches = _actions(options, spec) + _head(options) + _observations(options, spec)
+    found += mismatches
+    if not mismatches and not out_of_bounds & SIZED and options.num_actors >= options.num_learners:
+        found += memory_budget.problems(options, spec)
+    return found
+
+
+def environment_spec(options: Options) -> EnvSpec:
+    """Raises ValueError for an unknown game, ImportError for a missing package."""
+    env = CheckedSteps(make_env(options, 1, training=options.mode == 1), 1)
+    try:
+        return env.spec
+    finally:
+        env.close()
+
+
+# names and modes ------------------------------------------------------------------------------------------------------
+def _names(options: Options) -> list[str]:
+    found = [f"{name}={value!r} may hold letters, digits and . _ + - only: it names files"
+             for name, value in (("machine", options.machine), ("timestamp", options.timestamp))
+             if value is None or not FILE_NAME.fullmatch(value)]
+    if (size := len(os.fsencode(run_registry.longest_name(options.signature)))) > LONGEST_NAME and not found:
+        found.append(f"machine={options.machine!r} and timestamp={options.timestamp!r} make file names of {size} bytes, and no file system "
+                     f"takes more than {LONGEST_NAME}: shorten them")
+    if options.engine not in EnginesDict and ":" not in options.engine:
+        found.append(f"engine={options.engine!r} is unknown{suggestion(options.engine, EnginesDict)}; there are {', '.join(EnginesDict)}")
+    else:
+        try:
+            engine = EnginesDict[options.engine]
+        except Exception as error:  # a module of the user's own can fail in any way
+            found.append(why_not(f"engine={options.engine}", error))
+        else:
+            found += engine.problems(options) if hasattr(engine, "problems") else []
+    if options.actor.groups > 0 and options.num_envs_per_actor % options.actor.groups:
+        found.append(f"actor.groups={options.actor.groups} must divide num_envs_per_actor={options.num_envs_per_actor}")
+    return found
+
+
+def _mode(options: Options) -> list[str]:
+    found = []
+    if options.mode == 1:
+        if options.record:
+            found.append("record=True is for mode 2: set evaluator.record_every to record episodes while a run trains")
+        if options.render:
+            found.append("render=True is for mode 2: a run that trains opens no window")
+        if options.resume is not None and options.model_file is not None:
+            found.append("resume and model_file exclude each other: continue a run with everything, or start a new one from weights")
+        return found
+    if options.check:
+        found.append("check looks at a training: it is for mode 1")
+    if options.resume is not None:
+        found.append("resume is for mode 1; mode 2 takes its run by machine and timestamp, or a model_file")
+    if options.render and options.record:
+        found.append("render and record exclude each other")
+    if options.render and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        found.append("render=True needs a display, and neither DISPLAY nor WAYLAND_DISPLAY is set: use --record")
+    return found
+
+
+def _recorded(options: Options) -> str | None:
+    """The setting that asks for videos, as it was given."""
+    if options.mode == 2:
+        return "record=True" if options.record else None
+    return f"evaluator.record_every={options.evaluator.record_every}" if options.evaluator.record_every else None
+
+
+def _video(options: Options) -> list[str]:
+    """Packages, and an environment that draws: whatever can keep it from that is found by drawing once."""
+    asked = _recorded(options)
+    if asked is None:
+        return []
+    for name in ("imageio", "imageio_ffmpeg"):
+        try:
+            with foreign_code(name, may_lack_packages=True):
+                importlib.import_module(name)
+        except Exception as error:  # a package that is there may be broken in any way
+            return [f"{asked} needs {name}, which cannot be imported ({told(error)}): pip install -e \".[video]\""]
+    try:
+        env = CheckedSteps(make_env(options, 1, training=False, render_mode="rgb_array"), 1)
+        try:
+            env.reset(0)
+            env.render()
+        finally:
+            env.close()
+    except (ValueError, ImportError, NotImplementedError) as error:
+        return [f"{asked}: {error}"]
+    except Exception as error:  # as can drawing
+        return [f"{asked}: game={options.game} (env_type={options.env_type}) cannot be drawn: {told(error)}"]
+    return []
+
+
+def _trackers(options: Options) -> list[str]:
+    return [f"logger.{name}={getattr(options.logger, name)} needs a package that is not installed: pip install -e \".[{name}]\""
+            for name in ("wandb", "mlflow") if options.mode == 1 and getattr(options.logger, name) is not None and not find_spec(name)]
+
+
+# combinations ---------------------------------------------------------------------------------------------------------
+def _memory_type(options: Options) -> list[str]:
+    allowed, together = options.agent_class.memories, options.learner.batches_per_draw
+    if options.memory_type not in MemoriesDict:  # a memory of the user's own
+        return []
+    if options.memory_type not in allowed:
+        return [f"memory_type={options.memory_type} does not suit agent_type={options.agent_type}, "
+                f"which learns from memory_type {' or '.join(allowed)}"]
+    if together > 1 and issubclass(options.memory_class, UnrollMemory):
+        return [f"learner.batches_per_draw={together} must be 1 with memory_type={options.memory_type}, whose batches have parts"]
+    return []
+
+
+def _actions(options: Options, spec: EnvSpec) -> list[str]:
+    if isinstance(spec.action, options.agent_class.actions):
+        return []
+    kind = "discrete" if isinstance(spec.action, Discrete) else "continuous"
+    fitting = _fitting(AgentsDict, lambda agent: isinstance(spec.action, agent.actions))
+    return [f"agent_type={options.agent_type} cannot take the {kind} actions of game={options.game}; {_could('agent_type', fitting)}"]
+
+
+def _head(options: Options) -> list[str]:
+    agent, model = options.agent_class, options.model_class
+    if model.head == agent.head:
+        return []
+    fitting = _fitting(ModelsDict, lambda other: other.head == agent.head)
+    return [f"model_type={options.model_type} gives {model.head!r} and agent_type={options.agent_type} needs {agent.head!r}; "
+            f"{_could('model_type', fitting)}"]
+
+
+def _observations(options: Options, spec: EnvSpec) -> list[str]:
+    kind, agent, model = "image" if spec.is_image else "vector", options.agent_class, options.model_class
+    if model.observations == kind:
+        return []
+    fitting = _fitting(ModelsDict, lambda other: other.head == agent.head and other.observations == kind)
+    return [f"model_type={options.model_type} takes {model.observations} observations and game={options.game} "
+            f"(env_type={options.env_type}) gives {kind} ones; {_could('model_type', fitting)}"]
+
+
+def _fitting(factory: Factory, suits: Any) -> list[str]:
+    names = []
+    for name in factory:
+        try:
+            if suits(factory[name]):
+                names.append(name)
+        except ImportError:
+            continue
+    return names
+
+
+def _could(field: str, names: list[str]) -> str:
+    return f"{field} could be {' or '.join(names)}" if names else f"no {field} fits yet"

@@ -1,0 +1,109 @@
+"""Learning curves of one or many runs, and their human-normalised scores over games.
+
+    python -m utils.plot logs/local_20260101-120000
+    python -m utils.plot logs/sweep_* --statistic iqm --x steps time --output docs/results/cartpole --csv
+    python -m utils.plot logs/sweep_* --metric learner/loss actor/epsilon --group agent.lr
+    python -m utils.plot docs/results/replay-study-breakout.csv
+    python -m utils.plot --summary logs/atari_*
+
+Runs are log folders or CSV files that --csv has written; what is no run, or has no values to draw, is passed over and named. Those that
+differ in nothing but their seed (utils/plot/seed_groups.py) make one curve with a bootstrap band, which ends where the shortest of them ends, and
+the legend says what groups differ in. The summary takes the mean of each run's evaluations after 80 % of its steps.
+Needs matplotlib: pip install -e ".[plots]".
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from core.envs.game_names import squeezed
+from core.metrics.aggregation import human_normalized
+from utils.config.command_line import refuse
+from utils.errors import Refused
+from utils.factory import EnvsDict
+from utils.plot.curves import COLUMNS, SCORE, Run, grouped, late_score, read, usable, write_csv
+from utils.plot.figures import AGGREGATES, AXES, CENTRES, draw_curves, draw_summary, save
+from utils.plot.seed_groups import alike
+from utils.plot.statistics import Array, bootstrap, interval
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parser().parse_args(arguments)
+    try:
+        for path in _summary(options) if options.summary else _curves(options):
+            print(path)
+    except Refused as refused:
+        refuse(refused)
+    return 0
+
+
+def _curves(options: argparse.Namespace) -> list[Path]:
+    runs, sources = usable(options.runs, options.metric)
+    groups = grouped(runs, options.group) if options.group else alike(runs)
+    title = next(iter(groups)) if len(groups) == 1 else ""  # several stand in the legend
+    figure = draw_curves(groups, options.x, options.statistic, options.title or title, options.each)
+    written = save(figure, options.output, options.formats)
+    if options.csv:
+        written.append(options.output.with_name(f"{options.output.name}.csv"))
+        write_csv(written[-1], read(sources, list(COLUMNS)) if options.metric == [SCORE] else runs)
+    return written
+
+
+def _summary(options: argparse.Namespace) -> list[Path]:
+    runs, _ = usable(options.runs, [SCORE])
+    groups = grouped(runs, options.group) if options.group else alike(runs, "method")
+    scores = {method: list(by_game(runs).values()) for method, runs in groups.items()}
+    figure = draw_summary(scores, options.title or "human-normalised scores, 95 % bootstrap intervals")
+    for line in summary_table({method: by_game(runs) for method, runs in groups.items()}):
+        print(line)
+    return save(figure, options.output, options.formats)
+
+
+def by_game(runs: Sequence[Run]) -> Mapping[str, Array]:
+    """Human-normalised late scores of the runs of each game, in any spelling, [runs]. Raises Refused for a game without human scores."""
+    games: dict[str, list[float]] = {}
+    for run in runs:
+        env_type, game = run.settings.get("env_type"), run.settings.get("game")
+        late = late_score(run.curves[SCORE], run.settings.get("steps"))
+        score = human_normalized(EnvsDict[env_type], game, late) if env_type and game else None
+        if score is None:
+            raise Refused([f"{run.name}: no human score is known for game={game} (env_type={env_type})"])
+        games.setdefault(squeezed(str(game)), []).append(score)
+    return {game: np.array(values) for game, values in sorted(games.items())}
+
+
+def summary_table(scores: Mapping[str, Mapping[str, Array]]) -> list[str]:
+    """Markdown lines: each method's aggregates with 95 % intervals."""
+    lines = [f"| method | games | runs | {' | '.join(AGGREGATES)} |", "|---" * (len(AGGREGATES) + 3) + "|"]
+    for method, games in scores.items():
+        cells = []
+        for statistic in AGGREGATES.values():
+            low, high = interval(bootstrap(list(games.values()), statistic, np.random.default_rng(0)))
+            cells.append(f"{statistic(list(games.values())):.3f} [{low:.3f}, {high:.3f}]")
+        lines.append(f"| {method} | {len(games)} | {sum(map(len, games.values()))} | {' | '.join(cells)} |")
+    return lines
+
+
+def parser() -> argparse.ArgumentParser:
+    shape = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m utils.plot", description=__doc__, formatter_class=shape)
+    parser.add_argument("runs", nargs="+", type=Path, help="log folders, or CSV files")
+    parser.add_argument("--metric", nargs="+", default=[SCORE], help=f"names in metrics.jsonl, a panel each; default {SCORE}")
+    parser.add_argument("--x", nargs="+", choices=AXES, default=["steps"], help="a panel each")
+    parser.add_argument("--statistic", choices=CENTRES, default="mean", help="over the runs of a group")
+    parser.add_argument("--group", nargs="+", help="settings that make a group, as agent.lr, or config, method (the row without its "
+                                                   "game), run; default: all but the seed, with --summary and the game")
+    parser.add_argument("--each", action="store_true", help="thin lines of every run too")
+    parser.add_argument("--summary", action="store_true", help="human-normalised scores over games in place of curves")
+    parser.add_argument("--title")
+    parser.add_argument("--output", type=Path, default=Path("curves"), help="without its ending; default: curves")
+    parser.add_argument("--formats", nargs="+", choices=("png", "svg", "pdf"), default=["png", "svg"])
+    parser.add_argument("--csv", action="store_true", help="the points too: run, step, seconds and values")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
