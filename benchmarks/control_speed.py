@@ -91,11 +91,10 @@ def _updates(game: str, seconds: float, lean: bool) -> float:
     import torch
 
     from core.agents.ddpg import DDPG
-    from core.device.transfers import use_threads
+    from core.device.torch_runtime import use_threads
     from core.envs.gym import GymEnv, GymParams
-    from core.memory import Batch, Keys
-    from core.models.ddpg import DDPGMLP
-    from core.types import Window
+    from core.models.policy_critic import DDPGMLP
+    from core.types import Batch, Keys, Window
 
     use_threads(len(os.sched_getaffinity(0)))
     spec = GymEnv(GymParams(), game, 1).spec

@@ -33,13 +33,13 @@ from benchmarks.training import ROOT, after_start, rate, train
 from core.acting.graphed_inference import for_acting
 from core.agent import Agent, Exploration
 from core.common.system import versions
-from core.device.transfers import use_tf32
-from core.env import EnvSpec, TimeStep
-from core.learning.graphed_update import Refreshed, ResidentUpdates
+from core.device.torch_runtime import use_tf32
+from core.learning.batch_source import Refreshed
+from core.learning.graphed_update import ResidentUpdates, StagedUpdates
 from core.learning.precision import precision_on
 from core.memory import Memory
-from core.model import State
-from core.staged import StagedUpdates
+from core.specs import EnvSpec
+from core.types import State, TimeStep
 from utils.config import memory_budget, validation
 from utils.config.command_line import read_options
 from utils.options import Options

@@ -17,7 +17,7 @@ import sys
 from benchmarks.speed import measure_side, processor
 from benchmarks.training import ROOT, after_start, rate, train
 from core.common.system import versions
-from core.device.transfers import use_threads
+from core.device.torch_runtime import use_threads
 
 NUM_ENVS, UNROLL, BATCH = 32, 20, 32
 COMMON = ("--config", "impala-pong", "--model_type", "nature-ac", "--num_actors", "1", "--num_envs_per_actor", str(NUM_ENVS),
@@ -73,8 +73,7 @@ def updating(threads: int, seconds: float) -> float:
     import numpy as np
     import torch
 
-    from core.memory import Batch, Keys
-    from core.types import Window
+    from core.types import Batch, Keys, Window
 
     use_threads(threads)
     agent, rows = _agent(), torch.zeros(UNROLL + 1, BATCH)
@@ -91,9 +90,8 @@ def updating(threads: int, seconds: float) -> float:
 
 def _agent():
     from core.agents.impala import Impala, ImpalaParams
-    from core.common.shared_arrays import ArraySpec
-    from core.env import Discrete, EnvSpec
-    from core.models.actor_critic_cnn import NatureAC, NatureACParams
+    from core.models.actor_critic import NatureAC, NatureACParams
+    from core.specs import ArraySpec, Discrete, EnvSpec
 
     spec = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)
     return Impala(ImpalaParams(batch_size=BATCH, unroll_length=UNROLL), spec, lambda: NatureAC(NatureACParams(), spec))

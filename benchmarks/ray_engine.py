@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.speed import processor, updating
 from benchmarks.training import ROOT, after_start, rate, train
 from core.common.system import versions
-from core.device.transfers import use_threads
+from core.device.torch_runtime import use_threads
 
 OFTEN = ("--num_actors", "2", "--logger.period", "0.5")
 RUNS = {"dqn-minatar-breakout": ("--config", "dqn-minatar-breakout", *OFTEN),
@@ -78,7 +78,7 @@ def way(row: str, codec: str, seconds: float) -> dict[str, float]:
     """Bytes of an agent step in what is sent; steps a second that one actor makes, and that one ingest takes from one sender."""
     import ray
 
-    from core.engines.ray.remote_context import Link
+    from core.engines.ray.connection import Link
 
     context, agent = prepared(row, codec)
     collector, played = play(context, agent, seconds)
@@ -100,7 +100,8 @@ def latency(row: str, seconds: float) -> dict[str, float]:
     """Milliseconds from a publication to the model that an actor on another node acts with; medians and 95th percentiles."""
     import ray
 
-    from core.engines.ray.remote_context import Link, RemoteParameters
+    from core.engines.ray.connection import Link
+    from core.engines.ray.remote_context import RemoteParameters
 
     context, agent = prepared(row, "raw")
     ingest = started_ingest(context, 0.0)

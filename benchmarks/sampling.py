@@ -38,17 +38,16 @@ from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 
 from benchmarks.speed import processor, updating
 from benchmarks.training import ROOT
-from core.common.shared_arrays import available_bytes
-from core.common.system import versions
-from core.env import EnvSpec, TimeStep
+from core.common.system import available_bytes, versions
 from core.envs.atari import AtariEnv, AtariParams
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memories.uniform import SharedMemory, SharedParams
-from core.memory import Batch, Memory, piece
+from core.memory import Memory
 from core.ops.returns import n_step_return
+from core.specs import EnvSpec, WindowSpec
 from core.trajectory.frame_compression import RAW, StorageParams
 from core.trajectory.layout import Layout
-from core.types import WindowSpec
+from core.types import Batch, TimeStep, piece
 
 NUM_ENVS, NSTEP, GAMMA, CHUNK = 8, 3, 0.99, 8
 PACKAGES = ("stable-baselines3", "torchrl", "tensordict", "lz4")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.training import ROOT, after_start, rate, stable_baselines3_rate, train
 from core.common.system import versions
-from core.device.transfers import use_threads
+from core.device.torch_runtime import use_threads
 
 NUM_ENVS, SAMPLES_PER_STEP, LEARN_START = 8, 8, 2_000
 START_SECONDS = 20  # of our side: processes, filling the memory, catching up
@@ -91,11 +91,9 @@ def updating(batch_size: int, threads: int, seconds: float) -> float:
     import torch
 
     from core.agents.dqn import DQN, DQNParams
-    from core.common.shared_arrays import ArraySpec
-    from core.env import Discrete, EnvSpec
-    from core.memory import Batch, Keys
     from core.models.dqn import DQNCNN, DQNCNNParams
-    from core.types import Window
+    from core.specs import ArraySpec, Discrete, EnvSpec
+    from core.types import Batch, Keys, Window
 
     use_threads(threads)
     spec = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)

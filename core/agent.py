@@ -12,11 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.common.shared_arrays import ArraySpec
-from core.env import EnvSpec, TimeStep
-from core.memory import Batch, batch_size
-from core.model import Model, State
-from core.types import Window, WindowSpec
+from core.model import Model
+from core.specs import ArraySpec, EnvSpec, WindowSpec
+from core.types import Batch, State, TimeStep, Window, batch_size
 
 
 class ActorOutput(NamedTuple):

@@ -5,64 +5,12 @@ reward 0. Both kinds of end keep the true final observation; a termination sets 
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
-from core.common.shared_arrays import ArraySpec
-
-
-class TimeStep(NamedTuple):
-    """What E streams return to one action each. `reward` and `discount` belong to the action just taken."""
-
-    observation: np.ndarray  # [E, *EnvSpec.observation_shape]
-    reward: np.ndarray       # [E] float32, transformed for training (clipped)
-    discount: np.ndarray     # [E] float32, 0 where the action terminated (or lost a life, in training), else 1
-    first: np.ndarray        # [E] bool, the observation starts an episode
-    last: np.ndarray         # [E] bool, the observation ended an episode
-    raw_reward: np.ndarray   # [E] float32, as the game gave it: the score is their sum over an episode
-
-
-class Discrete(NamedTuple):
-    """num_actions actions, 0 .. num_actions - 1; stored as int64 scalars."""
-
-    num_actions: int
-
-    @property
-    def array(self) -> ArraySpec:
-        return ArraySpec((), "int64")
-
-
-class Continuous(NamedTuple):
-    """Actions within [low, high], element by element; stored as float32 of this shape."""
-
-    low: np.ndarray
-    high: np.ndarray
-
-    @property
-    def array(self) -> ArraySpec:
-        return ArraySpec(self.low.shape, "float32")
-
-
-@dataclass(frozen=True)
-class EnvSpec:
-    """What agents, models and memories know of an environment."""
-
-    name: str                        # canonical game name: "pong", "CartPole-v1"
-    frame: ArraySpec                 # one observation of one stream as it is stored, without the stack
-    frame_stack: int                 # 0: observation is one frame; S >= 1: [S, *frame.shape], oldest first, zeros before the start
-    action: Discrete | Continuous
-    frames_per_step: int = 1         # emulator frames an agent step
-    is_image: bool = False           # [H, W], [H, W, C] or planes: wants a convolution
-    max_value: float = 1.0           # pixels are divided by it (255 for bytes)
-    reward_threshold: float | None = None  # return from which on an episode counts as solved; None: no such number is known
-    frame_rate: float = 60.0         # emulator frames a second, at which the environment is meant to be watched
-    warning: str = ""                # what its user should know before a start, one sentence
-
-    @property
-    def observation_shape(self) -> tuple[int, ...]:
-        return (self.frame_stack, *self.frame.shape) if self.frame_stack else self.frame.shape
+from core.specs import EnvSpec
+from core.types import TimeStep
 
 
 class Env(ABC):

@@ -4,40 +4,17 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from core.specs import WindowSpec
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
-from core.types import Window, WindowSpec
-
-
-class Keys(NamedTuple):
-    """Where sampled windows start: serial numbers never repeat, so an overwritten row is recognised."""
-
-    streams: np.ndarray  # [B] int64, actor * streams per actor + stream
-    serials: np.ndarray  # [B] int64
-
-
-class Batch(NamedTuple):
-    window: Window
-    keys: Keys
-    weights: Tensor  # [B] float32 importance weights, 1 when uniform
-    fresh: Tensor | None = None  # [B] bool: drawn for the first time; None: the rule does not keep count
-
-
-def batch_size(batch: Batch) -> int:
-    return len(batch.weights)
-
-
-def tensors(batch: Batch) -> list[Tensor]:
-    """All that it has, in the same order for batches of the same agent."""
-    window, fresh = batch.window, [] if batch.fresh is None else [batch.fresh]
-    return [*window[:6], *window.extras.values(), *window.states, batch.weights, *fresh]
+from core.types import Batch, Keys, Window
 
 
 def batch_state(batch: Batch) -> dict[str, Any]:
@@ -54,18 +31,6 @@ def batch_of(state: dict[str, Any]) -> Batch:
     return Batch(window, keys, state["weights"].clone(), None if state["fresh"] is None else state["fresh"].clone())
 
 
-def piece(batch: Batch, part: slice | None) -> Batch:
-    """Some windows of a batch; None: the batch itself."""
-    if part is None:
-        return batch
-    window, keys = batch.window, batch.keys
-    some = Window(window.observations[:, part], window.firsts[:, part], window.lasts[:, part], window.actions[:, part],
-                  window.rewards[:, part], window.discounts[:, part], {name: field[:, part] for name, field in window.extras.items()},
-                  tuple(state[part] for state in window.states))
-    return Batch(some, Keys(keys.streams[part], keys.serials[part]), batch.weights[part],
-                 None if batch.fresh is None else batch.fresh[part])
-
-
 class Memory(ABC):
     """Rows of all actors in shared memory, and a rule that samples windows of them.
 
@@ -74,7 +39,7 @@ class Memory(ABC):
     """
 
     Params: ClassVar[type]
-    Resident: ClassVar[Any] = None  # the same rule with rows, draws and priorities on the learner's device: a core.learning.graphed_update.ResidentMemory
+    Resident: ClassVar[Any] = None  # the same rule with rows, draws and priorities on the learner's device: a core.memory.ResidentMemory
     with_priority: ClassVar[bool] = False  # rows carry the actor's initial priority: Layout.of wants to know
     batches_per_sample: int = 1            # that the learner makes of what `sample` returns: schedules count batches
     features_of: Callable[[Window], Tensor] | None = None  # today's features [T, B, F] of windows; the learner sets it if they are wanted
@@ -165,3 +130,40 @@ class Memory(ABC):
 
     def continue_at(self, updates: int) -> None:
         """In place of load_state_dict, in a run that is continued without its rows after so many updates: what goes by them goes on."""
+
+
+class ResidentMemory(ABC):
+    """The learner's side of a memory on its device. Made of the memory that actors write to, and that device."""
+
+    @property
+    @abstractmethod
+    def generators(self) -> tuple[torch.Generator, ...]:
+        """That `sample` draws from."""
+
+    @abstractmethod
+    def refresh(self) -> bool:
+        """Take in what actors have written; False while no legal start exists."""
+
+    @abstractmethod
+    def plan(self, count: int) -> None:
+        """Before `count` calls of `sample`: what changes from one to the next and is known ahead."""
+
+    @abstractmethod
+    def sample(self, batch_size: int) -> tuple[Batch, Tensor]:
+        """Windows on the device, and the places [B] of their starts; python looks at no value."""
+
+    @abstractmethod
+    def update_priorities(self, places: Tensor, priorities: Tensor) -> None:
+        """Of starts sampled since the last `refresh`. Priorities that are not finite change nothing."""
+
+    @abstractmethod
+    def statistics(self) -> dict[str, float]: ...
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    def continue_at(self, updates: int) -> None:
+        """As Memory.continue_at."""

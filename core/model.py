@@ -1,32 +1,15 @@
 """The model contract: observations in, what the agent's head names out, recurrent state passed through."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from core.env import EnvSpec
-
-State = tuple[Tensor, ...]  # recurrent state, each [B, ...]; empty for feed-forward models
-
-
-class ActorCriticOutput(NamedTuple):
-    """What the head "actor-critic" returns: of one step [B, ...], of an unroll [T, B, ...]."""
-
-    logits: Tensor    # [..., A] of the policy
-    value: Tensor     # [...]
-    features: Tensor  # [..., F], the vector that both heads read
-
-
-class Inputs(NamedTuple):
-    """What models of the head "recurrent-q" take in place of an observation: of one step [B, ...], of an unroll [T, B, ...]."""
-
-    observation: Tensor  # [..., *observation_shape] in its stored dtype
-    action: Tensor       # [...] of any integer dtype, the one that led here; -1 where an episode starts
-    reward: Tensor       # [...] float32, what it earned; 0 where an episode starts
+from core.common.tree import mapped
+from core.specs import EnvSpec
+from core.types import State
 
 
 class Model(nn.Module, ABC):
@@ -123,16 +106,3 @@ def restart(state: State, first: np.ndarray | Tensor, initial: State) -> State:
         return state
     mask = torch.as_tensor(first, device=state[0].device)
     return tuple(torch.where(mask.view(-1, *[1] * (tensor.dim() - 1)), start, tensor) for tensor, start in zip(state, initial))
-
-
-def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """A tensor, or nested tuples of tensors, named or not, with function(tensor) in the place of each."""
-    if isinstance(value, Tensor):
-        return function(value)
-    parts = [mapped(function, part) for part in value]
-    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-
-
-def leaves(value: Any) -> list[Tensor]:
-    """The tensors of such a value, in order."""
-    return [value] if isinstance(value, Tensor) else [leaf for part in value for leaf in leaves(part)]

@@ -1,29 +1,11 @@
 """What learners sample: some rows of one stream in a row, and of many streams beside each other."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-
-
-@dataclass(frozen=True)
-class WindowSpec:
-    """What a learner samples: rows t .. t + length, and the stacked observations of some of them.
-
-    With crosses_episodes False a position past the end of the episode means its last row, whose observation a truncated
-    episode bootstraps from.
-    """
-
-    length: int                       # rows after the first
-    observations: tuple[int, ...]     # positions in 0 .. length
-    crosses_episodes: bool = False
-    stride: int = 0                   # 0: windows start at any row; else at its multiples only, and chunks are that long
-
-    def fits(self, window: "Window") -> bool:
-        """Return True if the window has the rows and observations that this asks for."""
-        return len(window.lasts) == self.length + 1 and len(window.observations) == len(self.observations)
 
 
 class Window(NamedTuple):
@@ -45,3 +27,69 @@ class Window(NamedTuple):
         """function(tensor) of each of its tensors."""
         extras = {name: function(tensor) for name, tensor in self.extras.items()}
         return Window._make([*map(function, self[:6]), extras, tuple(map(function, self.states))])
+
+
+class TimeStep(NamedTuple):
+    """What E streams return to one action each. `reward` and `discount` belong to the action just taken."""
+
+    observation: np.ndarray  # [E, *EnvSpec.observation_shape]
+    reward: np.ndarray       # [E] float32, transformed for training (clipped)
+    discount: np.ndarray     # [E] float32, 0 where the action terminated (or lost a life, in training), else 1
+    first: np.ndarray        # [E] bool, the observation starts an episode
+    last: np.ndarray         # [E] bool, the observation ended an episode
+    raw_reward: np.ndarray   # [E] float32, as the game gave it: the score is their sum over an episode
+
+
+class Keys(NamedTuple):
+    """Where sampled windows start: serial numbers never repeat, so an overwritten row is recognised."""
+
+    streams: np.ndarray  # [B] int64, actor * streams per actor + stream
+    serials: np.ndarray  # [B] int64
+
+
+class Batch(NamedTuple):
+    window: Window
+    keys: Keys
+    weights: Tensor  # [B] float32 importance weights, 1 when uniform
+    fresh: Tensor | None = None  # [B] bool: drawn for the first time; None: the rule does not keep count
+
+
+def batch_size(batch: Batch) -> int:
+    return len(batch.weights)
+
+
+def tensors(batch: Batch) -> list[Tensor]:
+    """All that it has, in the same order for batches of the same agent."""
+    window, fresh = batch.window, [] if batch.fresh is None else [batch.fresh]
+    return [*window[:6], *window.extras.values(), *window.states, batch.weights, *fresh]
+
+
+def piece(batch: Batch, part: slice | None) -> Batch:
+    """Some windows of a batch; None: the batch itself."""
+    if part is None:
+        return batch
+    window, keys = batch.window, batch.keys
+    some = Window(window.observations[:, part], window.firsts[:, part], window.lasts[:, part], window.actions[:, part],
+                  window.rewards[:, part], window.discounts[:, part], {name: field[:, part] for name, field in window.extras.items()},
+                  tuple(state[part] for state in window.states))
+    return Batch(some, Keys(keys.streams[part], keys.serials[part]), batch.weights[part],
+                 None if batch.fresh is None else batch.fresh[part])
+
+
+State = tuple[Tensor, ...]  # recurrent state, each [B, ...]; empty for feed-forward models
+
+
+class ActorCriticOutput(NamedTuple):
+    """What the head "actor-critic" returns: of one step [B, ...], of an unroll [T, B, ...]."""
+
+    logits: Tensor    # [..., A] of the policy
+    value: Tensor     # [...]
+    features: Tensor  # [..., F], the vector that both heads read
+
+
+class Inputs(NamedTuple):
+    """What models of the head "recurrent-q" take in place of an observation: of one step [B, ...], of an unroll [T, B, ...]."""
+
+    observation: Tensor  # [..., *observation_shape] in its stored dtype
+    action: Tensor       # [...] of any integer dtype, the one that led here; -1 where an episode starts
+    reward: Tensor       # [...] float32, what it earned; 0 where an episode starts

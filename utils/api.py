@@ -26,9 +26,10 @@ from core.acting.validated_env import CheckedSteps
 from core.agent import Agent, Exploration
 from core.checkpoint import model_file
 from core.common.settings import dotted
-from core.env import EnvSpec, TimeStep
 from core.evaluation.episodes import EpisodeResults, play_episodes
 from core.model import restart
+from core.specs import EnvSpec
+from core.types import TimeStep
 from utils import run_registry
 from utils.config import command_line, device_validation, validation
 from utils.config.dotted_settings import annotations, changed, fits

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from core.agent import Agent
 from core.checkpoint.tensor_file import CheckpointError
-from core.env import Discrete, EnvSpec
-from core.model import Inputs, State, without_looks
+from core.model import without_looks
+from core.specs import Discrete, EnvSpec
+from core.types import Inputs, State
 from utils.api import Policy, load
 from utils.errors import Refused, told
 

@@ -10,13 +10,13 @@ from core.agent import Agent
 from core.checkpoint import model_file, run_checkpoint, tensor_file
 from core.common import descriptors
 from core.common.console import notice
-from core.env import EnvSpec
 from core.memory import Memory
 from core.model import Model
 from core.runtime.clock import Clock
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
 from core.runtime.parameter_store import ParameterStore
+from core.specs import EnvSpec
 from utils import run_registry
 from utils.config import memory_budget, validation
 from utils.config.dotted_settings import flatten

@@ -11,9 +11,8 @@ from typing import Any
 
 from core.agent import Agent
 from core.common.settings import setting
-from core.engines.local import SupervisorParams
 from core.engines.ray.params import RayParams
-from core.env import EnvSpec
+from core.engines.supervisor import SupervisorParams
 from core.evaluation.video_writer import VideoParams
 from core.learning.precision import in_bf16
 from core.model import Model
@@ -22,6 +21,7 @@ from core.single_processes.actor import ActorParams
 from core.single_processes.evaluator import EvaluatorParams
 from core.single_processes.learner import LearnerParams
 from core.single_processes.logger import LoggerParams
+from core.specs import EnvSpec
 from core.trajectory.frame_compression import StorageParams
 from utils.factory import AgentsDict, EnvsDict, MemoriesDict, ModelsDict
 

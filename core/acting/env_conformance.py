@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from core.env import Continuous, Discrete, Env, EnvSpec, TimeStep
+from core.env import Env
+from core.specs import Continuous, Discrete, EnvSpec
+from core.types import TimeStep
 
 
 def broken_clauses(spec: EnvSpec, num_envs: int, timestep: TimeStep, before: TimeStep | None) -> list[str]:

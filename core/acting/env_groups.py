@@ -7,8 +7,9 @@ import numpy as np
 import torch
 
 from core.agent import ActorOutput, Agent, Exploration
-from core.env import Env, TimeStep
-from core.model import State, restart
+from core.env import Env
+from core.model import restart
+from core.types import State, TimeStep
 
 
 class Step(NamedTuple):

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from core.agent import Agent
+from core.common.tree import leaves, mapped
 from core.device.cuda_graph import Captured
-from core.model import Model, leaves, mapped
+from core.model import Model
 
 
 def for_acting(agent: Agent, captured: bool) -> Agent:

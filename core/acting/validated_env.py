@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from core.common.foreign_code import foreign_code
-from core.env import Env, TimeStep
+from core.env import Env
+from core.types import TimeStep
 
 
 def make_env(options: Any, num_envs: int, **settings: Any) -> Env:

@@ -15,14 +15,11 @@ from torch import Tensor
 
 from core.agents.base.q_learning import QLearning, QLearningParams
 from core.common.settings import setting
-from core.common.shared_arrays import ArraySpec
 from core.device.transfers import on_device
-from core.env import TimeStep
 from core.learning.microbatches import Loss
-from core.memory import Batch
-from core.model import State
 from core.ops.returns import bootstrap_position, n_step_return
-from core.types import Window, WindowSpec
+from core.specs import ArraySpec, WindowSpec
+from core.types import Batch, State, TimeStep, Window
 
 LOSSES: dict[str, Any] = {"huber": F.huber_loss, "squared": F.mse_loss}
 

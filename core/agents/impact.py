@@ -18,10 +18,10 @@ from core.distributed.learner_group import averaged
 from core.learning.device_schedule import UpdateCount
 from core.learning.microbatches import Loss
 from core.learning.target_network import Follower
-from core.memory import Batch, batch_size, piece
 from core.model import Model, without_looks
 from core.ops.policy_losses import adapted_kl_coefficient, baseline_loss, clipped_surrogate, entropy_loss, kl, log_probs_of
 from core.ops.vtrace import vtrace
+from core.types import Batch, batch_size, piece
 
 KL_SPAN = 1_000.0  # times the first weight, up and down, that the adapted one may go: at 0 or inf it would stay
 

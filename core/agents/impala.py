@@ -15,7 +15,6 @@ from core.agent import LearnerOutput, output_of
 from core.agents.base.actor_critic import ActorCriticAgent, ActorCriticParams
 from core.common.settings import setting
 from core.learning.microbatches import Loss
-from core.memory import Batch, batch_size, piece
 from core.ops.policy_losses import (
     baseline_loss,
     entropy_loss,
@@ -26,6 +25,7 @@ from core.ops.policy_losses import (
     value_cloning_loss,
 )
 from core.ops.vtrace import relevance, vtrace
+from core.types import Batch, batch_size, piece
 
 
 @dataclass(frozen=True)

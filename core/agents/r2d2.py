@@ -18,15 +18,13 @@ from torch import Tensor
 from core.agent import ActorOutput
 from core.agents.base.q_learning import QLearning, QLearningParams
 from core.common.settings import setting
-from core.common.shared_arrays import ArraySpec
 from core.device.transfers import on_device
-from core.env import TimeStep
 from core.learning.microbatches import Loss
-from core.memory import Batch
-from core.model import Inputs, Model, State
+from core.model import Model
 from core.ops.returns import n_step_targets
 from core.ops.value_rescaling import rescaled, unrescaled
-from core.types import Window, WindowSpec
+from core.specs import ArraySpec, WindowSpec
+from core.types import Batch, Inputs, State, TimeStep, Window
 
 NO_ACTION = -1  # before an episode's first
 

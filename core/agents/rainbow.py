@@ -14,13 +14,11 @@ from torch import Tensor
 from core.agents.base.q_learning import QLearning, QLearningParams
 from core.common.settings import setting
 from core.device.transfers import on_device
-from core.env import TimeStep
 from core.learning.microbatches import Loss
-from core.memory import Batch
-from core.model import State
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss, quantile_huber_loss
 from core.ops.returns import n_step_return
-from core.types import WindowSpec
+from core.specs import WindowSpec
+from core.types import Batch, State, TimeStep
 
 
 class Distribution(Protocol):

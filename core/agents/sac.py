@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from core.agents.base.continuous_control import ContinuousControl, ControlParams, CriticLosses, Step
-from core.agents.td3 import twin_losses
+from core.agents.base.continuous_control import ContinuousControl, ControlParams, CriticLosses, Step, twin_losses
 from core.common.settings import setting
 from core.learning.microbatches import Loss
 from core.learning.optimizer import Optimizer

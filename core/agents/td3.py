@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from core.agents.base.continuous_control import ControlParams, CriticLosses, Step
+from core.agents.base.continuous_control import ControlParams, CriticLosses, Step, twin_losses
 from core.agents.base.deterministic_policy import Deterministic, PolicyLosses, value_losses
 from core.common.settings import setting
 
@@ -38,10 +38,3 @@ class TD3(Deterministic):
 
     def policy_losses(self, outputs: Tensor) -> PolicyLosses:
         return value_losses(outputs)
-
-
-def twin_losses(step: Step, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
-    """Squared errors of both critics, added, against R + D min_c Q'_c (equation 10); priority: the mean |error|."""
-    values = outputs[:, :, 0]  # [C, B]
-    errors = values - (step.returns + step.factors * bootstrap[:, :, 0].amin(0))
-    return CriticLosses(errors.square().sum(0), 2 * errors.detach()[:, :, None], errors.detach().abs().mean(0), values)

@@ -7,62 +7,22 @@ open it where the process that pickled it has it. Nothing is copied.
 """
 
 import errno
-import math
 import mmap
 import os
-import re
 from collections.abc import Mapping
-from contextlib import suppress
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
+
+from core.common.system import available_bytes
+from core.specs import ArraySpec
 
 ALIGNMENT = 64  # bytes, a cache line: counters of different writers never share one
-GROUP_FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),  # of a control group: limit, use, and of that
-               2: ("memory.max", "memory.current", "inactive_file")}                          # what a file cache would give back
-
-
-class ArraySpec(NamedTuple):
-    """Shape and numpy dtype of an array."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize  # python's integers do not overflow
-
-
 def total_bytes(specs: Mapping[str, ArraySpec]) -> int:
     """Bytes that SharedArrays(specs) will allocate."""
     return max(ALIGNMENT, sum(_aligned(spec.nbytes) for spec in specs.values()))
-
-
-def available_bytes() -> int:
-    """Bytes this process can still allocate: free memory of the machine, or of a control group it is in where that is less."""
-    return min([int(psutil.virtual_memory().available), *_free_in_groups(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
-
-
-def _free_in_groups(own: Path, mount: Path) -> list[int]:
-    """Of every memory control group (either version) that this process is in: its limit less what is used and cannot be given back."""
-    free: list[int] = []
-    for line in own.read_text().splitlines() if own.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        top, version = (mount / "memory", 1) if controllers else (mount, 2)
-        limit, usage, cache = GROUP_FILES[version]
-        group = top / path.lstrip("/")
-        for folder in [group, *group.parents][:len(group.parts) - len(top.parts) + 1]:  # up to the top
-            with suppress(OSError, ValueError):  # no such file here, or "max"
-                reclaimable = re.search(rf"^{cache} (\d+)$", (folder / "memory.stat").read_text(), re.M)
-                used = int((folder / usage).read_text()) - (int(reclaimable[1]) if reclaimable else 0)
-                free.append(int((folder / limit).read_text()) - used)
-    return free
 
 
 class Place(NamedTuple):

@@ -4,6 +4,7 @@ import importlib.metadata
 import multiprocessing
 import os
 import platform
+import re
 import subprocess
 import tempfile
 from contextlib import suppress
@@ -82,3 +83,30 @@ def _commit(folder: Path) -> str:
 def _git(folder: Path, *arguments: str) -> str:
     done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()
+
+
+GROUP_FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),  # of a control group: limit, use, and of that
+               2: ("memory.max", "memory.current", "inactive_file")}                          # what a file cache would give back
+
+
+def available_bytes() -> int:
+    """Bytes this process can still allocate: free memory of the machine, or of a control group it is in where that is less."""
+    return min([int(psutil.virtual_memory().available), *_free_in_groups(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
+
+
+def _free_in_groups(own: Path, mount: Path) -> list[int]:
+    """Of every memory control group (either version) that this process is in: its limit less what is used and cannot be given back."""
+    free: list[int] = []
+    for line in own.read_text().splitlines() if own.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        top, version = (mount / "memory", 1) if controllers else (mount, 2)
+        limit, usage, cache = GROUP_FILES[version]
+        group = top / path.lstrip("/")
+        for folder in [group, *group.parents][:len(group.parts) - len(top.parts) + 1]:  # up to the top
+            with suppress(OSError, ValueError):  # no such file here, or "max"
+                reclaimable = re.search(rf"^{cache} (\d+)$", (folder / "memory.stat").read_text(), re.M)
+                used = int((folder / usage).read_text()) - (int(reclaimable[1]) if reclaimable else 0)
+                free.append(int((folder / limit).read_text()) - used)
+    return free

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from core.common.console import notice
-from core.common.shared_arrays import SharedArrays, available_bytes
+from core.common.shared_arrays import SharedArrays
 
 _PINNED: weakref.WeakSet[SharedArrays] = weakref.WeakSet()  # registered with CUDA
 
@@ -86,34 +86,3 @@ def _register(shared: SharedArrays, device: torch.device) -> bool:
             torch.ones((), device=device)  # else the next kernel is told of the error
     notice(f"the {memory.nbytes:,} bytes of the replay cannot be pinned (CUDA error {int(error)}): rows go to {device} by way of copies")
     return False
-
-
-def free_bytes(device: torch.device) -> int:
-    """Bytes that can still be allocated there."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
-
-
-def use_tf32(enabled: bool) -> None:
-    """Whether GPUs may round the factors of float32 products and convolutions to TF32's 10 bits, in this process."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = enabled
-
-
-def use_threads(count: int) -> None:
-    """Threads of an operator, for this thread; and on its CPU what is too small for a normal float32 is zero from now on.
-
-    A processor takes a hundred times as long for such numbers, and Adam's moments are among them once a unit's gradient stays zero. Threads
-    that are started later inherit it; torch.set_flush_denormal(False) ends it.
-    """
-    torch.set_flush_denormal(True)
-    torch.set_num_threads(count)
-
-
-def device_random_state(device: torch.device) -> Tensor:
-    """Of torch's global generator for that device; empty for the CPU, whose state is kept anyway."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.empty(0, dtype=torch.uint8)
-
-
-def set_device_random_state(device: torch.device, state: Tensor | None) -> None:
-    """Continue from device_random_state; of another kind of device, or none, nothing is known."""
-    if device.type == "cuda" and state is not None and len(state):
-        torch.cuda.set_rng_state(state, device)

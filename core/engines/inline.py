@@ -9,19 +9,17 @@ therefore what comes after a checkpoint.
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from core.common.console import notice
-from core.device.transfers import use_threads
+from core.device.torch_runtime import use_threads
 from core.distributed.lockstep_group import Turns
 from core.engines import run_end
-from core.engines.farewell import how_to_go_on, unsaved
 from core.engines.run_conditions import Conditions
-from core.runtime.context import Context
-
-Process = Callable[[Context, int], Iterator[bool]]
+from core.engines.run_end import how_to_go_on, unsaved
+from core.runtime.context import Context, Process
 
 
 class InlineEngine:

@@ -5,32 +5,19 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from multiprocessing import connection, get_context, resource_tracker
-from typing import Any
 
 from core.common.console import notice
-from core.common.settings import setting
 from core.distributed.torch_group import on_this_machine
 from core.engines import process_main, run_end
-from core.engines.farewell import how_to_go_on, unsaved
-from core.engines.inline import Process
 from core.engines.run_conditions import Conditions
+from core.engines.run_end import how_to_go_on, unsaved
 from core.engines.strays import Strays, end_marked
-from core.runtime.context import Context
+from core.engines.supervisor import Place, learner_threads
+from core.runtime.context import Context, Process
 
 RETRY_DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds until a process that could not be started is tried again
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "268435456", "MALLOC_TRIM_THRESHOLD_": "268435456"}  # bytes: fewer page faults on large activations
-
-
-@dataclass(frozen=True)
-class SupervisorParams:
-    heartbeat_timeout: float = setting(60.0, low=1, high=1e6)  # Seconds without a heartbeat after which a process is replaced.
-    start_timeout: float = setting(180.0, low=1, high=1e6)     # Seconds that a process may take to its first heartbeat.
-    max_restarts: int = setting(5, low=0, high=1_000_000)      # Restarts of one process within restart_window; then the run saves and ends.
-    restart_window: float = setting(3600.0, above=0, high=1e9)  # Seconds after which a restart no longer counts.
-    stop_timeout: float = setting(12.0, low=0.1, high=86_400)  # Seconds that processes have to end once interrupted.
-    finish_timeout: float = setting(900.0, low=0.1, high=1e6)  # Seconds for the last evaluation of a run that finished.
 
 
 @contextmanager
@@ -43,37 +30,6 @@ def _deaf() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def learner_threads(options: Any) -> int:
-    """Intra-op threads of a learner; other processes have one. Learners share what is left of the cores, or all of up to four."""
-    cores = len(os.sched_getaffinity(0))
-    left = cores if cores <= 4 else max(cores - options.num_actors - 1, cores // 2)
-    return options.learner.threads or max(left // options.num_learners, 1)
-
-
-class Place:
-    """One process of the run's table and what is known of its successive lives."""
-
-    def __init__(self, role: str, index: int, threads: int):
-        self.role, self.index, self.threads = role, index, threads
-        self.process: Any = None
-        self.failure: Any = None
-        self.restarts, self.started, self.ended = 0, 0.0, False
-        self.mark: str | None = None          # of what its environment starts
-        self.attempts = 0                     # to start it that failed in a row
-        self.next_attempt: float | None = None
-        self.failed_at_start = False  # in its first life, by an error of its own
-        self._deaths: list[float] = []  # when, within the last window
-
-    def __str__(self) -> str:
-        return f"{self.role} {self.index}"
-
-    def count_death(self, window: float) -> None:
-        """Note a death now. `restarts` then counts those of the last `window` seconds."""
-        now = time.monotonic()
-        self._deaths = [death for death in self._deaths if now - death < window] + [now]
-        self.restarts = len(self._deaths) - 1
 
 
 class LocalEngine:

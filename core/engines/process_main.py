@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 
-from core.device.transfers import use_threads
+from core.device.torch_runtime import use_threads
 from core.engines import run_end
 from core.runtime.context import Context
 

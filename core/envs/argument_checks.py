@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from core.common.settings import problems
-from core.env import Continuous, Discrete
+from core.specs import Continuous, Discrete
 
 RENDER_MODES = (None, "human", "rgb_array")
 

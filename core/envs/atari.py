@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, Env, EnvSpec, TimeStep
+from core.env import Env
 from core.envs.argument_checks import check_construction, checked_discrete, stream_seeds
 from core.envs.atari_protocols import AtariParams
 from core.envs.game_names import atari_game
 from core.envs.human_scores import human_normalized
 from core.envs.pictures import sides
 from core.envs.rewards import clipped
+from core.specs import ArraySpec, Discrete, EnvSpec
+from core.types import TimeStep
 
 
 class AtariEnv(Env):

@@ -9,12 +9,14 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from core.common.settings import setting
-from core.env import Continuous, Discrete, Env, EnvSpec, TimeStep
+from core.env import Env
 from core.envs.argument_checks import check_construction, checked_continuous, checked_discrete, stream_seeds
 from core.envs.gym_checks import CheckedEnv, flattened_pictures, frame_of, is_image
 from core.envs.gym_make import LEGACY_VERSIONS, frame_rate, make
 from core.envs.pictures import Preprocessing, Size
 from core.envs.rewards import CLIPPINGS, clipped
+from core.specs import Continuous, Discrete, EnvSpec
+from core.types import TimeStep
 
 
 @dataclass(frozen=True)

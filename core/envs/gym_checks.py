@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium import spaces
 
 from core.common.foreign_code import foreign_code
-from core.common.shared_arrays import ArraySpec
 from core.envs.pictures import Preprocessing
+from core.specs import ArraySpec
 
 OLD_API = ('the old gym API; return (observation, reward, terminated, truncated, info) from step and (observation, info) from '
            'reset, or register the class with gym 0.26 and set legacy="v21" (shimmy\'s adapter, pip install -e ".[legacy-gym]")')

@@ -13,11 +13,12 @@ from types import ModuleType
 import numpy as np
 
 from core.common.settings import setting
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, Env, EnvSpec, TimeStep
+from core.env import Env
 from core.envs.argument_checks import check_construction, checked_discrete, stream_seeds
 from core.envs.game_names import closest
 from core.envs.rewards import CLIPPINGS, clipped
+from core.specs import ArraySpec, Discrete, EnvSpec
+from core.types import TimeStep
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 PICTURE_SCALE = 32  # pixels a cell, in render

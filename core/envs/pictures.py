@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from core.common.shared_arrays import ArraySpec
+from core.specs import ArraySpec
 
 Size = int | tuple[int, int]
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from core.common.settings import setting
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, Env, EnvSpec, TimeStep
+from core.env import Env
 from core.envs.argument_checks import check_construction, checked_discrete
 from core.envs.game_names import closest
+from core.specs import ArraySpec, Discrete, EnvSpec
+from core.types import TimeStep
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 
 from core.agent import ActorOutput, Agent, Exploration
-from core.env import Env, TimeStep
+from core.env import Env
 from core.model import restart
+from core.types import TimeStep
 
 
 class EpisodeResults(NamedTuple):

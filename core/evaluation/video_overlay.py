@@ -6,9 +6,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from core.env import EnvSpec
 from core.evaluation.episodes import Scene
 from core.evaluation.video_writer import Video, VideoParams
+from core.specs import EnvSpec
 
 LEAST_HEIGHT = 320      # pixels of a picture that is not shown alone: smaller ones are enlarged
 CAPTION_HEIGHT = 26

@@ -3,57 +3,19 @@
 Where a learner has a Prefetcher and its agent's `learn` otherwise, it has Refreshed and ResidentUpdates.
 """
 
-from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from core.agent import Agent, LearnerOutput
+from core.agent import Agent, LearnerOutput, samples_of
 from core.device.cuda_graph import Captured
-from core.memory import Batch, Keys
+from core.device.transfers import upload
+from core.learning.metric_accumulator import Tally
+from core.memory import ResidentMemory
+from core.types import Batch, tensors
 
 LOOK = 100  # calls between looks at how many samples there were
-
-
-class ResidentMemory(ABC):
-    """The learner's side of a memory on its device. Made of the memory that actors write to, and that device."""
-
-    @property
-    @abstractmethod
-    def generators(self) -> tuple[torch.Generator, ...]:
-        """That `sample` draws from."""
-
-    @abstractmethod
-    def refresh(self) -> bool:
-        """Take in what actors have written; False while no legal start exists."""
-
-    @abstractmethod
-    def plan(self, count: int) -> None:
-        """Before `count` calls of `sample`: what changes from one to the next and is known ahead."""
-
-    @abstractmethod
-    def sample(self, batch_size: int) -> tuple[Batch, Tensor]:
-        """Windows on the device, and the places [B] of their starts; python looks at no value."""
-
-    @abstractmethod
-    def update_priorities(self, places: Tensor, priorities: Tensor) -> None:
-        """Of starts sampled since the last `refresh`. Priorities that are not finite change nothing."""
-
-    @abstractmethod
-    def statistics(self) -> dict[str, float]: ...
-
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]: ...
-
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-    def continue_at(self, updates: int) -> None:
-        """As Memory.continue_at."""
 
 
 def can_be_captured(agent: type[Agent], params: Any, count: int) -> bool:
@@ -112,67 +74,54 @@ class ResidentUpdates:
         return means
 
 
-class Refreshed:
-    """In the place of a Prefetcher: nothing is sampled ahead."""
+class StagedUpdates:
+    """An update a call, captured or eager by the same code.
 
-    starved = takes_priorities = False  # nothing here waits; ResidentUpdates has written them
+    `bad` updates in a row were not finite when `statistics` last looked.
+    """
 
-    def __init__(self, memory: ResidentMemory):
-        self._memory = memory
+    count = 1
 
-    def update_priorities(self, keys: Keys, priorities: np.ndarray) -> None:
-        """They are written already."""
+    def __init__(self, agent: Agent, device: torch.device, *, capture: bool):
+        if not can_be_captured(type(agent), agent.params, 1):
+            raise ValueError(f"single updates of {type(agent).__name__} cannot be captured")
+        self._agent, self._device = agent, device
+        self._work = Captured(self._update, device, capture=capture)
+        self._batch: Batch | None = None  # on the device
+        self._priorities: Tensor | None = None
+        self._tally, self.bad = Tally(device), 0
 
-    def get(self, timeout: float) -> ResidentMemory | None:
-        """The memory, with all that actors have written; None while there is nothing to learn from."""
-        return self._memory if self._memory.refresh() else None
+    def __call__(self, batch: Batch) -> LearnerOutput:
+        """On CUDA it goes on when this returns. What it reports is left to `statistics`.
 
-    def put_back(self, memory: ResidentMemory) -> None:
-        """Nothing was drawn yet."""
+        Raises ValueError for a batch of another size than the first.
+        """
+        if self._batch is None:
+            self._batch = self._like(batch)
+        for tensor, staged in zip(tensors(batch), tensors(self._batch), strict=True):
+            if tensor.shape != staged.shape:
+                raise ValueError(f"captured updates are of batches of one size: {list(tensor.shape)} came after {list(staged.shape)}")
+            upload(tensor, staged)
+        self._agent.plan(1)
+        self._work()
+        return LearnerOutput({}, self._priorities)
 
-    def drawn(self) -> list[Batch]:
-        return []
+    def samples(self, batch: Batch) -> int:
+        return samples_of(self._agent, batch)
 
-    def call(self, function: Callable[[], Any]) -> Any:
-        """function() between updates."""
-        return function()
+    def _like(self, batch: Batch) -> Batch:
+        def empty(tensor: Tensor) -> Tensor:
+            return torch.empty_like(tensor, device=self._device)
+
+        return Batch(batch.window.map(empty), batch.keys, empty(batch.weights), None if batch.fresh is None else empty(batch.fresh))
+
+    def _update(self) -> None:
+        assert self._batch is not None
+        output = self._agent.learn(self._batch)
+        self._priorities = output.priorities
+        self._tally.add(output)
 
     def statistics(self) -> dict[str, float]:
-        return {}
-
-    def close(self) -> None:
-        """There is no thread to end."""
-
-
-class Tally:
-    """Running sums of what updates report, on their device and always in the same tensors."""
-
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._sums: dict[tuple[str, ...], Tensor] = {}  # of the updates that reported these and changed something: how many, and sums
-        self._skipped = torch.zeros(3, dtype=torch.int64, device=device)  # so far; in a row at the end; and at the most
-
-    def add(self, output: LearnerOutput) -> None:
-        names = tuple(output.statistics)
-        if names not in self._sums:
-            self._sums[names] = torch.zeros(1 + len(names), device=self._device)
-        skipped = torch.as_tensor(output.skipped, device=self._device)
-        values = [output.statistics[name].to(self._device, torch.float32) for name in names]
-        self._sums[names].add_(torch.where(skipped, 0.0, torch.stack([torch.ones((), device=self._device), *values])))
-        lost, row, longest = self._skipped
-        row = torch.where(skipped, row + 1, 0)
-        self._skipped.copy_(torch.stack([lost + skipped, row, torch.maximum(longest, row)]))
-
-    def take(self) -> tuple[dict[str, float], int]:
-        """Means since the last call with the number of skipped updates so far, and how many in a row were since the last call."""
-        totals: defaultdict[str, float] = defaultdict(float)
-        counts: defaultdict[str, float] = defaultdict(float)
-        for names, sums in self._sums.items():
-            count, *values = sums.tolist()
-            for name, value in zip(names, values):
-                totals[name] += value
-                counts[name] += count
-            sums.zero_()
-        lost, _, longest = self._skipped.tolist()
-        self._skipped[2].zero_()
-        return {**{name: totals[name] / count for name, count in counts.items() if count}, "skipped_updates": float(lost)}, longest
+        """Means since the last call; waits for the device."""
+        means, self.bad = self._tally.take()
+        return means

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from core.model import Model, mapped
+from core.common.tree import mapped
+from core.model import Model
 
 PRECISIONS = ("float32", "auto", "tf32", "bf16")
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from core.memory import Batch, Keys, Memory, piece
+from core.memory import Memory
+from core.types import Batch, Keys, piece
 
 RETRY_SECONDS = 0.005  # between attempts while the memory has nothing to sample
 LONG_WAIT = 0.001      # seconds that a learner may wait for a batch before one more is kept ready

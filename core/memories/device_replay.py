@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.common.shared_arrays import ArraySpec, total_bytes
+from core.common.shared_arrays import total_bytes
 from core.device.transfers import upload
 from core.learning.device_schedule import Planned
-from core.learning.graphed_update import ResidentMemory
 from core.memories.window_starts import Starts, check_batch_size
-from core.memory import Batch, Keys, Memory
+from core.memory import Memory, ResidentMemory
+from core.specs import ArraySpec, WindowSpec
 from core.trajectory.device_ring_buffer import Mirror
 from core.trajectory.layout import Layout
-from core.types import WindowSpec
+from core.types import Batch, Keys
 
 
 class ResidentReplay(ResidentMemory):

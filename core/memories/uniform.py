@@ -8,9 +8,10 @@ import torch
 from core.common.settings import setting
 from core.memories.device_replay import ResidentReplay
 from core.memories.window_starts import ATTEMPTS, Starts, check_batch_size
-from core.memory import Batch, Keys, Memory
+from core.memory import Memory
+from core.specs import WindowSpec
 from core.trajectory.layout import Layout
-from core.types import WindowSpec
+from core.types import Batch, Keys
 
 
 @dataclass(frozen=True)

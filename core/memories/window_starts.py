@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from core.memory import Keys
+from core.specs import WindowSpec
 from core.trajectory.ring_buffer import Trajectories
-from core.types import Window, WindowSpec
+from core.types import Keys, Window
 
 ATTEMPTS = 100  # draws before a memory that changes faster than it is read, or holds no start at all, counts as not ready
 

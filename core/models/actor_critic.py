@@ -12,10 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from core.common.settings import setting
-from core.env import EnvSpec
-from core.model import ActorCriticOutput, Model, State
+from core.model import Model
 from core.models.layers.lstm import LSTMCore
-from core.models.layers.torsos import scaled_image
+from core.models.layers.torsos import (
+    convolutions,
+    image_shape,
+    image_torso,
+    minatar_convolutions,
+    nature_convolutions,
+    scaled_image,
+    small_convolutions,
+)
+from core.specs import EnvSpec
+from core.types import ActorCriticOutput, State
 
 
 @dataclass(frozen=True)
@@ -76,3 +85,87 @@ def _initialise(part: nn.Module, gain: float) -> None:
             nn.init.orthogonal_(layer.weight, gain)
             assert layer.bias is not None
             nn.init.zeros_(layer.bias)
+
+
+@dataclass(frozen=True)
+class NatureACParams(ActorCriticParams):
+    hidden: int = setting(512, low=1, high=8_192)  # Units of the fully connected layer.
+
+
+class NatureAC(ActorCritic):
+    """The Nature DQN network's torso (Mnih et al. 2015) for 84x84: convolutions 32 8x8/4, 64 4x4/2, 64 3x3/1; F = 512."""
+
+    Params = NatureACParams
+    observations = "image"
+
+    def __init__(self, params: NatureACParams, spec: EnvSpec):
+        super().__init__(params, spec, image_torso(nature_convolutions(image_shape(spec)[0]), spec, params.hidden))
+
+
+@dataclass(frozen=True)
+class FeatureACParams(ActorCriticParams):
+    hidden: int = setting(512, low=1, high=8_192)        # Units of the fully connected layer.
+    feature_size: int = setting(128, low=1, high=8_192)  # Numbers that stand for a state where replay compares states.
+
+
+class FeatureAC(ActorCritic):
+    """The network of the V-trace platform that this framework replaces, for 84x84: convolutions 64 8x8/4, 64 4x4/2, 128 3x3/1.
+
+    Its feature head makes the short vectors that elite and attentive replay compare. Policy and value read it, so it is trained; F = 128.
+    """
+
+    Params = FeatureACParams
+    observations = "image"
+
+    def __init__(self, params: FeatureACParams, spec: EnvSpec):
+        layers = convolutions(image_shape(spec)[0], (64, 8, 4), (64, 4, 2), (128, 3, 1))
+        super().__init__(params, spec, image_torso(layers, spec, params.hidden), params.feature_size)
+
+
+@dataclass(frozen=True)
+class SmallACParams(ActorCriticParams):
+    planes: int = setting(16, low=1, high=1_024)   # Planes of the first convolution; the others have twice as many.
+    hidden: int = setting(256, low=1, high=8_192)  # Units of the fully connected layer.
+
+
+class SmallAC(ActorCritic):
+    """For 42x42 (env.size 42) and machines without a GPU: convolutions 16 4x4/2, 32 4x4/2, 32 3x3/2, as DQNSmall; F = 256."""
+
+    Params = SmallACParams
+    observations = "image"
+
+    def __init__(self, params: SmallACParams, spec: EnvSpec):
+        super().__init__(params, spec, image_torso(small_convolutions(image_shape(spec)[0], params.planes), spec, params.hidden))
+
+
+@dataclass(frozen=True)
+class MinAtarACParams(ActorCriticParams):
+    planes: int = setting(16, low=1, high=1_024)   # Planes of the convolution.
+    hidden: int = setting(128, low=1, high=8_192)  # Units of the fully connected layer.
+
+
+class MinAtarAC(ActorCritic):
+    """The MinAtar networks' torso (1903.03176, section 4) for 10x10: one convolution 16 3x3; F = 128."""
+
+    Params = MinAtarACParams
+    observations = "image"
+
+    def __init__(self, params: MinAtarACParams, spec: EnvSpec):
+        super().__init__(params, spec, image_torso(minatar_convolutions(image_shape(spec)[0], params.planes), spec, params.hidden))
+
+
+@dataclass(frozen=True)
+class MLPACParams(ActorCriticParams):
+    hidden: int = setting(64, low=1, high=8_192)  # Units of each of the two hidden layers.
+
+
+class MLPAC(ActorCritic):
+    """Two hidden layers of tanh, as PPO's (1707.06347) but shared by both heads: [B, *observation_shape] to logits [B, A], value [B]."""
+
+    Params = MLPACParams
+    observations = "vector"
+
+    def __init__(self, params: MLPACParams, spec: EnvSpec):
+        size, hidden = math.prod(spec.observation_shape), params.hidden
+        super().__init__(params, spec, nn.Sequential(nn.Flatten(), nn.Linear(size, hidden), nn.Tanh(),
+                                                     nn.Linear(hidden, hidden), nn.Tanh()))

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from core.common.settings import setting
-from core.env import EnvSpec
 from core.models.actor_critic import ActorCritic, ActorCriticParams
 from core.models.layers.torsos import convolutions, image_shape, image_torso
+from core.specs import EnvSpec
 
 
 @dataclass(frozen=True)

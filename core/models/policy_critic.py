@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from core.common.settings import setting
-from core.env import Continuous, EnvSpec
 from core.model import Critics, PerceptronLayers, PolicyAndCritic
 from core.models.layers.running_normalization import RunningNormalization
 from core.models.layers.torsos import image_shape, nature_convolutions, num_features, scaled_image
+from core.specs import Continuous, EnvSpec
 
 LAST_LAYER = 3e-3
 
@@ -114,3 +114,45 @@ def _perceptron(inputs: int, params: ControlParams, outputs: int) -> nn.Sequenti
 
 def _linear(part: nn.Module) -> PerceptronLayers:
     return [(layer.weight, layer.bias) for layer in part.modules() if isinstance(layer, nn.Linear)]
+
+
+@dataclass(frozen=True)
+class D4PGMLPParams(ControlMLPParams):
+    atoms: int = setting(51, low=2, high=10_000)  # Atoms of the distribution (D4PG: 51).
+
+
+@dataclass(frozen=True)
+class D4PGCNNParams(ControlParams):
+    atoms: int = setting(51, low=2, high=10_000)  # Atoms of the distribution (D4PG: 51).
+
+
+class D4PGMLP(MLPNetwork):
+    Params, head = D4PGMLPParams, "policy-distribution"
+
+
+class D4PGCNN(CNNNetwork):
+    Params, head = D4PGCNNParams, "policy-distribution"
+
+
+class DDPGMLP(MLPNetwork):
+    Params, head = ControlMLPParams, "policy-value"
+
+
+class DDPGCNN(CNNNetwork):
+    Params, head = ControlParams, "policy-value"
+
+
+class TD3MLP(MLPNetwork):
+    Params, head = ControlMLPParams, "policy-twin-value"
+
+
+class TD3CNN(CNNNetwork):
+    Params, head = ControlParams, "policy-twin-value"
+
+
+class SACMLP(MLPNetwork):
+    Params, head = ControlMLPParams, "gaussian-twin-value"
+
+
+class SACCNN(CNNNetwork):
+    Params, head = ControlParams, "gaussian-twin-value"

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from core.common.settings import setting
-from core.env import EnvSpec
-from core.model import Inputs, Model, State
+from core.model import Model
 from core.models.layers.lstm import LSTMCore
 from core.models.layers.torsos import (
     image_shape,
@@ -24,6 +23,8 @@ from core.models.layers.torsos import (
     scaled_image,
     small_convolutions,
 )
+from core.specs import EnvSpec
+from core.types import Inputs, State
 
 
 @dataclass(frozen=True)

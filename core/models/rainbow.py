@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from core.common.settings import setting
-from core.env import EnvSpec
-from core.model import Model, State
+from core.model import Model
 from core.models.layers.noisy_linear import NoisyParams, linear_layers
 from core.models.layers.torsos import (
     image_shape,
@@ -25,6 +24,8 @@ from core.models.layers.torsos import (
     small_convolutions,
     vector_torso,
 )
+from core.specs import EnvSpec
+from core.types import State
 
 
 @dataclass(frozen=True)

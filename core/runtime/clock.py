@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from core.common.settings import setting
-from core.common.shared_arrays import ArraySpec, SharedArrays
+from core.common.shared_arrays import SharedArrays
+from core.specs import ArraySpec
 
 LINE = 8  # int64 a cache line
 FLAGS = {"stop": 0, "checkpoints_requested": 1, "checkpoints_written": 2, "logger_may_end": 3, "restarts": 4}

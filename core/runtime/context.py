@@ -1,5 +1,6 @@
 """What every single-process is given: the options, and the shared memory that connects it with the others."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from core.acting.validated_env import CheckedSteps, make_env
 from core.agent import Agent
 from core.common.terminal import Terminal
 from core.distributed.learner_group import Alone, Meeting
-from core.env import Env, EnvSpec
+from core.env import Env
 from core.memory import Memory
 from core.runtime.clock import Clock
 from core.runtime.log_buffers import LogRings
 from core.runtime.parameter_store import ParameterStore
+from core.specs import EnvSpec
 
 ROLES = {"logger": 0, "actor": 1, "learner": 2, "evaluator": 3, "tester": 4}
 
@@ -81,3 +83,6 @@ class Context:
         seed = self.seed(role, index, salt)
         torch.manual_seed(seed)
         return np.random.default_rng(seed)
+
+
+Process = Callable[[Context, int], Iterator[bool]]

@@ -8,7 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from core.common.shared_arrays import ArraySpec, SharedArrays
+from core.common.shared_arrays import SharedArrays
+from core.specs import ArraySpec
 
 NAME_BYTES = 64
 

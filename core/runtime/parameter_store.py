@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from core.common.shared_arrays import ArraySpec, SharedArrays
+from core.common.shared_arrays import SharedArrays
 from core.device.transfers import on_device
+from core.specs import ArraySpec
 
 
 class ParameterStore:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from core.acting.env_groups import EnvGroups
+from core.acting.episode_statistics import Tally
 from core.acting.graphed_inference import for_acting
 from core.agent import Exploration
 from core.common.settings import setting
-from core.env import Env, TimeStep
+from core.env import Env
 from core.metrics.profiler import Profile
 from core.runtime.context import Context
 
@@ -94,27 +95,3 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
     finally:
         groups.close()
         profile.close()
-
-
-class Tally:
-    """Raw return and length of the episodes in progress, and of those that ended since they were last taken."""
-
-    def __init__(self, num_envs: int):
-        self._returns = np.zeros(num_envs)
-        self._lengths = np.zeros(num_envs, np.int64)
-        self.finished: list[dict[str, float]] = []
-
-    def add(self, timestep: TimeStep) -> int:
-        """Count a step of every stream. Returns the number of episodes it ended."""
-        self._returns += timestep.raw_reward
-        self._lengths += ~timestep.first
-        ended = np.flatnonzero(timestep.last)
-        for stream in ended:
-            self.finished.append({"episodic_return": float(self._returns[stream]), "episodic_length": float(self._lengths[stream])})
-        self._returns[ended] = 0
-        self._lengths[ended] = 0
-        return len(ended)
-
-    def take(self) -> list[dict[str, float]]:
-        finished, self.finished = self.finished, []
-        return finished

@@ -1,25 +1,23 @@
 """Learner: sample, learn, update priorities, publish parameters, save checkpoints when asked."""
 
 import time
-from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-from torch import Tensor
-
 from core.agent import Agent
 from core.common.settings import setting
-from core.device.transfers import use_tf32
+from core.device.torch_runtime import use_tf32
 from core.distributed.consensus import News, Watch
 from core.distributed.learner_group import Group, LearnersParted
+from core.learning.batch_source import Batches, Learn
+from core.learning.metric_accumulator import Statistics
 from core.learning.precision import PRECISIONS, precision_on
 from core.metrics.profiler import Profile
 from core.runtime.context import Context
 from core.single_processes.learner_checkpoint import load_initial, restore, save, save_alone
-from core.single_processes.learner_setup import Batches, Learn, LearnersMemory, feature_source, learners_memory, updates
+from core.single_processes.learner_setup import LearnersMemory, feature_source, learners_memory, updates
 
 
 @dataclass(frozen=True)
@@ -150,29 +148,3 @@ def _make_agent(context: Context, group: Group) -> Agent:
         agent.state_dict()  # everything that is made on first use, a target of these weights too
         context.seed_everything("learner", group.index)
     return agent
-
-
-class Statistics:
-    """Running sums of an agent's statistics, left as tensors until they are reported."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._counts: Counter[str] = Counter()
-        self._skipped = 0
-
-    def add(self, statistics: Mapping[str, Tensor], skipped: bool) -> None:
-        self._skipped += skipped
-        if skipped:
-            return
-        known = [name for name in statistics if name in self._sums]
-        if known:
-            torch._foreach_add_([self._sums[name] for name in known], [statistics[name] for name in known])
-        if len(known) < len(statistics):
-            self._sums |= {name: value.to(torch.float32, copy=True) for name, value in statistics.items() if name not in self._sums}
-        self._counts.update(statistics.keys())
-
-    def take(self) -> dict[str, float]:
-        """Means since the last call over the updates that had each, and the number of skipped updates so far."""
-        means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
-        self._sums, self._counts = {}, Counter()
-        return {**means, "skipped_updates": float(self._skipped)}

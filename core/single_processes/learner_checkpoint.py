@@ -16,11 +16,13 @@ import torch
 from core.agent import Agent
 from core.checkpoint import model_file, run_checkpoint, tensor_file
 from core.common.console import notice
-from core.device.transfers import device_random_state, set_device_random_state
+from core.device.torch_runtime import device_random_state, set_device_random_state
 from core.distributed.learner_group import Alone, Group
-from core.memory import Batch, batch_of, batch_state
+from core.learning.batch_source import Batches
+from core.memory import batch_of, batch_state
 from core.runtime.context import Context
-from core.single_processes.learner_setup import Batches, LearnersMemory
+from core.single_processes.learner_setup import LearnersMemory
+from core.types import Batch
 
 
 def restore(context: Context, agent: Agent, memory: LearnersMemory, index: int) -> tuple[int, list[Batch]]:

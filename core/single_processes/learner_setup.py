@@ -1,57 +1,19 @@
 """What a learner samples from, and what learns: the shared rows ahead of it in a thread, or their copy on its device; captured or not."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from core.agent import Agent, LearnerOutput, samples_of
-from core.learning.graphed_update import Refreshed, ResidentMemory, ResidentUpdates, can_be_captured
-from core.learning.microbatches import Pieces, in_pieces
+from core.agent import Agent
+from core.learning.batch_source import Batches, EagerUpdates, Learn, Refreshed
+from core.learning.graphed_update import ResidentUpdates, StagedUpdates, can_be_captured
 from core.learning.prefetcher import Prefetcher
-from core.memory import Batch, Keys, Memory, batch_size
+from core.memory import Memory, ResidentMemory
 from core.runtime.context import Context
-from core.staged import StagedUpdates
-from core.types import Window
+from core.types import Batch, Window, batch_size
 
 LearnersMemory = Memory | ResidentMemory
-
-
-class Batches(Protocol):
-    """What is learnt from next, as a Prefetcher gives it."""
-
-    starved: bool           # rows had to be waited for before the last `get`
-    takes_priorities: bool  # else what an update says of its windows is not asked for
-
-    def get(self, timeout: float) -> Any: ...
-
-    def update_priorities(self, keys: Keys, priorities: np.ndarray) -> None: ...
-
-    def put_back(self, batch: Any, /) -> None: ...
-
-    def drawn(self) -> list[Batch]: ...
-
-    def call(self, function: Callable[[], Any]) -> Any: ...
-
-    def statistics(self) -> Mapping[str, float]: ...
-
-    def close(self) -> None: ...
-
-
-class Learn(Protocol):
-    """Learns from what a Batches gives: `count` updates a call; `bad` of them in a row were not finite before the last one."""
-
-    count: int
-    bad: int
-
-    def __call__(self, batch: Any, /) -> LearnerOutput: ...
-
-    def samples(self, batch: Any, /) -> int:
-        """Return the agent steps that a call with this batch learnt from."""
-
-    def statistics(self) -> Mapping[str, float]: ...
 
 
 def learners_memory(context: Context, index: int) -> LearnersMemory:
@@ -75,27 +37,6 @@ def updates(context: Context, agent: Agent, memory: LearnersMemory, index: int, 
     drawn = [batch for batch in drawn if batch_size(batch) == options.agent.batch_size and memory.window.fits(batch.window)]
     batches = Prefetcher(memory, options.agent.batch_size, depth, options.learner.batches_per_draw, drawn)
     return batches, StagedUpdates(agent, device, capture=on_gpu) if captured == "yes" else EagerUpdates(agent, options.learner.shrink_batch)
-
-
-class EagerUpdates:
-    """An agent's `learn`; with `shrink`, gradients of batches that do not fit into the GPU's memory are taken of pieces that do."""
-
-    def __init__(self, agent: Agent, shrink: bool):
-        self._agent, self._pieces = agent, Pieces() if shrink else None
-        self.count, self.bad = 1, 0  # updates a call; in a row that were not finite before the one in hand
-
-    def __call__(self, batch: Batch) -> LearnerOutput:
-        if self._pieces is None:
-            return self._agent.learn(batch)
-        with in_pieces(self._pieces):
-            return self._agent.learn(batch)
-
-    def samples(self, batch: Batch) -> int:
-        return samples_of(self._agent, batch)
-
-    def statistics(self) -> dict[str, float]:
-        """batch_size: windows whose gradient is taken at once."""
-        return {} if self._pieces is None else {"batch_size": float(self._pieces.size)}
 
 
 def feature_source(context: Context, device: str) -> Callable[[Window], Tensor]:

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.common.shared_arrays import ArraySpec
-from core.trajectory.frame_compression import StorageParams, arena_bytes, compress, decompressed
+from core.specs import ArraySpec
+from core.trajectory.frame_arena import arena_bytes
+from core.trajectory.frame_compression import StorageParams, compress, decompressed
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
 

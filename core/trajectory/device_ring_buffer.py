@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.common.shared_arrays import ArraySpec
 from core.device.transfers import Transfers
+from core.specs import ArraySpec, WindowSpec
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
-from core.types import Window, WindowSpec
+from core.types import Window
 
 COPY_BYTES = 64 << 20  # of frames that are copied in one go
 

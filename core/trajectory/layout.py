@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from core.common.shared_arrays import ArraySpec, total_bytes
-from core.env import EnvSpec
-from core.trajectory.frame_compression import RAW, PackedLayout, StorageParams, arena_bytes
+from core.common.shared_arrays import total_bytes
+from core.specs import ArraySpec, EnvSpec
+from core.trajectory.frame_arena import PackedLayout, arena_bytes
+from core.trajectory.frame_compression import RAW, StorageParams
 
 STORAGE = StorageParams()
 

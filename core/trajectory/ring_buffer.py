@@ -20,11 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.common.shared_arrays import SharedArrays, available_bytes
-from core.trajectory.frame_compression import touched
-from core.trajectory.frame_gather import PackedFrames, RawFrames, Threads
+from core.common.shared_arrays import SharedArrays
+from core.common.system import available_bytes
+from core.specs import WindowSpec
+from core.trajectory.counters import touched
+from core.trajectory.frame_arena import PackedFrames
+from core.trajectory.frame_gather import RawFrames, Threads
 from core.trajectory.layout import Layout
-from core.types import Window, WindowSpec
+from core.types import Window
 
 
 class Trajectories:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
-from core.env import TimeStep
+from core.specs import WindowSpec
 from core.trajectory.chunk_codec import Chunk
-from core.trajectory.frame_compression import Packer
+from core.trajectory.frame_arena import Packer
 from core.trajectory.ring_buffer import Trajectories
-from core.types import Window, WindowSpec
+from core.types import TimeStep, Window
 
 
 class ChunkWriter:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import CASES, ceiling, full_memory, measure, per_second, run, words_of
-from core.learning.graphed_update import Refreshed
+from core.learning.batch_source import Refreshed
 from utils.config import validation
 from utils.config.command_line import read_options
 

@@ -13,17 +13,13 @@ from core.agents.r2d2 import R2D2
 from core.agents.rainbow import Rainbow
 from core.agents.sac import SAC
 from core.agents.td3 import TD3
-from core.common.shared_arrays import ArraySpec
-from core.env import Continuous, Discrete, EnvSpec
 from core.learning.optimizer import Optimizer
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
-from core.models.d4pg import D4PGMLP
-from core.models.ddpg import DDPGMLP
-from core.models.dqn_mlp import DQNMLP
+from core.models.dqn import DQNMLP
+from core.models.policy_critic import D4PGMLP, DDPGMLP, SACMLP, TD3MLP
 from core.models.r2d2 import R2D2MLP
 from core.models.rainbow import RainbowMLP
-from core.models.sac import SACMLP
-from core.models.td3 import TD3MLP
+from core.specs import ArraySpec, Continuous, Discrete, EnvSpec
 from tests.core.tapes import RandomPlay, small_layout
 
 ENVS = 4

@@ -12,14 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, EnvSpec, TimeStep
 from core.memory import Memory
+from core.specs import ArraySpec, Discrete, EnvSpec, WindowSpec
 from core.trajectory.frame_compression import StorageParams
 from core.trajectory.layout import STORAGE, Layout
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
-from core.types import Window, WindowSpec
+from core.types import TimeStep, Window
 
 
 class Row(NamedTuple):

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, EnvSpec
-from core.model import ActorCriticOutput, Model, State, restart
+from core.model import Model, restart
+from core.specs import ArraySpec, Discrete, EnvSpec
+from core.types import ActorCriticOutput, State
 
 
 class Nested(NamedTuple):

@@ -2,11 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, EnvSpec, TimeStep
+from core.specs import ArraySpec, Discrete, EnvSpec, WindowSpec
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
-from core.types import WindowSpec
+from core.types import TimeStep
 from tests.core.tapes import RandomPlay, assert_unroll_equals_twin, observed, small_layout, unroll_spec
 
 

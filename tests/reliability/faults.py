@@ -25,8 +25,8 @@ from core.agents.dqn import DQN
 from core.agents.sac import SAC
 from core.distributed.learner_group import _GROUP
 from core.distributed.torch_group import ProcessGroup
-from core.env import TimeStep
 from core.envs.catch import CatchEnv
+from core.types import TimeStep
 
 PATTERN = 97  # second element of an observation: its episode times this plus its step
 

@@ -219,7 +219,7 @@ def test_a_memory_that_does_not_suit_the_agent_is_refused_with_those_that_do(ref
 
 
 def test_a_model_whose_output_the_agent_does_not_take_is_refused(refuse, monkeypatch):
-    from core.models.dqn_mlp import DQNMLP
+    from core.models.dqn import DQNMLP
     monkeypatch.setattr(DQNMLP, "head", "policy")
     told = "\n".join(refuse("--config", "dqn-cartpole"))
     assert "model_type=dqn-mlp gives 'policy' and agent_type=dqn needs 'q'" in told

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from core.checkpoint.model_file import save_weights
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, EnvSpec
+from core.specs import ArraySpec, Discrete, EnvSpec
 from tests.reliability.program import start
 from utils import run_registry
 from utils.config.dotted_settings import flatten

@@ -11,7 +11,7 @@ import pytest
 
 from core.checkpoint import run_checkpoint
 from core.checkpoint.tensor_file import CheckpointError
-from core.engines.farewell import how_to_go_on
+from core.engines.run_end import how_to_go_on
 from core.runtime.clock import Clock, ClockParams
 from tests.reliability.program import SLOW, Program, start
 from tests.reliability.test_deaths import ENDLESS

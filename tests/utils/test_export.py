@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.common.shared_arrays import ArraySpec
-from core.env import Continuous, Discrete, EnvSpec
+from core.specs import ArraySpec, Continuous, Discrete, EnvSpec
 from utils import export as exporting
 from utils.api import Policy
 from utils.config.rows import from_row

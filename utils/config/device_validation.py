@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from core.common.console import notice
-from core.device.transfers import free_bytes
+from core.device.torch_runtime import free_bytes
+from core.specs import WindowSpec
 from core.trajectory.layout import Layout
-from core.types import WindowSpec
 from utils.factory import AgentsDict, Factory, MemoriesDict
 from utils.options import Options
 

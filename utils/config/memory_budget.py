@@ -3,12 +3,11 @@
 import operator
 
 from core.agent import Agent
-from core.common.shared_arrays import ArraySpec, available_bytes
-from core.env import EnvSpec
+from core.common.system import available_bytes
 from core.memories.unrolls.unroll_memory import UnrollMemory
+from core.specs import ArraySpec, EnvSpec, WindowSpec
 from core.trajectory.frame_compression import RAW
 from core.trajectory.layout import Layout
-from core.types import WindowSpec
 from utils.config import device_validation
 from utils.errors import told
 from utils.options import Options

@@ -9,8 +9,8 @@ from typing import Any
 from core.acting.validated_env import CheckedSteps, make_env
 from core.common import settings
 from core.common.foreign_code import foreign_code
-from core.env import Discrete, EnvSpec
 from core.memories.unrolls.unroll_memory import UnrollMemory
+from core.specs import Discrete, EnvSpec
 from utils import run_registry
 from utils.config import device_validation, env_count_search, memory_budget
 from utils.errors import told

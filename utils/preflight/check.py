@@ -20,9 +20,10 @@ from core.acting.env_conformance import play_randomly, random_actions
 from core.acting.validated_env import CheckedSteps, make_env
 from core.agent import Agent
 from core.common.foreign_code import foreign_code, text_of
-from core.common.shared_arrays import ArraySpec, available_bytes
-from core.env import Discrete, Env, EnvSpec
+from core.common.system import available_bytes
+from core.env import Env
 from core.metrics.progress import count, duration
+from core.specs import ArraySpec, Discrete, EnvSpec
 from utils.config import memory_budget, validation
 from utils.config.dotted_settings import flatten
 from utils.config.rows import from_row

@@ -16,12 +16,13 @@ from core.acting.graphed_inference import for_acting
 from core.acting.validated_env import CheckedSteps, make_env
 from core.agent import Agent, Exploration, LearnerOutput
 from core.common.console import notice
-from core.engines.local import learner_threads
-from core.env import Env, EnvSpec
-from core.memory import Batch, Keys
+from core.engines.supervisor import learner_threads
+from core.env import Env
+from core.specs import EnvSpec
 from core.trajectory.layout import STORAGE, Layout
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
+from core.types import Batch, Keys
 from utils.config import env_count_search, memory_budget, validation
 from utils.errors import Refused, told
 from utils.options import Options

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from core.agent import ActorOutput, Agent
 from core.common.settings import setting
-from core.common.shared_arrays import ArraySpec
 from core.device.transfers import on_device
-from core.env import Discrete, TimeStep
 from core.learning.optimizer import Optimizer, OptimizerParams
-from core.model import ActorCriticOutput, Model, State, without_looks
-from core.types import Window, WindowSpec
+from core.model import Model, without_looks
+from core.specs import ArraySpec, Discrete, WindowSpec
+from core.types import ActorCriticOutput, State, TimeStep, Window
 
 EVALUATIONS = ("sample", "greedy")
 

@@ -19,15 +19,14 @@ from core.agents.base.action_noise import ActionNoise, ActionNoiseParams
 from core.agents.base.policy_critic_gradients import Gradients, gradients
 from core.common.settings import setting
 from core.device.transfers import on_device
-from core.env import Continuous, TimeStep
 from core.learning.device_schedule import UpdateCount
 from core.learning.microbatches import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams
 from core.learning.target_network import Follower
-from core.memory import Batch
-from core.model import PolicyAndCritic, State
+from core.model import PolicyAndCritic
 from core.ops.returns import n_step_return
-from core.types import WindowSpec
+from core.specs import Continuous, WindowSpec
+from core.types import Batch, State, TimeStep
 
 
 @dataclass(frozen=True)
@@ -222,3 +221,10 @@ class ActionRange:
         """The inverse, on the device: actions [B, *shape] as [B, A] in -1 .. 1; 0 where the bounds are one."""
         middle, half = self._tensors
         return (action.reshape(len(action), -1) - middle) / half
+
+
+def twin_losses(step: Step, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
+    """Squared errors of both critics, added, against R + D min_c Q'_c (equation 10); priority: the mean |error|."""
+    values = outputs[:, :, 0]  # [C, B]
+    errors = values - (step.returns + step.factors * bootstrap[:, :, 0].amin(0))
+    return CriticLosses(errors.square().sum(0), 2 * errors.detach()[:, :, None], errors.detach().abs().mean(0), values)

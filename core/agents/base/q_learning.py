@@ -11,14 +11,14 @@ from torch import Tensor
 
 from core.agent import ActorOutput, Agent, LearnerOutput, output_of
 from core.common.settings import setting
-from core.env import Discrete, TimeStep
 from core.learning.device_schedule import UpdateCount
 from core.learning.microbatches import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams
 from core.learning.target_network import Follower
-from core.memory import Batch, batch_size, piece
-from core.model import Model, State, without_looks
+from core.model import Model, without_looks
 from core.ops.exploration import epsilon_greedy, ladder, linear
+from core.specs import Discrete
+from core.types import Batch, State, TimeStep, batch_size, piece
 
 
 @dataclass(frozen=True)

@@ -4,38 +4,23 @@ Everything travels with the chunks: an answer to each says how the run's clock s
 plays asks for nothing else. At most `chunks_in_flight` are on their way; then the actor waits, as it does for a full queue.
 """
 
-import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import ray
 
-from core.env import EnvSpec
+from core.engines.ray.connection import ANSWER_TIMEOUT, Link
 from core.model import Model
 from core.runtime.clock import Clock, ClockParams
 from core.runtime.context import Context
 from core.runtime.parameter_store import fill
+from core.specs import EnvSpec, WindowSpec
 from core.trajectory.chunk_codec import ChunkFormat, outbox
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
-from core.types import Window, WindowSpec
-
-GLANCE, IDLE = 0.02, 0.2  # seconds between looks for answers; without an answer, until an idle actor asks
-ANSWER_TIMEOUT = 60.0     # seconds for what is answered at once
-
-
-class News(NamedTuple):
-    """How the run stands."""
-
-    agent_steps: int
-    inserted: int
-    sampled: int
-    stopped: bool
-    version: int           # of `parameters`; 0: none yet
-    parameters: list[Any]  # the reference of their values, in a list so that it is not fetched on the way
+from core.types import Window
 
 
 class Facts(NamedTuple):
@@ -47,61 +32,6 @@ class Facts(NamedTuple):
     layout: Layout       # of rings like the one its rows go to
     window: WindowSpec
     code: dict[str, str]  # digest of each file of main's code
-
-
-class Link:
-    """`life` tells the ingest this actor from the one that was here before."""
-
-    def __init__(self, ingest: Any, index: int, limit: int):
-        self._ingest, self._index, self._limit = ingest, index, limit
-        self._life, self.news = ray.get(ingest.hello.remote(index), timeout=ANSWER_TIMEOUT)
-        self._in_flight: deque[tuple[Any, int]] = deque()  # what was asked, and the agent steps it brought
-        self._records: list[tuple[dict[str, float], int]] = []
-        self._looked = self._heard = time.monotonic()
-
-    @property
-    def unacknowledged(self) -> int:
-        """Agent steps that are not in the news yet."""
-        return sum(steps for _, steps in self._in_flight)
-
-    def has_room(self) -> bool:
-        self._collect(0.0)
-        return len(self._in_flight) < self._limit
-
-    def send(self, chunk: np.ndarray, steps: int) -> None:
-        """Returns when the chunk is on its way. An ingest that waits for room answers late; of one that is gone Ray tells us."""
-        while not self.has_room():
-            self._collect(1.0)
-        self._in_flight.append((self._ingest.put.remote(self._index, self._life, chunk, self._taken()), steps))
-
-    def report(self, values: dict[str, float], step: int) -> None:
-        self._records.append((values, step))
-
-    def poll(self) -> None:
-        """Called after every slice of work."""
-        now = time.monotonic()
-        if now - self._looked < GLANCE:
-            return
-        self._looked = now
-        self._collect(0.0)
-        if not self._in_flight and now - self._heard > IDLE:
-            self._in_flight.append((self._ingest.listen.remote(self._index, self._life, self._taken()), 0))
-
-    def close(self) -> None:
-        """Wait a moment for what is on its way, and send what was reported since."""
-        self._in_flight.append((self._ingest.listen.remote(self._index, self._life, self._taken()), 0))
-        references = [reference for reference, _ in self._in_flight]
-        ray.wait(references, num_returns=len(references), timeout=2.0)
-
-    def _collect(self, timeout: float) -> None:
-        """Read the answers that are there, in order; wait so long for the first."""
-        while self._in_flight and ray.wait([self._in_flight[0][0]], timeout=timeout)[0]:
-            self.news = ray.get(self._in_flight.popleft()[0])
-            self._heard, timeout = time.monotonic(), 0.0
-
-    def _taken(self) -> list[tuple[dict[str, float], int]]:
-        records, self._records = self._records, []
-        return records
 
 
 def remote_context(facts: Facts, link: Link) -> Context:

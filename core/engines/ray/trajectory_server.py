@@ -8,7 +8,7 @@ import numpy as np
 import ray
 
 from core.engines import process_main
-from core.engines.ray.remote_context import News
+from core.engines.ray.connection import News
 from core.runtime.context import Context
 from core.trajectory.chunk_codec import ChunkFormat
 from core.trajectory.writer import ChunkWriter

@@ -7,10 +7,11 @@ from typing import Any
 
 import ray
 
-from core.device.transfers import use_threads
+from core.device.torch_runtime import use_threads
 from core.engines import process_main
 from core.engines.ray.code_version import check_code
-from core.engines.ray.remote_context import Facts, Link, remote_context
+from core.engines.ray.connection import Link
+from core.engines.ray.remote_context import Facts, remote_context
 from core.runtime.context import Context
 
 

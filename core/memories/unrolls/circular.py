@@ -13,8 +13,8 @@ from core.common.settings import setting
 from core.memories.unrolls.queue import QueueParams, QueueRule
 from core.memories.unrolls.strategy import NONE, Drawn, Part, Rule
 from core.memories.unrolls.unroll_memory import UnrollMemory
-from core.memory import Keys
 from core.trajectory.ring_buffer import Trajectories
+from core.types import Keys
 
 
 @dataclass(frozen=True)

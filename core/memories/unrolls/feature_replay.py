@@ -23,10 +23,9 @@ from core.common.settings import setting
 from core.memories.unrolls.strategy import Drawn, Rule
 from core.memories.unrolls.uniform_unrolls import Newest, replayed, uniform
 from core.memories.unrolls.unroll_slots import Slots
-from core.memory import Keys
 from core.ops.distances import DISTANCES
 from core.trajectory.ring_buffer import Trajectories
-from core.types import Window
+from core.types import Keys, Window
 
 INSERTIONS = ("newest", "elite_insertion")
 SAMPLINGS = ("uniform", "elite_sampling", "attentive_sampling")

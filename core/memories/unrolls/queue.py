@@ -15,8 +15,8 @@ from core.common.settings import setting
 from core.memories.unrolls.strategy import Drawn, Part, Rule
 from core.memories.unrolls.unroll_memory import UnrollMemory
 from core.memories.unrolls.unroll_slots import Slots
-from core.memory import Keys
 from core.trajectory.ring_buffer import Trajectories
+from core.types import Keys
 
 OVERFLOWS = ("block", "keep_latest", "keep_oldest", "alternating")
 COPIED = ("keep_oldest", "alternating")  # what they keep may be older than what the rings hold

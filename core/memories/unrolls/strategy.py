@@ -5,8 +5,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from core.memory import Keys
 from core.trajectory.ring_buffer import Trajectories
+from core.types import Keys
 
 NONE = Keys(np.zeros(0, np.int64), np.zeros(0, np.int64))
 

@@ -8,8 +8,8 @@ import numpy as np
 from core.common.settings import setting
 from core.memories.unrolls.strategy import Drawn, Rule
 from core.memories.unrolls.unroll_slots import Slots
-from core.memory import Keys
 from core.trajectory.ring_buffer import Trajectories
+from core.types import Keys
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.common.shared_arrays import ArraySpec, SharedArrays
+from core.common.shared_arrays import SharedArrays
 from core.memories.unrolls.strategy import NOTHING, Drawn, Part, Rule
 from core.memories.unrolls.unroll_slots import slots_bytes
 from core.memories.window_starts import ATTEMPTS, check_batch_size
-from core.memory import Batch, Keys, Memory
+from core.memory import Memory
+from core.specs import ArraySpec, WindowSpec
 from core.trajectory.layout import Layout
 from core.trajectory.writer import ChunkWriter
-from core.types import Window, WindowSpec
+from core.types import Batch, Keys, Window
 
 
 class UnrollMemory(Memory):

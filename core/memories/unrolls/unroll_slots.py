@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.common.shared_arrays import ArraySpec
-from core.memory import Keys
+from core.specs import ArraySpec
 from core.trajectory.frame_compression import COPIES_RATIO, RAW, CorruptedBlock, compress, decompressed
 from core.trajectory.layout import STORAGE, Layout
 from core.trajectory.ring_buffer import Trajectories
+from core.types import Keys
 
 
 def slots_layout(ring: Layout, slots: int, length: int) -> Layout:

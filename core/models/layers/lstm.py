@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from core.model import Looking, State
+from core.model import Looking
+from core.types import State
 
 
 class LSTMCore(Looking):

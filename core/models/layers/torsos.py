@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from core.env import EnvSpec
+from core.specs import EnvSpec
 
 Linear = Callable[[int, int], nn.Module]  # makes a layer of (inputs, outputs)
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from core.acting.env_conformance import broken_clauses, play_randomly, random_actions
-from core.common.shared_arrays import ArraySpec
-from core.env import Continuous, Discrete, Env, EnvSpec, TimeStep
+from core.env import Env
+from core.specs import ArraySpec, Continuous, Discrete, EnvSpec
+from core.types import TimeStep
 
 SPEC = EnvSpec("game", ArraySpec((2, 2), "uint8"), 3, Discrete(4), is_image=True, max_value=9.0)
 VECTORS = EnvSpec("game", ArraySpec((3,), "float32"), 0, Continuous(np.float32([-2, 0]), np.float32([1, 5])))

@@ -8,9 +8,10 @@ import torch
 
 from core.acting.env_groups import EnvGroups
 from core.agent import ActorOutput
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, Env, EnvSpec, TimeStep
+from core.env import Env
 from core.envs.atari import AtariEnv, AtariParams
+from core.specs import ArraySpec, Discrete, EnvSpec
+from core.types import TimeStep
 
 
 class Counter(Env):

@@ -8,10 +8,11 @@ import torch
 
 from core.acting.graphed_inference import OnFixedTensors, capture_forward, for_acting
 from core.agents.impala import Impala
-from core.env import TimeStep
-from core.model import leaves, restart
-from core.models.actor_critic_mlp import MLPAC, MLPACParams
+from core.common.tree import leaves
+from core.model import restart
+from core.models.actor_critic import MLPAC, MLPACParams
 from core.runtime.parameter_store import ParameterStore
+from core.types import TimeStep
 from tests.core.devices import cuda
 from tests.core.learning.test_graphed_update import Watch
 from tests.core.resident_agents import AGENTS, DISCRETE

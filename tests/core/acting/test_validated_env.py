@@ -12,8 +12,9 @@ import pytest
 from core.acting.validated_env import CheckedSteps, make_env
 from core.common.console import notice
 from core.common.foreign_code import ForeignCodeError, foreign_code
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, Env, EnvSpec, TimeStep
+from core.env import Env
+from core.specs import ArraySpec, Discrete, EnvSpec
+from core.types import TimeStep
 
 STREAMS = 3
 

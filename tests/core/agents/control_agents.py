@@ -10,15 +10,9 @@ from core.agents.d4pg import D4PG, D4PGParams
 from core.agents.ddpg import DDPG
 from core.agents.sac import SAC, SACParams
 from core.agents.td3 import TD3, TD3Params
-from core.common.shared_arrays import ArraySpec
-from core.env import Continuous, EnvSpec, TimeStep
-from core.memory import Batch, Keys
-from core.models.d4pg import D4PGMLP, D4PGMLPParams
-from core.models.ddpg import DDPGMLP
-from core.models.policy_critic import ControlMLPParams
-from core.models.sac import SACMLP
-from core.models.td3 import TD3MLP
-from core.types import Window
+from core.models.policy_critic import D4PGMLP, DDPGMLP, SACMLP, TD3MLP, ControlMLPParams, D4PGMLPParams
+from core.specs import ArraySpec, Continuous, EnvSpec
+from core.types import Batch, Keys, TimeStep, Window
 
 KINDS = {"ddpg": (DDPG, ControlParams(), DDPGMLP, ControlMLPParams(hidden=(16, 12))),
          "d4pg": (D4PG, D4PGParams(v_min=-5.0, v_max=5.0, nstep=1, target_update=0.1), D4PGMLP, D4PGMLPParams(hidden=(16, 12), atoms=11)),

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from core.agents.base.policy_critic_gradients import Eager, Lean
-from core.env import Continuous
 from core.learning.optimizer import Optimizer
 from core.ops.distributional import categorical_mean
+from core.specs import Continuous
 from tests.core.agents.control_agents import KINDS, make_agent, make_batch, space, timestep
 
 DETERMINISTIC = ["ddpg", "d4pg", "td3"]

@@ -8,11 +8,9 @@ import torch
 from torch import nn
 
 from core.agents.dqn import DQN, DQNParams
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, EnvSpec, TimeStep
-from core.memory import Batch, Keys
 from core.model import Model
-from core.types import Window
+from core.specs import ArraySpec, Discrete, EnvSpec
+from core.types import Batch, Keys, TimeStep, Window
 
 SPEC = EnvSpec("numbers", ArraySpec((1,), "float32"), 0, Discrete(2))
 

@@ -10,7 +10,7 @@ import torch
 
 from core.agents.impact import KL_SPAN, Impact
 from core.agents.impala import Impala
-from core.memory import piece
+from core.types import piece
 from tests.core.agents.unrolls import (
     A,
     Sum,

@@ -8,15 +8,13 @@ import pytest
 import torch
 
 from core.agents.r2d2 import R2D2, R2D2Params
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, EnvSpec
 from core.envs.recall import RecallEnv, RecallParams
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
-from core.memory import Batch, Keys
-from core.model import Inputs, restart
+from core.model import restart
 from core.models.r2d2 import R2D2MLP
+from core.specs import ArraySpec, Discrete, EnvSpec
 from core.trajectory.layout import Layout
-from core.types import Window
+from core.types import Batch, Inputs, Keys, Window
 
 SPEC = EnvSpec("numbers", ArraySpec((3,), "float32"), 0, Discrete(3))
 COLUMNS, HIDDEN = 40, 8

@@ -10,13 +10,11 @@ from torch import nn
 
 from core.agents.dqn import DQN, DQNParams
 from core.agents.rainbow import Rainbow, RainbowParams
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, EnvSpec, TimeStep
-from core.memory import Batch, Keys
 from core.model import Model
-from core.models.dqn_mlp import DQNMLP, DQNMLPParams
+from core.models.dqn import DQNMLP, DQNMLPParams
 from core.models.rainbow import RainbowMLP, RainbowMLPParams
-from core.types import Window
+from core.specs import ArraySpec, Discrete, EnvSpec
+from core.types import Batch, Keys, TimeStep, Window
 from tests.core.distributions import algorithm_1, quantile_sum, softmax
 from utils.config.rows import from_row
 from utils.options import CONFIGS

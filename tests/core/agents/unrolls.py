@@ -10,11 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, EnvSpec
-from core.memory import Batch, Keys
-from core.model import ActorCriticOutput, Model
-from core.types import Window
+from core.model import Model
+from core.specs import ArraySpec, Discrete, EnvSpec
+from core.types import ActorCriticOutput, Batch, Keys, Window
 
 A = 4
 SPEC = EnvSpec("table", ArraySpec((1,), "int64"), 0, Discrete(A))

@@ -7,7 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from core.common.shared_arrays import ALIGNMENT, ArraySpec, SharedArrays, _free_in_groups, total_bytes
+from core.common.shared_arrays import ALIGNMENT, SharedArrays, total_bytes
+from core.common.system import _free_in_groups
+from core.specs import ArraySpec
 
 SPECS = {"bytes": ArraySpec((3, 5), "uint8"), "flags": ArraySpec((7,), "bool"), "counters": ArraySpec((2, 8), "int64"),
          "values": ArraySpec((4,), "float32"), "none": ArraySpec((0,), "float32")}
@@ -62,7 +64,7 @@ def test_arrays_start_at_zero_and_do_not_overlap():
 
 def test_shortage_is_a_memory_error_before_the_allocation(monkeypatch):
     calls = []
-    monkeypatch.setattr("core.common.shared_arrays.available_bytes", lambda: 10_000)
+    monkeypatch.setattr("core.common.system.available_bytes", lambda: 10_000)
     monkeypatch.setattr(os, "memfd_create", lambda name: calls.append(name))
     with pytest.raises(MemoryError, match=r"80,000 bytes .* 10,000"):
         SharedArrays({"values": ArraySpec((10_000,), "float64")})

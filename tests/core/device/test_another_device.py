@@ -15,11 +15,11 @@ from torch.utils._pytree import tree_leaves
 
 from core.acting.graphed_inference import OnFixedTensors, capture_forward
 from core.distributed.learner_group import Group, within
-from core.learning.graphed_update import Tally
+from core.learning.batch_source import EagerUpdates
+from core.learning.graphed_update import StagedUpdates
+from core.learning.metric_accumulator import Tally
 from core.learning.optimizer import Optimizer, OptimizerParams
 from core.models.layers.running_normalization import RunningNormalization
-from core.single_processes.learner_setup import EagerUpdates
-from core.staged import StagedUpdates
 from tests.core import resident_agents
 from tests.core.acting import test_graphed_inference
 from tests.core.learning import test_staged_update

@@ -10,8 +10,8 @@ import torch
 
 from core.acting.graphed_inference import capture_forward
 from core.device.cuda_graph import WARM_UP
-from core.learning.graphed_update import Refreshed, ResidentUpdates
-from core.staged import StagedUpdates
+from core.learning.batch_source import Refreshed
+from core.learning.graphed_update import ResidentUpdates, StagedUpdates
 from tests.core.acting import test_graphed_inference
 from tests.core.learning import test_staged_update
 from tests.core.recordings import Recording, Replayed, imitate

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from core.device.transfers import use_threads
+from core.device.torch_runtime import use_threads
 from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
 from utils.launch import prepare

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from core.engines import local
-from core.engines.local import LocalEngine, SupervisorParams
+from core.engines.local import LocalEngine
+from core.engines.supervisor import SupervisorParams
 from core.runtime.clock import Clock, ClockParams
 
 PARAMS = SupervisorParams(stop_timeout=10.0, finish_timeout=900.0)

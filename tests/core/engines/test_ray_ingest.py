@@ -12,9 +12,10 @@ import pytest
 ray = pytest.importorskip("ray")
 
 from core.engines.ray.cluster import ClusterError  # noqa: E402
+from core.engines.ray.connection import Link  # noqa: E402
 from core.engines.ray.engine import RayEngine  # noqa: E402
 from core.engines.ray.placement import check_room  # noqa: E402
-from core.engines.ray.remote_context import Facts, Link, remote_context  # noqa: E402
+from core.engines.ray.remote_context import Facts, remote_context
 from core.engines.ray.trajectory_server import Ingest, StaleSender  # noqa: E402
 from core.engines.ray.worker import Worker  # noqa: E402
 from core.single_processes.actor import actor  # noqa: E402

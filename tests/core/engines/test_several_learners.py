@@ -12,11 +12,11 @@ from core.agent import Agent
 from core.agents.sac import SAC
 from core.checkpoint import run_checkpoint
 from core.engines.inline import InlineEngine
+from core.learning.batch_source import EagerUpdates
 from core.memories.unrolls.unroll_memory import concatenated
-from core.memory import Batch, Keys
 from core.runtime.context import Context
 from core.single_processes import learner_setup
-from core.single_processes.learner_setup import EagerUpdates
+from core.types import Batch, Keys
 from tests.reliability.test_inline import CARTPOLE, RUNS, differences, saved, train
 from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict

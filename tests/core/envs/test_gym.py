@@ -10,9 +10,9 @@ import torch
 from gymnasium import spaces
 
 from core.agents.base.continuous_control import ActionRange
-from core.env import Continuous, Discrete
 from core.envs.gym import GymEnv, GymParams
 from core.envs.gym_checks import flattened_pictures
+from core.specs import Continuous, Discrete
 from utils import errors
 
 GOOD = (np.zeros(3), 1.0, False, False, {})

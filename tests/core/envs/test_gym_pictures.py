@@ -10,9 +10,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, EnvSpec
 from core.envs.gym import GymEnv, GymParams
+from core.specs import ArraySpec, Discrete, EnvSpec
 from tests.reliability.test_inline import train
 from utils.config.command_line import read
 from utils.config.rows import from_row

@@ -11,13 +11,13 @@ import pytest
 from core.agent import ActorOutput
 from core.agents.base.actor_critic import ActorCriticAgent
 from core.agents.base.q_learning import QLearning
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, EnvSpec, TimeStep
 from core.evaluation import video_overlay
 from core.evaluation.episodes import Scene
 from core.evaluation.recording import record_episode
 from core.evaluation.video_overlay import HISTORY, PANEL_WIDTH, PAPER, Film, seen, strip
 from core.evaluation.video_writer import Video, VideoParams
+from core.specs import ArraySpec, Discrete, EnvSpec
+from core.types import TimeStep
 from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
 from utils.launch import prepare

@@ -14,10 +14,11 @@ from core.agent import Agent, LearnerOutput
 from core.agents.dqn import DQN
 from core.device.cuda_graph import WARM_UP, Captured, _nothing_freed
 from core.learning import graphed_update
-from core.learning.graphed_update import Refreshed, ResidentUpdates, Tally
+from core.learning.batch_source import Refreshed
+from core.learning.graphed_update import ResidentUpdates
+from core.learning.metric_accumulator import Statistics, Tally
 from core.learning.optimizer import Optimizer
 from core.memories.device_replay import ResidentReplay
-from core.single_processes.learner import Statistics
 from tests.core.devices import DEVICES, cuda
 from tests.core.recordings import looks
 from tests.core.resident_agents import AGENTS, DISCRETE, make_agent, make_memory, optimizers, shared_memory, weights

@@ -9,11 +9,11 @@ from torch import nn
 
 from core.agent import output_of
 from core.distributed.learner_group import Group, within
+from core.learning.batch_source import EagerUpdates
 from core.learning.microbatches import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams
-from core.memory import batch_size, piece
 from core.models.rainbow import RainbowMLP
-from core.single_processes.learner_setup import EagerUpdates
+from core.types import batch_size, piece
 from tests.core import resident_agents
 from tests.core.learning import test_staged_update
 from tests.core.single_processes.test_learner import numbered_batch

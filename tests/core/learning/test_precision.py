@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from core.common.shared_arrays import ArraySpec
-from core.device.transfers import use_tf32
-from core.env import Discrete, EnvSpec
+from core.device.torch_runtime import use_tf32
 from core.learning.precision import in_bf16, precision_on
-from core.models.actor_critic_mlp import MLPAC, MLPACParams
+from core.models.actor_critic import MLPAC, MLPACParams
 from core.models.dqn import DQNCNN, DQNCNNParams
+from core.specs import ArraySpec, Discrete, EnvSpec
 from tests.core.agents import control_agents
 
 PICTURES = EnvSpec("pictures", ArraySpec((84, 84), "uint8"), 4, Discrete(3), is_image=True, max_value=255.0)

@@ -7,8 +7,8 @@ import torch
 
 from core.learning.prefetcher import Prefetcher
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
-from core.memory import Keys
-from core.types import WindowSpec
+from core.specs import WindowSpec
+from core.types import Keys
 from tests.core.tapes import RandomPlay, small_layout
 
 

@@ -8,13 +8,12 @@ from core.agents.dqn import DQN
 from core.agents.impact import Impact
 from core.agents.impala import Impala
 from core.agents.td3 import TD3
-from core.memory import Batch, Keys, tensors
-from core.models.actor_critic_mlp import MLPAC, MLPACParams
-from core.models.dqn_mlp import DQNMLP
-from core.single_processes.learner import Statistics
-from core.single_processes.learner_setup import EagerUpdates
-from core.staged import StagedUpdates
-from core.types import Window
+from core.learning.batch_source import EagerUpdates
+from core.learning.graphed_update import StagedUpdates
+from core.learning.metric_accumulator import Statistics
+from core.models.actor_critic import MLPAC, MLPACParams
+from core.models.dqn import DQNMLP
+from core.types import Batch, Keys, Window, tensors
 from tests.core.devices import DEVICES, cuda
 from tests.core.learning.test_graphed_update import Watch
 from tests.core.resident_agents import CONTINUOUS, DISCRETE

@@ -9,8 +9,8 @@ import torch
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memories.uniform import SharedMemory, SharedParams
 from core.memory import Memory
+from core.specs import WindowSpec
 from core.trajectory.ring_buffer import Trajectories
-from core.types import WindowSpec
 from tests.core.tapes import check_coded_window, coded_spec, small_layout, started, write_coded_row
 
 SPEC = WindowSpec(3, (0, 3))

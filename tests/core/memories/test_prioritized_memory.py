@@ -3,8 +3,8 @@ import pytest
 
 from core.common.settings import problems
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
-from core.memory import Keys
-from core.types import WindowSpec
+from core.specs import WindowSpec
+from core.types import Keys
 from tests.core.tapes import RandomPlay, observed, small_layout
 
 SPEC = WindowSpec(3, (0, 3))

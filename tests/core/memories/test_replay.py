@@ -8,7 +8,7 @@ import pytest
 from core.common.settings import problems
 from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.memories.unrolls.uniform_unrolls import ReplayParams
-from core.memory import Keys
+from core.types import Keys
 from tests.core.tapes import CodedActor, check_coded_unrolls, coded_spec, unroll_memory
 
 

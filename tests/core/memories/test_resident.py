@@ -9,8 +9,8 @@ import torch
 from core.memories.device_replay import ResidentPrioritized
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memories.uniform import SharedMemory, SharedParams
-from core.memory import Keys
-from core.types import WindowSpec
+from core.specs import WindowSpec
+from core.types import Keys
 from tests.core.devices import DEVICES
 from tests.core.tapes import RandomPlay, observed, small_layout
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from core.memories.uniform import SharedMemory, SharedParams
-from core.memory import Keys
+from core.specs import WindowSpec
 from core.trajectory.layout import Layout
-from core.types import WindowSpec
+from core.types import Keys
 from tests.core.tapes import RandomPlay, observed, small_layout
 
 SPEC = WindowSpec(3, (0, 3))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from core.common.shared_arrays import ArraySpec
 from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.memories.unrolls.unroll_slots import PackedCopies, Slots, slots_bytes
+from core.specs import ArraySpec
 from core.trajectory.frame_compression import CorruptedBlock, StorageParams
 from tests.core.tapes import CODED_FEATURES, CodedActor, check_coded_unrolls, coded_features, coded_spec, unroll_memory
 

@@ -5,12 +5,11 @@ import time
 import numpy as np
 import pytest
 
-from core.common.shared_arrays import ArraySpec
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memories.uniform import SharedMemory, SharedParams
-from core.memory import Keys
+from core.specs import ArraySpec, WindowSpec
 from core.trajectory.ring_buffer import Trajectories
-from core.types import WindowSpec
+from core.types import Keys
 from tests.core.tapes import CODE, RandomPlay, check_coded_frames, coded_spec, small_layout, started, write_coded_row
 
 STRIDE, ENVS, ACTORS = 4, 2, 2

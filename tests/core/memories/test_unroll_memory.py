@@ -12,8 +12,8 @@ from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.memories.unrolls.queue import QueueMemory, QueueParams
 from core.memories.unrolls.unroll_memory import UnrollMemory, shares
 from core.memories.unrolls.unroll_slots import Slots
-from core.memory import Keys
-from core.types import WindowSpec
+from core.specs import WindowSpec
+from core.types import Keys
 from tests.core.tapes import (
     CODED_FEATURES,
     CodedActor,

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, EnvSpec
-from core.model import ActorCriticOutput, restart
-from core.models.actor_critic_cnn import FeatureAC, MinAtarAC, NatureAC, SmallAC
-from core.models.actor_critic_mlp import MLPAC
+from core.model import restart
+from core.models.actor_critic import MLPAC, FeatureAC, MinAtarAC, NatureAC, SmallAC
 from core.models.impala import ImpalaCNN, ImpalaResNet
+from core.specs import ArraySpec, Discrete, EnvSpec
+from core.types import ActorCriticOutput
 
 LENGTH, BATCH, ACTIONS = 6, 3, 5
 

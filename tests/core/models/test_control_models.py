@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from core.common.shared_arrays import ArraySpec
-from core.env import Continuous, EnvSpec
 from core.models.layers.running_normalization import RunningNormalization
+from core.specs import ArraySpec, Continuous, EnvSpec
 from utils.factory import ModelsDict
 
 KINDS = {"ddpg": (1, 1), "d4pg": (1, 51), "td3": (2, 1), "sac": (2, 1)}  # critics, numbers each

@@ -4,13 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, EnvSpec
-from core.models.dqn import DQNCNN, DQNCNNParams
-from core.models.dqn_minatar import DQNMinAtar, DQNMinAtarParams
-from core.models.dqn_mlp import DQNMLP, DQNMLPParams
-from core.models.dqn_small import DQNSmall, DQNSmallParams
+from core.models.dqn import DQNCNN, DQNMLP, DQNCNNParams, DQNMinAtar, DQNMinAtarParams, DQNMLPParams, DQNSmall, DQNSmallParams
 from core.models.layers.torsos import scaled_image
+from core.specs import ArraySpec, Discrete, EnvSpec
 
 
 def pixels(frame, stack):

@@ -6,13 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, EnvSpec
-from core.models.dqn import DQNCNN
-from core.models.dqn_minatar import DQNMinAtar
-from core.models.dqn_mlp import DQNMLP
-from core.models.dqn_small import DQNSmall
+from core.models.dqn import DQNCNN, DQNMLP, DQNMinAtar, DQNSmall
 from core.models.layers.noisy_linear import NoisyLinear
+from core.specs import ArraySpec, Discrete, EnvSpec
 
 SPECS = {DQNCNN: ((84, 84), 4), DQNSmall: ((42, 42), 4), DQNMinAtar: ((10, 10, 4), 0), DQNMLP: ((6,), 0)}
 every_model = pytest.mark.parametrize("network", SPECS, ids=lambda network: network.__name__)

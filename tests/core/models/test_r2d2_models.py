@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, EnvSpec
-from core.model import Inputs, restart
+from core.model import restart
 from core.models.r2d2 import R2D2CNN, R2D2MLP, R2D2MinAtar, R2D2Small
+from core.specs import ArraySpec, Discrete, EnvSpec
+from core.types import Inputs
 
 LENGTH, BATCH = 6, 3
 SMALL = {"hidden": 16, "lstm": 8}

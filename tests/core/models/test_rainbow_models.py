@@ -4,14 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, EnvSpec
-from core.models.dqn import DQNCNN
-from core.models.dqn_minatar import DQNMinAtar
-from core.models.dqn_mlp import DQNMLP
-from core.models.dqn_small import DQNSmall
+from core.models.dqn import DQNCNN, DQNMLP, DQNMinAtar, DQNSmall
 from core.models.layers.noisy_linear import NoisyLinear
 from core.models.rainbow import RainbowCNN, RainbowMinAtar, RainbowMLP, RainbowSmall
+from core.specs import ArraySpec, Discrete, EnvSpec
 
 ACTIONS, BATCH = 6, 3
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from core.agents.impala import Impala
-from core.common.shared_arrays import ArraySpec
 from core.envs.recall import RecallEnv, RecallParams
 from core.memories.unrolls.queue import QueueMemory, QueueParams
-from core.models.actor_critic_mlp import MLPAC, MLPACParams
+from core.models.actor_critic import MLPAC, MLPACParams
 from core.runtime.clock import Clock, ClockParams
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
 from core.runtime.parameter_store import ParameterStore
 from core.single_processes.actor import ActorParams, actor
+from core.specs import ArraySpec
 from core.trajectory.layout import Layout
 
 LENGTH, ENVS, UNITS = 5, 2, 4

@@ -7,15 +7,14 @@ import pytest
 import torch
 
 from core.agents.impala import Impala
+from core.learning.metric_accumulator import Statistics
 from core.memories.prioritized import PrioritizedMemory
 from core.memories.uniform import SharedMemory
 from core.memories.unrolls.mixed import MixedMemory
 from core.memories.unrolls.queue import QueueMemory
-from core.memory import Batch, Keys, batch_size, piece
 from core.runtime.parameter_store import ParameterStore
-from core.single_processes.learner import Statistics
 from core.single_processes.learner_setup import feature_source
-from core.types import Window
+from core.types import Batch, Keys, Window, batch_size, piece
 from tests.core.agents.unrolls import Table, random_unrolls, table_agent
 
 

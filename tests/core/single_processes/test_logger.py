@@ -25,9 +25,7 @@ from tensorboard.plugins import base_plugin
 from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
 from tensorboard.util import tensor_util
 
-from core.common.shared_arrays import ArraySpec
 from core.common.system import resident_memory_mb, versions
-from core.env import Discrete, EnvSpec
 from core.metrics import file_writers
 from core.metrics.aggregation import aggregate, human_normalized
 from core.metrics.file_writers import append_whole
@@ -37,6 +35,7 @@ from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings, Record
 from core.runtime.parameter_store import ParameterStore
 from core.single_processes.logger import LoggerParams, logger
+from core.specs import ArraySpec, Discrete, EnvSpec
 
 RUN = "a-row__known__package.module-Agent__seed7"
 ROLES = (("logger", 0), ("actor", 0), ("actor", 1), ("learner", 0), ("evaluator", 0))

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from core.checkpoint.model_file import save_weights
 from core.checkpoint.tensor_file import CheckpointError
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, Env, EnvSpec, TimeStep
+from core.env import Env
 from core.evaluation.episodes import EpisodeResults, Scene, play_episodes
 from core.evaluation.video_writer import VideoParams
 from core.runtime.clock import Clock, ClockParams
@@ -25,6 +24,8 @@ from core.runtime.log_buffers import LogRings
 from core.runtime.parameter_store import ParameterStore
 from core.single_processes import tester as mode_2  # pytest would take the function for a test
 from core.single_processes.evaluator import EvaluatorParams
+from core.specs import ArraySpec, Discrete, EnvSpec
+from core.types import TimeStep
 
 ENDLESS = 10**9
 

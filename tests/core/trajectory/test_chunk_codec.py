@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, EnvSpec, TimeStep
+from core.specs import ArraySpec, Discrete, EnvSpec, WindowSpec
 from core.trajectory.chunk_codec import ChunkFormat, DamagedChunk, outbox
 from core.trajectory.frame_compression import StorageParams
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
-from core.types import WindowSpec
+from core.types import TimeStep
 
 ENVS, LENGTH = 3, 4
 EXTRAS = {"logits": ArraySpec((2,), "float32")}

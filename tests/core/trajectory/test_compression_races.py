@@ -16,12 +16,12 @@ from core.memories.unrolls.circular import CircularMemory, CircularParams
 from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.memories.unrolls.queue import QueueMemory, QueueParams
 from core.memory import Memory
+from core.specs import WindowSpec
+from core.trajectory.frame_arena import PackedFrames
 from core.trajectory.frame_compression import StorageParams
-from core.trajectory.frame_gather import PackedFrames
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
-from core.types import WindowSpec
 from tests.core.tapes import (
     CODED_FEATURES,
     CodedActor,

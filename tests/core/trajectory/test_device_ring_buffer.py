@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from core.common.shared_arrays import ArraySpec, SharedArrays, total_bytes
+from core.common.shared_arrays import SharedArrays, total_bytes
 from core.device.transfers import Transfers, _register, upload
+from core.specs import ArraySpec, WindowSpec
 from core.trajectory.device_ring_buffer import Mirror
 from core.trajectory.frame_compression import StorageParams
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
-from core.types import Window, WindowSpec
+from core.types import Window
 from tests.core.devices import DEVICES, cuda
 from tests.core.tapes import RandomPlay, small_layout
 

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, EnvSpec
 from core.memories.uniform import SharedMemory, SharedParams
+from core.specs import ArraySpec, Discrete, EnvSpec, WindowSpec
 from core.trajectory import frame_gather as frames_module
+from core.trajectory.frame_arena import PackedFrames
 from core.trajectory.frame_compression import CorruptedBlock, StorageParams
-from core.trajectory.frame_gather import PackedFrames, RawFrames, Threads
+from core.trajectory.frame_gather import RawFrames, Threads
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
-from core.types import Window, WindowSpec
+from core.types import Window
 from tests.core.tapes import RandomPlay, check_blocks, small_layout, unroll_spec
 
 LZ4 = StorageParams(codec="lz4")

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from core.common.shared_arrays import ArraySpec
-from core.env import Discrete, EnvSpec
+from core.specs import ArraySpec, Discrete, EnvSpec, WindowSpec
 from core.trajectory import ring_buffer
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
-from core.types import WindowSpec
 from tests.core.tapes import CODE, RandomPlay, check_coded_window, coded_last, coded_spec, small_layout, started, write_coded_row
 
 ATARI = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)
@@ -50,7 +48,7 @@ def test_memory_shortage_is_an_error_before_anything_is_allocated(monkeypatch):
     def never(*arguments):
         raise AssertionError("allocated")
 
-    monkeypatch.setattr("core.common.shared_arrays.available_bytes", lambda: 1_000_000)
+    monkeypatch.setattr("core.common.system.available_bytes", lambda: 1_000_000)
     monkeypatch.setattr(os, "memfd_create", never)
     layout = Layout.of(ATARI, {}, capacity=1000, num_actors=1, num_envs=1, chunk_length=8, with_priority=False)
     with pytest.raises(MemoryError, match="1,000,000 are free"):
