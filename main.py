@@ -15,7 +15,7 @@ from core.common.system import end_children, remove_empty_compile_caches
 from core.common.terminal import Terminal, relayed
 from utils import run_registry
 from utils.config.command_line import read_options, refuse
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.factory import EnginesDict, ProcessesDict
 from utils.launch import prepare
 from utils.options import Options
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         with relayed() as terminal:
             return run(options, terminal)
-    except Refused as refused:
+    except ConfigurationError as refused:
         refuse(refused)
 
 

@@ -94,7 +94,7 @@ def _updates(game: str, seconds: float, lean: bool) -> float:
     from core.device.torch_runtime import use_threads
     from core.envs.gym import GymEnv, GymParams
     from core.models.policy_critic import DDPGMLP
-    from core.types import Batch, Keys, Window
+    from core.types import Batch, SampleIds, Window
 
     use_threads(len(os.sched_getaffinity(0)))
     spec = GymEnv(GymParams(), game, 1).spec
@@ -102,7 +102,7 @@ def _updates(game: str, seconds: float, lean: bool) -> float:
     rows = torch.zeros(2, BATCH_SIZE)
     action = torch.rand(2, BATCH_SIZE, *spec.action.low.shape) * 0.5  # type: ignore[union-attr]
     window = Window(torch.randn(2, BATCH_SIZE, *spec.observation_shape), rows.bool(), rows.bool(), action, rows + 0.1, rows + 1, {})
-    batch = Batch(window, Keys(np.zeros(BATCH_SIZE, np.int64), np.zeros(BATCH_SIZE, np.int64)), torch.ones(BATCH_SIZE))
+    batch = Batch(window, SampleIds(np.zeros(BATCH_SIZE, np.int64), np.zeros(BATCH_SIZE, np.int64)), torch.ones(BATCH_SIZE))
     return _repeated(lambda: agent.learn(batch), seconds)
 
 

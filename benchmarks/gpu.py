@@ -30,12 +30,12 @@ import torch
 
 from benchmarks.speed import processor
 from benchmarks.training import ROOT, after_start, rate, train
-from core.acting.graphed_inference import for_acting
+from core.acting.graphed_inference import with_graphed_forward
 from core.agent import Agent, Exploration
 from core.common.system import versions
 from core.device.torch_runtime import use_tf32
-from core.learning.batch_source import Refreshed
-from core.learning.graphed_update import ResidentUpdates, StagedUpdates
+from core.learning.batch_source import InPlaceBatchSource
+from core.learning.graphed_update import GraphedDeviceUpdate, GraphedUpdate
 from core.learning.precision import precision_on
 from core.memory import Memory
 from core.specs import EnvSpec
@@ -113,7 +113,7 @@ def inference(options: Options, spec: EnvSpec, seconds: float) -> Iterator[tuple
     observation = np.random.default_rng(0).integers(0, 256, (streams, *spec.observation_shape), np.uint8)
     timestep = TimeStep(observation, zeros, zeros, zeros > 0, zeros > 0, zeros)
     for captured in (False, True) if device.type == "cuda" else (False,):
-        agent = for_acting(options.make_agent(spec, options.actor.device), captured)
+        agent = with_graphed_forward(options.make_agent(spec, options.actor.device), captured)
         state, exploration = agent.initial_state(streams), agent.exploration(0, 1, streams, np.random.default_rng(0))
 
         def act(agent: Agent = agent, state: State = state, exploration: Exploration = exploration) -> int:
@@ -164,15 +164,15 @@ def update(options: Options, agent: Agent, memory: Memory, capture: bool) -> Cal
     device = torch.device(options.device)
     if options.learner.memory_device == "learner":
         resident = memory.Resident(memory, device)  # type: ignore[misc]
-        source = Refreshed(resident)
-        learn = ResidentUpdates(agent, resident, options.agent.batch_size, options.learner.updates_per_replay, device, capture=capture)
+        source = InPlaceBatchSource(resident)
+        learn = GraphedDeviceUpdate(agent, resident, options.agent.batch_size, options.learner.updates_per_replay, device, capture=capture)
 
         def from_rows() -> int:
             learn(source.get(0.0))  # type: ignore[arg-type]
             return learn.count
 
         return from_rows
-    batch, staged = memory.sample(options.agent.batch_size), StagedUpdates(agent, device, capture=capture)
+    batch, staged = memory.sample(options.agent.batch_size), GraphedUpdate(agent, device, capture=capture)
     assert batch is not None
 
     def from_batch() -> int:

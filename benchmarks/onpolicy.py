@@ -73,13 +73,13 @@ def updating(threads: int, seconds: float) -> float:
     import numpy as np
     import torch
 
-    from core.types import Batch, Keys, Window
+    from core.types import Batch, SampleIds, Window
 
     use_threads(threads)
     agent, rows = _agent(), torch.zeros(UNROLL + 1, BATCH)
     window = Window(torch.randint(0, 256, (UNROLL + 1, BATCH, 4, 84, 84), dtype=torch.uint8), rows.bool(), rows.bool(), rows.long(), rows,
                     rows + 1, {"logits": torch.zeros(UNROLL + 1, BATCH, 6), "value": rows})
-    batch = Batch(window, Keys(np.zeros(BATCH, np.int64), np.zeros(BATCH, np.int64)), torch.ones(BATCH))
+    batch = Batch(window, SampleIds(np.zeros(BATCH, np.int64), np.zeros(BATCH, np.int64)), torch.ones(BATCH))
     agent.learn(batch)
     started, samples = time.perf_counter(), 0
     while (elapsed := time.perf_counter() - started) < seconds:

@@ -58,13 +58,13 @@ def play(context: Any, agent: Any, seconds: float) -> tuple[Collector, float]:
     """What an actor on another node makes in so long, and its agent steps a second, packing included."""
     from dataclasses import replace
 
-    from core.engines.ray.remote_context import Facts, RemoteMemory
+    from core.engines.ray.remote_context import RemoteMemory, RemoteRunInfo
     from core.single_processes.actor import actor
 
     use_threads(1)
     collector, memory = Collector(), context.memories[0]
     context.parameters.publish(agent.model)
-    facts = Facts(context.options, context.spec, context.roles, memory.layout, memory.window)
+    facts = RemoteRunInfo(context.options, context.spec, context.roles, memory.layout, memory.window)
     playing = actor(replace(context, memories=(RemoteMemory(facts, collector),)), 0)  # type: ignore[arg-type]
     next(playing)  # environments and network are made
     started = time.perf_counter()
@@ -78,12 +78,12 @@ def way(row: str, codec: str, seconds: float) -> dict[str, float]:
     """Bytes of an agent step in what is sent; steps a second that one actor makes, and that one ingest takes from one sender."""
     import ray
 
-    from core.engines.ray.connection import Link
+    from core.engines.ray.connection import ServerConnection
 
     context, agent = prepared(row, codec)
     collector, played = play(context, agent, seconds)
     ingest = started_ingest(context, 0.0)
-    link = Link(ingest, 0, context.options.ray.chunks_in_flight)
+    link = ServerConnection(ingest, 0, context.options.ray.chunks_in_flight)
     steps_a_chunk = collector.steps / len(collector.chunks)
     sent, began = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - began) < seconds:
@@ -100,13 +100,13 @@ def latency(row: str, seconds: float) -> dict[str, float]:
     """Milliseconds from a publication to the model that an actor on another node acts with; medians and 95th percentiles."""
     import ray
 
-    from core.engines.ray.connection import Link
+    from core.engines.ray.connection import ServerConnection
     from core.engines.ray.remote_context import RemoteParameters
 
     context, agent = prepared(row, "raw")
     ingest = started_ingest(context, 0.0)
     context.parameters.publish(agent.model)
-    link, taken, known = Link(ingest, 0, 4), [], 0
+    link, taken, known = ServerConnection(ingest, 0, 4), [], 0
     parameters, began = RemoteParameters(link), time.perf_counter()
     while time.perf_counter() - began < seconds:
         version, published = context.parameters.publish(agent.model), time.perf_counter()
@@ -122,9 +122,9 @@ def latency(row: str, seconds: float) -> dict[str, float]:
 def started_ingest(context: Any, period: float) -> Any:
     import ray
 
-    from core.engines.ray.trajectory_server import Ingest
+    from core.engines.ray.trajectory_server import TrajectoryServer
 
-    return ray.remote(Ingest).options(num_cpus=0).remote(context, period)
+    return ray.remote(TrajectoryServer).options(num_cpus=0).remote(context, period)
 
 
 def on_ray(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:

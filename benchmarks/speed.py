@@ -93,7 +93,7 @@ def updating(batch_size: int, threads: int, seconds: float) -> float:
     from core.agents.dqn import DQN, DQNParams
     from core.models.dqn import DQNCNN, DQNCNNParams
     from core.specs import ArraySpec, Discrete, EnvSpec
-    from core.types import Batch, Keys, Window
+    from core.types import Batch, SampleIds, Window
 
     use_threads(threads)
     spec = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)
@@ -101,7 +101,7 @@ def updating(batch_size: int, threads: int, seconds: float) -> float:
     rows = torch.zeros(2, batch_size)
     window = Window(torch.randint(0, 256, (2, batch_size, 4, 84, 84), dtype=torch.uint8), rows.bool(), rows.bool(), rows.long(), rows,
                     rows + 1, {})
-    batch = Batch(window, Keys(np.zeros(batch_size, np.int64), np.zeros(batch_size, np.int64)), torch.ones(batch_size))
+    batch = Batch(window, SampleIds(np.zeros(batch_size, np.int64), np.zeros(batch_size, np.int64)), torch.ones(batch_size))
     for _ in range(3):
         agent.learn(batch)
     started, samples = time.perf_counter(), 0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.training import ROOT
 from utils.config.command_line import refuse
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.plot import curves, figures
 from utils.sweep.__main__ import tabulate
 from utils.sweep.scheduler import Runner
@@ -53,7 +53,7 @@ def main() -> int:
         if (exit_code := Runner(runs, options.jobs).run()) or not all(run.complete for run in runs):
             return exit_code or 1
         found = curves.read([run.options.log_folder for run in runs], list(curves.COLUMNS))
-    except Refused as refused:
+    except ConfigurationError as refused:
         refuse(refused)
     path = options.output / f"{options.study}-study-{options.game}"
     curves.write_csv(path.with_name(f"{path.name}.csv"), found)

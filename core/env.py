@@ -56,7 +56,7 @@ class Env(ABC):
         """The colour picture [H, W, 3] uint8 of stream 0; only with render_mode "rgb_array"."""
         raise NotImplementedError(f"{type(self).__name__} draws no pictures")
 
-    def note_stream_in(self, cell: np.ndarray, first: int = 0) -> None:
+    def set_activity_marker(self, cell: np.ndarray, first: int = 0) -> None:
         """Environments that call foreign code write 1 + its stream into cell [1] while it runs, and 0 after: a hang can then be named.
 
         The first of these streams is the actor's stream `first`: so they are numbered in the cell and in errors.

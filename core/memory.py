@@ -14,7 +14,7 @@ from core.specs import WindowSpec
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
-from core.types import Batch, Keys, Window
+from core.types import Batch, SampleIds, Window
 
 
 def batch_state(batch: Batch) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def batch_state(batch: Batch) -> dict[str, Any]:
 def batch_of(state: dict[str, Any]) -> Batch:
     """Return the batch of a `batch_state`, in memory of its own."""
     window = Window._make([*state["window"], state["extras"], tuple(state["states"])]).map(Tensor.clone)
-    keys = Keys(*(column.numpy().copy() for column in state["keys"]))
+    keys = SampleIds(*(column.numpy().copy() for column in state["keys"]))
     return Batch(window, keys, state["weights"].clone(), None if state["fresh"] is None else state["fresh"].clone())
 
 
@@ -39,13 +39,13 @@ class Memory(ABC):
     """
 
     Params: ClassVar[type]
-    Resident: ClassVar[Any] = None  # the same rule with rows, draws and priorities on the learner's device: a core.memory.ResidentMemory
+    Resident: ClassVar[Any] = None  # the same rule with rows, draws and priorities on the learner's device: a core.memory.DeviceMemory
     with_priority: ClassVar[bool] = False  # rows carry the actor's initial priority: Layout.of wants to know
     batches_per_sample: int = 1            # that the learner makes of what `sample` returns: schedules count batches
     features_of: Callable[[Window], Tensor] | None = None  # today's features [T, B, F] of windows; the learner sets it if they are wanted
 
     def __init__(self, params: Any, layout: Layout, window: WindowSpec, seed: int):
-        least = layout.guard + max(layout.frame_stack - 1, 0) + window.length + (not window.stride)
+        least = layout.overwrite_margin + max(layout.frame_stack - 1, 0) + window.length + (not window.stride)
         if window.length < 1 or layout.rows < least:
             raise ValueError(f"{layout.rows} rows a stream are too few for windows of length {window.length}: at least {least} "
                              "rows and length 1 are needed; raise the capacity or lower the number of streams")
@@ -69,7 +69,7 @@ class Memory(ABC):
         return 0
 
     @classmethod
-    def paces(cls, params: Any) -> bool:
+    def is_rate_limited(cls, params: Any) -> bool:
         """The rule itself says how often rows are learnt from, so that clock.samples_per_insert must not."""
         return False
 
@@ -106,7 +106,7 @@ class Memory(ABC):
     def sample(self, batch_size: int) -> Batch | None:
         """batch_size windows; None while no legal start exists. Raises ValueError for a batch size below 1."""
 
-    def update_priorities(self, keys: Keys, priorities: np.ndarray) -> None:
+    def update_priorities(self, keys: SampleIds, priorities: np.ndarray) -> None:
         """Set |td| priorities [B]; rows overwritten since are dropped. Rules without priorities ignore it."""
 
     @property
@@ -132,7 +132,7 @@ class Memory(ABC):
         """In place of load_state_dict, in a run that is continued without its rows after so many updates: what goes by them goes on."""
 
 
-class ResidentMemory(ABC):
+class DeviceMemory(ABC):
     """The learner's side of a memory on its device. Made of the memory that actors write to, and that device."""
 
     @property

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from core.common.tree import mapped
+from core.common.tree import tree_map
 from core.specs import EnvSpec
 from core.types import State
 
@@ -42,7 +42,7 @@ class Model(nn.Module, ABC):
         reset the state where firsts [T, B] is true."""
         length, batch_size = observations.shape[:2]
         output, state = self(observations.flatten(0, 1), state)
-        return mapped(lambda tensor: torch.unflatten(tensor, 0, (length, batch_size)), output), state
+        return tree_map(lambda tensor: torch.unflatten(tensor, 0, (length, batch_size)), output), state
 
 
 class Critics(nn.ModuleList):
@@ -87,16 +87,16 @@ class PolicyAndCritic(Model):
         return self.policy(self.prepare(observation)), state
 
 
-class Looking(nn.Module):
-    """A part that may look at values to take a shorter way, until `without_looks`."""
+class DataDependentModule(nn.Module):
+    """A part that may look at values to take a shorter way, until `disable_host_sync`."""
 
     looks = True
 
 
-def without_looks(model: nn.Module) -> None:
+def disable_host_sync(model: nn.Module) -> None:
     """From now on no part of it looks at a value: what it does depends on shapes alone, so that it can be recorded."""
     for part in model.modules():
-        if isinstance(part, Looking):
+        if isinstance(part, DataDependentModule):
             part.looks = False
 
 

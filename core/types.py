@@ -40,7 +40,7 @@ class TimeStep(NamedTuple):
     raw_reward: np.ndarray   # [E] float32, as the game gave it: the score is their sum over an episode
 
 
-class Keys(NamedTuple):
+class SampleIds(NamedTuple):
     """Where sampled windows start: serial numbers never repeat, so an overwritten row is recognised."""
 
     streams: np.ndarray  # [B] int64, actor * streams per actor + stream
@@ -49,7 +49,7 @@ class Keys(NamedTuple):
 
 class Batch(NamedTuple):
     window: Window
-    keys: Keys
+    keys: SampleIds
     weights: Tensor  # [B] float32 importance weights, 1 when uniform
     fresh: Tensor | None = None  # [B] bool: drawn for the first time; None: the rule does not keep count
 
@@ -72,7 +72,7 @@ def piece(batch: Batch, part: slice | None) -> Batch:
     some = Window(window.observations[:, part], window.firsts[:, part], window.lasts[:, part], window.actions[:, part],
                   window.rewards[:, part], window.discounts[:, part], {name: field[:, part] for name, field in window.extras.items()},
                   tuple(state[part] for state in window.states))
-    return Batch(some, Keys(keys.streams[part], keys.serials[part]), batch.weights[part],
+    return Batch(some, SampleIds(keys.streams[part], keys.serials[part]), batch.weights[part],
                  None if batch.fresh is None else batch.fresh[part])
 
 
@@ -87,7 +87,7 @@ class ActorCriticOutput(NamedTuple):
     features: Tensor  # [..., F], the vector that both heads read
 
 
-class Inputs(NamedTuple):
+class OARInputs(NamedTuple):
     """What models of the head "recurrent-q" take in place of an observation: of one step [B, ...], of an unroll [T, B, ...]."""
 
     observation: Tensor  # [..., *observation_shape] in its stored dtype

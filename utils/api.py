@@ -2,7 +2,7 @@
 
 - `train` runs `main.py` as a process of its own, so that no script needs `if __name__ == "__main__"` and a notebook can be interrupted.
 - `load` reads a model file into a policy in this process; it starts no process.
-- What is wrong raises `Refused` (options, files) or `TrainingError`, with the sentences that the command line shows.
+- What is wrong raises `ConfigurationError` (options, files) or `TrainingError`, with the sentences that the command line shows.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.acting.validated_env import CheckedSteps
+from core.acting.validated_env import ValidatedEnv
 from core.agent import Agent, Exploration
 from core.checkpoint import model_file
 from core.common.settings import dotted
@@ -34,7 +34,7 @@ from utils import run_registry
 from utils.config import command_line, device_validation, validation
 from utils.config.dotted_settings import annotations, changed, fits
 from utils.config.rows import CHOICES, from_row
-from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, Refused
+from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, ConfigurationError
 from utils.options import PROJECT, Options
 from utils.plot import curves
 from utils.plot.curves import Curve
@@ -101,7 +101,7 @@ def train(config: str, settings: Mapping[str, Any] | None = None, *, progress: b
     """
     given = {**(settings or {}), **lines}
     if own := [f"{name} is not to be given to train" for name in NOT_HERE if name in given]:
-        raise Refused(own)
+        raise ConfigurationError(own)
     words = ["--config", config, *(word for name, value in given.items() for word in _words(name, value))]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # the run says it again
         options = command_line.read(words)
@@ -114,7 +114,7 @@ def train(config: str, settings: Mapping[str, Any] | None = None, *, progress: b
         raise KeyboardInterrupt(f'run {run.signature} was interrupted: train("{config}", resume="{run.signature}") continues it')
     problems = [line.removeprefix("error: ") for line in output if line.startswith("error: ")]
     if code in (BAD_CONFIGURATION, BAD_CHECKPOINT) and problems:
-        raise Refused(problems, code)
+        raise ConfigurationError(problems, code)
     raise TrainingError(run.signature, code, output)
 
 
@@ -176,7 +176,8 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> "Policy":
     try:
         spec = validation.environment_spec(options)
     except Exception as error:  # the code of an environment can fail in any way
-        raise Refused([f"game={options.game} (env_type={options.env_type}) of model file {file} cannot be made: {error}"]) from error
+        raise ConfigurationError(
+            [f"game={options.game} (env_type={options.env_type}) of model file {file} cannot be made: {error}"]) from error
     agent = options.make_agent(spec, device_validation.resolved_device(device))
     model_file.load_into(agent.model, weights, file)
     return Policy(options, spec, agent, {name: value for name, value in metadata.items() if name != "options"})
@@ -190,12 +191,13 @@ def _options_of(file: Path, metadata: Mapping[str, Any]) -> Options:
         if saved is None and (run := run_registry.read(root / "logs" / signature)) is not None:
             saved = run.options
     if saved is None:
-        raise Refused([f"model file {file} does not say what it is, and there is no {file.absolute().parent.parent / 'logs' / signature}/"
+        raise ConfigurationError(
+            [f"model file {file} does not say what it is, and there is no {file.absolute().parent.parent / 'logs' / signature}/"
                        f"{run_registry.RUN_FILE}: put the run's log folder there"], BAD_CHECKPOINT)
     row = {"name": str(saved.get("config")), **{name: str(saved.get(name)) for name in CHOICES}}
     options, problems = from_row(row)
     if problems:
-        raise Refused([f"model file {file}: {problem}" for problem in problems], BAD_CHECKPOINT)
+        raise ConfigurationError([f"model file {file}: {problem}" for problem in problems], BAD_CHECKPOINT)
     known = annotations(options)
     other = (*CHOICES, *command_line.OF_THIS_START)
     settings = {name: value for name, value in saved.items() if name in known and name not in other and fits(value, known[name])}
@@ -245,7 +247,7 @@ class Policy:
         """Play whole episodes in this process, as mode 2 does; returns raw `returns`, `lengths` and `truncated`, each [episodes]."""
         options, number = self.options, min(episodes, self.options.evaluator.num_envs)
         exploration = self.agent.evaluation_exploration(number, np.random.default_rng(seed))
-        env = CheckedSteps(options.env_class(options.env, options.game, number, training=False), number)
+        env = ValidatedEnv(options.env_class(options.env, options.game, number, training=False), number)
         with contextlib.closing(env):
             playing = play_episodes(self.agent, env, episodes, options.evaluator.max_steps, exploration, seed)
             while True:

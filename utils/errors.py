@@ -8,7 +8,7 @@ from core.common.foreign_code import text_of
 BAD_CONFIGURATION, BAD_CHECKPOINT = 2, 3  # exit codes
 
 
-class Refused(Exception):
+class ConfigurationError(Exception):
     """Every problem found, one sentence each, and the exit code they lead to."""
 
     def __init__(self, problems: Sequence[str], code: int = BAD_CONFIGURATION):
@@ -16,7 +16,7 @@ class Refused(Exception):
         self.problems, self.code = tuple(problems), code
 
 
-def told(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """An error of somebody's class in one line: what it says, where it was raised and its notes."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""

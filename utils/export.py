@@ -24,11 +24,11 @@ from torch import Tensor, nn
 
 from core.agent import Agent
 from core.checkpoint.tensor_file import CheckpointError
-from core.model import without_looks
+from core.model import disable_host_sync
 from core.specs import Discrete, EnvSpec
-from core.types import Inputs, State
+from core.types import OARInputs, State
 from utils.api import Policy, load
-from utils.errors import Refused, told
+from utils.errors import ConfigurationError, describe_exception
 
 TOLERANCE = 1e-4         # of what torch and onnxruntime give, relative to the largest number
 BATCHES = 1, 3           # numbers of observations that both are asked for
@@ -43,7 +43,7 @@ class ActingNetwork(nn.Module):
         super().__init__()
         self.model = agent.model.eval()
         self._agent, self._recurrent_q = agent, agent.head == "recurrent-q"
-        without_looks(self.model)
+        disable_host_sync(self.model)
         example = self.example(spec, TRACED)
         self.states = [name for name in example if name.startswith("state_")]
         with torch.no_grad():
@@ -57,7 +57,7 @@ class ActingNetwork(nn.Module):
 
     def _answer(self, *tensors: Tensor) -> tuple[dict[str, Tensor], State]:
         own = 3 if self._recurrent_q else 1
-        output, state = self.model(Inputs(*tensors[:own]) if self._recurrent_q else tensors[0], tensors[own:])
+        output, state = self.model(OARInputs(*tensors[:own]) if self._recurrent_q else tensors[0], tensors[own:])
         return self._agent.greedy(output), state
 
     def example(self, spec: EnvSpec, number: int, seed: int = 0) -> dict[str, Tensor]:
@@ -81,7 +81,7 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
         import onnxruntime  # noqa: F401  asked for before seconds of work
         import onnxscript  # noqa: F401
     except ImportError:
-        raise Refused([PACKAGES]) from None
+        raise ConfigurationError([PACKAGES]) from None
     spec, agent = policy.spec, policy.options.make_agent(policy.spec)  # of its own: it is changed for the export
     agent.model.load_state_dict(policy.agent.model.state_dict())
     network = ActingNetwork(agent, spec)
@@ -99,14 +99,15 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
         onnx.checker.check_model(str(temporary))
         wrong = differences(network, spec, temporary)
         if wrong:
-            raise Refused([f"the exported network differs from torch's: {problem}; nothing was written" for problem in wrong])
+            raise ConfigurationError([f"the exported network differs from torch's: {problem}; nothing was written" for problem in wrong])
         os.replace(temporary, path)
     except OSError as error:
-        raise Refused([f"{path} cannot be written: {error}"]) from None
-    except Refused:
+        raise ConfigurationError([f"{path} cannot be written: {error}"]) from None
+    except ConfigurationError:
         raise
     except Exception as error:  # the exporter's, of a network that it does not understand
-        raise Refused([f"the network of model_type={policy.options.model_type} cannot be exported: {told(error)}"]) from error
+        raise ConfigurationError(
+            [f"the network of model_type={policy.options.model_type} cannot be exported: {describe_exception(error)}"]) from error
     finally:
         temporary.unlink(missing_ok=True)
     return network
@@ -171,7 +172,7 @@ def main(arguments: Sequence[str]) -> int:
     except CheckpointError as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
-    except Refused as refused:
+    except ConfigurationError as refused:
         for problem in refused.problems:
             print(f"error: {problem}", file=sys.stderr)
         return refused.code

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from core.common.foreign_code import foreign_code
-from utils.errors import told
+from utils.errors import describe_exception
 
 
 class Factory(Mapping[str, Any]):
@@ -67,7 +67,7 @@ def why_not(setting: str, error: Exception) -> str:
     """Why the class that a setting names cannot be had, of what asking for it raised."""
     if isinstance(error, UnknownNameError):
         return str(error)
-    return f"{setting}: {error}" if isinstance(error, ImportError) else f"{setting} cannot be had: {told(error)}"
+    return f"{setting}: {error}" if isinstance(error, ImportError) else f"{setting} cannot be had: {describe_exception(error)}"
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

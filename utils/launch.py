@@ -9,7 +9,7 @@ import numpy as np
 from core.agent import Agent
 from core.checkpoint import model_file, run_checkpoint, tensor_file
 from core.common import descriptors
-from core.common.console import notice
+from core.common.console import log_to_stderr
 from core.memory import Memory
 from core.model import Model
 from core.runtime.clock import Clock
@@ -21,7 +21,7 @@ from utils import run_registry
 from utils.config import memory_budget, validation
 from utils.config.dotted_settings import flatten
 from utils.config.rows import find_row, from_row
-from utils.errors import BAD_CHECKPOINT, Refused, told
+from utils.errors import BAD_CHECKPOINT, ConfigurationError, describe_exception
 from utils.options import Options
 from utils.preflight import throughput
 
@@ -33,10 +33,10 @@ SAVED_COPIES = 5  # of the weights that a run leaves at least: network, target a
 def prepare(options: Options) -> tuple[Context, Agent]:
     """Allocate what the run's processes share, then claim its folder. Raises Refused where that is impossible."""
     if options.mode == 1:
-        options = throughput.with_num_envs(options)
+        options = throughput.resolve_num_envs(options)
     spec = validation.environment_spec(options)
     if spec.warning:
-        notice(f"warning: game={options.game}: {spec.warning}")
+        log_to_stderr(f"warning: game={options.game}: {spec.warning}")
     agent = options.make_agent(spec)
     roles = _roles(agent, options)
     try:
@@ -47,7 +47,7 @@ def prepare(options: Options) -> tuple[Context, Agent]:
         if options.mode == 2 and initial_weights is not None:
             _try_test_files(options, initial_weights)
         if options.engine == "local" and (problem := descriptors.too_few(len(roles))):
-            raise Refused([problem])
+            raise ConfigurationError([problem])
         if options.mode == 1:
             options = run_registry.claim(options, SAVED_COPIES * sum(tensor.nbytes for tensor in agent.model.state_dict().values()))
             try:
@@ -57,9 +57,9 @@ def prepare(options: Options) -> tuple[Context, Agent]:
                 run_registry.abandon(options)
                 raise
     except MemoryError as error:
-        raise Refused([str(error)]) from None
+        raise ConfigurationError([str(error)]) from None
     except tensor_file.CheckpointError as error:
-        raise Refused([f"{error}; {_instead(options)}"], BAD_CHECKPOINT) from None
+        raise ConfigurationError([f"{error}; {_instead(options)}"], BAD_CHECKPOINT) from None
     context = Context(options, spec, roles, memories, parameters, clock, logs, resume_from, initial_weights)
     if options.mode == 1:
         weakref.finalize(context, os.close, run_registry.locks.pop(options.log_folder))  # so long the folder is locked
@@ -100,7 +100,7 @@ def _continue(options: Options, clock: Clock) -> Path:
     try:
         clock.load_state_dict(state["clock"], with_rows="memory" in state)
     except Exception as error:  # it is intact, but not what a run wrote
-        raise tensor_file.CheckpointError(f"the clock of checkpoint {found} is not of a run ({told(error)})") from None
+        raise tensor_file.CheckpointError(f"the clock of checkpoint {found} is not of a run ({describe_exception(error)})") from None
     return options.checkpoint_folder
 
 
@@ -118,7 +118,7 @@ def _try_test_files(options: Options, model: Path) -> None:
         try:
             model_file.try_test_file(path, REPORT_BYTES + options.episodes * EPISODE_BYTES)
         except OSError as error:
-            raise Refused([f"mode 2 cannot write {path} ({error.strerror}): make that possible, or name a copy of the model in "
+            raise ConfigurationError([f"mode 2 cannot write {path} ({error.strerror}): make that possible, or name a copy of the model in "
                            "another folder with --model_file"]) from None
 
 

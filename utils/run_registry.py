@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from core.checkpoint import model_file, run_checkpoint, tensor_file
 from core.common.settings import dotted
-from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, Refused
+from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, ConfigurationError
 from utils.factory import suggestion
 from utils.options import Options
 
@@ -40,7 +40,7 @@ def find(root: str, signature: str) -> SavedRun:
             return run
     if any(os.path.exists(models / f"{signature}{suffix}") for suffix in ("_checkpoints", ".pth")):  # False for a name that is too long
         return SavedRun(signature, None, {}, {})
-    raise Refused([f"there is no run {signature} in {models.parent / 'logs'}{suggestion(signature, known)}"], BAD_CHECKPOINT)
+    raise ConfigurationError([f"there is no run {signature} in {models.parent / 'logs'}{suggestion(signature, known)}"], BAD_CHECKPOINT)
 
 
 def newest(root: str, wanted: Mapping[str, Any], environment: str | None, suffix: str) -> SavedRun:
@@ -61,7 +61,7 @@ def newest(root: str, wanted: Mapping[str, Any], environment: str | None, suffix
     other = next((run for run in left if run.config == wanted["config"]), None)
     hint = "" if other is None else f"; its newest run, {other.signature}, has " + ", ".join(
         f"{name}={other.options.get(name)}" for name in _misfits(other, wanted, environment))
-    raise Refused([f"no run of {wanted['config']} with {listed} in {Path(root) / 'logs'} has left models/<signature>{suffix}: "
+    raise ConfigurationError([f"no run of {wanted['config']} with {listed} in {Path(root) / 'logs'} has left models/<signature>{suffix}: "
                    f"train one first{hint}"], BAD_CHECKPOINT)
 
 
@@ -116,10 +116,11 @@ def claim(options: Options, size: int = 0) -> Options:
         locks[options.log_folder] = folder = os.open(options.log_folder, os.O_RDONLY)  # stays open: so long the lock holds
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise Refused([f"run {options.signature} is still running: it cannot be continued twice; stop it, or begin another"]) from None
+        raise ConfigurationError(
+            [f"run {options.signature} is still running: it cannot be continued twice; stop it, or begin another"]) from None
     except OSError as error:
         abandon(options)
-        raise Refused([f"the run's folders cannot be made: {error}; --root names another place for models and logs"]) from None
+        raise ConfigurationError([f"the run's folders cannot be made: {error}; --root names another place for models and logs"]) from None
     return options
 
 
@@ -142,7 +143,8 @@ def _try_models(options: Options, size: int) -> None:
             trial.unlink()
             os.posix_fallocate(file.fileno(), 0, size + LEAST)
     except OSError as error:
-        raise Refused([f"models cannot be saved in {folder}, where {size + LEAST:,} bytes were tried ({error.strerror}): make room or "
+        raise ConfigurationError(
+            [f"models cannot be saved in {folder}, where {size + LEAST:,} bytes were tried ({error.strerror}): make room or "
                        "lift the limit (ulimit -f), or name another place for models and logs with --root"]) from None
 
 
@@ -166,7 +168,7 @@ def save(options: Options, file_settings: Mapping[str, Any], environment: str | 
     try:
         _write(options.log_folder, content)
     except OSError as error:
-        raise Refused([f"the run's folder cannot be written: {error}; make room, or name another place with --root"]) from None
+        raise ConfigurationError([f"the run's folder cannot be written: {error}; make room, or name another place with --root"]) from None
 
 
 def fresh_timestamp(root: str, machine: str) -> str:

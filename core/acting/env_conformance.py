@@ -7,7 +7,7 @@ from core.specs import Continuous, Discrete, EnvSpec
 from core.types import TimeStep
 
 
-def broken_clauses(spec: EnvSpec, num_envs: int, timestep: TimeStep, before: TimeStep | None) -> list[str]:
+def contract_violations(spec: EnvSpec, num_envs: int, timestep: TimeStep, before: TimeStep | None) -> list[str]:
     """What is wrong with this step of E streams, one sentence each; `before` is the step before, None after a reset."""
     shapes = _shapes(spec, num_envs, timestep)
     return shapes or _values(spec, timestep) + _episodes(timestep, before)
@@ -19,7 +19,7 @@ def play_randomly(env: Env, num_envs: int, steps: int, seed: int) -> tuple[list[
     before, episodes = None, 0
     timestep = env.reset(seed)
     for number in range(steps + 1):
-        found = broken_clauses(env.spec, num_envs, timestep, before)
+        found = contract_violations(env.spec, num_envs, timestep, before)
         if found:
             return [f"step {number} of random play: {problem}" for problem in found], episodes
         episodes += int(timestep.last.sum())

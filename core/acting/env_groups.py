@@ -44,7 +44,7 @@ class Group:
         return Step(before, output, self._timestep, state)
 
 
-class EnvGroups:
+class DoubleBufferedEnvs:
     """`count` groups of equally many of the streams, seeded one after another.
 
     With one group a step is chosen, taken and returned; with more, each call returns the step that was sent to the emulators in the call

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from core.agent import Agent
-from core.common.tree import leaves, mapped
-from core.device.cuda_graph import Captured
+from core.common.tree import leaves, tree_map
+from core.device.cuda_graph import CudaGraphCallable
 from core.model import Model
 
 
-def for_acting(agent: Agent, captured: bool) -> Agent:
+def with_graphed_forward(agent: Agent, captured: bool) -> Agent:
     """The agent, its network's forward captured if that is wanted and it is on a GPU."""
     if captured and next(agent.model.parameters()).is_cuda:
         capture_forward(agent.model, capture=True)
@@ -27,19 +27,19 @@ def capture_forward(model: Model, *, capture: bool) -> None:
 
     Each form of what it is given has tensors, and a recording, of its own, and so have training and evaluation.
     """
-    known: dict[Any, OnFixedTensors] = {}
+    known: dict[Any, StaticInputs] = {}
     forward, device = model.forward, next(model.parameters()).device
 
     def on_fixed_tensors(*arguments: Any) -> Any:
         form = model.training, *((leaf.shape, leaf.dtype) for leaf in leaves(arguments))
         if form not in known:
-            known[form] = OnFixedTensors(forward, arguments, device, capture=capture)
+            known[form] = StaticInputs(forward, arguments, device, capture=capture)
         return known[form](arguments)
 
     model.forward = on_fixed_tensors  # type: ignore[method-assign, assignment]
 
 
-class OnFixedTensors:
+class StaticInputs:
     """function(*arguments) for arguments of the form of these, without gradients.
 
     Whoever asks may be in inference mode. A recording may not: of a generator it keeps tensors, and those of inference mode could not be
@@ -49,8 +49,8 @@ class OnFixedTensors:
     @torch.inference_mode(False)
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...], device: torch.device, *, capture: bool):
         self._function, self._output = function, None
-        self._arguments = mapped(lambda tensor: torch.empty_like(tensor, device=device), arguments)
-        self._work = Captured(self._call, device, capture=capture)
+        self._arguments = tree_map(lambda tensor: torch.empty_like(tensor, device=device), arguments)
+        self._work = CudaGraphCallable(self._call, device, capture=capture)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -58,7 +58,7 @@ class OnFixedTensors:
         for fixed, given in zip(leaves(self._arguments), leaves(arguments)):
             fixed.copy_(given)
         self._work()
-        return mapped(Tensor.clone, self._output)
+        return tree_map(Tensor.clone, self._output)
 
     def _call(self) -> None:
         self._output = self._function(*self._arguments)

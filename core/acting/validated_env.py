@@ -16,7 +16,7 @@ def make_env(options: Any, num_envs: int, **settings: Any) -> Env:
         return options.env_class(options.env, options.game, num_envs, **settings)
 
 
-class CheckedSteps(Env):
+class ValidatedEnv(Env):
     """An Env whose steps are what the contract says. Raises ValueError naming field, value, stream and step.
 
     One look at each array: a few microseconds a step of all streams.
@@ -58,9 +58,9 @@ class CheckedSteps(Env):
         with self._own_code:
             return self._env.render()
 
-    def note_stream_in(self, cell: np.ndarray, first: int = 0) -> None:
+    def set_activity_marker(self, cell: np.ndarray, first: int = 0) -> None:
         self._first_stream = first
-        self._env.note_stream_in(cell, first)
+        self._env.set_activity_marker(cell, first)
 
     def close(self) -> None:
         with self._own_code:

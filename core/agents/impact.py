@@ -14,11 +14,11 @@ from torch import Tensor
 from core.agent import LearnerOutput, output_of
 from core.agents.base.actor_critic import ActorCriticAgent, ActorCriticParams
 from core.common.settings import setting
-from core.distributed.learner_group import averaged
-from core.learning.device_schedule import UpdateCount
+from core.distributed.learner_group import all_reduce_mean
+from core.learning.device_schedule import UpdateCounter
 from core.learning.microbatches import Loss
-from core.learning.target_network import Follower
-from core.model import Model, without_looks
+from core.learning.target_network import TargetUpdater
+from core.model import Model, disable_host_sync
 from core.ops.policy_losses import adapted_kl_coefficient, baseline_loss, clipped_surrogate, entropy_loss, kl, log_probs_of
 from core.ops.vtrace import vtrace
 from core.types import Batch, batch_size, piece
@@ -46,8 +46,8 @@ class Impact(ActorCriticAgent):
     memories = ("circular", "queue", "mixed")
     captures = True
     _target: Model | None = None
-    _updates: UpdateCount
-    _follow: Follower
+    _updates: UpdateCounter
+    _follow: TargetUpdater
     _coefficient: Tensor
 
     def learn(self, batch: Batch) -> LearnerOutput:
@@ -90,7 +90,7 @@ class Impact(ActorCriticAgent):
 
     def _adapt(self, divergence: Tensor, rows: Tensor, wanted: bool | Tensor) -> None:
         """Keep the divergence of network and target, as it has become since the last copy, near kl_target."""
-        divergence, rows = averaged(torch.stack([divergence, rows]))  # of all learners
+        divergence, rows = all_reduce_mean(torch.stack([divergence, rows]))  # of all learners
         adapted, first = adapted_kl_coefficient(self._coefficient, divergence / rows, self.params.kl_target), self.params.kl_coefficient
         adapted = adapted.clamp(first / KL_SPAN, first * KL_SPAN)
         if isinstance(wanted, Tensor):
@@ -104,12 +104,12 @@ class Impact(ActorCriticAgent):
             self._target = self._make_model().requires_grad_(False)
             self._target.load_state_dict(self.model.state_dict())
             self._coefficient = torch.tensor(self.params.kl_coefficient, device=self.device)
-            self._updates, self._follow = UpdateCount(), Follower(self.params.target_update)
+            self._updates, self._follow = UpdateCounter(), TargetUpdater(self.params.target_update)
 
     def plan(self, count: int) -> None:
         super().plan(count)
         assert self._target is not None
-        without_looks(self._target)
+        disable_host_sync(self._target)
         self._follow.plan(self._updates.made + 1, count, self.device)
         self._updates.plan(count)
 

@@ -24,7 +24,7 @@ from core.model import Model
 from core.ops.returns import n_step_targets
 from core.ops.value_rescaling import rescaled, unrescaled
 from core.specs import ArraySpec, WindowSpec
-from core.types import Batch, Inputs, State, TimeStep, Window
+from core.types import Batch, OARInputs, State, TimeStep, Window
 
 NO_ACTION = -1  # before an episode's first
 
@@ -86,7 +86,7 @@ class R2D2(QLearning):
     def values(self, timestep: TimeStep, state: State) -> tuple[Tensor, State]:
         """The next state is the model's alone: which action is taken is not known yet."""
         observation, reward = (on_device(array, self.device) for array in (timestep.observation, timestep.reward))
-        return self.model(Inputs(observation, state[-1], reward), state[:-1])
+        return self.model(OARInputs(observation, state[-1], reward), state[:-1])
 
     def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
         output = super().act(timestep, state, exploration)
@@ -110,12 +110,12 @@ class R2D2(QLearning):
 
     def _unroll(self, model: Model, window: Window, firsts: Tensor) -> Tensor:
         """Action values [U + n, B, A] of the rows after the burn-in, from the stored state. `firsts` stays where it is: no device waits."""
-        inputs = Inputs(window.observations, window.extras["previous_action"], window.extras["previous_reward"])
+        inputs = OARInputs(window.observations, window.extras["previous_action"], window.extras["previous_reward"])
         state, burn_in = window.states[:-1], self.params.burn_in
         if burn_in:
             with torch.no_grad():
-                state = model.unroll(Inputs(*(part[:burn_in] for part in inputs)), firsts[:burn_in], state)[1]
-        return model.unroll(Inputs(*(part[burn_in:] for part in inputs)), firsts[burn_in:], state)[0]
+                state = model.unroll(OARInputs(*(part[:burn_in] for part in inputs)), firsts[:burn_in], state)[1]
+        return model.unroll(OARInputs(*(part[burn_in:] for part in inputs)), firsts[burn_in:], state)[0]
 
     def _targets(self, window: Window, bootstrap: Tensor) -> Tensor:
         """h(R + D h^-1(bootstrap)) of the trained rows, [U, B]; `bootstrap` [U + n, B] are the values of the rows after the burn-in."""

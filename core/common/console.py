@@ -4,7 +4,7 @@ import sys
 from contextlib import suppress
 
 
-def notice(message: str) -> None:
+def log_to_stderr(message: str) -> None:
     """Print to stderr. One that is closed, or redirected to a full disk, is no reason to stop a run."""
     with suppress(OSError):
         print(message, file=sys.stderr, flush=True)

@@ -6,11 +6,11 @@ from typing import Any
 from torch import Tensor
 
 
-def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+def tree_map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     """A tensor, or nested tuples of tensors, named or not, with function(tensor) in the place of each."""
     if isinstance(value, Tensor):
         return function(value)
-    parts = [mapped(function, part) for part in value]
+    parts = [tree_map(function, part) for part in value]
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
 

@@ -13,7 +13,7 @@ import torch
 WARM_UP = 3  # calls before the recording, on a stream of their own, as torch asks for: libraries choose their kernels in them
 
 
-class Captured:
+class CudaGraphCallable:
     """Calls work(). With capture the first calls are eager, all later ones replay the recording of one: the same work each time.
 
     `generators` are those that the work draws from, torch's global one aside: a replay goes on in their sequences.

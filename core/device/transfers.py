@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.common.console import notice
+from core.common.console import log_to_stderr
 from core.common.shared_arrays import SharedArrays
 
 _PINNED: weakref.WeakSet[SharedArrays] = weakref.WeakSet()  # registered with CUDA
@@ -84,5 +84,6 @@ def _register(shared: SharedArrays, device: torch.device) -> bool:
             return True
         with suppress(RuntimeError):
             torch.ones((), device=device)  # else the next kernel is told of the error
-    notice(f"the {memory.nbytes:,} bytes of the replay cannot be pinned (CUDA error {int(error)}): rows go to {device} by way of copies")
+    log_to_stderr(
+        f"the {memory.nbytes:,} bytes of the replay cannot be pinned (CUDA error {int(error)}): rows go to {device} by way of copies")
     return False

@@ -10,7 +10,7 @@ from torch import Tensor
 from core.agent import Agent
 
 
-class LearnersDiffer(RuntimeError):
+class LearnersOutOfSyncError(RuntimeError):
     """Learners that should be alike are not."""
 
 
@@ -24,7 +24,7 @@ class News(NamedTuple):
     fingerprint: int  # of all that the agent has learnt, now and then; else 0
 
 
-class Watch:
+class SyncChecker:
     """Whether all learners are at the same update and, every `period` updates and before the first, have learnt the same. 0: the former."""
 
     def __init__(self, agent: Agent, updates: int, period: int):
@@ -37,14 +37,14 @@ class Watch:
         return self.updates, fingerprint(self._agent.state_dict()) if due else 0
 
     def check(self, rows: list[list[int]]) -> News:
-        """What all do now: a checkpoint is due when the first, who writes it, says so. Raises LearnersDiffer."""
+        """What all do now: a checkpoint is due when the first, who writes it, says so. Raises LearnersOutOfSyncError."""
         if len(rows) == 1:
             return News(*rows[0])
         news = [News(*row) for row in rows]
         for name in ("updates", "fingerprint"):
             found = [getattr(each, name) for each in news]
             if len(set(found)) > 1:
-                raise LearnersDiffer(f"after {self.updates} updates the learners are not alike any more: {name} of learners 0 to "
+                raise LearnersOutOfSyncError(f"after {self.updates} updates the learners are not alike any more: {name} of learners 0 to "
                                      f"{len(news) - 1} are {', '.join(map(str, found))}. The last checkpoint may be sound: "
                                      "continue from it; if it is not, remove its folder, and the one before is taken")
         if self._period and self.updates >= self._next:

@@ -1,8 +1,8 @@
 """Several learners as one: each computes gradients on its own batch, and their optimisers step with what all batches together say.
 
-The engine puts into the context where the learners of its run meet; each learner joins. Within `Group.run` whatever
-changes what is learnt (core/learning/optimizer.py, and statistics that an agent or a model keeps) sees the group by `add_up` and `averaged`;
-outside of it, and where there is one learner, there is nothing to do and nothing is copied.
+The engine puts into the context where the learners of its run meet; each learner joins. Within `LearnerGroup.run` whatever
+changes what is learnt (core/learning/optimizer.py, and statistics that an agent or a model keeps) sees the group by `all_reduce_sum` and
+`all_reduce_mean`; outside of it, and where there is one learner, there is nothing to do and nothing is copied.
 """
 
 from abc import ABC, abstractmethod
@@ -14,27 +14,27 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 Result = TypeVar("Result")
-_GROUP: ContextVar["Group | None"] = ContextVar("group", default=None)
+_GROUP: ContextVar["LearnerGroup | None"] = ContextVar("group", default=None)
 
 
 def _nothing() -> None:
     """Beat where nobody watches."""
 
 
-class LearnersParted(RuntimeError):
+class PeerLostError(RuntimeError):
     """Another learner has gone: this one cannot go on alone."""
 
 
-class Group(ABC):
+class LearnerGroup(ABC):
     """Learner `index` among `size`. All make the same calls in the same order; each waits for the others.
 
-    Its generators are the learner's own: they yield True after work and False while they wait. All raise LearnersParted.
+    Its generators are the learner's own: they yield True after work and False while they wait. All raise PeerLostError.
     """
 
     def __init__(self, index: int, size: int):
         self.index, self.size = index, size
-        self.parted: LearnersParted | None = None  # since an update that was finished without the others
-        self.beat: Callable[[], None] = _nothing  # called now and then while `sum` waits for the others
+        self.parted: PeerLostError | None = None  # since an update that was finished without the others
+        self.heartbeat: Callable[[], None] = _nothing  # called now and then while `sum` waits for the others
         self._exchanged = False  # in this update
 
     @abstractmethod
@@ -43,7 +43,7 @@ class Group(ABC):
 
     @abstractmethod
     def run(self, function: Callable[[], Result]) -> Generator[bool, None, Result]:
-        """function(), which may call `add_up` and `averaged`."""
+        """function(), which may call `all_reduce_sum` and `all_reduce_mean`."""
 
     def sum(self, tensor: Tensor) -> None:
         """Becomes the sum of all learners' tensors, in place; only within `run`. Bit for bit the same for all.
@@ -56,7 +56,7 @@ class Group(ABC):
                 self._sum(tensor)
                 self._exchanged = True
                 return
-            except LearnersParted as error:
+            except PeerLostError as error:
                 if not self._exchanged:
                     raise
                 self.parted = error
@@ -64,7 +64,7 @@ class Group(ABC):
 
     @abstractmethod
     def _sum(self, tensor: Tensor) -> None:
-        """Add up the tensors of all. Raises LearnersParted with the tensor as it was."""
+        """Add up the tensors of all. Raises PeerLostError with the tensor as it was."""
 
     def _within(self, function: Callable[[], Result]) -> Result:
         """function(), with the sums of an update of its own."""
@@ -72,7 +72,7 @@ class Group(ABC):
         with within(self):
             return function()
 
-    def __enter__(self) -> "Group":
+    def __enter__(self) -> "LearnerGroup":
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
@@ -82,20 +82,20 @@ class Group(ABC):
         """This learner leaves; one that failed does not wait for the others, who may be waiting for it."""
 
 
-class Meeting(Protocol):
+class Rendezvous(Protocol):
     """Where the learners of a run meet; inherited by each of their processes."""
 
-    def join(self, index: int, device: str) -> Group:
+    def join(self, index: int, device: str) -> LearnerGroup:
         """Of the learner that computes on this device. Waits for the others."""
 
 
-class Alone(Group):
+class SingleLearner(LearnerGroup):
     """The only learner of its run."""
 
     def __init__(self) -> None:
         super().__init__(0, 1)
 
-    def join(self, index: int, device: str) -> Group:
+    def join(self, index: int, device: str) -> LearnerGroup:
         if index:
             raise RuntimeError(f"this engine brings no learners together: learner {index} would learn for itself")
         return self
@@ -113,7 +113,7 @@ class Alone(Group):
 
 
 @contextmanager
-def within(group: Group) -> Iterator[None]:
+def within(group: LearnerGroup) -> Iterator[None]:
     """For groups: what `run` runs is run in here."""
     token = _GROUP.set(group)
     try:
@@ -128,17 +128,17 @@ def num_learners() -> int:
     return 1 if group is None else group.size
 
 
-def add_up(tensor: Tensor) -> None:
+def all_reduce_sum(tensor: Tensor) -> None:
     """Becomes the sum of all learners' tensors, in place."""
     group = _GROUP.get()
     if group is not None:
         group.sum(tensor)
 
 
-def averaged(tensor: Tensor) -> Tensor:
+def all_reduce_mean(tensor: Tensor) -> Tensor:
     """The mean of all learners' tensors, a new one; where there is one learner, the tensor itself."""
     if num_learners() == 1:
         return tensor
     mean = tensor.detach().clone()
-    add_up(mean)
+    all_reduce_sum(mean)
     return mean / num_learners()

@@ -13,7 +13,7 @@ from typing import Generic
 import torch
 from torch import Tensor
 
-from core.distributed.learner_group import Group, LearnersParted, Result
+from core.distributed.learner_group import LearnerGroup, PeerLostError, Result
 
 
 class Turns:
@@ -24,7 +24,7 @@ class Turns:
         self._offers: dict[int, dict[int, Tensor]] = {}  # of each sum that is not over, by learner
         self._left: set[int] = set()
 
-    def join(self, index: int, device: str) -> Group:
+    def join(self, index: int, device: str) -> LearnerGroup:
         return InTurn(self, index)
 
     def offer(self, number: int, index: int, tensor: Tensor) -> None:
@@ -35,7 +35,7 @@ class Turns:
         """In order of the learners; None while one is missing."""
         offers = self._offers[number]
         if missing := self._left - offers.keys():
-            raise LearnersParted(f"learner {min(missing)} is gone")
+            raise PeerLostError(f"learner {min(missing)} is gone")
         if len(offers) < self.size:
             return None
         self._offers.pop(number - 1, None)  # all have it
@@ -48,7 +48,7 @@ class Turns:
         self._left.add(index)
 
 
-class InTurn(Group):
+class InTurn(LearnerGroup):
     def __init__(self, turns: Turns, index: int):
         super().__init__(index, turns.size)
         self._turns, self._number = turns, 0
@@ -69,7 +69,7 @@ class InTurn(Group):
         try:
             while not self._routine.resume():
                 yield True
-                with suppress(LearnersParted):  # which the sum it waits in is told too
+                with suppress(PeerLostError):  # which the sum it waits in is told too
                     yield from self._others()
             return self._routine.result()
         finally:
@@ -133,7 +133,7 @@ class Coroutine(Generic[Result]):
     def _await(self) -> None:
         self._go.acquire()
         if self._given_up:
-            raise LearnersParted("given up")
+            raise PeerLostError("given up")
 
     def _run(self, function: Callable[[], Result], num_threads: int) -> None:
         try:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from core.distributed.learner_group import Group, LearnersParted, Result
+from core.distributed.learner_group import LearnerGroup, PeerLostError, Result
 
 LIMIT = timedelta(days=7)          # of any exchange: the supervisor gives up a silent learner long before, unless all were stopped (Ctrl-Z)
 PATIENCE = timedelta(seconds=1)    # between two signs of life while the others are waited for
@@ -24,7 +24,7 @@ class ProcessGroups:
     address: str
     interface: str | None = None  # of the network that gradients travel on; None: torch's choice
 
-    def join(self, index: int, device: str) -> Group:
+    def join(self, index: int, device: str) -> LearnerGroup:
         on_gpu = torch.device(device).type == "cuda"
         if self.interface is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = self.interface
@@ -48,7 +48,7 @@ def on_this_machine(size: int) -> Iterator[ProcessGroups]:
         os.close(descriptor)
 
 
-class ProcessGroup(Group):
+class ProcessGroup(LearnerGroup):
     """torch's default process group of this process."""
 
     def __init__(self, index: int, size: int, on_gpu: bool = False):
@@ -79,8 +79,8 @@ class ProcessGroup(Group):
             with _parting():
                 work = dist.all_reduce(tensor, async_op=True)
                 while not _finished(work):
-                    self.beat()
-        except LearnersParted:
+                    self.heartbeat()
+        except PeerLostError:
             tensor.copy_(own)
             raise
 
@@ -106,4 +106,4 @@ def _parting() -> Iterator[None]:
         yield
     except RuntimeError as error:
         reason = str(error).partition(". ")[0]  # then follows what might be the matter
-        raise LearnersParted(f"another learner is gone, or cannot be reached: {reason}") from None
+        raise PeerLostError(f"another learner is gone, or cannot be reached: {reason}") from None

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from core.common.console import notice
+from core.common.console import log_to_stderr
 from core.device.torch_runtime import use_threads
 from core.distributed.lockstep_group import Turns
 from core.engines import run_end
 from core.engines.run_conditions import Conditions
-from core.engines.run_end import how_to_go_on, unsaved
+from core.engines.run_end import resume_command_hint, unsaved
 from core.runtime.context import Context, Process
 
 
@@ -53,14 +53,14 @@ class InlineEngine:
                 generator.close()  # type: ignore[attr-defined]
         lost = unsaved(self._context)
         if lost:
-            notice(lost)
+            log_to_stderr(lost)
         if lost or self._signal:
             self._say_farewell()
         return run_end.TRAINING_FAILED if lost else run_end.INTERRUPTED + self._signal if self._signal else run_end.DONE
 
     def _say_farewell(self) -> None:
         if self._context.options.mode == 1:
-            notice(how_to_go_on(self._context.options))
+            log_to_stderr(resume_command_hint(self._context.options))
 
     def _loop(self) -> None:
         clock, conditions = self._context.clock, Conditions(self._context)

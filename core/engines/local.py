@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from multiprocessing import connection, get_context, resource_tracker
 
-from core.common.console import notice
+from core.common.console import log_to_stderr
 from core.distributed.torch_group import on_this_machine
 from core.engines import process_main, run_end
 from core.engines.run_conditions import Conditions
-from core.engines.run_end import how_to_go_on, unsaved
+from core.engines.run_end import resume_command_hint, unsaved
 from core.engines.strays import Strays, end_marked
 from core.engines.supervisor import Place, learner_threads
 from core.runtime.context import Context, Process
@@ -21,11 +21,12 @@ ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "268435456", "MALLOC_TRIM_THRESHOLD_": "2
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Ctrl-C reaches every process of a terminal. Those started meanwhile are not to hear it, not even before `process_main.main` runs in them:
+def _signals_blocked() -> Iterator[None]:
+    """Ctrl-C reaches every process of a terminal. Those started meanwhile are not to hear it, not even before `process_main.main` runs in
+    them:
     they inherit the mask. Here signals wait until the end."""
     resource_tracker.ensure_running()  # it would start with the first of them, and unblock the signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, process_main.DEAF_TO)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, process_main.IGNORED_SIGNALS)
     try:
         yield
     finally:
@@ -91,12 +92,12 @@ class LocalEngine:
 
     def _start(self, place: Place) -> None:
         receiver, sender = self._spawn.Pipe(duplex=False)
-        self._clock.forget_beat(self._process_ind(place))
+        self._clock.reset_heartbeat(self._process_ind(place))
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(place.threads)
         process = self._spawn.Process(
             target=process_main.main, name=str(place), daemon=False,  # so that an environment may use multiprocessing
             args=(self._processes[place.role], self._context, place.role, place.index, place.threads, os.getpid(), sender))
-        with _deaf():
+        with _signals_blocked():
             self._strays = self._strays or Strays()
             with self._strays.mark() as place.mark:
                 process.start()
@@ -109,7 +110,7 @@ class LocalEngine:
         """Until one of them has ended, but not long."""
         connection.wait([place.process.sentinel for place in places], timeout=0.1)
 
-    def _death(self, place: Place) -> str:
+    def _exit_reason(self, place: Place) -> str:
         """How a process ended that did not say so itself."""
         number = -place.process.exitcode
         if number <= 0:
@@ -129,39 +130,39 @@ class LocalEngine:
                 self._attempt(place)
         for place in self._alive():
             if place.process.exitcode is not None:
-                self._bury(place)
-            elif (reason := self._silent(place)) is not None:
+                self._handle_exit(place)
+            elif (reason := self._hang_reason(place)) is not None:
                 place.process.kill()
                 place.process.join()
-                self._bury(place, reason)
+                self._handle_exit(place, reason)
 
-    def _silent(self, place: Place) -> str | None:
+    def _hang_reason(self, place: Place) -> str | None:
         """Why a process that still runs must be replaced."""
         process_ind, params = self._process_ind(place), self._options.supervisor
-        if not self._clock.has_beaten(process_ind):
+        if not self._clock.has_started(process_ind):
             late = time.monotonic() - max(place.started, self._awake) > params.start_timeout
             return f"did not start within {params.start_timeout:.0f} s (supervisor.start_timeout)" if late else None
-        silent = min(self._clock.silent_seconds(process_ind), time.monotonic() - self._awake)
+        silent = min(self._clock.seconds_since_heartbeat(process_ind), time.monotonic() - self._awake)
         limit, stream = params.heartbeat_timeout, self._clock.stream(process_ind)
         if place.role == "learner" and self._clock.checkpoint_due:
             limit *= 10  # a large replay is being written
         where = "" if stream is None else f", within the environment of stream {stream}"
         return f"gave no sign of life for {silent:.0f} s (supervisor.heartbeat_timeout){where}" if silent > limit else None
 
-    def _bury(self, place: Place, reason: str | None = None) -> None:
+    def _handle_exit(self, place: Place, reason: str | None = None) -> None:
         """A process is gone: it was done, or it is replaced, or the run ends."""
         place.ended = True
         if place.mark is not None:
             end_marked(place.mark)
-        exitcode, (done, error) = place.process.exitcode, self._last_words(place)
+        exitcode, (done, error) = place.process.exitcode, self._reported_error(place)
         if done:
             return
-        place.failed_at_start |= error is not None and not place.restarts and not self._plays(place)
-        reason = error or reason or self._death(place)
+        place.failed_at_start |= error is not None and not place.restarts and not self._has_started(place)
+        reason = error or reason or self._exit_reason(place)
         self._say(f"{place} (pid {place.process.pid}) {'failed: ' if error else ''}{reason}")
         place.count_death(self._options.supervisor.restart_window)
         siblings = [other for other in self._places if other.role == place.role]
-        if place.role in ("learner", "tester") or all(other.failed_at_start and not self._plays(other) for other in siblings):
+        if place.role in ("learner", "tester") or all(other.failed_at_start and not self._has_started(other) for other in siblings):
             self._give_up(exitcode if error and exitcode > 0 else run_end.TRAINING_FAILED)
         elif place.restarts >= self._options.supervisor.max_restarts:
             self._say(f"{place} was restarted {place.restarts} times within {self._options.supervisor.restart_window:g} s "
@@ -172,11 +173,11 @@ class LocalEngine:
             self._clock.count_restart()
             self._attempt(place)
 
-    def _plays(self, place: Place) -> bool:
+    def _has_started(self, place: Place) -> bool:
         """In this life it has come to work."""
-        return self._clock.has_beaten(self._process_ind(place))
+        return self._clock.has_started(self._process_ind(place))
 
-    def _last_words(self, place: Place) -> tuple[bool, str | None]:
+    def _reported_error(self, place: Place) -> tuple[bool, str | None]:
         """Return whether a process that ended had said that it was done, and the error that it sent if it had not: an exit code of 0
         may be that of an environment which ended the process. The traceback of an error is shown the first time there is such an error."""
         try:
@@ -189,7 +190,7 @@ class LocalEngine:
         error, notes, text = said
         if error not in self._told:
             self._told.add(error)
-            notice(text)
+            log_to_stderr(text)
         return False, error + notes
 
     def _give_up(self, exit_code: int) -> None:
@@ -207,7 +208,7 @@ class LocalEngine:
             self._say(lost)
             self._give_up(run_end.TRAINING_FAILED)
         if self._options.mode == 1 and (self._exit_code or self._signals):
-            self._say(how_to_go_on(self._options))
+            self._say(resume_command_hint(self._options))
 
     def _await(self, places: list[Place], limit: float | None = None) -> None:
         params, started, with_replay = self._options.supervisor, time.monotonic(), self._options.learner.checkpoint_replay
@@ -227,9 +228,9 @@ class LocalEngine:
             for place in waiting:
                 if place.process.exitcode is not None:
                     place.ended = True
-                    done, error = self._last_words(place)
+                    done, error = self._reported_error(place)
                     if not done:
-                        self._say(f"{place} {f'failed: {error}' if error else self._death(place)}")
+                        self._say(f"{place} {f'failed: {error}' if error else self._exit_reason(place)}")
                         if place.role in ("learner", "tester"):
                             self._give_up((error and place.process.exitcode) or run_end.TRAINING_FAILED)
 
@@ -255,4 +256,4 @@ class LocalEngine:
         return self._context.process_ind(place.role, place.index)
 
     def _say(self, message: str) -> None:
-        notice(f"supervisor: {message}")
+        log_to_stderr(f"supervisor: {message}")

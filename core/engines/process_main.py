@@ -17,7 +17,7 @@ from core.runtime.context import Context
 
 SHORTEST_NAP, LONGEST_NAP, GROWTH = 0.0005, 0.02, 1.25  # seconds; naps of a process that has nothing to do grow from one to the other
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
-DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # main alone decides when a run ends
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # main alone decides when a run ends
 LONGEST = 7_000  # characters of an error and of its traceback: what a pipe takes although nobody reads it yet
 
 
@@ -45,12 +45,12 @@ def main(process: Callable[[Context, int], Iterator[bool]], context: Context, ro
 
 def _ignore_signals() -> None:
     """Programs and workers that an environment starts are as deaf to the terminal, but end when that environment terminates them."""
-    for number in DEAF_TO:
+    for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: None)  # in place of SIG_IGN, which programs would inherit
     signal.siginterrupt(signal.SIGTERM, False)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF_TO)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
 
 
 def _cut(text: str) -> str:
@@ -62,7 +62,7 @@ def drive(generator: Iterator[bool], context: Context, process_ind: int) -> None
     """Beat after every slice of work; nap when there was none."""
     nap = SHORTEST_NAP
     for worked in generator:
-        context.clock.beat(process_ind)
+        context.clock.heartbeat(process_ind)
         if worked:
             nap = SHORTEST_NAP
         else:

@@ -27,7 +27,7 @@ def unsaved(context: Context) -> str:
     return f"the last write of {', '.join(places)} failed: not all that this run made is on disk" if places else ""
 
 
-def how_to_go_on(options: Any) -> str:
+def resume_command_hint(options: Any) -> str:
     """Return the command that continues the run if a checkpoint is there. `options` is a utils.options.Options."""
     if any(options.checkpoint_folder.glob("step_*")):
         root = "" if options.root == type(options).root else f" --root {shlex.quote(options.root)}"

@@ -86,8 +86,8 @@ class AtariEnv(Env):
 
 def _emulator(params: AtariParams, name: str, num_envs: int, num_threads: int, render_mode: str | None) -> Any:
     if render_mode is not None:  # the thread pool draws nothing
-        from core.envs.atari_render import DrawnAtari
-        return DrawnAtari(params, name, render_mode)
+        from core.envs.atari_render import RenderableAtari
+        return RenderableAtari(params, name, render_mode)
     from ale_py.vector_env import AtariVectorEnv
     rules, (height, width) = params.rules(), sides(params.size)
     return AtariVectorEnv(

@@ -11,7 +11,7 @@ from core.envs.atari_protocols import AtariParams
 from core.envs.pictures import resized
 
 
-class DrawnAtari:
+class RenderableAtari:
     """A single stream with next-step autoreset; its observations are those of the thread pool, byte for byte."""
 
     def __init__(self, params: AtariParams, name: str, render_mode: str):

@@ -11,7 +11,7 @@ from functools import cache
 TWO_PLAYERS_ONLY = frozenset({"combat", "joust", "maze_craze", "warlords"})  # the emulator ends the process on these ROMs
 
 
-def squeezed(name: str) -> str:
+def normalized_name(name: str) -> str:
     """The letters that matter: no namespace, no suffix, no underscores or capitals."""
     name = re.sub(r"^(ALE|MinAtar)/", "", name, flags=re.IGNORECASE)
     name = re.sub(r"(NoFrameskip|Deterministic)?(-v\d+)?$", "", name, flags=re.IGNORECASE)
@@ -20,8 +20,8 @@ def squeezed(name: str) -> str:
 
 def closest(name: str, known: Iterable[str]) -> str:
     """The canonical one of `known` that this name means. Raises ValueError with the closest names."""
-    by_key = {squeezed(canonical): canonical for canonical in known}
-    key = squeezed(name)
+    by_key = {normalized_name(canonical): canonical for canonical in known}
+    key = normalized_name(name)
     if key in by_key:
         return by_key[key]
     near = [by_key[other] for other in difflib.get_close_matches(key, by_key, n=3, cutoff=0.5)]

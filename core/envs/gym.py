@@ -88,7 +88,7 @@ class GymEnv(Env):
         assert isinstance(picture, np.ndarray)  # tried when this was made
         return picture
 
-    def note_stream_in(self, cell: np.ndarray, first: int = 0) -> None:
+    def set_activity_marker(self, cell: np.ndarray, first: int = 0) -> None:
         for number, env in enumerate(self._streams, first):
             env.note, env.stream = cell, number
 

@@ -4,7 +4,7 @@ import csv
 from functools import cache
 from pathlib import Path
 
-from core.envs.game_names import squeezed
+from core.envs.game_names import normalized_name
 
 TABLE = Path(__file__).with_name("atari_human_random.csv")
 
@@ -13,12 +13,12 @@ TABLE = Path(__file__).with_name("atari_human_random.csv")
 def human_random_scores() -> dict[str, tuple[float, float]]:
     """Squeezed game name -> (human, random)."""
     with TABLE.open(newline="") as file:
-        return {squeezed(row["game"]): (float(row["human"]), float(row["random"])) for row in csv.DictReader(file)}
+        return {normalized_name(row["game"]): (float(row["human"]), float(row["random"])) for row in csv.DictReader(file)}
 
 
 def human_normalized(name: str, score: float) -> float | None:
     """(score - random) / (human - random) of a game in any spelling; None for a game without a human score."""
-    scores = human_random_scores().get(squeezed(name))
+    scores = human_random_scores().get(normalized_name(name))
     if scores is None:
         return None
     human, random = scores

@@ -28,7 +28,7 @@ class Episode(NamedTuple):
     solved: bool | None
 
 
-class Scene(NamedTuple):
+class RenderedStep(NamedTuple):
     """What can be seen of stream 0 after a step, or after a reset."""
 
     picture: np.ndarray              # [H, W, 3] uint8
@@ -40,7 +40,7 @@ class Scene(NamedTuple):
 
 
 def play_episodes(agent: Agent, env: Env, episodes: int, max_steps: int, exploration: Exploration | None, seed: int,
-                  on_scene: Callable[[Scene], None] | None = None,
+                  on_scene: Callable[[RenderedStep], None] | None = None,
                   on_episode: Callable[[Episode], None] | None = None) -> Generator[bool, None, EpisodeResults]:
     """Play `episodes` episodes over the streams of `env`; yields True after every step of it.
 
@@ -59,7 +59,7 @@ def play_episodes(agent: Agent, env: Env, episodes: int, max_steps: int, explora
         if on_scene is not None:
             outlook = {} if output is None else {name: values[0] for name, values in agent.outlook(output).items()}
             action = None if output is None else output.action[0]
-            on_scene(Scene(env.render(), timestep.observation[0].copy(), *tally.of(0), action, outlook))
+            on_scene(RenderedStep(env.render(), timestep.observation[0].copy(), *tally.of(0), action, outlook))
 
     show(None)
     while not tally.done:

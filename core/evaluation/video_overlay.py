@@ -6,7 +6,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from core.evaluation.episodes import Scene
+from core.evaluation.episodes import RenderedStep
 from core.evaluation.video_writer import Video, VideoParams
 from core.specs import EnvSpec
 
@@ -18,16 +18,16 @@ FONT, INK, PAPER = cv2.FONT_HERSHEY_SIMPLEX, (235, 235, 235), 40
 COLOURS = ((86, 180, 233), (230, 159, 0), (0, 158, 115), (240, 228, 66), (213, 94, 0), (204, 121, 167))  # Okabe and Ito's, for all eyes
 
 
-class Film:
+class EpisodeRenderer:
     """Scenes in, frames of one size out. A scene is drawn when the next one tells what was done in it."""
 
     def __init__(self, path: Path, params: VideoParams, spec: EnvSpec):
         self.video = Video(path, params.fps or spec.frame_rate / spec.frames_per_step)
         self._params, self._spec = params, spec
-        self._held: Scene | None = None
+        self._held: RenderedStep | None = None
         self._curves: dict[str, deque[np.ndarray]] = {}
 
-    def add(self, scene: Scene) -> None:
+    def add(self, scene: RenderedStep) -> None:
         if self._held is not None:
             self._draw(self._held, scene)
         self._held = scene
@@ -39,13 +39,13 @@ class Film:
         finally:
             self.video.close()
 
-    def _draw(self, scene: Scene, after: Scene) -> None:
+    def _draw(self, scene: RenderedStep, after: RenderedStep) -> None:
         """`after`: the next scene, with the action chosen in this one."""
         for name, values in after.outlook.items():
             self._curves.setdefault(name, deque(maxlen=HISTORY)).append(np.atleast_1d(values))
         self.video.add(self.frame(scene, after.action))
 
-    def frame(self, scene: Scene, action: np.ndarray | None) -> np.ndarray:
+    def frame(self, scene: RenderedStep, action: np.ndarray | None) -> np.ndarray:
         """[H, W, 3] uint8, the picture untouched where nothing else is asked for."""
         if not (self._params.overlay or self._params.panel):
             return scene.picture
@@ -60,7 +60,7 @@ class Film:
         return padded(picture, len(picture) + len(picture) % 2, picture.shape[1] + picture.shape[1] % 2)
 
 
-def caption(scene: Scene, action: np.ndarray | None, width: int) -> np.ndarray:
+def caption(scene: RenderedStep, action: np.ndarray | None, width: int) -> np.ndarray:
     """Score, step and action in a line of this width."""
     line = np.full((CAPTION_HEIGHT, width, 3), PAPER, np.uint8)
     chosen = "-" if action is None else " ".join(f"{value:.4g}" for value in np.atleast_1d(action)[:4])

@@ -7,26 +7,26 @@ import numpy as np
 
 from core.agent import Agent, LearnerOutput, samples_of
 from core.learning.microbatches import Pieces, in_pieces
-from core.memory import ResidentMemory
-from core.types import Batch, Keys
+from core.memory import DeviceMemory
+from core.types import Batch, SampleIds
 
 
-class Refreshed:
+class InPlaceBatchSource:
     """In the place of a Prefetcher: nothing is sampled ahead."""
 
-    starved = takes_priorities = False  # nothing here waits; ResidentUpdates has written them
+    starved = takes_priorities = False  # nothing here waits; GraphedDeviceUpdate has written them
 
-    def __init__(self, memory: ResidentMemory):
+    def __init__(self, memory: DeviceMemory):
         self._memory = memory
 
-    def update_priorities(self, keys: Keys, priorities: np.ndarray) -> None:
+    def update_priorities(self, keys: SampleIds, priorities: np.ndarray) -> None:
         """They are written already."""
 
-    def get(self, timeout: float) -> ResidentMemory | None:
+    def get(self, timeout: float) -> DeviceMemory | None:
         """The memory, with all that actors have written; None while there is nothing to learn from."""
         return self._memory if self._memory.refresh() else None
 
-    def put_back(self, memory: ResidentMemory) -> None:
+    def put_back(self, memory: DeviceMemory) -> None:
         """Nothing was drawn yet."""
 
     def drawn(self) -> list[Batch]:
@@ -51,7 +51,7 @@ class Batches(Protocol):
 
     def get(self, timeout: float) -> Any: ...
 
-    def update_priorities(self, keys: Keys, priorities: np.ndarray) -> None: ...
+    def update_priorities(self, keys: SampleIds, priorities: np.ndarray) -> None: ...
 
     def put_back(self, batch: Any, /) -> None: ...
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from core.device.transfers import upload
 
 
-class Planned:
+class ScheduledTensor:
     """value(update) of the next updates, on a device. `plan` computes them in python and copies them there in one go; then each update
     takes its own. The tensor stays the same, so that what was recorded with it reads the new numbers."""
 
@@ -37,7 +37,7 @@ class Planned:
         return value
 
 
-class UpdateCount:
+class UpdateCounter:
     """Updates that an agent has made. Planned ones count when they are planned, since replays of them run no python."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Updates on a device that python only starts: sample, learn, write priorities back, several times, from rows that live there.
 
-Where a learner has a Prefetcher and its agent's `learn` otherwise, it has Refreshed and ResidentUpdates.
+Where a learner has a Prefetcher and its agent's `learn` otherwise, it has Refreshed and GraphedDeviceUpdate.
 """
 
 from typing import Any
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from core.agent import Agent, LearnerOutput, samples_of
-from core.device.cuda_graph import Captured
+from core.device.cuda_graph import CudaGraphCallable
 from core.device.transfers import upload
 from core.learning.metric_accumulator import Tally
-from core.memory import ResidentMemory
+from core.memory import DeviceMemory
 from core.types import Batch, tensors
 
 LOOK = 100  # calls between looks at how many samples there were
@@ -23,23 +23,23 @@ def can_be_captured(agent: type[Agent], params: Any, count: int) -> bool:
     return agent.captures and count % agent.period(params) == 0
 
 
-class ResidentUpdates:
+class GraphedDeviceUpdate:
     """`count` updates a call. Captured or eager they are the same code; what cannot be captured is not planned either.
 
     `bad` updates in a row were not finite when `statistics` last looked.
     """
 
-    def __init__(self, agent: Agent, memory: ResidentMemory, batch_size: int, count: int, device: torch.device, *, capture: bool):
+    def __init__(self, agent: Agent, memory: DeviceMemory, batch_size: int, count: int, device: torch.device, *, capture: bool):
         self._planned = can_be_captured(type(agent), agent.params, count)
         if capture and not self._planned:
             raise ValueError(f"{count} updates of {type(agent).__name__} at once cannot be captured")
         self._agent, self._memory, self._batch_size, self.count = agent, memory, batch_size, count
-        self._work = Captured(self._updates, device, memory.generators, capture=capture)
+        self._work = CudaGraphCallable(self._updates, device, memory.generators, capture=capture)
         self._tally, self.bad = Tally(device), 0
         self._idle = torch.zeros((), dtype=torch.int64, device=device)  # rows that were no samples, until `samples` looks
         self._calls = self._overcounted = 0
 
-    def __call__(self, memory: ResidentMemory) -> LearnerOutput:
+    def __call__(self, memory: DeviceMemory) -> LearnerOutput:
         """All of them; on CUDA they go on when this returns. What they report is left to `statistics`."""
         memory.plan(self.count)
         if self._planned:
@@ -57,7 +57,7 @@ class ResidentUpdates:
                 self._memory.update_priorities(places, output.priorities)
             self._tally.add(output)
 
-    def samples(self, memory: ResidentMemory) -> int:
+    def samples(self, memory: DeviceMemory) -> int:
         """Every row, less those of earlier calls that were none: the device is asked for their number once in LOOK calls."""
         self._calls += 1
         if self._agent.samples_per_window > 1 and self._calls % LOOK == 0:
@@ -74,7 +74,7 @@ class ResidentUpdates:
         return means
 
 
-class StagedUpdates:
+class GraphedUpdate:
     """An update a call, captured or eager by the same code.
 
     `bad` updates in a row were not finite when `statistics` last looked.
@@ -86,7 +86,7 @@ class StagedUpdates:
         if not can_be_captured(type(agent), agent.params, 1):
             raise ValueError(f"single updates of {type(agent).__name__} cannot be captured")
         self._agent, self._device = agent, device
-        self._work = Captured(self._update, device, capture=capture)
+        self._work = CudaGraphCallable(self._update, device, capture=capture)
         self._batch: Batch | None = None  # on the device
         self._priorities: Tensor | None = None
         self._tally, self.bad = Tally(device), 0

@@ -1,8 +1,8 @@
 """Gradients of batches that do not fit into the GPU's memory: taken of pieces one after another, and added up.
 
-Whatever steps (core/learning/optimizer.py) asks here for the gradient of a batch. Outside `in_pieces` that is the whole batch's, and nothing is
-copied. Inside, a batch that runs out of memory is halved until its pieces fit; the step comes after the last one, so that an update in
-pieces is the update of the whole batch: one step, one count, one norm that is clipped, one exchange of several learners.
+Whatever steps (core/learning/optimizer.py) asks here for the gradient of a batch. Outside `in_pieces` that is the whole batch's, and
+nothing is copied. Inside, a batch that runs out of memory is halved until its pieces fit; the step comes after the last one, so that an
+update in pieces is the update of the whole batch: one step, one count, one norm that is clipped, one exchange of several learners.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from core.common.console import notice
+from core.common.console import log_to_stderr
 
 _PIECES: ContextVar["Pieces | None"] = ContextVar("pieces", default=None)
 
@@ -72,7 +72,7 @@ class Pieces:
     def _halve(self, total: int) -> None:
         self.size = -(-self.size // 2)
         torch.cuda.empty_cache()
-        notice(f"out of GPU memory: gradients of batches of {total} are taken of {self.size} windows at a time from now on")
+        log_to_stderr(f"out of GPU memory: gradients of batches of {total} are taken of {self.size} windows at a time from now on")
 
 
 def gradient_of(parameters: Sequence[nn.Parameter], total: int, sums: bool, differentiate: Differentiate) -> Loss:

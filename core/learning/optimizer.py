@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from core.common.settings import setting
-from core.distributed.learner_group import add_up, num_learners
-from core.learning.device_schedule import Planned
+from core.distributed.learner_group import all_reduce_sum, num_learners
+from core.learning.device_schedule import ScheduledTensor
 from core.learning.microbatches import Differentiate, Loss, gradient_of
 from core.ops.schedules import SCHEDULES
 
@@ -38,7 +38,7 @@ class Optimizer:
     sums over the batch. So n batches of B windows are one of n B.
     """
 
-    _planned: Planned | None = None  # learning rates of the next updates
+    _planned: ScheduledTensor | None = None  # learning rates of the next updates
     _planned_lr: Tensor              # of the update in hand
 
     def __init__(self, parameters: Iterable[nn.Parameter], params: OptimizerParams, sums: bool = False, period: int = 1):
@@ -70,7 +70,7 @@ class Optimizer:
     def plan(self, count: int) -> None:
         """The next `count` steps may be recorded and replayed: from now on python reads no tensor in `step`."""
         if self._planned is None:
-            self._planned = Planned(self._lr_of, self._parameters[0].device)
+            self._planned = ScheduledTensor(self._lr_of, self._parameters[0].device)
             self._optimizer._warned_capturable_if_run_uncaptured = True  # torch would warn of the steps before a recording
             for parameter, state in self._optimizer.state.items():  # restored ones may count their steps on the CPU
                 state["step"] = state["step"].to(parameter.device)
@@ -130,7 +130,7 @@ class Optimizer:
         """The gradients become those of all learners; returns their loss. A parameter without a gradient counts as having a zero one."""
         gradients = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in self._parameters]
         flat = torch.cat([tensor.reshape(-1) for tensor in (*gradients, loss)])
-        add_up(flat)
+        all_reduce_sum(flat)
         if not self._sums:
             flat /= num_learners()
         *parts, loss = flat.split([tensor.numel() for tensor in (*gradients, loss)])

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from core.common.tree import mapped
+from core.common.tree import tree_map
 from core.model import Model
 
 PRECISIONS = ("float32", "auto", "tf32", "bf16")
@@ -33,7 +33,7 @@ def _autocast(function: Any, device_type: str) -> Any:
     """Without a cache of weights, as torch asks for where a graph is captured."""
     def computed(network: nn.Module, *arguments: Any) -> Any:
         with torch.autocast(device_type, dtype=torch.bfloat16, cache_enabled=False):
-            return mapped(_float32, function(network, *arguments))
+            return tree_map(_float32, function(network, *arguments))
 
     return computed
 

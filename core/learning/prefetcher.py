@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from core.memory import Memory
-from core.types import Batch, Keys, piece
+from core.types import Batch, SampleIds, piece
 
 RETRY_SECONDS = 0.005  # between attempts while the memory has nothing to sample
 LONG_WAIT = 0.001      # seconds that a learner may wait for a batch before one more is kept ready
@@ -77,7 +77,7 @@ class Prefetcher:
         self._waited, self._gets = 0.0, 0
         return {"prefetch_depth": float(self._depth), "prefetch_wait_ms": milliseconds}
 
-    def update_priorities(self, keys: Keys, priorities: np.ndarray) -> None:
+    def update_priorities(self, keys: SampleIds, priorities: np.ndarray) -> None:
         """Applied before the next draw; an error of it is raised by a later `get`."""
         self._submit(lambda: self._memory.update_priorities(keys, priorities), None)
 

@@ -3,17 +3,17 @@
 import torch
 from torch import Tensor
 
-from core.learning.device_schedule import Planned
+from core.learning.device_schedule import ScheduledTensor
 
 
-class Follower:
+class TargetUpdater:
     """Brings a target's tensors nearer to the online ones.
 
     target_update below 1: target += target_update (online - target) each time; else a copy every that many updates. It is called after
     every `period` updates; one in which no step was taken leaves the target as it was.
     """
 
-    _due: Planned | None = None  # of planned updates: whether a copy is
+    _due: ScheduledTensor | None = None  # of planned updates: whether a copy is
 
     def __init__(self, target_update: float, period: int = 1):
         self._target_update, self._period = target_update, period
@@ -26,7 +26,7 @@ class Follower:
     def plan(self, first: int, count: int, device: torch.device) -> None:
         """The next `count` calls come after updates first, first + period ..: from now on the device knows what is due."""
         if self._due is None:
-            self._due = Planned(lambda call: self.is_due(call * self._period), device, torch.bool)
+            self._due = ScheduledTensor(lambda call: self.is_due(call * self._period), device, torch.bool)
         self._due.plan(first // self._period, count)
 
     @torch.no_grad()

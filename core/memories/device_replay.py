@@ -14,21 +14,21 @@ from torch import Tensor
 
 from core.common.shared_arrays import total_bytes
 from core.device.transfers import upload
-from core.learning.device_schedule import Planned
-from core.memories.window_starts import Starts, check_batch_size
-from core.memory import Memory, ResidentMemory
+from core.learning.device_schedule import ScheduledTensor
+from core.memories.window_starts import WindowStarts, check_batch_size
+from core.memory import DeviceMemory, Memory
 from core.specs import ArraySpec, WindowSpec
-from core.trajectory.device_ring_buffer import Mirror
+from core.trajectory.device_ring_buffer import DeviceRingBuffer
 from core.trajectory.layout import Layout
-from core.types import Batch, Keys
+from core.types import Batch, SampleIds
 
 
-class ResidentReplay(ResidentMemory):
+class DeviceReplay(DeviceMemory):
     """Uniform: the leaf of every start is 1. Draws come from a generator of the device, made of the memory's seed."""
 
     def __init__(self, memory: Memory, device: torch.device):
         self.memory, self.device, self.layout, self.window = memory, device, memory.layout, memory.window
-        self.mirror, self._starts = Mirror(memory.trajectories, device), Starts(memory.trajectories, memory.window)
+        self.mirror, self._starts = DeviceRingBuffer(memory.trajectories, device), WindowStarts(memory.trajectories, memory.window)
         self.generator = torch.Generator(device).manual_seed(memory.seed)
         actors = self.layout.num_actors
         self._leaves = torch.zeros(actors, self._starts.per_stream, self.layout.num_envs, dtype=torch.float64, device=device)
@@ -39,7 +39,7 @@ class ResidentReplay(ResidentMemory):
     def nbytes(layout: Layout, window: WindowSpec) -> int:
         """That an instance allocates on its device, the running sums of a draw included."""
         starts = ArraySpec((layout.num_streams * (layout.rows // (window.stride or 1)),), "float64")
-        return total_bytes(Mirror.arrays(layout)) + 2 * starts.nbytes
+        return total_bytes(DeviceRingBuffer.arrays(layout)) + 2 * starts.nbytes
 
     @property
     def generators(self) -> tuple[torch.Generator, ...]:
@@ -83,7 +83,7 @@ class ResidentReplay(ResidentMemory):
         places = torch.searchsorted(ends, below, right=True).clamp_(max=len(ends) - 1)
         streams, serials = self._keys(places)
         window = self.mirror.gather(streams, serials, self.window)
-        return Batch(window, Keys(streams, serials), self._weights(places)), places  # type: ignore[arg-type]
+        return Batch(window, SampleIds(streams, serials), self._weights(places)), places  # type: ignore[arg-type]
 
     def _shares(self, count: int) -> Tensor:
         """Where in the running sum, each in [0, 1)."""
@@ -120,7 +120,7 @@ class ResidentReplay(ResidentMemory):
         self._leaves.zero_()
 
 
-class ResidentPrioritized(ResidentReplay):
+class DevicePrioritizedReplay(DeviceReplay):
     """The rule of core/memories/prioritized.py: the leaf of a start is (|td| + epsilon) ^ alpha."""
 
     def __init__(self, memory: Any, device: torch.device):
@@ -128,7 +128,7 @@ class ResidentPrioritized(ResidentReplay):
         self.params = memory.params
         self._largest = torch.ones((), dtype=torch.float64, device=device)
         self._batches = 0
-        self._beta = Planned(memory.beta_of, device, torch.float64)
+        self._beta = ScheduledTensor(memory.beta_of, device, torch.float64)
 
     def plan(self, count: int) -> None:
         self._beta.plan(self._batches, count)

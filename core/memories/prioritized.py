@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from core.common.settings import setting
-from core.memories.device_replay import ResidentPrioritized
+from core.memories.device_replay import DevicePrioritizedReplay
 from core.memories.sum_tree import SumTree
-from core.memories.window_starts import Starts, check_batch_size
+from core.memories.window_starts import WindowStarts, check_batch_size
 from core.memory import Memory
 from core.specs import WindowSpec
 from core.trajectory.layout import Layout
-from core.types import Batch, Keys
+from core.types import Batch, SampleIds
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class PrioritizedMemory(Memory):
     """The tree has one leaf a start: those of an actor's starts [low, high), as Starts numbers them, are set; all others are zero."""
 
     Params = PrioritizedParams
-    Resident = ResidentPrioritized
+    Resident = DevicePrioritizedReplay
     with_priority = True
 
     def __init__(self, params: PrioritizedParams, layout: Layout, window: WindowSpec, seed: int):
         super().__init__(params, layout, window, seed)
-        self._starts = Starts(self.trajectories, window)
+        self._starts = WindowStarts(self.trajectories, window)
         self._tree: SumTree | None = None  # made where it is used, not sent to every process
         self._low = np.zeros(layout.num_actors, np.int64)
         self._high = np.zeros(layout.num_actors, np.int64)
@@ -77,24 +77,24 @@ class PrioritizedMemory(Memory):
         self._batches += self.batches_per_sample
         return Batch(window, keys, torch.from_numpy(weights.astype(np.float32)))
 
-    def _draw(self, count: int) -> Keys | None:
+    def _draw(self, count: int) -> SampleIds | None:
         """One start from each of `count` equal shares of the total."""
         total = self.tree.total
         if not total:
             return None
         return self._keys(self.tree.find((np.arange(count) + self.generator.random(count)) / count * total))
 
-    def _places(self, keys: Keys) -> np.ndarray:
+    def _places(self, keys: SampleIds) -> np.ndarray:
         """Of these starts' leaves."""
         actors, envs = np.divmod(keys.streams, self.layout.num_envs)
         return np.ravel_multi_index((actors, keys.serials // self._starts.stride % self._starts.per_stream, envs), self._tree_shape)
 
-    def _keys(self, places: np.ndarray) -> Keys:
+    def _keys(self, places: np.ndarray) -> SampleIds:
         """The live starts whose leaves these are."""
         actors, numbers, envs = np.unravel_index(places, self._tree_shape)
         low = self._low[actors]
         serials = (low + (numbers - low) % self._starts.per_stream) * self._starts.stride
-        return Keys(actors * self.layout.num_envs + envs, serials)
+        return SampleIds(actors * self.layout.num_envs + envs, serials)
 
     def _ingest(self) -> None:
         """Bring the tree up to what actors wrote: leaves of lost rows are cleared, those of new starts set."""
@@ -106,13 +106,13 @@ class PrioritizedMemory(Memory):
             self.tree.set(self._places(fresh), self._first_leaves(fresh))
         self._low, self._high = low, high
 
-    def _numbered(self, actor: int, low: int, high: int) -> Keys:
+    def _numbered(self, actor: int, low: int, high: int) -> SampleIds:
         """Starts [low, high) of all streams of an actor."""
         numbers, envs = np.arange(low, max(high, low)), np.arange(self.layout.num_envs)
         streams = np.tile(actor * self.layout.num_envs + envs, len(numbers))
-        return Keys(streams, np.repeat(numbers, len(envs)) * self._starts.stride)
+        return SampleIds(streams, np.repeat(numbers, len(envs)) * self._starts.stride)
 
-    def _first_leaves(self, keys: Keys) -> np.ndarray:
+    def _first_leaves(self, keys: SampleIds) -> np.ndarray:
         """Of fresh starts."""
         slots = self.trajectories.slots(*keys)
         priorities = self.trajectories.flat("priority")[slots].astype(np.float64)
@@ -126,7 +126,7 @@ class PrioritizedMemory(Memory):
         return (priorities + self.params.epsilon) ** self.params.alpha
 
     # priorities -------------------------------------------------------------------------------------------------------
-    def update_priorities(self, keys: Keys, priorities: np.ndarray) -> None:
+    def update_priorities(self, keys: SampleIds, priorities: np.ndarray) -> None:
         """Raises ValueError for priorities that are not [B], finite and non-negative."""
         priorities = np.asarray(priorities, np.float64)
         if priorities.shape != keys.serials.shape:
@@ -138,7 +138,7 @@ class PrioritizedMemory(Memory):
         numbers = keys.serials // self._starts.stride
         live = (numbers >= self._low[actors]) & (numbers < self._high[actors])
         self._max_priority = float(priorities.max(initial=self._max_priority, where=live))
-        self.tree.set(self._places(Keys(keys.streams[live], keys.serials[live])), self._leaves(priorities[live]))
+        self.tree.set(self._places(SampleIds(keys.streams[live], keys.serials[live])), self._leaves(priorities[live]))
 
     def statistics(self) -> dict[str, float]:
         """mean_priority: of p^alpha over all starts."""

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 
 from core.common.settings import setting
-from core.memories.device_replay import ResidentReplay
-from core.memories.window_starts import ATTEMPTS, Starts, check_batch_size
+from core.memories.device_replay import DeviceReplay
+from core.memories.window_starts import ATTEMPTS, WindowStarts, check_batch_size
 from core.memory import Memory
 from core.specs import WindowSpec
 from core.trajectory.layout import Layout
-from core.types import Batch, Keys
+from core.types import Batch, SampleIds
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,20 @@ class SharedMemory(Memory):
     """Uniform over the legal starts of all actors."""
 
     Params = SharedParams
-    Resident = ResidentReplay
+    Resident = DeviceReplay
 
     def __init__(self, params: SharedParams, layout: Layout, window: WindowSpec, seed: int):
         super().__init__(params, layout, window, seed)
-        self._starts = Starts(self.trajectories, window)
+        self._starts = WindowStarts(self.trajectories, window)
 
     def sample(self, batch_size: int) -> Batch | None:
         check_batch_size(batch_size)
         read = self._starts.read(self._draw, batch_size)
         return None if read is None else Batch(*read, torch.ones(batch_size))
 
-    def _draw(self, count: int) -> Keys | None:
+    def _draw(self, count: int) -> SampleIds | None:
         """Uniform starts; rows that are none are drawn again."""
-        keys = Keys(np.zeros(count, np.int64), np.zeros(count, np.int64))
+        keys = SampleIds(np.zeros(count, np.int64), np.zeros(count, np.int64))
         missing = np.ones(count, bool)
         lasts = self.trajectories.flat("last")
         for _ in range(ATTEMPTS):
@@ -49,7 +49,7 @@ class SharedMemory(Memory):
                 return keys
         return None
 
-    def _draw_rows(self, count: int) -> Keys | None:
+    def _draw_rows(self, count: int) -> SampleIds | None:
         low, high = self._starts.numbers()
         ends = ((high - low) * self.layout.num_envs).cumsum()
         if not ends[-1]:
@@ -57,4 +57,4 @@ class SharedMemory(Memory):
         ranks = self.generator.integers(ends[-1], size=count)
         actors = ends.searchsorted(ranks, side="right")
         from_end, envs = np.divmod(ends[actors] - 1 - ranks, self.layout.num_envs)
-        return Keys(actors * self.layout.num_envs + envs, (high[actors] - 1 - from_end) * self._starts.stride)
+        return SampleIds(actors * self.layout.num_envs + envs, (high[actors] - 1 - from_end) * self._starts.stride)

@@ -6,7 +6,7 @@ import numpy as np
 
 from core.specs import WindowSpec
 from core.trajectory.ring_buffer import Trajectories
-from core.types import Keys, Window
+from core.types import SampleIds, Window
 
 ATTEMPTS = 100  # draws before a memory that changes faster than it is read, or holds no start at all, counts as not ready
 
@@ -16,7 +16,7 @@ def check_batch_size(batch_size: int) -> None:
         raise ValueError(f"batch size must be an integer of at least 1, not {batch_size!r}")
 
 
-class Starts:
+class WindowStarts:
     """Start k of a stream is its row k * stride: every row, or with WindowSpec.stride the first one of every chunk.
 
     Windows that may start at any row do not start at a `last` one, where no action was taken. Those on a stride do: most of their rows
@@ -33,7 +33,7 @@ class Starts:
         if spec.stride != layout.chunk_length:
             raise ValueError(f"sequences start with a chunk: every {spec.stride} rows does not fit chunks of {layout.chunk_length}")
         stack = -(-max(layout.frame_stack - 1, 0) // spec.stride) * spec.stride
-        if layout.rows < (least := layout.guard + stack + spec.length + 1):
+        if layout.rows < (least := layout.overwrite_margin + stack + spec.length + 1):
             raise ValueError(f"{layout.rows} rows a stream are too few for a sequence of length {spec.length} every {spec.stride} rows: at "
                              f"least {least} are needed; raise the capacity or lower the number of streams")
 
@@ -46,7 +46,7 @@ class Starts:
         """Of rows with these `last`, [B] bool each: which are no starts."""
         return lasts & (not self._spec.stride)
 
-    def read(self, draw: Callable[[int], Keys | None], batch_size: int) -> tuple[Window, Keys] | None:
+    def read(self, draw: Callable[[int], SampleIds | None], batch_size: int) -> tuple[Window, SampleIds] | None:
         """batch_size windows whose starts `draw(count)` names; those that their writer reached meanwhile are drawn again.
 
         None when `draw` knows no start.
@@ -56,17 +56,17 @@ class Starts:
             if keys is None:
                 return None
             window = self._trajectories.gather(*keys, self._spec)
-            lost = ~self._trajectories.intact(*keys) | self.barred(window.lasts[0].numpy())
+            lost = ~self._trajectories.still_valid(*keys) | self.barred(window.lasts[0].numpy())
             if not lost.any():
                 return window, keys
             keys = _replace(keys, lost, draw)
         return None
 
 
-def _replace(keys: Keys, lost: np.ndarray, draw: Callable[[int], Keys | None]) -> Keys | None:
+def _replace(keys: SampleIds, lost: np.ndarray, draw: Callable[[int], SampleIds | None]) -> SampleIds | None:
     fresh = draw(int(lost.sum()))
     if fresh is None:
         return None
     streams, serials = keys.streams.copy(), keys.serials.copy()
     streams[lost], serials[lost] = fresh
-    return Keys(streams, serials)
+    return SampleIds(streams, serials)

@@ -27,7 +27,7 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from core.checkpoint.tensor_file import write_atomically
-from core.common.console import notice
+from core.common.console import log_to_stderr
 from core.metrics.aggregation import PASSED_THROUGH
 from core.runtime.log_buffers import Record
 
@@ -84,7 +84,7 @@ class MetricsFiles:
         except OSError as error:
             self.errors += 1
             if self.errors == 1:
-                notice(f"warning: metrics cannot be written ({error}); training goes on, losses are counted in global/write_errors")
+                log_to_stderr(f"warning: metrics cannot be written ({error}); training goes on, losses are counted in global/write_errors")
             return False
 
     def _lines(self, records: list[Record], step: int) -> list[dict[str, Any]]:

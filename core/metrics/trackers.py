@@ -76,7 +76,7 @@ class MlflowTracker:
         self._client.set_terminated(self._run_id)
 
 
-class Feeder:
+class TrackerThread:
     """The thread in which a tracker lives. `errors` counts periods that it lost."""
 
     def __init__(self, name: str, make: Callable[[], Tracker]):
@@ -122,10 +122,10 @@ class Feeder:
             return None
 
 
-def feeders(options: Any) -> list[Feeder]:
+def feeders(options: Any) -> list[TrackerThread]:
     """One for each tracker that the options name a project for."""
     makers: dict[str, Callable[[Any], Tracker]] = {"wandb": WandbTracker, "mlflow": MlflowTracker}
-    return [Feeder(name, partial(make, options)) for name, make in makers.items() if getattr(options.logger, name) is not None]
+    return [TrackerThread(name, partial(make, options)) for name, make in makers.items() if getattr(options.logger, name) is not None]
 
 
 def by_step(records: Iterable[Record]) -> dict[int, dict[str, float]]:

@@ -24,7 +24,7 @@ from core.models.layers.torsos import (
     small_convolutions,
 )
 from core.specs import EnvSpec
-from core.types import Inputs, State
+from core.types import OARInputs, State
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,17 @@ class R2D2Network(Model):
     def initial_state(self, batch_size: int) -> State:
         return self.core.initial_state(batch_size)
 
-    def forward(self, observation: Inputs, state: State) -> tuple[Tensor, State]:
+    def forward(self, observation: OARInputs, state: State) -> tuple[Tensor, State]:
         features, state = self.core.step(self._encode(observation), state)
         return self.q(features), state
 
-    def unroll(self, observations: Inputs, firsts: Tensor, state: State) -> tuple[Tensor, State]:
+    def unroll(self, observations: OARInputs, firsts: Tensor, state: State) -> tuple[Tensor, State]:
         sizes = observations.action.shape  # [T, B]
-        inputs = Inputs(*(part.flatten(0, 1) for part in observations))
+        inputs = OARInputs(*(part.flatten(0, 1) for part in observations))
         features, state = self.core(self._encode(inputs).unflatten(0, sizes), firsts, state)
         return self.q(features.flatten(0, 1)).unflatten(0, sizes), state
 
-    def _encode(self, inputs: Inputs) -> Tensor:
+    def _encode(self, inputs: OARInputs) -> Tensor:
         """[B, hidden + A + 1]. An action of -1 is none of them: zeros."""
         image = self.observations == "image"
         features = self.torso(scaled_image(inputs.observation, self.spec) if image else inputs.observation.float())

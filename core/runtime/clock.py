@@ -65,37 +65,37 @@ class Clock:
     def sampled(self) -> int:
         return int(self._arrays["sampled"][:, 0].sum())
 
-    def acted(self, actor_ind: int, agent_steps: int, episodes: int = 0) -> None:
+    def count_agent_steps(self, actor_ind: int, agent_steps: int, episodes: int = 0) -> None:
         self._arrays["agent_steps"][actor_ind, 0] += agent_steps
         self._arrays["inserted"][actor_ind, 0] += agent_steps
         self._arrays["episodes"][actor_ind, 0] += episodes
 
-    def learnt(self, learner_ind: int, samples: int, updates: int = 1) -> None:
+    def count_update(self, learner_ind: int, samples: int, updates: int = 1) -> None:
         self._arrays["updates"][learner_ind, 0] += updates
         self._arrays["sampled"][learner_ind, 0] += samples
 
     # limiter ----------------------------------------------------------------------------------------------------------
     @property
-    def filling(self) -> bool:
+    def is_warming_up(self) -> bool:
         """Rows are stored and not learnt from yet."""
         return self.inserted < self.params.learn_start
 
-    def may_act(self) -> bool:
-        if self.params.samples_per_insert is None or self.filling:
+    def can_insert(self) -> bool:
+        if self.params.samples_per_insert is None or self.is_warming_up:
             return True
-        return self._owed() < self.params.tolerance * self.params.samples_per_insert
+        return self._sample_deficit() < self.params.tolerance * self.params.samples_per_insert
 
-    def may_learn(self, samples: int) -> bool:
-        if self.filling:
+    def can_sample(self, samples: int) -> bool:
+        if self.is_warming_up:
             return False
-        return self.params.samples_per_insert is None or self._owed() >= samples
+        return self.params.samples_per_insert is None or self._sample_deficit() >= samples
 
     def ratio(self) -> float:
         """Samples per insert in force since learn_start; 0 before."""
         inserted = self.inserted - self.params.learn_start
         return self.sampled / inserted if inserted > 0 else 0.0
 
-    def _owed(self) -> float:
+    def _sample_deficit(self) -> float:
         """Samples the learner is behind."""
         assert self.params.samples_per_insert is not None
         return (self.inserted - self.params.learn_start) * self.params.samples_per_insert - self.sampled
@@ -172,22 +172,22 @@ class Clock:
         self._arrays["scores"][1:4] = score, max(score, best, *(scores or ())), agent_steps
         self._arrays["scores"][0] += 1
 
-    def beat(self, process_ind: int) -> None:
+    def heartbeat(self, process_ind: int) -> None:
         self._arrays["heartbeats"][process_ind, 0] = time.monotonic()
 
-    def has_beaten(self, process_ind: int) -> bool:
+    def has_started(self, process_ind: int) -> bool:
         return bool(self._arrays["heartbeats"][process_ind, 0])
 
-    def silent_seconds(self, process_ind: int) -> float:
+    def seconds_since_heartbeat(self, process_ind: int) -> float:
         """Seconds since the last beat; 0 for a process that never beat."""
         beat = float(self._arrays["heartbeats"][process_ind, 0])
         return time.monotonic() - beat if beat else 0.0
 
-    def forget_beat(self, process_ind: int) -> None:
+    def reset_heartbeat(self, process_ind: int) -> None:
         """A new process takes this place."""
         self._arrays["heartbeats"][process_ind] = 0.0
 
-    def stream_cell(self, process_ind: int) -> np.ndarray:
+    def activity_marker(self, process_ind: int) -> np.ndarray:
         """Where an environment of this process notes whose code runs (Env.note_stream_in)."""
         return self._arrays["heartbeats"][process_ind, 1:2]
 
@@ -225,7 +225,7 @@ class Clock:
             counts[:len(values), 0] += values[:len(counts)]
         if with_rows and self.params.samples_per_insert is not None and state.get("limiter", self._limiter()) != self._limiter():
             self._arrays["sampled"][:, 0] = 0
-            self._arrays["sampled"][0, 0] = max(int(self._owed()), 0)
+            self._arrays["sampled"][0, 0] = max(int(self._sample_deficit()), 0)
 
     def _limiter(self) -> list[float | None]:
         return [self.params.samples_per_insert, self.params.learn_start]

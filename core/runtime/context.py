@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.acting.validated_env import CheckedSteps, make_env
+from core.acting.validated_env import ValidatedEnv, make_env
 from core.agent import Agent
 from core.common.terminal import Terminal
-from core.distributed.learner_group import Alone, Meeting
+from core.distributed.learner_group import Rendezvous, SingleLearner
 from core.env import Env
 from core.memory import Memory
 from core.runtime.clock import Clock
@@ -40,7 +40,7 @@ class Context:
     logs: LogRings
     resume_from: Path | None = None   # a verified full checkpoint
     initial_weights: Path | None = None
-    meeting: Meeting = field(default_factory=Alone)  # of several learners: set by the engine
+    meeting: Rendezvous = field(default_factory=SingleLearner)  # of several learners: set by the engine
     terminal: Terminal | None = None  # where main's output is relayed to; None: it is not relayed
 
     def make_agent(self, device: str = "cpu", precision: str = "float32") -> Agent:
@@ -48,7 +48,7 @@ class Context:
 
     def make_env(self, num_envs: int, *, training: bool, num_threads: int = 1, render_mode: str | None = None) -> Env:
         env = make_env(self.options, num_envs, training=training, num_threads=num_threads, render_mode=render_mode)
-        return CheckedSteps(env, num_envs)
+        return ValidatedEnv(env, num_envs)
 
     def memory_of(self, actor: int) -> tuple[Memory, int]:
         """The memory that an actor writes to, and its number among those who do."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core.acting.env_groups import EnvGroups
+from core.acting.env_groups import DoubleBufferedEnvs
 from core.acting.episode_statistics import Tally
-from core.acting.graphed_inference import for_acting
+from core.acting.graphed_inference import with_graphed_forward
 from core.agent import Exploration
 from core.common.settings import setting
 from core.env import Env
@@ -47,19 +47,19 @@ def actor(context: Context, index: int) -> Iterator[bool]:
 
 def _play(context: Context, index: int, generator: np.random.Generator, seed: int) -> Iterator[bool]:
     options, clock, num_envs, count = context.options, context.clock, context.options.num_envs_per_actor, context.options.actor.groups
-    agent = for_acting(context.make_agent(context.device_of_actor(index)), options.actor.captured)
+    agent = with_graphed_forward(context.make_agent(context.device_of_actor(index)), options.actor.captured)
     memory, number = context.memory_of(index)
     tally, profile = Tally(num_envs), Profile(context, "actor", index)
 
     def make_env(streams: int, first: int) -> Env:
         env = context.make_env(streams, training=True, num_threads=options.actor.env_threads)
-        env.note_stream_in(clock.stream_cell(context.process_ind("actor", index)), first)
+        env.set_activity_marker(clock.activity_marker(context.process_ind("actor", index)), first)
         return env
 
     def exploration(group: int) -> Exploration:
         return agent.exploration(index * count + group, options.num_actors * count, num_envs // count, generator)
 
-    groups = EnvGroups(agent, make_env, exploration, seed, count, num_envs, profile.lap)
+    groups = DoubleBufferedEnvs(agent, make_env, exploration, seed, count, num_envs, profile.lap)
     try:
         version, until_refresh = 0, 0
         while not context.parameters.version and not clock.stopped:
@@ -68,7 +68,7 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
         reported, steps, published_before = time.monotonic(), 0, 0
         while not clock.stopped:
             profile.lap("wait")
-            if not ((clock.may_act() or writer.short) and (writer.has_room() or clock.filling)):
+            if not ((clock.can_insert() or writer.short) and (writer.has_room() or clock.is_warming_up)):
                 yield False
                 continue
             if until_refresh <= 0:
@@ -79,7 +79,7 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
             profile.lap("write")
             until_refresh -= num_envs
             steps += published
-            clock.acted(index, published, tally.add(after))
+            clock.count_agent_steps(index, published, tally.add(after))
             if tally.finished:
                 for episode in tally.take():
                     context.report("actor", index, episode)

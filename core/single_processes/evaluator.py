@@ -8,7 +8,7 @@ import numpy as np
 
 from core.agent import Agent
 from core.checkpoint import model_file, tensor_file
-from core.common.console import notice
+from core.common.console import log_to_stderr
 from core.common.settings import setting
 from core.env import Env
 from core.evaluation.episodes import EpisodeResults, play_episodes
@@ -40,7 +40,7 @@ def evaluator(context: Context, index: int) -> Iterator[bool]:
         os.nice(params.niceness)
     agent = context.make_agent()
     env = context.make_env(min(params.num_envs, params.episodes), training=False)
-    env.note_stream_in(clock.stream_cell(context.process_ind("evaluator", index)))
+    env.set_activity_marker(clock.activity_marker(context.process_ind("evaluator", index)))
     schedule = Schedule(params.period, params.steps, clock.evaluated_at)
     version, best = 0, _kept_score(context)
     try:
@@ -118,7 +118,7 @@ def _save(context: Context, index: int, agent: Agent, agent_steps: int, score: f
         model_file.save_weights(options.model_path, agent.model.state_dict(), metadata)
         written = True
     except tensor_file.CheckpointError as error:
-        notice(f"best model not written, one that is there stays as it was: {error}")
+        log_to_stderr(f"best model not written, one that is there stays as it was: {error}")
         written = False
     context.clock.note_written(context.process_ind("evaluator", index), written)
     return written

@@ -9,8 +9,8 @@ from functools import partial
 from core.agent import Agent
 from core.common.settings import setting
 from core.device.torch_runtime import use_tf32
-from core.distributed.consensus import News, Watch
-from core.distributed.learner_group import Group, LearnersParted
+from core.distributed.consensus import News, SyncChecker
+from core.distributed.learner_group import LearnerGroup, PeerLostError
 from core.learning.batch_source import Batches, Learn
 from core.learning.metric_accumulator import Statistics
 from core.learning.precision import PRECISIONS, precision_on
@@ -56,7 +56,7 @@ def learner(context: Context, index: int) -> Iterator[bool]:
     (publish, report, write the agent) learner 0 does.
     """
     with context.meeting.join(index, context.device_of(index)) as group:
-        group.beat = partial(context.clock.beat, context.process_ind("learner", index))
+        group.heartbeat = partial(context.clock.heartbeat, context.process_ind("learner", index))
         agent, memory = _make_agent(context, group), learners_memory(context, index)
         version, drawn = restore(context, agent, memory, index)
         batches, learn = updates(context, agent, memory, index, drawn)
@@ -68,17 +68,17 @@ def learner(context: Context, index: int) -> Iterator[bool]:
                 with closing(Profile(context, "learner", index, context.device_of(index))) as profile:
                     yield from _learn(context, agent, memory, batches, learn, group, profile)
                 yield from save(context, agent, memory, batches, group)
-            except LearnersParted:
+            except PeerLostError:
                 save_alone(context, agent, memory, batches)
                 raise
 
 
-def _learn(context: Context, agent: Agent, memory: LearnersMemory, batches: Batches, learn: Learn, group: Group,
+def _learn(context: Context, agent: Agent, memory: LearnersMemory, batches: Batches, learn: Learn, group: LearnerGroup,
            profile: Profile) -> Generator[bool, None, None]:
     """Until the run ends."""
     options, clock, first = context.options, context.clock, group.index == 0
     statistics, samples = Statistics(), options.agent.batch_size * agent.samples_per_window
-    watch = Watch(agent, clock.updates, options.learner.compare_period if group.size > 1 else 0)
+    watch = SyncChecker(agent, clock.updates, options.learner.compare_period if group.size > 1 else 0)
     bad_updates, reported, told, batch = 0, time.monotonic(), watch.updates, None
 
     def report() -> None:
@@ -90,7 +90,7 @@ def _learn(context: Context, agent: Agent, memory: LearnersMemory, batches: Batc
         profile.lap("wait")
         stopped, due = clock.stopped, clock.checkpoint_due
         if batch is None and not (stopped or due):
-            batch = batches.get(timeout=0.1) if clock.may_learn(group.size * learn.count * samples) else None
+            batch = batches.get(timeout=0.1) if clock.can_sample(group.size * learn.count * samples) else None
             if batch is None:
                 yield False
                 continue
@@ -114,7 +114,7 @@ def _learn(context: Context, agent: Agent, memory: LearnersMemory, batches: Batc
         if output.priorities is not None and batches.takes_priorities:
             batches.update_priorities(batch.keys, output.priorities.cpu().numpy())
             profile.lap("priorities")
-        clock.learnt(group.index, learn.samples(batch), learn.count)
+        clock.count_update(group.index, learn.samples(batch), learn.count)
         batch = None
         watch.updates += learn.count
         if first and watch.updates % options.learner.publish_period < learn.count:
@@ -133,7 +133,7 @@ def _learn(context: Context, agent: Agent, memory: LearnersMemory, batches: Batc
         yield True
 
 
-def _make_agent(context: Context, group: Group) -> Agent:
+def _make_agent(context: Context, group: LearnerGroup) -> Agent:
     """Of several learners all draw the same first weights; then each goes on with a random state of its own."""
     context.seed_everything("learner", 0)
     memory, device = context.memories[group.index], context.device_of(group.index)

@@ -15,9 +15,9 @@ import torch
 
 from core.agent import Agent
 from core.checkpoint import model_file, run_checkpoint, tensor_file
-from core.common.console import notice
+from core.common.console import log_to_stderr
 from core.device.torch_runtime import device_random_state, set_device_random_state
-from core.distributed.learner_group import Alone, Group
+from core.distributed.learner_group import LearnerGroup, SingleLearner
 from core.learning.batch_source import Batches
 from core.memory import batch_of, batch_state
 from core.runtime.context import Context
@@ -58,7 +58,7 @@ def load_initial(agent: Agent, path: Path) -> None:
     model_file.load_into(agent.model, model_file.load_weights(path)[0], path)
 
 
-def save(context: Context, agent: Agent, memory: LearnersMemory, batches: Batches, group: Group) -> Generator[bool, None, None]:
+def save(context: Context, agent: Agent, memory: LearnersMemory, batches: Batches, group: LearnerGroup) -> Generator[bool, None, None]:
     """Publish, then write a full checkpoint. A full disk is reported and counted; training goes on."""
     options, index, parts = context.options, group.index, dict[str, Any]()
 
@@ -91,7 +91,7 @@ def save_alone(context: Context, agent: Agent, memory: LearnersMemory, batches: 
     if context.options.learner.checkpoint_replay:
         return
     with _first_to_come(context.options.checkpoint_folder) as first:
-        for _ in save(context, agent, memory, batches, Alone()) if first else ():
+        for _ in save(context, agent, memory, batches, SingleLearner()) if first else ():
             """Alone it does not wait."""
 
 
@@ -136,6 +136,6 @@ def _written(write: Callable[[], Any]) -> bool:
     try:
         write()
     except (tensor_file.CheckpointError, MemoryError) as error:
-        notice(f"checkpoint not written, those that are there stay as they were: {error}")
+        log_to_stderr(f"checkpoint not written, those that are there stay as they were: {error}")
         return False
     return True

@@ -16,7 +16,7 @@ from core.checkpoint.model_file import load_into, load_weights, test_file
 from core.checkpoint.tensor_file import write_atomically
 from core.common.system import versions
 from core.evaluation.episodes import Episode, EpisodeResults, play_episodes
-from core.evaluation.video_overlay import Film
+from core.evaluation.video_overlay import EpisodeRenderer
 from core.metrics.aggregation import human_normalized
 from core.runtime.clock import Clock
 from core.runtime.context import Context
@@ -34,7 +34,7 @@ def tester(context: Context, index: int) -> Iterator[bool]:
         env = context.make_env(num_envs, training=False, num_threads=min(num_envs, len(os.sched_getaffinity(0))),
                                render_mode="rgb_array" if options.record else "human" if options.render else None)
         stack.callback(env.close)
-        film = Film(test_file(path, options.video.format), options.video, context.spec) if options.record else None
+        film = EpisodeRenderer(test_file(path, options.video.format), options.video, context.spec) if options.record else None
         if film is not None:
             stack.callback(film.close)
         exploration = agent.evaluation_exploration(num_envs, context.seed_everything("tester", index))

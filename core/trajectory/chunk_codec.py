@@ -12,7 +12,7 @@ from core.trajectory.frame_compression import StorageParams, compress, decompres
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
 
-HEADED = ("frame", "first", "last")  # fields that the row after a chunk has too
+BOOTSTRAP_FIELDS = ("frame", "first", "last")  # fields that the row after a chunk has too
 SIZES, CHECKS = "block sizes", "block checks"
 
 
@@ -34,7 +34,7 @@ class ChunkFormat:
     def __init__(self, layout: Layout, window_length: int):
         self._layout, self._window_length = layout, window_length
         length, envs = layout.chunk_length, layout.num_envs
-        self._fields = {name: ArraySpec((length + (name in HEADED), envs, *spec.shape), spec.dtype)
+        self._fields = {name: ArraySpec((length + (name in BOOTSTRAP_FIELDS), envs, *spec.shape), spec.dtype)
                         for name, spec in layout.fields.items()}
         self._states = {name: ArraySpec((envs, *spec.shape), spec.dtype) for name, spec in layout.state_fields.items()}
         self._parts = {**self._fields, **self._states}

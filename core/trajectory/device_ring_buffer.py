@@ -24,7 +24,7 @@ def torch_dtype(dtype: str) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-class Mirror:
+class DeviceRingBuffer:
     """Trajectories on `device`. A stream's rows lie as in the shared rows: [actor, row, stream]."""
 
     def __init__(self, trajectories: Trajectories, device: torch.device):
@@ -57,7 +57,7 @@ class Mirror:
         written = self._trajectories.written()
         stacked = self._trajectories.starts(0)[0] - max(self.layout.frame_stack - 1, 0)  # oldest rows that windows may touch
         begin = np.maximum(self.copied - 1, stacked).clip(0)  # a writer that took over has marked the newest row
-        overtaken = written - self.copied > self.layout.guard  # these copies overwrite rows that updates in hand may be reading
+        overtaken = written - self.copied > self.layout.overwrite_margin  # these copies overwrite rows that updates in hand may be reading
         with self._transfers.together(after_work=bool(overtaken.any())) as copy:
             for actor in np.flatnonzero(written > self.copied).tolist():
                 for first, last in self._pieces(int(begin[actor]), int(written[actor])):

@@ -7,9 +7,9 @@ import numpy as np
 
 from core.common.shared_arrays import SharedArrays
 from core.specs import ArraySpec
-from core.trajectory.counters import touched
+from core.trajectory.counters import first_valid_step
 from core.trajectory.frame_compression import USUAL_RATIO, CorruptedBlock, StorageParams, compress, decompressed
-from core.trajectory.frame_gather import Threads, gathered
+from core.trajectory.frame_gather import GatherThreadPool, gathered
 
 UNPACKED_CHUNKS = 4   # of each stream: the newest, the one in the making, and two that a reader may still be busy with
 
@@ -61,7 +61,7 @@ def arena_bytes(storage: StorageParams, frame: ArraySpec, num_actors: int, num_e
     return max((storage.bytes or usual) // num_actors, least)
 
 
-class Packer:
+class CompressedFrameWriter:
     """The one writer of an actor's arena."""
 
     def __init__(self, layout: PackedLayout, arrays: SharedArrays, actor_ind: int, level: int):
@@ -80,7 +80,7 @@ class Packer:
         """The same for frames that are packed already: a block and its checksum of each stream."""
         sizes = [len(block) for block, _ in blocks]
         starts, end = self._places(sizes)
-        self._take_back(chunk, end - self._layout.arena_bytes)
+        self._evict(chunk, end - self._layout.arena_bytes)
         for start, (block, _) in zip(starts, blocks):
             place = start % self._layout.arena_bytes
             self._arena[place:place + len(block)] = np.frombuffer(block, np.uint8)
@@ -98,7 +98,7 @@ class Packer:
             end += size
         return starts, end
 
-    def _take_back(self, chunk: int, limit: int) -> None:
+    def _evict(self, chunk: int, limit: int) -> None:
         """Readers lose the chunks that have bytes before `limit`."""
         length, chunks = self._layout.chunk_length, self._layout.chunks
         kept = max(-(-int(self._oldest[0]) // length), chunk - chunks + 1)
@@ -108,10 +108,10 @@ class Packer:
             self._oldest[0] = kept * length
 
 
-class PackedFrames:
+class CompressedFrameReader:
     """The readers' side of packed frames."""
 
-    def __init__(self, layout: PackedLayout, arrays: SharedArrays, threads: Threads):
+    def __init__(self, layout: PackedLayout, arrays: SharedArrays, threads: GatherThreadPool):
         self._layout, self._arrays, self._threads = layout, arrays, threads
         self._unpacked = arrays["frame"].reshape(-1, *layout.frame.shape)
         self._arenas = [memoryview(arena) for arena in arrays["arena"]]
@@ -135,7 +135,7 @@ class PackedFrames:
     @staticmethod
     def used_bytes(layout: PackedLayout, arrays: SharedArrays) -> int:
         """Of the arenas by the chunks that readers may read."""
-        oldest = (-(-touched(arrays, layout.rows, layout.chunk_length) // layout.chunk_length)).clip(0)  # [num_actors] chunks
+        oldest = (-(-first_valid_step(arrays, layout.rows, layout.chunk_length) // layout.chunk_length)).clip(0)  # [num_actors] chunks
         starts = arrays["block_start"][np.arange(layout.num_actors), oldest % layout.chunks, 0]
         return int(np.where(oldest * layout.chunk_length < arrays["written"][:, 0], arrays["packed"][:, 0] - starts, 0).sum())
 
@@ -167,6 +167,6 @@ class PackedFrames:
             data = self._arenas[actor][start:start + size]
             if (frames := decompressed(data, check, layout.block_bytes)) is not None:
                 unpacked[number] = frames
-            elif (chunks[number] + 1) * layout.chunk_length > touched(self._arrays, layout.rows, layout.chunk_length)[actor]:
+            elif (chunks[number] + 1) * layout.chunk_length > first_valid_step(self._arrays, layout.rows, layout.chunk_length)[actor]:
                 raise CorruptedBlock(f"packed frames of chunk {chunks[number]}, stream {envs[number]} of actor {actor} "
                                      f"({size} bytes at {start}) are not what was written")

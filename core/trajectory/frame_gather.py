@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 
-class Threads:
+class GatherThreadPool:
     """Some threads that work through the parts of one call; made on first use, left behind when sent to another process."""
 
     def __init__(self, count: int):
@@ -33,7 +33,7 @@ class Threads:
         return {"count": self.count, "_pool": None}
 
 
-def gathered(frames: np.ndarray, positions: np.ndarray, threads: Threads) -> np.ndarray:
+def gathered(frames: np.ndarray, positions: np.ndarray, threads: GatherThreadPool) -> np.ndarray:
     """frames[positions], copied. numpy's take moves whole frames, without python's lock, and, unlike torch's index_select, never wakes the
     learner's compute threads."""
     taken, flat = np.empty((positions.size, *frames.shape[1:]), frames.dtype), positions.ravel()
@@ -44,7 +44,7 @@ def gathered(frames: np.ndarray, positions: np.ndarray, threads: Threads) -> np.
 class RawFrames:
     """Frames as they are, [actors, rows, envs, *frame]."""
 
-    def __init__(self, frames: np.ndarray, threads: Threads):
+    def __init__(self, frames: np.ndarray, threads: GatherThreadPool):
         self._actors, self._rows, self._envs, *shape = frames.shape
         self._flat, self._threads = frames.reshape(-1, *shape), threads
 

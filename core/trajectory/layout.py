@@ -52,7 +52,7 @@ class Layout:
         return self.num_streams * self.rows
 
     @property
-    def guard(self) -> int:
+    def overwrite_margin(self) -> int:
         """Oldest rows that readers leave alone: the chunk being written, and one more so that a reader is rarely lapped."""
         return 2 * self.chunk_length
 

@@ -23,9 +23,9 @@ from torch import Tensor
 from core.common.shared_arrays import SharedArrays
 from core.common.system import available_bytes
 from core.specs import WindowSpec
-from core.trajectory.counters import touched
-from core.trajectory.frame_arena import PackedFrames
-from core.trajectory.frame_gather import RawFrames, Threads
+from core.trajectory.counters import first_valid_step
+from core.trajectory.frame_arena import CompressedFrameReader
+from core.trajectory.frame_gather import GatherThreadPool, RawFrames
 from core.trajectory.layout import Layout
 from core.types import Window
 
@@ -44,10 +44,10 @@ class Trajectories:
         return {name: value for name, value in self.__dict__.items() if name != "frames"}
 
     @cached_property
-    def frames(self) -> RawFrames | PackedFrames:
+    def frames(self) -> RawFrames | CompressedFrameReader:
         """The frames of the rows, by stream and serial number."""
-        packed, threads = self.layout.packed, Threads(self.layout.storage.threads)
-        return PackedFrames(packed, self.arrays, threads) if packed else RawFrames(self.arrays["frame"], threads)
+        packed, threads = self.layout.packed, GatherThreadPool(self.layout.storage.threads)
+        return CompressedFrameReader(packed, self.arrays, threads) if packed else RawFrames(self.arrays["frame"], threads)
 
     def written(self) -> np.ndarray:
         """[num_actors] int64: rows a stream published by each actor so far; never falls."""
@@ -56,7 +56,7 @@ class Trajectories:
     def starts(self, window_length: int) -> tuple[np.ndarray, np.ndarray]:
         """Serial numbers [low, high) of each actor's rows from which a whole window can be read, both [num_actors]."""
         written = self.written()
-        low = np.maximum(written - self.layout.rows + self.layout.guard, 0)
+        low = np.maximum(written - self.layout.rows + self.layout.overwrite_margin, 0)
         low = np.maximum(low, self.arrays["oldest"][:, 0])
         low = np.where(low > 0, low + max(self.layout.frame_stack - 1, 0), 0)
         return low, np.maximum(written - window_length, low)
@@ -65,10 +65,10 @@ class Trajectories:
         low, high = self.starts(0)
         return int((high - low).sum()) * self.layout.num_envs
 
-    def intact(self, streams: np.ndarray, serials: np.ndarray) -> np.ndarray:
+    def still_valid(self, streams: np.ndarray, serials: np.ndarray) -> np.ndarray:
         """[B] bool: the rows of these windows (and of their first stack) had not been touched by their writer until now."""
         oldest_read = np.maximum(serials - max(self.layout.frame_stack - 1, 0), 0)
-        return oldest_read >= touched(self.arrays, self.layout.rows, self.layout.chunk_length)[streams // self.layout.num_envs]
+        return oldest_read >= first_valid_step(self.arrays, self.layout.rows, self.layout.chunk_length)[streams // self.layout.num_envs]
 
     def slots(self, streams: np.ndarray, serials: np.ndarray) -> np.ndarray:
         """Flat row indices of (stream, serial), broadcast together."""
@@ -122,7 +122,7 @@ class Trajectories:
         raw = float((high - low).sum()) * self.layout.num_envs * self.layout.fields["frame"].nbytes
         if packed is None or not raw:
             return {"memory_mb": raw / 1e6}
-        used = PackedFrames.used_bytes(packed, self.arrays)
+        used = CompressedFrameReader.used_bytes(packed, self.arrays)
         return {"memory_mb": used / 1e6, "compression": raw / max(used, 1)}
 
     def state_dict(self) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class Trajectories:
         lengths = self._lengths(self._used(state["written"]), state.get("packed"))
         state |= {name: self.arrays[name][:, :length].copy() for name, length in lengths.items() if name not in state}
         state |= {"oldest": self.arrays["oldest"].copy()}
-        state["oldest"][:, 0] = touched(self.arrays, self.layout.rows, self.layout.chunk_length)  # after the rows were copied
+        state["oldest"][:, 0] = first_valid_step(self.arrays, self.layout.rows, self.layout.chunk_length)  # after the rows were copied
         return {name: torch.from_numpy(array) for name, array in state.items()}
 
     def _newest(self) -> dict[str, np.ndarray]:

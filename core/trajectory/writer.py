@@ -8,7 +8,7 @@ from torch import Tensor
 
 from core.specs import WindowSpec
 from core.trajectory.chunk_codec import Chunk
-from core.trajectory.frame_arena import Packer
+from core.trajectory.frame_arena import CompressedFrameWriter
 from core.trajectory.ring_buffer import Trajectories
 from core.types import TimeStep, Window
 
@@ -28,7 +28,7 @@ class ChunkWriter:
         self._counter = self._written[actor_ind]
         self._filled, self._room = 0, room
         packed = self._layout.packed
-        self._packer = Packer(packed, trajectories.arrays, actor_ind, self._layout.storage.level) if packed else None
+        self._packer = CompressedFrameWriter(packed, trajectories.arrays, actor_ind, self._layout.storage.level) if packed else None
         if self._counter[0]:
             self._rows["last"][(self._counter[0] - 1) % self._layout.rows] = True
 

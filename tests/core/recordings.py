@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from core.device.cuda_graph import Captured
+from core.device.cuda_graph import CudaGraphCallable
 
 LOOKS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.equal.default,
          torch.ops.aten.masked_select.default}
@@ -107,7 +107,7 @@ class Recording(TorchDispatchMode):
                     storage.copy_(new)
 
 
-class Replayed(Captured):
+class Replayed(CudaGraphCallable):
     """Captured, of work on the CPU."""
 
     def __init__(self, work, device, generators=(), *, capture):
@@ -134,5 +134,5 @@ def imitate(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sys.modules["torch.optim.rmsprop"], "_get_capturable_supported_devices", lambda: ["cpu"])
     monkeypatch.setattr(torch.optim.RMSprop, "step", unseen)
-    for module in ("resident", "staged", "inference"):
-        monkeypatch.setattr(f"core.{module}.Captured", Replayed)
+    for module in ("learning.graphed_update", "acting.graphed_inference"):
+        monkeypatch.setattr(f"core.{module}.CudaGraphCallable", Replayed)

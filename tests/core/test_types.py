@@ -20,7 +20,7 @@ def assert_equals_twin(trajectories: Trajectories, plays: list[RandomPlay], spec
             continue
         streams, serials = np.array(starts).T
         window = trajectories.gather(streams + actor * num_envs, serials, spec)
-        assert trajectories.intact(streams + actor * num_envs, serials).all()
+        assert trajectories.still_valid(streams + actor * num_envs, serials).all()
         for column, (stream, serial) in enumerate(starts):
             rows = play.rows[stream]
             expected = rows[serial:serial + spec.length + 1]
@@ -149,7 +149,7 @@ def assert_unrolls_equal_twin(trajectories: Trajectories, plays: list[RandomPlay
         if not keys:
             continue
         streams, serials = np.array(keys).T
-        assert trajectories.intact(streams + actor * layout.num_envs, serials).all()
+        assert trajectories.still_valid(streams + actor * layout.num_envs, serials).all()
         window = trajectories.gather(streams + actor * layout.num_envs, serials, unroll_spec(length))
         for column, (stream, serial) in enumerate(keys):
             assert_unroll_equals_twin(window, column, play, stream, serial)

@@ -18,7 +18,7 @@ from utils import options, run_registry
 from utils.config import memory_budget, validation
 from utils.config.command_line import read_options
 from utils.config.rows import find_row
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.launch import prepare
 from utils.options import CONFIGS
 
@@ -359,7 +359,8 @@ def run(root, read):
         from utils.config.dotted_settings import flatten
         from utils.config.rows import find_row, from_row
         chosen = run_registry.claim(read(*words))
-        run_registry.save(chosen, run_registry.plain(flatten(from_row(find_row(chosen.config))[0])), validation.environment_spec(chosen).name)
+        run_registry.save(chosen, run_registry.plain(flatten(from_row(find_row(chosen.config))[0])),
+                          validation.environment_spec(chosen).name)
         chosen.checkpoint_folder.mkdir()
         chosen.model_path.touch()
         return chosen
@@ -472,7 +473,8 @@ def test_a_model_of_another_game_is_refused_unless_that_is_given(read, root, cap
     assert (metadata["game"], metadata["environment"], metadata["env_type"]) == ("CartPole-v1", "CartPole-v1", "gym")
     for words in (["--mode", "2"], []):
         chosen = read("--config", "dqn-cartpole", "--game", "CartPole-v0", "--model_file", str(trained.model_path), *words)
-        with pytest.raises(Refused, match=r"is of game=CartPole-v1 \(env_type=gym\) and game=CartPole-v0 is .* give --game CartPole-v1") \
+        with pytest.raises(ConfigurationError,
+                           match=r"is of game=CartPole-v1 \(env_type=gym\) and game=CartPole-v0 is .* give --game CartPole-v1") \
                 as refused:
             prepare(chosen)
         assert refused.value.code == 3 and not chosen.log_folder.exists()

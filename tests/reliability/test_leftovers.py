@@ -87,7 +87,7 @@ def test_a_claim_that_fails_is_undone_and_one_of_a_run_that_goes_on_touches_noth
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("utils.run_registry.fcntl.flock", no_locks)
-    with pytest.raises(run_registry.Refused, match="cannot be made"):
+    with pytest.raises(run_registry.ConfigurationError, match="cannot be made"):
         run_registry.claim(options)
     assert not list((root / "logs").iterdir()) and options.log_folder not in run_registry.locks
     options.log_folder.mkdir()

@@ -10,7 +10,7 @@ from core.checkpoint import run_checkpoint
 from utils import run_registry
 from utils.config import validation
 from utils.config.command_line import read_options
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_start_whose_timestamp_is_taken_while_it_is_checked_is_not_refused(opt
 def test_a_run_that_still_runs_cannot_be_continued_a_second_time(options):
     running = run_registry.claim(options())
     run_registry.save(running, {})
-    with pytest.raises(Refused, match="still running"):
+    with pytest.raises(ConfigurationError, match="still running"):
         run_registry.claim(options("--resume", running.signature))
 
 
@@ -91,7 +91,7 @@ def test_a_damaged_settings_file_hides_its_run_and_no_other(options, root):
 
 def test_folders_that_cannot_be_made_are_a_bad_environment(options, root):
     (root / "logs").write_text("a file in the way")
-    with pytest.raises(Refused, match="cannot be made") as refused:
+    with pytest.raises(ConfigurationError, match="cannot be made") as refused:
         run_registry.claim(options())
     assert refused.value.code == 2
 
@@ -99,6 +99,6 @@ def test_folders_that_cannot_be_made_are_a_bad_environment(options, root):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_an_unwritable_folder_is_a_bad_environment(options, root):
     root.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    with pytest.raises(Refused, match="Permission denied"):
+    with pytest.raises(ConfigurationError, match="Permission denied"):
         run_registry.claim(options())
     root.chmod(stat.S_IRWXU)

@@ -11,14 +11,14 @@ import pytest
 
 from core.checkpoint import run_checkpoint
 from core.checkpoint.tensor_file import CheckpointError
-from core.engines.run_end import how_to_go_on
+from core.engines.run_end import resume_command_hint
 from core.runtime.clock import Clock, ClockParams
 from tests.reliability.program import SLOW, Program, start
 from tests.reliability.test_deaths import ENDLESS
 from tests.reliability.test_inline import CARTPOLE
 from utils import run_registry
 from utils.config.command_line import read_options
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.factory import EnginesDict, ProcessesDict
 from utils.launch import prepare
 
@@ -80,7 +80,7 @@ def test_f61_room_for_a_first_checkpoint_is_tried_when_a_run_is_claimed_or_conti
         options = read_options(["--root", str(root), "--config", "dqn-cartpole", "--resume", first.signature])
     before = sorted(root.rglob("*"))
     monkeypatch.setattr(os, "posix_fallocate", allocate)
-    with pytest.raises(Refused, match="No space left on device"):
+    with pytest.raises(ConfigurationError, match="No space left on device"):
         run_registry.claim(options, 12_345)
     assert tried == [12_345 + run_registry.LEAST] and sorted(root.rglob("*"))[:len(before)] == before
     assert not list((root / "models").iterdir()) and (root / "logs").exists() is resumed
@@ -150,7 +150,7 @@ def test_a_write_that_succeeds_later_makes_good_for_one_that_failed():
 
 def test_when_a_checkpoint_is_due_is_said_as_it_is(root):
     def said(*words):
-        return how_to_go_on(read_options(["--root", str(root), "--config", "dqn-cartpole", *words]))
+        return resume_command_hint(read_options(["--root", str(root), "--config", "dqn-cartpole", *words]))
 
     assert "every 60 s" not in said("--engine", "inline") and "(one is due at the end)" in said("--engine", "inline")
     assert "(one is due every 500 agent steps, learner.checkpoint_steps; every 60 s, learner.checkpoint_period; at the end)" \

@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
-from core.acting.validated_env import CheckedSteps
+from core.acting.validated_env import ValidatedEnv
 from core.checkpoint import model_file
 from core.checkpoint.tensor_file import CheckpointError
 from core.evaluation.episodes import _seed_from
@@ -18,7 +18,7 @@ from tests.reliability.test_inline import RUNS, SMALL
 from tests.reliability.test_inline import train as train_here
 from utils import api, export
 from utils.api import TrainedRun, TrainingError, load, train
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 
 KINDS = {"dqn": RUNS["shared"], "rainbow": RUNS["rainbow"], "r2d2": RUNS["r2d2"], "impala": RUNS["impala with LSTM"], "sac": RUNS["sac"],
          "pictures": ("--config", "dqn-minatar-breakout", *SMALL, "--env_type", "catch", "--game", "catch")}
@@ -47,7 +47,7 @@ def test_a_loop_of_ones_own_earns_what_evaluate_does(kind, trained):
     options = policy.options
     results = policy.evaluate(episodes=1, seed=5)
     policy = api.Policy(options, policy.spec, policy.agent, policy.metadata, seed=5)
-    env = CheckedSteps(options.env_class(options.env, options.game, 1, training=False), 1)
+    env = ValidatedEnv(options.env_class(options.env, options.game, 1, training=False), 1)
     timestep, state, total, length = env.reset(_seed_from(np.random.SeedSequence(5))), None, 0.0, 0
     while length < options.evaluator.max_steps:
         action, state = policy.act(timestep.observation[0], state, timestep.reward[0])
@@ -100,7 +100,7 @@ def test_a_model_says_what_it_is_or_its_run_does_or_it_is_refused(trained, tmp_p
     model_file.save_weights(elsewhere, weights, metadata)
     assert load(elsewhere).options.model.lstm == 8 and "options" not in load(elsewhere).metadata
     model_file.save_weights(elsewhere, weights, {})  # of an earlier version
-    with pytest.raises(Refused, match=r"does not say what it is, and there is no .*run\.json: put the run's log folder there"):
+    with pytest.raises(ConfigurationError, match=r"does not say what it is, and there is no .*run\.json: put the run's log folder there"):
         load(elsewhere)
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / run.signature).symlink_to(run.log_folder)
@@ -121,10 +121,10 @@ def test_the_command_exports_a_model_file(trained, tmp_path, capsys):
 
 def test_what_the_command_line_refuses_train_refuses_with_its_sentences(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **keywords: pytest.fail("a process was started"))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ConfigurationError) as refused:
         train("dqn-cartpole", {"agent.lr": -1}, steps=0, root=tmp_path)
     assert refused.value.problems == ("steps=0 must be at least 1", "agent.lr=-1.0 must be greater than 0") and refused.value.code == 2
-    with pytest.raises(Refused, match="mode is not to be given to train"):
+    with pytest.raises(ConfigurationError, match="mode is not to be given to train"):
         train("dqn-cartpole", mode=2)
     assert capfd.readouterr() == ("", "") and not list(tmp_path.iterdir())
 

@@ -11,7 +11,7 @@ from core.specs import ArraySpec, Continuous, Discrete, EnvSpec
 from utils import export as exporting
 from utils.api import Policy
 from utils.config.rows import from_row
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.export import export, main
 from utils.factory import AgentsDict, ModelsDict
 from utils.options import Options
@@ -82,7 +82,7 @@ def test_onnxruntime_gives_what_torch_gives(name, lstm, tmp_path):
 
 def test_an_export_that_differs_is_refused_and_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "differences", lambda *arguments: ["values of 3 observations"])
-    with pytest.raises(Refused, match="differs from torch's: values of 3 observations; nothing was written"):
+    with pytest.raises(ConfigurationError, match="differs from torch's: values of 3 observations; nothing was written"):
         export(small_policy("dqn-mlp"), tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
 
@@ -99,7 +99,7 @@ def test_other_weights_differ(tmp_path):
 @pytest.mark.parametrize("missing", ["onnx", "onnxscript", "onnxruntime"])
 def test_a_missing_package_is_refused_with_the_pip_command(missing, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, missing, None)
-    with pytest.raises(Refused, match=r'pip install -e "\.\[onnx\]"'):
+    with pytest.raises(ConfigurationError, match=r'pip install -e "\.\[onnx\]"'):
         export(small_policy("dqn-mlp"), tmp_path / "model.onnx")
 
 

@@ -10,7 +10,7 @@ import torch
 from core.checkpoint import model_file, run_checkpoint
 from utils.config import validation
 from utils.config.command_line import read_options
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.launch import _initial_weights, _try_test_files, prepare
 
 
@@ -48,7 +48,7 @@ def test_f45_mode_2_tries_its_files_before_it_plays(options, tmp_path, name):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000 if name == "full" else limits[0], limits[1]))
     try:
-        with pytest.raises(Refused, match=r"mode 2 cannot write .*_test.(json|mp4) ") as refused:
+        with pytest.raises(ConfigurationError, match=r"mode 2 cannot write .*_test.(json|mp4) ") as refused:
             weights_and_files(chosen) if name == "full" else prepare(chosen)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -66,7 +66,7 @@ def test_a_model_file_that_is_absent_or_of_another_shape_is_a_bad_checkpoint_and
     file = tmp_path / "model.pth"
     chosen = options("--mode", mode, "--model_file", str(file))
     for message in ("does not exist", "another architecture"):
-        with pytest.raises(Refused, match=message) as refused:
+        with pytest.raises(ConfigurationError, match=message) as refused:
             prepare(chosen)
         assert refused.value.code == 3 and list(root.iterdir()) == []
         model_file.save_weights(file, {"weight": torch.zeros(1)}, {})
@@ -76,13 +76,13 @@ def test_a_run_is_continued_from_its_newest_checkpoint_and_not_without_one(optio
     started, _ = prepare(options())
     monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)  # as if it had ended
     chosen = options("--resume", started.options.signature)
-    with pytest.raises(Refused, match="there is no checkpoint") as refused:
+    with pytest.raises(ConfigurationError, match="there is no checkpoint") as refused:
         prepare(chosen)
     assert refused.value.code == 3
     clock = {**started.clock.state_dict(), "agent_steps": [30, 10]}
     for state, message in (({}, "has no agent and no clock and no learner"), ({"agent": {}, "clock": [1, 2], "learner": {}}, "clock of")):
         run_checkpoint.save(chosen.checkpoint_folder, state, step=40, keep=1)
-        with pytest.raises(Refused, match=f"{message}.* not of a run.*; start a new run") as refused:
+        with pytest.raises(ConfigurationError, match=f"{message}.* not of a run.*; start a new run") as refused:
             prepare(chosen)
         assert refused.value.code == 3
     run_checkpoint.save(chosen.checkpoint_folder, {"agent": {}, "clock": clock, "learner": {}}, step=40, keep=1)

@@ -13,7 +13,7 @@ from utils.config import device_validation, validation
 from utils.config.dotted_settings import annotations, changed, closest, fits, flatten, parse, type_name
 from utils.config.options_page import WIDTH, help_groups, help_text
 from utils.config.rows import CHOICES, GROUPS, find_row, from_row
-from utils.errors import BAD_CONFIGURATION, Refused
+from utils.errors import BAD_CONFIGURATION, ConfigurationError
 from utils.factory import suggestion
 from utils.options import CONFIGS, Options
 
@@ -35,11 +35,11 @@ def read_options(arguments: Sequence[str]) -> Options:
     """The options of this start. Exits with 2 or 3 after printing every problem, with 0 after --help."""
     try:
         return read(arguments)
-    except Refused as refused:
+    except ConfigurationError as refused:
         refuse(refused)
 
 
-def refuse(refused: Refused) -> NoReturn:
+def refuse(refused: ConfigurationError) -> NoReturn:
     for problem in refused.problems:
         print(f"error: {problem}", file=sys.stderr)
     sys.exit(refused.code)
@@ -56,7 +56,8 @@ def read(arguments: Sequence[str]) -> Options:
     saved, missing = _saved_run(start, row, words)
     if saved and "config" not in words:
         if saved.config is None:
-            problems.append(f"run {saved.signature} has no {run_registry.RUN_FILE} that could be read, which says of which row it is: name that "
+            problems.append(
+                f"run {saved.signature} has no {run_registry.RUN_FILE} that could be read, which says of which row it is: name that "
                             "with --config")
         else:
             row = find_row(saved.config)
@@ -74,7 +75,8 @@ def read(arguments: Sequence[str]) -> Options:
     if saved and options.mode == 1:
         problems += _differences(options, saved)
     if problems or missing:
-        raise Refused([*problems, *(missing.problems if missing else ())], BAD_CONFIGURATION if problems or not missing else missing.code)
+        raise ConfigurationError([*problems, *(missing.problems if missing else ())],
+                                 BAD_CONFIGURATION if problems or not missing else missing.code)
     if saved:
         print(f"{'continuing' if options.mode == 1 else 'testing'} run {saved.signature}: {options.config}, "
               + ", ".join(f"{name}={getattr(options, name)}" for name in OF_A_MODEL))
@@ -150,7 +152,8 @@ def _help(options: Options, group: str) -> NoReturn:
     known = help_groups(options)
     if group and group not in known:
         groups = [name for name in known if f"{name}." in "".join(known) or name == known[0]]
-        raise Refused([f"--help {group}: there is no such group or option; groups are {', '.join(groups)}{suggestion(group, known)}"])
+        raise ConfigurationError(
+            [f"--help {group}: there is no such group or option; groups are {', '.join(groups)}{suggestion(group, known)}"])
     if not group:
         print("usage: python main.py [--name value ...]\n\n"
               "Train or test what the lines and rows at the top of utils/options.py say; every option below overrides them.\n"
@@ -162,7 +165,8 @@ def _help(options: Options, group: str) -> NoReturn:
 
 
 # a run that went before -----------------------------------------------------------------------------------------------
-def _saved_run(start: Mapping[str, Any], row: Mapping[str, Any], words: Words) -> tuple[run_registry.SavedRun | None, Refused | None]:
+def _saved_run(start: Mapping[str, Any], row: Mapping[str, Any], words: Words) -> tuple[run_registry.SavedRun | None,
+                                                                                        ConfigurationError | None]:
     """The run to continue or to test; or why it cannot be had."""
     root, training = start["root"], start["mode"] == 1
     try:
@@ -174,7 +178,7 @@ def _saved_run(start: Mapping[str, Any], row: Mapping[str, Any], words: Words) -
             return run_registry.newest(root, *_wanted(row, words, ("model",)), ".pth"), None
         if not training and start["model_file"] is None:
             return run_registry.find(root, f"{start['machine']}_{start['timestamp']}"), None
-    except Refused as refused:
+    except ConfigurationError as refused:
         return None, refused
     return None, None
 
@@ -205,13 +209,15 @@ def _base(row: Mapping[str, Any], words: Words, saved: run_registry.SavedRun | N
     if saved is None or saved.config is None:
         return from_row(row, choices)
     on_file, _ = from_row(row)
-    since = {name: value for name, value in run_registry.plain(flatten(on_file)).items() if name not in saved.file or saved.file[name] != value}
+    since = {name: value for name,
+             value in run_registry.plain(flatten(on_file)).items() if name not in saved.file or saved.file[name] != value}
     settings = {name: value for name, value in {**saved.options, **since}.items() if name not in OF_THIS_START}
     options, problems = from_row(row, {**{name: str(settings[name]) for name in CHOICES if name in settings}, **choices})
     known = annotations(options)
     settings = {name: value for name, value in settings.items() if name in known and name not in CHOICES}
     wrong = [name for name, value in settings.items() if not fits(value, known[name])]
-    problems += [f"{run_registry.RUN_FILE} of run {saved.signature}: {name}={settings[name]!r} is not {type_name(known[name])}" for name in wrong]
+    problems += [
+        f"{run_registry.RUN_FILE} of run {saved.signature}: {name}={settings[name]!r} is not {type_name(known[name])}" for name in wrong]
     return changed(options, {name: value for name, value in settings.items() if name not in wrong}), problems
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from core.common.console import notice
+from core.common.console import log_to_stderr
 from core.device.torch_runtime import free_bytes
 from core.specs import WindowSpec
 from core.trajectory.layout import Layout
@@ -20,7 +20,7 @@ def resolved(options: Options) -> Options:
     actor = dataclasses.replace(options.actor, device=resolved_device(options.actor.device))
     found = dataclasses.replace(options, device=resolved_device(options.device), actor=actor)
     if options.device == "auto" and found.device == "cpu" and options.mode == 1 and options.learner.memory_device == "learner":
-        notice("device=auto is cpu, where learner.memory_device=learner is slow: torch sees no CUDA device here")
+        log_to_stderr("device=auto is cpu, where learner.memory_device=learner is slow: torch sees no CUDA device here")
     return found
 
 

@@ -9,7 +9,7 @@ from core.specs import ArraySpec, EnvSpec, WindowSpec
 from core.trajectory.frame_compression import RAW
 from core.trajectory.layout import Layout
 from utils.config import device_validation
-from utils.errors import told
+from utils.errors import describe_exception
 from utils.options import Options
 
 PROCESS_BYTES = 150 << 20  # memory of its own that a process needs beside the shared rows, roughly
@@ -46,7 +46,8 @@ def stored_bytes(options: Options, rings: list[Layout], window: WindowSpec) -> i
     """Of the replay in main memory: the rings, what the rule keeps outside them, copies that learners have of them there, and those that
     are made to store them."""
     own_bytes, copies = options.memory_class.own_bytes, 1 + options.learner.checkpoint_replay
-    return sum(copies * (rows.nbytes + own_bytes(options.memory, rows, window.length)) + device_validation.copied_bytes(options, rows, window)
+    return sum(copies * (rows.nbytes + own_bytes(options.memory, rows, window.length)) + device_validation.copied_bytes(options, rows,
+                                                                                                                        window)
                for rows in rings)
 
 
@@ -73,7 +74,7 @@ def problems(options: Options, spec: EnvSpec) -> list[str]:
     except ValueError as error:
         return [f"model_type={options.model_type} cannot see game={options.game}: {error}"]
     except Exception as error:  # as can that of a model
-        return [f"model_type={options.model_type} cannot be made for game={options.game}: {told(error)}"]
+        return [f"model_type={options.model_type} cannot be made for game={options.game}: {describe_exception(error)}"]
     if options.mode == 2:
         return _beside_the_replay(options, spec)
     found = options.memory_class.problems(options.memory, options.agent.batch_size)
@@ -140,10 +141,10 @@ def _limiter(options: Options, samples_per_window: int) -> list[str]:
     ratio, tolerance = options.clock.samples_per_insert, options.clock.tolerance
     replays = options.learner.updates_per_replay
     batch_size = options.agent.batch_size * samples_per_window * options.num_learners * replays
-    if ratio is not None and options.memory_class.paces(options.memory):
+    if ratio is not None and options.memory_class.is_rate_limited(options.memory):
         return [f"clock.samples_per_insert={ratio} must be None with memory_type={options.memory_type}: a queue is learnt from once "
                 "and sets the pace itself"]
-    if ratio is None and options.engine == "inline" and not options.memory_class.paces(options.memory):
+    if ratio is None and options.engine == "inline" and not options.memory_class.is_rate_limited(options.memory):
         return [f"clock.samples_per_insert=None with memory_type={options.memory_type} never ends with engine=inline, whose learner learns "
                 "as long as it may before actors go on: give a number"]
     if ratio is None or tolerance * ratio >= batch_size:

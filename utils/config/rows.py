@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from utils.config.dotted_settings import annotations, changed, closest, fits, type_name
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.factory import AgentsDict, EnvsDict, Factory, MemoriesDict, ModelsDict, suggestion, why_not
 from utils.options import CONFIGS, Options, Run
 
@@ -22,13 +22,13 @@ def find_row(config: str) -> dict[str, Any]:
     faults = [f"CONFIGS row {number} must be a dict with a name" for number, name in enumerate(names) if not isinstance(name, str)]
     faults += [f"CONFIGS row {number} must not be named {name!r} again" for number, name in enumerate(names) if name in names[:number]]
     if faults:
-        raise Refused(faults)
+        raise ConfigurationError(faults)
     if config in names:
         return CONFIGS[names.index(config)]
     if config.isdecimal() and int(config) < len(CONFIGS):
         return CONFIGS[int(config)]
     listed = ", ".join(f"{number} {name}" for number, name in enumerate(names))
-    raise Refused([f"config={config!r} is no row of CONFIGS{suggestion(config, names)}; there are {listed}"])
+    raise ConfigurationError([f"config={config!r} is no row of CONFIGS{suggestion(config, names)}; there are {listed}"])
 
 
 def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -> tuple[Options, list[str]]:

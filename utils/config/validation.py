@@ -6,14 +6,14 @@ import re
 from importlib.util import find_spec
 from typing import Any
 
-from core.acting.validated_env import CheckedSteps, make_env
+from core.acting.validated_env import ValidatedEnv, make_env
 from core.common import settings
 from core.common.foreign_code import foreign_code
 from core.memories.unrolls.unroll_memory import UnrollMemory
 from core.specs import Discrete, EnvSpec
 from utils import run_registry
 from utils.config import device_validation, env_count_search, memory_budget
-from utils.errors import told
+from utils.errors import describe_exception
 from utils.factory import AgentsDict, EnginesDict, Factory, MemoriesDict, ModelsDict, suggestion, why_not
 from utils.options import Options
 
@@ -40,7 +40,7 @@ def problems(options: Options) -> list[str]:
     except (ValueError, ImportError) as error:
         return [*found, f"game={options.game} (env_type={options.env_type}): {error}", *_head(options)]
     except Exception as error:  # the code of an environment can fail in any way
-        return [*found, f"game={options.game} (env_type={options.env_type}) cannot be made: {told(error)}", *_head(options)]
+        return [*found, f"game={options.game} (env_type={options.env_type}) cannot be made: {describe_exception(error)}", *_head(options)]
     found += _video(options)
     mismatches = _actions(options, spec) + _head(options) + _observations(options, spec)
     found += mismatches
@@ -51,7 +51,7 @@ def problems(options: Options) -> list[str]:
 
 def environment_spec(options: Options) -> EnvSpec:
     """Raises ValueError for an unknown game, ImportError for a missing package."""
-    env = CheckedSteps(make_env(options, 1, training=options.mode == 1), 1)
+    env = ValidatedEnv(make_env(options, 1, training=options.mode == 1), 1)
     try:
         return env.spec
     finally:
@@ -118,9 +118,9 @@ def _video(options: Options) -> list[str]:
             with foreign_code(name, may_lack_packages=True):
                 importlib.import_module(name)
         except Exception as error:  # a package that is there may be broken in any way
-            return [f"{asked} needs {name}, which cannot be imported ({told(error)}): pip install -e \".[video]\""]
+            return [f"{asked} needs {name}, which cannot be imported ({describe_exception(error)}): pip install -e \".[video]\""]
     try:
-        env = CheckedSteps(make_env(options, 1, training=False, render_mode="rgb_array"), 1)
+        env = ValidatedEnv(make_env(options, 1, training=False, render_mode="rgb_array"), 1)
         try:
             env.reset(0)
             env.render()
@@ -129,7 +129,7 @@ def _video(options: Options) -> list[str]:
     except (ValueError, ImportError, NotImplementedError) as error:
         return [f"{asked}: {error}"]
     except Exception as error:  # as can drawing
-        return [f"{asked}: game={options.game} (env_type={options.env_type}) cannot be drawn: {told(error)}"]
+        return [f"{asked}: game={options.game} (env_type={options.env_type}) cannot be drawn: {describe_exception(error)}"]
     return []
 
 

@@ -7,9 +7,9 @@
     python -m utils.plot --summary logs/atari_*
 
 Runs are log folders or CSV files that --csv has written; what is no run, or has no values to draw, is passed over and named. Those that
-differ in nothing but their seed (utils/plot/seed_groups.py) make one curve with a bootstrap band, which ends where the shortest of them ends, and
-the legend says what groups differ in. The summary takes the mean of each run's evaluations after 80 % of its steps.
-Needs matplotlib: pip install -e ".[plots]".
+differ in nothing but their seed (utils/plot/seed_groups.py) make one curve with a bootstrap band, which ends where the shortest of them
+ends, and the legend says what groups differ in. The summary takes the mean of each run's evaluations after 80 % of its steps. Needs
+matplotlib: pip install -e ".[plots]".
 """
 
 import argparse
@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from core.envs.game_names import squeezed
+from core.envs.game_names import normalized_name
 from core.metrics.aggregation import human_normalized
 from utils.config.command_line import refuse
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.factory import EnvsDict
 from utils.plot.curves import COLUMNS, SCORE, Run, grouped, late_score, read, usable, write_csv
 from utils.plot.figures import AGGREGATES, AXES, CENTRES, draw_curves, draw_summary, save
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         for path in _summary(options) if options.summary else _curves(options):
             print(path)
-    except Refused as refused:
+    except ConfigurationError as refused:
         refuse(refused)
     return 0
 
@@ -70,8 +70,8 @@ def by_game(runs: Sequence[Run]) -> Mapping[str, Array]:
         late = late_score(run.curves[SCORE], run.settings.get("steps"))
         score = human_normalized(EnvsDict[env_type], game, late) if env_type and game else None
         if score is None:
-            raise Refused([f"{run.name}: no human score is known for game={game} (env_type={env_type})"])
-        games.setdefault(squeezed(str(game)), []).append(score)
+            raise ConfigurationError([f"{run.name}: no human score is known for game={game} (env_type={env_type})"])
+        games.setdefault(normalized_name(str(game)), []).append(score)
     return {game: np.array(values) for game, values in sorted(games.items())}
 
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from core.common.console import notice
+from core.common.console import log_to_stderr
 from utils import run_registry
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.factory import suggestion
 
 SCORE = "evaluator/episodic_return_mean"  # what results are read from
@@ -40,7 +40,7 @@ class Run(NamedTuple):
     curves: dict[str, Curve]       # by metric
 
 
-class NoCurves(Refused):
+class NoCurves(ConfigurationError):
     """A source has not the curves that are asked for: a sentence, and in a few words what is missing."""
 
     def __init__(self, problem: str, missing: str):
@@ -53,7 +53,7 @@ def read(sources: Iterable[Path], metrics: Sequence[str]) -> list[Run]:
     """The runs of these log folders and CSV files. Raises Refused for a source or a metric that is not there."""
     found = [run for source in sources for run in (_of_csv(source, metrics) if source.suffix == ".csv" else [_of_folder(source, metrics)])]
     if not found:
-        raise Refused(["there are no runs to read: name log folders or CSV files"])
+        raise ConfigurationError(["there are no runs to read: name log folders or CSV files"])
     return found
 
 
@@ -63,7 +63,7 @@ def usable(sources: Sequence[Path], metrics: Sequence[str]) -> tuple[list[Run], 
     Raises Refused for a source that does not exist, and where no run is left.
     """
     if absent := [f"{source} does not exist: name log folders or CSV files" for source in sources if not source.exists()]:
-        raise Refused(absent)
+        raise ConfigurationError(absent)
     found, used, problems, passed_over = list[Run](), list[Path](), list[str](), dict[str, list[str]]()
     for source in sources:
         try:
@@ -72,7 +72,7 @@ def usable(sources: Sequence[Path], metrics: Sequence[str]) -> tuple[list[Run], 
                      for name, curve in reversed(run.curves.items()) if not curve.steps.size}
             found += [run for run in there if run.name not in empty]
             used += [source] if len(empty) < len(there) else []
-        except Refused as refused:
+        except ConfigurationError as refused:
             problems += refused.problems
             missing = refused.missing if isinstance(refused, NoCurves) else refused.problems[0]
             passed_over.setdefault(missing, []).append(str(source))
@@ -81,9 +81,10 @@ def usable(sources: Sequence[Path], metrics: Sequence[str]) -> tuple[list[Run], 
             problems.append(f"{run_name} has no values of {metric}")
             passed_over.setdefault(f"no values of {metric}", []).append(run_name)
     if not found:
-        raise Refused([*problems[:TOLD], *([f"{len(problems) - TOLD} others cannot be drawn either"] if problems[TOLD:] else [])])
+        raise ConfigurationError([*problems[:TOLD],
+                                  *([f"{len(problems) - TOLD} others cannot be drawn either"] if problems[TOLD:] else [])])
     for missing, names in passed_over.items():
-        notice(f"passed over ({missing}): {', '.join(names)}")
+        log_to_stderr(f"passed over ({missing}): {', '.join(names)}")
     return found, used
 
 
@@ -146,9 +147,9 @@ def _of_csv(path: Path, metrics: Sequence[str]) -> list[Run]:
                                "no curves")
             lines = [(row["run"], _csv_line(row)) for row in reader]
     except OSError as error:
-        raise Refused([f"{path} cannot be read: {error.strerror}"]) from None
+        raise ConfigurationError([f"{path} cannot be read: {error.strerror}"]) from None
     except (ValueError, TypeError, csv.Error) as error:  # TypeError: a line with more or fewer columns
-        raise Refused([f"{path} cannot be read: line {reader.line_num}: {error}"]) from None
+        raise ConfigurationError([f"{path} cannot be read: line {reader.line_num}: {error}"]) from None
     by_run: dict[str, list[dict[str, Any]]] = {}
     for name, line in lines:
         by_run.setdefault(name, []).append(line)
@@ -201,7 +202,7 @@ def grouped(found: Iterable[Run], keys: Sequence[str]) -> dict[str, list[Run]]:
     groups: dict[str, list[Run]] = {}
     for run in found:
         if lacking := [key for key in keys if key not in run.settings]:
-            raise Refused([f"{run.name} has no setting {lacking[0]}{suggestion(lacking[0], run.settings)}"])
+            raise ConfigurationError([f"{run.name} has no setting {lacking[0]}{suggestion(lacking[0], run.settings)}"])
         groups.setdefault(", ".join(_label(key, run.settings[key]) for key in keys), []).append(run)
     return groups
 

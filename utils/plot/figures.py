@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from core.common.console import notice
-from utils.errors import Refused
+from core.common.console import log_to_stderr
+from utils.errors import ConfigurationError
 from utils.plot import statistics
 from utils.plot.curves import Curve, Run, on_grid
 from utils.plot.statistics import Array, Statistic, Strata, bootstrap, interval, performance_profile
@@ -40,7 +40,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise Refused(['drawing needs matplotlib, which is not installed: pip install -e ".[plots]"']) from None
+        raise ConfigurationError(['drawing needs matplotlib, which is not installed: pip install -e ".[plots]"']) from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -84,7 +84,7 @@ def _draw_group(panel: Any, curves: Sequence[Curve], axis: str, centre: str, lab
     band = Band(curves, axis, centre, np.random.default_rng(0))
     label = f"{label} ({len(curves)} runs)" if len(curves) > 1 else label
     if not band.grid.size:
-        notice(f"{label}: no curve against {axis}, as there is no point where all of the runs are")
+        log_to_stderr(f"{label}: no curve against {axis}, as there is no point where all of the runs are")
     line, = panel.plot(band.grid, band.centre, label=label, marker=_marker(band.grid))
     if len(curves) > 1:
         panel.fill_between(band.grid, band.low, band.high, color=line.get_color(), alpha=0.2, linewidth=0)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from core.acting.env_conformance import play_randomly, random_actions
-from core.acting.validated_env import CheckedSteps, make_env
+from core.acting.validated_env import ValidatedEnv, make_env
 from core.agent import Agent
 from core.common.foreign_code import foreign_code, text_of
 from core.common.system import available_bytes
@@ -27,7 +27,7 @@ from core.specs import ArraySpec, Discrete, EnvSpec
 from utils.config import memory_budget, validation
 from utils.config.dotted_settings import flatten
 from utils.config.rows import from_row
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.options import Options
 from utils.preflight import throughput
 
@@ -45,7 +45,7 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
 
     A problem is what training ends with too; whatever it would go on with is a warning.
     """
-    options = throughput.with_num_envs(options)
+    options = throughput.resolve_num_envs(options)
     console, problems = Console(highlight=False), list[str]()
     console.width = max(console.width, WIDTH)
     console.print(_settings(options))
@@ -74,7 +74,7 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
     for warning in warned:
         console.print(f"warning: {warning}", markup=False)
     if problems:
-        raise Refused(problems)
+        raise ConfigurationError(problems)
     console.print(f"{options.config}: no problem found" + (f", {len(warned)} warnings" if warned else ""))
 
 
@@ -103,7 +103,7 @@ def _pace(options: Options) -> Pace:
 
 def _environments(options: Options, count: int) -> Env:
     """Make so many, as an actor would play them."""
-    return CheckedSteps(make_env(options, count, training=True, num_threads=options.actor.env_threads), count)
+    return ValidatedEnv(make_env(options, count, training=True, num_threads=options.actor.env_threads), count)
 
 
 # what it is -----------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def _speed(options: Options, agent: Agent, seconds: float, pace: Pace) -> tuple[
     return text, []
 
 
-def _budget(options: Options, costs: throughput.Costs, rate: float, agent: Agent) -> str:
+def _budget(options: Options, costs: throughput.StepCosts, rate: float, agent: Agent) -> str:
     """How long until the run stops by itself."""
     def seconds_of(steps: float) -> float:
         filling = min(options.clock.learn_start, steps)

@@ -11,20 +11,20 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from core.acting.env_groups import EnvGroups
-from core.acting.graphed_inference import for_acting
-from core.acting.validated_env import CheckedSteps, make_env
+from core.acting.env_groups import DoubleBufferedEnvs
+from core.acting.graphed_inference import with_graphed_forward
+from core.acting.validated_env import ValidatedEnv, make_env
 from core.agent import Agent, Exploration, LearnerOutput
-from core.common.console import notice
+from core.common.console import log_to_stderr
 from core.engines.supervisor import learner_threads
 from core.env import Env
 from core.specs import EnvSpec
 from core.trajectory.layout import STORAGE, Layout
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
-from core.types import Batch, Keys
+from core.types import Batch, SampleIds
 from utils.config import env_count_search, memory_budget, validation
-from utils.errors import Refused, told
+from utils.errors import ConfigurationError, describe_exception
 from utils.options import Options
 
 TRIAL_SECONDS = 1.0  # of each number of environments
@@ -34,7 +34,7 @@ FILL_SECONDS = 1.5   # after the seconds of acting, in which a window may still 
 SLOW_STEP = 0.5      # seconds of a step of all environments, from which larger numbers of them are not tried out
 
 
-class Costs(NamedTuple):
+class StepCosts(NamedTuple):
     act: float      # seconds of a core for an agent step: environment, network, row
     update: float   # seconds for an update of the learner, with its threads
     sound: bool     # an update changed something: loss and gradient were finite
@@ -42,7 +42,7 @@ class Costs(NamedTuple):
     threads: int    # of torch in an update
 
 
-def measure(options: Options, spec: EnvSpec, seconds: float) -> Costs:
+def measure(options: Options, spec: EnvSpec, seconds: float) -> StepCosts:
     """Play an actor's environments for `seconds`, and a little longer until a window is there, then learn from it for `seconds`."""
     batches: list[Batch] = []
 
@@ -56,10 +56,10 @@ def measure(options: Options, spec: EnvSpec, seconds: float) -> Costs:
         act = _acting(options, spec, seconds, has_window)
     with _threads(threads):
         update, sound = _updating(options.make_agent(spec, options.device), batches[0], seconds)
-    return Costs(act, update, sound, len(os.sched_getaffinity(0)), threads)
+    return StepCosts(act, update, sound, len(os.sched_getaffinity(0)), threads)
 
 
-def with_num_envs(options: Options, seconds: float = TRIAL_SECONDS) -> Options:
+def resolve_num_envs(options: Options, seconds: float = TRIAL_SECONDS) -> Options:
     """With the number of environments that an actor alone plays fastest where it is 0, the smallest of those that are about as fast.
 
     Those that the other settings do not allow are not tried. Raises Refused where they cannot be played.
@@ -81,9 +81,9 @@ def with_num_envs(options: Options, seconds: float = TRIAL_SECONDS) -> Options:
         with _threads(1):
             best, seen = env_count_search.choose(rates())
     except Exception as error:  # environments, models and agents may be anybody's
-        raise Refused([f"num_envs_per_actor=0: environments cannot be tried out: {told(error)}"]) from error
+        raise ConfigurationError([f"num_envs_per_actor=0: environments cannot be tried out: {describe_exception(error)}"]) from error
     listed = ", ".join(f"{count}: {rate:,.0f}" for count, rate in seen.items())
-    notice(f"num_envs_per_actor={best} of those tried out, with an actor's agent steps/s: {listed}")
+    log_to_stderr(f"num_envs_per_actor={best} of those tried out, with an actor's agent steps/s: {listed}")
     return env_count_search.with_count(options, best)
 
 
@@ -104,7 +104,7 @@ def samples_per_step(options: Options) -> float:
     return limited if limited is not None else options.memory_class.samples_per_step(options.memory)
 
 
-def steps_per_second(options: Options, costs: Costs, samples_per_window: int) -> float:
+def steps_per_second(options: Options, costs: StepCosts, samples_per_window: int) -> float:
     """Agent steps a second if nothing were lost: actors, learners and the cores they share each set a bound."""
     update = costs.update * samples_per_step(options) / (options.agent.batch_size * samples_per_window)  # seconds an agent step
     if options.engine == "inline":
@@ -120,18 +120,18 @@ def _acting(options: Options, spec: EnvSpec, seconds: float,
     Slow environments do not get there: after FILL_SECONDS more their last step stands for those that are missing.
     """
     params, num_envs, count = options.actor, options.num_envs_per_actor, options.actor.groups
-    agent = for_acting(options.make_agent(spec, params.device), params.captured)
+    agent = with_graphed_forward(options.make_agent(spec, params.device), params.captured)
     generator = np.random.default_rng(options.seed)
     trajectories = Trajectories(_small(memory_budget.layout(options, spec, agent), agent))
     writer = ChunkWriter(trajectories, 0, agent.window, agent.initial_priorities)
 
     def made(streams: int, first: int) -> Env:
-        return CheckedSteps(make_env(options, streams, training=True, num_threads=params.env_threads), streams)
+        return ValidatedEnv(make_env(options, streams, training=True, num_threads=params.env_threads), streams)
 
     def exploration(group: int) -> Exploration:
         return agent.exploration(group, options.num_actors * count, num_envs // count, generator)
 
-    with closing(EnvGroups(agent, made, exploration, options.seed, count, num_envs)) as groups:
+    with closing(DoubleBufferedEnvs(agent, made, exploration, options.seed, count, num_envs)) as groups:
         steps, started = -FIRST_STEPS, time.perf_counter()
         while steps < 1 or (passed := time.perf_counter() - started) < seconds \
                 or (not has_enough(trajectories, agent) and passed < seconds + FILL_SECONDS):
@@ -156,7 +156,7 @@ def _small(layout: Layout, agent: Agent) -> Layout:
 
 def _batch(trajectories: Trajectories, agent: Agent, batch_size: int) -> Batch:
     """The first window of each stream, over and over; half of them count as replayed."""
-    keys = Keys(np.arange(batch_size) % trajectories.layout.num_envs, np.zeros(batch_size, np.int64))
+    keys = SampleIds(np.arange(batch_size) % trajectories.layout.num_envs, np.zeros(batch_size, np.int64))
     window = trajectories.gather(*keys, agent.window)
     return Batch(window, keys, torch.ones(batch_size), torch.arange(batch_size) % 2 == 0)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from core.common.terminal import relayed
 from utils.config.command_line import refuse, split
 from utils.config.dotted_settings import split_values
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.options import PROJECT
 from utils.sweep.scheduler import Runner, claimed
 from utils.sweep.subprocess_run import ChildRun, named, options_of
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         runner = Runner(runs, options.jobs)
         with claimed(folder), relayed():
             exit_code = runner.run()
-    except Refused as refused:
+    except ConfigurationError as refused:
         refuse(refused)
     print(tabulate(runs, folder / "table"), end="")
     return exit_code or int(not all(run.complete for run in runs))
@@ -59,7 +59,7 @@ def variants(varied: Iterable[str], words: Sequence[str]) -> list[tuple[str, lis
             problems.append(f"--vary {text!r}: {name} is given twice")
         axes[name] = choices
     if problems:
-        raise Refused(problems)
+        raise ConfigurationError(problems)
     combinations = [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
     return [("".join(f"-{name.rpartition('.')[2]}-{NOT_IN_NAMES.sub('-', value)}" for name, value in chosen.items()),
              [*words, *(word for name, value in chosen.items() for word in (f"--{name}", *filter(None, split_values(value, " "))))])
@@ -82,7 +82,7 @@ def each_once(runs: Iterable[ChildRun]) -> list[ChildRun]:
         if first.options != run.options:
             problems[f"two different runs would both be named {run.options.signature}: make them in sweeps of two names"] = None
     if problems:
-        raise Refused(list(problems))
+        raise ConfigurationError(list(problems))
     return list(kept.values())
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.plot.curves import late_score, read_curve
 from utils.sweep.subprocess_run import ChildRun
 
@@ -17,13 +17,13 @@ POLL = 0.2         # seconds
 GRACE = 60.0       # seconds that what an earlier, killed runner left running has to save and end
 
 
-class Interrupts:
+class SignalForwarder:
     """While it is entered, SIGINT and SIGTERM are noted, and every run in `runs` is told to save and end, at the second signal to end."""
 
     def __init__(self, runs: Sequence[ChildRun]):
         self.runs, self._numbers = runs, list[int]()
 
-    def __enter__(self) -> "Interrupts":
+    def __enter__(self) -> "SignalForwarder":
         self._handlers = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
@@ -58,11 +58,11 @@ class Runner:
     def __init__(self, runs: Sequence[ChildRun], jobs: int):
         cores = sorted(os.sched_getaffinity(0))
         if not 1 <= jobs <= len(cores):
-            raise Refused([f"--jobs {jobs} must be 1 to {len(cores)}: each run needs a core of its own"])
+            raise ConfigurationError([f"--jobs {jobs} must be 1 to {len(cores)}: each run needs a core of its own"])
         for run in runs:
             run.check()
         self._runs, self._shares = runs, [cores[share::jobs] for share in range(jobs)]
-        self._interrupts = Interrupts(runs)
+        self._interrupts = SignalForwarder(runs)
 
     def run(self) -> int:
         """To the end of all. Returns 0, or 128 and the signal that ended it."""
@@ -108,7 +108,7 @@ class Runner:
         print(f"[{self._runs.index(run) + 1}/{len(self._runs)}] {run.options.signature} {what}", flush=True)
 
 
-def wait_until_left(run: ChildRun, interrupts: Interrupts) -> bool:
+def wait_until_left(run: ChildRun, interrupts: SignalForwarder) -> bool:
     """Whether no process trains this run any more; what a killed runner left has a while to save and end."""
     deadline = time.monotonic() + GRACE
     while run.running and time.monotonic() < deadline and not interrupts:
@@ -125,6 +125,6 @@ def claimed(folder: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise Refused([f"{folder} is being worked on by another process: wait for it, or choose another name"]) from None
+        raise ConfigurationError([f"{folder} is being worked on by another process: wait for it, or choose another name"]) from None
     finally:
         os.close(descriptor)

@@ -15,7 +15,7 @@ from pathlib import Path
 from utils import run_registry
 from utils.config import command_line
 from utils.config.dotted_settings import flatten
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.options import PROJECT, Options
 from utils.plot.curves import read_curve
 from utils.plot.seed_groups import STOPS, differences
@@ -30,14 +30,15 @@ def options_of(config: str, words: Sequence[str], machine: str, root: str) -> Op
     """What a new run of this row with these words would be told. Raises Refused with every problem."""
     given, _ = command_line.split(words)
     if own := [f"--{name} is not yours to give here" for name in OWN if name in given]:
-        raise Refused(own)
+        raise ConfigurationError(own)
     try:
         options = command_line.read([*words, "--config", config, "--root", root, "--mode", "1", "--resume", "none",
                                      "--machine", machine, "--timestamp", "new.run"])
-    except Refused as refused:
-        raise Refused([f"{config}: {problem}" for problem in refused.problems], refused.code) from None
+    except ConfigurationError as refused:
+        raise ConfigurationError([f"{config}: {problem}" for problem in refused.problems], refused.code) from None
     if all(getattr(options, name) is None for name in STOPS):
-        raise Refused([f"{config}: nothing says when its runs are done; give --{', --'.join(STOPS)} after --, as -- --steps 100000"])
+        raise ConfigurationError(
+            [f"{config}: nothing says when its runs are done; give --{', --'.join(STOPS)} after --, as -- --steps 100000"])
     return options
 
 
@@ -79,7 +80,7 @@ class ChildRun:
             different = [name for name in different if name != "num_envs_per_actor"]
         if saved and different:
             listed = ", ".join(f"{name}={saved.options[name]!r} there and {wanted[name]!r} here" for name in different)
-            raise Refused([f"run {self.options.signature} exists with other settings ({listed}): choose another name"])
+            raise ConfigurationError([f"run {self.options.signature} exists with other settings ({listed}): choose another name"])
 
     @property
     def running(self) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from core.common.terminal import relayed
 from utils.config.command_line import refuse
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.options import PROJECT
 from utils.plot.figures import pyplot
 from utils.sweep.scheduler import claimed
@@ -35,14 +35,14 @@ def main(arguments: Sequence[str]) -> int:
             pyplot()  # refused before hours of training rather than after
         template = options_of(options.config, words, options.name, options.root)
         if template.steps is None:
-            raise Refused([f"{template.config} stops after no number of steps: give one as -- --steps 100000"])
+            raise ConfigurationError([f"{template.config} stops after no number of steps: give one as -- --steps 100000"])
         words += ["--evaluator.steps", str(max(template.steps // options.evaluations, 1))]
         parts, folder = ranges(template, options.ranges), Path(options.root) / "logs" / options.name
         warmup = options.evaluations // 4 if options.warmup is None else options.warmup
         with claimed(folder), relayed():
             study = Study(template, words, parts, folder, options.startup, warmup, options.seed)
             exit_code = study.run(options.trials)
-    except Refused as refused:
+    except ConfigurationError as refused:
         refuse(refused)
     study.write_table()
     if exit_code or not study.best:

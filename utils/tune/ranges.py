@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from core.common import settings
 from utils.config.dotted_settings import annotations, changed, closest, parse, split_values
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.options import Options
 
 VALUES = {"agent.lr": "1e-5..1e-2:log", "agent.batch_size": "16,32,64,128", "agent.gamma": "0.95,0.98,0.99,0.995,0.997",
@@ -56,7 +56,8 @@ def ranges(options: Options, wanted: Iterable[str]) -> list[Range]:
             except ValueError as error:
                 problems.append(f"{name}={text or declared[name]}: {error}")
     if problems or not found:
-        raise Refused(problems or [f"no ranges are declared for {options.config} or agent_type={options.agent_type}: give --ranges"])
+        raise ConfigurationError(
+            problems or [f"no ranges are declared for {options.config} or agent_type={options.agent_type}: give --ranges"])
     return found
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from utils.config.dotted_settings import changed, flatten, split_values
 from utils.config.rows import CHOICES, from_row
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.options import Options
 from utils.plot import figures
 from utils.plot.curves import METRICS, Curve, late_score, reached, read_curve, until
 from utils.plot.seed_groups import STOPS
-from utils.sweep.scheduler import POLL, Interrupts, wait_until_left
+from utils.sweep.scheduler import POLL, SignalForwarder, wait_until_left
 from utils.sweep.subprocess_run import ChildRun, named, options_of
 from utils.tune.ranges import Range
 
@@ -39,7 +39,7 @@ class Study:
                                                 pruner=self._optuna.pruners.MedianPruner(startup, warmup))
         begun = len(self._study.get_trials(deepcopy=False))  # so that a later start draws others
         self._study.sampler = self._optuna.samplers.TPESampler(n_startup_trials=startup, seed=seed + begun)
-        self._seed, self._interrupts = seed, Interrupts(())
+        self._seed, self._interrupts = seed, SignalForwarder(())
         self._keep({"config": template.config, "words": self._words, "seed": seed, "ranges": {part.name: part.text for part in ranges}})
 
     # trials -------------------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ class Study:
         states = self._optuna.trial.TrialState
         try:
             run = self._child(trial)
-        except Refused as refused:
+        except ConfigurationError as refused:
             self._tell(trial, states.FAIL, {}, "; ".join(refused.problems))
             return
         pruned = self._watch(run)
@@ -185,7 +185,7 @@ class Study:
         before = self._study.user_attrs.get("told", told)
         if before != told:
             different = ", ".join(f"{name}: {before[name]} there, {told[name]} here" for name in told if before[name] != told[name])
-            raise Refused([f"study {self._folder} exists and was told something else ({different}): choose another name"])
+            raise ConfigurationError([f"study {self._folder} exists and was told something else ({different}): choose another name"])
         self._study.set_user_attr("told", told)
 
 
@@ -194,7 +194,7 @@ def library() -> Any:
     try:
         import optuna
     except ImportError:
-        raise Refused(['tuning needs optuna, which is not installed: pip install -e ".[tune]"']) from None
+        raise ConfigurationError(['tuning needs optuna, which is not installed: pip install -e ".[tune]"']) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

@@ -12,7 +12,7 @@ from core.agent import ActorOutput, Agent
 from core.common.settings import setting
 from core.device.transfers import on_device
 from core.learning.optimizer import Optimizer, OptimizerParams
-from core.model import Model, without_looks
+from core.model import Model, disable_host_sync
 from core.specs import ArraySpec, Discrete, WindowSpec
 from core.types import ActorCriticOutput, State, TimeStep, Window
 
@@ -127,7 +127,7 @@ class ActorCriticAgent(Agent):
 
     def plan(self, count: int) -> None:
         self._prepare()
-        without_looks(self.model)
+        disable_host_sync(self.model)
         self._optimizer.plan(count)
 
     # checkpoint -------------------------------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ from core.agents.base.action_noise import ActionNoise, ActionNoiseParams
 from core.agents.base.policy_critic_gradients import Gradients, gradients
 from core.common.settings import setting
 from core.device.transfers import on_device
-from core.learning.device_schedule import UpdateCount
+from core.learning.device_schedule import UpdateCounter
 from core.learning.microbatches import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams
-from core.learning.target_network import Follower
+from core.learning.target_network import TargetUpdater
 from core.model import PolicyAndCritic
 from core.ops.returns import n_step_return
 from core.specs import Continuous, WindowSpec
@@ -130,7 +130,7 @@ class ContinuousControl(Agent):
             self.policy_optimizer = Optimizer([self._gradients.online.policy], params, period=params.policy_period)
             self.critic_optimizer = Optimizer([self._gradients.online.critic], dataclasses.replace(
                 params, lr=params.critic_lr, weight_decay=params.critic_weight_decay))
-            self._updates, self._follow = UpdateCount(), Follower(params.target_update, params.policy_period)
+            self._updates, self._follow = UpdateCounter(), TargetUpdater(params.target_update, params.policy_period)
         return self._gradients
 
     @abstractmethod
@@ -151,7 +151,7 @@ class ContinuousControl(Agent):
 
         def differentiate(part: slice | None) -> Loss:
             some, shares = step.part(part), weights if part is None else weights[part]
-            found = self.critic_losses(some, networks.criticise(some.observation, some.action), self.bootstrap(some))
+            found = self.critic_losses(some, networks.critic_values(some.observation, some.action), self.bootstrap(some))
             shares = shares / len(shares)
             loss = found.losses @ shares
             networks.differentiate_critic(loss, found.slopes * shares[:, None])

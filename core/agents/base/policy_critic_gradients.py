@@ -1,8 +1,8 @@
 """Gradients of policy and critic, and the parameters of both as one vector: by autograd, which is the reference, or lean.
 
 On a CPU an update of small networks spends as much on operators and fresh memory as on arithmetic. Where both networks are perceptrons,
-`Lean` differentiates them by hand, in buffers that stay in the processor's cache. Both ways fill the same gradients. Those of the
-policy's loss are never taken with respect to the critic's parameters.
+`ManualGradients` differentiates them by hand, in buffers that stay in the processor's cache. Both ways fill the same gradients. Those of
+the policy's loss are never taken with respect to the critic's parameters.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from core.model import PerceptronLayers, PolicyAndCritic
 Smoothing = Callable[[Tensor], Tensor]  # of the target policy's actions [B, A]
 
 
-class Flat:
+class FlatParameters:
     """The parameters of policy and critics become views of one vector, and their gradients of another.
 
     So an optimiser, of `policy` or `critic`, and a target, of `both`, need one operator each.
@@ -42,41 +42,41 @@ class Gradients(Protocol):
     Eager asks autograd for it, Lean believes what it is given.
     """
 
-    online: Flat
-    target: Flat
+    online: FlatParameters
+    target: FlatParameters
 
     def bootstrap(self, observation: Tensor, smoothing: Smoothing) -> Tensor:
         """What the target critics say of the target policy's action, without gradient."""
 
-    def criticise(self, observation: Tensor, action: Tensor) -> Tensor:
+    def critic_values(self, observation: Tensor, action: Tensor) -> Tensor:
         """What the critics say of actions [B, A]."""
 
     def differentiate_critic(self, loss: Tensor, slopes: Tensor) -> None:
-        """Fill the critics' gradients by those of a loss of `criticise`'s outputs."""
+        """Fill the critics' gradients by those of a loss of `critic_values`'s outputs."""
 
     def criticise_policy(self, observation: Tensor) -> Tensor:
         """What the first critic says of the policy's own actions, [1, B, N]."""
 
     def differentiate_policy(self, loss: Tensor, slopes: Tensor) -> None:
-        """Fill the policy's gradient by that of a loss of `criticise_policy`'s outputs."""
+        """Fill the policy's gradient by that of a loss of `critic_values_policy`'s outputs."""
 
 
 def gradients(model: PolicyAndCritic, target: PolicyAndCritic, lean: bool) -> Gradients:
     """Lean where it is wanted and both networks are perceptrons on a CPU, in float32."""
     plain = next(model.parameters()).device.type == "cpu" and model.precision == "float32"
-    return Lean(model, target) if lean and plain and model.perceptrons() is not None else Eager(model, target)
+    return ManualGradients(model, target) if lean and plain and model.perceptrons() is not None else AutogradGradients(model, target)
 
 
-class Eager:
+class AutogradGradients:
     def __init__(self, model: PolicyAndCritic, target: PolicyAndCritic):
         self._model, self._target = model, target
-        self.online, self.target = Flat(model), Flat(target)
+        self.online, self.target = FlatParameters(model), FlatParameters(target)
 
     @torch.no_grad()
     def bootstrap(self, observation: Tensor, smoothing: Smoothing) -> Tensor:
         return self._target.critic(observation, smoothing(self._target.policy(observation)))
 
-    def criticise(self, observation: Tensor, action: Tensor) -> Tensor:
+    def critic_values(self, observation: Tensor, action: Tensor) -> Tensor:
         return self._model.critic(observation, action)
 
     def differentiate_critic(self, loss: Tensor, slopes: Tensor) -> None:
@@ -95,11 +95,11 @@ def _refill(vector: nn.Parameter, parts: list[nn.Parameter], loss: Tensor) -> No
     loss.backward(inputs=parts)
 
 
-class Lean:
+class ManualGradients:
     """tanh comes after the policy's last layer; observation and action, side by side, go into the critics' first."""
 
     def __init__(self, model: PolicyAndCritic, target: PolicyAndCritic):
-        self.online, self.target = Flat(model), Flat(target)
+        self.online, self.target = FlatParameters(model), FlatParameters(target)
         self._policy, self._critics = _perceptrons(model)
         self._target_policy, self._target_critics = _perceptrons(target)
         self._observation = self._action = self._inputs = torch.empty(0)
@@ -110,7 +110,7 @@ class Lean:
         return torch.stack([critic(inputs) for critic in self._target_critics])
 
     @torch.no_grad()
-    def criticise(self, observation: Tensor, action: Tensor) -> Tensor:
+    def critic_values(self, observation: Tensor, action: Tensor) -> Tensor:
         self._inputs = torch.cat([observation, action], 1)
         return torch.stack([critic(self._inputs) for critic in self._critics])
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from core.agent import ActorOutput, Agent, LearnerOutput, output_of
 from core.common.settings import setting
-from core.learning.device_schedule import UpdateCount
+from core.learning.device_schedule import UpdateCounter
 from core.learning.microbatches import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams
-from core.learning.target_network import Follower
-from core.model import Model, without_looks
+from core.learning.target_network import TargetUpdater
+from core.model import Model, disable_host_sync
 from core.ops.exploration import epsilon_greedy, ladder, linear
 from core.specs import Discrete
 from core.types import Batch, State, TimeStep, batch_size, piece
@@ -122,7 +122,7 @@ class QLearning(Agent):
             self._target = self._make_model().requires_grad_(False)
             self._target.load_state_dict(self.model.state_dict())
             self._optimizer = Optimizer(self.model.parameters(), self.params)
-            self._updates, self._follow = UpdateCount(), Follower(self.params.target_update)
+            self._updates, self._follow = UpdateCounter(), TargetUpdater(self.params.target_update)
         return self._target
 
     @abstractmethod
@@ -139,7 +139,7 @@ class QLearning(Agent):
 
     def plan(self, count: int) -> None:
         for network in (self.target, self.model):
-            without_looks(network)
+            disable_host_sync(network)
         self._follow.plan(self._updates.made + 1, count, self.device)
         self._optimizer.plan(count)
         self._updates.plan(count)

@@ -24,7 +24,7 @@ class News(NamedTuple):
     parameters: list[Any]  # the reference of their values, in a list so that it is not fetched on the way
 
 
-class Link:
+class ServerConnection:
     """`life` tells the ingest this actor from the one that was here before."""
 
     def __init__(self, ingest: Any, index: int, limit: int):

@@ -1,9 +1,9 @@
 """Ray engine: the same single-processes as Ray actors, on this machine or on the nodes of a cluster.
 
 Logger, learner and evaluator stay on the node of main and open its shared memory; so do actors that Ray places there. Actors elsewhere
-send their chunks to the ingest (core/engines/ray/trajectory_server.py). Ray starts every process, finds it a place, and tells when it died; what a
-death means for the run is decided as on the local engine, and Ray is asked for another. (Ray's own `max_restarts` would not do: the run
-must know of a new life before it begins, to count it, and to end the episodes that the last one left open.)
+send their chunks to the ingest (core/engines/ray/trajectory_server.py). Ray starts every process, finds it a place, and tells when it
+died; what a death means for the run is decided as on the local engine, and Ray is asked for another. (Ray's own `max_restarts` would not
+do: the run must know of a new life before it begins, to count it, and to end the episodes that the last one left open.)
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ from core.engines import run_end
 from core.engines.local import ALLOCATOR, LocalEngine
 from core.engines.ray.cluster import Cluster, ClusterError
 from core.engines.ray.head import Answer, Head
-from core.engines.ray.placement import Room, at
-from core.engines.ray.process_handle import KILL_TIMEOUT, Life
+from core.engines.ray.placement import PlacementReservation, at
+from core.engines.ray.process_handle import KILL_TIMEOUT, RayProcessHandle
 from core.engines.supervisor import Place
 from core.runtime.context import Context, Process
 
@@ -60,7 +60,7 @@ class RayEngine(LocalEngine):
             print(f"error: {error}", file=sys.stderr, flush=True)
             return error.exit_code
         try:
-            self._cluster, self._room = cluster, Room(self._needs, cluster.home, cluster.alone)
+            self._cluster, self._room = cluster, PlacementReservation(self._needs, cluster.home, cluster.alone)
             with closing(Head(self._room.group)) as self._head:
                 return super().run(roles)
         except ClusterError as error:
@@ -90,13 +90,13 @@ class RayEngine(LocalEngine):
         import ray
 
         from core.engines.ray.code_version import code
-        from core.engines.ray.remote_context import Facts
-        from core.engines.ray.trajectory_server import Ingest
+        from core.engines.ray.remote_context import RemoteRunInfo
+        from core.engines.ray.trajectory_server import TrajectoryServer
         context, ingest, facts = ray.put(self._context), None, None
         if not cluster.alone and self._context.memories:
             memory = self._context.memories[0]
-            facts = Facts(self._options, self._context.spec, self._context.roles, memory.layout, memory.window, code())
-            ingest = ray.remote(Ingest).options(num_cpus=0, scheduling_strategy=at(cluster.home), max_restarts=-1,
+            facts = RemoteRunInfo(self._options, self._context.spec, self._context.roles, memory.layout, memory.window, code())
+            ingest = ray.remote(TrajectoryServer).options(num_cpus=0, scheduling_strategy=at(cluster.home), max_restarts=-1,
                                                 max_concurrency=100 + 2 * self._params.chunks_in_flight * self._options.num_actors).remote(
                 self._context, self._params.parameters_period, os.getpid())  # no reference: Ray says at every start that it may get lost
         return cluster.home, os.getpid(), [context], ray.put(facts), ingest  # in a list Ray leaves it to the worker to open it
@@ -118,9 +118,9 @@ class RayEngine(LocalEngine):
                 self._say(f"waits for nodes that join: {lacking}" if lacking else f"waits for room on the cluster: {self._room} in all")
 
     def _start(self, place: Place) -> None:
-        self._clock.forget_beat(self._process_ind(place))
+        self._clock.reset_heartbeat(self._process_ind(place))
         arguments = (self._processes[place.role], *self._arguments, place.threads)
-        place.process = place.failure = Life(self._worker(place), arguments)
+        place.process = place.failure = RayProcessHandle(self._worker(place), arguments)
         place.started = time.monotonic()
 
     def _worker(self, place: Place) -> Any:
@@ -164,11 +164,11 @@ class RayEngine(LocalEngine):
             return False
         return not self._room.has_node(str(place), answer.bundles)
 
-    def _silent(self, place: Place) -> str | None:
+    def _hang_reason(self, place: Place) -> str | None:
         """A process whose node was lost may have no place: the run goes on without it, and its time to start begins with its place."""
         if not self._unplaced(place):
             self._waiting.discard(place)
-            return super()._silent(place)
+            return super()._hang_reason(place)
         place.started = time.monotonic()
         if place not in self._waiting:
             self._waiting.add(place)
@@ -187,11 +187,11 @@ class RayEngine(LocalEngine):
                           "the run ends")
                 self._give_up(run_end.TRAINING_FAILED)
 
-    def _bury(self, place: Place, reason: str | None = None) -> None:
+    def _handle_exit(self, place: Place, reason: str | None = None) -> None:
         place.process.kill()  # Ray keeps the process of a worker that failed or is done
-        super()._bury(place, reason)
+        super()._handle_exit(place, reason)
 
-    def _death(self, place: Place) -> str:
+    def _exit_reason(self, place: Place) -> str:
         return place.process.death
 
     # end --------------------------------------------------------------------------------------------------------------

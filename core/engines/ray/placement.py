@@ -10,7 +10,7 @@ A_LITTLE = 0.001  # of the resource that every node has for its address; Ray fin
 Needs = dict[str, dict[str, float]]  # name of a process -> CPUs and GPUs
 
 
-class Room:
+class PlacementReservation:
     """A part for each process: of actors on any node, evenly over them, of others at `home`, the node of main.py."""
 
     def __init__(self, needs: Needs, home: str, alone: bool):

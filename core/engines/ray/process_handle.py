@@ -8,7 +8,7 @@ from core.engines import run_end
 KILL_TIMEOUT = 10.0  # seconds until killed processes are gone
 
 
-class Life:
+class RayProcessHandle:
     """One life of a worker, as the supervisor looks at processes: it is asked where it is, and once Ray has started it, to run."""
 
     def __init__(self, worker: Any, arguments: tuple[Any, ...]):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import ray
 
-from core.engines.ray.connection import ANSWER_TIMEOUT, Link
+from core.engines.ray.connection import ANSWER_TIMEOUT, ServerConnection
 from core.model import Model
 from core.runtime.clock import Clock, ClockParams
 from core.runtime.context import Context
@@ -23,7 +23,7 @@ from core.trajectory.writer import ChunkWriter
 from core.types import Window
 
 
-class Facts(NamedTuple):
+class RemoteRunInfo(NamedTuple):
     """What an actor on another node must know beforehand."""
 
     options: Any
@@ -34,7 +34,7 @@ class Facts(NamedTuple):
     code: dict[str, str]  # digest of each file of main's code
 
 
-def remote_context(facts: Facts, link: Link) -> Context:
+def remote_context(facts: RemoteRunInfo, link: ServerConnection) -> Context:
     """A context whose shared parts are this end of the line."""
     shared: dict[str, Any] = {"memories": (RemoteMemory(facts, link),), "parameters": RemoteParameters(link),
                               "clock": RemoteClock(facts.options.clock, link), "logs": RemoteLogs(link)}
@@ -44,7 +44,7 @@ def remote_context(facts: Facts, link: Link) -> Context:
 class RemoteMemory:
     """An actor's side of the memory."""
 
-    def __init__(self, facts: Facts, link: Link):
+    def __init__(self, facts: RemoteRunInfo, link: ServerConnection):
         self._facts, self._link = facts, link
 
     def writer(self, actor_ind: int, priorities: Callable[[Window], np.ndarray | None]) -> ChunkWriter:
@@ -57,7 +57,7 @@ class RemoteWriter(ChunkWriter):
     """Fills chunks in rows of its own and sends each away when it is full."""
 
     def __init__(self, own: Trajectories, actor_ind: int, window: WindowSpec,
-                 priorities: Callable[[Window], np.ndarray | None] | None, link: Link):
+                 priorities: Callable[[Window], np.ndarray | None] | None, link: ServerConnection):
         super().__init__(own, actor_ind, window, priorities, room=link.has_room)
         self._own, self._format, self._link = own, ChunkFormat(own.layout, window.length), link
 
@@ -70,7 +70,7 @@ class RemoteWriter(ChunkWriter):
 class RemoteParameters:
     """The newest version that the news told of; its values are fetched when they are wanted, once a node however many actors ask."""
 
-    def __init__(self, link: Link):
+    def __init__(self, link: ServerConnection):
         self._link = link
 
     @property
@@ -87,7 +87,7 @@ class RemoteParameters:
 class RemoteClock(Clock):
     """The run's counters as the last news had them, and this actor's own steps since."""
 
-    def __init__(self, params: ClockParams, link: Link):
+    def __init__(self, params: ClockParams, link: ServerConnection):
         self.params, self._link = params, link
 
     @property
@@ -106,20 +106,20 @@ class RemoteClock(Clock):
     def stopped(self) -> bool:
         return self._link.news.stopped
 
-    def acted(self, actor_ind: int, agent_steps: int, episodes: int = 0) -> None:
+    def count_agent_steps(self, actor_ind: int, agent_steps: int, episodes: int = 0) -> None:
         """The ingest counts what it stores."""
 
-    def beat(self, process_ind: int) -> None:
+    def heartbeat(self, process_ind: int) -> None:
         """Every message is a sign of life."""
         self._link.poll()
 
-    def stream_cell(self, process_ind: int) -> np.ndarray:
+    def activity_marker(self, process_ind: int) -> np.ndarray:
         """Nobody reads it there."""
         return np.zeros(1)
 
 
 class RemoteLogs:
-    def __init__(self, link: Link):
+    def __init__(self, link: ServerConnection):
         self._link = link
 
     def write(self, process_ind: int, values: Mapping[str, float], step: int) -> None:

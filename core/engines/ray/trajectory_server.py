@@ -31,7 +31,7 @@ class StaleSender(RuntimeError):
     """An actor that another has replaced."""
 
 
-class Ingest:
+class TrajectoryServer:
     """Methods run interleaved on one thread; each answers with News."""
 
     def __init__(self, context: Context, parameters_period: float, main: int):
@@ -48,7 +48,7 @@ class Ingest:
         """A new life of this actor, which has shown no sign of it yet; what its last one still has on the way is refused."""
         last = self._senders.get(index)
         self._senders[index] = Sender(last.life + 1 if last else 0)
-        self._context.clock.forget_beat(self._context.process_ind("actor", index))  # of its last life's chunks
+        self._context.clock.reset_heartbeat(self._context.process_ind("actor", index))  # of its last life's chunks
         return self._senders[index].life, self._news(index, [])
 
     async def put(self, index: int, life: int, buffer: np.ndarray, records: Records) -> News:
@@ -57,7 +57,7 @@ class Ingest:
         async with sender.turn:
             if await self._room(index, life):
                 steps, episodes = self._store(index, sender, buffer)
-                self._context.clock.acted(index, steps, episodes)
+                self._context.clock.count_agent_steps(index, steps, episodes)
                 self._count(index, sender, len(buffer), steps)
         self._beat(index)
         return self._news(index, records)
@@ -77,7 +77,7 @@ class Ingest:
     async def _room(self, index: int, life: int) -> bool:
         """Wait as a writer beside the learner would. False: the run was stopped meanwhile."""
         clock, nap, sender = self._context.clock, SHORTEST_NAP, self._sender(index, life)
-        while sender.writer is not None and not (sender.writer.has_room() or clock.filling):
+        while sender.writer is not None and not (sender.writer.has_room() or clock.is_warming_up):
             if clock.stopped:
                 return False
             self._beat(index)
@@ -108,7 +108,7 @@ class Ingest:
         return News(clock.agent_steps, clock.inserted, clock.sampled, clock.stopped, self._version, self._parameters)
 
     def _beat(self, index: int) -> None:
-        self._context.clock.beat(self._context.process_ind("actor", index))
+        self._context.clock.heartbeat(self._context.process_ind("actor", index))
 
     def _offer(self) -> None:
         """Put the newest version where every node can fetch it once."""

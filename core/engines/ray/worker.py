@@ -10,8 +10,8 @@ import ray
 from core.device.torch_runtime import use_threads
 from core.engines import process_main
 from core.engines.ray.code_version import check_code
-from core.engines.ray.connection import Link
-from core.engines.ray.remote_context import Facts, remote_context
+from core.engines.ray.connection import ServerConnection
+from core.engines.ray.remote_context import RemoteRunInfo, remote_context
 from core.runtime.context import Context
 
 
@@ -28,7 +28,7 @@ class Worker:
         """Process number, and address of the node."""
         return os.getpid(), ray.util.get_node_ip_address()
 
-    def run(self, process: Callable[[Context, int], Iterator[bool]], home: str, main: int, context: list[Any], facts: Facts,
+    def run(self, process: Callable[[Context, int], Iterator[bool]], home: str, main: int, context: list[Any], facts: RemoteRunInfo,
             ingest: Any, threads: int) -> None:
         """Drive the single-process to its end. `home` is the node of `main`, a process number, which has the memory behind the
         `context`, an ObjectRef in a list."""
@@ -43,7 +43,7 @@ class Worker:
             process_main.drive(process(shared, self._index), shared, shared.process_ind(self._role, self._index))
             return
         check_code(facts.code, ray.util.get_node_ip_address())
-        link = Link(ingest, self._index, facts.options.ray.chunks_in_flight)
+        link = ServerConnection(ingest, self._index, facts.options.ray.chunks_in_flight)
         apart = remote_context(facts, link)
         process_main.drive(process(apart, self._index), apart, apart.process_ind(self._role, self._index))
         link.close()

@@ -11,10 +11,10 @@ import numpy as np
 
 from core.common.settings import setting
 from core.memories.unrolls.queue import QueueParams, QueueRule
-from core.memories.unrolls.strategy import NONE, Drawn, Part, Rule
+from core.memories.unrolls.strategy import NONE, DrawnUnrolls, Part, ReplayStrategy
 from core.memories.unrolls.unroll_memory import UnrollMemory
 from core.trajectory.ring_buffer import Trajectories
-from core.types import Keys
+from core.types import SampleIds
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class CircularParams(QueueParams):
     times: int = setting(2, low=1, high=10_000)        # Times that each unroll is learnt from (K of IMPACT: 2).
 
 
-class CircularRule(Rule):
+class CircularRule(ReplayStrategy):
     Params = CircularParams
 
     def __init__(self, params: Any, memory: Any):
         super().__init__(params, memory)
         self._queue = QueueRule(params, memory)
-        self._gathered: Keys = NONE                                 # of the next fresh batch
-        self._batches: list[Keys | None] = [None] * params.num_batches
+        self._gathered: SampleIds = NONE                                 # of the next fresh batch
+        self._batches: list[SampleIds | None] = [None] * params.num_batches
         self._uses = np.zeros(params.num_batches, np.int64)         # that are left
         self._next = 0
 
@@ -41,7 +41,7 @@ class CircularRule(Rule):
         return QueueRule.ring_unrolls(params, batch_size, num_actors) + 2 * params.num_batches * batch_size * num_actors
 
     @classmethod
-    def paces(cls, params: Any) -> bool:
+    def is_rate_limited(cls, params: Any) -> bool:
         return True
 
     @classmethod
@@ -64,10 +64,10 @@ class CircularRule(Rule):
     def skipped(self, count: int) -> None:
         self._queue.skipped(count)
 
-    def insert(self, keys: Keys) -> None:
+    def insert(self, keys: SampleIds) -> None:
         self._queue.insert(keys)
 
-    def draw(self, count: int) -> Drawn | None:
+    def draw(self, count: int) -> DrawnUnrolls | None:
         """A whole batch; part of one only to make up for unrolls that were overwritten."""
         for _ in range(self.params.num_batches):
             number, self._next = self._next, (self._next + 1) % self.params.num_batches
@@ -83,18 +83,18 @@ class CircularRule(Rule):
         missing = count - len(self._gathered.streams)
         drawn = self._queue.draw(missing) if missing > 0 else None
         if drawn is not None:
-            self._gathered = Keys(*(np.concatenate(pair) for pair in zip(self._gathered, drawn.keys)))
+            self._gathered = SampleIds(*(np.concatenate(pair) for pair in zip(self._gathered, drawn.keys)))
         if len(self._gathered.streams) < count:
             return False
         self._batches[number], self._gathered, self._uses[number] = self._gathered, NONE, self.params.times
         return True
 
-    def _use(self, number: int, count: int, fresh: bool) -> Drawn:
+    def _use(self, number: int, count: int, fresh: bool) -> DrawnUnrolls:
         """A batch that its writers have reached is used for the last time."""
         keys = self._batches[number]
         assert keys is not None
-        self._uses[number] = self._uses[number] - 1 if self.memory.trajectories.intact(*keys).all() else 0
-        return Drawn(Keys(keys.streams[:count], keys.serials[:count]), np.full(min(len(keys.streams), count), fresh))
+        self._uses[number] = self._uses[number] - 1 if self.memory.trajectories.still_valid(*keys).all() else 0
+        return DrawnUnrolls(SampleIds(keys.streams[:count], keys.serials[:count]), np.full(min(len(keys.streams), count), fresh))
 
     def statistics(self) -> dict[str, float]:
         return {**self._queue.statistics(), "circular_uses_left": float(self._uses.sum())}
@@ -119,5 +119,5 @@ class CircularMemory(UnrollMemory):
         return [Part(CircularRule, params, 1.0)]
 
 
-def _keys(stored: list[list[int]]) -> Keys:
-    return Keys(*(np.array(column, np.int64) for column in stored))
+def _keys(stored: list[list[int]]) -> SampleIds:
+    return SampleIds(*(np.array(column, np.int64) for column in stored))

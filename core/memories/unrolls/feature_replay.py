@@ -20,12 +20,12 @@ import numpy as np
 from torch import Tensor
 
 from core.common.settings import setting
-from core.memories.unrolls.strategy import Drawn, Rule
-from core.memories.unrolls.uniform_unrolls import Newest, replayed, uniform
-from core.memories.unrolls.unroll_slots import Slots
+from core.memories.unrolls.strategy import DrawnUnrolls, ReplayStrategy
+from core.memories.unrolls.uniform_unrolls import FifoIndex, replayed, uniform
+from core.memories.unrolls.unroll_slots import UnrollStore
 from core.ops.distances import DISTANCES
 from core.trajectory.ring_buffer import Trajectories
-from core.types import Keys, Window
+from core.types import SampleIds, Window
 
 INSERTIONS = ("newest", "elite_insertion")
 SAMPLINGS = ("uniform", "elite_sampling", "attentive_sampling")
@@ -51,19 +51,19 @@ class CustomParams:
     elite_batch_size: int = setting(20, low=1, high=10_000)  # Random slots that elite insertion compares.
 
 
-class CustomRule(Rule):
+class FeatureDistanceStrategy(ReplayStrategy):
     """Unrolls stand in places 0 .. len - 1: the newest ones of the rings, or with elite insertion copies in slots of their own."""
 
     Params = CustomParams
 
     def __init__(self, params: Any, memory: Any):
         super().__init__(params, memory)
-        self._in_rings = Newest(params.capacity)
-        self._copies = Slots(memory.trajectories, params.capacity, memory.window.length) if self.slots(params) else None
+        self._in_rings = FifoIndex(params.capacity)
+        self._copies = UnrollStore(memory.trajectories, params.capacity, memory.window.length) if self.slots(params) else None
         self._filled = 0                                   # slots
         self._times = np.zeros(params.capacity, np.int64)  # that each place's unroll was drawn
         self._batches = 0
-        self._newest: Keys | None = None
+        self._newest: SampleIds | None = None
 
     # what it asks for -------------------------------------------------------------------------------------------------
     @classmethod
@@ -75,7 +75,7 @@ class CustomRule(Rule):
         return params.capacity if params.insert_strategy == "elite_insertion" else 0
 
     @classmethod
-    def wants_features(cls, params: Any) -> bool:
+    def needs_features(cls, params: Any) -> bool:
         return params.insert_strategy != "newest" or params.sample_strategy != "uniform"
 
     # places -----------------------------------------------------------------------------------------------------------
@@ -86,23 +86,23 @@ class CustomRule(Rule):
     def __len__(self) -> int:
         return self._filled if self._copies else len(self._in_rings)
 
-    def keys(self, places: np.ndarray) -> Keys:
+    def keys(self, places: np.ndarray) -> SampleIds:
         return self._copies.keys(places) if self._copies else self._in_rings.keys(places)
 
     # insertion --------------------------------------------------------------------------------------------------------
-    def insert(self, keys: Keys) -> None:
-        self._newest = Keys(keys.streams[-1:], keys.serials[-1:])
+    def insert(self, keys: SampleIds) -> None:
+        self._newest = SampleIds(keys.streams[-1:], keys.serials[-1:])
         if not self._copies:
             self._times[self._in_rings.insert(keys)] = 0
             return
         done = 0
         while done < len(keys.streams) and self._filled < self._copies.capacity:  # which falls where packed copies find no room
-            self._filled += self._put(np.array([self._filled]), Keys(keys.streams[done:done + 1], keys.serials[done:done + 1]))
+            self._filled += self._put(np.array([self._filled]), SampleIds(keys.streams[done:done + 1], keys.serials[done:done + 1]))
             done += 1
         if done < len(keys.streams) and self._filled:
-            self._overwrite(Keys(keys.streams[done:], keys.serials[done:]))
+            self._overwrite(SampleIds(keys.streams[done:], keys.serials[done:]))
 
-    def _overwrite(self, keys: Keys) -> None:
+    def _overwrite(self, keys: SampleIds) -> None:
         """Each of these unrolls in turn overwrites, of elite_batch_size random slots, the one whose features moved farthest."""
         size, generator = min(self.params.elite_batch_size, len(self)), self.memory.generator
         candidates = [generator.choice(len(self), size, replace=False) for _ in keys.streams]
@@ -113,9 +113,9 @@ class CustomRule(Rule):
             slot = int(slots[moved[slots].argmax()])
             moved[slot], written[slot] = arriving[number], number
         numbers = [*written.values()]  # what a later one has overwritten is not copied
-        self._put(np.array([*written]), Keys(keys.streams[numbers], keys.serials[numbers]))
+        self._put(np.array([*written]), SampleIds(keys.streams[numbers], keys.serials[numbers]))
 
-    def _put(self, places: np.ndarray, keys: Keys) -> int:
+    def _put(self, places: np.ndarray, keys: SampleIds) -> int:
         """Returns how many were still there to be copied."""
         assert self._copies is not None
         stored = self._copies.put(places, keys)
@@ -130,13 +130,13 @@ class CustomRule(Rule):
         fallen = (params.lambda_batch_multiplier - 1) * self._batches / (params.alfa_annealing_factor * params.lambda_batches)
         return max(1.0, params.lambda_batch_multiplier - fallen)
 
-    def draw(self, count: int) -> Drawn | None:
+    def draw(self, count: int) -> DrawnUnrolls | None:
         generator, size = self.memory.generator, len(self)
         if self.params.sample_strategy == "uniform" or not size:
             return uniform(self, generator, count)
         places = generator.choice(size, min(round(self.multiplier * count), size), replace=False)
         if not self._copies:
-            places = places[self.memory.trajectories.intact(*self.keys(places))]
+            places = places[self.memory.trajectories.still_valid(*self.keys(places))]
         if len(places) > count:
             places = places[self._kept(places, count)]
         self._times[places] += 1
@@ -153,7 +153,7 @@ class CustomRule(Rule):
         return STRATEGIES[self.params.elite_sampling_strategy](moved, self._times[candidates], count)
 
     # distances --------------------------------------------------------------------------------------------------------
-    def _moved(self, store: Trajectories, keys: Keys) -> np.ndarray:
+    def _moved(self, store: Trajectories, keys: SampleIds) -> np.ndarray:
         """[N] between what the network makes of these unrolls' states today and what it made of them then."""
         distances = []
         for start in range(0, len(keys.streams), TOGETHER):
@@ -190,7 +190,7 @@ class CustomRule(Rule):
         self._batches = state["batches"]
         self._in_rings.load_state_dict(state["places"])
         self._filled, self._times[:] = state["filled"], state["times"]
-        self._newest = None if state["newest"] is None else Keys(*(np.array(column, np.int64) for column in state["newest"]))
+        self._newest = None if state["newest"] is None else SampleIds(*(np.array(column, np.int64) for column in state["newest"]))
         if self._copies:
             self._copies.load_state_dict(state["copies"])
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from core.common.settings import problems as out_of_bounds
 from core.common.settings import setting
-from core.memories.unrolls.feature_replay import INSERTIONS, SAMPLINGS, CustomParams, CustomRule
+from core.memories.unrolls.feature_replay import INSERTIONS, SAMPLINGS, CustomParams, FeatureDistanceStrategy
 from core.memories.unrolls.queue import QueueParams, QueueRule
-from core.memories.unrolls.strategy import Part, Rule
+from core.memories.unrolls.strategy import Part, ReplayStrategy
 from core.memories.unrolls.uniform_unrolls import ReplayParams, ReservoirRule, StandardRule
 from core.memories.unrolls.unroll_memory import UnrollMemory, shares
 
@@ -40,9 +40,10 @@ class AttentiveParams(CustomParams):
     lambda_batch_multiplier: float = setting(4.0, low=1, high=10_000)        # Candidates drawn for each unroll that is kept, at first.
 
 
-RULES: dict[str, tuple[type[Rule], type]] = {
+RULES: dict[str, tuple[type[ReplayStrategy], type]] = {
     "queue": (QueueRule, QueueParams), "standard": (StandardRule, ReplayParams), "reservoir": (ReservoirRule, ReplayParams),
-    "attentive": (CustomRule, AttentiveParams), "elite": (CustomRule, EliteParams), "custom": (CustomRule, CustomParams)}
+    "attentive": (FeatureDistanceStrategy, AttentiveParams), "elite": (FeatureDistanceStrategy, EliteParams),
+     "custom": (FeatureDistanceStrategy, CustomParams)}
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _problems(item: dict[str, Any]) -> list[str]:
     return found + out_of_bounds(params(**fitting))
 
 
-def _rule(kind: Any) -> tuple[type[Rule], type]:
+def _rule(kind: Any) -> tuple[type[ReplayStrategy], type]:
     """Raises KeyError for what is no name of a rule, ImportError or AttributeError for a class that is not there."""
     if not isinstance(kind, str) or kind in RULES or ":" not in kind.strip(":"):
         return RULES[str(kind)]

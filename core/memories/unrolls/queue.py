@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from core.common.settings import setting
-from core.memories.unrolls.strategy import Drawn, Part, Rule
+from core.memories.unrolls.strategy import DrawnUnrolls, Part, ReplayStrategy
 from core.memories.unrolls.unroll_memory import UnrollMemory
-from core.memories.unrolls.unroll_slots import Slots
+from core.memories.unrolls.unroll_slots import UnrollStore
 from core.trajectory.ring_buffer import Trajectories
-from core.types import Keys
+from core.types import SampleIds
 
 OVERFLOWS = ("block", "keep_latest", "keep_oldest", "alternating")
 COPIED = ("keep_oldest", "alternating")  # what they keep may be older than what the rings hold
@@ -28,7 +28,7 @@ class QueueParams:
     overflow: str = setting("block", choices=OVERFLOWS)  # Rule for what happens when the queue is full.
 
 
-class QueueRule(Rule):
+class QueueRule(ReplayStrategy):
     """`_waiting` holds keys of the store in the order of their arrival. A key of a copy has its slot for a stream."""
 
     Params = QueueParams
@@ -38,7 +38,7 @@ class QueueRule(Rule):
         super().__init__(params, memory)
         self._waiting: deque[tuple[int, int]] = deque()
         copied = params.overflow in COPIED
-        self._copies = Slots(memory.trajectories, params.capacity, memory.window.length, self.packs) if copied else None
+        self._copies = UnrollStore(memory.trajectories, params.capacity, memory.window.length, self.packs) if copied else None
         self._free, self._given = list(range(self.slots(params))), list[int]()  # slots: empty; drawn and not read yet
         self._arrived = self._dropped = self._turn = 0
 
@@ -52,7 +52,7 @@ class QueueRule(Rule):
         return params.capacity if params.overflow in COPIED else 0
 
     @classmethod
-    def paces(cls, params: Any) -> bool:
+    def is_rate_limited(cls, params: Any) -> bool:
         return True
 
     @classmethod
@@ -73,18 +73,18 @@ class QueueRule(Rule):
         self._arrived += count
         self._drop(count)
 
-    def insert(self, keys: Keys) -> None:
+    def insert(self, keys: SampleIds) -> None:
         self._arrived += len(keys.streams)
         if self._copies:
             for stream, serial in zip(*keys):
-                self._copy(self._copies, Keys(stream[None], serial[None]))
+                self._copy(self._copies, SampleIds(stream[None], serial[None]))
             return
         self._waiting.extend(zip(*map(np.ndarray.tolist, keys)))
         begun = self.memory.layout.num_streams if self.params.overflow == "block" else 0  # chunks that actors may finish
         while len(self._waiting) > self.params.capacity + begun:
             self._drop_oldest()
 
-    def draw(self, count: int) -> Drawn | None:
+    def draw(self, count: int) -> DrawnUnrolls | None:
         """All at once from copies, which wait in their slots as long as that; otherwise what is there, up to count."""
         if len(self._waiting) < (count if self._copies else 1):
             return None
@@ -92,7 +92,7 @@ class QueueRule(Rule):
         self._leave(len(taken))
         if self._copies:
             self._given += [slot for slot, _ in taken]
-        return Drawn(Keys(*np.array(taken, np.int64).T), np.ones(len(taken), bool))
+        return DrawnUnrolls(SampleIds(*np.array(taken, np.int64).T), np.ones(len(taken), bool))
 
     def lost(self, count: int) -> None:
         self._dropped += count
@@ -103,7 +103,7 @@ class QueueRule(Rule):
     def statistics(self) -> dict[str, float]:
         return {"queue_size": float(len(self._waiting)), "queue_arrived": float(self._arrived), "queue_dropped": float(self._dropped)}
 
-    def _copy(self, copies: Slots, key: Keys) -> None:
+    def _copy(self, copies: UnrollStore, key: SampleIds) -> None:
         """Of the unroll that arrives, if it is not the one that is dropped."""
         if not self._free and self._waiting and self._oldest_goes():
             self._free.append(self._drop_oldest())

@@ -6,20 +6,20 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from core.trajectory.ring_buffer import Trajectories
-from core.types import Keys
+from core.types import SampleIds
 
-NONE = Keys(np.zeros(0, np.int64), np.zeros(0, np.int64))
+NONE = SampleIds(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-class Drawn(NamedTuple):
-    keys: Keys         # of rows in Rule.store
+class DrawnUnrolls(NamedTuple):
+    keys: SampleIds         # of rows in Rule.store
     fresh: np.ndarray  # [B] bool: for the first time
 
 
-NOTHING = Drawn(NONE, np.zeros(0, bool))
+EMPTY_DRAW = DrawnUnrolls(NONE, np.zeros(0, bool))
 
 
-class Rule(ABC):
+class ReplayStrategy(ABC):
     """All its state lives on the learner's side, in the thread that samples. `memory` is the UnrollMemory it belongs to: its
     trajectories, window, layout, generator and features_of are what a rule works with."""
 
@@ -41,7 +41,7 @@ class Rule(ABC):
         return 0
 
     @classmethod
-    def paces(cls, params: Any) -> bool:
+    def is_rate_limited(cls, params: Any) -> bool:
         return False
 
     @classmethod
@@ -50,7 +50,7 @@ class Rule(ABC):
         return 1
 
     @classmethod
-    def wants_features(cls, params: Any) -> bool:
+    def needs_features(cls, params: Any) -> bool:
         return False
 
     @classmethod
@@ -72,11 +72,11 @@ class Rule(ABC):
         """So many unrolls were overwritten before any rule saw them."""
 
     @abstractmethod
-    def insert(self, keys: Keys) -> None:
+    def insert(self, keys: SampleIds) -> None:
         """Unrolls that have just arrived in the rings."""
 
     @abstractmethod
-    def draw(self, count: int) -> Drawn | None:
+    def draw(self, count: int) -> DrawnUnrolls | None:
         """One to `count` unrolls; None while there is none."""
 
     def lost(self, count: int) -> None:
@@ -101,6 +101,6 @@ class Rule(ABC):
 class Part(NamedTuple):
     """A rule and its share of every batch."""
 
-    rule: type[Rule]
+    rule: type[ReplayStrategy]
     params: Any
     ratio: float

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from core.common.settings import setting
-from core.memories.unrolls.strategy import Drawn, Rule
-from core.memories.unrolls.unroll_slots import Slots
+from core.memories.unrolls.strategy import DrawnUnrolls, ReplayStrategy
+from core.memories.unrolls.unroll_slots import UnrollStore
 from core.trajectory.ring_buffer import Trajectories
-from core.types import Keys
+from core.types import SampleIds
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Places(Protocol):
 
     def __len__(self) -> int: ...
 
-    def keys(self, places: np.ndarray) -> Keys: ...
+    def keys(self, places: np.ndarray) -> SampleIds: ...
 
 
-class Newest:
+class FifoIndex:
     """Keys of the last `capacity` unrolls, in places 0 .. capacity - 1 that are overwritten in turn; the rows stay in the rings."""
 
     def __init__(self, capacity: int):
@@ -35,15 +35,15 @@ class Newest:
     def __len__(self) -> int:
         return min(self._inserted, len(self._keys))
 
-    def insert(self, keys: Keys) -> np.ndarray:
+    def insert(self, keys: SampleIds) -> np.ndarray:
         """Returns the places [K] they went to."""
         places = (self._inserted + np.arange(len(keys.streams))) % len(self._keys)
         self._keys[places] = np.stack(keys, 1)
         self._inserted += len(places)
         return places
 
-    def keys(self, places: np.ndarray) -> Keys:
-        return Keys(*self._keys[places].T)
+    def keys(self, places: np.ndarray) -> SampleIds:
+        return SampleIds(*self._keys[places].T)
 
     def state_dict(self) -> dict[str, Any]:
         return {"inserted": self._inserted, "keys": self._keys.tolist()}
@@ -52,23 +52,23 @@ class Newest:
         self._inserted, self._keys[:] = state["inserted"], state["keys"]
 
 
-class StandardRule(Rule):
+class StandardRule(ReplayStrategy):
     """Uniform over the newest unrolls."""
 
     Params = ReplayParams
 
     def __init__(self, params: Any, memory: Any):
         super().__init__(params, memory)
-        self._places = Newest(params.capacity)
+        self._places = FifoIndex(params.capacity)
 
     @classmethod
     def ring_unrolls(cls, params: Any, batch_size: int, num_actors: int) -> int:
         return params.capacity
 
-    def insert(self, keys: Keys) -> None:
+    def insert(self, keys: SampleIds) -> None:
         self._places.insert(keys)
 
-    def draw(self, count: int) -> Drawn | None:
+    def draw(self, count: int) -> DrawnUnrolls | None:
         return uniform(self._places, self.memory.generator, count)
 
     def statistics(self) -> dict[str, float]:
@@ -81,7 +81,7 @@ class StandardRule(Rule):
         self._places.load_state_dict(state)
 
 
-class ReservoirRule(Rule):
+class ReservoirRule(ReplayStrategy):
     """Algorithm R (Vitter 1985), as CLEAR (1811.11682) keeps its replay.
 
     The i-th unroll replaces a random one with probability capacity / i.
@@ -91,7 +91,7 @@ class ReservoirRule(Rule):
 
     def __init__(self, params: Any, memory: Any):
         super().__init__(params, memory)
-        self._copies = Slots(memory.trajectories, params.capacity, memory.window.length)
+        self._copies = UnrollStore(memory.trajectories, params.capacity, memory.window.length)
         self._seen = 0
 
     @classmethod
@@ -105,20 +105,20 @@ class ReservoirRule(Rule):
     def __len__(self) -> int:
         return min(self._seen, self._copies.capacity)
 
-    def keys(self, slots: np.ndarray) -> Keys:
+    def keys(self, slots: np.ndarray) -> SampleIds:
         return self._copies.keys(slots)
 
-    def insert(self, keys: Keys) -> None:
+    def insert(self, keys: SampleIds) -> None:
         for stream, serial in zip(*keys):
             filling = self._seen < self._copies.capacity
             slot = self._seen if filling else int(self.memory.generator.integers(self._seen + 1))
             if slot < self._copies.capacity:
-                stored = self._copies.put(np.array([slot]), Keys(stream[None], serial[None])).all()
+                stored = self._copies.put(np.array([slot]), SampleIds(stream[None], serial[None])).all()
                 if filling and not stored:
                     continue  # its writer was faster or there is no room, and an empty slot must not count as filled
             self._seen += 1
 
-    def draw(self, count: int) -> Drawn | None:
+    def draw(self, count: int) -> DrawnUnrolls | None:
         return uniform(self, self.memory.generator, count)
 
     def statistics(self) -> dict[str, float]:
@@ -132,10 +132,10 @@ class ReservoirRule(Rule):
         self._copies.load_state_dict(state["copies"])
 
 
-def uniform(places: Places, generator: np.random.Generator, count: int) -> Drawn | None:
+def uniform(places: Places, generator: np.random.Generator, count: int) -> DrawnUnrolls | None:
     """`count` of the places, with replacement; None while there are none."""
     return replayed(places.keys(generator.integers(len(places), size=count))) if len(places) else None
 
 
-def replayed(keys: Keys) -> Drawn:
-    return Drawn(keys, np.zeros(len(keys.streams), bool))
+def replayed(keys: SampleIds) -> DrawnUnrolls:
+    return DrawnUnrolls(keys, np.zeros(len(keys.streams), bool))

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from core.common.shared_arrays import SharedArrays
-from core.memories.unrolls.strategy import NOTHING, Drawn, Part, Rule
+from core.memories.unrolls.strategy import EMPTY_DRAW, DrawnUnrolls, Part, ReplayStrategy
 from core.memories.unrolls.unroll_slots import slots_bytes
 from core.memories.window_starts import ATTEMPTS, check_batch_size
 from core.memory import Memory
 from core.specs import ArraySpec, WindowSpec
 from core.trajectory.layout import Layout
 from core.trajectory.writer import ChunkWriter
-from core.types import Batch, Keys, Window
+from core.types import Batch, SampleIds, Window
 
 
 class UnrollMemory(Memory):
@@ -35,8 +35,8 @@ class UnrollMemory(Memory):
         parts = self._ordered(params)
         self.ratios = [part.ratio for part in parts]
         self.rules = [part.rule(part.params, self) for part in parts]
-        self._turns = sorted(range(len(parts)), key=lambda number: not parts[number].rule.paces(parts[number].params))
-        self._held = [NOTHING for _ in parts]               # of the batch in the making
+        self._turns = sorted(range(len(parts)), key=lambda number: not parts[number].rule.is_rate_limited(parts[number].params))
+        self._held = [EMPTY_DRAW for _ in parts]               # of the batch in the making
         self._seen = np.zeros(layout.num_actors, np.int64)  # chunks that the rules were shown
 
     # what it asks for -------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ class UnrollMemory(Memory):
     @classmethod
     def kept_steps(cls, params: Any, batch_size: int, length: int, num_actors: int) -> int:
         """What a queue has not given yet."""
-        pacing = [part for part in cls.parts(params) if part.rule.paces(part.params)]
+        pacing = [part for part in cls.parts(params) if part.rule.is_rate_limited(part.params)]
         return length * sum(part.rule.ring_unrolls(part.params, batch_size, num_actors) for part in pacing)
 
     @classmethod
@@ -66,17 +66,17 @@ class UnrollMemory(Memory):
         return sum(slots_bytes(layout, count, length, packs) for count, packs in slots if count)
 
     @classmethod
-    def paces(cls, params: Any) -> bool:
-        return any(part.rule.paces(part.params) for part in cls.parts(params))
+    def is_rate_limited(cls, params: Any) -> bool:
+        return any(part.rule.is_rate_limited(part.params) for part in cls.parts(params))
 
     @classmethod
     def samples_per_step(cls, params: Any) -> float:
-        fresh = sum(part.ratio / part.rule.times(part.params) for part in cls.parts(params) if part.rule.paces(part.params))
+        fresh = sum(part.ratio / part.rule.times(part.params) for part in cls.parts(params) if part.rule.is_rate_limited(part.params))
         return 1 / fresh if fresh else 1.0
 
     @classmethod
     def feature_dtype(cls, params: Any) -> str | None:
-        wanted = any(part.rule.wants_features(part.params) for part in cls.parts(params))
+        wanted = any(part.rule.needs_features(part.params) for part in cls.parts(params))
         return getattr(params, "feature_dtype", "float32") if wanted else None
 
     @classmethod
@@ -124,7 +124,7 @@ class UnrollMemory(Memory):
         chunks = np.arange(len(actors)) - np.repeat(counts.cumsum() - counts, counts) + starts[actors]
         tickets = self.trajectories.arrays["tickets"]
         order = np.argsort(tickets[actors, chunks % tickets.shape[1]], kind="stable")
-        keys = Keys((actors[order, None] * envs + np.arange(envs)).ravel(), np.repeat(chunks[order] * length, envs))
+        keys = SampleIds((actors[order, None] * envs + np.arange(envs)).ravel(), np.repeat(chunks[order] * length, envs))
         if len(order):
             for rule in self.rules:
                 rule.insert(keys)
@@ -151,27 +151,27 @@ class UnrollMemory(Memory):
         ring = [held.keys for rule, held in zip(self.rules, self._held) if rule.store is self.trajectories]
         parts = []
         if ring:
-            keys = Keys(*map(np.concatenate, zip(*ring)))
+            keys = SampleIds(*map(np.concatenate, zip(*ring)))
             parts.append(self.trajectories.gather(*keys, self.window))
-            if not self.trajectories.intact(*keys).all():
+            if not self.trajectories.still_valid(*keys).all():
                 self._held = [self._intact(rule, held) for rule, held in zip(self.rules, self._held)]
                 return None
         return parts + [rule.store.gather(*held.keys, self.window)
                         for rule, held in zip(self.rules, self._held) if rule.store is not self.trajectories]
 
-    def _intact(self, rule: Rule, drawn: Drawn) -> Drawn:
+    def _intact(self, rule: ReplayStrategy, drawn: DrawnUnrolls) -> DrawnUnrolls:
         """Without those that their writer has reached."""
         if rule.store is not self.trajectories:
             return drawn
-        intact = self.trajectories.intact(*drawn.keys)
+        intact = self.trajectories.still_valid(*drawn.keys)
         rule.lost(int((drawn.fresh & ~intact).sum()))
         return _part(drawn, intact)
 
     def _batch(self, parts: Sequence[Window]) -> Batch:
         """What is held, as a batch; nothing is held any more."""
-        keys = Keys(*map(np.concatenate, zip(*(held.keys for held in self._held))))
+        keys = SampleIds(*map(np.concatenate, zip(*(held.keys for held in self._held))))
         fresh = torch.from_numpy(np.concatenate([held.fresh for held in self._held]))
-        self._held = [NOTHING for _ in self.rules]
+        self._held = [EMPTY_DRAW for _ in self.rules]
         for rule in self.rules:
             rule.release()
         return Batch(concatenated(parts), keys, torch.ones(len(fresh)), fresh)
@@ -195,7 +195,7 @@ class UnrollMemory(Memory):
             rule.load_state_dict(stored)
         stored = state["unrolls"]
         self._seen[:], self.shared["taken"][0] = stored["seen"], stored["taken"]
-        self._held = [Drawn(Keys(np.array(streams, np.int64), np.array(serials, np.int64)), np.array(fresh, bool))
+        self._held = [DrawnUnrolls(SampleIds(np.array(streams, np.int64), np.array(serials, np.int64)), np.array(fresh, bool))
                       for streams, serials, fresh in stored["held"]]
 
     def continue_at(self, updates: int) -> None:
@@ -212,12 +212,12 @@ def shares(ratios: Sequence[float], batch_size: int) -> list[int]:
     return counts.tolist()
 
 
-def _part(drawn: Drawn, which: slice | np.ndarray) -> Drawn:
-    return Drawn(Keys(drawn.keys.streams[which], drawn.keys.serials[which]), drawn.fresh[which])
+def _part(drawn: DrawnUnrolls, which: slice | np.ndarray) -> DrawnUnrolls:
+    return DrawnUnrolls(SampleIds(drawn.keys.streams[which], drawn.keys.serials[which]), drawn.fresh[which])
 
 
-def _joined(first: Drawn, second: Drawn) -> Drawn:
-    return Drawn(Keys(*map(np.concatenate, zip(first.keys, second.keys))), np.concatenate([first.fresh, second.fresh]))
+def _joined(first: DrawnUnrolls, second: DrawnUnrolls) -> DrawnUnrolls:
+    return DrawnUnrolls(SampleIds(*map(np.concatenate, zip(first.keys, second.keys))), np.concatenate([first.fresh, second.fresh]))
 
 
 def concatenated(parts: Sequence[Window]) -> Window:

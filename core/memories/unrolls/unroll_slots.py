@@ -11,7 +11,7 @@ from core.specs import ArraySpec
 from core.trajectory.frame_compression import COPIES_RATIO, RAW, CorruptedBlock, compress, decompressed
 from core.trajectory.layout import STORAGE, Layout
 from core.trajectory.ring_buffer import Trajectories
-from core.types import Keys
+from core.types import SampleIds
 
 
 def slots_layout(ring: Layout, slots: int, length: int) -> Layout:
@@ -35,7 +35,7 @@ def slots_bytes(ring: Layout, slots: int, length: int, packs: bool) -> int:
     return layout.nbytes + most
 
 
-class PackedCopies:
+class CompressedFrames:
     """Frames of the copies: those of a slot are one lz4 block, all of them together at most `most` bytes."""
 
     def __init__(self, rows: int, frame: ArraySpec, most: int, level: int):
@@ -90,8 +90,8 @@ class PackedTrajectories(Trajectories):
         self._frame, self._level = ring.fields["frame"], ring.storage.level
 
     @cached_property
-    def frames(self) -> PackedCopies:  # type: ignore[override]
-        return PackedCopies(self.layout.rows, self._frame, self._most, self._level)
+    def frames(self) -> CompressedFrames:  # type: ignore[override]
+        return CompressedFrames(self.layout.rows, self._frame, self._most, self._level)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "frames": self.frames.state_dict()}
@@ -101,7 +101,7 @@ class PackedTrajectories(Trajectories):
         self.frames.load_state_dict(state["frames"])
 
 
-class Slots:
+class UnrollStore:
     """Only the thread that samples reads and writes them. `capacity`: how many can be filled, fewer than there are once the bytes for
     packed frames are used up. `packs` False: frames stay raw even where the ring packs them."""
 
@@ -117,11 +117,11 @@ class Slots:
         """Rows of a slot before its unroll."""
         return max(self._ring.layout.frame_stack - 1, 0)
 
-    def keys(self, slots: np.ndarray) -> Keys:
+    def keys(self, slots: np.ndarray) -> SampleIds:
         """Of the unrolls in these slots, for the store."""
-        return Keys(np.asarray(slots, np.int64), np.full(len(slots), self._before, np.int64))
+        return SampleIds(np.asarray(slots, np.int64), np.full(len(slots), self._before, np.int64))
 
-    def put(self, slots: np.ndarray, keys: Keys) -> np.ndarray:
+    def put(self, slots: np.ndarray, keys: SampleIds) -> np.ndarray:
         """Copy these unrolls of the rings into slots [K]. Returns [K] bool: False for one that its writer reached meanwhile or that found
         no room, whose slot stays as it was."""
         serials = keys.serials + np.arange(-self._before, self._length + 1)[:, None]
@@ -129,7 +129,7 @@ class Slots:
         copies = {name: self._ring.flat(name)[rows] for name in self._ring.layout.fields if name != "frame"}
         frames = self._ring.frames.take(keys.streams[:, None], serials.T)
         states = self._ring.states(*keys)
-        stored = self._ring.intact(*keys)
+        stored = self._ring.still_valid(*keys)
         if self._packed:
             for number in np.flatnonzero(stored):
                 stored[number] = self._pack(int(slots[number]), frames[number])
@@ -143,7 +143,7 @@ class Slots:
 
     def _pack(self, slot: int, frames: np.ndarray) -> bool:
         copies = self.store.frames
-        assert isinstance(copies, PackedCopies)
+        assert isinstance(copies, CompressedFrames)
         if copies.put(slot, frames):
             return True
         if not copies.holds(slot):

@@ -4,11 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from core.model import Looking
+from core.model import DataDependentModule
 from core.types import State
 
 
-class LSTMCore(Looking):
+class LSTMCore(DataDependentModule):
     """Features [T, B, F] to outputs [T, B, H]; state (h, c), each [B, H]. The weights are those of nn.LSTM(F, H).
 
     A sequence in which no episode starts after its first row is one fused call, unless it may not look. Else the steps are a loop, with

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from core.distributed.learner_group import averaged, num_learners
+from core.distributed.learner_group import all_reduce_mean, num_learners
 
 LARGEST = 10.0  # of a normalised number, on either side
 EPSILON = 1e-8
@@ -37,8 +37,8 @@ class RunningNormalization(nn.Module):
             return
         variance, mean = torch.var_mean(self._without_outliers(vectors), 0, correction=0)
         number = len(vectors) * num_learners()
-        of_all = averaged(mean)
-        mean, variance = of_all, averaged(variance + (mean - of_all).square())
+        of_all = all_reduce_mean(mean)
+        mean, variance = of_all, all_reduce_mean(variance + (mean - of_all).square())
         counted = number * wanted
         total = self.count + counted
         share = counted / total.clamp(min=1)

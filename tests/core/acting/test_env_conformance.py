@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from core.acting.env_conformance import broken_clauses, play_randomly, random_actions
+from core.acting.env_conformance import contract_violations, play_randomly, random_actions
 from core.env import Env
 from core.specs import ArraySpec, Continuous, Discrete, EnvSpec
 from core.types import TimeStep
@@ -26,7 +26,7 @@ def before(**changes):
 
 @pytest.mark.parametrize("spec", [SPEC, VECTORS])
 def test_a_step_that_keeps_the_contract_is_not_complained_of(spec):
-    assert broken_clauses(spec, 2, timestep(spec), before()) == []
+    assert contract_violations(spec, 2, timestep(spec), before()) == []
 
 
 NAN = np.full((2, 3), np.nan, np.float32)
@@ -51,17 +51,17 @@ NAN = np.full((2, 3), np.nan, np.float32)
     (SPEC, {"raw_reward": np.float32([0, 2])}, "first observation earned a reward in streams 1"),
     (SPEC, {"discount": np.float32([1, 0])}, "first observation has a discount other than 1 in streams 1")])
 def test_a_broken_clause_is_named(spec, changes, message):
-    found = broken_clauses(spec, 2, timestep(spec, **changes), before())
+    found = contract_violations(spec, 2, timestep(spec, **changes), before())
     assert len(found) == 1
     with pytest.raises(ValueError, match=message):
         raise ValueError(found[0])
 
 
 def test_a_reset_starts_an_episode_everywhere():
-    assert "a reset starts" in broken_clauses(SPEC, 2, timestep(), None)[0]
+    assert "a reset starts" in contract_violations(SPEC, 2, timestep(), None)[0]
     everywhere = timestep(first=np.array([True, True]), last=np.array([False, False]), reward=np.float32([0, 0]),
                           raw_reward=np.float32([0, 0]), discount=np.float32([1, 1]))
-    assert broken_clauses(SPEC, 2, everywhere, None) == []
+    assert contract_violations(SPEC, 2, everywhere, None) == []
 
 
 class Short(Env):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.acting.env_groups import EnvGroups
+from core.acting.env_groups import DoubleBufferedEnvs
 from core.agent import ActorOutput
 from core.env import Env
 from core.envs.atari import AtariEnv, AtariParams
@@ -73,11 +73,11 @@ class Numbered:
 
 def make(count, num_envs=4, tape=None):
     tape = [] if tape is None else tape
-    return EnvGroups(Arithmetic(tape), lambda streams, first: Counter(streams, tape), Numbered, 100, count, num_envs)
+    return DoubleBufferedEnvs(Arithmetic(tape), lambda streams, first: Counter(streams, tape), Numbered, 100, count, num_envs)
 
 
 def test_steps_of_groups_are_those_that_each_group_makes_alone():
-    together, alone = make(2), [EnvGroups(Arithmetic([]), lambda streams, first: Counter(streams, []),
+    together, alone = make(2), [DoubleBufferedEnvs(Arithmetic([]), lambda streams, first: Counter(streams, []),
                                           lambda _, group=group: Numbered(group), 100 + group, 1, 2) for group in range(2)]
     for number in range(9):
         found, expected = together.step(number), [turns.step(number) for turns in alone]
@@ -110,7 +110,8 @@ def test_while_one_group_steps_the_other_is_answered():
 
 def test_groups_know_which_of_the_actors_streams_are_theirs():
     made = []
-    EnvGroups(Arithmetic([]), lambda streams, first: (made.append((first, streams)), Counter(streams, []))[1], Numbered, 100, 3, 12)
+    DoubleBufferedEnvs(Arithmetic([]), lambda streams, first: (made.append((first, streams)), Counter(streams, []))[1], Numbered, 100, 3,
+                       12)
     assert made == [(0, 4), (4, 4), (8, 4)]
 
 

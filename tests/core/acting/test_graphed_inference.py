@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.acting.graphed_inference import OnFixedTensors, capture_forward, for_acting
+from core.acting.graphed_inference import StaticInputs, capture_forward, with_graphed_forward
 from core.agents.impala import Impala
 from core.common.tree import leaves
 from core.model import restart
@@ -72,20 +72,20 @@ def test_answers_on_fixed_tensors_are_the_networks_own(name):
 @pytest.mark.parametrize("name", [name for name in ACTING if name not in ("rainbow", "sac")])  # these draw otherwise in a recording
 def test_captured_answers_equal_eager_ones(name):
     agent = make_agent(name, "cuda")
-    assert for_acting(agent, True) is agent and "forward" in vars(agent.model)
+    assert with_graphed_forward(agent, True) is agent and "forward" in vars(agent.model)
     assert_same(played(name, agent), played(name, make_agent(name, "cuda")), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ACTING)
 def test_a_network_that_answers_looks_at_no_value_and_every_shape_is_the_same_each_time(name, monkeypatch):
-    calls, call = [], OnFixedTensors._call
+    calls, call = [], StaticInputs._call
 
     def watched(self):
         with Watch() as watch:
             call(self)
         calls.append(watch)
 
-    monkeypatch.setattr(OnFixedTensors, "_call", watched)
+    monkeypatch.setattr(StaticInputs, "_call", watched)
     agent = make_agent(name)
     capture_forward(agent.model, capture=False)
     exploration, draw = agent.exploration(0, 1, STREAMS, np.random.default_rng(5)), np.random.default_rng(1)
@@ -97,14 +97,14 @@ def test_a_network_that_answers_looks_at_no_value_and_every_shape_is_the_same_ea
 @pytest.mark.parametrize("name", ACTING)
 def test_nothing_is_made_in_inference_mode_and_no_gradients_are_kept(name, monkeypatch):
     """Though `act` is in that mode; or what a recording keeps of its generator would be of it."""
-    calls, call = [], OnFixedTensors._call
+    calls, call = [], StaticInputs._call
 
     def watched(self):
         calls.append(torch.is_inference_mode_enabled() or torch.is_grad_enabled())
         call(self)
         assert not any(leaf.is_inference() or leaf.requires_grad for leaf in leaves((self._arguments, self._output)))
 
-    monkeypatch.setattr(OnFixedTensors, "_call", watched)
+    monkeypatch.setattr(StaticInputs, "_call", watched)
     agent = make_agent(name)
     capture_forward(agent.model, capture=False)
     exploration, draw, state = agent.exploration(0, 1, STREAMS, np.random.default_rng(5)), np.random.default_rng(1), None
@@ -127,7 +127,7 @@ def test_what_was_answered_stays_when_others_are_answered():
 def test_only_networks_on_a_gpu_are_captured_and_only_where_it_is_wanted(monkeypatch, on_gpu, captured, replaced):
     found = []
     monkeypatch.setattr("core.acting.graphed_inference.capture_forward", lambda model, capture: found.append(capture))
-    for_acting(SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter([SimpleNamespace(is_cuda=on_gpu)]))), captured)
+    with_graphed_forward(SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter([SimpleNamespace(is_cuda=on_gpu)]))), captured)
     assert found == replaced
 
 

@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from core.acting.validated_env import CheckedSteps, make_env
-from core.common.console import notice
+from core.acting.validated_env import ValidatedEnv, make_env
+from core.common.console import log_to_stderr
 from core.common.foreign_code import ForeignCodeError, foreign_code
 from core.env import Env
 from core.specs import ArraySpec, Discrete, EnvSpec
@@ -41,7 +41,7 @@ class Told(Env):
 
 
 def stepped(**told):
-    env = CheckedSteps(Told(**told), STREAMS)
+    env = ValidatedEnv(Told(**told), STREAMS)
     env.reset(1)
     return env.step(np.zeros(STREAMS, np.int64))
 
@@ -66,14 +66,14 @@ def test_a_faulty_field_is_an_error_naming_field_value_stream_and_step(told, mes
 
 
 def test_streams_are_numbered_from_the_first_that_they_are_to_their_actor():
-    env = CheckedSteps(Told(reward=numbers(0, np.nan, 0)), STREAMS)
-    env.note_stream_in(np.zeros(1), 8)
+    env = ValidatedEnv(Told(reward=numbers(0, np.nan, 0)), STREAMS)
+    env.set_activity_marker(np.zeros(1), 8)
     with pytest.raises(ValueError, match="reward of stream 9 of told"):
         env.step(np.zeros(STREAMS, np.int64))
 
 
 def test_what_is_no_time_step_is_an_error():
-    env = CheckedSteps(Told(), STREAMS)
+    env = ValidatedEnv(Told(), STREAMS)
     env._env.sound = ("observation", 0.0, False)
     with pytest.raises(ValueError, match=r"told returned .* at step 0, expected a TimeStep"):
         env.reset(1)
@@ -100,7 +100,7 @@ def test_what_would_end_or_mislead_its_process_is_an_error_of_the_environment(mo
     def fail(*_):
         raise error
 
-    env = CheckedSteps(Told(), STREAMS)
+    env = ValidatedEnv(Told(), STREAMS)
     monkeypatch.setattr(env._env, call[0], fail)
     with pytest.raises(ForeignCodeError, match=message):
         getattr(env, call[0])(*call[1:])
@@ -108,7 +108,8 @@ def test_what_would_end_or_mislead_its_process_is_an_error_of_the_environment(mo
 
 @pytest.mark.parametrize("handled_by_python", [True, False])
 def test_a_keyboard_interrupt_passes_only_where_ctrl_c_may_have_caused_it(monkeypatch, handled_by_python):
-    monkeypatch.setattr("core.common.foreign_code.signal.getsignal", lambda number: signal.default_int_handler if handled_by_python else None)
+    monkeypatch.setattr("core.common.foreign_code.signal.getsignal",
+                        lambda number: signal.default_int_handler if handled_by_python else None)
     with pytest.raises(KeyboardInterrupt if handled_by_python else ForeignCodeError):
         with foreign_code("it"):
             raise KeyboardInterrupt
@@ -123,7 +124,7 @@ def test_an_environment_that_leaves_as_it_is_made_is_an_error_and_a_missing_pack
 
 def test_everything_else_is_the_environments_own():
     inner = Told()
-    env = CheckedSteps(inner, STREAMS)
+    env = ValidatedEnv(inner, STREAMS)
     env.close()
     assert inner.closed and env.spec is inner.spec
 
@@ -134,7 +135,7 @@ class FullDisk(io.StringIO):
 
 
 def test_a_notice_that_cannot_be_written_stops_nothing(monkeypatch, capsys):
-    notice("a word")
+    log_to_stderr("a word")
     assert capsys.readouterr().err == "a word\n"
     monkeypatch.setattr(sys, "stderr", FullDisk())
-    notice("a word")
+    log_to_stderr("a word")

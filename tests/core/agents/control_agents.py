@@ -12,7 +12,7 @@ from core.agents.sac import SAC, SACParams
 from core.agents.td3 import TD3, TD3Params
 from core.models.policy_critic import D4PGMLP, DDPGMLP, SACMLP, TD3MLP, ControlMLPParams, D4PGMLPParams
 from core.specs import ArraySpec, Continuous, EnvSpec
-from core.types import Batch, Keys, TimeStep, Window
+from core.types import Batch, SampleIds, TimeStep, Window
 
 KINDS = {"ddpg": (DDPG, ControlParams(), DDPGMLP, ControlMLPParams(hidden=(16, 12))),
          "d4pg": (D4PG, D4PGParams(v_min=-5.0, v_max=5.0, nstep=1, target_update=0.1), D4PGMLP, D4PGMLPParams(hidden=(16, 12), atoms=11)),
@@ -46,7 +46,7 @@ def make_batch(agent, batch_size=7, seed=0, discounts=1.0, lasts=False, weights=
     window = Window(normal(2, batch_size, *spec.observation_shape), torch.zeros(length + 1, batch_size, dtype=torch.bool),
                     torch.zeros(length + 1, batch_size, dtype=torch.bool) | lasts, actions, normal(length + 1, batch_size),
                     torch.full((length + 1, batch_size), float(discounts)), {})
-    keys = Keys(np.zeros(batch_size, np.int64), np.arange(batch_size))
+    keys = SampleIds(np.zeros(batch_size, np.int64), np.arange(batch_size))
     return Batch(window, keys, torch.ones(batch_size) if weights is None else weights)
 
 

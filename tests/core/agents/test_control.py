@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.agents.base.policy_critic_gradients import Eager, Lean
+from core.agents.base.policy_critic_gradients import AutogradGradients, ManualGradients
 from core.learning.optimizer import Optimizer
 from core.ops.distributional import categorical_mean
 from core.specs import Continuous
@@ -78,7 +78,7 @@ def test_ddpg_learns_n_step_targets_that_stop_at_terminations_and_bootstrap_at_t
         columns = [torch.tensor(column, dtype=torch.float32)[:, None].expand(3, 7) for column in (discounts, lasts)]
         shaped = batch._replace(window=window._replace(discounts=columns[0], lasts=columns[1].bool()))
         step = agent.step_of(shaped)
-        found = agent.critic_losses(step, agent.gradients.criticise(step.observation, step.action), agent.bootstrap(step))
+        found = agent.critic_losses(step, agent.gradients.critic_values(step.observation, step.action), agent.bootstrap(step))
         assert found.priorities.tolist() == pytest.approx((target - values).abs().tolist(), rel=1e-4, abs=1e-5)
         assert found.losses.tolist() == pytest.approx((target - values).square().tolist(), rel=1e-4, abs=1e-5)
 
@@ -91,7 +91,7 @@ def test_d4pg_projects_the_n_step_distribution_as_the_paper_says():
     batch.window.lasts[1, :3] = True
     step = agent.step_of(batch)
     logits = agent.bootstrap(step)[0]
-    losses = agent.critic_losses(step, agent.gradients.criticise(step.observation, step.action), logits[None])
+    losses = agent.critic_losses(step, agent.gradients.critic_values(step.observation, step.action), logits[None])
     atoms = np.linspace(-5, 5, 11)
     chosen = agent.model.critic(step.observation, step.action)[0].detach().double().log_softmax(1).numpy()
     rewards = batch.window.rewards.double().numpy()
@@ -117,7 +117,7 @@ def test_td3_bootstraps_from_the_lower_critic_at_a_noisy_action():
     quiet = make_agent("td3", smoothing_scale=0.0)
     batch = make_batch(quiet)
     step = quiet.step_of(batch)
-    both = quiet.gradients.criticise(step.observation, step.action)
+    both = quiet.gradients.critic_values(step.observation, step.action)
     found = quiet.critic_losses(step, both, quiet.bootstrap(step))
     final = quiet.target.critic(step.next_observation, quiet.target.policy(step.next_observation))[:, :, 0]
     assert not torch.equal(final.amin(0), final[0])
@@ -189,7 +189,7 @@ def test_the_policys_gradient_is_the_chain_rule_through_the_critic(kind):
 @pytest.mark.parametrize("kind", DETERMINISTIC)
 def test_lean_and_eager_updates_give_the_same_weights(kind):
     agents = [make_agent(kind, lean=lean, policy_period=2, critic_lr=2e-3, clip_norm=1.0) for lean in (True, False)]
-    assert [type(agent.gradients) for agent in agents] == [Lean, Eager]
+    assert [type(agent.gradients) for agent in agents] == [ManualGradients, AutogradGradients]
     outputs = []
     for agent in agents:
         torch.manual_seed(2)
@@ -203,11 +203,11 @@ def test_lean_and_eager_updates_give_the_same_weights(kind):
 
 
 def test_networks_that_are_more_than_perceptrons_are_learnt_by_autograd():
-    assert isinstance(make_agent("ddpg", network={"layer_norm": True}).gradients, Eager)
-    assert isinstance(make_agent("sac").gradients, Eager)
-    assert not isinstance(make_agent("ddpg", network={"layer_norm": True}).gradients, Lean)
+    assert isinstance(make_agent("ddpg", network={"layer_norm": True}).gradients, AutogradGradients)
+    assert isinstance(make_agent("sac").gradients, AutogradGradients)
+    assert not isinstance(make_agent("ddpg", network={"layer_norm": True}).gradients, ManualGradients)
     normalised = make_agent("ddpg", network={"normalize_observations": True})
-    assert isinstance(normalised.gradients, Lean) and not normalised.learn(make_batch(normalised)).skipped
+    assert isinstance(normalised.gradients, ManualGradients) and not normalised.learn(make_batch(normalised)).skipped
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,7 +10,7 @@ from torch import nn
 from core.agents.dqn import DQN, DQNParams
 from core.model import Model
 from core.specs import ArraySpec, Discrete, EnvSpec
-from core.types import Batch, Keys, TimeStep, Window
+from core.types import Batch, SampleIds, TimeStep, Window
 
 SPEC = EnvSpec("numbers", ArraySpec((1,), "float32"), 0, Discrete(2))
 
@@ -39,7 +39,7 @@ def make_batch(observation, final, action, rewards, discounts, lasts, weights=(1
     window = Window(torch.tensor([[[value] for value in observation], [[value] for value in final]]),
                     torch.zeros(3, columns, dtype=torch.bool), torch.tensor(lasts).T, torch.tensor(action)[None].expand(3, -1),
                     torch.tensor(rewards).T, torch.tensor(discounts).T, {})
-    return Batch(window, Keys(np.zeros(columns, np.int64), np.arange(columns)), torch.tensor(weights))
+    return Batch(window, SampleIds(np.zeros(columns, np.int64), np.arange(columns)), torch.tensor(weights))
 
 
 ONE = ([2.0], [3.0], [0], [[1.0, 10.0, 0.0]], [[1.0, 1.0, 1.0]], [[False, False, False]])

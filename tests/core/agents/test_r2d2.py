@@ -14,7 +14,7 @@ from core.model import restart
 from core.models.r2d2 import R2D2MLP
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.trajectory.layout import Layout
-from core.types import Batch, Inputs, Keys, Window
+from core.types import Batch, OARInputs, SampleIds, Window
 
 SPEC = EnvSpec("numbers", ArraySpec((3,), "float32"), 0, Discrete(3))
 COLUMNS, HIDDEN = 40, 8
@@ -61,7 +61,7 @@ def make_batch(agent, seed=0):
                     {name: torch.from_numpy(array) for name, array in extras.items()},
                     (*(torch.from_numpy(draw.normal(size=(COLUMNS, HIDDEN)).astype(np.float32)) for _ in range(2)), torch.zeros(COLUMNS)))
     weights = torch.from_numpy(draw.random(COLUMNS).astype(np.float32))
-    return Batch(window, Keys(np.zeros(COLUMNS, np.int64), np.arange(COLUMNS)), weights)
+    return Batch(window, SampleIds(np.zeros(COLUMNS, np.int64), np.arange(COLUMNS)), weights)
 
 
 # the walk ---------------------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def stepped(model, window, column):
     state, values = tuple(part[column:column + 1] for part in window.states[:2]), []
     for row in range(len(window.lasts)):
         state = restart(state, window.firsts[row, column:column + 1], model.initial_state(1))
-        inputs = Inputs(window.observations[row, column][None], window.extras["previous_action"][row, column][None],
+        inputs = OARInputs(window.observations[row, column][None], window.extras["previous_action"][row, column][None],
                         window.extras["previous_reward"][row, column][None])
         value, state = model(inputs, state)
         values.append(value[0])
@@ -146,8 +146,8 @@ def test_the_gradient_is_that_of_the_trained_rows_with_constant_targets(burn_in)
 
 
 def warming(window, rows):
-    inputs = Inputs(window.observations, window.extras["previous_action"], window.extras["previous_reward"])
-    return Inputs(*(part[:rows] for part in inputs)), window.firsts[:rows], window.states[:2]
+    inputs = OARInputs(window.observations, window.extras["previous_action"], window.extras["previous_reward"])
+    return OARInputs(*(part[:rows] for part in inputs)), window.firsts[:rows], window.states[:2]
 
 
 def test_nothing_is_learnt_through_the_burn_in_nor_through_the_rows_that_are_bootstrapped_from():

@@ -14,7 +14,7 @@ from core.model import Model
 from core.models.dqn import DQNMLP, DQNMLPParams
 from core.models.rainbow import RainbowMLP, RainbowMLPParams
 from core.specs import ArraySpec, Discrete, EnvSpec
-from core.types import Batch, Keys, TimeStep, Window
+from core.types import Batch, SampleIds, TimeStep, Window
 from tests.core.distributions import algorithm_1, quantile_sum, softmax
 from utils.config.rows import from_row
 from utils.options import CONFIGS
@@ -53,7 +53,7 @@ def make_batch(states, finals, actions, rewards, discounts, lasts, weights=None)
                     torch.tensor(lasts).T, torch.tensor(actions)[None].expand(rows, -1), torch.tensor(rewards, dtype=torch.float32).T,
                     torch.tensor(discounts, dtype=torch.float32).T, {})
     weights = torch.ones(size) if weights is None else torch.tensor(weights, dtype=torch.float32)
-    return Batch(window, Keys(np.zeros(size, np.int64), np.arange(size)), weights)
+    return Batch(window, SampleIds(np.zeros(size, np.int64), np.arange(size)), weights)
 
 
 def random_batch(nstep, size=40, seed=0):

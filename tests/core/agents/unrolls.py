@@ -12,7 +12,7 @@ from torch import nn
 
 from core.model import Model
 from core.specs import ArraySpec, Discrete, EnvSpec
-from core.types import ActorCriticOutput, Batch, Keys, Window
+from core.types import ActorCriticOutput, Batch, SampleIds, Window
 
 A = 4
 SPEC = EnvSpec("table", ArraySpec((1,), "int64"), 0, Discrete(A))
@@ -53,7 +53,7 @@ def make_batch(rewards, discounts, lasts, actions, behaviour_logits, behaviour_v
     window = Window(torch.from_numpy(states), torch.from_numpy(firsts), torch.from_numpy(lasts), padded(actions, -7),
                     padded(rewards, np.nan), padded(discounts, np.nan),
                     {"logits": padded(behaviour_logits, np.nan), "value": padded(behaviour_values, np.nan)})
-    return Batch(window, Keys(np.zeros(streams, np.int64), np.arange(streams)), torch.ones(streams),
+    return Batch(window, SampleIds(np.zeros(streams, np.int64), np.arange(streams)), torch.ones(streams),
                  None if fresh is None else torch.from_numpy(fresh))
 
 

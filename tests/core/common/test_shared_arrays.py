@@ -64,7 +64,7 @@ def test_arrays_start_at_zero_and_do_not_overlap():
 
 def test_shortage_is_a_memory_error_before_the_allocation(monkeypatch):
     calls = []
-    monkeypatch.setattr("core.common.system.available_bytes", lambda: 10_000)
+    monkeypatch.setattr("core.common.shared_arrays.available_bytes", lambda: 10_000)
     monkeypatch.setattr(os, "memfd_create", lambda name: calls.append(name))
     with pytest.raises(MemoryError, match=r"80,000 bytes .* 10,000"):
         SharedArrays({"values": ArraySpec((10_000,), "float64")})

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from core.acting.graphed_inference import OnFixedTensors, capture_forward
-from core.distributed.learner_group import Group, within
+from core.acting.graphed_inference import StaticInputs, capture_forward
+from core.distributed.learner_group import LearnerGroup, within
 from core.learning.batch_source import EagerUpdates
-from core.learning.graphed_update import StagedUpdates
+from core.learning.graphed_update import GraphedUpdate
 from core.learning.metric_accumulator import Tally
 from core.learning.optimizer import Optimizer, OptimizerParams
 from core.models.layers.running_normalization import RunningNormalization
@@ -86,7 +86,7 @@ def test_updates_from_resident_rows_stay_on_their_device(name):
 @pytest.mark.parametrize("name", test_staged_update.AGENTS)
 def test_updates_on_staged_batches_stay_on_their_device(name):
     agent = test_staged_update.make_agent(name, "meta")
-    learn = StagedUpdates(agent, META, capture=False)
+    learn = GraphedUpdate(agent, META, capture=False)
     output = learn(test_staged_update.make_batch(agent, 0))
     assert output.statistics == {} and (output.priorities is None or output.priorities.is_meta)
     agent.plan(1)
@@ -94,7 +94,7 @@ def test_updates_on_staged_batches_stay_on_their_device(name):
         learn._work()
 
 
-class Two(Group):
+class Two(LearnerGroup):
     """Of two learners the first. Notes what is summed."""
 
     def __init__(self):
@@ -133,14 +133,14 @@ def test_an_update_that_looks_is_noticed():
 @pytest.mark.parametrize("name", test_graphed_inference.ACTING)
 def test_answers_stay_on_their_device(name, monkeypatch):
     """Up to where the actor takes them home."""
-    agent, calls, call = test_graphed_inference.make_agent(name, "meta"), [], OnFixedTensors._call
+    agent, calls, call = test_graphed_inference.make_agent(name, "meta"), [], StaticInputs._call
 
     def watched(answers):
         calls.append(None)
         with OneDevice() if len(calls) > 1 else nullcontext():
             call(answers)
 
-    monkeypatch.setattr(OnFixedTensors, "_call", watched)
+    monkeypatch.setattr(StaticInputs, "_call", watched)
     capture_forward(agent.model, capture=False)
     timestep = test_graphed_inference.seen(np.random.default_rng(0))
     exploration = agent.exploration(0, 1, test_graphed_inference.STREAMS, np.random.default_rng(5))

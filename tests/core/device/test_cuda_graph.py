@@ -10,8 +10,8 @@ import torch
 
 from core.acting.graphed_inference import capture_forward
 from core.device.cuda_graph import WARM_UP
-from core.learning.batch_source import Refreshed
-from core.learning.graphed_update import ResidentUpdates, StagedUpdates
+from core.learning.batch_source import InPlaceBatchSource
+from core.learning.graphed_update import GraphedDeviceUpdate, GraphedUpdate
 from tests.core.acting import test_graphed_inference
 from tests.core.learning import test_staged_update
 from tests.core.recordings import Recording, Replayed, imitate
@@ -32,14 +32,14 @@ def trained(name: str, capture: bool) -> dict:
     agent, reported = make_agent(name), []
     shared, play = playing(agent)
     memory = shared.Resident(shared, CPU)
-    updates = ResidentUpdates(agent, memory, 16, 4, CPU, capture=capture)
+    updates = GraphedDeviceUpdate(agent, memory, 16, 4, CPU, capture=capture)
     torch.manual_seed(4)
     for call in range(25):
         if call % 3 == 2:
             play(2)
         if call % 5 == 4:
             reported.append({**updates.statistics(), **memory.statistics()})
-        assert Refreshed(memory).get(timeout=0.0) is memory
+        assert InPlaceBatchSource(memory).get(timeout=0.0) is memory
         rewards = memory.mirror["reward"].clone()
         memory.mirror["reward"][:, call % 7::7] = torch.nan if call % 7 == 6 else 0.0
         updates(memory)
@@ -56,7 +56,7 @@ def test_recorded_updates_equal_eager_ones_while_rows_arrive(name):
 
 @pytest.mark.parametrize("name", test_staged_update.AGENTS)
 def test_recorded_updates_on_staged_batches_equal_eager_ones(name):
-    recorded, eager = (test_staged_update.learnt(name, lambda agent, capture=capture: StagedUpdates(agent, CPU, capture=capture), 30)
+    recorded, eager = (test_staged_update.learnt(name, lambda agent, capture=capture: GraphedUpdate(agent, CPU, capture=capture), 30)
                        for capture in (True, False))
     assert not differences([recorded[0].state_dict(), recorded[2]], [eager[0].state_dict(), eager[2]])
     assert all((mine is None and theirs is None) or (mine == theirs).all() for mine, theirs in zip(recorded[1], eager[1], strict=True))
@@ -74,15 +74,16 @@ def in_graphs() -> dict[int, torch.Tensor]:
     return {id(found): found for found in gc.get_objects() if type(found) is torch.Tensor and found.grad_fn is not None}
 
 
-@pytest.mark.parametrize(("agents", "name"), [*(("resident", name) for name in AGENTS), *(("staged", name) for name in test_staged_update.AGENTS)])
+@pytest.mark.parametrize(("agents", "name"),
+                         [*(("resident", name) for name in AGENTS), *(("staged", name) for name in test_staged_update.AGENTS)])
 def test_no_graph_of_an_update_outlives_it(agents, name):
     """What it keeps to add gradients up belongs to the stream of its forward, which a recording on another stream may not wait for."""
     agent = make_agent(name) if agents == "resident" else test_staged_update.make_agent(name)
     if agents == "resident":
         memory = make_memory(agent)
-        updates, batch = ResidentUpdates(agent, memory, 16, 4, CPU, capture=False), Refreshed(memory).get(timeout=0.0)
+        updates, batch = GraphedDeviceUpdate(agent, memory, 16, 4, CPU, capture=False), InPlaceBatchSource(memory).get(timeout=0.0)
     else:
-        updates, batch = StagedUpdates(agent, CPU, capture=False), test_staged_update.make_batch(agent, 0)
+        updates, batch = GraphedUpdate(agent, CPU, capture=False), test_staged_update.make_batch(agent, 0)
     before = in_graphs()
     updates(batch)
     assert in_graphs().keys() <= before.keys()
@@ -101,10 +102,10 @@ RECORDED = {
 def record(monkeypatch, alone):
     """A run on the CPU records what a run on a GPU would; called with False it does not."""
     def choose(wanted: bool) -> None:
-        for kind in (ResidentUpdates, StagedUpdates):
+        for kind in (GraphedDeviceUpdate, GraphedUpdate):
             monkeypatch.setattr(f"core.single_processes.learner_setup.{kind.__name__}",
                                 lambda *rest, kind=kind, capture: kind(*rest, capture=wanted))
-        monkeypatch.setattr("core.single_processes.actor.for_acting", lambda agent, captured: acting(agent, wanted))
+        monkeypatch.setattr("core.single_processes.actor.with_graphed_forward", lambda agent, captured: acting(agent, wanted))
 
     def acting(agent, wanted):
         capture_forward(agent.model, capture=wanted)

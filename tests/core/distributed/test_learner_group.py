@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from core.distributed.learner_group import Alone, LearnersParted, averaged, num_learners
+from core.distributed.learner_group import PeerLostError, SingleLearner, all_reduce_mean, num_learners
 from core.distributed.lockstep_group import Turns
 from core.learning.optimizer import Optimizer, OptimizerParams
 from core.models.layers.running_normalization import RunningNormalization
@@ -68,9 +68,9 @@ def test_what_is_not_finite_for_one_learner_changes_nothing_for_all(gradient, lo
 
 def test_statistics_are_averaged_among_learners_and_left_as_they_are_by_one():
     alone = torch.ones(2)
-    assert averaged(alone) is alone and num_learners() == 1
-    assert in_turn(Alone().run(lambda: averaged(alone)))[0] is alone
-    found = together(*(lambda value=value: (averaged(torch.tensor([value])).item(), num_learners()) for value in (1.0, 2.0, 6.0)))
+    assert all_reduce_mean(alone) is alone and num_learners() == 1
+    assert in_turn(SingleLearner().run(lambda: all_reduce_mean(alone)))[0] is alone
+    found = together(*(lambda value=value: (all_reduce_mean(torch.tensor([value])).item(), num_learners()) for value in (1.0, 2.0, 6.0)))
     assert found == [(3.0, 3)] * 3 and num_learners() == 1
 
 
@@ -92,7 +92,7 @@ def test_sums_are_taken_in_the_same_order_for_all_and_several_follow_one_another
     values = torch.rand(3, 1_000, generator=torch.Generator().manual_seed(0)) * torch.tensor([[1.0], [1e4], [-1e4]])
 
     def twice(value):
-        return averaged(averaged(value) + value)
+        return all_reduce_mean(all_reduce_mean(value) + value)
 
     first, *others = together(*(lambda value=value: twice(value) for value in values))
     assert all(torch.equal(first, other) for other in others)
@@ -104,19 +104,19 @@ def test_news_are_gathered_by_learner():
     turns = Turns(3)
     rows = in_turn(*(turns.join(index, "cpu").gather([index, -index, 2**62 + index]) for index in range(3)))
     assert rows == [[[index, -index, 2**62 + index] for index in range(3)]] * 3
-    assert in_turn(Alone().gather([5, 6])) == [[[5, 6]]]
+    assert in_turn(SingleLearner().gather([5, 6])) == [[[5, 6]]]
 
 
 def test_who_waits_for_a_learner_that_left_is_told_so():
     turns = Turns(2)
     staying, leaving = (turns.join(index, "cpu") for index in range(2))
-    running = staying.run(lambda: averaged(torch.ones(1)))
+    running = staying.run(lambda: all_reduce_mean(torch.ones(1)))
     assert next(running) is True and next(running) is False  # it has worked, it waits
     leaving.close()
-    with pytest.raises(LearnersParted, match="learner 1 is gone"):
+    with pytest.raises(PeerLostError, match="learner 1 is gone"):
         next(running)
 
 
 def test_an_engine_that_brings_no_learners_together_is_an_error_for_the_second():
     with pytest.raises(RuntimeError, match="learner 1 would learn for itself"):
-        Alone().join(1, "cpu")
+        SingleLearner().join(1, "cpu")

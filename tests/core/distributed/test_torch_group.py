@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from core.distributed import torch_group
-from core.distributed.learner_group import LearnersParted, averaged
+from core.distributed.learner_group import PeerLostError, all_reduce_mean
 from core.distributed.torch_group import on_this_machine
 
 LATE = 0.5  # seconds
@@ -35,7 +35,7 @@ def other_learner(groups) -> None:
     group = groups.join(1, "cpu")
     time.sleep(LATE)
     finished(group.gather([3, -(2**62)]))
-    finished(group.run(lambda: averaged(torch.tensor([2.0, 5.0]))))
+    finished(group.run(lambda: all_reduce_mean(torch.tensor([2.0, 5.0]))))
     time.sleep(LATE)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -52,11 +52,11 @@ def test_learners_of_one_machine_share_their_news_and_gradients_over_loopback_un
             yielded, rows = finished(group.gather([1, 2]))
             assert len(yielded) > 2 and not any(yielded)  # signs of life while the other one is late
             assert rows == [[1, 2], [3, -(2**62)]]
-            assert finished(group.run(lambda: averaged(torch.tensor([1.0, 2.0]))))[1].tolist() == [1.5, 3.5]
+            assert finished(group.run(lambda: all_reduce_mean(torch.tensor([1.0, 2.0]))))[1].tolist() == [1.5, 3.5]
             ports = [port for pid in (os.getpid(), process.pid) for port in psutil.Process(pid).net_connections("inet")]
             assert ports and {port.laddr.ip for port in ports} == {"127.0.0.1"}
-            for wait in (group.gather([1]), group.run(lambda: averaged(torch.ones(1)))):
-                with pytest.raises(LearnersParted, match="another learner is gone"):
+            for wait in (group.gather([1]), group.run(lambda: all_reduce_mean(torch.ones(1)))):
+                with pytest.raises(PeerLostError, match="another learner is gone"):
                     finished(wait)
         finally:
             group.close()
@@ -102,7 +102,7 @@ def test_an_error_on_a_gpu_is_the_learners_own_and_told_whole(monkeypatch, on_gp
     tensor = SimpleNamespace(is_cuda=on_gpu, clone=lambda: None, copy_=lambda own: None)
     with pytest.raises(RuntimeError) as raised:
         torch_group.ProcessGroup(0, 2).sum(tensor)
-    assert ("two ranks have one GPU" in str(raised.value)) == on_gpu == (not isinstance(raised.value, LearnersParted))
+    assert ("two ranks have one GPU" in str(raised.value)) == on_gpu == (not isinstance(raised.value, PeerLostError))
 
 
 def test_news_go_by_gloo_where_gradients_have_a_backend_of_their_own():

@@ -21,7 +21,7 @@ def test_a_checkpoint_is_asked_for_once_in_so_many_steps(run):
     clock, conditions = run
     asked = []
     for _ in range(10):
-        clock.acted(0, 30)
+        clock.count_agent_steps(0, 30)
         conditions.check()
         asked.append(clock.checkpoint_due)
         clock.checkpoint_written()
@@ -31,7 +31,7 @@ def test_a_checkpoint_is_asked_for_once_in_so_many_steps(run):
 def test_a_checkpoint_that_falls_due_while_another_is_written_comes_after_it(run):
     clock, conditions = run
     for _ in range(2):
-        clock.acted(0, 100)
+        clock.count_agent_steps(0, 100)
         conditions.check()
         assert clock.checkpoint_due
     clock.checkpoint_written()

@@ -12,11 +12,11 @@ import pytest
 ray = pytest.importorskip("ray")
 
 from core.engines.ray.cluster import ClusterError  # noqa: E402
-from core.engines.ray.connection import Link  # noqa: E402
+from core.engines.ray.connection import ServerConnection  # noqa: E402
 from core.engines.ray.engine import RayEngine  # noqa: E402
 from core.engines.ray.placement import check_room  # noqa: E402
-from core.engines.ray.remote_context import Facts, remote_context
-from core.engines.ray.trajectory_server import Ingest, StaleSender  # noqa: E402
+from core.engines.ray.remote_context import RemoteRunInfo, remote_context  # noqa: E402
+from core.engines.ray.trajectory_server import StaleSender, TrajectoryServer  # noqa: E402
 from core.engines.ray.worker import Worker  # noqa: E402
 from core.single_processes.actor import actor  # noqa: E402
 from utils.config.command_line import read_options  # noqa: E402
@@ -68,7 +68,7 @@ def line(tmp_path, monkeypatch):
     def made(*words):
         context, agent = prepare(read_options(["--root", str(tmp_path), *NOTHING, *words]))
         context.parameters.publish(agent.model)
-        ingest = Ingest(pickle.loads(pickle.dumps(context)), 0.0, os.getpid())
+        ingest = TrajectoryServer(pickle.loads(pickle.dumps(context)), 0.0, os.getpid())
         wires.append(Wire(monkeypatch, ingest))
         return context, agent, ingest, wires[-1]
 
@@ -80,24 +80,24 @@ def line(tmp_path, monkeypatch):
 def drive(generator, clock):
     """As engines do, without naps."""
     for worked in generator:
-        clock.beat(0)
+        clock.heartbeat(0)
         yield worked
 
 
 def facts(context):
     memory = context.memories[0]
-    return Facts(context.options, context.spec, context.roles, memory.layout, memory.window, {})
+    return RemoteRunInfo(context.options, context.spec, context.roles, memory.layout, memory.window, {})
 
 
 def test_an_actor_at_the_end_of_a_line_fills_its_ring_counts_and_reports(line):
     context, agent, ingest, wire = line("--config", "rainbow-cartpole")
-    link = Link(wire, 1, 2)
+    link = ServerConnection(wire, 1, 2)
     playing = actor(remote_context(facts(context), link), 1)
     while context.clock.agent_steps < 500:
         next(playing)
     ring, clock = context.memories[0].trajectories, context.clock
     assert ring.written()[0] == 0 and ring.written()[1] * 4 == clock.inserted + ring.arrays["last"][1, :ring.written()[1]].sum()
-    assert clock.episodes and link.news.version == 1 and clock.has_beaten(context.process_ind("actor", 1))
+    assert clock.episodes and link.news.version == 1 and clock.has_started(context.process_ind("actor", 1))
     assert any(record.name == "actor/episodic_return" for record in context.logs.drain()[0])
     context.parameters.publish(agent.model)
     while link.news.version < 2:
@@ -112,7 +112,7 @@ def test_an_actor_at_the_end_of_a_line_fills_its_ring_counts_and_reports(line):
 
 def test_no_more_chunks_are_on_their_way_than_allowed_and_the_ring_is_never_overrun(line):
     context, _, ingest, wire = line("--config", "impala-cartpole", "--clock.learn_start", "1", "--memory.capacity", "16")
-    link = Link(wire, 0, 3)
+    link = ServerConnection(wire, 0, 3)
     playing = actor(remote_context(facts(context), link), 0)
     most = 0
     for _ in range(400):
@@ -131,15 +131,15 @@ def test_no_more_chunks_are_on_their_way_than_allowed_and_the_ring_is_never_over
 
 def test_an_actor_that_waits_for_the_learner_with_nothing_on_its_way_hears_when_it_may_go_on(line):
     context, _, ingest, wire = line("--config", "dqn-cartpole", "--clock.tolerance", "50")
-    far = remote_context(facts(context), Link(wire, 0, 2))
+    far = remote_context(facts(context), ServerConnection(wire, 0, 2))
     playing = drive(actor(far, 0), far.clock)
-    while context.clock.agent_steps < 150 or far.clock.may_act():
+    while context.clock.agent_steps < 150 or far.clock.can_insert():
         next(playing)
     for _ in range(50):
         next(playing)
     waiting = context.clock.agent_steps
     assert waiting < 150 + 2 * 8 * 4 + 32  # learn_start, tolerance, and the chunks on their way
-    context.clock.learnt(0, 10_000)
+    context.clock.count_update(0, 10_000)
     deadline = time.monotonic() + 20
     while context.clock.agent_steps == waiting:
         next(playing)
@@ -148,11 +148,11 @@ def test_an_actor_that_waits_for_the_learner_with_nothing_on_its_way_hears_when_
 
 def test_a_life_that_was_replaced_stores_nothing_more(line):
     context, _, ingest, wire = line("--config", "dqn-cartpole")
-    first = Link(wire, 0, 2)
+    first = ServerConnection(wire, 0, 2)
     playing = actor(remote_context(facts(context), first), 0)
     while not context.clock.agent_steps:
         next(playing)
-    Link(wire, 0, 2)
+    ServerConnection(wire, 0, 2)
     written = context.memories[0].trajectories.written().tolist()
     with pytest.raises(StaleSender):
         for _ in range(200):
@@ -162,13 +162,13 @@ def test_a_life_that_was_replaced_stores_nothing_more(line):
 
 def test_a_life_at_home_stores_alone_though_chunks_of_one_elsewhere_still_wait_for_room(line, monkeypatch):
     context, _, ingest, wire = line("--config", "impala-cartpole", "--clock.learn_start", "1", "--memory.capacity", "16")
-    link = Link(wire, 0, 3)
+    link = ServerConnection(wire, 0, 3)
     playing = actor(remote_context(facts(context), link), 0)
     while len(link._in_flight) < 3 or context.memories[0].unread() < 16:
         next(playing)
     written = context.memories[0].trajectories.written().tolist()
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "home"))
-    for name in ("child.show_name", "signal.signal", "use_threads"):
+    for name in ("process_main.show_name", "signal.signal", "use_threads"):
         monkeypatch.setattr(f"core.engines.ray.worker.{name}", lambda *_: None)
     shared = wire.loop.create_task(wire._value(context))
     Worker("actor", 0).run(lambda context, index: iter(()), "home", os.getpid(), [shared], None, wire, 1)
@@ -179,11 +179,11 @@ def test_a_life_at_home_stores_alone_though_chunks_of_one_elsewhere_still_wait_f
 
 def test_a_new_life_has_shown_no_sign_of_itself_before_it_plays_or_waits(line):
     context, _, ingest, wire = line("--config", "dqn-cartpole")
-    link, place = Link(wire, 0, 2), context.process_ind("actor", 0)
-    assert not context.clock.has_beaten(place)  # its environments may take supervisor.start_timeout, or all fail at start
+    link, place = ServerConnection(wire, 0, 2), context.process_ind("actor", 0)
+    assert not context.clock.has_started(place)  # its environments may take supervisor.start_timeout, or all fail at start
     playing = drive(actor(remote_context(facts(context), link), 0), remote_context(facts(context), link).clock)
     deadline = time.monotonic() + 20
-    while not context.clock.has_beaten(place):
+    while not context.clock.has_started(place):
         next(playing)
         assert time.monotonic() < deadline
 

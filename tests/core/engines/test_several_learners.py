@@ -16,7 +16,7 @@ from core.learning.batch_source import EagerUpdates
 from core.memories.unrolls.unroll_memory import concatenated
 from core.runtime.context import Context
 from core.single_processes import learner_setup
-from core.types import Batch, Keys
+from core.types import Batch, SampleIds
 from tests.reliability.test_inline import CARTPOLE, RUNS, differences, saved, train
 from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
@@ -63,7 +63,7 @@ def samples(params, window) -> int:
 
 def joined(first: Batch, second: Batch) -> Batch:
     fresh = None if first.fresh is None else torch.cat([first.fresh, second.fresh])
-    keys = Keys(*(np.concatenate(pair) for pair in zip(first.keys, second.keys)))
+    keys = SampleIds(*(np.concatenate(pair) for pair in zip(first.keys, second.keys)))
     return Batch(concatenated([first.window, second.window]), keys, torch.cat([first.weights, second.weights]), fresh)
 
 
@@ -86,7 +86,7 @@ def test_two_learners_learn_what_one_does_from_both_their_batches(tmp_path, lear
 
 
 def test_two_learners_with_rows_on_their_devices_learn_what_one_does_from_both_their_batches(tmp_path, monkeypatch):
-    class Noted(learner_setup.ResidentUpdates):
+    class Noted(learner_setup.GraphedDeviceUpdate):
         def __init__(self, agent, memory, *arguments, **settings):
             super().__init__(agent, memory, *arguments, **settings)
             learnt.append(Learnt(agent, copy.deepcopy(agent.state_dict()), []))
@@ -94,7 +94,7 @@ def test_two_learners_with_rows_on_their_devices_learn_what_one_does_from_both_t
             agent.learn = lambda batch: (batches.append(batch), learn(batch))[1]
 
     learnt: list[Learnt] = []
-    monkeypatch.setattr(learner_setup, "ResidentUpdates", Noted)
+    monkeypatch.setattr(learner_setup, "GraphedDeviceUpdate", Noted)
     context = train(tmp_path, *RUNS[ON_DEVICE], *TWO, "--agent.target_update", "2", "--agent.eps", "1.5e-4", "--steps", "300")
     first, second = learnt
     assert len(first.batches) == len(second.batches) == context.clock.updates >= 4
@@ -122,7 +122,7 @@ def test_an_actor_that_comes_when_the_learners_are_behind_still_gives_its_own_le
     def late(self, key):
         if key != ("actor", 1):
             return advance(self, key)
-        rounds.append(self._context.clock.may_act())
+        rounds.append(self._context.clock.can_insert())
         assert len(rounds) < 1_000, "they wait for each other"
         return len(rounds) > 100 and advance(self, key)
 

@@ -161,7 +161,7 @@ def test_the_stream_at_fault_is_named(told):
 
 def test_streams_are_numbered_as_their_actor_numbers_them_in_errors_and_where_a_hang_is_looked_for(told):
     env, cell, seen = told(num_envs=3), np.zeros(1), []
-    env.note_stream_in(cell, 4)
+    env.set_activity_marker(cell, 4)
     env.reset(0)
     own = env._vector.envs[1].env.unwrapped
     taken = own.step
@@ -384,7 +384,7 @@ def test_a_package_that_fails_beside_newer_ones_is_told_with_the_versions_that_a
         GymEnv(GymParams(), "robots:Fetching-v0", 1)
     gym.registry.pop("Fetching-v0")
     versions = f"gymnasium {gym.__version__}, numpy {np.__version__}"
-    assert f"other versions than these, which are installed: {versions}" in errors.told(error.value)
+    assert f"other versions than these, which are installed: {versions}" in errors.describe_exception(error.value)
 
 
 def test_legacy_without_the_old_gym_is_an_error_with_the_pip_command(monkeypatch):

@@ -15,7 +15,7 @@ from core.specs import ArraySpec, Discrete, EnvSpec
 from tests.reliability.test_inline import train
 from utils.config.command_line import read
 from utils.config.rows import from_row
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.factory import ModelsDict
 from utils.options import CONFIGS
 
@@ -178,7 +178,7 @@ def test_a_run_keeps_them_when_it_is_continued_or_tested_and_refuses_others(tmp_
     assert read([*root, "--resume", "test_one"]).env == first.env
     assert read([*root, "--config", "dqn-pong-small", "--mode", "2", "--machine", "test", "--timestamp", "one"]).env == first.env
     for name, value in (("kwargs", '{"tint": 4}'), ("wrappers", "[]"), ("size", "48")):
-        with pytest.raises(Refused, match=f"env.{name}=.* cannot continue run test_one, which has env.{name}="):
+        with pytest.raises(ConfigurationError, match=f"env.{name}=.* cannot continue run test_one, which has env.{name}="):
             read([*root, "--resume", "test_one", f"--env.{name}", value])
 
 

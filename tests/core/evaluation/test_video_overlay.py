@@ -12,9 +12,9 @@ from core.agent import ActorOutput
 from core.agents.base.actor_critic import ActorCriticAgent
 from core.agents.base.q_learning import QLearning
 from core.evaluation import video_overlay
-from core.evaluation.episodes import Scene
+from core.evaluation.episodes import RenderedStep
 from core.evaluation.recording import record_episode
-from core.evaluation.video_overlay import HISTORY, PANEL_WIDTH, PAPER, Film, seen, strip
+from core.evaluation.video_overlay import HISTORY, PANEL_WIDTH, PAPER, EpisodeRenderer, seen, strip
 from core.evaluation.video_writer import Video, VideoParams
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
@@ -32,7 +32,8 @@ VECTOR = EnvSpec("game", ArraySpec((5,), "float32"), 0, Discrete(3))
 def scene(step, height=21, width=15, spec=STACK):
     """Step 0 is a reset; the action that led to step k is k, and the agent's value before it 10 k."""
     outlook = {"value": np.float32(10 * step), "probabilities": np.float32([0.2, 0.8])} if step else {}
-    return Scene(np.full((height, width, 3), 50 + step, np.uint8), np.full(spec.observation_shape, step, spec.frame.dtype), float(-step),
+    return RenderedStep(np.full((height, width, 3), 50 + step, np.uint8), np.full(spec.observation_shape, step, spec.frame.dtype),
+                        float(-step),
                  step, np.int64(step) if step else None, outlook)
 
 
@@ -43,7 +44,7 @@ def shoot(monkeypatch, tmp_path):
         frames = []
         monkeypatch.setattr(Video, "add", lambda self, picture: frames.append(picture.copy()))
         spec = settings.pop("spec", STACK)
-        made = Film(tmp_path / "film.mp4", VideoParams(**settings), spec)
+        made = EpisodeRenderer(tmp_path / "film.mp4", VideoParams(**settings), spec)
         for step in range(steps):
             made.add(scene(step, spec=spec))
         made.close()
@@ -130,7 +131,7 @@ def test_agents_say_what_they_made_of_a_step():
 def test_a_film_plays_as_the_game_does_or_as_it_is_told(spec, fps, rate, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(video_overlay, "Video", lambda path, rate: asked.append(rate))
-    Film(tmp_path / "a.mp4", VideoParams(fps=fps), spec)
+    EpisodeRenderer(tmp_path / "a.mp4", VideoParams(fps=fps), spec)
     assert asked == [rate]
 
 

@@ -12,13 +12,13 @@ from torch.utils._pytree import tree_leaves
 
 from core.agent import Agent, LearnerOutput
 from core.agents.dqn import DQN
-from core.device.cuda_graph import WARM_UP, Captured, _nothing_freed
+from core.device.cuda_graph import WARM_UP, CudaGraphCallable, _nothing_freed
 from core.learning import graphed_update
-from core.learning.batch_source import Refreshed
-from core.learning.graphed_update import ResidentUpdates
+from core.learning.batch_source import InPlaceBatchSource
+from core.learning.graphed_update import GraphedDeviceUpdate
 from core.learning.metric_accumulator import Statistics, Tally
 from core.learning.optimizer import Optimizer
-from core.memories.device_replay import ResidentReplay
+from core.memories.device_replay import DeviceReplay
 from tests.core.devices import DEVICES, cuda
 from tests.core.recordings import looks
 from tests.core.resident_agents import AGENTS, DISCRETE, make_agent, make_memory, optimizers, shared_memory, weights
@@ -29,9 +29,9 @@ def trained(name: str, calls: int, count: int, device: str = "cpu", capture: boo
     agent = make_agent(name, device, **settings)
     memory = make_memory(agent, device)
     torch.manual_seed(4)  # of the noise
-    updates = ResidentUpdates(agent, memory, 16, count, torch.device(device), capture=capture)
+    updates = GraphedDeviceUpdate(agent, memory, 16, count, torch.device(device), capture=capture)
     for _ in range(calls):
-        assert updates(Refreshed(memory).get(timeout=0.0)).priorities is None
+        assert updates(InPlaceBatchSource(memory).get(timeout=0.0)).priorities is None
     return agent, memory, {**updates.statistics(), **memory.statistics()}
 
 
@@ -76,7 +76,7 @@ def test_updates_at_once_are_planned_in_multiples_of_the_agents_period_or_not_at
     assert_close(apart, planned, 1e-3, 1e-6)
     assert "policy_loss" in apart[2] and "policy_grad_norm" in planned[2]
     with pytest.raises(ValueError, match="3 updates of TD3 at once cannot be captured"):
-        ResidentUpdates(make_agent("td3"), planned[1], 16, 3, torch.device("cpu"), capture=True)
+        GraphedDeviceUpdate(make_agent("td3"), planned[1], 16, 3, torch.device("cpu"), capture=True)
 
 
 @pytest.mark.parametrize("name", ["dqn, rmsprop", "rainbow", "r2d2", "d4pg", "td3", "sac"])
@@ -139,8 +139,8 @@ class Watch(TorchDispatchMode):
 def test_in_planned_updates_python_looks_at_no_value_and_every_shape_is_the_same_each_time(name):
     agent = make_agent(name)
     memory = make_memory(agent)
-    updates = ResidentUpdates(agent, memory, 16, 2, torch.device("cpu"), capture=False)
-    updates(Refreshed(memory).get(timeout=0.0))
+    updates = GraphedDeviceUpdate(agent, memory, 16, 2, torch.device("cpu"), capture=False)
+    updates(InPlaceBatchSource(memory).get(timeout=0.0))
     seen = []
     for _ in range(2):
         memory.plan(2), agent.plan(2)
@@ -174,12 +174,12 @@ def test_a_planned_update_touches_nothing_outside_its_device(monkeypatch, name):
 
     memory = shared_memory(make_agent(name))
     monkeypatch.setattr(torch, "Generator", lambda device: SimpleNamespace(manual_seed=lambda seed: None))
-    monkeypatch.setattr(ResidentReplay, "_shares", lambda self, count: torch.rand(count, dtype=torch.float64, device=self.device))
+    monkeypatch.setattr(DeviceReplay, "_shares", lambda self, count: torch.rand(count, dtype=torch.float64, device=self.device))
     monkeypatch.setattr("core.learning.device_schedule.upload", lambda array, target: None)
     monkeypatch.setattr(Optimizer, "apply", apply)
     agent = make_agent(name, "meta", optimizer="rmsprop")
     resident = memory.Resident(memory, torch.device("meta"))
-    updates = ResidentUpdates(agent, resident, 16, 2, torch.device("meta"), capture=False)
+    updates = GraphedDeviceUpdate(agent, resident, 16, 2, torch.device("meta"), capture=False)
     for elsewhere in (Elsewhere(), Elsewhere()):  # what is made on first use is made in the first ones
         graphed_update.plan(2), agent.plan(2)
         with elsewhere:
@@ -200,7 +200,7 @@ def test_agents_that_cannot_be_planned_are_not_captured():
 
     agent = Own(DQN.Params(), DISCRETE, lambda: None)
     with pytest.raises(ValueError, match="updates of Own at once cannot be captured"):
-        ResidentUpdates(agent, None, 1, 1, torch.device("cpu"), capture=True)
+        GraphedDeviceUpdate(agent, None, 1, 1, torch.device("cpu"), capture=True)
     with pytest.raises(NotImplementedError, match="Own cannot be captured"):
         agent.plan(1)
 
@@ -208,11 +208,11 @@ def test_agents_that_cannot_be_planned_are_not_captured():
 # captured -------------------------------------------------------------------------------------------------------------
 def test_without_a_recording_work_is_called_each_time_and_a_recording_needs_cuda():
     calls = []
-    work = Captured(lambda: calls.append(1), torch.device("cpu"), capture=False)
+    work = CudaGraphCallable(lambda: calls.append(1), torch.device("cpu"), capture=False)
     work(), work()
     assert len(calls) == 2
     with pytest.raises(ValueError, match="not on cpu"):
-        Captured(work, torch.device("cpu"), capture=True)
+        CudaGraphCallable(work, torch.device("cpu"), capture=True)
 
 
 @pytest.mark.parametrize("collects", [False, True])
@@ -245,7 +245,7 @@ def test_a_recording_bears_that_an_older_one_was_lost():
     class Owner:
         def __init__(self):
             self.total = torch.zeros(3, device=device)
-            self.captured = Captured(self.work, device, capture=True)
+            self.captured = CudaGraphCallable(self.work, device, capture=True)
 
         def work(self):
             self.total.add_(1)
@@ -269,7 +269,7 @@ def test_a_replay_does_the_work_once_and_goes_on_in_its_generators_sequence():
             calls.append(1)
             total.add_(torch.rand(3, generator=generator, device=device))
 
-        captured = Captured(work, device, [generator], capture=capture)
+        captured = CudaGraphCallable(work, device, [generator], capture=capture)
         for _ in range(WARM_UP + 4):
             captured()
         totals.append(total)
@@ -315,7 +315,7 @@ def test_rows_that_end_an_episode_are_no_samples(monkeypatch, name, look):
 
     agent.learn = counted
     memory.refresh()
-    learn, found = ResidentUpdates(agent, memory, 16, 2, torch.device("cpu"), capture=False), []
+    learn, found = GraphedDeviceUpdate(agent, memory, 16, 2, torch.device("cpu"), capture=False), []
     for _ in range(30):
         learn(memory)
         found.append(learn.samples(memory))

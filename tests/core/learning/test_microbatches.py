@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from core.agent import output_of
-from core.distributed.learner_group import Group, within
+from core.distributed.learner_group import LearnerGroup, within
 from core.learning.batch_source import EagerUpdates
 from core.learning.microbatches import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams
@@ -148,7 +148,7 @@ def test_a_piece_that_is_not_finite_leaves_out_the_whole_update():
     assert len(agent.parts) == 4
 
 
-class Two(Group):
+class Two(LearnerGroup):
     """Another learner sends the same."""
 
     def __init__(self):

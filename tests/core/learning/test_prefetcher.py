@@ -8,7 +8,7 @@ import torch
 from core.learning.prefetcher import Prefetcher
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.specs import WindowSpec
-from core.types import Keys
+from core.types import SampleIds
 from tests.core.tapes import RandomPlay, small_layout
 
 
@@ -37,7 +37,7 @@ class Tape:
             raise ValueError("priorities must be finite")
 
 
-KEYS = Keys(np.zeros(1, np.int64), np.zeros(1, np.int64))
+KEYS = SampleIds(np.zeros(1, np.int64), np.zeros(1, np.int64))
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from core.agents.impact import Impact
 from core.agents.impala import Impala
 from core.agents.td3 import TD3
 from core.learning.batch_source import EagerUpdates
-from core.learning.graphed_update import StagedUpdates
+from core.learning.graphed_update import GraphedUpdate
 from core.learning.metric_accumulator import Statistics
 from core.models.actor_critic import MLPAC, MLPACParams
 from core.models.dqn import DQNMLP
-from core.types import Batch, Keys, Window, tensors
+from core.types import Batch, SampleIds, Window, tensors
 from tests.core.devices import DEVICES, cuda
 from tests.core.learning.test_graphed_update import Watch
 from tests.core.resident_agents import CONTINUOUS, DISCRETE
@@ -48,7 +48,8 @@ def make_batch(agent, seed):
         observations, firsts, lasts, draw.integers(5, size=(rows, STREAMS)), draw.normal(size=(rows, STREAMS)).astype(np.float32),
         (draw.random((rows, STREAMS)) > 0.1).astype(np.float32))), {name: torch.from_numpy(array) for name, array in extras.items()},
         tuple(torch.randn(STREAMS, *part.shape[1:]) for part in agent.initial_state(1)))
-    return Batch(window, Keys(np.zeros(STREAMS, np.int64), np.arange(STREAMS)), torch.from_numpy(draw.random(STREAMS).astype(np.float32)),
+    return Batch(window, SampleIds(np.zeros(STREAMS, np.int64), np.arange(STREAMS)),
+                 torch.from_numpy(draw.random(STREAMS).astype(np.float32)),
                  None if isinstance(agent, DQN) else torch.from_numpy(draw.random(STREAMS) < 0.5))
 
 
@@ -81,7 +82,7 @@ def assert_same(found, expected, **tolerance):
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_staged_updates_are_those_of_an_agent_that_looks_at_its_tensors(name):
-    found = learnt(name, lambda agent: StagedUpdates(agent, torch.device("cpu"), capture=False))
+    found = learnt(name, lambda agent: GraphedUpdate(agent, torch.device("cpu"), capture=False))
     expected = learnt(name, lambda agent: EagerUpdates(agent, False))
     assert_same(found, expected, rtol=1e-3, atol=1e-5)
     assert name != "impact" or found[0].state_dict()["kl_coefficient"] not in (0.2, 0.0)  # it was adapted
@@ -90,7 +91,7 @@ def test_staged_updates_are_those_of_an_agent_that_looks_at_its_tensors(name):
 @cuda
 @pytest.mark.parametrize("name", AGENTS)
 def test_recorded_updates_equal_eager_ones(name):
-    found, expected = (learnt(name, lambda agent, capture=capture: StagedUpdates(agent, torch.device("cuda"), capture=capture), 30, "cuda")
+    found, expected = (learnt(name, lambda agent, capture=capture: GraphedUpdate(agent, torch.device("cuda"), capture=capture), 30, "cuda")
                        for capture in (True, False))
     assert_same(found, expected, rtol=1e-3, atol=1e-4)
 
@@ -99,7 +100,7 @@ def test_recorded_updates_equal_eager_ones(name):
                                   or AGENTS[name][0] is Impact])  # RMSprop looks at its learning rate on the CPU
 def test_in_staged_updates_python_looks_at_no_value_and_every_shape_is_the_same_each_time(name):
     agent = make_agent(name)
-    learn = StagedUpdates(agent, torch.device("cpu"), capture=False)
+    learn = GraphedUpdate(agent, torch.device("cpu"), capture=False)
     learn(make_batch(agent, 0))
     seen = []
     for seed in (1, 2):
@@ -116,7 +117,7 @@ def test_in_staged_updates_python_looks_at_no_value_and_every_shape_is_the_same_
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_staged_update_that_is_not_finite_changes_nothing_and_is_counted(device, name):
     agent = make_agent(name, device)
-    learn = StagedUpdates(agent, torch.device(device), capture=False)
+    learn = GraphedUpdate(agent, torch.device(device), capture=False)
     learn(make_batch(agent, 0)), learn.statistics()
     before = {key: tensor.clone() for key, tensor in agent.model.state_dict().items()}
     batch = make_batch(agent, 1)
@@ -129,18 +130,18 @@ def test_a_staged_update_that_is_not_finite_changes_nothing_and_is_counted(devic
 
 def test_batches_of_another_size_and_agents_whose_updates_do_not_repeat_one_by_one_are_refused():
     agent = make_agent("dqn")
-    learn, batch = StagedUpdates(agent, torch.device("cpu"), capture=False), make_batch(agent, 0)
+    learn, batch = GraphedUpdate(agent, torch.device("cpu"), capture=False), make_batch(agent, 0)
     learn(batch)
     with pytest.raises(ValueError, match=r"of one size: \[3\] came after \[6\]"):
         learn(batch._replace(weights=batch.weights[:3]))
     with pytest.raises(ValueError, match="single updates of TD3 cannot be captured"):
-        StagedUpdates(TD3(TD3.Params(), CONTINUOUS, lambda: None), torch.device("cpu"), capture=False)
+        GraphedUpdate(TD3(TD3.Params(), CONTINUOUS, lambda: None), torch.device("cpu"), capture=False)
 
 
 def test_a_run_with_staged_batches_and_priorities_learns_what_a_run_without_does(tmp_path, monkeypatch):
     monkeypatch.setattr("utils.config.device_validation.problems", lambda options: [])  # as if there were a GPU to capture for
-    made, make = [], StagedUpdates.__init__
-    monkeypatch.setattr(StagedUpdates, "__init__", lambda self, *rest, **settings: (made.append(self), make(self, *rest, **settings))[1])
+    made, make = [], GraphedUpdate.__init__
+    monkeypatch.setattr(GraphedUpdate, "__init__", lambda self, *rest, **settings: (made.append(self), make(self, *rest, **settings))[1])
     states = [saved(train(tmp_path / captured, *RUNS["prioritized"], "--learner.captured", captured, "--steps", "200"))
               for captured in ("no", "auto", "yes")]
     assert len(made) == 1 and not differences(states[0]["agent"], states[1]["agent"])

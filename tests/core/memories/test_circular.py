@@ -115,8 +115,8 @@ def test_with_keep_latest_batches_that_were_overwritten_are_given_up_and_what_no
 def test_with_keep_latest_a_batch_that_was_overwritten_before_its_first_use_counts_as_dropped(monkeypatch):
     memory, (actor,) = make(overflow="keep_latest", capacity=40, num_batches=2)
     actor.write(4)
-    intact, first = memory.trajectories.intact, set(part(actor, 0)[:3])
-    monkeypatch.setattr(memory.trajectories, "intact", lambda streams, serials: intact(streams, serials) & [
+    intact, first = memory.trajectories.still_valid, set(part(actor, 0)[:3])
+    monkeypatch.setattr(memory.trajectories, "still_valid", lambda streams, serials: intact(streams, serials) & [
         unroll not in first for unroll in zip(streams.tolist(), serials.tolist())])
     batch = memory.sample(SIZE)
     assert batch.fresh.all() and check_coded_unrolls(memory.layout, batch.window) == [part(actor, 0)[3], *part(actor, 1)[:3]]
@@ -127,8 +127,8 @@ def test_with_keep_latest_the_rest_of_a_batch_that_is_being_overwritten_is_used_
     memory, (actor,) = make(overflow="keep_latest", capacity=40, num_batches=2, times=5)
     actor.write(6)
     assert sampled(memory) == (part(actor, 0), True) and sampled(memory) == (part(actor, 1), True)
-    intact, lost = memory.trajectories.intact, part(actor, 0)[0]
-    monkeypatch.setattr(memory.trajectories, "intact", lambda streams, serials: intact(streams, serials) & [
+    intact, lost = memory.trajectories.still_valid, part(actor, 0)[0]
+    monkeypatch.setattr(memory.trajectories, "still_valid", lambda streams, serials: intact(streams, serials) & [
         unroll != lost for unroll in zip(streams.tolist(), serials.tolist())])
     batch = memory.sample(SIZE)
     assert check_coded_unrolls(memory.layout, batch.window) == [*part(actor, 0)[1:], part(actor, 1)[0]] and not batch.fresh.any()

@@ -40,14 +40,14 @@ def write_without_end(memory: Memory, actor_ind: int, ready) -> None:
 @pytest.mark.parametrize("memory_type", [SharedMemory, PrioritizedMemory])
 def test_a_sampler_never_sees_a_torn_or_stale_row_while_writers_lap_it(memory_type, monkeypatch):
     memory = make(memory_type, rows=200)
-    lapped, intact = [], Trajectories.intact
+    lapped, intact = [], Trajectories.still_valid
 
     def counting(self, streams, serials):
         found = intact(self, streams, serials)
         lapped.append(int((~found).sum()))
         return found
 
-    monkeypatch.setattr(Trajectories, "intact", counting)
+    monkeypatch.setattr(Trajectories, "still_valid", counting)
     generator, batches, late = np.random.default_rng(0), 0, []
     with started(write_without_end, memory, 0), started(write_without_end, memory, 1):
         before = memory.trajectories.written()
@@ -81,7 +81,7 @@ def test_the_copy_on_the_learners_device_never_holds_a_torn_row_and_keeps_what_w
             batch, places = resident.sample(32)
             streams, serials = (part.numpy() for part in batch.keys)
             check_coded_window(memory.layout, SPEC, streams, serials, batch.window)
-            overwritten += int((~memory.trajectories.intact(streams, serials)).sum())
+            overwritten += int((~memory.trajectories.still_valid(streams, serials)).sum())
             assert np.isfinite(batch.weights.numpy()).all()
             resident.update_priorities(places, torch.rand(32))
             batches += 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from core.common.settings import problems
-from core.memories.unrolls.feature_replay import STRATEGIES, TOGETHER, CustomParams, CustomRule
+from core.memories.unrolls.feature_replay import STRATEGIES, TOGETHER, CustomParams, FeatureDistanceStrategy
 from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.trajectory.frame_compression import StorageParams
 from core.trajectory.layout import STORAGE
@@ -146,8 +146,8 @@ def test_unrolls_that_were_overwritten_are_no_candidates(monkeypatch):
     tape: list = []
     memory.features_of = moved_by(Counter(), tape)
     actor.write(10)
-    intact, lost = memory.trajectories.intact, set(actor.unrolls()[:14])
-    monkeypatch.setattr(memory.trajectories, "intact", lambda streams, serials: intact(streams, serials) & [
+    intact, lost = memory.trajectories.still_valid, set(actor.unrolls()[:14])
+    monkeypatch.setattr(memory.trajectories, "still_valid", lambda streams, serials: intact(streams, serials) & [
         unroll not in lost for unroll in zip(streams.tolist(), serials.tolist())])
     for _ in range(20):
         assert not set(sampled(memory)) & lost
@@ -178,13 +178,13 @@ def test_lambda_falls_linearly_to_one_with_the_batches_and_stays_there():
 def test_draws_that_are_repeated_within_a_batch_do_not_hasten_lambda(monkeypatch):
     memory, actor = make(**ELITE, lambda_batches=10)
     actor.write(10)
-    rule, intact, draw, drawn = memory.rules[0], memory.trajectories.intact, memory.rules[0].draw, []
+    rule, intact, draw, drawn = memory.rules[0], memory.trajectories.still_valid, memory.rules[0].draw, []
     generator = np.random.default_rng(0)
 
     def sometimes(streams, serials):
         return intact(streams, serials) & ((np.arange(len(serials)) > 0) | (generator.random() < 0.5))
 
-    monkeypatch.setattr(memory.trajectories, "intact", sometimes)
+    monkeypatch.setattr(memory.trajectories, "still_valid", sometimes)
     monkeypatch.setattr(rule, "draw", lambda count: drawn.append(count) or draw(count))
     for _ in range(5):
         assert memory.sample(4) is not None
@@ -208,7 +208,7 @@ def test_20000_draws_through_the_end_of_annealing_go_well(settings):
 
 
 # insertion ------------------------------------------------------------------------------------------------------------
-def contents(rule: CustomRule) -> list[tuple[int, int]]:
+def contents(rule: FeatureDistanceStrategy) -> list[tuple[int, int]]:
     return unrolls_of(rule.store.gather(*rule.keys(np.arange(len(rule))), rule.memory.window))
 
 
@@ -261,7 +261,7 @@ def test_each_of_the_unrolls_that_arrive_together_has_a_choice_of_its_own(togeth
 def test_unrolls_that_are_overwritten_before_they_are_copied_take_no_slot(monkeypatch):
     memory, actor = make(capacity=3, **INSERTION)
     actor.write(3)
-    monkeypatch.setattr(memory.trajectories, "intact", lambda streams, serials: np.zeros(len(serials), bool))
+    monkeypatch.setattr(memory.trajectories, "still_valid", lambda streams, serials: np.zeros(len(serials), bool))
     assert memory.sample(4) is None and len(memory.rules[0]) == 0
 
 

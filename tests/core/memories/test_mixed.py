@@ -141,7 +141,7 @@ def test_copies_that_are_held_for_a_batch_in_the_making_are_held_after_a_restart
     actor.write(2)
     with monkeypatch.context() as patch:  # the writer was too fast for the other rule
         memory._ingest()
-        patch.setattr(memory.trajectories, "intact", lambda streams, serials: np.zeros(len(serials), bool))
+        patch.setattr(memory.trajectories, "still_valid", lambda streams, serials: np.zeros(len(serials), bool))
         assert memory.sample(8) is None
     resumed, (successor,) = make(*items)
     resumed.load_state_dict(memory.state_dict())

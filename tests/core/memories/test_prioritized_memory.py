@@ -4,7 +4,7 @@ import pytest
 from core.common.settings import problems
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.specs import WindowSpec
-from core.types import Keys
+from core.types import SampleIds
 from tests.core.tapes import RandomPlay, observed, small_layout
 
 SPEC = WindowSpec(3, (0, 3))
@@ -24,14 +24,14 @@ def filled(steps: int = 50, **options):
     return memory, plays, writers
 
 
-def legal_starts(memory: PrioritizedMemory, plays: list[RandomPlay]) -> Keys:
+def legal_starts(memory: PrioritizedMemory, plays: list[RandomPlay]) -> SampleIds:
     low, high = memory.trajectories.starts(SPEC.length)
     starts = [(actor * 2 + stream, serial) for actor, play in enumerate(plays) for stream in range(2)
               for serial in range(low[actor], high[actor]) if not play.rows[stream][serial].last]
-    return Keys(*np.array(starts).T)
+    return SampleIds(*np.array(starts).T)
 
 
-def counts_of(memory: PrioritizedMemory, keys: Keys, draws: int) -> np.ndarray:
+def counts_of(memory: PrioritizedMemory, keys: SampleIds, draws: int) -> np.ndarray:
     """How often each of the keys was drawn; a draw of anything else is an error."""
     place = {key: index for index, key in enumerate(zip(*keys))}
     counts = np.zeros(len(place))
@@ -163,7 +163,7 @@ def test_priorities_of_rows_that_are_no_starts_yet_are_dropped():
     memory, _, _ = filled(steps=16)
     memory.sample(1)
     total = memory.tree.total
-    memory.update_priorities(Keys(np.array([0, 1]), np.array([15, 400])), np.array([5.0, 5.0]))
+    memory.update_priorities(SampleIds(np.array([0, 1]), np.array([15, 400])), np.array([5.0, 5.0]))
     assert memory.tree.total == total
 
 
@@ -223,7 +223,7 @@ def test_silly_batch_sizes_are_refused(batch_size):
 def test_rows_that_were_overwritten_while_they_were_read_are_drawn_again(monkeypatch):
     memory, _, _ = filled()
     answers = iter([np.arange(32) % 2 == 0, np.ones(32, bool)])
-    monkeypatch.setattr(memory.trajectories, "intact", lambda streams, serials: next(answers))
+    monkeypatch.setattr(memory.trajectories, "still_valid", lambda streams, serials: next(answers))
     batch = memory.sample(32)
     assert next(answers, None) is None and np.isfinite(batch.weights.numpy()).all()
 

@@ -129,20 +129,20 @@ def test_after_learn_start_a_blocking_queue_is_given_empty_before_actors_go_on()
 def test_a_memory_that_is_always_lapped_gives_no_batch_and_does_not_hang(monkeypatch):
     memory, (actor,) = make()
     actor.write(2)
-    monkeypatch.setattr(memory.trajectories, "intact", lambda streams, serials: np.zeros(len(serials), bool))
+    monkeypatch.setattr(memory.trajectories, "still_valid", lambda streams, serials: np.zeros(len(serials), bool))
     assert memory.sample(4) is None and memory.statistics()["queue_dropped"] == 4
 
 
 def test_unrolls_that_are_overwritten_while_they_are_read_are_dropped_and_others_take_their_place(monkeypatch):
     memory, (actor,) = make(capacity=8, batch_size=4)
     actor.write(3)
-    intact, reads = memory.trajectories.intact, []
+    intact, reads = memory.trajectories.still_valid, []
 
     def once(streams, serials):
         reads.append(len(serials))
         return intact(streams, serials) & ((np.arange(len(serials)) != 1) | (len(reads) not in (2, 3)))  # 1: drawn; 2 and 3: read
 
-    monkeypatch.setattr(memory.trajectories, "intact", once)
+    monkeypatch.setattr(memory.trajectories, "still_valid", once)
     unrolls = actor.unrolls()
     assert sampled(memory, 4) == [unrolls[0], *unrolls[2:5]] and memory.statistics()["queue_dropped"] == 1
     check_counts(memory, 4)

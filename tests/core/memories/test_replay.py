@@ -8,7 +8,7 @@ import pytest
 from core.common.settings import problems
 from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.memories.unrolls.uniform_unrolls import ReplayParams
-from core.types import Keys
+from core.types import SampleIds
 from tests.core.tapes import CodedActor, check_coded_unrolls, coded_spec, unroll_memory
 
 
@@ -62,14 +62,14 @@ def test_rows_that_a_faster_actor_has_overwritten_are_drawn_no_more():
         memory._ingest()
     drawn = {unroll for _ in range(50) for unroll in sampled(memory)}
     newest = fast.unrolls()[-60:]
-    lost = {unroll for unroll in newest if not memory.trajectories.intact(*np.array([unroll]).T)[0]}
+    lost = {unroll for unroll in newest if not memory.trajectories.still_valid(*np.array([unroll]).T)[0]}
     assert lost and drawn == {*newest} - lost
 
 
 def test_replay_of_which_everything_was_overwritten_gives_no_batch(monkeypatch):
     memory, (actor,) = make("standard")
     actor.write(3)
-    monkeypatch.setattr(memory.trajectories, "intact", lambda streams, serials: np.zeros(len(serials), bool))
+    monkeypatch.setattr(memory.trajectories, "still_valid", lambda streams, serials: np.zeros(len(serials), bool))
     assert memory.sample(8) is None
 
 
@@ -82,7 +82,7 @@ def contents(memory: MixedMemory) -> list[tuple[int, int]]:
 def test_a_reservoir_is_a_uniform_sample_of_all_there_ever_were():
     memory, (actor,) = make("reservoir", capacity=5, batch_size=16)
     actor.write(10)
-    keys, rule, runs = Keys(*np.array(actor.unrolls()).T), memory.rules[0], 1_000
+    keys, rule, runs = SampleIds(*np.array(actor.unrolls()).T), memory.rules[0], 1_000
     counts = dict.fromkeys(actor.unrolls(), 0)
     for _ in range(runs):
         rule._seen = 0
@@ -113,13 +113,13 @@ def test_a_reservoir_never_exceeds_its_capacity_and_keeps_unrolls_whose_rows_are
 def test_unrolls_that_are_overwritten_before_they_are_copied_leave_no_empty_slot(monkeypatch):
     memory, (actor,) = make("reservoir", capacity=4)
     actor.write(2)
-    intact, asked = memory.trajectories.intact, []
+    intact, asked = memory.trajectories.still_valid, []
 
     def failing(streams, serials):
         asked.append(len(serials))
         return intact(streams, serials) & (len(asked) % 2 == 0)
 
-    monkeypatch.setattr(memory.trajectories, "intact", failing)
+    monkeypatch.setattr(memory.trajectories, "still_valid", failing)
     memory._ingest()
     assert memory.statistics()["reservoir_size"] == 2 and contents(memory) == [actor.unrolls()[1], actor.unrolls()[3]]
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from core.memories.device_replay import ResidentPrioritized
+from core.memories.device_replay import DevicePrioritizedReplay
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memories.uniform import SharedMemory, SharedParams
 from core.specs import WindowSpec
-from core.types import Keys
+from core.types import SampleIds
 from tests.core.devices import DEVICES
 from tests.core.tapes import RandomPlay, observed, small_layout
 
@@ -41,16 +41,16 @@ class Replay:
         self.resident.plan(batches)
         return self
 
-    def starts(self) -> Keys:
+    def starts(self) -> SampleIds:
         """Every legal start, found by walking over the plays."""
         stride = self.spec.stride or 1
         low, high = self.memory.trajectories.starts(self.spec.length)
         found = [(actor * 2 + stream, serial) for actor, play in enumerate(self.plays) for stream in range(2)
                  for serial in range(low[actor], high[actor]) if serial % stride == 0
                  and (self.spec.stride or not play.rows[stream][serial].last)]
-        return Keys(*np.array(found).T)
+        return SampleIds(*np.array(found).T)
 
-    def places(self, keys: Keys) -> np.ndarray:
+    def places(self, keys: SampleIds) -> np.ndarray:
         actors, envs = np.divmod(keys.streams, 2)
         per_stream = self.layout.rows // (self.spec.stride or 1)
         return (actors * per_stream + keys.serials // (self.spec.stride or 1) % per_stream) * 2 + envs
@@ -58,11 +58,11 @@ class Replay:
     def leaves(self) -> np.ndarray:
         return self.resident._leaves.cpu().numpy().ravel().copy()
 
-    def set(self, keys: Keys, priorities: np.ndarray) -> None:
+    def set(self, keys: SampleIds, priorities: np.ndarray) -> None:
         device = self.resident.device
         self.resident.update_priorities(torch.from_numpy(self.places(keys)).to(device), torch.from_numpy(priorities).to(device))
 
-    def counts(self, keys: Keys, draws: int) -> np.ndarray:
+    def counts(self, keys: SampleIds, draws: int) -> np.ndarray:
         """How often each of the keys was drawn; a draw of anything else is an error."""
         place = {key: index for index, key in enumerate(zip(*keys))}
         counts = np.zeros(len(place))
@@ -133,7 +133,7 @@ def test_a_batch_holds_the_windows_of_its_keys(device):
     replay = Replay(device).play(50, 41).ready()
     batch, places = replay.resident.sample(64)
     streams, serials = (part.tolist() for part in batch.keys)
-    assert (replay.places(Keys(np.array(streams), np.array(serials))) == places.cpu().numpy()).all()
+    assert (replay.places(SampleIds(np.array(streams), np.array(serials))) == places.cpu().numpy()).all()
     for column, (stream, serial) in enumerate(zip(streams, serials)):
         rows = replay.plays[stream // 2].rows[stream % 2]
         assert not rows[serial].last
@@ -160,7 +160,7 @@ def test_leaves_are_those_of_the_tree_on_the_cpu_whatever_happens(device, spec):
         np.testing.assert_allclose(replay.leaves(), replay.memory.tree.leaves, rtol=1e-12)
         assert np.flatnonzero(replay.leaves()).tolist() == sorted(
             place for place, leaf in zip(replay.places(replay.starts()), replay.memory.tree.leaves[replay.places(replay.starts())]) if leaf)
-        keys = Keys(*np.unique(np.stack(batch.keys), axis=1))
+        keys = SampleIds(*np.unique(np.stack(batch.keys), axis=1))
         priorities = generator.random(len(keys.serials)) * (1 + part)
         replay.memory.update_priorities(keys, priorities)
         replay.set(keys, priorities)
@@ -173,7 +173,7 @@ def test_leaves_are_those_of_the_tree_on_the_cpu_whatever_happens(device, spec):
 def test_a_priority_that_is_none_changes_nothing(bad):
     replay = Replay(alpha=1.0).play(30, 30).ready()
     keys, before = replay.starts(), replay.leaves()
-    replay.set(Keys(keys.streams[:3], keys.serials[:3]), np.array([bad, 4.0, bad]))
+    replay.set(SampleIds(keys.streams[:3], keys.serials[:3]), np.array([bad, 4.0, bad]))
     changed = replay.leaves() != before
     assert np.flatnonzero(changed).tolist() == [replay.places(keys)[1]] and float(replay.resident._largest) == 4.0
 
@@ -237,4 +237,4 @@ def test_the_bytes_that_are_counted_before_a_start_are_those_allocated(memory_ty
 def test_frames_that_are_packed_beside_the_actors_are_counted_as_they_are_on_the_device():
     layout = Replay(rows=400).layout
     packed = dataclasses.replace(layout, arena_bytes=10_000)
-    assert ResidentPrioritized.nbytes(packed, SPEC) == ResidentPrioritized.nbytes(layout, SPEC)
+    assert DevicePrioritizedReplay.nbytes(packed, SPEC) == DevicePrioritizedReplay.nbytes(layout, SPEC)

@@ -7,7 +7,7 @@ import torch
 from core.memories.uniform import SharedMemory, SharedParams
 from core.specs import WindowSpec
 from core.trajectory.layout import Layout
-from core.types import Keys
+from core.types import SampleIds
 from tests.core.tapes import RandomPlay, observed, small_layout
 
 SPEC = WindowSpec(3, (0, 3))
@@ -81,10 +81,10 @@ def test_rows_that_were_overwritten_while_they_were_read_are_drawn_again(monkeyp
     reads = []
 
     def intact(streams, serials):
-        reads.append(Keys(streams.copy(), serials.copy()))
+        reads.append(SampleIds(streams.copy(), serials.copy()))
         return np.arange(len(serials)) % 4 != 0 if len(reads) == 1 else np.ones(len(serials), bool)
 
-    monkeypatch.setattr(memory.trajectories, "intact", intact)
+    monkeypatch.setattr(memory.trajectories, "still_valid", intact)
     batch = memory.sample(32)
     kept = np.arange(32) % 4 != 0
     assert len(reads) == 2 and (batch.keys.serials[kept] == reads[0].serials[kept]).all()
@@ -93,7 +93,7 @@ def test_rows_that_were_overwritten_while_they_were_read_are_drawn_again(monkeyp
 
 def test_a_memory_that_is_always_lapped_gives_no_batch_and_does_not_hang(monkeypatch):
     memory, _, _ = filled()
-    monkeypatch.setattr(memory.trajectories, "intact", lambda streams, serials: np.zeros(len(serials), bool))
+    monkeypatch.setattr(memory.trajectories, "still_valid", lambda streams, serials: np.zeros(len(serials), bool))
     assert memory.sample(8) is None
 
 

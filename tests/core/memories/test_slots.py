@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core.memories.unrolls.mixed import MixedMemory, MixedParams
-from core.memories.unrolls.unroll_slots import PackedCopies, Slots, slots_bytes
+from core.memories.unrolls.unroll_slots import CompressedFrames, UnrollStore, slots_bytes
 from core.specs import ArraySpec
 from core.trajectory.frame_compression import CorruptedBlock, StorageParams
 from tests.core.tapes import CODED_FEATURES, CodedActor, check_coded_unrolls, coded_features, coded_spec, unroll_memory
@@ -86,7 +86,7 @@ def test_a_rule_whose_packed_copies_find_no_room_keeps_fewer_and_goes_on(kind):
 @pytest.mark.parametrize("packs", [True, False])
 def test_what_slots_allocate_is_what_they_said(packs):
     memory, _ = make({"type": "standard", "capacity": 30}, storage=LZ4)
-    slots = Slots(memory.trajectories, 30, 4, packs)
+    slots = UnrollStore(memory.trajectories, 30, 4, packs)
     most = slots.store.frames._most if packs else 0
     assert slots_bytes(memory.layout, 30, 4, packs) == slots.store.layout.nbytes + most
     assert ("frame" in slots.store.arrays) != packs
@@ -117,7 +117,7 @@ def test_packed_queues_that_block_lose_nothing_however_badly_frames_compress():
 
 # copies ---------------------------------------------------------------------------------------------------------------
 def test_packed_copies_give_back_what_was_put_last():
-    copies, generator, truth = PackedCopies(7, FRAME, 10**6, 0), np.random.default_rng(0), {}
+    copies, generator, truth = CompressedFrames(7, FRAME, 10**6, 0), np.random.default_rng(0), {}
     for _ in range(300):
         slot, truth_of_slot = int(generator.integers(20)), frames(generator, 7, int(generator.integers(210)))
         assert copies.put(slot, truth_of_slot)
@@ -128,7 +128,7 @@ def test_packed_copies_give_back_what_was_put_last():
 
 
 def test_packed_copies_never_exceed_their_bytes_and_a_refused_one_changes_nothing():
-    copies, generator, truth, refused = PackedCopies(7, FRAME, 1_000, 0), np.random.default_rng(0), {}, 0
+    copies, generator, truth, refused = CompressedFrames(7, FRAME, 1_000, 0), np.random.default_rng(0), {}, 0
     for _ in range(500):
         slot, some = int(generator.integers(20)), frames(generator, 7, int(generator.integers(210)))
         if copies.put(slot, some):
@@ -143,20 +143,20 @@ def test_packed_copies_never_exceed_their_bytes_and_a_refused_one_changes_nothin
 
 
 def test_packed_copies_are_stored_and_restored():
-    copies, generator = PackedCopies(7, FRAME, 10**6, 9), np.random.default_rng(0)
+    copies, generator = CompressedFrames(7, FRAME, 10**6, 9), np.random.default_rng(0)
     for slot in (4, 0, 2):
         copies.put(slot, frames(generator, 7, 100))
-    restored = PackedCopies(7, FRAME, 10**6, 0)
+    restored = CompressedFrames(7, FRAME, 10**6, 0)
     restored.load_state_dict(copies.state_dict())
     slots, rows = np.array([0, 2, 4])[:, None], np.arange(7)
     np.testing.assert_array_equal(restored.take(slots, rows), copies.take(slots, rows))
     assert restored.used == copies.used
-    restored.load_state_dict(PackedCopies(7, FRAME, 10, 0).state_dict())
+    restored.load_state_dict(CompressedFrames(7, FRAME, 10, 0).state_dict())
     assert restored.used == 0 and not restored.holds(0)
 
 
 def test_a_damaged_copy_is_an_error_that_names_its_slot():
-    copies = PackedCopies(7, FRAME, 10**6, 0)
+    copies = CompressedFrames(7, FRAME, 10**6, 0)
     copies.put(3, frames(np.random.default_rng(0), 7, 100))
     block, check = copies._blocks[3]
     for bit in range(0, 8 * len(block), 11):

@@ -9,7 +9,7 @@ from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memories.uniform import SharedMemory, SharedParams
 from core.specs import ArraySpec, WindowSpec
 from core.trajectory.ring_buffer import Trajectories
-from core.types import Keys
+from core.types import SampleIds
 from tests.core.tapes import CODE, RandomPlay, check_coded_frames, coded_spec, small_layout, started, write_coded_row
 
 STRIDE, ENVS, ACTORS = 4, 2, 2
@@ -60,7 +60,7 @@ def legal(memory):
 
 
 def as_keys(pairs):
-    return Keys(*np.array(pairs).T)
+    return SampleIds(*np.array(pairs).T)
 
 
 def assert_windows_are_the_rows_of_their_keys(memory, plays, batch):
@@ -248,14 +248,14 @@ def check_coded_sequences(layout, keys, window):
 @pytest.mark.parametrize("name", MEMORIES)
 def test_a_sampler_never_sees_a_torn_or_stale_sequence_while_writers_lap_it(name, monkeypatch):
     memory = coded_memory(name)
-    lapped, intact = [], Trajectories.intact
+    lapped, intact = [], Trajectories.still_valid
 
     def counting(self, streams, serials):
         found = intact(self, streams, serials)
         lapped.append(int((~found).sum()))
         return found
 
-    monkeypatch.setattr(Trajectories, "intact", counting)
+    monkeypatch.setattr(Trajectories, "still_valid", counting)
     generator, batches, late = np.random.default_rng(0), 0, []
     with started(write_without_end, memory, 0), started(write_without_end, memory, 1):
         end = time.monotonic() + 10

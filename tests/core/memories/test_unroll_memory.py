@@ -11,9 +11,9 @@ from core.memories.unrolls.circular import CircularMemory, CircularParams
 from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.memories.unrolls.queue import QueueMemory, QueueParams
 from core.memories.unrolls.unroll_memory import UnrollMemory, shares
-from core.memories.unrolls.unroll_slots import Slots
+from core.memories.unrolls.unroll_slots import UnrollStore
 from core.specs import WindowSpec
-from core.types import Keys
+from core.types import SampleIds
 from tests.core.tapes import (
     CODED_FEATURES,
     CodedActor,
@@ -93,8 +93,8 @@ def test_the_rings_hold_what_the_rules_need_even_if_one_actor_writes_it_all(memo
     memory = make(memory_type, params, batch_size=8, num_envs=3)
     actor = CodedActor(memory, 0)
     actor.write(40)
-    newest = Keys(*np.array(actor.unrolls()[-unrolls:]).T)
-    assert memory.trajectories.intact(*newest).all()
+    newest = SampleIds(*np.array(actor.unrolls()[-unrolls:]).T)
+    assert memory.trajectories.still_valid(*newest).all()
     assert check_coded_unrolls(memory.layout, memory.trajectories.gather(*newest, memory.window)) == actor.unrolls()[-unrolls:]
 
 
@@ -207,7 +207,7 @@ def test_every_memory_reports_its_statistics_under_their_names(memory_type, para
     (MixedMemory, mixed({"type": "custom", "insert_strategy": "elite_insertion"}, {"type": "queue"}), (True, "float32")),
     (MixedMemory, dataclasses.replace(only("elite")[1], feature_dtype="float16"), (False, "float16"))])
 def test_a_memory_says_whether_it_sets_the_pace_and_as_what_it_wants_features(memory_type, params, expected):
-    assert (memory_type.paces(params), memory_type.feature_dtype(params)) == expected
+    assert (memory_type.is_rate_limited(params), memory_type.feature_dtype(params)) == expected
 
 
 def test_comparing_unrolls_without_features_of_is_an_error():
@@ -225,14 +225,14 @@ def test_copies_equal_the_twin_after_their_rows_are_long_overwritten(frame_stack
     play = RandomPlay(0, 2, frame_stack=frame_stack)
     play.with_states = True
     memory = unroll_memory(QueueMemory, QueueParams(), play.spec, batch_size=4, length=length, extras=play.extras, states=play.states)
-    writer, slots, where = memory.writer(0), Slots(memory.trajectories, 7, length), {}
+    writer, slots, where = memory.writer(0), UnrollStore(memory.trajectories, 7, length), {}
     generator = np.random.default_rng(0)
     for chunk in range(60):
         play.play(writer, length)
         chosen = generator.choice(7, 2, replace=False)
-        assert slots.put(chosen, Keys(np.arange(2), np.full(2, chunk * length))).all()
+        assert slots.put(chosen, SampleIds(np.arange(2), np.full(2, chunk * length))).all()
         where |= {int(slot): (stream, chunk * length) for stream, slot in enumerate(chosen)}
-    restored = Slots(memory.trajectories, 7, length)
+    restored = UnrollStore(memory.trajectories, 7, length)
     restored.load_state_dict(slots.state_dict())
     for store in (slots, restored):
         window = store.store.gather(*store.keys(np.array(list(where))), memory.window)
@@ -243,11 +243,11 @@ def test_copies_equal_the_twin_after_their_rows_are_long_overwritten(frame_stack
 
 def test_an_unroll_that_its_writer_has_reached_is_not_copied_and_leaves_its_slot_alone():
     memory = make(QueueMemory, QueueParams(), batch_size=1)
-    actor, slots = CodedActor(memory, 0), Slots(memory.trajectories, 2, 4)
+    actor, slots = CodedActor(memory, 0), UnrollStore(memory.trajectories, 2, 4)
     actor.write(20)
-    newest = Keys(*np.array(actor.unrolls()[-2:]).T)
+    newest = SampleIds(*np.array(actor.unrolls()[-2:]).T)
     assert slots.put(np.arange(2), newest).all()
-    gone = Keys(newest.streams, np.array([0, newest.serials[1] - 4]))
+    gone = SampleIds(newest.streams, np.array([0, newest.serials[1] - 4]))
     assert slots.put(np.arange(2), gone).tolist() == [False, True]
     found = check_coded_unrolls(memory.layout, slots.store.gather(*slots.keys(np.arange(2)), memory.window))
     assert found == [actor.unrolls()[-2], actor.unrolls()[-3]]
@@ -255,7 +255,7 @@ def test_an_unroll_that_its_writer_has_reached_is_not_copied_and_leaves_its_slot
 
 def test_an_unroll_that_is_reached_while_it_is_copied_is_not_copied(monkeypatch):
     memory = make(QueueMemory, QueueParams(), batch_size=1)
-    actor, slots = CodedActor(memory, 0), Slots(memory.trajectories, 1, 4)
+    actor, slots = CodedActor(memory, 0), UnrollStore(memory.trajectories, 1, 4)
     actor.write(2)
     states = memory.trajectories.states
 
@@ -264,4 +264,4 @@ def test_an_unroll_that_is_reached_while_it_is_copied_is_not_copied(monkeypatch)
         return states(streams, serials)
 
     monkeypatch.setattr(memory.trajectories, "states", slow)
-    assert not slots.put(np.zeros(1, np.int64), Keys(np.zeros(1, np.int64), np.zeros(1, np.int64))).any()
+    assert not slots.put(np.zeros(1, np.int64), SampleIds(np.zeros(1, np.int64), np.zeros(1, np.int64))).any()

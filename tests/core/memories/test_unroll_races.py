@@ -96,7 +96,7 @@ def test_writers_that_lap_the_sampler_never_make_it_see_a_torn_or_stale_unroll(m
     memories = [make(MixedMemory, MixedParams(json.dumps(replay)), 10, (16, 16)),
                 make(CircularMemory, CircularParams(10, "keep_latest", num_batches=2, times=3), 10, (16, 16)),
                 make(QueueMemory, QueueParams(20, "alternating"), 10, (16, 16))]
-    lapped, intact, gather = Counter(), Trajectories.intact, Trajectories.gather
+    lapped, intact, gather = Counter(), Trajectories.still_valid, Trajectories.gather
 
     def slowly(self, streams, serials, spec):
         time.sleep(0.001)  # so that writers reach what was whole when it was drawn
@@ -107,7 +107,7 @@ def test_writers_that_lap_the_sampler_never_make_it_see_a_torn_or_stale_unroll(m
         lapped[id(self)] += int((~found).sum())
         return found
 
-    monkeypatch.setattr(Trajectories, "intact", counting)
+    monkeypatch.setattr(Trajectories, "still_valid", counting)
     monkeypatch.setattr(Trajectories, "gather", slowly)
     given: list[Counter] = [Counter() for _ in memories]
     batches, end = Counter(), time.monotonic() + 20

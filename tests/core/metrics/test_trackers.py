@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from core.metrics.trackers import WAITING_PERIODS, Feeder, MlflowTracker, WandbTracker, by_step, feeders
+from core.metrics.trackers import WAITING_PERIODS, MlflowTracker, TrackerThread, WandbTracker, by_step, feeders
 from core.runtime.log_buffers import Record
 from core.single_processes.logger import LoggerParams
 from utils.config.command_line import read_options
@@ -136,7 +136,7 @@ class Slow:
 
 def test_a_tracker_that_hangs_delays_nobody_and_what_it_misses_is_counted():
     slow = Slow()
-    feeder = Feeder("slow", lambda: slow)
+    feeder = TrackerThread("slow", lambda: slow)
     started = time.monotonic()
     for number in range(WAITING_PERIODS + 50):
         feeder.write([number])
@@ -150,7 +150,7 @@ def test_a_tracker_that_hangs_delays_nobody_and_what_it_misses_is_counted():
 def test_everything_is_written_before_the_end():
     slow = Slow()
     slow.gate.set()
-    feeder = Feeder("quick", lambda: slow)
+    feeder = TrackerThread("quick", lambda: slow)
     for number in range(20):
         feeder.write([number])
     feeder.close(timeout=20)
@@ -162,7 +162,7 @@ def test_a_tracker_that_fails_is_named_once_and_its_losses_counted(part, capsys)
     def failing(*arguments):
         raise ConnectionError("no such host")
 
-    feeder = Feeder("wandb", failing if part == "make" else lambda: SimpleNamespace(write=failing, close=lambda: None))
+    feeder = TrackerThread("wandb", failing if part == "make" else lambda: SimpleNamespace(write=failing, close=lambda: None))
     for _ in range(3):
         feeder.write([])
     feeder.close(timeout=20)

@@ -6,7 +6,7 @@ import torch
 from core.model import restart
 from core.models.r2d2 import R2D2CNN, R2D2MLP, R2D2MinAtar, R2D2Small
 from core.specs import ArraySpec, Discrete, EnvSpec
-from core.types import Inputs
+from core.types import OARInputs
 
 LENGTH, BATCH = 6, 3
 SMALL = {"hidden": 16, "lstm": 8}
@@ -35,7 +35,7 @@ def some_inputs(spec):
     observation = torch.randint(0, high, (LENGTH, BATCH, *spec.observation_shape), generator=generator)
     action = torch.randint(0, 4, (LENGTH, BATCH), generator=generator).masked_fill(firsts, -1)
     reward = torch.randn(LENGTH, BATCH, generator=generator).masked_fill(firsts, 0.0)
-    return Inputs(observation.to(getattr(torch, spec.frame.dtype)), action, reward), firsts
+    return OARInputs(observation.to(getattr(torch, spec.frame.dtype)), action, reward), firsts
 
 
 @pytest.mark.parametrize("dueling", [False, True])
@@ -50,7 +50,7 @@ def test_an_unroll_is_the_same_as_its_steps_with_the_state_restarted_where_episo
     state = start
     for step in range(LENGTH):
         state = restart(state, firsts[step], model.initial_state(BATCH))
-        expected, state = model(Inputs(*(part[step] for part in inputs)), state)
+        expected, state = model(OARInputs(*(part[step] for part in inputs)), state)
         assert torch.allclose(values[step], expected, atol=1e-5)
     assert all(torch.allclose(part, other, atol=1e-5) for part, other in zip(final, state))
 
@@ -69,7 +69,7 @@ def test_the_state_carries_what_was_seen_before(name):
 
 def test_the_lstm_reads_the_torso_then_the_last_action_then_the_last_reward():
     model, _ = make("mlp")
-    inputs = Inputs(torch.randn(3, 5), torch.tensor([2, -1, 0], dtype=torch.int16), torch.tensor([0.5, 0.0, -900.0]))
+    inputs = OARInputs(torch.randn(3, 5), torch.tensor([2, -1, 0], dtype=torch.int16), torch.tensor([0.5, 0.0, -900.0]))
     encoded = model._encode(inputs)
     assert torch.equal(encoded[:, :16], model.torso(inputs.observation))
     assert encoded[:, 16:20].tolist() == [[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 0, 0]]
@@ -78,7 +78,7 @@ def test_the_lstm_reads_the_torso_then_the_last_action_then_the_last_reward():
 
 def test_pixels_are_scaled_to_one():
     model, spec = make("cnn")
-    white = Inputs(torch.full((1, *spec.observation_shape), 255, dtype=torch.uint8), torch.tensor([-1]), torch.zeros(1))
+    white = OARInputs(torch.full((1, *spec.observation_shape), 255, dtype=torch.uint8), torch.tensor([-1]), torch.zeros(1))
     assert torch.allclose(model._encode(white)[:, :16], model.torso(torch.ones(1, 4, 84, 84)), atol=1e-5)
 
 
@@ -92,7 +92,7 @@ def test_the_cnn_has_the_published_sizes():
 
 def test_a_dueling_head_centres_its_advantages():
     model, spec = make("mlp")
-    inputs, start = Inputs(*(part[0] for part in some_inputs(spec)[0])), model.initial_state(BATCH)
+    inputs, start = OARInputs(*(part[0] for part in some_inputs(spec)[0])), model.initial_state(BATCH)
     features, _ = model.core.step(model._encode(inputs), start)
     assert torch.allclose(model(inputs, start)[0].mean(1), model.q.value(features)[:, 0], atol=1e-5)
 

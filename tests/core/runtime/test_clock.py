@@ -12,42 +12,42 @@ def clock(samples_per_insert: float | None = 8.0, learn_start: int = 100, tolera
 
 def test_nobody_learns_before_learn_start_and_actors_run_freely_until_then():
     run = clock()
-    run.acted(0, 60)
-    run.acted(1, 39)
-    assert run.may_act() and not run.may_learn(1) and run.ratio() == 0.0
-    run.acted(0, 1)
-    assert run.inserted == 100 and run.may_act() and not run.may_learn(1)  # started, but nothing is owed yet
+    run.count_agent_steps(0, 60)
+    run.count_agent_steps(1, 39)
+    assert run.can_insert() and not run.can_sample(1) and run.ratio() == 0.0
+    run.count_agent_steps(0, 1)
+    assert run.inserted == 100 and run.can_insert() and not run.can_sample(1)  # started, but nothing is owed yet
 
 
 def test_the_learner_waits_until_a_whole_batch_is_owed():
     run = clock()
-    run.acted(0, 103)
-    assert not run.may_learn(32)  # 24 samples owed
-    run.acted(1, 1)
-    assert run.may_learn(32)
-    run.learnt(0, 32)
-    assert not run.may_learn(32) and run.ratio() == 8.0
+    run.count_agent_steps(0, 103)
+    assert not run.can_sample(32)  # 24 samples owed
+    run.count_agent_steps(1, 1)
+    assert run.can_sample(32)
+    run.count_update(0, 32)
+    assert not run.can_sample(32) and run.ratio() == 8.0
 
 
 def test_actors_wait_once_the_learner_is_behind_by_the_tolerance():
     run = clock()
-    run.acted(0, 109)
-    assert run.may_act()
-    run.acted(0, 1)
-    assert not run.may_act()
-    run.learnt(0, 32)  # four agent steps' worth
-    assert run.may_act()
+    run.count_agent_steps(0, 109)
+    assert run.can_insert()
+    run.count_agent_steps(0, 1)
+    assert not run.can_insert()
+    run.count_update(0, 32)  # four agent steps' worth
+    assert run.can_insert()
 
 
 @pytest.mark.parametrize(("act_first", "samples_per_insert"), [(True, 8.0), (False, 8.0), (True, 0.5)])
 def test_the_ratio_holds_whichever_side_is_faster(act_first, samples_per_insert):
     run = clock(samples_per_insert, tolerance=100)
     for _ in range(20_000):
-        acts = run.may_act() and (act_first or not run.may_learn(32))
+        acts = run.can_insert() and (act_first or not run.can_sample(32))
         if acts:
-            run.acted(0, 16)
-        elif run.may_learn(32):
-            run.learnt(0, 32)
+            run.count_agent_steps(0, 16)
+        elif run.can_sample(32):
+            run.count_update(0, 32)
         else:
             pytest.fail("both sides wait")
     assert run.ratio() == pytest.approx(samples_per_insert, rel=0.05)
@@ -55,18 +55,18 @@ def test_the_ratio_holds_whichever_side_is_faster(act_first, samples_per_insert)
 
 def test_without_a_ratio_only_learn_start_counts():
     run = clock(None)
-    run.acted(0, 100)
-    assert run.may_learn(1_000_000)
-    run.acted(0, 1_000_000)
-    assert run.may_act()
+    run.count_agent_steps(0, 100)
+    assert run.can_sample(1_000_000)
+    run.count_agent_steps(0, 1_000_000)
+    assert run.can_insert()
 
 
 def test_counters_of_several_actors_and_learners():
     run = clock(num_actors=3, num_learners=2)
     for actor in range(3):
-        run.acted(actor, 10 * actor, episodes=actor)
+        run.count_agent_steps(actor, 10 * actor, episodes=actor)
     for learner in range(2):
-        run.learnt(learner, 32)
+        run.count_update(learner, 32)
     assert (run.agent_steps, run.episodes, run.updates, run.sampled) == (30, 3, 1, 64)
 
 
@@ -75,56 +75,56 @@ def test_counters_of_several_actors_and_learners():
 def test_a_run_resumes_with_another_number_of_actors_and_learners(num_actors, num_learners):
     run = clock(num_actors=3, num_learners=2)
     for actor in range(3):
-        run.acted(actor, 40 + actor, episodes=2)
+        run.count_agent_steps(actor, 40 + actor, episodes=2)
     for learner in range(2):
-        run.learnt(learner, 32)
-        run.learnt(learner, 32)
+        run.count_update(learner, 32)
+        run.count_update(learner, 32)
     resumed = clock(num_actors=num_actors, num_learners=num_learners)
     resumed.load_state_dict(run.state_dict(), with_rows=True)
     for name in ("agent_steps", "inserted", "episodes", "updates", "sampled"):
         assert getattr(resumed, name) == getattr(run, name), name
-    resumed.acted(num_actors - 1, 1)
-    resumed.learnt(num_learners - 1, 32)
+    resumed.count_agent_steps(num_actors - 1, 1)
+    resumed.count_update(num_learners - 1, 32)
     assert resumed.agent_steps == run.agent_steps + 1 and resumed.updates == run.updates + 1
 
 
 @pytest.mark.parametrize(("before", "after"), [(8.0, 4.0), (4.0, 8.0), (None, 8.0), (8.0, None)])
 def test_with_the_replay_another_ratio_holds_from_there_on_and_nobody_waits_for_what_was(before, after):
     run = clock(before)
-    run.acted(0, 10_000)
+    run.count_agent_steps(0, 10_000)
     for _ in range(1_000):
-        run.learnt(0, 32)
+        run.count_update(0, 32)
     resumed = clock(after, num_learners=2)
     resumed.load_state_dict(run.state_dict(), with_rows=True)
-    assert resumed.inserted == 10_000 and resumed.updates == 1_000 and resumed.may_act()
+    assert resumed.inserted == 10_000 and resumed.updates == 1_000 and resumed.can_insert()
     if after is not None:
-        assert not resumed.may_learn(1)
-        resumed.acted(1, 5)
-        assert resumed.may_learn(5 * int(after)) and not resumed.may_learn(5 * int(after) + 1)
+        assert not resumed.can_sample(1)
+        resumed.count_agent_steps(1, 5)
+        assert resumed.can_sample(5 * int(after)) and not resumed.can_sample(5 * int(after) + 1)
 
 
 def test_without_the_replay_the_limiter_starts_anew_and_the_run_goes_on():
     run = clock()
-    run.acted(0, 150)
-    run.learnt(0, 32)
+    run.count_agent_steps(0, 150)
+    run.count_update(0, 32)
     resumed = clock()
     resumed.load_state_dict(run.state_dict(), with_rows=False)
     assert (resumed.agent_steps, resumed.updates) == (150, 1) and (resumed.inserted, resumed.sampled) == (0, 0)
-    assert not resumed.may_learn(1)
+    assert not resumed.can_sample(1)
 
 
 def test_heartbeats_tell_silence_and_start_anew_for_a_new_process():
     run = clock()
-    assert run.silent_seconds(2) == 0.0
-    run.beat(2)
+    assert run.seconds_since_heartbeat(2) == 0.0
+    run.heartbeat(2)
     time.sleep(0.02)
-    assert 0.02 <= run.silent_seconds(2) < 5 and run.silent_seconds(1) == 0.0
-    run.forget_beat(2)
-    assert run.silent_seconds(2) == 0.0
+    assert 0.02 <= run.seconds_since_heartbeat(2) < 5 and run.seconds_since_heartbeat(1) == 0.0
+    run.reset_heartbeat(2)
+    assert run.seconds_since_heartbeat(2) == 0.0
 
 
 def act_and_stop(run: Clock) -> None:
-    run.acted(1, 7)
+    run.count_agent_steps(1, 7)
     run.stop()
 
 

@@ -103,7 +103,7 @@ def test_the_actor_waits_while_the_memory_has_no_room_except_while_it_fills(cont
     steps = 0
     while next(running):
         steps += 1
-        assert clock.filling or steps % LENGTH == 0
+        assert clock.is_warming_up or steps % LENGTH == 0
     written = memory.trajectories.written()[0]
     assert steps == written and steps % LENGTH == 0 and written * ENVS > memory.params.capacity * LENGTH  # it filled a full queue
     assert 30 <= clock.inserted < 30 + LENGTH * ENVS

@@ -29,7 +29,7 @@ def kept(context: Context, monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, 
         monkeypatch.setattr(Countdown, "lengths", (length,))
         assert next(running) is False
         context.parameters.publish(Network())
-        context.clock.acted(0, 1)
+        context.clock.count_agent_steps(0, 1)
         while next(running):
             """The episode."""
         assert context.clock.scores is not None and context.clock.scores[0] == length * (length + 1) / 2
@@ -53,7 +53,7 @@ def test_an_evaluation_reports_its_episodes_and_the_share_that_was_solved(contex
         running = evaluator(context, 0)
         assert next(running) is False
         context.parameters.publish(Network())
-        context.clock.acted(0, 1)
+        context.clock.count_agent_steps(0, 1)
         while next(running):
             """The episodes."""
         running.close()  # type: ignore[attr-defined]

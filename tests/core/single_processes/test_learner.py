@@ -14,7 +14,7 @@ from core.memories.unrolls.mixed import MixedMemory
 from core.memories.unrolls.queue import QueueMemory
 from core.runtime.parameter_store import ParameterStore
 from core.single_processes.learner_setup import feature_source
-from core.types import Batch, Keys, Window, batch_size, piece
+from core.types import Batch, SampleIds, Window, batch_size, piece
 from tests.core.agents.unrolls import Table, random_unrolls, table_agent
 
 
@@ -24,7 +24,7 @@ def numbered_batch(size, fresh=True):
     rows = number.expand(3, -1)
     return Batch(Window(rows[..., None], rows % 2 == 0, rows % 3 == 0, rows, rows.float(), rows / 10, {"logits": rows[..., None] + 0.5},
                         (number[:, None] * 2, number * 3)),
-                 Keys(np.arange(size), np.arange(size) + 100), number / 4, number % 2 == 0 if fresh else None)
+                 SampleIds(np.arange(size), np.arange(size) + 100), number / 4, number % 2 == 0 if fresh else None)
 
 
 @pytest.mark.parametrize("fresh", [True, False])

@@ -62,9 +62,9 @@ def make_context(folder: Path, game: str = "known", period: float = 1e-9, every:
 
 
 def play(context: Context) -> None:
-    context.clock.acted(0, 60, episodes=1)
-    context.clock.acted(1, 40, episodes=1)
-    context.clock.learnt(0, 360)
+    context.clock.count_agent_steps(0, 60, episodes=1)
+    context.clock.count_agent_steps(1, 40, episodes=1)
+    context.clock.count_update(0, 360)
     context.report("actor", 0, {"episodic_return": 10.0, "speed": 1.0})
     context.report("actor", 1, {"episodic_return": 40.0, "speed": 4.0})
     context.report("learner", 0, {"loss": 0.5})
@@ -188,7 +188,7 @@ def test_a_logger_that_takes_over_appends_and_repeats_nothing(tmp_path: Path) ->
     next(first)
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"step": 1, "torn')  # killed while it wrote
-    context.clock.acted(0, 100)
+    context.clock.count_agent_steps(0, 100)
     context.report("learner", 0, {"loss": 0.25})
     received: Any = multiprocessing.get_context("fork").Process(target=finish, args=(context, logger(context, 0)))
     received.start()
@@ -206,7 +206,7 @@ def test_lines_are_written_every_so_many_agent_steps_and_lose_nothing(tmp_path: 
     context = make_context(tmp_path, period=period, every=100)
     generator = logger(context, 0)
     for number in range(25):
-        context.clock.acted(0, 10)
+        context.clock.count_agent_steps(0, 10)
         context.report("actor", 0, {"episodic_return": float(number)})
         for _ in range(300):
             context.report("learner", 0, {"loss": 1.0})
@@ -222,7 +222,7 @@ def test_a_resumed_run_continues_its_curves_and_its_clock(tmp_path: Path) -> Non
     context = make_context(tmp_path)
     generator = logger(context, 0)
     for _ in range(3):
-        context.clock.acted(0, 100)
+        context.clock.count_agent_steps(0, 100)
         context.report("learner", 0, {"loss": 1.0})
         next(generator)
     finish(context, generator)
@@ -231,10 +231,10 @@ def test_a_resumed_run_continues_its_curves_and_its_clock(tmp_path: Path) -> Non
     time.sleep(0.01)
 
     resumed = make_context(tmp_path, steps=1_000)  # its checkpoint was at step 200: step 300 is lost work
-    resumed.clock.acted(0, 200)
+    resumed.clock.count_agent_steps(0, 200)
     generator = logger(resumed, 0)
     next(generator)
-    resumed.clock.acted(0, 50)
+    resumed.clock.count_agent_steps(0, 50)
     resumed.report("learner", 0, {"loss": 2.0})
     next(generator)
     finish(resumed, generator)
@@ -283,7 +283,7 @@ def test_the_table_has_a_column_for_each_metric(tmp_path: Path) -> None:
     context = make_context(tmp_path)
     generator = logger(context, 0)
     for number in range(4):
-        context.clock.acted(0, 100)
+        context.clock.count_agent_steps(0, 100)
         context.report("learner", 0, {"loss": 0.5, **({"late, and odd": math.nan if number == 2 else 2.5} if number > 1 else {})})
         context.report("evaluator", 0, {"episodic_return_mean": float(number)})
         next(generator)
@@ -308,7 +308,7 @@ def test_tensorboard_tells_runs_apart_by_name_and_settings(tmp_path: Path) -> No
         for life in range(2):  # it is continued, with another seed
             context = make_context(tmp_path / signature, agent={"lr": learning_rate, "sizes": [3, 4], "none": None, "on": True})
             context.options.seed += life
-            context.clock.acted(0, 100 * life)
+            context.clock.count_agent_steps(0, 100 * life)
             generator = logger(context, 0)
             context.report("evaluator", 0, {"episodic_return_mean": 1e4 * learning_rate + life})
             next(generator)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from core.checkpoint.model_file import save_weights
 from core.checkpoint.tensor_file import CheckpointError
 from core.env import Env
-from core.evaluation.episodes import EpisodeResults, Scene, play_episodes
+from core.evaluation.episodes import EpisodeResults, RenderedStep, play_episodes
 from core.evaluation.video_writer import VideoParams
 from core.runtime.clock import Clock, ClockParams
 from core.runtime.context import Context
@@ -225,7 +225,7 @@ def test_feed_forward_agents_have_an_empty_state() -> None:
 
 
 def test_scenes_show_stream_0_its_running_score_and_what_the_agent_made_of_the_step_before() -> None:
-    scenes: list[Scene] = []
+    scenes: list[RenderedStep] = []
     env = Countdown(Params(), "game", 2, render_mode="rgb_array")
     run(play_episodes(Player(), env, 3, 100, None, 7, scenes.append))  # type: ignore[arg-type]
     assert [(scene.length, scene.score) for scene in scenes] == [(0, 0), (1, 1), (2, 3), (3, 6), (0, 0), (1, 1), (2, 3), (3, 6)]

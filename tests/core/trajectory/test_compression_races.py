@@ -17,7 +17,7 @@ from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.memories.unrolls.queue import QueueMemory, QueueParams
 from core.memory import Memory
 from core.specs import WindowSpec
-from core.trajectory.frame_arena import PackedFrames
+from core.trajectory.frame_arena import CompressedFrameReader
 from core.trajectory.frame_compression import StorageParams
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
@@ -84,7 +84,7 @@ def test_no_sampling_rule_ever_sees_a_wrong_frame_while_arenas_evict(monkeypatch
                unrolls_memory(QueueMemory, QueueParams(20, "alternating"), 2),
                unrolls_memory(CircularMemory, CircularParams(10, "keep_latest", num_batches=2, times=3), 2)]
     lost, unpacked, batches = Counter[int](), Counter[int](), Counter[int]()
-    intact, unpack = Trajectories.intact, PackedFrames._unpack
+    intact, unpack = Trajectories.still_valid, CompressedFrameReader._unpack
 
     def counting(self, streams, serials):
         found = intact(self, streams, serials)
@@ -96,8 +96,8 @@ def test_no_sampling_rule_ever_sees_a_wrong_frame_while_arenas_evict(monkeypatch
         time.sleep(0.001 * (len(chunks) > 4))  # so that writers reach what was whole when it was drawn
         return unpack(self, chunks, streams)
 
-    monkeypatch.setattr(Trajectories, "intact", counting)
-    monkeypatch.setattr(PackedFrames, "_unpack", slowly)
+    monkeypatch.setattr(Trajectories, "still_valid", counting)
+    monkeypatch.setattr(CompressedFrameReader, "_unpack", slowly)
     generator, memories = np.random.default_rng(0), windows + unrolls
     with started(write_without_end, memories, 0), started(write_without_end, memories, 1):
         end = time.monotonic() + 15
@@ -129,9 +129,9 @@ def check_every_row(trajectories: Trajectories, streams: range, low: int = 0, hi
         serials = serials[~coded_last(serials)]
         key = np.full(len(serials), stream), serials
         window = trajectories.gather(*key, SPEC)
-        whole = trajectories.intact(*key)
+        whole = trajectories.still_valid(*key)
         window = trajectories.gather(key[0][whole], serials[whole], SPEC)
-        again = trajectories.intact(key[0][whole], serials[whole])
+        again = trajectories.still_valid(key[0][whole], serials[whole])
         if again.all():
             check_coded_window(trajectories.layout, SPEC, key[0][whole], serials[whole], window)
             count += len(window.lasts[0])

@@ -10,7 +10,7 @@ import torch
 from core.common.shared_arrays import SharedArrays, total_bytes
 from core.device.transfers import Transfers, _register, upload
 from core.specs import ArraySpec, WindowSpec
-from core.trajectory.device_ring_buffer import Mirror
+from core.trajectory.device_ring_buffer import DeviceRingBuffer
 from core.trajectory.frame_compression import StorageParams
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
@@ -32,7 +32,7 @@ class Rings:
         self.writers = [ChunkWriter(self.trajectories, actor, spec) for actor in range(2)]
         for each in self.plays:
             each.with_states = with_states
-        self.mirror = Mirror(self.trajectories, torch.device(device))
+        self.mirror = DeviceRingBuffer(self.trajectories, torch.device(device))
 
     def play(self, *steps: int) -> None:
         for play, writer, count in zip(self.plays, self.writers, steps):
@@ -47,7 +47,7 @@ class Rings:
             return 0
         streams, serials = np.array(keys).T
         expected = self.trajectories.gather(streams, serials, self.spec)
-        assert self.trajectories.intact(streams, serials).all()
+        assert self.trajectories.still_valid(streams, serials).all()
         device = self.mirror["last"].device
         found = self.mirror.gather(torch.from_numpy(streams).to(device), torch.from_numpy(serials).to(device), self.spec)
         assert_equal_windows(found, expected)

@@ -14,10 +14,10 @@ import torch
 
 from core.memories.uniform import SharedMemory, SharedParams
 from core.specs import ArraySpec, Discrete, EnvSpec, WindowSpec
-from core.trajectory import frame_gather as frames_module
-from core.trajectory.frame_arena import PackedFrames
+from core.trajectory import frame_arena as frames_module
+from core.trajectory.frame_arena import CompressedFrameReader
 from core.trajectory.frame_compression import CorruptedBlock, StorageParams
-from core.trajectory.frame_gather import RawFrames, Threads
+from core.trajectory.frame_gather import GatherThreadPool, RawFrames
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
@@ -91,7 +91,7 @@ def assert_same(window: Window, expected: Window, which: slice | np.ndarray = sl
 def check_all(packed: Trajectories, oracle: Trajectories, spec: WindowSpec = SPEC) -> int:
     """Every window that `starts` offers is whole and the oracle's; returns how many there are."""
     keys = starts_of(packed, spec)
-    assert packed.intact(*keys).all()
+    assert packed.still_valid(*keys).all()
     assert_same(packed.gather(*keys, spec), oracle.gather(*keys, spec), head=spec.stride > 0)
     return len(keys[0])
 
@@ -181,7 +181,7 @@ def test_the_number_of_threads_changes_no_result(codec, size):
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 @pytest.mark.parametrize("length", [0, 1, 3, 6, 50])
 def test_threads_work_through_every_part_once_and_hand_on_errors(count, length):
-    seen, threads = [], Threads(count)
+    seen, threads = [], GatherThreadPool(count)
     threads.run(lambda part: seen.extend(range(length)[part]), length)
     assert sorted(seen) == list(range(length))
 
@@ -283,7 +283,7 @@ def test_what_a_layout_says_is_what_is_allocated(codec):
     assert layout.nbytes == sum(-(-size // 64) * 64 for size in sizes)
     if codec == "lz4":
         assert packed.arrays["arena"].nbytes == 3 * layout.arena_bytes and packed.arrays["frame"].nbytes == 3 * 16 * 2 * 25
-        assert isinstance(packed.frames, PackedFrames)
+        assert isinstance(packed.frames, CompressedFrameReader)
     else:
         assert isinstance(packed.frames, RawFrames) and "arena" not in packed.arrays
 
@@ -386,7 +386,7 @@ def test_a_chunk_whose_first_row_is_lost_still_tells_of_its_damage():
     packed, oracle, writer = make(play, 40, 4, arena_bytes=4_000)
     play.play(writer, 80)
     chunk = (80 - 40 + 4) // 4  # the head is in its first row, the others can still be read by who drew them a chunk ago
-    assert packed.intact(np.zeros(4, np.int64), chunk * 4 + np.arange(4)).tolist() == [False, True, True, True]
+    assert packed.still_valid(np.zeros(4, np.int64), chunk * 4 + np.arange(4)).tolist() == [False, True, True, True]
     packed.arrays["block_check"][0, chunk % 10, 0] ^= 1
     with pytest.raises(CorruptedBlock):
         packed.frames.take(np.zeros(1, np.int64), np.array([chunk * 4 + 1]))
@@ -426,8 +426,8 @@ class Interrupted:
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, packed: Trajectories, where: str, play: Callable[[], Any], times: int) -> Interruption:
-    reader, (owner, name) = packed.frames, {"newest": (None, "_unpacked"), "index": (PackedFrames, "_unpack_some"),
-                                            "block": (frames_module, "decompressed"), "blocks": (PackedFrames, "_unpack")}[where]
+    reader, (owner, name) = packed.frames, {"newest": (None, "_unpacked"), "index": (CompressedFrameReader, "_unpack_some"),
+                                            "block": (frames_module, "decompressed"), "blocks": (CompressedFrameReader, "_unpack")}[where]
     if owner is None:
         found = Interruption(reader._unpacked.take, play, times)
         monkeypatch.setattr(reader, name, Interrupted(found))
@@ -451,7 +451,7 @@ def test_what_a_writer_did_not_reach_while_it_was_read_is_right(monkeypatch, whe
         with monkeypatch.context() as patches:
             interruption = interrupt(patches, packed, where, lambda: play.play(writer, 4 * chunks), times=1)
             window = packed.gather(*keys, SPEC)
-            intact = packed.intact(*keys)
+            intact = packed.still_valid(*keys)
         assert interruption.calls == {"newest": 1 + (chunks > 1), "index": 1, "blocks": 1}.get(where, interruption.calls)
         assert_same(window, oracle.gather(*keys, SPEC), intact)
         assert not intact.all() and (evicts or intact.any() == (chunks < 10))
@@ -464,7 +464,7 @@ def test_a_reader_that_every_block_takes_longer_than_a_chunk_still_comes_to_an_e
     keys = starts_of(packed, SPEC)
     interruption = interrupt(monkeypatch, packed, "block", lambda: play.play(writer, 4), times=1_000)
     window = packed.gather(*keys, SPEC)
-    intact = packed.intact(*keys)
+    intact = packed.still_valid(*keys)
     assert_same(window, oracle.gather(*keys, SPEC), intact)
     assert interruption.calls < 200 and intact.any() and not intact.all()
 

@@ -48,7 +48,7 @@ def test_memory_shortage_is_an_error_before_anything_is_allocated(monkeypatch):
     def never(*arguments):
         raise AssertionError("allocated")
 
-    monkeypatch.setattr("core.common.system.available_bytes", lambda: 1_000_000)
+    monkeypatch.setattr("core.common.shared_arrays.available_bytes", lambda: 1_000_000)
     monkeypatch.setattr(os, "memfd_create", never)
     layout = Layout.of(ATARI, {}, capacity=1000, num_actors=1, num_envs=1, chunk_length=8, with_priority=False)
     with pytest.raises(MemoryError, match="1,000,000 are free"):
@@ -79,8 +79,8 @@ def test_a_lost_row_is_never_a_start_and_rows_under_the_writer_are_not_intact():
     assert low[0] == 36 - 24 + 8 + 3 and high[0] == 34
     under_the_writer = 36 - 24 + 4 + 1  # rows below may be overwritten by the open chunk and the head after it
     stream = np.zeros(1, np.int64)
-    assert not trajectories.intact(stream, np.array([under_the_writer + 2]))[0]  # its stack reaches back three rows
-    assert trajectories.intact(stream, np.array([under_the_writer + 3]))[0]
+    assert not trajectories.still_valid(stream, np.array([under_the_writer + 2]))[0]  # its stack reaches back three rows
+    assert trajectories.still_valid(stream, np.array([under_the_writer + 3]))[0]
 
 
 def test_a_new_writer_ends_the_open_episodes_of_a_dead_one_as_truncated():
@@ -142,8 +142,8 @@ def test_rows_that_a_snapshot_had_to_leave_out_are_not_intact():
     restored = Trajectories(trajectories.layout)
     restored.load_state_dict(state)
     streams = np.zeros(2, np.int64)
-    assert restored.intact(streams, np.array([17, 18])).tolist() == [False, True]  # the first stack reaches back three rows
-    assert trajectories.intact(streams, np.array([17, 18])).all()
+    assert restored.still_valid(streams, np.array([17, 18])).tolist() == [False, True]  # the first stack reaches back three rows
+    assert trajectories.still_valid(streams, np.array([17, 18])).all()
 
 
 # writers --------------------------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def test_a_snapshot_taken_while_a_writer_writes_holds_only_whole_rows():
         for _ in range(8):
             state = trajectories.state_dict()
             restored.load_state_dict(state)
-            overtaken += int(state["oldest"][0, 0]) > int(state["written"][0, 0]) - layout.rows + layout.guard
+            overtaken += int(state["oldest"][0, 0]) > int(state["written"][0, 0]) - layout.rows + layout.overwrite_margin
             low, high = restored.starts(SPEC.length)
             serials = np.arange(low[0], high[0])
             serials = serials[~coded_last(serials)]

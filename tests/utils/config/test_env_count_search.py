@@ -8,7 +8,7 @@ import pytest
 from main import main
 from utils.config import env_count_search
 from utils.config.command_line import read_options
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.launch import prepare
 from utils.preflight import throughput
 from utils.sweep.subprocess_run import ChildRun
@@ -83,17 +83,17 @@ def test_what_is_wrong_for_any_number_is_refused_before_anything_is_tried(option
 
 def test_environments_that_cannot_be_played_are_refused(options, monkeypatch):
     monkeypatch.setattr("core.envs.gym.GymEnv.step", lambda self, action: 1 / 0)
-    with pytest.raises(Refused, match="num_envs_per_actor=0: environments cannot be tried out: ZeroDivisionError"):
+    with pytest.raises(ConfigurationError, match="num_envs_per_actor=0: environments cannot be tried out: ZeroDivisionError"):
         prepare(options())
 
 
 def test_a_trial_plays_groups_as_an_actor_does_and_ends_them(options, monkeypatch):
     monkeypatch.setattr(env_count_search, "COUNTS", (4, 8))
     made, closed = [], []
-    original = throughput.EnvGroups.__init__
-    monkeypatch.setattr(throughput.EnvGroups, "__init__", lambda self, *rest: (made.append(rest[-2:]), original(self, *rest))[1])
-    monkeypatch.setattr(throughput.EnvGroups, "close", lambda self: closed.append([env.spec.name for env in self._envs]))
-    found = throughput.with_num_envs(options("--actor.groups", "2"), seconds=0.05).num_envs_per_actor
+    original = throughput.DoubleBufferedEnvs.__init__
+    monkeypatch.setattr(throughput.DoubleBufferedEnvs, "__init__", lambda self, *rest: (made.append(rest[-2:]), original(self, *rest))[1])
+    monkeypatch.setattr(throughput.DoubleBufferedEnvs, "close", lambda self: closed.append([env.spec.name for env in self._envs]))
+    found = throughput.resolve_num_envs(options("--actor.groups", "2"), seconds=0.05).num_envs_per_actor
     assert made == [(2, 4), (2, 8)] and closed == [["CartPole-v1"] * 2] * 2 and found in (4, 8)
 
 
@@ -104,12 +104,12 @@ def test_a_run_that_is_continued_keeps_the_number_it_found(options, tried, root,
     assert read_options(words).num_envs_per_actor == read_options([*words, "--num_envs_per_actor", "0"]).num_envs_per_actor == 32
     asked = dataclasses.replace(options("--timestamp", "two"), timestamp="one")
     ChildRun(asked, [], root / "output").check()
-    with pytest.raises(Refused, match="num_envs_per_actor=32 there and 16 here"):
+    with pytest.raises(ConfigurationError, match="num_envs_per_actor=32 there and 16 here"):
         ChildRun(env_count_search.with_count(asked, 16), [], root / "output").check()
 
 
 def test_check_tries_out_too(options, tried, root, monkeypatch, capsys):
-    monkeypatch.setattr(throughput, "measure", lambda *arguments: throughput.Costs(1e-3, 8e-4, True, 8, 1))
+    monkeypatch.setattr(throughput, "measure", lambda *arguments: throughput.StepCosts(1e-3, 8e-4, True, 8, 1))
     assert main([*ROW, "--root", str(root), "--check"]) == 0
     printed = capsys.readouterr()
     assert "1 x 32 environments" in printed.out and "num_envs_per_actor=32" in printed.err

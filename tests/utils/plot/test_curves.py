@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.plot.curves import COLUMNS, SCORE, Curve, grouped, late_score, on_grid, read, read_curve, write_csv
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
@@ -93,17 +93,17 @@ def test_runs_are_grouped_by_row_by_setting_or_by_method(run):
     assert named["agent.lr",] == {"lr 0.001": ["a"], "lr 0.0001": ["b", "c"]}
     assert named["method",] == {"dqn-small": ["a", "b", "c"]}
     assert list(named["game", "agent.lr"]) == ["pong, lr 0.001", "boxing, lr 0.0001", "pong, lr 0.0001"]
-    with pytest.raises(Refused, match=r"no setting agent.rl, did you mean agent.lr"):
+    with pytest.raises(ConfigurationError, match=r"no setting agent.rl, did you mean agent.lr"):
         grouped(runs, ["agent.rl"])
 
 
 def test_what_is_not_there_is_refused_with_what_is(run, tmp_path):
     folder = run("a", [line(1, 1, **{"learner/loss": 1.0})])
-    with pytest.raises(Refused, match=r"no values of learner/los, did you mean learner/loss"):
+    with pytest.raises(ConfigurationError, match=r"no values of learner/los, did you mean learner/loss"):
         read([folder], ["learner/los"])
-    with pytest.raises(Refused, match="no log folder"):
+    with pytest.raises(ConfigurationError, match="no log folder"):
         read([tmp_path / "nowhere"], [SCORE])
-    with pytest.raises(Refused, match="cannot be read"):
+    with pytest.raises(ConfigurationError, match="cannot be read"):
         read([tmp_path / "nowhere.csv"], [SCORE])
 
 
@@ -114,7 +114,7 @@ def test_what_is_not_there_is_refused_with_what_is(run, tmp_path):
     ("run,step,seconds,mean\na,10,1.0,2,3\n", "line 2: ")])
 def test_a_csv_of_something_else_is_refused(tmp_path, text, message):
     (tmp_path / "x.csv").write_text(text)
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(ConfigurationError, match=message):
         read([tmp_path / "x.csv"], [SCORE])
 
 

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.plot import __main__ as plot
 from utils.plot.curves import SCORE, grouped, read
 from utils.plot.figures import draw_curves
@@ -190,7 +190,7 @@ def test_the_summary_normalises_by_the_human_scores_of_each_game(run, tmp_path, 
 
 def test_a_game_without_human_scores_has_no_summary(run):
     folder = run("a", [1.0], "dqn-cartpole", env_type="gym", game="CartPole-v1")
-    with pytest.raises(Refused, match="no human score is known for game=CartPole-v1"):
+    with pytest.raises(ConfigurationError, match="no human score is known for game=CartPole-v1"):
         plot.by_game(read([folder], [SCORE]))
 
 

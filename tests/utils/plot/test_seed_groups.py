@@ -7,7 +7,7 @@ import pytest
 
 from utils import run_registry
 from utils.config.dotted_settings import flatten
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.options import Options
 from utils.plot.curves import SCORE, Curve, Run
 from utils.plot.seed_groups import alike
@@ -103,5 +103,5 @@ def test_a_sweep_refuses_what_curves_would_not_draw_together(root):
     run_registry.save(options, {})
     child("--steps", "7", "--engine", "inline", "--video.fps", "5", "--evaluator.period", "3").check()
     for name, value in (("agent.lr", "1e-5"), ("evaluator.max_steps", "100"), ("model_file", "x.pth")):
-        with pytest.raises(Refused, match=name):
+        with pytest.raises(ConfigurationError, match=name):
             child(f"--{name}", value).check()

@@ -17,11 +17,11 @@ from main import main
 from tests.rows import skip_unless_installed
 from utils.config import memory_budget, validation
 from utils.config.command_line import read_options
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.options import CONFIGS
 from utils.preflight import throughput
 from utils.preflight.check import check
-from utils.preflight.throughput import Costs
+from utils.preflight.throughput import StepCosts
 
 SMALL = ("--num_actors", "1", "--num_envs_per_actor", "1", "--agent.batch_size", "4", "--clock.tolerance", "400")
 
@@ -133,7 +133,7 @@ def faulty(monkeypatch, options):
 
 
 def test_everything_that_is_wrong_with_an_environment_is_said(faulty, capsys):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ConfigurationError) as refused:
         check(faulty(np.nan), seconds=0)
     messages = ["random play: ValueError: observation of stream 0 at step 1", "speed: ValueError"]
     assert "warning: gymnasium's checker: " in capsys.readouterr().out
@@ -208,7 +208,7 @@ def test_an_environment_of_four_steps_a_second_is_checked_within_20_seconds(opti
 def test_a_loss_that_is_not_finite_is_a_problem(options, monkeypatch):
     measured = throughput.measure
     monkeypatch.setattr(throughput, "measure", lambda *arguments: measured(*arguments)._replace(sound=False))
-    with pytest.raises(Refused, match="not finite"):
+    with pytest.raises(ConfigurationError, match="not finite"):
         check(options("--config", "dqn-cartpole", *SMALL), seconds=0)
 
 
@@ -227,11 +227,11 @@ def test_samples_of_a_step_are_those_that_the_clock_or_the_rule_asks_for(words, 
 
 @pytest.mark.parametrize(("words", "costs", "expected"), [
     # 8 samples a step and 64 a batch: an eighth of an update for each step
-    ((), Costs(1e-3, 8e-4, True, 2, 1), 1_000),                           # one actor is slowest
-    (("--num_actors", "4"), Costs(1e-3, 8e-3, True, 8, 1), 1_000),        # the learner is
-    (("--num_actors", "4"), Costs(1e-3, 8e-4, True, 2, 1), 2 / 1.1e-3),   # the cores are
-    (("--num_actors", "4"), Costs(1e-3, 4e-3, True, 2, 2), 1_000),        # the learner's threads count
-    (("--engine", "inline"), Costs(1e-3, 8e-3, True, 2, 1), 500)])        # one after the other
+    ((), StepCosts(1e-3, 8e-4, True, 2, 1), 1_000),                           # one actor is slowest
+    (("--num_actors", "4"), StepCosts(1e-3, 8e-3, True, 8, 1), 1_000),        # the learner is
+    (("--num_actors", "4"), StepCosts(1e-3, 8e-4, True, 2, 1), 2 / 1.1e-3),   # the cores are
+    (("--num_actors", "4"), StepCosts(1e-3, 4e-3, True, 2, 2), 1_000),        # the learner's threads count
+    (("--engine", "inline"), StepCosts(1e-3, 8e-3, True, 2, 1), 500)])        # one after the other
 def test_the_estimate_is_the_least_of_the_bounds(words, costs, expected, options):
     chosen = options("--config", "dqn-cartpole", *words)
     assert throughput.steps_per_second(chosen, costs, 1) == pytest.approx(expected)
@@ -243,6 +243,6 @@ def test_the_estimate_is_the_least_of_the_bounds(words, costs, expected, options
     (("--steps", "3000", "--seconds", "2"), "about 0:00:02 (as asked)"),
     (("--steps", "none"), "a million agent steps take about 0:16:40")])
 def test_the_time_to_the_budget_is_the_shortest(words, told, options, monkeypatch, capsys):
-    monkeypatch.setattr(throughput, "measure", lambda *arguments: Costs(1e-3, 8e-4, True, 8, 1))
+    monkeypatch.setattr(throughput, "measure", lambda *arguments: StepCosts(1e-3, 8e-4, True, 8, 1))
     check(options("--config", "dqn-cartpole", *words))
     assert told in capsys.readouterr().out

@@ -30,7 +30,7 @@ WORDS = ("--steps", "1000", "--agent.lr", "0.5")
 @pytest.fixture
 def main(root, monkeypatch):
     """A sweep in this process: (exit code, what the games of seeds do); every run gets --game from `games`."""
-    monkeypatch.setattr(subprocess_run, "MAIN", Path(__file__).with_name("fake_main.py"))
+    monkeypatch.setattr(subprocess_run, "MAIN", Path(__file__).parents[1] / "fake_main.py")
     games = {}
     monkeypatch.setattr(subprocess_run.ChildRun, "_command", lambda run, resume, made=subprocess_run.ChildRun._command: [
         *made(run, resume), "--game", games.get(run.options.seed, "")])
@@ -174,7 +174,8 @@ def test_the_run_that_the_file_says_to_continue_is_left_alone(main, root, monkey
 
 def test_runs_that_began_from_weights_are_continued_from_their_checkpoints(root):
     words = [*WORDS, "--model_file", str(root / "weights.pth")]
-    run = subprocess_run.ChildRun(subprocess_run.named(options_of("dqn-cartpole", words, "sweep", str(root)), "a", 1), words, root / "a.txt")
+    run = subprocess_run.ChildRun(subprocess_run.named(options_of("dqn-cartpole", words, "sweep", str(root)), "a", 1), words,
+                                  root / "a.txt")
     run.options.log_folder.mkdir(parents=True)
     saved_runs.save(run.options, {})
     options = command_line.read(run._command(True))

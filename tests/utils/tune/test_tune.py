@@ -13,7 +13,7 @@ import pytest
 
 from utils.config.dotted_settings import flatten
 from utils.config.rows import from_row
-from utils.errors import Refused
+from utils.errors import ConfigurationError
 from utils.options import CONFIGS
 from utils.plot.curves import PERIOD, SCORE, late_score, read_curve
 from utils.sweep import subprocess_run
@@ -46,7 +46,7 @@ def test_a_range_is_of_the_type_of_its_setting(root, text, values, kind):
     ("agent.nstep=1..x", "is not a whole number"), ("agent.exploration=linear..ladder", "two numbers"), ("agent.lr=1,2:log", "only log"),
     ("agent.exploration=linear,cosine", "must be one of")])
 def test_what_is_no_range_is_refused(root, text, message):
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(ConfigurationError, match=message):
         ranges(options(root), [text])
 
 
@@ -59,7 +59,7 @@ def test_something_is_declared_for_every_row_and_suits_it(row):
 @pytest.fixture
 def main(root, monkeypatch):
     pytest.importorskip("optuna")
-    monkeypatch.setattr(subprocess_run, "MAIN", Path(__file__).with_name("fake_main.py"))
+    monkeypatch.setattr(subprocess_run, "MAIN", Path(__file__).parents[1] / "fake_main.py")
 
     def call(*arguments, trials=3, lr="0.01..0.9", game="", config="dqn-cartpole"):
         monkeypatch.setattr(subprocess_run.ChildRun, "_command", lambda run, resume, made=made: [*made(run, resume), "--game", game])
