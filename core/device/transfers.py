@@ -1,4 +1,4 @@
-"""What is asked of the device a learner computes on, whatever it is. Lines that only CUDA knows are here and in captured.py."""
+"""Host-to-device copies, identical in interface on CPU and CUDA. Lines that only CUDA knows are here and in cuda_graph.py."""
 
 import weakref
 from collections.abc import Callable, Iterator

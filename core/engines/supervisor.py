@@ -1,4 +1,4 @@
-"""What supervises a run's processes: a place for each, limits, threads for each learner."""
+"""Parts of the supervision of a run's processes: limits, a record of each process, threads for each learner."""
 
 import os
 import time

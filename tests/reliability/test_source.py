@@ -9,7 +9,7 @@ from tests.reliability.program import PROJECT
 
 SOURCES = sorted([*PROJECT.glob("core/**/*.py"), *PROJECT.glob("utils/**/*.py"), *PROJECT.glob("benchmarks/**/*.py"), PROJECT / "main.py"])
 SHELLS = {"sh", "bash", "dash", "zsh", "/bin/sh", "/bin/bash", "/usr/bin/env"}
-SWEEPER = PROJECT / "core" / "engines" / "ray_cluster.py"  # starts a shell with a fixed text: docs/reliability.md says which
+SWEEPER = PROJECT / "core" / "engines" / "ray" / "cluster.py"  # starts a shell with a fixed text: docs/reliability.md says which
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
 
