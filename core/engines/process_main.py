@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 
+from core.common.foreign_code import text_of
 from core.device.torch_runtime import use_threads
 from core.engines import run_end
 from core.runtime.context import Context
@@ -36,7 +37,7 @@ def main(process: Callable[[Context, int], Iterator[bool]], context: Context, ro
         exit_code = run_end.DONE
     except BaseException as error:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        failure.send((_cut(f"{type(error).__name__}: {error}"), notes, _cut(traceback.format_exc())))
+        failure.send((_cut(f"{type(error).__name__}: {text_of(error)}"), notes, _cut(traceback.format_exc())))
         exit_code = run_end.of(error)
     failure.close()
     sys.stdout.flush(), sys.stderr.flush()

@@ -24,6 +24,16 @@ def failed(context, index):
     raise ValueError("a fault")
 
 
+class Unreadable(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def unreadable(context, index):
+    yield from done(context, index)
+    raise Unreadable
+
+
 def ind(role, index):
     return 0
 
@@ -33,7 +43,8 @@ def beat(process_ind):
 
 
 @pytest.mark.parametrize(("process", "exit_code", "told"), [
-    (done, run_end.DONE, None), (failed, run_end.TRAINING_FAILED, "ValueError: a fault")])
+    (done, run_end.DONE, None), (failed, run_end.TRAINING_FAILED, "ValueError: a fault"),
+    (unreadable, run_end.TRAINING_FAILED, "Unreadable: (its __str__ raises RuntimeError)")])
 def test_a_process_leaves_at_once_with_the_exit_code_of_its_work(process, exit_code, told):
     spawn = multiprocessing.get_context("spawn")
     receiver, sender = spawn.Pipe(duplex=False)
