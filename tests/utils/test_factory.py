@@ -18,7 +18,7 @@ def test_every_registered_name_resolves(names, name):
 
 def test_classes_are_imported_on_use_only():
     program = ("import sys, utils.factory; loaded = {name for name in sys.modules if name.startswith('core.') or name == 'torch'}; "
-               "sys.exit(bool(loaded - {'core.common.foreign_code'}))")
+               "sys.exit(bool(loaded - {'core.common', 'core.common.descriptors', 'core.common.foreign_code'}))")
     assert subprocess.run([sys.executable, "-c", program], cwd=factory.__file__.rsplit("/", 2)[0]).returncode == 0
 
 
@@ -28,7 +28,7 @@ def test_a_misspelt_name_raises_a_key_error_with_the_closest_one():
 
 
 def test_a_class_of_the_users_own_is_found_by_its_place(tmp_path, monkeypatch):
-    (tmp_path / "my_package.py").write_text("from core.models.dqn_mlp import DQNMLP\nclass MyModel(DQNMLP):\n    pass\n")
+    (tmp_path / "my_package.py").write_text("from core.models.dqn import DQNMLP\nclass MyModel(DQNMLP):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert ModelsDict["my_package:MyModel"].__name__ == "MyModel"
     for wrong in ("my_package:Absent", "no_such_package:MyModel", "my_package:", ":MyModel"):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.engines import local
+from core.engines import local, supervisor
 from core.engines.local import LocalEngine
 from core.engines.supervisor import SupervisorParams
 from core.runtime.clock import Clock, ClockParams
@@ -53,8 +53,8 @@ def test_a_signal_in_the_last_evaluation_leaves_it_all_of_the_time_to_stop(monke
 
 
 def test_deaths_of_longer_ago_than_the_window_are_no_restarts(monkeypatch):
-    seconds, place = [0.0], local.Place("actor", 0, 1)
-    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    seconds, place = [0.0], supervisor.Place("actor", 0, 1)
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
     found = []
     for seconds[0] in (0.0, 4.0, 8.0, 11.0, 30.0):
         place.count_death(10.0)

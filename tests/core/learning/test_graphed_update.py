@@ -181,7 +181,7 @@ def test_a_planned_update_touches_nothing_outside_its_device(monkeypatch, name):
     resident = memory.Resident(memory, torch.device("meta"))
     updates = GraphedDeviceUpdate(agent, resident, 16, 2, torch.device("meta"), capture=False)
     for elsewhere in (Elsewhere(), Elsewhere()):  # what is made on first use is made in the first ones
-        graphed_update.plan(2), agent.plan(2)
+        resident.plan(2), agent.plan(2)
         with elsewhere:
             updates._updates()
     assert elsewhere.found == [] and elsewhere.count > 100
