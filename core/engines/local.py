@@ -135,6 +135,8 @@ class LocalEngine:
                 place.process.kill()
                 place.process.join()
                 self._handle_exit(place, reason)
+            if self._exit_code:  # the run ends: others that now fail for want of this one are no cause of it
+                return
 
     def _hang_reason(self, place: Place) -> str | None:
         """Why a process that still runs must be replaced."""
