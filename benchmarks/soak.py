@@ -33,7 +33,7 @@ SETTLE = 30.0        # seconds from the first agent step to the first kill
 RECOVERED = 0.9      # of the speed before the kill
 MEMORY_GROWTH = 1.1  # of the median of the first to that of the last quarter, that counts as flat
 COLUMNS = ("seconds", "agent_steps", "updates", "memory_mb", "descriptors", "event")
-EMPTY_DRAW = np.zeros(2)  # agent steps and updates of a run
+NO_PROGRESS = np.zeros(2)  # agent steps and updates of a run
 
 
 class Run:
@@ -43,7 +43,7 @@ class Run:
         self.timestamp = f"soak-{options.victim}-{time.strftime('%Y%m%d-%H%M%S')}"
         self.signature, self._options = f"soak_{self.timestamp}", options
         self.seen: dict[int, psutil.Process] = {}
-        self._metrics_end, self.progress = 0, EMPTY_DRAW
+        self._metrics_end, self.progress = 0, NO_PROGRESS
         self.start("--machine", "soak", "--timestamp", self.timestamp)
 
     def start(self, *identity: str) -> None:
@@ -104,7 +104,7 @@ class Soak:
         self.kills: list[dict[str, Any]] = []
         self.faults: list[str] = []
         self.points: list[tuple[float, np.ndarray]] = []  # time, progress of all lives; of a resumed one as if nothing had been lost
-        self._given_up = EMPTY_DRAW                          # what lives before did after their last checkpoint
+        self._given_up = NO_PROGRESS                          # what lives before did after their last checkpoint
 
     def watch(self, seconds: float, event: str = "") -> None:
         """Once a second a row; the first one names the event."""
