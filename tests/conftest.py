@@ -1,24 +1,25 @@
-"""Fixtures of every test."""
+"""Fixtures that every test can use."""
 
 import signal
 
 import pytest
 import torch
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # of a shell's background job; what tests start would inherit it
+# as in a shell's background job; child processes would inherit it
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # likewise of nohup
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # likewise under nohup
 
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
-    """Small tensors: more threads only get in each other's way."""
+    """Limit torch to one thread: tensors are small, so more threads only slow each other down."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture
 def root(tmp_path):
-    """A folder for models/ and logs/, as --root; its name holds what breaks careless quoting."""
+    """Return a folder for --root whose name contains a space and a non-ASCII letter."""
     folder = tmp_path / "a folder é"
     folder.mkdir()
     return folder
@@ -26,5 +27,5 @@ def root(tmp_path):
 
 @pytest.fixture
 def alone(monkeypatch):
-    """A run can be continued in this process, as if the first had ended."""
+    """Disable the lock of runs, so that a run can be resumed in the process that trained it."""
     monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)

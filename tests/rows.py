@@ -1,4 +1,4 @@
-"""Rows of CONFIGS that only an extra outside of `make test` can play, since it excludes one inside."""
+"""Configs that need an extra which excludes an extra of `make test`."""
 
 import pytest
 

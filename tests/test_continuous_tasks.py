@@ -1,4 +1,4 @@
-"""Every agent of continuous actions learns a task of seconds, on the inline engine."""
+"""Every agent for continuous actions learns a small task within seconds on the inline engine."""
 
 import math
 
@@ -12,9 +12,10 @@ from utils.config.command_line import read_options
 
 
 class Aim(gym.Env):
-    """Two targets in 0 .. 1 are seen; an action, -1 .. 3 in two dimensions, earns minus its distance from twice the targets.
+    """Reward actions by their negative distance from twice the observed targets.
 
-    An episode is four aims; it terminates after a miss by more than 2.
+    The two targets lie in [0, 1]; an action is in [-1, 3] x [-1, 3]. An episode has four steps and terminates after a
+    distance above 2.
     """
 
     observation_space, action_space = spaces.Box(0, 1, (2, 1)), spaces.Box(-1, 3, (1, 2))
@@ -42,7 +43,7 @@ WORDS = ("--env_type", "gym", "--game", "Aim-v0", "--model.hidden", "64", "--age
 
 @pytest.mark.parametrize("agent", ["ddpg", "d4pg", "td3", "sac"])
 def test_every_agent_learns_to_aim(tmp_path, agent):
-    """Random play has about -6."""
+    """The score of random play is about -6."""
     gym.register("Aim-v0", Aim)
     try:
         atoms = ("--agent.v_min", "-4", "--agent.v_max", "0") if agent == "d4pg" else ()
@@ -51,12 +52,13 @@ def test_every_agent_learns_to_aim(tmp_path, agent):
         gym.registry.pop("Aim-v0")
 
 
-def test_d4pgs_atoms_reach_the_discounted_returns_of_their_tasks():
-    """Episodes are cut by a limit of steps, after which the values of further steps still count: sums go on for ever."""
+def test_d4pgs_atoms_cover_the_discounted_returns_of_its_tasks():
+    """Episodes are truncated at a step limit and bootstrap there, so returns are sums without end."""
     rows = {name: read_options(["--config", f"d4pg-{name}"]).agent for name in ("pendulum", "inverted-pendulum", "halfcheetah")}
     pendulum = gym.make("Pendulum-v1").unwrapped
-    dearest = math.pi ** 2 + 0.1 * pendulum.max_speed ** 2 + 0.001 * pendulum.max_torque ** 2  # its docstring's formula
+    # the formula of its docstring
+    dearest = math.pi ** 2 + 0.1 * pendulum.max_speed ** 2 + 0.001 * pendulum.max_torque ** 2
     assert rows["pendulum"].v_min <= -dearest / (1 - rows["pendulum"].gamma) and rows["pendulum"].v_max >= 0
     assert rows["inverted-pendulum"].v_max >= 1 / (1 - rows["inverted-pendulum"].gamma) - 1e-9
-    best_published = 17_000 / 1_000  # REDQ and SAC come to 12,000 to 17,000 in episodes of 1,000 steps
+    best_published = 17_000 / 1_000  # REDQ and SAC reach 12,000 to 17,000 in episodes of 1,000 steps
     assert rows["halfcheetah"].v_max >= best_published / (1 - rows["halfcheetah"].gamma)

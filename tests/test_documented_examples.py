@@ -1,4 +1,4 @@
-"""Every example of docs/extending.md works as printed: written to a package, named on the command line, trained inline."""
+"""Every example of docs/extending.md works as printed: each is written to a package and trained inline."""
 
 import re
 import shlex
@@ -48,7 +48,7 @@ def test_every_example_learns_as_printed(package, tmp_path, command):
     trained(shlex.split(command), tmp_path)
 
 
-def test_the_row_of_ones_own_learns(package, tmp_path, monkeypatch):
+def test_a_users_own_config_learns(package, tmp_path, monkeypatch):
     block = re.search(r"```python\n( +\{\"name\": \"mine\".*?\}),\n```", PAGE, re.S)
     row = eval(block[1].strip())
     monkeypatch.setattr("utils.config.rows.CONFIGS", [row])

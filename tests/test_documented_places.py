@@ -1,4 +1,4 @@
-"""What the pages point at is there: files, headings, extras."""
+"""Files, headings and extras that the pages name exist."""
 
 import re
 import tomllib
@@ -12,7 +12,7 @@ PLACE = re.compile(r"`((?:benchmarks|core|docs|tests|utils)/[\w./-]+\.\w+)`")
 
 
 def anchors(page):
-    """Those that GitHub makes of a page's headings."""
+    """Return the anchors that GitHub makes of a page's headings."""
     headings = re.findall(r"(?m)^#+ (.*)$", page.read_text())
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
@@ -29,9 +29,10 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
-def test_every_file_that_is_named_is_there(page):
+def test_every_named_file_exists(page):
     for name in PLACE.findall(page.read_text()):
-        assert (PROJECT / name).exists() or name == "docs/results/gpu.json", f"{name} is not there"  # what make gpu will write
+        # `make gpu` writes the exception
+        assert (PROJECT / name).exists() or name == "docs/results/gpu.json", f"{name} is not there"
 
 
 def test_contributing_names_every_extra():

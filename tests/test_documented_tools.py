@@ -1,4 +1,4 @@
-"""The commands of docs/tools.md and the Makefile are understood."""
+"""The commands of docs/tools.md, README and the Makefile are parsed without error."""
 
 import re
 import shlex
@@ -18,12 +18,12 @@ COMMANDS = re.findall(r"(?m)^\t?\S+ -m utils\.(plot|sweep|tune) (.*)$", TEXT)
 PARSERS = {"plot": plot.parser, "sweep": sweep.parser, "tune": tune.parser}
 
 
-def test_every_tool_is_shown():
+def test_every_tool_is_documented():
     assert {tool for tool, _ in COMMANDS} == set(PARSERS)
 
 
 @pytest.mark.parametrize("tool, command", COMMANDS)
-def test_every_command_is_understood(tool, command, root):
+def test_every_command_is_parsed(tool, command, root):
     words = [word for word in shlex.split(command) if not word.startswith("$")]
     end = words.index("--") if "--" in words else len(words)
     options = PARSERS[tool]().parse_args(words[:end])

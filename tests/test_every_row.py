@@ -1,4 +1,4 @@
-"""Every row of CONFIGS plays and learns on the inline engine, and every registered class meets its contract."""
+"""Every config plays and learns on the inline engine, and every registered class meets its contract."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ CONTRACTS = [(AgentsDict, Agent), (EnvsDict, Env), (MemoriesDict, Memory), (Mode
 
 
 @pytest.mark.parametrize("name", [row["name"] for row in CONFIGS])
-def test_every_row_plays_learns_and_leaves_a_model(tmp_path, name):
+def test_every_config_plays_learns_and_saves_a_model(tmp_path, name):
     skip_unless_installed(name)
     memory = next(row for row in CONFIGS if row["name"] == name)["memory_type"]
     options = read_options([
@@ -42,4 +42,4 @@ def test_every_registered_class_meets_its_contract(factory, contract, name):
     assert issubclass(chosen, contract)
     assert not getattr(chosen, "__abstractmethods__", ()), f"{name} leaves {chosen.__abstractmethods__} open"
     assert dataclasses.is_dataclass(chosen.Params) and chosen.Params.__dataclass_params__.frozen
-    chosen.Params()  # every setting has a default
+    chosen.Params()  # every option has a default

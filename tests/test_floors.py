@@ -29,7 +29,8 @@ FLOORS = [  # lowest first; a room imports only from rooms of lower floors
     {"utils.export"},
 ]
 FOUNDATION_MAY_IMPORT = {"torch", "numpy", "core", "utils"}
-PROCESSES = {"core.engines", "core.engines.ray", "core.single_processes"}  # know the contracts, not the classes of a config
+# import the contracts, not the classes of a config
+PROCESSES = {"core.engines", "core.engines.ray", "core.single_processes"}
 CLASSES = {"core.agents", "core.agents.base", "core.models", "core.models.layers", "core.memories", "core.memories.unrolls", "core.envs"}
 
 
@@ -44,7 +45,11 @@ def floor(module):
 
 
 def violations(imports):
-    """Return a line for each import that does not go down. imports: module -> modules of the project that it imports."""
+    """Return a line for each import that does not go down.
+
+    Args:
+        imports: The project's modules that each module imports.
+    """
     found = []
     for module, targets in imports.items():
         for target in targets:
@@ -56,7 +61,7 @@ def violations(imports):
 
 
 def cycles(imports):
-    """Return the modules that import themselves by way of others."""
+    """Return the modules that import themselves through others."""
     reachable = {module: set(targets) for module, targets in imports.items()}
     for _ in reachable:
         for module, targets in reachable.items():
@@ -102,7 +107,7 @@ def test_imports_between_rooms_go_down(imports):
     assert violations(imports) == []
 
 
-def test_no_module_imports_itself_by_way_of_others(imports):
+def test_no_module_imports_itself_through_others(imports):
     assert cycles(imports) == []
 
 
@@ -130,9 +135,9 @@ def test_the_lowest_floor_needs_torch_and_numpy_only(files):
     ("core.single_processes.actor", "core.envs.atari"), ("core.checkpoint.run_checkpoint", "core.agent"),
     ("core.engines.local", "utils.options"), ("utils.options", "main"), ("core.ops.returns", "core.model"),
     ("utils.config.rows", "utils.launch")])
-def test_the_rule_tells_a_wrong_import(module, target):
+def test_the_rule_detects_an_import_that_does_not_go_down(module, target):
     assert violations({module: {target}})
 
 
-def test_the_rule_tells_a_cycle():
+def test_the_rule_detects_a_cycle():
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == ["a", "b", "c"]

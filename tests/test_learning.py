@@ -1,4 +1,4 @@
-"""Small tasks solved on the local engine, as a user would run them."""
+"""Small tasks are solved on the local engine, as a user would run them."""
 
 import json
 
@@ -22,7 +22,8 @@ def test_cartpole_is_solved_on_the_local_engine(tmp_path):
 
 
 @pytest.mark.timeout(1000)
-@pytest.mark.parametrize(("row", "score"), [("rainbow-cartpole", 150), ("r2d2-cartpole", 300)])  # random play has about 20
+# random play scores about 20
+@pytest.mark.parametrize(("row", "score"), [("rainbow-cartpole", 150), ("r2d2-cartpole", 300)])
 def test_rainbow_and_r2d2_learn_cartpole(tmp_path, row, score):
     with Program(tmp_path, "--config", row, "--timestamp", "one", "--target_score", str(score), "--steps", "1000000",
                  "--seconds", "800") as program:
@@ -34,7 +35,7 @@ def test_rainbow_and_r2d2_learn_cartpole(tmp_path, row, score):
 @pytest.mark.timeout(2000)
 @pytest.mark.parametrize("row", ["ddpg-pendulum", "d4pg-pendulum", "td3-pendulum", "sac-pendulum"])
 def test_pendulum_is_solved(tmp_path, row):
-    """Mean over 20 episodes above -200; random play has about -1,200."""
+    """The target is a mean over 20 episodes of at least -200; random play scores about -1,200."""
     with Program(tmp_path, "--config", row, "--timestamp", "one", "--target_score", "-200", "--seconds", "1800") as program:
         assert program.until_ended(1900) == 0, program.output
         assert max(row["values"].get("evaluator/episodic_return_mean", -2_000.0) for row in program.metrics()) >= -200

@@ -1,4 +1,7 @@
-"""The lock files hold everything that make train and make test install, with hashes; torch goes first, by itself."""
+"""The lock files pin everything that `make train` and `make test` install, with hashes, except torch.
+
+torch is installed first, by itself.
+"""
 
 import re
 from importlib import metadata
@@ -21,7 +24,7 @@ def requested(name: str) -> set[tuple[str, str]]:
 
 
 def locked(name: str) -> dict[str, set[str]]:
-    """Return the versions of each package of a lock file; a package may have one for each range of Python."""
+    """Return the locked versions of each package; a package may have one version per range of Python."""
     versions: dict[str, set[str]] = {}
     for package, version in re.findall(r"(?m)^([\w.-]+)==([^\s;]+)", (PROJECT / name).read_text()):
         versions.setdefault(canonicalize_name(package), set()).add(version)
@@ -29,7 +32,7 @@ def locked(name: str) -> dict[str, set[str]]:
 
 
 def installed_needs(names: set[str]) -> set[str]:
-    """Return these packages and everything that they need, transitively, by the metadata of what is installed here."""
+    """Return these packages and their transitive requirements, by the metadata of the installed packages."""
     found, open_names = set(), set(names)
     while open_names:
         name = open_names.pop()
@@ -50,7 +53,7 @@ def test_every_requested_version_is_locked(requirements):
 
 
 @pytest.mark.parametrize("requirements", LOCKS)
-def test_everything_those_need_is_locked(requirements):
+def test_every_requirement_of_requested_packages_is_locked(requirements):
     needs = installed_needs({name for name, _ in requested(requirements)})
     missing = needs - set(locked(LOCKS[requirements])) - {"torch"}
     assert not {name for name in missing if not name.startswith(("nvidia-", "cuda-", "triton"))}, "run `make lock`"
@@ -62,6 +65,6 @@ def test_every_locked_package_has_a_hash(lock):
     assert len(entries) > 20 and all("--hash=sha256:" in entry for entry in entries)
 
 
-def test_both_lock_files_hold_the_same_versions():
+def test_both_lock_files_pin_the_same_versions():
     base, everything = locked("requirements.lock"), locked("requirements-dev.lock")
     assert {name: everything.get(name) for name in base} == base

@@ -1,4 +1,4 @@
-"""docs/migration.md names options that exist, values they take, and commands that are understood."""
+"""The options, values and commands that docs/migration.md names are valid."""
 
 import re
 import shlex
@@ -36,7 +36,7 @@ MENTIONED = sorted({name for name in quoted(BLOCK.sub("", PAGE)) if re.match(rf"
 
 
 def holders(option):
-    """Params, or Options, that have this setting, each with its name there."""
+    """Return the Params and Options that have this option, each with its name there."""
     group, _, name = option.rpartition(".")
     if group in GROUPS:
         _, factory = GROUPS[group]
@@ -47,7 +47,7 @@ def holders(option):
 
 
 def takes(option, value):
-    """Whether some class that has this option would accept the value."""
+    """Return True if any class that has this option accepts the value."""
     if option in NAMES:
         return value in NAMES[option]
     parsed = [(params, name, parse([value], annotations(params)[name])) for params, name in holders(option)]
@@ -59,7 +59,7 @@ def needs_a_run(words):
 
 
 @pytest.mark.parametrize("text", sorted({*OPTIONS, *MENTIONED}))
-def test_every_option_named_exists_and_takes_the_value_beside_it(text):
+def test_every_named_option_exists_and_accepts_its_value(text):
     option, _, value = text.partition(" ")
     assert holders(option), f"no class has {option}"
     assert not value or takes(option, value), f"{option} does not take {value}"
@@ -71,8 +71,9 @@ def test_every_key_of_the_replay_list_exists(key):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_understood(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("utils.config.memory_budget.available_bytes", lambda: 1 << 50)  # whatever this machine has
+def test_every_command_is_accepted(command, tmp_path, monkeypatch):
+    # independent of this machine's memory
+    monkeypatch.setattr("utils.config.memory_budget.available_bytes", lambda: 1 << 50)
     monkeypatch.setenv("DISPLAY", ":0")
     words = [*shlex.split(command), "--root", str(tmp_path)]
     if needs_a_run(words):
@@ -83,16 +84,16 @@ def test_every_command_is_understood(command, tmp_path, monkeypatch):
         assert read_options(words).root == str(tmp_path)
 
 
-def test_every_row_has_three_cells_and_says_what_is_here():
+def test_every_line_of_the_table_names_an_option_or_says_why_not():
     assert len(TABLE) > 70 and len(COMMANDS) > 10
     assert [row for row in TABLE if len(row) not in (2, 3)] == []
     assert [row for row in TABLE if not quoted(row[1]) and row[1] not in ("not yet", "nothing to set")] == []
 
 
 @pytest.mark.parametrize("pattern", sorted({name for name in quoted(BLOCK.sub("", PAGE)) if re.fullmatch(r"[\w-]+\*|dqn-pong-\w+", name)}))
-def test_every_row_of_configs_that_the_text_names_exists(pattern):
+def test_every_named_config_exists(pattern):
     assert any(fnmatch(row["name"], pattern) for row in CONFIGS)
 
 
-def test_everything_of_the_replaced_systems_is_here():
+def test_everything_of_the_replaced_systems_is_available():
     assert [row[0] for row in TABLE if row[1] == "not yet"] == []

@@ -1,4 +1,4 @@
-"""Every rule of replay, every loss and the recurrent networks learn a task of seconds, on the inline engine."""
+"""Every replay strategy, loss and recurrent network learns a small task within seconds on the inline engine."""
 
 import json
 
@@ -39,7 +39,7 @@ def test_v_trace_learns_catch_from_a_queue(tmp_path, overflow):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_v_trace_learns_catch_with_every_rule_of_replay(tmp_path, name):
+def test_v_trace_learns_catch_with_every_replay_strategy(tmp_path, name):
     assert best_score(tmp_path, *CATCH, *mixed(0.5, **RULES[name])) >= 0.9
 
 
@@ -57,7 +57,7 @@ def test_laser_learns_catch_from_three_quarters_replay(tmp_path, relevance):
     assert best_score(tmp_path, *CATCH, *mixed(0.75, type="standard"), "--agent.relevance", relevance) >= 0.9
 
 
-def test_clear_learns_catch_while_it_clones_the_past(tmp_path):
+def test_clear_learns_catch_with_policy_and_value_cloning(tmp_path):
     assert best_score(tmp_path, *CATCH, *mixed(0.5, type="reservoir"), "--agent.policy_cloning_cost", "0.01",
                       "--agent.value_cloning_cost", "0.005") >= 0.9
 
@@ -69,7 +69,7 @@ def test_impact_learns_catch_from_batches_used_twice(tmp_path, words):
 
 @pytest.mark.parametrize("distribution", ["categorical", "quantile"])
 def test_rainbow_learns_catch_with_either_distribution(tmp_path, distribution):
-    """A few random actions as well: noise alone may fade before the paddle has caught a ball in every column."""
+    """Epsilon adds random actions: noise alone may fade before the paddle has caught a ball in every column."""
     words = ("--config", "rainbow-minatar-breakout", "--env_type", "catch", "--game", "catch", "--agent.v_min", "-1", "--agent.v_max", "1",
              "--agent.lr", "1e-3", "--agent.eps", "1e-6", "--agent.target_update", "100", "--agent.epsilon_start", "0.05",
              "--agent.epsilon_end", "0.05", "--clock.learn_start", "500", "--memory.capacity", "10000", "--target_score", "0.9",
@@ -77,14 +77,14 @@ def test_rainbow_learns_catch_with_either_distribution(tmp_path, distribution):
     assert best_score(tmp_path, *words, "--agent.distribution", distribution) >= 0.9
 
 
-def test_a_cue_is_remembered_with_an_lstm_and_not_without(tmp_path):
+def test_a_cue_is_remembered_only_with_an_lstm(tmp_path):
     words = ("--config", "impala-lstm-recall", "--env.delay", "3", "--agent.unroll_length", "10", "--agent.lr", "3e-3",
              "--target_score", "0.9", "--evaluator.steps", "8000", "--evaluator.episodes", "64", "--evaluator.num_envs", "64")
     assert best_score(tmp_path / "with", *words, "--steps", "160000") >= 0.9
     assert best_score(tmp_path / "without", *words, "--steps", "60000", "--model.lstm", "0") < 0.3
 
 
-def test_a_cue_is_remembered_by_r2d2_and_not_by_dqn(tmp_path):
+def test_a_cue_is_remembered_by_r2d2_but_not_by_dqn(tmp_path):
     words = ("--config", "r2d2-recall", "--evaluator.steps", "4000", "--evaluator.episodes", "64", "--evaluator.num_envs", "64")
     assert best_score(tmp_path / "with", *words, "--target_score", "0.9", "--steps", "40000") >= 0.9
     without = ("--agent_type", "dqn", "--model_type", "dqn-mlp", "--clock.samples_per_insert", "8", "--steps", "20000")

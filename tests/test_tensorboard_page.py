@@ -1,4 +1,4 @@
-"""What a person sees of a run: TensorBoard's page, opened in a headless Chromium."""
+"""TensorBoard's page shows a run in a headless Chromium."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ START_SECONDS = 90
 
 @pytest.fixture
 def page(tmp_path):
-    """The address of a TensorBoard that shows one run with the scalars of all groups."""
+    """Start a TensorBoard that shows one run with scalars of two namespaces, and yield its address."""
     folder = tmp_path / "logs" / "box_1"
     folder.mkdir(parents=True)
     files = MetricsFiles(folder, 0)
@@ -37,7 +37,7 @@ def page(tmp_path):
 
 
 def loaded_tags(page):
-    """run -> scalar tags that the server has read; it answers, and reads, some seconds after its start."""
+    """Return the scalar tags that the server has read, by run; the server needs some seconds to start."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         try:

@@ -1,8 +1,11 @@
-"""A Ray cluster of several nodes on this machine, made with Ray's own cluster_utils in a process of its own.
+"""Run a Ray cluster of several nodes on this machine, in a process of its own.
+
+The cluster is made by Ray's `cluster_utils`:
 
     python -m tests.reliability.cluster FOLDER HEAD_CPUS NODE_CPUS...
 
-prints the address when it is up, then obeys lines of its input: `add CPUS`, `kill` (the node added last, as if its machine lost power).
+The process prints the cluster's address when it is up, then reads commands from its input: `add CPUS` adds a node, and
+`kill` removes the newest node abruptly, like a power failure.
 """
 
 import os
@@ -19,10 +22,11 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 class Nodes:
-    """The cluster, from outside. Use as a context manager: it ends with its processes and its folder."""
+    """Control the cluster's process; use as a context manager, which ends the processes and removes the folder."""
 
     def __init__(self, *cpus: int):
-        self.folder = tempfile.mkdtemp(prefix="rc_", dir="/tmp")  # short: Ray's sockets lie in it
+        # short, because Ray puts Unix sockets below it and their paths are limited to 107 bytes
+        self.folder = tempfile.mkdtemp(prefix="rc_", dir="/tmp")
         self.process = subprocess.Popen([sys.executable, "-m", "tests.reliability.cluster", self.folder, *map(str, cpus)], cwd=PROJECT,
                                         env={**os.environ, **ENVIRONMENT}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.address = self._answer()

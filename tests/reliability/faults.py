@@ -1,8 +1,12 @@
-"""Environments and agents with faults, for the real program: --env_type gym --game tests.reliability.faults:Faulty-v0, and the like.
+"""Environments and agents with injected faults, for tests that start the real program.
 
-What goes wrong is in the environment variable FAULTS, a JSON list of {"kind", "where", "stream", "at", "once"}: in processes whose name
-begins with `where` ("actor 1"; main's is its command), in this stream (all, if not said), at this step of it; only the first time if
-`once` names a file, which is made then.
+A run uses them by, for example, `--env_type gym --game tests.reliability.faults:Faulty-v0`. The environment variable
+FAULTS selects the faults: a JSON list of {"kind", "where", "stream", "at", "once"}. A fault occurs
+
+- in processes whose name begins with `where`, such as "actor 1"; main's name is its command;
+- in environment `stream` of that process; in all of them if absent;
+- from step `at` of that environment on;
+- only the first time if `once` names a file, which is created then.
 """
 
 import json
@@ -28,11 +32,11 @@ from core.distributed.torch_group import ProcessGroup
 from core.envs.catch import CatchEnv
 from core.types import TimeStep
 
-PATTERN = 97  # second element of an observation: its episode times this plus its step
+PATTERN = 97  # the second element of an observation is PATTERN * episode + step
 
 
 def due(kind: str, stream: int, step: int) -> bool:
-    """Whether this is the moment of a fault of this kind."""
+    """Return True if a fault of this kind is due now."""
     name = Path("/proc/self/comm").read_text()
     for fault in json.loads(os.environ.get("FAULTS", "[]")):
         once = Path(fault["once"]) if "once" in fault else None
@@ -45,10 +49,10 @@ def due(kind: str, stream: int, step: int) -> bool:
 
 
 class Faulty(gym.Env):
-    """Episodes of 20 steps. An observation is (step, 97 * episode + step): no row can pass for another."""
+    """Play episodes of 20 steps with observations (step, 97 * episode + step), so that each step is unique."""
 
     action_space = spaces.Discrete(2)
-    made = 0  # in this process: numbers the streams of the only vector environment that actors make
+    made = 0  # environments made in this process: numbers those of the one vector environment that an actor makes
 
     def __init__(self, bound: float = np.inf) -> None:
         self.observation_space = spaces.Box(-bound, bound, (2,), np.float32)
@@ -80,7 +84,7 @@ class Faulty(gym.Env):
 
 
 def _raise(env: Faulty) -> Any:
-    raise RuntimeError("the simulator crashed") from RuntimeError("word " * 40_000)  # more than a pipe holds
+    raise RuntimeError("the simulator crashed") from RuntimeError("word " * 40_000)  # longer than a pipe's buffer
 
 
 def _hang(env: Faulty) -> Any:
@@ -113,8 +117,10 @@ def _print(env: Faulty) -> Any:
 
 
 def _start(env: Faulty) -> Any:
-    """Once a process: programs, a fork and a worker of multiprocessing, whose numbers are in a file of that process. Another worker ends
-    when it is told to."""
+    """Start child processes once per process and record their pids in the file `strays_<pid>`.
+
+    The children are two programs, a fork and a multiprocessing worker. A second worker must end on SIGTERM.
+    """
     path = Path(f"strays_{os.getpid()}")
     if not path.exists():
         terminated, left = (multiprocessing.Process(target=time.sleep, args=(1_000,)) for _ in range(2))
@@ -147,7 +153,7 @@ gym.register("Faulty-v0", entry_point=Faulty)
 
 
 class Scalar(gym.Env):
-    """Observations and actions of no dimension; a reward is minus the action's distance from the observation. Episodes of ten steps."""
+    """Play episodes of ten steps with scalar observations and actions; the reward is -|action - observation|."""
 
     observation_space = spaces.Box(-1.0, 1.0, (), np.float32)
     action_space = spaces.Box(-2.0, 2.0, (), np.float32)
@@ -167,7 +173,7 @@ gym.register("Scalar-v0", entry_point=Scalar)
 
 
 class Endless(CatchEnv):
-    """Catch whose episodes never end: in every tenth row the ball is thrown anew and earns its reward."""
+    """Play Catch without episode ends: every tenth step throws a new ball and gives the reward of the last one."""
 
     def step(self, action: np.ndarray) -> TimeStep:
         timestep = super().step(action)
@@ -177,7 +183,7 @@ class Endless(CatchEnv):
 
 
 class Careless(CatchEnv):
-    """An Env class of somebody's own that returns what it should not."""
+    """A user's Env class whose time steps lack a field."""
 
     def step(self, action: np.ndarray) -> TimeStep:
         timestep = super().step(action)
@@ -185,7 +191,7 @@ class Careless(CatchEnv):
 
 
 class BadPriorities(DQN):
-    """Gives the memory the priorities that FAULTS names."""
+    """Return priorities with the value that FAULTS names."""
 
     def learn(self, batch):  # type: ignore[no-untyped-def]
         output = super().learn(batch)
@@ -196,7 +202,7 @@ class BadPriorities(DQN):
 
 
 class Watchful(DQN):
-    """Fails at a window whose rows were not played one after another."""
+    """Fail on a window whose steps were not played one after another."""
 
     def learn(self, batch):  # type: ignore[no-untyped-def]
         window = batch.window
@@ -209,7 +215,7 @@ class Watchful(DQN):
 
 
 class NeverSaved(DQN):
-    """Its state takes for ever to be collected."""
+    """Block for ever while the state dict is collected."""
 
     def state_dict(self):  # type: ignore[no-untyped-def]
         if due("save", 0, 0):
@@ -218,7 +224,10 @@ class NeverSaved(DQN):
 
 
 class FailsAlone(DQN):
-    """Learner 1 has an error of its own. As on GPUs nobody gets out of the group in an orderly way without the other one."""
+    """Raise an error in learner 1 only.
+
+    As with NCCL, the process group cannot be left in an orderly way without the other learner.
+    """
 
     updates = 0
 
@@ -233,7 +242,7 @@ class FailsAlone(DQN):
 
 
 class SlowLearner(DQN):
-    """Learns a hundred times more slowly than its actors play."""
+    """Learn a hundred times more slowly than the actors play."""
 
     def learn(self, batch):  # type: ignore[no-untyped-def]
         time.sleep(0.2)
@@ -241,7 +250,7 @@ class SlowLearner(DQN):
 
 
 class Stops(DQN):
-    """A learner that stops, as by Ctrl-Z, where the others wait for its gradients."""
+    """Stop the learner by SIGSTOP in an update, while the other learners wait for its gradients."""
 
     updates = 0
 
@@ -253,7 +262,7 @@ class Stops(DQN):
 
 
 class HalfAnUpdate(SAC):
-    """A learner that is killed between the step of its critics and that of its policy."""
+    """Kill the learner between the step of its critics and the step of its policy."""
 
     def improve(self, step, wanted):  # type: ignore[no-untyped-def]
         if due("kill", 0, self._updates.made):

@@ -1,4 +1,4 @@
-"""The real program, run from outside: started, watched, signalled, killed."""
+"""Run the real program from outside: start, watch, signal and kill it."""
 
 import json
 import os
@@ -14,24 +14,32 @@ from pathlib import Path
 import psutil
 
 PROJECT = Path(__file__).resolve().parents[2]
-SLOW = 2.0  # what the limits of the fault table are multiplied by: the machine of the tests runs other things too
+SLOW = 2.0  # factor on the time limits of the fault table, because the test machine runs other jobs too
 NO_ENVIRONMENT: Mapping[str, str] = {}
 
 
 def start(root: Path, *arguments: str, environment: Mapping[str, str] = NO_ENVIRONMENT) -> subprocess.CompletedProcess:
-    """`python main.py` to its end, which must be soon; stdout and stderr as text."""
+    """Run `python main.py` to its end, at most 100 s, and capture stdout and stderr as text."""
     command = [sys.executable, str(PROJECT / "main.py"), "--root", str(root), "--machine", "test", *arguments]
     return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=root, timeout=100,
                           env={**os.environ, **environment})
 
 
 class Program:
-    """`python main.py` with its files under `root`. Use as a context manager: whatever happens, nothing is left running."""
+    """Run `python main.py` with its files below `root`; as a context manager it leaves no process behind."""
 
     def __init__(self, root: Path, *arguments: str, project: Path = PROJECT, environment: Mapping[str, str] = NO_ENVIRONMENT,
                  before: Callable[[], object] | None = None, output: int | None = None):
-        """`environment` is added to this process's own; `before` is called in the new process before the program (limits). `output` is a
-        descriptor that it prints to in place of a file."""
+        """Start the program.
+
+        Args:
+            root: The folder of the run's files, created if absent.
+            arguments: Words of the command line.
+            project: The folder of main.py.
+            environment: Variables added to those of this process.
+            before: Called in the new process before the program, for example to set limits.
+            output: A file descriptor that replaces the output file.
+        """
         self.root, self._named = root, set()
         root.mkdir(parents=True, exist_ok=True)
         self.output_path = root / f"output_{time.time_ns()}.txt"
@@ -46,7 +54,7 @@ class Program:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """With a test that fails, what the program said is shown."""
+        """Kill what still runs; print the program's output if the test failed."""
         if any(error):
             print(self.output)
         self.children()
@@ -63,7 +71,7 @@ class Program:
         return self.output_path.read_text()
 
     def children(self) -> dict[str, int]:
-        """Name (as "actor 0") -> pid of the single-processes running now."""
+        """Return the running single-processes as a mapping from name, such as "actor 0", to pid."""
         try:
             members = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -76,12 +84,18 @@ class Program:
             except OSError:
                 continue
             if name.split(" ")[0] in ("actor", "learner", "evaluator", "logger", "tester"):
-                names.setdefault(name, member.pid)  # its forks have its name too
+                # the first match is the process itself: its forks have the same name
+                names.setdefault(name, member.pid)
         return names
 
     def leftovers(self, seconds: float = 3) -> list[str]:
-        """What of this program outlives it and a moment of grace: processes (which hold every open port), named shared memory,
-        temporary files."""
+        """Return what outlives the program: processes, named shared memory and temporary files.
+
+        Ports need no check of their own, because only a process can hold one open.
+
+        Args:
+            seconds: How long processes may take to end.
+        """
         deadline = time.monotonic() + seconds
         while (running := self._running()) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -92,10 +106,10 @@ class Program:
                 if member.is_running() and member.status() != psutil.STATUS_ZOMBIE]
 
     def strays(self) -> dict[int, list[psutil.Process]]:
-        """Number of a process -> what its environment started and still runs, as `faults` notes it."""
+        """Return the running processes that environments started, by the pid of the single-process that they ran in."""
         found = {}
         for path in self.root.glob("strays_*"):
-            with suppress(ValueError):  # being written
+            with suppress(ValueError):  # the file may be half-written
                 pids = [pid for pid in json.loads(path.read_text()) if psutil.pid_exists(pid)]
                 started = [psutil.Process(pid) for pid in pids]
                 self.family |= {process.pid: process for process in started}
@@ -103,7 +117,7 @@ class Program:
         return found
 
     def until(self, condition: Callable[[], object], seconds: float, what: str) -> None:
-        """Wait for a condition; fail with the program's output when it does not come."""
+        """Wait until `condition` holds; fail with the program's output after `seconds`."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"not within {seconds} s: {what}\n{self.output}"
@@ -114,25 +128,25 @@ class Program:
         return self.process.returncode
 
     def until_training(self, steps: int = 1, seconds: float = 60) -> None:
-        """Wait until the metrics show this many agent steps."""
+        """Wait until the metrics show at least this many agent steps."""
         self.until(lambda: (self.children(), self.agent_steps() >= steps)[1], seconds, f"{steps} agent steps")
         self._note_shared_memory()
 
     def _note_shared_memory(self) -> None:
-        """What of /dev/shm the processes of this program have mapped now."""
+        """Record the files of /dev/shm that processes of this program have mapped."""
         for pid in self.family:
             with suppress(OSError):
                 self._named |= {Path(path) for path in re.findall(r"/dev/shm/\S+", Path(f"/proc/{pid}/maps").read_text())}
 
     def sockets(self) -> list[str]:
-        """Sockets that any process of this program listens on."""
+        """Return the sockets on which any process of this program listens."""
         self.children()
         processes = [psutil.Process(self.process.pid), *self.family.values()]
         return [str(socket) for process in processes if process.is_running() for socket in process.net_connections("inet")
                 if socket.status == psutil.CONN_LISTEN]
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> int:
-        """Signal a single-process by name; returns the pid it had."""
+        """Send a signal to a single-process by name and return its pid."""
         self.until(lambda: name in self.children(), 30, f"{name} to run")
         pid = self.children()[name]
         os.kill(pid, number)
@@ -143,12 +157,12 @@ class Program:
         return [json.loads(line) for line in lines if line.endswith("}")]
 
     def steps(self) -> list[int]:
-        """Agent steps of the run, one entry a logging period."""
+        """Return the run's agent steps, one entry per logging period."""
         return [int(row["values"]["global/agent_steps"]) for row in self.metrics() if "global/agent_steps" in row["values"]]
 
     def agent_steps(self) -> int:
         return (self.steps() or [0])[-1]
 
     def updates(self) -> int:
-        """Of one learner; several make them in step."""
+        """Return the updates of one learner; several learners update in lockstep."""
         return int(([row["values"]["global/updates"] for row in self.metrics() if "global/updates" in row["values"]] or [0])[-1])

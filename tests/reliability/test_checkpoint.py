@@ -17,7 +17,7 @@ from torch import nn
 
 from core.checkpoint import run_checkpoint, tensor_file
 from core.checkpoint.model_file import load_into, load_weights, save_weights
-from core.checkpoint.model_file import test_file as file_of_mode_2  # pytest would take the function for a test
+from core.checkpoint.model_file import test_file as file_of_mode_2  # pytest would collect the name test_file
 from core.checkpoint.run_checkpoint import load, save
 from core.checkpoint.tensor_file import CheckpointError
 
@@ -41,7 +41,7 @@ def flip_byte(path: Path, position: int) -> None:
 
 @contextmanager
 def file_size_limit(size: int) -> Iterator[None]:
-    """Writing past it is an OSError, as on a full disk."""
+    """Make writes past `size` bytes fail with OSError, like a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -50,7 +50,7 @@ def file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_state_is_loaded_unchanged(tmp_path: Path) -> None:
     folder = tmp_path / "with space and ünicode"
     path = save(folder, state_of(7), 7, keep=2)
     state, loaded_from = load(folder)
@@ -71,7 +71,7 @@ def test_a_second_checkpoint_of_one_step_is_the_newer_one(tmp_path: Path) -> Non
     assert_state(load(tmp_path)[0], 11)
 
 
-def test_of_many_checkpoints_of_one_step_the_newest_are_kept(tmp_path: Path) -> None:
+def test_the_newest_of_many_checkpoints_of_one_step_are_kept(tmp_path: Path) -> None:
     for number in range(6):
         newest = save(tmp_path, state_of(number), 5, keep=2)
         assert_state(load(tmp_path)[0], number)
@@ -79,14 +79,14 @@ def test_of_many_checkpoints_of_one_step_the_newest_are_kept(tmp_path: Path) -> 
     assert newest.name == (tmp_path / "latest").read_text().strip() == "step_000000000005.5"
 
 
-def test_checkpoints_of_a_future_that_was_given_up_go(tmp_path: Path) -> None:
+def test_saving_an_earlier_step_removes_later_checkpoints(tmp_path: Path) -> None:
     for number in (100, 200, 150):
         save(tmp_path, state_of(number), number, keep=5)
     assert_state(load(tmp_path)[0], 150)
     assert not (tmp_path / "step_000000000200").exists()
 
 
-def test_functions_are_called_after_the_files_before_them_were_written(tmp_path: Path) -> None:
+def test_callables_run_after_the_files_before_them_are_written(tmp_path: Path) -> None:
     rows = torch.zeros(3)
 
     def seal() -> dict[str, int]:
@@ -97,7 +97,7 @@ def test_functions_are_called_after_the_files_before_them_were_written(tmp_path:
     assert load(tmp_path)[0]["seal"] == {"oldest": 4}
 
 
-def test_a_checkpoint_takes_the_parts_that_others_wrote_and_whoever_wants_reads_only_some(tmp_path: Path) -> None:
+def test_parts_written_by_others_join_and_can_be_read_alone(tmp_path: Path) -> None:
     run_checkpoint.save_parts(tmp_path, {"learner_1": {"count": 5}, "stale": 0})
     run_checkpoint.save_parts(tmp_path, {"learner_1": {"count": 6}})
     path = save(tmp_path, state_of(1), 1, keep=1, parts=["learner_1"])
@@ -109,14 +109,14 @@ def test_a_checkpoint_takes_the_parts_that_others_wrote_and_whoever_wants_reads_
     assert load(tmp_path, ["learner_1", "memory_1"])[0] == {"learner_1": {"count": 6}}
 
 
-def test_damage_to_a_part_is_damage_also_for_who_does_not_want_it(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_damage_to_any_part_invalidates_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     save(tmp_path, state_of(1), 1, keep=2)
     run_checkpoint.save_parts(tmp_path, {"learner_1": {"count": 5}})
     flip_byte(save(tmp_path, state_of(2), 2, keep=2, parts=["learner_1"]) / "learner_1.pt", 40)
     assert load(tmp_path, ["clock"])[1].name == "step_000000000001"
 
 
-def test_a_part_that_is_missing_leaves_the_checkpoints_as_they_were(tmp_path: Path) -> None:
+def test_a_missing_part_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, state_of(1), 1, keep=1)
     with pytest.raises(CheckpointError, match="learner_1"):
         save(tmp_path, state_of(2), 2, keep=1, parts=["learner_1"])
@@ -124,12 +124,12 @@ def test_a_part_that_is_missing_leaves_the_checkpoints_as_they_were(tmp_path: Pa
     assert not list(tmp_path.glob(".temporary_*"))
 
 
-def test_a_view_stores_no_more_than_it_shows(tmp_path: Path) -> None:
+def test_a_view_is_stored_without_its_base(tmp_path: Path) -> None:
     path = save(tmp_path, {"view": torch.zeros(1_000_000)[:10]}, 1, keep=1)
     assert (path / "view.pt").stat().st_size < 10_000
 
 
-def test_rows_that_change_while_they_are_written_still_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_changed_while_being_written_still_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.zeros(3_000_000, dtype=torch.uint8)
     write = tensor_file.HashingFile.write
 
@@ -142,7 +142,7 @@ def test_rows_that_change_while_they_are_written_still_load(tmp_path: Path, monk
     assert load(tmp_path)[0]["rows"].shape == rows.shape
 
 
-def test_large_files_load_mapped_and_can_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mapped_files_load_as_private_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_file, "MAPPED_BYTES", 1)
     save(tmp_path, state_of(1), 1, keep=1)
     state, _ = load(tmp_path)
@@ -160,7 +160,7 @@ def test_values_that_could_not_be_loaded_again_are_refused(tmp_path: Path, value
 
 
 @pytest.mark.parametrize("name", ["learner.pt", "clock.pt", "manifest.json"])
-def test_a_flipped_byte_is_named_and_the_checkpoint_before_is_taken(tmp_path: Path, name: str, capsys: pytest.CaptureFixture) -> None:
+def test_a_flipped_byte_falls_back_to_the_checkpoint_before(tmp_path: Path, name: str, capsys: pytest.CaptureFixture) -> None:
     save(tmp_path, state_of(1), 1, keep=2)
     newest = save(tmp_path, state_of(2), 2, keep=2)
     generator = random.Random(0)
@@ -175,7 +175,7 @@ def test_a_flipped_byte_is_named_and_the_checkpoint_before_is_taken(tmp_path: Pa
     assert_state(load(tmp_path)[0], 2)
 
 
-def test_missing_and_cut_files_are_damage_too(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_missing_and_truncated_files_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     for step in (1, 2, 3):
         save(tmp_path, state_of(step), step, keep=3)
     (tmp_path / "step_000000000003" / "clock.pt").unlink()
@@ -184,7 +184,7 @@ def test_missing_and_cut_files_are_damage_too(tmp_path: Path, capsys: pytest.Cap
     assert "clock.pt has 100 bytes" in capsys.readouterr().err
 
 
-def test_with_none_left_loading_is_an_error(tmp_path: Path) -> None:
+def test_loading_fails_if_no_intact_checkpoint_is_left(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no checkpoint"):
         load(tmp_path / "absent")
     path = save(tmp_path, state_of(1), 1, keep=1)
@@ -193,7 +193,7 @@ def test_with_none_left_loading_is_an_error(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_malicious_checkpoint_with_a_valid_manifest_executes_nothing(tmp_path: Path) -> None:
+def test_a_malicious_checkpoint_executes_nothing(tmp_path: Path) -> None:
     path, victim = save(tmp_path, state_of(1), 1, keep=1), tmp_path / "victim"
     torch.save(Malicious(victim), path / "learner.pt")
     manifest = json.loads((path / "manifest.json").read_text())
@@ -206,7 +206,7 @@ def test_a_malicious_checkpoint_with_a_valid_manifest_executes_nothing(tmp_path:
     assert not victim.exists()
 
 
-def test_a_full_disk_is_a_checkpoint_error_and_leaves_the_old_ones(tmp_path: Path) -> None:
+def test_a_full_disk_raises_and_keeps_the_old_checkpoints(tmp_path: Path) -> None:
     save(tmp_path, state_of(1), 1, keep=1)
     with file_size_limit(50_000), pytest.raises(CheckpointError, match=r"cannot write a checkpoint of step 2"):
         save(tmp_path, {"learner": torch.zeros(1_000_000)}, 2, keep=1)
@@ -224,7 +224,7 @@ def save_until_killed(folder: Path, step: int) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_f23_a_writer_killed_at_random_times_always_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
+def test_f23_a_writer_killed_at_random_leaves_a_full_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, {**state_of(99), "replay": torch.full((200_000,), 99)}, 99, keep=2)
     generator, steps = random.Random(1), [99]
     for _ in range(12):
@@ -243,7 +243,7 @@ def test_f23_a_writer_killed_at_random_times_always_leaves_a_complete_checkpoint
 
 
 def die_at_call(folder: Path, number: int) -> None:
-    """Save a second checkpoint and die at the number-th system call that matters."""
+    """Save a second checkpoint and exit at the number-th file-system call."""
     calls = 0
 
     def dying(function):  # type: ignore[no-untyped-def]
@@ -262,7 +262,7 @@ def die_at_call(folder: Path, number: int) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_writer_killed_between_any_two_system_calls_leaves_the_old_or_the_new_checkpoint(tmp_path: Path,
+def test_a_kill_at_any_system_call_leaves_a_whole_checkpoint(tmp_path: Path,
                                                                                            capsys: pytest.CaptureFixture) -> None:
     loaded = []
     for number in range(1, 100):
@@ -297,7 +297,7 @@ def model_file(folder: Path) -> Path:
     return path
 
 
-def test_weights_and_metadata_come_back(tmp_path: Path) -> None:
+def test_weights_and_metadata_round_trip(tmp_path: Path) -> None:
     model, path = nn.Linear(3, 2), tmp_path / "models" / "m.pth"
     save_weights(path, model.state_dict(), {"game": "pong", "score": 1.5})
     weights, metadata = load_weights(path)
@@ -308,14 +308,14 @@ def test_weights_and_metadata_come_back(tmp_path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == ["m.pth"]
 
 
-def test_a_missing_model_file_is_said_so(tmp_path: Path) -> None:
+def test_a_missing_model_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"absent.pth does not exist"):
         load_weights(tmp_path / "absent.pth")
     with pytest.raises(CheckpointError, match=r"there is no checkpoint in"):
         load_weights(tmp_path)
 
 
-def test_every_truncation_of_a_model_file_is_an_error(tmp_path: Path) -> None:
+def test_every_truncated_model_file_is_refused(tmp_path: Path) -> None:
     path = model_file(tmp_path)
     whole = path.read_bytes()
     for size in range(0, len(whole), 97):
@@ -324,7 +324,7 @@ def test_every_truncation_of_a_model_file_is_an_error(tmp_path: Path) -> None:
             load_weights(path)
 
 
-def test_random_bytes_are_not_a_model(tmp_path: Path) -> None:
+def test_random_bytes_are_refused_as_a_model(tmp_path: Path) -> None:
     path, generator = tmp_path / "random.pth", random.Random(3)
     for start in (b"", b"PK\x03\x04", b"\x80\x02", b"text"):
         path.write_bytes(start + generator.randbytes(5_000))
@@ -332,7 +332,7 @@ def test_random_bytes_are_not_a_model(tmp_path: Path) -> None:
             load_weights(path)
 
 
-def test_a_flipped_weight_is_found(tmp_path: Path) -> None:
+def test_a_flipped_weight_fails_its_checksum(tmp_path: Path) -> None:
     path = tmp_path / "m.pth"
     save_weights(path, {"weight": torch.full((1_000,), 3.0)}, {"k": 1})
     position = path.read_bytes().index(torch.full((10,), 3.0).numpy().tobytes())
@@ -341,7 +341,7 @@ def test_a_flipped_weight_is_found(tmp_path: Path) -> None:
         load_weights(path)
 
 
-def test_malicious_files_are_refused_and_nothing_in_them_is_executed(tmp_path: Path) -> None:
+def test_malicious_model_files_execute_nothing(tmp_path: Path) -> None:
     path, victim = tmp_path / "evil.pth", tmp_path / "victim"
     writers = [lambda: path.write_bytes(pickle.dumps(Malicious(victim))),
                lambda: torch.save({"weights": {"a": Malicious(victim)}, "metadata": {}}, path),
@@ -351,18 +351,19 @@ def test_malicious_files_are_refused_and_nothing_in_them_is_executed(tmp_path: P
         with pytest.raises(CheckpointError, match=r"refused, nothing in it was executed"):
             load_weights(path)
         assert not victim.exists()
-    assert os.system(pickle.loads(pickle.dumps(f"touch '{victim}'"))) == 0 and victim.exists()  # the attack itself works
+    # control: outside the loader the attack works
+    assert os.system(pickle.loads(pickle.dumps(f"touch '{victim}'"))) == 0 and victim.exists()
 
 
 @pytest.mark.parametrize("content", [[1, 2], {"weights": {}, "metadata": {}}, {"weights": {"a": 1}, "metadata": {}},
                                      {"weights": {"a": torch.zeros(1)}}, {"weights": [torch.zeros(1)], "metadata": {}}])
-def test_a_file_of_another_structure_is_said_so(tmp_path: Path, content: object) -> None:
+def test_a_file_of_another_structure_is_refused(tmp_path: Path, content: object) -> None:
     torch.save(content, tmp_path / "other.pth")
     with pytest.raises(CheckpointError, match=r"not a model of this framework"):
         load_weights(tmp_path / "other.pth")
 
 
-def test_a_foreign_architecture_is_named_field_by_field(tmp_path: Path) -> None:
+def test_a_foreign_architecture_is_reported_by_tensor(tmp_path: Path) -> None:
     weights, _ = load_weights(model_file(tmp_path))
     model = nn.Linear(4, 2)
     before = model.weight.clone()
@@ -390,7 +391,7 @@ STRANGE = {"sparse": lambda: torch.eye(3).to_sparse(), "sparse (rows)": lambda: 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", STRANGE)
-def test_f44_tensors_that_are_not_plain_numbers_are_named_in_models_and_checkpoints(tmp_path: Path, kind: str, capsys) -> None:
+def test_f44_tensors_of_unsupported_kinds_are_refused_by_name(tmp_path: Path, kind: str, capsys) -> None:
     named = rf"holds {{}}, which is {kind.partition(' (')[0]}"
     torch.save({"weights": {"a": torch.zeros(1), "layer.weight": STRANGE[kind]()}, "metadata": {}}, tmp_path / "m.pth")
     with pytest.raises(CheckpointError, match=r"m.pth " + named.format("weights.layer.weight")):
@@ -404,7 +405,7 @@ def test_f44_tensors_that_are_not_plain_numbers_are_named_in_models_and_checkpoi
 
 
 def write_as_listed(folder: Path, agent: dict) -> None:
-    """Replace the agent's file of a checkpoint and what its manifest says of it."""
+    """Replace the agent's file of a checkpoint and its entry in the manifest."""
     entry = tensor_file.write_torch(folder / "agent.pt", agent)
     manifest = json.loads((folder / "manifest.json").read_text())
     del manifest["sha256"]
@@ -412,7 +413,7 @@ def write_as_listed(folder: Path, agent: dict) -> None:
     (folder / "manifest.json").write_text(json.dumps({**manifest, "sha256": run_checkpoint._digest(manifest)}))
 
 
-def test_a_list_that_holds_itself_is_no_endless_search(tmp_path: Path) -> None:
+def test_a_list_that_contains_itself_is_loaded(tmp_path: Path) -> None:
     endless: list = [torch.zeros(1)]
     endless.append(endless)
     torch.save({"weights": {"a": torch.zeros(1)}, "metadata": {"endless": endless}}, tmp_path / "m.pth")
@@ -420,7 +421,7 @@ def test_a_list_that_holds_itself_is_no_endless_search(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e300])
-def test_f44_a_weight_that_is_no_finite_number_names_its_tensor_and_is_not_loaded(value: float) -> None:
+def test_f44_non_finite_weights_are_refused_by_tensor_name(value: float) -> None:
     model = nn.Linear(3, 2)
     before = model.weight.clone()
     weights = {"weight": torch.zeros(2, 3, dtype=torch.float64), "bias": torch.zeros(2)}
@@ -430,14 +431,14 @@ def test_f44_a_weight_that_is_no_finite_number_names_its_tensor_and_is_not_loade
     assert torch.equal(model.weight, before)
 
 
-def test_infinities_that_the_model_is_made_with_are_loaded() -> None:
+def test_infinities_of_the_models_own_buffers_are_loaded() -> None:
     model = nn.Module()
     model.register_buffer("mask", torch.triu(torch.full((3, 3), -torch.inf), 1))
     load_into(model, model.state_dict(), Path("x.pth"))
 
 
 @pytest.mark.timeout(30)
-def test_f44_a_fifo_in_place_of_a_file_is_not_waited_for(tmp_path: Path, capsys) -> None:
+def test_f44_a_fifo_in_place_of_a_file_is_refused_at_once(tmp_path: Path, capsys) -> None:
     os.mkfifo(tmp_path / "m.pth")
     with pytest.raises(CheckpointError, match=r"m.pth is no regular file"):
         load_weights(tmp_path / "m.pth")
@@ -456,7 +457,7 @@ def checkpoint_of(folder: Path, steps: int) -> Path:
     return save(folder, state, steps, keep=2)
 
 
-def test_the_weights_of_a_checkpoint_are_a_model(tmp_path: Path, capsys) -> None:
+def test_the_weights_of_a_checkpoint_load_as_a_model(tmp_path: Path, capsys) -> None:
     folder = tmp_path / "models" / "local_x_checkpoints"
     first, second = checkpoint_of(folder, 5), checkpoint_of(folder, 9)
     for path, steps in ((first, 5), (second, 9), (folder, 9)):
@@ -471,12 +472,12 @@ def test_the_weights_of_a_checkpoint_are_a_model(tmp_path: Path, capsys) -> None
 
 @pytest.mark.parametrize("state", [{"clock": {"agent_steps": [1]}}, {"agent": {"model": {"a": 1}}, "clock": {"agent_steps": [1]}},
                                    {"agent": [], "clock": {"agent_steps": [1]}}, {"agent": {"model": {}}, "clock": {}}])
-def test_a_checkpoint_without_a_model_is_said_so(tmp_path: Path, state: dict) -> None:
+def test_a_checkpoint_without_a_model_is_refused(tmp_path: Path, state: dict) -> None:
     with pytest.raises(CheckpointError, match="holds no model and clock of a run"):
         load_weights(save(tmp_path / "x_checkpoints", state, 1, keep=2))
 
 
-def test_what_mode_2_finds_of_a_checkpoint_is_kept_beside_the_models(tmp_path: Path) -> None:
+def test_the_report_of_mode_2_is_written_beside_the_models(tmp_path: Path) -> None:
     folder = tmp_path / "local_x_checkpoints"
     path = checkpoint_of(folder, 5)
     (tmp_path / "m.y.pth").touch()

@@ -1,4 +1,4 @@
-"""What the command line makes of good and bad words (F01-F07, F27, F28, F36, F49, F50)."""
+"""The command line accepts good words and refuses bad ones (F01-F07, F27, F28, F36, F49, F50)."""
 
 import json
 import pickle
@@ -32,7 +32,7 @@ def read(root):
 
 @pytest.fixture
 def refuse(root, capsys):
-    """Reads words that must be refused; returns the problems told. Nothing may have been made."""
+    """Return a function that asserts that words are refused without any file made, and returns the messages."""
     def refused(*words, code=2):
         before = sorted(root.rglob("*"))
         with pytest.raises(SystemExit) as exit:
@@ -47,13 +47,13 @@ def refuse(root, capsys):
 
 
 def small_memory(row):
-    """The replay lists of mixed memories are small as they are."""
+    """Return words that shrink the replay; mixed memories are small already."""
     return [] if find_row(row)["memory_type"] == "mixed" else ["--memory.capacity", "40000"]
 
 
-# good words -----------------------------------------------------------------------------------------------------------
+# accepted words ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("row", [row["name"] for row in CONFIGS])
-def test_every_row_is_sound_but_for_the_memory_of_this_machine(row, read):
+def test_every_config_is_valid(row, read):
     skip_unless_installed(row)
     chosen = read("--config", row, *small_memory(row))
     assert chosen.config == row
@@ -61,13 +61,13 @@ def test_every_row_is_sound_but_for_the_memory_of_this_machine(row, read):
     assert json.loads(json.dumps(chosen.to_dict()))["agent"]["lr"] == chosen.agent.lr
 
 
-def test_a_row_is_chosen_by_number_or_name(read):
+def test_a_config_is_chosen_by_number_or_name(read):
     for number, row in enumerate(CONFIGS):
         if "seaquest" not in row["name"] and row["name"] in PLAYABLE:
             assert read("--config", str(number), *small_memory(row["name"])).config == row["name"]
 
 
-def test_any_setting_is_overridden_with_hyphens_or_underscores(read):
+def test_options_are_overridden_with_hyphens_or_underscores(read):
     chosen = read("--config", "dqn-cartpole", "--agent.lr", "2e-4", "--agent.batch-size=16", "--num_actors=2", "--num-envs-per-actor=3",
                   "--memory.capacity", "200000", "--clock.samples-per-insert", "none", "--steps", "1e4", "--no-render")
     assert (chosen.agent.lr, chosen.agent.batch_size, chosen.num_actors, chosen.num_envs_per_actor) == (2e-4, 16, 2, 3)
@@ -81,7 +81,7 @@ def test_booleans_can_be_switched_off(words, read):
     assert read("--config", "dqn-cartpole", *words).agent.double is False
 
 
-def test_a_row_may_set_the_lines_that_are_none_and_no_others(read, monkeypatch):
+def test_a_config_may_set_run_options_that_default_to_none(read, monkeypatch):
     monkeypatch.setitem(find_row("dqn-cartpole"), "steps", 77)
     monkeypatch.setitem(find_row("dqn-cartpole"), "num_envs_per_actor", 3)
     chosen = read("--config", "dqn-cartpole")
@@ -92,12 +92,12 @@ def test_a_row_may_set_the_lines_that_are_none_and_no_others(read, monkeypatch):
         read("--config", "dqn-cartpole")
 
 
-def test_another_memory_drops_the_settings_only_the_rows_memory_has(read):
+def test_another_memory_type_drops_options_it_does_not_have(read):
     chosen = read("--config", "apex-pong", "--memory-type", "shared", "--memory.capacity", "20000")
     assert (chosen.memory_type, chosen.memory.capacity, hasattr(chosen.memory, "alpha")) == ("shared", 20_000, False)
 
 
-def test_help_lists_settings_with_the_defaults_of_the_row(root, capsys):
+def test_help_lists_options_with_the_configs_defaults(root, capsys):
     with pytest.raises(SystemExit) as exit:
         read_options(["--root", str(root), "--config", "dqn-cartpole", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
@@ -109,19 +109,19 @@ def test_help_lists_settings_with_the_defaults_of_the_row(root, capsys):
 
 
 @pytest.mark.parametrize("words", [("--help", "agent", "--config", "r2d2-recall"), ("--config=r2d2-recall", "-h", "agent")])
-def test_help_of_one_group_lists_its_options_only(words, root, capsys):
+def test_help_of_one_section_lists_its_options_only(words, root, capsys):
     with pytest.raises(SystemExit) as exit:
         read_options([*words, "--root", str(root)])
     names = re.findall(r"(?m)^  --(\S+)", capsys.readouterr().out)
     assert exit.value.code == 0 and "agent.burn_in" in names and all(name.startswith("agent.") for name in names)
 
 
-def test_help_of_a_group_that_there_is_not_is_refused_with_those_there_are(refuse):
+def test_help_of_an_unknown_section_names_the_valid_ones(refuse):
     line, = refuse("--help", "agnet")
     assert "groups are run, agent, env, " in line and "did you mean agent" in line
 
 
-def test_paths_belong_to_the_project_and_not_to_the_working_folder(read, monkeypatch, tmp_path):
+def test_paths_are_relative_to_the_project_not_to_the_cwd(read, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     chosen = read_options(["--config", "dqn-cartpole", "--machine", "m", "--timestamp", "t"])
     assert chosen.log_folder == MAIN.parent / "logs" / "m_t"
@@ -129,9 +129,9 @@ def test_paths_belong_to_the_project_and_not_to_the_working_folder(read, monkeyp
     assert chosen.checkpoint_folder == MAIN.parent / "models" / "m_t_checkpoints"
 
 
-# bad words ------------------------------------------------------------------------------------------------------------
+# refused words ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("config", ["99", "-1", "dqn-pnog", ""])
-def test_an_unknown_row_is_refused_in_one_line_with_the_valid_ones(config, refuse):
+def test_an_unknown_config_is_refused_with_the_valid_ones(config, refuse):
     lines = refuse(f"--config={config}")
     assert len(lines) == 1 and all(row["name"] in lines[0] for row in CONFIGS)
 
@@ -139,11 +139,11 @@ def test_an_unknown_row_is_refused_in_one_line_with_the_valid_ones(config, refus
 @pytest.mark.parametrize(("word", "meant"), [("--agent.lrr", "--agent.lr"), ("--num-actor", "--num_actors"),
                                              ("--batch_size", "--agent.batch_size"),
                                              ("--memroy.capacity", "--memory.capacity"), ("--sede", "--seed")])
-def test_an_unknown_option_is_refused_with_the_one_meant(word, meant, refuse):
+def test_an_unknown_option_is_refused_with_the_closest(word, meant, refuse):
     assert f"did you mean {meant}" in refuse(word, "1")[0]
 
 
-def test_several_bad_values_are_all_told_at_once(refuse):
+def test_several_bad_values_are_reported_at_once(refuse):
     told = "\n".join(refuse("stray", "--agent.lr=abc", "--agent.batch_size=0", "--agent.gamma", "1.5", "--agent.nstep=0",
                             "--num_actors=0", "--agent.los=huber", "--memory-type", "prioritised", "--engine", "locall",
                             "--agent.double", "perhaps"))
@@ -152,7 +152,7 @@ def test_several_bad_values_are_all_told_at_once(refuse):
         assert part in told
 
 
-def test_values_that_are_not_finite_are_refused(refuse):
+def test_non_finite_values_are_refused(refuse):
     assert "agent.lr=nan must be finite" in refuse("--agent.lr", "nan")[0]
     assert "agent.clip_norm=inf must be finite" in refuse("--agent.clip_norm", "inf")[0]
 
@@ -198,27 +198,27 @@ def test_values_that_are_not_finite_are_refused(refuse):
     (["--config", "dqn-cartpole", "--engine", "..:Own"], ["engine=..:Own cannot be had", "TypeError"]),
     (["--config", "dqn-cartpole", "--machine", "../x"], ["machine='../x'"]),
     (["--config", "dqn-cartpole", "--resume", "a_b", "--model_file", "c.pth"], ["exclude each other"])])
-def test_impossible_combinations_name_both_fields_and_what_would_do(words, parts, refuse):
+def test_impossible_combinations_name_both_options_and_a_remedy(words, parts, refuse):
     told = "\n".join(refuse(*words))
     assert all(part in told for part in parts)
 
 
 @pytest.mark.parametrize(("nstep", "chunk_length"), [(1, 1), (3, 2), (3, 8)])
 @pytest.mark.parametrize("device", ["cpu", "learner"])
-def test_the_least_capacity_that_is_not_refused_is_learnt_from(refuse, root, nstep, chunk_length, device):
+def test_the_smallest_accepted_capacity_can_be_trained_with(refuse, root, nstep, chunk_length, device):
     words = (*CARTPOLE, "--num_envs_per_actor", "1", "--clock.tolerance", "100", "--agent.nstep", str(nstep), "--actor.chunk_length",
              str(chunk_length), "--learner.memory_device", device, "--steps", "300", "--memory.capacity")
     assert f"at least {nstep + 2}" in refuse(*words, str(nstep + 1))[0]
     assert train(root, *words, str(nstep + 2)).clock.updates > 50
 
 
-def test_a_memory_that_does_not_suit_the_agent_is_refused_with_those_that_do(refuse, monkeypatch):
+def test_a_memory_that_does_not_suit_the_agent_is_refused(refuse, monkeypatch):
     from core.agents.dqn import DQN
     monkeypatch.setattr(DQN, "memories", ("shared",))
     assert "memory_type=prioritized does not suit agent_type=dqn, which learns from memory_type shared" in "\n".join(refuse())
 
 
-def test_a_model_whose_output_the_agent_does_not_take_is_refused(refuse, monkeypatch):
+def test_a_model_whose_output_does_not_suit_the_agent_is_refused(refuse, monkeypatch):
     from core.models.dqn import DQNMLP
     monkeypatch.setattr(DQNMLP, "head", "policy")
     told = "\n".join(refuse("--config", "dqn-cartpole"))
@@ -231,11 +231,11 @@ def test_a_misspelt_game_is_refused_with_the_closest(row, game, closest, refuse)
     assert closest in refuse("--config", row, "--game", game)[0].split(game)[-1]
 
 
-def test_surround_is_a_game_although_gymnasium_does_not_list_it(read):
+def test_surround_is_accepted_though_gymnasium_does_not_list_it(read):
     assert read("--game", "surround", "--memory.capacity", "20000").game == "surround"
 
 
-def test_a_missing_package_is_told_with_its_pip_command_and_the_rest_works(refuse, read, monkeypatch):
+def test_a_missing_package_is_refused_with_its_pip_command(refuse, read, monkeypatch):
     from core.envs import minatar
     minatar._game_module.cache_clear()
     monkeypatch.setitem(sys.modules, "minatar", None)
@@ -243,13 +243,13 @@ def test_a_missing_package_is_told_with_its_pip_command_and_the_rest_works(refus
     read("--config", "dqn-cartpole")
 
 
-def test_recording_without_its_packages_is_told_with_the_pip_command(refuse, monkeypatch, tmp_path):
+def test_recording_without_its_packages_names_the_pip_command(refuse, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     told = refuse("--config", "dqn-cartpole", "--mode", "2", "--model_file", str(tmp_path / "x.pth"), "--record")
     assert 'pip install -e ".[video]"' in told[0]
 
 
-def test_recording_with_a_broken_package_is_told_in_one_sentence(refuse, monkeypatch, tmp_path):
+def test_recording_with_a_broken_package_is_refused_in_one_line(refuse, monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "imageio_ffmpeg", raising=False)
     (tmp_path / "imageio_ffmpeg.py").write_text("raise RuntimeError('no ffmpeg for this machine')\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -258,12 +258,12 @@ def test_recording_with_a_broken_package_is_told_in_one_sentence(refuse, monkeyp
 
 
 @pytest.mark.parametrize(("word", "instead"), [("--record", "set evaluator.record_every"), ("--render", "opens no window")])
-def test_what_only_a_test_can_show_is_refused_of_a_training(refuse, word, instead):
+def test_render_and_record_are_refused_while_training(refuse, word, instead):
     told, = refuse("--config", "dqn-cartpole", word)
     assert f"{word[2:]}=True is for mode 2" in told and instead in told
 
 
-def test_seconds_are_of_one_start_and_a_run_that_is_continued_says_so(read, tmp_path, capsys):
+def test_seconds_count_from_one_start_and_are_not_resumed(read, tmp_path, capsys):
     options = read("--config", "dqn-cartpole", "--machine", "test", "--timestamp", "one", "--seconds", "60")
     options.log_folder.mkdir(parents=True)
     run_registry.save(options, {})
@@ -272,7 +272,7 @@ def test_seconds_are_of_one_start_and_a_run_that_is_continued_says_so(read, tmp_
     assert read("--resume", "test_one", "--seconds", "5").seconds == 5.0 and "seconds" not in capsys.readouterr().out
 
 
-def test_a_memory_that_does_not_fit_is_refused_with_needed_and_free_bytes(refuse):
+def test_a_memory_that_does_not_fit_is_refused_with_byte_counts(refuse):
     line = refuse("--config", "dqn-pong-uniform", "--memory.capacity", "1e9")[0]
     needed, free = (int(figure.replace(",", "")) for figure in re.findall(r"([\d,]+) (?:bytes|are free)", line))
     assert needed >= 10**9 * 84 * 84 > free
@@ -284,7 +284,7 @@ ABSURD = [(name, value) for name in ("agent.burn_in", "agent.unroll_length", "nu
 
 
 @pytest.mark.parametrize("name, value", ABSURD)
-def test_f49_a_number_beyond_sense_is_refused_at_once_without_allocating(name, value, refuse):
+def test_f49_absurd_numbers_are_refused_without_allocating(name, value, refuse):
     before, began = psutil.Process().memory_info().rss, time.process_time()
     line = refuse("--config", "r2d2-recall", f"--{name}", value)[0]
     assert re.match(rf"error: {name}=\S+ must be at (most|least) ", line)
@@ -292,27 +292,27 @@ def test_f49_a_number_beyond_sense_is_refused_at_once_without_allocating(name, v
 
 
 @pytest.mark.parametrize("name", ["evaluator.num_envs", "num_envs_per_actor", "num_actors"])
-def test_f49_streams_and_processes_count_in_the_memory_that_is_needed(name, refuse, monkeypatch):
+def test_f49_environments_and_processes_count_in_needed_memory(name, refuse, monkeypatch):
     monkeypatch.setattr(memory_budget, "available_bytes", lambda: 2 << 30)
     words = "--memory.capacity", "20000000", "--clock.tolerance", "20000000", "--evaluator.episodes", "10000"
     line, = refuse("--config", "dqn-pong-small", *words, f"--{name}", "4096")
     assert "beside the replay and 2,147,483,648 are free: lower one of num_actors=" in line and f"{name}=4096" in line
 
 
-def test_the_streams_of_a_test_count_in_the_memory_that_is_needed(refuse, monkeypatch, tmp_path):
+def test_environments_of_a_test_count_in_needed_memory(refuse, monkeypatch, tmp_path):
     monkeypatch.setattr(memory_budget, "available_bytes", lambda: 1 << 30)
     words = "--mode", "2", "--model_file", str(tmp_path / "x.pth"), "--episodes", "10000", "--evaluator.num_envs", "10000"
     assert "lower one of episodes=10000, evaluator.num_envs=10000" in refuse("--config", "dqn-pong-small", *words)[0]
 
 
-def test_f50_a_relative_root_is_absolute_from_the_start(monkeypatch, tmp_path):
+def test_f50_a_relative_root_is_made_absolute(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert read_options(["--config", "dqn-cartpole", "--root", "here"]).root == str(tmp_path / "here")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert read_options(["--config", "dqn-cartpole", "--root=~/there"]).root == str(tmp_path / "there")
 
 
-def test_cuda_that_is_absent_is_refused_with_the_devices_there_are(refuse, monkeypatch):
+def test_absent_cuda_is_refused_with_the_available_devices(refuse, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     for device in ("cuda", "cuda:3", "tpu"):
         assert "which has cpu" in refuse("--config", "dqn-cartpole", "--device", device)[0]
@@ -321,7 +321,7 @@ def test_cuda_that_is_absent_is_refused_with_the_devices_there_are(refuse, monke
 @pytest.mark.parametrize("device, parts", [
     ("cuda", ["num_learners=3 need a GPU each", "has 2", "device=cpu"]), ("auto", ["num_learners=3 need a GPU each"]),
     ("cuda:1", ["device='cuda:1' is one", "must be cuda or cpu"])])
-def test_learners_without_a_gpu_each_are_refused(refuse, read, monkeypatch, device, parts):
+def test_learners_need_one_gpu_each(refuse, read, monkeypatch, device, parts):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     words = ("--config", "dqn-cartpole", "--num_actors", "3", "--device", device, "--num_learners")
@@ -331,13 +331,13 @@ def test_learners_without_a_gpu_each_are_refused(refuse, read, monkeypatch, devi
         assert read(*words, "2").device == "cuda"
 
 
-def test_the_device_auto_is_cuda_where_there_is_one(read, monkeypatch):
+def test_device_auto_is_cuda_if_available(read, monkeypatch):
     for present, device in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr("torch.cuda.is_available", lambda present=present: present)
         assert read("--config", "dqn-cartpole").device == device
 
 
-def test_a_window_without_a_display_is_refused_with_a_hint(refuse, monkeypatch, tmp_path):
+def test_rendering_without_a_display_is_refused_with_a_hint(refuse, monkeypatch, tmp_path):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     assert "--record" in refuse("--config", "dqn-cartpole", "--mode", "2", "--model_file", str(tmp_path / "x.pth"), "--render")[0]
@@ -345,16 +345,16 @@ def test_a_window_without_a_display_is_refused_with_a_hint(refuse, monkeypatch, 
 
 @pytest.mark.parametrize(("change", "part"), [({"agent.lrr": 1.0}, "did you mean agent.lr"), ({"agent.lr": "fast"}, "agent.lr='fast'"),
                                               ({"memory_type": "sharde"}, "did you mean shared"), ({"agent.nstep": 0}, "agent.nstep=0")])
-def test_a_mistake_in_a_row_is_told_like_one_on_the_command_line(change, part, refuse, monkeypatch):
+def test_a_mistake_in_a_config_is_reported_like_a_bad_option(change, part, refuse, monkeypatch):
     for name, value in change.items():
         monkeypatch.setitem(find_row("dqn-cartpole"), name, value)
     assert part in "\n".join(refuse("--config", "dqn-cartpole"))
 
 
-# runs that went before ------------------------------------------------------------------------------------------------
+# earlier runs -----------------------------------------------------------------------------------------------------
 @pytest.fixture
 def run(root, read):
-    """Starts a run on the disk as main does, and leaves what a run leaves."""
+    """Return a function that claims a run as main does and leaves the files of a finished run."""
     def started(*words):
         from utils.config.dotted_settings import flatten
         from utils.config.rows import find_row, from_row
@@ -368,7 +368,7 @@ def run(root, read):
     return started
 
 
-def test_a_run_goes_on_with_its_own_settings_and_those_given_now(read, run, capsys):
+def test_a_resumed_run_keeps_its_options_and_takes_new_ones(read, run, capsys):
     before = run("--config", "dqn-cartpole", "--agent.lr", "5e-4", "--agent.gamma", "0.98", "--steps", "100")
     after = read("--resume", before.signature, "--agent.lr", "1e-5", "--steps", "200")
     assert after.signature == before.signature and after.config == "dqn-cartpole"
@@ -377,7 +377,7 @@ def test_a_run_goes_on_with_its_own_settings_and_those_given_now(read, run, caps
     assert "agent.lr=1e-05 (was 0.0005)" in told and "steps=200 (was 100)" in told and "gamma" not in told
 
 
-def test_what_changed_in_the_file_since_the_start_is_applied_too(read, run, monkeypatch):
+def test_a_resumed_run_takes_changes_of_its_config(read, run, monkeypatch):
     before = run("--config", "dqn-cartpole", "--agent.gamma", "0.98")
     monkeypatch.setitem(find_row("dqn-cartpole"), "agent.lr", 0.5)
     after = read("--resume", before.signature)
@@ -386,7 +386,7 @@ def test_what_changed_in_the_file_since_the_start_is_applied_too(read, run, monk
 
 @pytest.mark.parametrize("words", [["--game", "Acrobot-v1"], ["--model.hidden", "7"], ["--config", "dqn-pong"],
                                    ["--agent.optimizer", "rmsprop"], ["--agent.rmsprop_centered", "false"]])
-def test_what_cannot_change_when_a_run_goes_on_is_refused_with_the_difference(words, refuse, run):
+def test_options_that_cannot_change_are_refused_on_resume(words, refuse, run):
     before = run("--config", "dqn-cartpole", "--memory.capacity", "20000")
     told = "\n".join(refuse("--resume", before.signature, *words))
     assert f"cannot continue run {before.signature}" in told and words[0].removeprefix("--") in told
@@ -409,7 +409,7 @@ def test_the_windows_of_a_stored_replay_cannot_change(refuse, read, run):
         assert getattr(read("--resume", without.signature, f"--{setting}", str(value)).agent, setting.removeprefix("agent.")) == value
 
 
-def test_a_run_from_a_machine_with_gpus_is_tested_and_goes_on_without_one(refuse, read, run, monkeypatch):
+def test_a_gpu_run_is_tested_and_resumed_without_a_gpu(refuse, read, run, monkeypatch):
     def gpus(count):
         monkeypatch.setattr("torch.cuda.device_count", lambda: count)
         monkeypatch.setattr("torch.cuda.is_available", lambda: count > 0)
@@ -425,7 +425,7 @@ def test_a_run_from_a_machine_with_gpus_is_tested_and_goes_on_without_one(refuse
     assert (after.device, after.actor.device) == ("cpu", "cpu")
 
 
-def test_a_run_whose_settings_were_lost_goes_on_and_is_tested_as_of_the_row_that_is_given(refuse, read, run):
+def test_a_run_without_run_json_needs_its_config_named(refuse, read, run):
     before = run("--config", "dqn-cartpole", "--machine", "m", "--timestamp", "1")
     (before.log_folder / "run.json").unlink()
     for words in (["--resume", "m_1"], ["--mode", "2", "--machine", "m", "--timestamp", "1"]):
@@ -433,7 +433,7 @@ def test_a_run_whose_settings_were_lost_goes_on_and_is_tested_as_of_the_row_that
         assert read(*words, "--config", "dqn-minatar-breakout").config == "dqn-minatar-breakout"
 
 
-def test_newest_is_the_newest_run_of_the_row(read, run):
+def test_newest_is_the_newest_run_of_the_config(read, run):
     first = run("--config", "dqn-cartpole", "--timestamp", "1")
     run("--config", "dqn-minatar-breakout", "--timestamp", "2")
     second = run("--config", "dqn-cartpole", "--timestamp", "3")
@@ -442,7 +442,7 @@ def test_newest_is_the_newest_run_of_the_row(read, run):
     assert read("--config", "dqn-cartpole", "--mode", "2", "--timestamp", "1").model_path == first.model_path
 
 
-def test_newest_is_of_the_game_the_agent_and_the_model_given_now(read, run, refuse, capsys):
+def test_newest_matches_the_given_game_agent_and_model(read, run, refuse, capsys):
     cartpole = run("--config", "dqn-cartpole", "--timestamp", "1")
     other = run("--config", "dqn-cartpole", "--timestamp", "2", "--game", "Acrobot-v1")
     prioritized = run("--config", "dqn-cartpole", "--timestamp", "3", "--memory_type", "prioritized", "--model.hidden", "17")
@@ -458,7 +458,7 @@ def test_newest_is_of_the_game_the_agent_and_the_model_given_now(read, run, refu
         assert line.endswith("its newest run, local_4, has agent_type=rainbow, model_type=rainbow-mlp, game=CartPole-v1")
 
 
-def test_newest_knows_a_game_by_any_of_its_spellings_and_no_other_game_by_it(read, run, refuse):
+def test_newest_matches_every_spelling_of_a_game(read, run, refuse):
     small = ("--config", "dqn-pong-small", "--memory.capacity", "20000")
     pong = run(*small, "--game", "PongNoFrameskip-v4", "--timestamp", "1")
     invaders = run(*small, "--game", "SpaceInvaders", "--timestamp", "2")
@@ -467,7 +467,7 @@ def test_newest_knows_a_game_by_any_of_its_spellings_and_no_other_game_by_it(rea
     assert "train one first" in refuse(*small, "--mode", "2", "--game", "breakout", code=3)[0]
 
 
-def test_a_model_of_another_game_is_refused_unless_that_is_given(read, root, capsys):
+def test_a_model_of_another_game_is_refused(read, root, capsys):
     trained = train(root, *CARTPOLE, "--timestamp", "one", "--steps", "20").options
     metadata = model_file.load_weights(trained.model_path)[1]
     assert (metadata["game"], metadata["environment"], metadata["env_type"]) == ("CartPole-v1", "CartPole-v1", "gym")
@@ -484,34 +484,34 @@ def test_a_model_of_another_game_is_refused_unless_that_is_given(read, root, cap
                                        f"agent_steps={metadata['agent_steps']}, score={metadata['score']}\n")
 
 
-def test_a_run_can_be_named_by_its_folders_too(read, run):
+def test_a_run_can_be_named_by_its_folders(read, run):
     before = run("--config", "dqn-cartpole")
     for path in (before.log_folder, before.checkpoint_folder, before.checkpoint_folder / "step_000000000100", before.model_path):
         assert read("--resume", str(path)).signature == before.signature
 
 
-def test_a_run_is_tested_with_the_architecture_it_was_trained_with(read, run):
+def test_a_run_is_tested_with_its_own_architecture(read, run):
     run("--config", "dqn-cartpole", "--model.hidden", "17")
     assert read("--config", "dqn-cartpole", "--mode", "2").model.hidden == 17
 
 
-def test_a_model_file_of_a_user_that_is_not_there_is_a_path_like_others(read):
+def test_an_unknown_users_home_in_a_path_is_taken_literally(read):
     assert read("--config", "dqn-cartpole", "--mode", "2", "--model_file", "~nobody-here/x.pth").model_file.endswith("/~nobody-here/x.pth")
 
 
-def test_a_run_that_is_not_there_is_a_bad_checkpoint(refuse, run):
+def test_an_unknown_run_exits_with_3(refuse, run):
     before = run("--config", "dqn-cartpole")
     assert before.signature in refuse("--resume", before.signature + "x", code=3)[0].split("did you mean")[1]
     assert "train one first" in refuse("--config", "dqn-minatar-breakout", "--mode", "2", code=3)[0]
 
 
-def test_a_timestamp_that_is_taken_is_refused_in_favour_of_resume(refuse, run):
+def test_a_taken_timestamp_is_refused_with_a_resume_hint(refuse, run):
     before = run("--config", "dqn-cartpole", "--timestamp", "once")
     assert f"--resume {before.signature}" in refuse("--config", "dqn-cartpole", "--timestamp", "once")[0]
 
 
-# as a program ---------------------------------------------------------------------------------------------------------
-def test_the_program_exits_2_from_another_folder_and_makes_nothing(root, tmp_path):
+# the program ------------------------------------------------------------------------------------------------------
+def test_the_program_exits_2_and_creates_nothing(root, tmp_path):
     command = [sys.executable, str(MAIN), "--root", str(root), "--agent.lr", "abc"]
     program = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert program.returncode == 2 and "agent.lr='abc'" in program.stderr and "Traceback" not in program.stderr

@@ -1,5 +1,4 @@
-"""What happens to one run, seen from outside: deaths of its processes, signals, damage (F09-F14, F20-F22, F24, F25, F27, F31, F32, F37,
-F54-F58)."""
+"""A run survives dead processes, signals and damage (F09-F14, F20-F22, F24, F25, F27, F31, F32, F37, F54-F58)."""
 
 import json
 import os
@@ -27,7 +26,7 @@ def manifests(root: Path) -> list[Path]:
     return sorted(root.glob("models/test_one_checkpoints/step_*/manifest.json"))
 
 
-# one run that lives through it all, in this order ----------------------------------------------------------------------
+# one run that lasts through these tests, in this order ------------------------------------------------------------
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     words = (*SAVING, "--num_actors", "2", "--evaluator.period", "2", "--supervisor.heartbeat_timeout", "10")
@@ -37,25 +36,25 @@ def run(tmp_path_factory):
 
 
 def replaced(program: Program, name: str, pid: int, seconds: float) -> float:
-    """Wait until the process is another one; returns how long that took."""
+    """Wait until process `name` has a pid other than `pid`, and return the seconds that took."""
     began = time.monotonic()
     program.until(lambda: program.children().get(name, pid) != pid, seconds, f"{name} to be replaced")
     return time.monotonic() - began
 
 
-def test_f37_no_process_of_a_run_listens_to_anything(run):
+def test_f37_no_process_of_a_run_listens_on_a_socket(run):
     run.children()
     assert len(run.family) >= 5 and run.sockets() == []
 
 
-def test_f31_the_same_run_is_refused_a_second_time_while_it_runs(run):
+def test_f31_a_running_run_cannot_be_started_again(run):
     for words, message in ((CARTPOLE, "continue it by --resume test_one"), (("--resume", "test_one"), "still running")):
         second = start(run.root, *words)
         assert second.returncode == 2 and message in second.stderr
     assert len(list(run.root.glob("logs/*"))) == 1
 
 
-def test_f09_f32_a_killed_actor_is_named_and_replaced_and_the_other_goes_on_meanwhile(run):
+def test_f09_f32_a_killed_actor_is_replaced_while_others_go_on(run):
     before = run.agent_steps()
     pid = run.kill("actor 0")
     run.until(lambda: run.agent_steps() >= before + 500, 5 * SLOW, "the other actor to go on")
@@ -65,7 +64,7 @@ def test_f09_f32_a_killed_actor_is_named_and_replaced_and_the_other_goes_on_mean
 
 
 @pytest.mark.parametrize("name", ["evaluator 0", "logger 0"])
-def test_f12_a_killed_evaluator_or_logger_is_replaced_and_training_goes_on(run, name):
+def test_f12_a_killed_evaluator_or_logger_is_replaced(run, name):
     pid, training = run.kill(name), {place: run.children()[place] for place in ("actor 0", "learner 0")}
     replaced(run, name, pid, 10 * SLOW)
     assert f"{name} (pid {pid}) was killed by signal 9" in run.output
@@ -73,22 +72,22 @@ def test_f12_a_killed_evaluator_or_logger_is_replaced_and_training_goes_on(run, 
     assert training.items() <= run.children().items()
 
 
-def test_f14_a_stopped_actor_is_named_by_its_silence_and_replaced(run):
+def test_f14_a_stopped_actor_is_reported_and_replaced(run):
     pid = run.kill("actor 1", signal.SIGSTOP)
     replaced(run, "actor 1", pid, 30)
     assert f"actor 1 (pid {pid}) gave no sign of life for" in run.output
 
 
-def test_f14_a_run_that_is_stopped_as_a_whole_and_continued_loses_nobody(run):
+def test_f14_a_stopped_and_continued_run_loses_no_process(run):
     before, children = run.agent_steps(), run.children()
     os.killpg(run.process.pid, signal.SIGSTOP)
-    time.sleep(13)  # longer than the deadline
+    time.sleep(13)  # longer than supervisor.heartbeat_timeout
     os.killpg(run.process.pid, signal.SIGCONT)
     run.until(lambda: run.agent_steps() >= before + 2_000, 20 * SLOW, "the run to go on")
     assert run.children() == children
 
 
-def test_f21_a_terminated_run_saves_leaves_143_and_nothing_else(run):
+def test_f21_sigterm_saves_and_exits_143(run):
     os.kill(run.process.pid, signal.SIGTERM)
     assert run.until_ended(15 * SLOW) == 143
     assert "--resume test_one --root" in run.output
@@ -97,7 +96,7 @@ def test_f21_a_terminated_run_saves_leaves_143_and_nothing_else(run):
     assert sum(state["clock"]["agent_steps"]) >= run.agent_steps() - CHUNKS
 
 
-def test_f24_f25_f27_it_goes_on_from_the_checkpoint_before_a_damaged_one_with_a_full_disk_and_changed_options(run):
+def test_f24_f25_f27_resume_survives_damage_and_a_full_disk(run):
     damaged, sound = manifests(run.root)[-1].parent, manifests(run.root)[-2].parent
     content = bytearray((damaged / "agent.pt").read_bytes())
     content[len(content) // 2] ^= 1
@@ -115,7 +114,7 @@ def test_f24_f25_f27_it_goes_on_from_the_checkpoint_before_a_damaged_one_with_a_
         kept = [path for path in manifests(run.root) if path.parent != damaged]
         steps, lines = program.agent_steps(), [path.read_text() for path in sorted(run.root.glob("logs/test_one/metrics.*"))]
         assert min(map(len, lines)) > FULL > len(program.output)
-        for pid in program.children().values():  # as on a full disk, no longer file can be written
+        for pid in program.children().values():  # like a full disk: no file may grow beyond this
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (FULL, resource.RLIM_INFINITY))
         program.until(lambda: "checkpoint not written" in program.output
                       and "metrics cannot be written" in program.output, 20, "both warnings")
@@ -125,17 +124,18 @@ def test_f24_f25_f27_it_goes_on_from_the_checkpoint_before_a_damaged_one_with_a_
         counted = "global/write_errors"
         program.until(lambda: any(row["values"].get(counted, 0) > 0 for row in program.metrics()), 20, "a count of the errors")
         assert program.agent_steps() > steps and len(program.children()) == 5 and "restarted" not in program.output
-        for path, old in zip(sorted(run.root.glob("logs/test_one/metrics.*")), lines):  # the table may have gained a column
+        # compare from the start of each line, because the table may have gained a column
+        for path, old in zip(sorted(run.root.glob("logs/test_one/metrics.*")), lines):
             assert all(line.startswith(before) for line, before in zip(path.read_text().splitlines(), old.splitlines(), strict=False))
         os.kill(program.process.pid, signal.SIGINT)
-        exit_code = program.until_ended(15 * SLOW)  # 4 if the best model is one that was found while the disk was full
+        exit_code = program.until_ended(15 * SLOW)  # 4 if the best model was found while the disk was full
         lost = "the last write of evaluator 0 failed: not all that this run made is on disk" in program.output
         assert exit_code == (4 if lost else 130)
         assert not lost or "best model not written" in program.output
         assert not program.leftovers()
 
 
-def test_f24_an_intact_checkpoint_of_something_else_is_refused(run):
+def test_f24_a_checkpoint_of_another_agent_is_refused(run):
     folder = manifests(run.root)[-1].parent.parent
     state, _ = run_checkpoint.load(folder)
     run_checkpoint.save(folder, {**state, "agent": {"weights": {}}}, 10**9, keep=2)
@@ -144,7 +144,7 @@ def test_f24_an_intact_checkpoint_of_something_else_is_refused(run):
     assert re.search(r"/step_001000000000 does not fit this run \(.*\): start a new one", refused.stderr)
 
 
-def test_f24_with_every_checkpoint_damaged_it_is_refused_and_not_begun_afresh(run):
+def test_f24_resume_is_refused_if_all_checkpoints_are_damaged(run):
     for path in manifests(run.root):
         (path.parent / "clock.pt").write_bytes(b"0" * (path.parent / "clock.pt").stat().st_size)
     before = {path: path.is_dir() or path.stat().st_mtime_ns for path in run.root.rglob("*")}
@@ -154,8 +154,8 @@ def test_f24_with_every_checkpoint_damaged_it_is_refused_and_not_begun_afresh(ru
     assert {path: path.is_dir() or path.stat().st_mtime_ns for path in run.root.rglob("*")} == before
 
 
-# other ends ------------------------------------------------------------------------------------------------------------
-def test_f10_an_actor_that_dies_too_often_ends_the_run_with_its_state_saved(tmp_path):
+# other ends -------------------------------------------------------------------------------------------------------
+def test_f10_an_actor_that_dies_too_often_ends_the_run_with_4(tmp_path):
     with Program(tmp_path, *ENDLESS, "--supervisor.max_restarts", "1") as program:
         program.until_training(500)
         replaced(program, "actor 0", program.kill("actor 0"), 15)
@@ -166,7 +166,7 @@ def test_f10_an_actor_that_dies_too_often_ends_the_run_with_its_state_saved(tmp_
         assert not program.leftovers()
 
 
-def test_f11_a_killed_learner_ends_the_run_which_says_how_to_go_on(tmp_path):
+def test_f11_a_killed_learner_ends_the_run_with_a_resume_hint(tmp_path):
     with Program(tmp_path, *ENDLESS, "--learner.checkpoint_replay", "--learner.checkpoint_period", "0.1") as program:
         program.until_training(500)
         program.until(lambda: manifests(tmp_path) and list(tmp_path.rglob(".temporary_*")), 60, "a second checkpoint in the making")
@@ -176,7 +176,7 @@ def test_f11_a_killed_learner_ends_the_run_which_says_how_to_go_on(tmp_path):
         assert not program.leftovers()
 
 
-def test_f13_f55_when_main_is_killed_its_children_and_what_environments_started_go_with_it(tmp_path):
+def test_f13_f55_killing_main_ends_its_children_and_theirs(tmp_path):
     with Program(tmp_path, *ENDLESS, *STARTING, environment=STARTED) as program:
         program.until_training(500)
         program.children()
@@ -185,7 +185,7 @@ def test_f13_f55_when_main_is_killed_its_children_and_what_environments_started_
         assert not program.leftovers(seconds=3 * SLOW)
 
 
-def test_f56_f58_sigquit_of_main_while_its_children_import_leaves_nothing(tmp_path):
+def test_f56_f58_sigquit_during_imports_leaves_no_process(tmp_path):
     with Program(tmp_path, *ENDLESS, before=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0))) as program:
         program.until(lambda: (program.children(), len(program.family) >= 5)[1], 60, "children to be started")
         os.kill(program.process.pid, signal.SIGQUIT)
@@ -194,7 +194,7 @@ def test_f56_f58_sigquit_of_main_while_its_children_import_leaves_nothing(tmp_pa
 
 
 def no_descriptors(pid: int) -> tuple[int, int]:
-    """Let a process open nothing more. Returns the limits that it had."""
+    """Forbid a process to open more descriptors and return its previous limits."""
     taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(set(range(len(taken) + 1)) - taken), limits[1]))
@@ -202,8 +202,8 @@ def no_descriptors(pid: int) -> tuple[int, int]:
 
 
 @pytest.mark.timeout(180)
-def test_f54_f55_f56_f57_deaths_are_seen_strays_end_a_restart_is_tried_again_and_a_hangup_saves(tmp_path):
-    """Started by somebody who ignores SIGCHLD."""
+def test_f54_f55_f56_f57_restarts_are_retried_and_sighup_saves(tmp_path):
+    """The caller ignores SIGCHLD."""
     def before():
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
@@ -234,7 +234,7 @@ def test_f54_f55_f56_f57_deaths_are_seen_strays_end_a_restart_is_tried_again_and
 
 @pytest.mark.faults
 @pytest.mark.timeout(240)
-def test_f54_an_actor_that_cannot_be_started_any_more_ends_the_run_with_its_state_saved(tmp_path):
+def test_f54_an_actor_that_cannot_be_restarted_ends_the_run(tmp_path):
     with Program(tmp_path, *ENDLESS) as program:
         program.until_training(500)
         no_descriptors(program.process.pid)
@@ -246,19 +246,19 @@ def test_f54_an_actor_that_cannot_be_started_any_more_ends_the_run_with_its_stat
 
 
 @pytest.mark.parametrize("begun", ["main imports", "children are started"])
-def test_f20_ctrl_c_during_start_up_which_every_process_hears_leaves_nothing(tmp_path, begun):
+def test_f20_ctrl_c_during_start_up_leaves_no_process(tmp_path, begun):
     with Program(tmp_path, *ENDLESS) as program:
         maps = Path(f"/proc/{program.process.pid}/maps")
         moments = {"main imports": lambda: "numpy" in maps.read_text(),
                    "children are started": lambda: (program.children(), len(program.family) >= 3)[1]}
         program.until(moments[begun], 60, begun)
-        os.killpg(program.process.pid, signal.SIGINT)  # as a terminal does
+        os.killpg(program.process.pid, signal.SIGINT)  # like a terminal, to the whole process group
         assert program.until_ended(15 * SLOW) == 130, program.output
         assert not program.leftovers()
         assert "Traceback" not in program.output and "restarted" not in program.output, program.output
 
 
-def test_f20_an_interrupt_during_an_evaluation_and_a_checkpoint_write_saves_and_leaves_130(tmp_path):
+def test_f20_ctrl_c_while_evaluating_and_saving_exits_130(tmp_path):
     words = ("--learner.checkpoint_replay", "--learner.checkpoint_period", "0.1", "--evaluator.period", "0.01")
     with Program(tmp_path, *ENDLESS, *words) as program:
         program.until(lambda: manifests(tmp_path) and (tmp_path / "models" / "test_one.pth").exists(), 60, "evaluation and checkpoint")
@@ -271,10 +271,10 @@ def test_f20_an_interrupt_during_an_evaluation_and_a_checkpoint_write_saves_and_
         model_file.load_weights(tmp_path / "models" / "test_one.pth")
 
 
-def test_f22_a_second_interrupt_leaves_at_once_with_its_files_intact(tmp_path):
+def test_f22_a_second_ctrl_c_exits_at_once_with_files_intact(tmp_path):
     with Program(tmp_path, *SAVING) as program:
         program.until(lambda: manifests(tmp_path), 60, "the first checkpoint")
-        os.kill(program.children()["learner 0"], signal.SIGSTOP)  # it cannot save now
+        os.kill(program.children()["learner 0"], signal.SIGSTOP)  # so that it cannot save
         os.kill(program.process.pid, signal.SIGINT)
         time.sleep(1)
         os.kill(program.process.pid, signal.SIGINT)

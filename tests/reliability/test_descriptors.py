@@ -1,4 +1,4 @@
-"""Programs that are started without some of the descriptors 0, 1 and 2, or with few others (F60, F62)."""
+"""Programs start without some of the descriptors 0, 1 and 2, or with few descriptors (F60, F62)."""
 
 import itertools
 import os
@@ -33,8 +33,8 @@ def close(numbers):
 
 
 @pytest.mark.parametrize("numbers", CLOSED, ids=str)
-def test_f60_closed_standard_descriptors_are_opened_on_the_null_device(tmp_path, numbers):
-    """By whatever of the program is imported first."""
+def test_f60_closed_standard_descriptors_become_dev_null(tmp_path, numbers):
+    """Whichever module is imported first opens them."""
     script = LOOK.format(numbers=numbers, module=("utils.errors", "utils.config.dotted_settings")[len(numbers) % 2])
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "said")], input="typed\n", capture_output=True, text=True,
                           timeout=60, cwd=PROJECT, preexec_fn=lambda: close(numbers))
@@ -43,7 +43,7 @@ def test_f60_closed_standard_descriptors_are_opened_on_the_null_device(tmp_path,
     assert done.stdout.strip() == ("typed" if not {0, 1} & {*numbers} else "") and ("shown" in done.stderr) is (2 not in numbers)
 
 
-def test_f60_a_run_without_standard_descriptors_trains_and_saves_what_it_counted(tmp_path):
+def test_f60_a_run_without_standard_descriptors_trains_and_saves(tmp_path):
     with Program(tmp_path, *CARTPOLE, "--updates", "30", before=lambda: close((0, 1, 2))) as program:
         assert program.until_ended(90) == 0 and not program.leftovers()
     state, path = run_checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
@@ -58,7 +58,7 @@ def limited(what, amount):
 @pytest.mark.parametrize(("limit", "part"), [
     (limited(resource.RLIMIT_NOFILE, 24), "are allowed: raise the limit by ulimit -n"),
     (limited(resource.RLIMIT_FSIZE, 1 << 20), "ulimit -f, which counts shared memory too")], ids=["n", "f"])
-def test_f62_limits_that_are_too_low_are_refused_in_one_sentence(tmp_path, limit, part):
+def test_f62_limits_that_are_too_low_are_refused_in_one_line(tmp_path, limit, part):
     with Program(tmp_path, *CARTPOLE, before=limit) as program:
         assert program.until_ended(90) == 2
         assert part in program.output and program.output.count("\n") == 1, program.output
@@ -66,8 +66,7 @@ def test_f62_limits_that_are_too_low_are_refused_in_one_sentence(tmp_path, limit
     assert not (tmp_path / "logs").exists()
 
 
-def test_f62_a_run_needs_fewer_descriptors_than_it_says(tmp_path):
-    """With exactly as many as it asks for it ends well."""
+def test_f62_a_run_works_with_the_descriptors_it_asks_for(tmp_path):
     with Program(tmp_path, *CARTPOLE, before=limited(resource.RLIMIT_NOFILE, 24)) as refused:
         refused.until_ended(90)
     needed = int(refused.output.partition(" open files")[0].rpartition(" ")[2])

@@ -1,4 +1,4 @@
-"""Environments and agents that misbehave, in the real program (F11, F14-F19, F32, F39, F50, F53, F55)."""
+"""Environments and agents that misbehave in the real program (F11, F14-F19, F32, F39, F46, F47, F50, F53, F55)."""
 
 import json
 import math
@@ -25,8 +25,8 @@ def values(root, name):
 
 
 @pytest.mark.timeout(300)
-def test_f14_f15_f32_one_actors_faults_are_named_and_forgiven_and_no_torn_row_is_ever_learnt_from(tmp_path):
-    """Actor 1 fails when it is made, at a reset, and at step 1000; actor 0 hangs in its second stream; then the run ends well."""
+def test_f14_f15_f32_failing_actors_are_replaced_no_step_is_torn(tmp_path):
+    """Actor 1 fails when made, at a reset and at step 1000; actor 0 hangs in environment 1; then the run goes on."""
     listed = [{"kind": kind, "where": f"actor {actor}", "stream": 1, "at": at, "once": str(tmp_path / kind)}
               for kind, actor, at in (("init", 1, 0), ("reset", 1, 0), ("raise", 1, 1_000), ("hang", 0, 150))]
     silence = "s (supervisor.heartbeat_timeout), within the environment of stream 1"
@@ -43,17 +43,17 @@ def test_f14_f15_f32_one_actors_faults_are_named_and_forgiven_and_no_torn_row_is
     for message, note in zip(messages, ("", "in reset of stream 1, at its step 0", "in step of stream 1, at its step 1000")):
         said = next((line for line in told.splitlines() if line.startswith("supervisor") and message in line), told)
         assert said.count("actor 1 (pid") == 1 and note in said and "actor 1, its environments seeded with" in said
-        assert told.count(f"RuntimeError: {message}\n") == 1  # the traceback, once
+        assert told.count(f"RuntimeError: {message}\n") == 1  # the traceback is printed once
 
 
-def test_f15_a_failure_of_every_actor_at_its_start_ends_the_run_at_once(tmp_path):
+def test_f15_the_run_ends_if_every_actor_fails_at_its_start(tmp_path):
     with Program(tmp_path, *FAULTY, "--num_actors", "2", environment=faults({"kind": "init", "where": "actor"})) as program:
         assert program.until_ended(100) == 4 and not program.leftovers()
     assert program.output.count("failed: RuntimeError: the simulator has no licence") <= 3
     assert program.output.count("restarted (") <= 1
 
 
-def test_f15_an_environment_that_cannot_be_made_at_all_is_refused(tmp_path):
+def test_f15_an_environment_that_cannot_be_made_is_refused(tmp_path):
     program = start(tmp_path, *FAULTY, environment=faults({"kind": "init"}))
     assert program.returncode == 2 and len(program.stderr.splitlines()) == 1
     assert "RuntimeError: the simulator has no licence" in program.stderr and "faults.py, line" in program.stderr
@@ -65,26 +65,26 @@ LEAVES = "the environment called sys.exit(0)"
 @pytest.mark.parametrize(("kind", "message"), [
     ("exit", LEAVES), *(pytest.param(kind, f"the environment raised {message}", marks=pytest.mark.faults) for kind, message in (
         ("unreadable", "Unreadable: (its __str__ raises ValueError)"), ("import", "ImportError: no module of levels")))])
-def test_f46_an_environment_that_leaves_the_program_has_an_error_of_its_own(tmp_path, kind, message):
+def test_f46_an_environment_that_calls_exit_is_reported(tmp_path, kind, message):
     program = start(tmp_path, *FAULTY, *INLINE, environment=faults({"kind": kind, "at": 50}))
     assert program.returncode == 4, program.stderr
     assert message in program.stderr and "in step of stream 0, at its step 50" in program.stderr
 
 
-def test_f46_an_environment_that_leaves_as_it_is_made_is_refused(tmp_path):
+def test_f46_an_environment_that_exits_when_made_is_refused(tmp_path):
     program = start(tmp_path, *FAULTY, "--check", environment=faults({"kind": "exit when made"}))
     assert program.returncode == 2 and len(program.stderr.splitlines()) == 1
     assert "its constructor called sys.exit(0)" in program.stderr and "faults.py, line" in program.stderr
 
 
-def test_f47_an_observation_far_outside_its_box_is_the_environments_error_and_no_learning_rate_is_blamed(tmp_path):
+def test_f47_an_observation_far_outside_its_box_is_reported(tmp_path):
     program = start(tmp_path, *FAULTY, *INLINE, "--env.kwargs", '{"bound": 100000}', environment=faults({"kind": "far", "at": 50}))
     assert program.returncode == 4 and "agent.lr" not in program.stderr, program.stderr
     assert "observation of stream 0 at step 50 is" in program.stderr and "expected a value near -100000.0 .. 100000.0" in program.stderr
 
 
 @pytest.mark.faults
-def test_f46_no_process_of_the_local_engine_takes_it_for_its_end(tmp_path):
+def test_f46_sys_exit_of_an_environment_is_no_normal_end(tmp_path):
     words = (*FAULTY, "--supervisor.max_restarts", "1", "--evaluator.period", "1")
     for number, role in enumerate(("actor", "evaluator")):
         with Program(tmp_path / role, *words, environment=faults({"kind": "exit", "where": role, "at": 10})) as program:
@@ -102,7 +102,7 @@ def test_f46_no_process_of_the_local_engine_takes_it_for_its_end(tmp_path):
         ("infinite reward", "reward of stream 0 at step 50 is inf"), ("wrong dtype", "observation of stream 0 at step 50 is"),
         ("wrong shape", "observation of stream 0 at step 50 is"), ("nothing", "step of stream 0 returned None at step 50"))),
     ("own", "nothing", "first of catch at step 1 is None")])
-def test_f16_f17_what_is_no_step_is_an_error_naming_field_value_stream_and_step(tmp_path, game, kind, message):
+def test_f16_f17_an_invalid_step_names_field_and_environment(tmp_path, game, kind, message):
     own = ("--config", "dqn-minatar-breakout", "--env_type", AGENTS + "Careless", "--game", "catch", "--engine", "inline")
     fault = {"kind": kind, "at": 50} if game == "gym" else {"kind": kind}
     program = start(tmp_path, *(own if game == "own" else (*FAULTY, *INLINE)), environment=faults(fault))
@@ -110,7 +110,7 @@ def test_f16_f17_what_is_no_step_is_an_error_naming_field_value_stream_and_step(
     assert "actor 0, its environments seeded with" in program.stderr
 
 
-def test_f18_one_loss_that_is_not_finite_is_skipped_and_counted(tmp_path):
+def test_f18_one_non_finite_loss_is_skipped_and_counted(tmp_path):
     fault = {"kind": "huge reward", "at": 100, "once": str(tmp_path / "once")}
     program = start(tmp_path, *FAULTY, *INLINE, "--agent.loss", "squared", "--agent.batch_size", "64", "--updates", "300",
                     "--memory.capacity", "1000", "--learner.log_period", "0.01", environment=faults(fault))
@@ -118,7 +118,7 @@ def test_f18_one_loss_that_is_not_finite_is_skipped_and_counted(tmp_path):
     assert values(tmp_path, "learner/skipped_updates")[-1] >= 1 and math.isfinite(values(tmp_path, "learner/loss")[-1])
 
 
-def test_f18_losses_that_are_never_finite_end_the_run_whose_last_checkpoint_is_sound(tmp_path):
+def test_f18_repeated_non_finite_losses_end_the_run_with_4(tmp_path):
     words = ("--agent.loss", "squared", "--learner.checkpoint_steps", "100", "--learner.max_bad_updates", "5")
     program = start(tmp_path, *FAULTY, *INLINE, *words, environment=faults({"kind": "huge reward", "at": 30}))
     assert program.returncode == 4 and "not finite in 5 updates in a row" in program.stderr and "agent.lr" in program.stderr
@@ -127,7 +127,7 @@ def test_f18_losses_that_are_never_finite_end_the_run_whose_last_checkpoint_is_s
 
 
 @pytest.mark.parametrize("kind", ["nan", "zero"])
-def test_f19_bad_priorities_are_an_error_by_value_and_zero_ones_are_none(tmp_path, kind):
+def test_f19_nan_priorities_are_refused_and_zero_is_accepted(tmp_path, kind):
     words = ("--memory_type", "prioritized", "--agent_type", AGENTS + "BadPriorities", "--updates", "20")
     program = start(tmp_path, *FAULTY, *INLINE, *words, environment=faults({"kind": f"{kind} priorities"}))
     if kind == "zero":
@@ -136,7 +136,7 @@ def test_f19_bad_priorities_are_an_error_by_value_and_zero_ones_are_none(tmp_pat
         assert program.returncode == 4 and "ValueError: priorities" in program.stderr, program.stderr
 
 
-def test_f39_a_game_that_never_ends_is_cut_at_the_cap_and_every_return_and_picture_kept(tmp_path):
+def test_f39_an_endless_game_is_truncated_at_the_step_cap(tmp_path):
     imageio = pytest.importorskip("imageio")
     words = ("--config", "dqn-minatar-breakout", "--env_type", AGENTS + "Endless", "--game", "catch", "--evaluator.max_steps", "40",
              "--evaluator.episodes", "1", "--clock.learn_start", "100")
@@ -151,7 +151,7 @@ def test_f39_a_game_that_never_ends_is_cut_at_the_cap_and_every_return_and_pictu
         assert len(list(video.iter_data())) == 3 * (1 + 40)
 
 
-def test_f11_a_learner_that_dies_while_a_finished_run_saves_ends_it_and_nobody_goes_on_evaluating(tmp_path):
+def test_f11_a_learner_that_dies_while_saving_ends_the_run(tmp_path):
     saving = tmp_path / "saving"
     words = ("--config", "dqn-minatar-breakout", "--env_type", AGENTS + "Endless", "--game", "catch", "--agent_type", AGENTS + "NeverSaved",
              "--steps", "300", "--clock.learn_start", "100", "--timestamp", "one", "--evaluator.max_steps", "1000000000")
@@ -162,9 +162,9 @@ def test_f11_a_learner_that_dies_while_a_finished_run_saves_ends_it_and_nobody_g
         assert "was killed by signal 9" in program.output and "this run has no checkpoint (one is due every 60 s" in program.output
 
 
-def test_f15_an_environment_that_cannot_be_made_in_a_later_life_is_tried_again(tmp_path):
+def test_f15_an_environment_failing_after_a_restart_is_retried(tmp_path):
     once = tmp_path / "once"
-    once.touch()  # not in the first life
+    once.touch()  # so that the fault is not due at the first start
     with Program(tmp_path, *FAULTY, "--num_actors", "1", "--steps", "100000000",
                  environment=faults({"kind": "init", "where": "actor 0", "once": str(once)})) as program:
         program.until_training(200)
@@ -177,7 +177,7 @@ def test_f15_an_environment_that_cannot_be_made_in_a_later_life_is_tried_again(t
         assert program.until_ended(15 * SLOW) == 130 and not program.leftovers()
 
 
-def test_f53_an_environment_that_leaves_with_0_has_its_process_replaced_and_ends_a_test_with_4(tmp_path):
+def test_f53_a_process_that_exits_with_0_is_replaced(tmp_path):
     leaving = [{"kind": "leave", "where": where, "at": at, "once": str(tmp_path / where)}
                for where, at in (("actor", 300), ("evaluator", 25))]
     words = ("--num_actors", "1", "--steps", "100000000", "--evaluator.period", "0.5")
@@ -194,14 +194,14 @@ def test_f53_an_environment_that_leaves_with_0_has_its_process_replaced_and_ends
     assert tested.returncode == 4 and "ended with exit code 0 and said nothing" in tested.stderr
 
 
-def test_f55_what_environments_start_in_main_ends_with_an_inline_run_too(tmp_path):
+def test_f55_children_of_environments_end_with_an_inline_run(tmp_path):
     with Program(tmp_path, *FAULTY, *INLINE, "--updates", "20", environment=faults({"kind": "start"})) as program:
         program.until(lambda: program.strays(), 60, "strays")
         assert program.until_ended(30 * SLOW) == 0 and not program.leftovers()
         assert [len(started) for started in program.strays().values()] == [0]
 
 
-def test_f50_an_environment_that_changes_the_folder_leaves_a_relative_root_where_it_was(tmp_path):
+def test_f50_a_relative_root_survives_an_environments_chdir(tmp_path):
     environment = faults({"kind": "chdir"})
     trained = start(tmp_path, *FAULTY, *INLINE, "--root", "here", "--updates", "5", environment=environment)
     assert trained.returncode == 0, trained.stderr

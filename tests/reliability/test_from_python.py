@@ -1,4 +1,4 @@
-"""A script that trains by utils.api, interrupted (F51)."""
+"""A script that trains by utils.api is interrupted (F51)."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ except KeyboardInterrupt as stopped:
 """
 
 
-def test_f51_an_interrupt_of_a_script_that_trains_saves_as_ctrl_c_does(tmp_path):
+def test_f51_an_interrupted_script_saves_as_ctrl_c_does(tmp_path):
     (tmp_path / "script.py").write_text(INTERRUPTED)
     script = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(PROJECT)}, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)

@@ -1,4 +1,4 @@
-"""The inline engine: reproducible for a seed, exact in its ratio, and a resumed run equals one that was not stopped (F26, F34)."""
+"""The inline engine is reproducible and resumes bit for bit (F26, F34, F42)."""
 
 import copy
 import json
@@ -32,7 +32,7 @@ REPLAY = json.dumps([
 ELITE = json.dumps([{"type": "queue", "capacity": 16, "sample_ratio": 0.5},
                     {"type": "elite", "capacity": 10, "sample_ratio": 0.5, "elite_batch_size": 3, "lambda_batches": 1000}])
 UNROLLS = (*SMALL, "--agent.unroll_length", "5", "--agent.batch_size", "10")
-RUNS = {  # every agent, and every memory
+RUNS = {  # every agent and every memory
     "shared": (*CARTPOLE, "--memory_type", "shared"), "prioritized": (*CARTPOLE, "--memory_type", "prioritized"),
     "rainbow": ("--config", "rainbow-cartpole", *SMALL),
     "on the learner's device": (*CARTPOLE, "--memory_type", "prioritized", "--learner.memory_device", "learner",
@@ -56,7 +56,7 @@ def train(root: Path, *arguments: str) -> Context:
 
 
 def run(root: Path, *arguments: str) -> dict:
-    """The same in a process of its own, as a run that is continued must be. Returns the checkpoint of run test_one."""
+    """Train in a process of its own, as a resumed run must, and return the checkpoint of run test_one."""
     subprocess.run([sys.executable, str(PROJECT / "main.py"), "--root", str(root), *arguments], check=True, timeout=100)
     return run_checkpoint.load(root / "models" / "test_one_checkpoints")[0]
 
@@ -70,7 +70,7 @@ def metrics(context: Context) -> list[dict]:
 
 
 def differences(first, second, path="") -> list[str]:
-    """Where two nested states differ, to the bit; a NaN is equal to itself."""
+    """Return the paths at which two nested states differ in any bit; a NaN equals itself."""
     if isinstance(first, dict):
         assert first.keys() == second.keys(), path
         return [found for key in first for found in differences(first[key], second[key], f"{path}/{key}")]
@@ -83,12 +83,12 @@ def differences(first, second, path="") -> list[str]:
     return [] if same else [path]
 
 
-def test_every_agent_is_among_the_runs():
+def test_the_runs_cover_every_agent():
     assert {read_options(words).agent_type for words in RUNS.values()} == set(AgentsDict)
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_f34_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path, name):
+def test_f34_a_seed_determines_the_weights(tmp_path, name):
     arguments = (*RUNS[name], "--steps", "600", "--num_actors", "2")
     first, second = (saved(train(tmp_path / name, *arguments)) for name in ("a", "b"))
     context = train(tmp_path / "c", *arguments, "--seed", "2")
@@ -96,13 +96,14 @@ def test_f34_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_pa
     assert not differences(first["agent"], second["agent"])
     weights, _ = model_file.load_weights(context.options.checkpoint_folder)
     model_file.load_into(model := context.make_agent().model, weights, context.options.checkpoint_folder)
-    assert not differences(other["agent"]["model"], dict(model.state_dict()))  # a checkpoint of every agent is a model to test
+    # a checkpoint of every agent is a model to test
+    assert not differences(other["agent"]["model"], dict(model.state_dict()))
     assert differences(first["agent"]["model"], other["agent"]["model"])
 
 
 @pytest.mark.parametrize("steps", [800, pytest.param(2_000, marks=pytest.mark.faults)])
 @pytest.mark.parametrize("name", RUNS)
-def test_f26_a_resumed_run_equals_the_run_that_was_not_stopped(tmp_path, name, steps):
+def test_f26_a_resumed_run_equals_an_uninterrupted_run(tmp_path, name, steps):
     exact = (*RUNS[name], "--learner.checkpoint_replay", "true", "--timestamp", "one",
              "--agent.lr_schedule", "linear", "--agent.lr_updates", "3000", "--evaluator.steps", "50")
     first = saved(train(tmp_path / "straight", *exact, "--learner.checkpoint_steps", str(steps), "--steps", str(2 * steps)))
@@ -114,12 +115,15 @@ def test_f26_a_resumed_run_equals_the_run_that_was_not_stopped(tmp_path, name, s
     assert len(evaluations(tmp_path / "straight")) > 5
     assert evaluations(tmp_path / "halves") == evaluations(tmp_path / "straight")
     models = [model_file.load_weights(tmp_path / half / "models" / "test_one.pth")[1] for half in ("straight", "halves")]
-    of_starts = [model.pop("options") for model in models]  # when each was to stop, and from what it went on
+    of_starts = [model.pop("options") for model in models]  # they differ in when to stop and what to resume
     assert models[0] == models[1] and of_starts[0]["agent"] == of_starts[1]["agent"]
 
 
 def evaluations(root: Path) -> dict[int, dict[str, float]]:
-    """Step -> values; of an evaluation that ends a part of a run, and is made again by the next, they must be the same."""
+    """Return the evaluator's values by step.
+
+    The evaluation that ends one part of a run is repeated by the next part and must give the same values.
+    """
     found: dict[int, dict[str, float]] = {}
     for line in (root / "logs" / "test_one" / "metrics.jsonl").read_text().splitlines():
         values = {name: value for name, value in json.loads(line)["values"].items() if name.startswith("evaluator/")}
@@ -128,7 +132,7 @@ def evaluations(root: Path) -> dict[int, dict[str, float]]:
     return found
 
 
-def test_f42_of_a_resumed_run_only_the_evaluations_that_end_its_parts_are_new(tmp_path, alone):
+def test_f42_a_resumed_run_repeats_no_other_evaluations(tmp_path, alone):
     arguments = (*RUNS["r2d2"], "--learner.checkpoint_replay", "true", "--timestamp", "one", "--evaluator.steps", "250",
                  "--evaluator.episodes", "3", "--evaluator.num_envs", "2")
     train(tmp_path / "straight", *arguments, "--learner.checkpoint_steps", "400", "--steps", "1200")
@@ -147,7 +151,7 @@ def test_samples_per_insert_is_exact(tmp_path):
     assert 0 <= owed < 16
 
 
-def test_weights_alone_can_start_a_new_run(tmp_path):
+def test_a_new_run_can_start_from_weights_alone(tmp_path):
     first = train(tmp_path, *CARTPOLE, "--steps", "400", "--timestamp", "one")
     weights, _ = model_file.load_weights(first.options.model_path)
     second = train(tmp_path, *CARTPOLE, "--steps", "50", "--timestamp", "two", "--model_file", str(first.options.model_path))
@@ -167,13 +171,13 @@ def test_every_checkpoint_can_be_tested_and_started_from(tmp_path, capsys):
         assert (report["model"]["checkpoint"], report["model"]["signature"]) == (folder.name, "test_one")
         assert len(report["returns"]) == 3 and report["summary"]["solved_share"] == 0
         assert f"{folder.name} on CartPole-v1" in capsys.readouterr().out
-    assert folders == sorted(path for path in folders[0].parent.glob("step_*"))  # nothing was put among them
+    assert folders == sorted(path for path in folders[0].parent.glob("step_*"))  # testing has added nothing among them
     second = train(tmp_path, *CARTPOLE, "--steps", "50", "--timestamp", "two", "--model_file", str(folders[1]))
     assert not differences(saved(second)["agent"]["model"], run_checkpoint.read(folders[1], ["agent"])["agent"]["model"])
 
 
 @pytest.mark.parametrize("learners", [1, 2])
-def test_a_run_that_starts_from_weights_alone_has_them_in_every_learners_target_too(tmp_path, monkeypatch, learners):
+def test_weights_alone_initialise_every_learners_target(tmp_path, monkeypatch, learners):
     first = train(tmp_path, *CARTPOLE, "--steps", "400", "--timestamp", "one")
     weights, _ = model_file.load_weights(first.options.model_path)
     targets, learn = {}, DQN.learn
@@ -188,7 +192,7 @@ def test_a_run_that_starts_from_weights_alone_has_them_in_every_learners_target_
     assert len(targets) == learners and not any(differences(dict(target), weights) for target in targets.values())
 
 
-def test_a_resumed_run_keeps_a_better_model_than_its_own_though_its_checkpoint_is_older(tmp_path, alone):
+def test_a_resumed_run_keeps_the_better_model_of_the_old_one(tmp_path, alone):
     first = train(tmp_path, *CARTPOLE, "--steps", "200", "--timestamp", "one").options
     weights, metadata = model_file.load_weights(first.model_path)
     model_file.save_weights(first.model_path, weights, {**metadata, "score": 1e9})
@@ -197,7 +201,7 @@ def test_a_resumed_run_keeps_a_better_model_than_its_own_though_its_checkpoint_i
     assert second.clock.scores[0] < second.clock.scores[1] == metadata["score"] == 1e9 and not differences(kept, weights)
 
 
-SCHEDULES = {  # a run, and a name of what the learner reports, with the value it has after so many updates
+SCHEDULES = {  # a run, a statistic of the learner, and its expected value after so many updates
     "beta": ((*CARTPOLE, "--memory_type", "prioritized", "--memory.beta_updates", "1000"),
              "beta", lambda updates: 0.4 + 0.6 * updates / 1000),
     "beta on the learner's device": ((*RUNS["on the learner's device"], "--memory.beta_updates", "1000"),
@@ -207,7 +211,7 @@ SCHEDULES = {  # a run, and a name of what the learner reports, with the value i
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_what_goes_by_updates_goes_on_in_a_run_that_is_resumed_without_its_replay(tmp_path, alone, monkeypatch, name):
+def test_schedules_by_updates_continue_without_a_stored_replay(tmp_path, alone, monkeypatch, name):
     arguments, reported, after = SCHEDULES[name]
     first = train(tmp_path, *arguments, "--learner.log_period", "1e-9", "--steps", "300", "--timestamp", "one")
     found = []
@@ -219,7 +223,7 @@ def test_what_goes_by_updates_goes_on_in_a_run_that_is_resumed_without_its_repla
 
 
 @pytest.mark.parametrize(("learners", "without_room"), [(1, 0), (2, 0), (2, 1)])
-def test_a_replay_that_there_is_no_room_to_copy_is_a_checkpoint_that_was_not_written(tmp_path, monkeypatch, capsys, learners, without_room):
+def test_a_replay_too_large_to_copy_fails_one_checkpoint(tmp_path, monkeypatch, capsys, learners, without_room):
     copied, state_dict = [], Trajectories.state_dict  # of every learner in turn
 
     def limited(trajectories):
@@ -237,13 +241,13 @@ def test_a_replay_that_there_is_no_room_to_copy_is_a_checkpoint_that_was_not_wri
     assert {f"memory{suffix}" for suffix in ("", "_1")[:learners]} <= saved(context).keys()
 
 
-def test_the_last_updates_are_reported_though_no_report_was_due(tmp_path):
+def test_the_last_updates_are_reported_before_the_period_ends(tmp_path):
     context = train(tmp_path, *CARTPOLE, "--timestamp", "short", "--learner.log_period", "1e6", "--updates", "20")
     losses = [values["learner/loss"] for values in metrics(context) if "learner/loss" in values]
     assert len(losses) == 1 and np.isfinite(losses).all()
 
 
 @pytest.mark.parametrize("agent", ["ddpg", "sac"])
-def test_observations_and_actions_without_a_dimension_are_learnt_from(root, agent):
+def test_scalar_observations_and_actions_can_be_learnt_from(root, agent):
     context = train(root, "--config", f"{agent}-pendulum", *CONTROL, "--game", "tests.reliability.faults:Scalar-v0", "--updates", "20")
     assert context.clock.updates >= 20

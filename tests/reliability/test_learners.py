@@ -1,4 +1,4 @@
-"""Two learners of the real program: one is killed or stopped, the run is continued, and both stop together (F11, F37, F67, F68)."""
+"""Two learners of the real program are killed, stopped, resumed and ended together (F11, F37, F67, F68)."""
 
 import json
 import os
@@ -14,7 +14,7 @@ ENDLESS = ("--config", "dqn-cartpole", "--logger.period", "0.5", "--timestamp", 
            "--steps", "100000000", "--learner.compare_period", "10")
 
 
-def test_f11_f37_a_killed_learner_ends_the_run_with_its_state_saved_and_the_run_goes_on_with_two(tmp_path):
+def test_f11_f37_a_killed_learner_of_two_ends_a_resumable_run(tmp_path):
     with Program(tmp_path, *ENDLESS) as program:
         program.until_training(1_500)
         program.until(lambda: program.updates() > 0, 60, "updates")
@@ -28,7 +28,8 @@ def test_f11_f37_a_killed_learner_ends_the_run_with_its_state_saved_and_the_run_
         assert not program.leftovers()
         steps = program.agent_steps()
     state, _ = run_checkpoint.load(tmp_path / "models/test_one_checkpoints")
-    assert state["clock"]["updates"][0] > 0 and sum(state["clock"]["agent_steps"]) >= seen  # it was saved when the other one died
+    # saved after the other one died
+    assert state["clock"]["updates"][0] > 0 and sum(state["clock"]["agent_steps"]) >= seen
     with Program(tmp_path, "--config", "dqn-cartpole", "--resume", "test_one") as program:
         program.until_training(steps + 1_000)
         program.until(lambda: program.updates() > state["clock"]["updates"][0], 60, "updates")
@@ -39,7 +40,7 @@ def test_f11_f37_a_killed_learner_ends_the_run_with_its_state_saved_and_the_run_
     assert later["clock"]["updates"][0] == later["clock"]["updates"][1] > state["clock"]["updates"][0]
 
 
-def test_f11_a_learner_that_fails_alone_says_why_and_nobody_waits_for_ever(tmp_path):
+def test_f11_a_learner_that_fails_alone_ends_the_run_with_4(tmp_path):
     with Program(tmp_path, *ENDLESS, "--agent_type", "tests.reliability.faults:FailsAlone") as program:
         assert program.until_ended(60) == 4
         assert "learner 1" in program.output and "ValueError: a fault of this learner alone" in program.output
@@ -47,7 +48,7 @@ def test_f11_a_learner_that_fails_alone_says_why_and_nobody_waits_for_ever(tmp_p
 
 
 @pytest.mark.parametrize("stopped", [1, pytest.param(0, marks=pytest.mark.faults)])
-def test_f67_the_silence_of_a_learner_that_waits_is_the_other_ones_and_the_state_is_saved(tmp_path, stopped):
+def test_f67_the_stopped_learner_is_named_and_the_state_saved(tmp_path, stopped):
     faults = json.dumps([{"kind": "stop", "where": f"learner {stopped}", "at": 150}])
     with Program(tmp_path, *ENDLESS, "--agent_type", "tests.reliability.faults:Stops", "--supervisor.heartbeat_timeout", "6",
                  environment={"FAULTS": faults}) as program:
@@ -60,7 +61,7 @@ def test_f67_the_silence_of_a_learner_that_waits_is_the_other_ones_and_the_state
 
 @pytest.mark.faults
 @pytest.mark.parametrize("killed", [0, 1])
-def test_f68_a_learner_killed_between_two_steps_of_an_update_leaves_a_state_of_whole_updates(tmp_path, killed):
+def test_f68_a_learner_killed_in_an_update_leaves_a_whole_state(tmp_path, killed):
     faults = json.dumps([{"kind": "kill", "where": f"learner {killed}", "at": 40}])
     with Program(tmp_path, "--config", "sac-pendulum", *ENDLESS[2:], "--agent_type", "tests.reliability.faults:HalfAnUpdate",
                  "--clock.learn_start", "500", environment={"FAULTS": faults}) as program:

@@ -1,4 +1,4 @@
-"""What starts that are refused, disks that are full, and runs that end must not leave behind (F43)."""
+"""Refused starts, full disks and finished runs leave nothing behind (F43)."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ from tests.reliability.test_inline import CARTPOLE
 from utils import run_registry
 from utils.config.command_line import read_options
 
-# A disk that is full when run.json is written: of the new file's name the folder keeps an entry
+# Fill the disk when run.json is written; a full disk still creates the file's directory entry.
 FULL_DISK = """
 import os, resource, sys
 def fill(event, arguments):
@@ -23,11 +23,11 @@ sys.addaudithook(fill)
 """
 
 
-def test_f43_neither_refused_starts_nor_full_disks_nor_runs_leave_anything_beside_their_results(tmp_path):
+def test_f43_starts_and_runs_leave_only_their_results(tmp_path):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(FULL_DISK)
     cases = {"full": (("--config", "dqn-cartpole", "--timestamp", "one"), {"PYTHONPATH": str(tmp_path / "site")}),
-             "lost": (("--config", "dqn-cartpole", "--resume", "test_one"), {}),  # its checkpoints and settings are gone
+             "lost": (("--config", "dqn-cartpole", "--resume", "test_one"), {}),  # its checkpoints and options are gone
              "done": ((*CARTPOLE, "--timestamp", "one", "--steps", "200"), {})}
     (tmp_path / "lost" / "models" / "test_one_checkpoints").mkdir(parents=True)
     for name in cases:
@@ -42,7 +42,7 @@ def test_f43_neither_refused_starts_nor_full_disks_nor_runs_leave_anything_besid
     assert told == [(2, 1), (3, 1), (0, 0)], [program.stderr for program in ended.values()]
     assert "the run's folder cannot be written" in ended["full"].stderr and "there is no checkpoint" in ended["lost"].stderr
     for name in ("full", "lost"):
-        assert not list((tmp_path / name).glob("logs/*")), name  # the timestamp is free
+        assert not list((tmp_path / name).glob("logs/*")), name  # the timestamp can be used again
     for name in cases:
         assert not list((tmp_path / f"temporary {name}").iterdir()), name
         assert not [path for path in (tmp_path / name).rglob("*") if path.name.startswith(".")], name
@@ -50,14 +50,14 @@ def test_f43_neither_refused_starts_nor_full_disks_nor_runs_leave_anything_besid
 
 @pytest.fixture
 def full(monkeypatch):
-    """Every write fails after the file was made."""
+    """Fail every write after its file was created."""
     def fail(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("core.checkpoint.tensor_file.os.fsync", fail)
 
 
-def test_what_cannot_be_written_leaves_the_old_file_and_nothing_else(tmp_path, full):
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path, full):
     (tmp_path / "latest").write_text("old")
     with pytest.raises(OSError):
         tensor_file.write_atomically(tmp_path / "latest", b"new")
@@ -68,7 +68,7 @@ def test_what_cannot_be_written_leaves_the_old_file_and_nothing_else(tmp_path, f
     assert [path.name for path in tmp_path.iterdir()] == ["latest"] and (tmp_path / "latest").read_text() == "old"
 
 
-def test_a_run_that_could_save_nothing_leaves_no_empty_folder_and_no_part_of_a_file(root):
+def test_ending_a_run_without_saves_removes_empty_folders(root):
     run = run_registry.claim(read_options(["--root", str(root), "--config", "dqn-cartpole"]))
     run_registry.save(run, {})
     run.checkpoint_folder.mkdir()
@@ -80,7 +80,7 @@ def test_a_run_that_could_save_nothing_leaves_no_empty_folder_and_no_part_of_a_f
     assert {path.name for path in run.log_folder.iterdir()} == {"metrics.jsonl", "run.json"}
 
 
-def test_a_claim_that_fails_is_undone_and_one_of_a_run_that_goes_on_touches_nothing(root, monkeypatch):
+def test_a_failed_claim_is_undone_but_resumed_runs_keep_files(root, monkeypatch):
     options = read_options(["--root", str(root), "--config", "dqn-cartpole"])
 
     def no_locks(descriptor, operation):

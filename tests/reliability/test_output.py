@@ -1,4 +1,4 @@
-"""What a run prints while nobody reads it (F52)."""
+"""A run's output is not read by anybody (F52)."""
 
 import fcntl
 import os
@@ -18,14 +18,14 @@ PRINTING = faults({"kind": "print"})
 
 
 def full_pipe():
-    """Both ends of one that has no room for a single line more."""
+    """Return both ends of a pipe that has no room for another line."""
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
     os.write(writer, b"-" * 4096)
     return reader, writer
 
 
-def test_f52_nobody_reads_and_a_run_trains_saves_replaces_and_ends(tmp_path):
+def test_f52_a_run_whose_output_is_not_read_trains_and_ends(tmp_path):
     reader, writer = full_pipe()
     words = ("--num_actors", "1", "--steps", "100000000", "--learner.checkpoint_period", "0.5", "--supervisor.heartbeat_timeout", "5",
              "--evaluator.period", "1e9")
@@ -44,7 +44,7 @@ def test_f52_nobody_reads_and_a_run_trains_saves_replaces_and_ends(tmp_path):
     os.close(reader), os.close(writer)
 
 
-def test_f52_who_reads_again_sees_how_much_was_dropped_and_all_of_the_end(tmp_path):
+def test_f52_a_late_reader_sees_the_dropped_count_and_the_end(tmp_path):
     terminal, side = os.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, b"\x28\x00\x64\x00\x00\x00\x00\x00")  # 40 lines of 100 columns
     seen = []
@@ -73,7 +73,7 @@ def test_f52_who_reads_again_sees_how_much_was_dropped_and_all_of_the_end(tmp_pa
 
 
 @pytest.mark.faults
-def test_f52_nobody_reads_and_a_sweep_makes_all_of_its_runs(tmp_path):
+def test_f52_a_sweep_whose_output_is_not_read_finishes(tmp_path):
     reader, writer = full_pipe()
     words = ("--root", str(tmp_path), "--configs", "dqn-cartpole", "--seeds", "1", "2", "--", *INLINE, "--updates", "10",
              "--clock.learn_start", "50", "--evaluator.episodes", "1")

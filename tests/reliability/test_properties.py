@@ -1,4 +1,4 @@
-"""Arbitrary input is refused with a message and exit code 2 or 3, or taken; it never ends in a traceback."""
+"""Arbitrary input is accepted or refused with exit code 2 or 3, and never ends in a traceback."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ from utils.options import CONFIGS, Options
 QUICK = settings(derandomize=True, deadline=None, max_examples=100, database=None,
                  suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 BASE, _ = rows.from_row(rows.find_row("dqn-cartpole"))
-NAMES = sorted(set(annotations(BASE)) - {"root"})  # where things would be made
+NAMES = sorted(set(annotations(BASE)) - {"root"})  # root decides where files are made
 REPLAY = ("--config", "replay-minatar-breakout", "--env_type", "catch", "--game", "catch")
 
 texts = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)
@@ -33,7 +33,7 @@ plain = st.recursive(st.one_of(st.none(), st.booleans(), numbers, texts),
 
 
 def outcome(words, root):
-    """None when the words are taken; else the exit code, after a look at what was printed."""
+    """Return None if the words are accepted, else the exit code; assert that the output is an error message."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(io.StringIO()):
@@ -60,7 +60,7 @@ def outcome(words, root):
 @example([["--resume"], ["--mode", "2"]])
 @example([["--agent_type", "os:path"]])
 @example([["--env_type", "core.env:Env"]])
-def test_arbitrary_words_on_the_command_line(root, words):
+def test_arbitrary_words_are_accepted_or_refused(root, words):
     assert outcome(["--config", "dqn-cartpole", *(word for group in words for word in group)], root) in (None, 0, 2, 3)
     assert not list(root.iterdir())
 
@@ -73,7 +73,7 @@ def test_arbitrary_words_on_the_command_line(root, words):
 @example('[{"type": "standard", "capacity": 10, "sample_ratio": NaN}]')
 @example('[{"type": "standard", "capacity": 1, "capacity": true, "sample_ratio": 1}]')
 @example("[" * 100_000)
-def test_arbitrary_replay_lists(root, text):
+def test_arbitrary_replay_lists_are_accepted_or_refused(root, text):
     assert outcome([*REPLAY, f"--memory.replay_parameters={text}"], root) in (None, 2)
     assert not list(root.iterdir())
 
@@ -85,7 +85,7 @@ def test_arbitrary_replay_lists(root, text):
 @example({"model_type": None})
 @example({"memory_type": ["shared"]})
 @example({3: 4})
-def test_arbitrary_rows_of_configs(root, settings):
+def test_arbitrary_configs_are_accepted_or_refused(root, settings):
     row = {**rows.find_row("dqn-cartpole"), **settings, "name": "fuzzed"}
     CONFIGS.append(row)
     try:
@@ -96,7 +96,7 @@ def test_arbitrary_rows_of_configs(root, settings):
 
 
 @pytest.mark.parametrize("row", [{}, {"name": None}, {"name": ["a"]}, {"name": "dqn-cartpole"}, "dqn-cartpole", None])
-def test_rows_without_a_name_of_their_own(root, row):
+def test_configs_without_a_name_of_their_own_are_refused(root, row):
     CONFIGS.append(row)
     try:
         assert outcome(["--config", "dqn-cartpole"], root) == 2
@@ -113,7 +113,7 @@ def saved(tmp_path_factory):
 
 
 def signed(content):
-    """A manifest whose own checksum is right."""
+    """Return a manifest whose own checksum is right."""
     return {**content, "sha256": run_checkpoint._digest(content)} if isinstance(content, dict) else content
 
 
@@ -130,13 +130,13 @@ manifests = st.one_of(
 @example(b"[" * 100_000)
 @example(json.dumps(signed({"files": {"a\0": {"size": 1, "sha256": ""}}})).encode())
 @example(json.dumps(signed({"files": {"agent.pt": {"size": 1e999, "sha256": ""}}})).encode())
-def test_arbitrary_manifests_of_checkpoints(saved, content):
+def test_arbitrary_manifests_raise_checkpoint_error(saved, content):
     manifest, original, *_ = saved
     manifest.write_bytes(content)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             state, _ = run_checkpoint.load(manifest.parent.parent)
-        assert state == {}  # a manifest that lists nothing
+        assert state == {}  # the manifest lists no files
     except CheckpointError as error:
         assert "manifest" in str(error) or "step_" in str(error)
     finally:
@@ -145,7 +145,7 @@ def test_arbitrary_manifests_of_checkpoints(saved, content):
 
 @QUICK
 @given(st.integers(0, 2_000), st.binary(min_size=1, max_size=8))
-def test_model_files_with_arbitrary_bytes_in_them(saved, position, content):
+def test_model_files_with_arbitrary_bytes_are_refused(saved, position, content):
     *_, path, original = saved
     position %= len(original)
     path.write_bytes(original[:position] + content + original[position + len(content):])
@@ -160,7 +160,7 @@ def test_model_files_with_arbitrary_bytes_in_them(saved, position, content):
                      lambda options: json.dumps({"config": "dqn-cartpole", "options": options, "file": {}}).encode())))
 @example(json.dumps({"config": 3, "options": {"agent_type": 5}, "file": []}).encode())
 @example(json.dumps({"config": "dqn-cartpole", "options": {}, "file": {}}).encode())
-def test_arbitrary_settings_files_of_runs_that_are_continued(tmp_path, content):
+def test_arbitrary_run_json_files_are_accepted_or_refused(tmp_path, content):
     folder = tmp_path / "logs" / "a_b"
     folder.mkdir(parents=True, exist_ok=True)
     (tmp_path / "models" / "a_b_checkpoints").mkdir(parents=True, exist_ok=True)
@@ -169,5 +169,5 @@ def test_arbitrary_settings_files_of_runs_that_are_continued(tmp_path, content):
     assert outcome(["--config", "dqn-cartpole", "--resume", "newest"], tmp_path) in (None, 2, 3)
 
 
-def test_the_names_that_are_tried_are_those_there_are():
+def test_the_fuzzed_names_are_options():
     assert set(NAMES) < set(flatten(BASE)) and {"agent.lr", "memory.capacity", "config", "device"} <= set(NAMES)

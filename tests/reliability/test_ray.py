@@ -1,4 +1,4 @@
-"""The Ray engine seen from outside: one machine, clusters, and what may be lost of them (F37, F38, F63 to F65, F69, F70)."""
+"""Ray clusters lose processes and nodes, seen from outside (F37, F38, F63-F65, F69, F70)."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def authenticated(monkeypatch):
 
 
 def listening(program: Program) -> set[str]:
-    """Addresses at which this program's processes listen."""
+    """Return the addresses at which this program's processes listen."""
     program.children()
     found = set()
     for member in [psutil.Process(program.process.pid), *program.family.values()]:
@@ -44,8 +44,8 @@ def listening(program: Program) -> set[str]:
 
 
 @pytest.mark.timeout(180)
-def test_f37_f38_one_machine_trains_listens_to_itself_only_restarts_an_actor_and_leaves_nothing(tmp_path, monkeypatch):
-    temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # short: Ray's sockets lie in it
+def test_f37_f38_a_local_ray_run_is_private_and_ends_clean(tmp_path, monkeypatch):
+    temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # short, because Ray's socket paths are limited to 107 bytes
     monkeypatch.setenv("TMPDIR", str(temporary))
     with Program(tmp_path, *ENDLESS, "--num_actors", "2") as program:
         program.until_training(1_500, seconds=100)
@@ -65,14 +65,15 @@ def test_f37_f38_one_machine_trains_listens_to_itself_only_restarts_an_actor_and
 
 @pytest.mark.cluster
 @pytest.mark.timeout(240)
-def test_f37_the_cluster_of_one_machine_wants_its_token_has_no_dashboard_and_counts_nothing_for_its_makers(tmp_path):
+def test_f37_a_local_cluster_needs_its_token(tmp_path):
     with Program(tmp_path, *ENDLESS) as program:
         program.until_training(100, seconds=100)
         program.children()
         commands = {member.pid: member.cmdline() for member in program.family.values() if member.is_running()}
         assert head(program.process.pid).environ()["RAY_USAGE_STATS_ENABLED"] == "0"
         servers = [command for command in commands.values() if any(word.endswith("dashboard.py") for word in command)]
-        assert all("--disable-frontend" in command for command in servers)  # what is left of Ray's dashboard serves nobody
+        # what is left of Ray's dashboard serves no pages
+        assert all("--disable-frontend" in command for command in servers)
         address = next(word.partition("=")[2] for command in commands.values() for word in command if word.startswith("--gcs-address="))
         joining = f"import ray; ray.init(address='{address}')"
         stranger = subprocess.run([sys.executable, "-c", joining], capture_output=True, text=True, timeout=120,
@@ -82,7 +83,7 @@ def test_f37_the_cluster_of_one_machine_wants_its_token_has_no_dashboard_and_cou
 
 @pytest.mark.cluster
 @pytest.mark.timeout(200)
-def test_f38_when_main_is_killed_ray_goes_with_it(tmp_path, monkeypatch):
+def test_f38_killing_main_ends_ray(tmp_path, monkeypatch):
     temporary = Path(tempfile.mkdtemp(dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(temporary))
     with Program(tmp_path, *ENDLESS) as program:
@@ -95,31 +96,31 @@ def test_f38_when_main_is_killed_ray_goes_with_it(tmp_path, monkeypatch):
 
 
 def head(pid: int) -> psutil.Process:
-    """The head's service among the descendants of a process."""
+    """Return the process of the head's service among the descendants of a process."""
     return next(member for member in psutil.Process(pid).children(recursive=True) if "gcs_server" in "".join(member.cmdline()[:1]))
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(("signals", "exit_code"), [((), 4), pytest.param((signal.SIGINT,), 130, marks=pytest.mark.cluster)])
-def test_f63_a_run_whose_head_dies_saves_and_ends_and_answers_signals_meanwhile(tmp_path, signals, exit_code):
+def test_f63_a_dead_head_ends_the_run_and_signals_are_answered(tmp_path, signals, exit_code):
     timeout = ("--ray.head_timeout", "30" if signals else "4")
     with Program(tmp_path, *ENDLESS, *timeout) as program:
         program.until_training(1_500, seconds=100)
         killed = time.monotonic()
         head(program.process.pid).kill()
         if signals:
-            time.sleep(3)  # by now a question to the head is not answered
+            time.sleep(3)  # by now a request to the head is waiting for its answer
         for number in signals:
             os.kill(program.process.pid, number)
         assert program.until_ended(40) == exit_code
-        assert time.monotonic() - killed < 28  # of which Ray takes 7 s to end without a head
+        assert time.monotonic() - killed < 28  # Ray needs 7 s of these to end without a head
         assert signals or "the head of Ray on this machine did not answer for 4 s (ray.head_timeout): the run ends" in program.output
         assert "continue this run with" in program.output and "--resume test_one" in program.output
         assert list(tmp_path.glob("models/*_checkpoints/step_*/manifest.json")) and not program.leftovers()
 
 
 def bytes_per_step(program: Program) -> list[float]:
-    """What the ingest reported of the actors on other nodes."""
+    """Return the bytes per agent step that the trajectory server reported of actors on other nodes."""
     rows = [row["values"] for row in program.metrics()]
     return [values["actor/bytes_per_agent_step"] for values in rows if "actor/bytes_per_agent_step" in values]
 
@@ -132,18 +133,18 @@ def comm(process: psutil.Process) -> str:
 
 
 def at_the_end(program: Program) -> dict[str, float]:
-    """The run's own numbers; an evaluation that began before may be told after them."""
+    """Return the run's last own statistics; an evaluation that began earlier may be reported after them."""
     return next(row["values"] for row in reversed(program.metrics()) if "global/updates" in row["values"])
 
 
 def workers(cluster: Nodes) -> dict[str, psutil.Process]:
-    """Name -> process of the single-processes on all nodes of this cluster."""
+    """Return the single-processes on all nodes of this cluster, by name."""
     names = {comm(member): member for member in psutil.Process(cluster.process.pid).children(recursive=True)}
     return {name: member for name, member in names.items() if name.split(" ")[0] in ("actor", "learner", "evaluator", "logger")}
 
 
 @pytest.mark.timeout(240)
-def test_f38_two_nodes_train_and_a_killed_remote_actor_is_replaced_with_its_counts_right(tmp_path, authenticated):
+def test_f38_a_killed_remote_actor_is_replaced_with_exact_counts(tmp_path, authenticated):
     with Nodes(2, 2) as cluster:
         arguments = (*ENDLESS, "--num_actors", "2", "--ray.address", cluster.address, "--actor.log_period", "0.5")
         with Program(tmp_path, *arguments) as program:
@@ -158,15 +159,15 @@ def test_f38_two_nodes_train_and_a_killed_remote_actor_is_replaced_with_its_coun
             assert program.steps() == sorted(program.steps())
             last = at_the_end(program)
             assert last["global/restarts"] == 1 and bytes_per_step(program)
-            # one column of 50,000 rows: rows in the ring are the steps counted, and the rows that end episodes
-            ended = last["global/episodes"] + 8  # of the life that was cut short, at the most one each of its streams
+            # One column holds 50,000 steps: the ring has one per counted agent step and one per episode end.
+            ended = last["global/episodes"] + 8  # plus at most one per environment of the killed actor
             assert 0 <= last["global/memory_size"] - last["global/agent_steps"] <= ended
         assert not workers(cluster)
 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(500)
-def test_f38_four_nodes_go_on_when_one_is_lost_and_take_in_one_that_joins(tmp_path, authenticated):
+def test_f38_four_nodes_survive_a_lost_node_and_accept_a_new_one(tmp_path, authenticated):
     with Nodes(2, 1, 1, 1) as cluster:
         with Program(tmp_path, *ENDLESS, "--num_actors", "3", "--ray.address", cluster.address) as program:
             program.until_training(1_500, seconds=150)
@@ -186,7 +187,7 @@ def test_f38_four_nodes_go_on_when_one_is_lost_and_take_in_one_that_joins(tmp_pa
 
 @pytest.mark.cluster
 @pytest.mark.timeout(500)
-def test_f38_a_run_that_lost_an_actor_and_then_a_node_counts_right_and_ends_with_0(tmp_path, authenticated):
+def test_f38_counts_are_exact_after_losing_an_actor_and_a_node(tmp_path, authenticated):
     with Nodes(2, 1, 1) as cluster:
         arguments = (*CARTPOLE, "--num_actors", "2", "--ray.address", cluster.address, "--seconds", "150", "--memory.capacity", "1000000")
         with Program(tmp_path, *arguments) as program:
@@ -200,7 +201,7 @@ def test_f38_a_run_that_lost_an_actor_and_then_a_node_counts_right_and_ends_with
             assert program.until_ended(200) == 0, program.output
             assert program.steps() == sorted(program.steps())
             last = at_the_end(program)
-            ended = last["global/episodes"] + 16  # of the two lives that were cut short, at the most one each of their streams
+            ended = last["global/episodes"] + 16  # plus at most one per environment of the two lost actors
             assert 0 <= last["global/memory_size"] - last["global/agent_steps"] <= ended
         assert not workers(cluster)
 
@@ -208,7 +209,7 @@ def test_f38_a_run_that_lost_an_actor_and_then_a_node_counts_right_and_ends_with
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("row", ["rainbow-cartpole", "r2d2-cartpole", "impala-cartpole", "dqn-pong-small"])
-def test_every_kind_of_memory_is_fed_from_another_node(tmp_path, authenticated, row):
+def test_every_kind_of_memory_receives_steps_of_another_node(tmp_path, authenticated, row):
     codec = ("--storage.codec", "lz4", "--memory.capacity", "20000") if row == "dqn-pong-small" else ()
     with Nodes(2, 1) as cluster:
         with Program(tmp_path, "--config", row, *CARTPOLE[2:], "--ray.address", cluster.address, "--updates", "20", "--steps", "1000000",
@@ -219,7 +220,7 @@ def test_every_kind_of_memory_is_fed_from_another_node(tmp_path, authenticated, 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
-def test_two_learners_learn_together_as_ray_actors(tmp_path):
+def test_two_learners_train_together_as_ray_actors(tmp_path):
     with Program(tmp_path, *CARTPOLE, "--num_learners", "2", "--num_actors", "2", "--updates", "300") as program:
         assert program.until_ended(200) == 0, program.output
         assert at_the_end(program)["global/updates"] >= 300
@@ -228,7 +229,7 @@ def test_two_learners_learn_together_as_ray_actors(tmp_path):
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
-def test_two_learners_are_fed_from_other_nodes(tmp_path, authenticated):
+def test_two_learners_receive_steps_of_other_nodes(tmp_path, authenticated):
     with Nodes(3, 1, 1) as cluster:
         with Program(tmp_path, *CARTPOLE, "--num_learners", "2", "--num_actors", "2", "--ray.address", cluster.address, "--updates", "300",
                      "--actor.log_period", "0.5") as program:
@@ -251,7 +252,7 @@ def test_cartpole_is_solved_on_the_ray_engine(tmp_path):
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
-def test_f64_a_run_ends_when_a_learner_has_lost_its_only_actor_for_good(tmp_path, authenticated):
+def test_f64_a_run_ends_if_a_learner_loses_its_only_actor(tmp_path, authenticated):
     with Nodes(3, 1, 1) as cluster:
         with Program(tmp_path, *ENDLESS, "--num_learners", "2", "--num_actors", "2", "--ray.address", cluster.address,
                      "--ray.learner_timeout", "5") as program:
@@ -267,7 +268,7 @@ def test_f64_a_run_ends_when_a_learner_has_lost_its_only_actor_for_good(tmp_path
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
-def test_f65_f69_an_actor_that_starts_slowly_has_a_place_and_a_lost_node_costs_one_restart_on_another(tmp_path, authenticated):
+def test_f65_f69_a_lost_node_costs_one_restart_of_its_actor(tmp_path, authenticated):
     with Nodes(2, 1, 1) as cluster:
         with Program(tmp_path, *ENDLESS, "--num_actors", "1", "--ray.address", cluster.address) as program:
             program.until_training(1_500, seconds=150)
@@ -294,7 +295,7 @@ def test_f65_f69_an_actor_that_starts_slowly_has_a_place_and_a_lost_node_costs_o
 
 
 def of_ray(cluster: Nodes) -> list[psutil.Process]:
-    """Ray's worker processes on all nodes, before they have a name of ours too."""
+    """Return Ray's worker processes on all nodes, including those that have no single-process name yet."""
     found = []
     for member in psutil.Process(cluster.process.pid).children(recursive=True):
         with suppress(psutil.Error):
@@ -305,7 +306,7 @@ def of_ray(cluster: Nodes) -> list[psutil.Process]:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(240)
-def test_f69_a_run_waits_for_nodes_that_join(tmp_path, authenticated):
+def test_f69_a_run_waits_for_nodes_to_join(tmp_path, authenticated):
     with Nodes(2) as cluster:
         with Program(tmp_path, *CARTPOLE, "--ray.address", cluster.address, "--num_actors", "2", "--steps", "600") as program:
             waits = "waits for nodes that join: actor 0 needs 1 CPUs and finds no room"
@@ -316,7 +317,7 @@ def test_f69_a_run_waits_for_nodes_that_join(tmp_path, authenticated):
 
 @pytest.mark.cluster
 @pytest.mark.timeout(240)
-def test_f70_a_node_with_other_code_is_named_and_ray_calls_nothing_an_error_at_the_start(tmp_path, authenticated):
+def test_f70_a_node_with_different_code_is_named(tmp_path, authenticated):
     project = tmp_path / "project"
     for name in ("core", "utils", "main.py"):
         (shutil.copytree if (PROJECT / name).is_dir() else shutil.copy)(PROJECT / name, project / name)
@@ -337,7 +338,7 @@ WAITS = "waits for room on the cluster: 3 CPUs in all"
 
 
 @pytest.mark.timeout(240)
-def test_a_run_waits_for_the_room_of_another_and_gets_it_when_that_ends(tmp_path, authenticated):
+def test_a_run_waits_for_cpus_that_another_run_uses(tmp_path, authenticated):
     with Nodes(3) as cluster:
         where = ("--ray.address", cluster.address)
         with Program(tmp_path / "first", *ENDLESS, *where) as first:
@@ -353,7 +354,7 @@ def test_a_run_waits_for_the_room_of_another_and_gets_it_when_that_ends(tmp_path
 
 @pytest.mark.cluster
 @pytest.mark.timeout(240)
-def test_a_run_that_finds_no_room_is_refused_in_time_and_one_that_waits_can_be_interrupted(tmp_path, authenticated):
+def test_waiting_for_cpus_has_a_timeout_and_can_be_interrupted(tmp_path, authenticated):
     with Nodes(3) as cluster:
         where = ("--ray.address", cluster.address)
         with Program(tmp_path / "first", *ENDLESS, *where) as first:
@@ -370,7 +371,7 @@ def test_a_run_that_finds_no_room_is_refused_in_time_and_one_that_waits_can_be_i
 
 
 def sweep(root: Path, address: str, steps: int) -> list[str]:
-    """The command: two runs, both begun at once."""
+    """Return the command of a sweep of two runs that start together."""
     return [sys.executable, "-m", "utils.sweep", "--root", str(root), "--configs", "dqn-cartpole", "--seeds", "1", "2", "--jobs", "2", "--",
             "--engine", "ray", "--ray.address", address, "--steps", str(steps), "--clock.learn_start", "200", "--logger.period", "0.5",
             "--evaluator.max_steps", "30", "--evaluator.episodes", "1"]
@@ -382,7 +383,7 @@ def outputs(root: Path) -> list[str]:
 
 
 def metrics(root: Path) -> str:
-    """Of the run that trains."""
+    """Return the metrics of the run that trains."""
     return "".join(path.read_text() for path in root.glob("logs/*/metrics.jsonl"))
 
 
@@ -396,7 +397,7 @@ def until(condition: Callable[[], object], seconds: float) -> None:
 @pytest.mark.cluster
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two jobs need two cores")
 @pytest.mark.timeout(600)
-def test_a_killed_sweep_goes_on_with_the_run_that_trained_and_the_one_that_waited_on_another_cluster(tmp_path, authenticated):
+def test_a_killed_sweep_continues_on_another_cluster(tmp_path, authenticated):
     with Nodes(3) as cluster:
         process = subprocess.Popen(sweep(tmp_path, cluster.address, 100_000_000), cwd=PROJECT)
         try:
@@ -414,17 +415,17 @@ def test_a_killed_sweep_goes_on_with_the_run_that_trained_and_the_one_that_waite
 
 @pytest.mark.cluster
 @pytest.mark.timeout(200)
-def test_room_is_kept_at_home_first(tmp_path, authenticated):
-    with Nodes(3, 3) as cluster:  # an actor at home would leave no room for learner and evaluator
+def test_the_node_of_main_reserves_cpus_first(tmp_path, authenticated):
+    with Nodes(3, 3) as cluster:  # an actor on the node of main would leave no CPU for learner and evaluator
         with Program(tmp_path, *CARTPOLE, "--ray.address", cluster.address, "--ray.actor_cpus", "3", "--steps", "1000") as program:
             assert program.until_ended(150) == 0, program.output
 
 
 # refusals -------------------------------------------------------------------------------------------------------------
 @pytest.mark.timeout(120)
-def test_f38_an_address_where_nothing_answers_is_named_soon(tmp_path):
+def test_f38_an_address_without_a_listener_is_refused_soon(tmp_path):
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and does not listen
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with Program(tmp_path, *CARTPOLE, "--ray.address", address) as program:
             assert program.until_ended(60) == 2
@@ -434,10 +435,10 @@ def test_f38_an_address_where_nothing_answers_is_named_soon(tmp_path):
 
 @pytest.mark.cluster
 @pytest.mark.timeout(240)
-def test_f38_an_address_where_something_else_answers_is_named_in_bounds(tmp_path, authenticated):
+def test_f38_an_address_of_another_service_is_refused_in_time(tmp_path, authenticated):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
-        other.listen()  # and says nothing
+        other.listen()  # accepts connections and never answers
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with Program(tmp_path, *CARTPOLE, "--ray.address", address) as program:
             assert program.until_ended(150) == 2
@@ -446,7 +447,7 @@ def test_f38_an_address_where_something_else_answers_is_named_in_bounds(tmp_path
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
-def test_f38_what_a_cluster_refuses_or_cannot_hold_is_said_within_bounds(tmp_path, authenticated, monkeypatch):
+def test_f38_impossible_cluster_requests_are_refused_in_time(tmp_path, authenticated, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))  # where Ray would look for a token
     with Nodes(2, 1) as cluster:
         with Program(tmp_path, *CARTPOLE, "--ray.address", cluster.address, "--num_actors", "5", "--ray.place_timeout", "4") as program:

@@ -1,4 +1,4 @@
-"""The commands that README prints, run word for word in a copy of the project (F41), and TensorBoard as it is documented (F37)."""
+"""The commands of README run as printed in a copy of the project (F41), and TensorBoard is private (F37)."""
 
 import os
 import re
@@ -31,7 +31,7 @@ NOTED = ["-m pytest -n 2 --dist loadfile", "-m ruff check .", "-m mypy", "-m ben
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A copy whose virtual environment is installed already: a stand-in for its python."""
+    """Copy the project, with a script in place of its virtual environment's python."""
     copy = tmp_path_factory.mktemp("project")
     for name in ("core", "utils"):
         shutil.copytree(PROJECT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -49,7 +49,7 @@ def project(tmp_path_factory):
 
 
 def run(project: Path, commands: list[str]) -> list[subprocess.CompletedProcess]:
-    """One after another, as a reader types them."""
+    """Run the commands one after another."""
     environment = {name: value for name, value in os.environ.items() if name not in ("ARGS", "MAKEFLAGS", "MAKELEVEL")}
     return [subprocess.run(["bash", "-c", command], cwd=project, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL,
                            timeout=110) for command in commands]
@@ -69,7 +69,7 @@ def test_f41_every_command_of_the_readme_runs_as_printed(project):
     assert list(project.glob("models/*_test.mp4")) and len(list(project.glob("models/*_test.json"))) >= 2
 
 
-def test_f37_tensorboard_as_documented_listens_on_this_machine_only(project):
+def test_f37_tensorboard_listens_on_loopback_only(project):
     command = next(command for command in COMMANDS if "tensorboard" in command)
     with subprocess.Popen(["bash", "-c", f'{command} ARGS="--port 0"'], cwd=project, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                           start_new_session=True) as program:

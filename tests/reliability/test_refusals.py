@@ -1,4 +1,4 @@
-"""Starts that must be refused, seen from outside: exit code, message, nothing made (F01-F03, F05-F08, F25, F28, F36, F44, F45, F49)."""
+"""The program refuses bad starts with exit code and message (F01-F03, F05-F08, F25, F28, F36, F44, F45, F48, F49)."""
 
 import json
 import os
@@ -31,7 +31,7 @@ class Malicious:
 
 
 def model_files(folder: Path) -> None:
-    """Files that are no model of CartPole; test_checkpoint.py has every truncation of one, and bare pickles."""
+    """Write files that are no model of CartPole; test_checkpoint.py covers every truncation and bare pickles."""
     save_weights(folder / "foreign.pth", {"weight": torch.zeros(3)}, {})
     whole = (folder / "foreign.pth").read_bytes()
     (folder / "truncated.pth").write_bytes(whole[:len(whole) // 2])
@@ -48,7 +48,7 @@ def model_files(folder: Path) -> None:
 
 
 def refusals(files: Path) -> dict[str, tuple[tuple[str, ...], int, tuple[str, ...]]]:
-    """name -> words of the command line, exit code, parts of the message."""
+    """Return for each name the words of a command line, the exit code and parts of the message."""
     return {
         "index": (("--config", "99"), 2, ("config='99'", *(row["name"] for row in CONFIGS))),
         "option": ((*CARTPOLE, "--agent.lrr", "1"), 2, ("did you mean --agent.lr",)),
@@ -81,7 +81,7 @@ def refusals(files: Path) -> dict[str, tuple[tuple[str, ...], int, tuple[str, ..
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory):
-    """All of them, two at a time; a function that checks the one of this name."""
+    """Start all cases, two at a time, and return a function that checks the case of a name."""
     files, site = tmp_path_factory.mktemp("files"), tmp_path_factory.mktemp("site")
     model_files(files)
     (site / "sitecustomize.py").write_text(WITHOUT_MINATAR)
@@ -90,7 +90,8 @@ def refused(tmp_path_factory):
     roots = {name: tmp_path_factory.mktemp(name) for name in cases}
     (roots["folder"] / "logs").write_text("a file in the way")
     (roots["run file"] / "logs" / "test_one").mkdir(parents=True)
-    on_file = run_registry.plain(flatten(from_row(find_row("dqn-cartpole"))[0]))  # else what the file says now would go first
+    # options of the config that differ from these would be applied first
+    on_file = run_registry.plain(flatten(from_row(find_row("dqn-cartpole"))[0]))
     absurd = {"config": "dqn-cartpole", "options": dict.fromkeys(("agent.lr", "seed", "steps"), 10**400), "file": on_file,
               "exit_code": 10**400}
     (roots["run file"] / "logs" / "test_one" / "run.json").write_text(json.dumps(absurd))
@@ -110,11 +111,11 @@ def refused(tmp_path_factory):
     return check
 
 
-def test_f01_an_index_out_of_range_is_refused_in_one_line_with_the_valid_ones(refused):
+def test_f01_an_unknown_config_is_refused_with_the_valid_ones(refused):
     assert refused("index").stderr.count("\n") == 1
 
 
-def test_f02_an_unknown_option_is_refused_with_the_one_meant(refused):
+def test_f02_an_unknown_option_is_refused_with_the_closest(refused):
     refused("option")
 
 
@@ -122,11 +123,11 @@ def test_f03_every_bad_value_is_listed(refused):
     assert refused("values").stderr.count("\n") == 5
 
 
-def test_f49_numbers_beyond_sense_are_refused_all_at_once(refused):
+def test_f49_absurd_numbers_are_refused_all_at_once(refused):
     assert refused("absurd").stderr.count("\n") == 7
 
 
-def test_f05_impossible_combinations_name_both_fields_and_what_would_do(refused):
+def test_f05_impossible_combinations_are_refused(refused):
     refused("combination")
 
 
@@ -139,31 +140,31 @@ def test_f07_a_missing_package_is_refused_with_its_pip_command(refused):
 
 
 @pytest.mark.parametrize("kind", ["missing", "truncated", "random", "foreign", "malicious"])
-def test_f08_a_file_that_is_no_model_of_the_row_is_refused_and_nothing_in_it_is_executed(refused, kind):
+def test_f08_a_file_that_is_no_model_is_refused_and_not_executed(refused, kind):
     refused(kind)
     assert not refused.victim.exists()
 
 
 @pytest.mark.parametrize("kind", ["sparse", "fifo", "spoilt"])
-def test_f44_a_model_file_of_tensors_that_cannot_be_used_is_refused_in_one_sentence(refused, kind):
+def test_f44_a_model_file_of_unusable_tensors_is_refused(refused, kind):
     assert refused(kind).stderr.count("\n") == 1
 
 
-def test_f45_mode_2_tries_to_write_before_it_plays(refused):
+def test_f45_mode_2_checks_its_output_path_before_playing(refused):
     assert "episode" not in refused("taken").stdout
 
 
-def test_f25_folders_that_cannot_be_made_are_refused(refused):
+def test_f25_folders_that_cannot_be_created_are_refused(refused):
     refused("folder")
 
 
-def test_f28_a_memory_that_does_not_fit_is_refused_before_it_is_allocated(refused):
+def test_f28_a_memory_that_does_not_fit_is_refused(refused):
     refused("memory")
 
 
-def test_f48_absurd_numbers_in_the_file_of_a_run_that_is_continued_are_refused(refused):
+def test_f48_absurd_numbers_in_run_json_are_refused_on_resume(refused):
     refused("run file")
 
 
-def test_f36_cuda_that_is_absent_is_refused_with_the_devices_there_are(refused):
+def test_f36_absent_cuda_is_refused_with_the_available_devices(refused):
     refused("device")

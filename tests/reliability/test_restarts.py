@@ -1,4 +1,4 @@
-"""Restarts count per window of time: a fault now and then is forgiven for ever, many in a row are not (F66)."""
+"""Restarts count within a time window: occasional faults are tolerated, many in a row are not (F66)."""
 
 import json
 import os
@@ -14,7 +14,7 @@ EACH_LIFE = {"FAULTS": json.dumps([{"kind": "raise", "where": "actor", "at": 500
 
 
 @pytest.mark.faults
-def test_f66_restarts_of_longer_ago_than_the_window_do_not_count(tmp_path):
+def test_f66_restarts_before_the_window_do_not_count(tmp_path):
     with Program(tmp_path / "short", *CONFIG, "--supervisor.restart_window", "0.5", environment=EACH_LIFE) as program:
         program.until(lambda: program.output.count("actor 0 restarted (1 of 1)") >= 3, 60, "three restarts")
         os.kill(program.process.pid, signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Runs on the disk (F31, and the folders of F25)."""
+"""Runs are claimed, saved, found and ended on the disk (F25, F31)."""
 
 import json
 import os
@@ -18,34 +18,34 @@ def options(root):
     return lambda *words: read_options(["--root", str(root), "--config", "dqn-cartpole", *words])
 
 
-def test_two_runs_of_one_second_get_two_folders(options):
+def test_claiming_the_same_options_again_gets_another_folder(options):
     same = options()
     first, second, third = run_registry.claim(same), run_registry.claim(same), run_registry.claim(same)
     assert len({run.signature for run in (first, second, third)}) == 3
     assert all(run.log_folder.is_dir() for run in (first, second, third))
 
 
-def test_a_start_in_the_second_of_another_takes_a_timestamp_of_its_own(options, monkeypatch):
+def test_runs_started_in_one_second_get_distinct_timestamps(options, monkeypatch):
     monkeypatch.setattr("time.strftime", lambda form: "20300101-000000")
     signatures = [run_registry.claim(options()).signature for _ in range(3)]
     assert signatures == ["local_20300101-000000", "local_20300101-000000-2", "local_20300101-000000-3"]
 
 
-def test_a_start_whose_timestamp_is_taken_while_it_is_checked_is_not_refused(options, monkeypatch):
+def test_a_timestamp_taken_during_validation_is_replaced(options, monkeypatch):
     check = validation.problems
     monkeypatch.setattr(validation, "problems", lambda checked: (checked.log_folder.mkdir(parents=True), check(checked))[1])
     mine = options()
     assert run_registry.claim(mine).timestamp == f"{mine.timestamp}-2"
 
 
-def test_a_run_that_still_runs_cannot_be_continued_a_second_time(options):
+def test_a_running_run_cannot_be_resumed(options):
     running = run_registry.claim(options())
     run_registry.save(running, {})
     with pytest.raises(ConfigurationError, match="still running"):
         run_registry.claim(options("--resume", running.signature))
 
 
-def test_what_a_run_was_told_is_kept_with_it(options, root):
+def test_a_runs_options_are_saved_in_run_json(options, root):
     run = run_registry.claim(options("--agent.lr", "0.25"))
     run_registry.save(run, {"seed": 1})
     saved = json.loads((run.log_folder / "run.json").read_text())
@@ -54,7 +54,7 @@ def test_what_a_run_was_told_is_kept_with_it(options, root):
     assert [path.name for path in run.log_folder.iterdir()] == ["run.json"]
 
 
-def test_how_a_run_ended_is_kept_with_it_and_newest_stays_the_one_started_last(options, root):
+def test_the_exit_code_is_saved_and_keeps_the_order_of_starts(options, root):
     first, second = run_registry.claim(options("--timestamp", "1")), run_registry.claim(options("--timestamp", "2"))
     for run, started in ((first, 1_000), (second, 2_000)):
         run_registry.save(run, {})
@@ -63,11 +63,11 @@ def test_how_a_run_ended_is_kept_with_it_and_newest_stays_the_one_started_last(o
     run_registry.end(first, 130)
     assert run_registry.read(first.log_folder).exit_code == 130
     assert [run.signature for run in run_registry.all_runs(str(root))] == [second.signature, first.signature]
-    run_registry.save(first, {})  # goes on
+    run_registry.save(first, {})  # the run is resumed
     assert run_registry.read(first.log_folder).exit_code is None
 
 
-def test_what_killed_processes_were_writing_goes_when_the_run_ends_and_nothing_else_does(options):
+def test_ending_a_run_removes_its_temporary_files_only(options):
     run = run_registry.claim(options())
     run_registry.save(run, {})
     kept = run_checkpoint.save(run.checkpoint_folder, {"agent": {}}, 1, keep=1)
@@ -81,7 +81,7 @@ def test_what_killed_processes_were_writing_goes_when_the_run_ends_and_nothing_e
     assert [path.name for path in run.model_path.parent.iterdir() if path.is_file()] == [".temporary_another.pth"]
 
 
-def test_a_damaged_settings_file_hides_its_run_and_no_other(options, root):
+def test_a_damaged_run_json_hides_only_its_own_run(options, root):
     run = run_registry.claim(options())
     run_registry.save(run, {})
     (root / "logs" / "broken_1").mkdir()
@@ -89,7 +89,7 @@ def test_a_damaged_settings_file_hides_its_run_and_no_other(options, root):
     assert [found.signature for found in run_registry.all_runs(str(root))] == [run.signature]
 
 
-def test_folders_that_cannot_be_made_are_a_bad_environment(options, root):
+def test_folders_that_cannot_be_created_exit_with_2(options, root):
     (root / "logs").write_text("a file in the way")
     with pytest.raises(ConfigurationError, match="cannot be made") as refused:
         run_registry.claim(options())
@@ -97,7 +97,7 @@ def test_folders_that_cannot_be_made_are_a_bad_environment(options, root):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_an_unwritable_folder_is_a_bad_environment(options, root):
+def test_an_unwritable_folder_is_refused(options, root):
     root.chmod(stat.S_IRUSR | stat.S_IXUSR)
     with pytest.raises(ConfigurationError, match="Permission denied"):
         run_registry.claim(options())

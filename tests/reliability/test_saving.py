@@ -1,4 +1,4 @@
-"""Runs whose files cannot be written: at the start, and at the end (F61)."""
+"""Runs whose files cannot be written are refused at the start or end with 4 (F61)."""
 
 import ctypes
 import errno
@@ -23,11 +23,11 @@ from utils.factory import EnginesDict, ProcessesDict
 from utils.launch import prepare
 
 CLONE_NEWNS, MS_PRIVATE_OF_ALL = 0x00020000, (1 << 18) | (1 << 14)
-UNWRITABLE = Path("/proc/sys")  # a folder in which nobody, not even root, can make a file
+UNWRITABLE = Path("/proc/sys")  # a folder in which nobody, not even root, can create a file
 
 
 def small_file_system(folder):
-    """Put one of 16 kB there, for this process and its children alone."""
+    """Mount a file system of 16 kB at `folder`, visible to this process and its children only."""
     libc = ctypes.CDLL(None, use_errno=True)
     if (libc.unshare(CLONE_NEWNS) or libc.mount(b"none", b"/", None, MS_PRIVATE_OF_ALL, None)
             or libc.mount(b"none", os.fsencode(folder), b"tmpfs", 0, b"size=16k")):
@@ -45,8 +45,8 @@ def can_mount(folder):
     return os.waitpid(pid, 0)[1] == 0
 
 
-# at the start ----------------------------------------------------------------------------------------------------------
-def test_f61_a_folder_for_models_that_cannot_be_written_is_refused(tmp_path):
+# at the start ------------------------------------------------------------------------------------------------------
+def test_f61_an_unwritable_models_folder_is_refused(tmp_path):
     (tmp_path / "models").symlink_to(UNWRITABLE)
     refused = start(tmp_path, *CARTPOLE)
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1
@@ -65,7 +65,7 @@ def test_f61_a_disk_with_a_few_kilobytes_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_f61_room_for_a_first_checkpoint_is_tried_when_a_run_is_claimed_or_continued(root, monkeypatch, resumed):
+def test_f61_claim_checks_the_room_for_a_first_checkpoint(root, monkeypatch, resumed):
     tried = []
 
     def allocate(descriptor, offset, size):
@@ -87,7 +87,7 @@ def test_f61_room_for_a_first_checkpoint_is_tried_when_a_run_is_claimed_or_conti
 
 
 @pytest.mark.parametrize("words", [("--timestamp",), ("--machine",), ("--mode", "2", "--timestamp"), ("--resume",)])
-def test_f61_a_signature_that_is_too_long_for_a_file_name_is_refused(root, capsys, words):
+def test_f61_a_signature_too_long_for_a_file_name_is_refused(root, capsys, words):
     with pytest.raises(SystemExit) as exit:
         read_options(["--root", str(root), *CARTPOLE, *words, "é" * 200])
     said = capsys.readouterr().err
@@ -95,7 +95,7 @@ def test_f61_a_signature_that_is_too_long_for_a_file_name_is_refused(root, capsy
     assert "no file system takes more than 255: shorten them" in said or "there is no run é" in said
 
 
-def test_f61_the_longest_signature_that_is_allowed_trains_and_is_saved(root):
+def test_f61_the_longest_allowed_signature_can_be_saved(root):
     length = 255 - len(run_registry.longest_name("test_"))
     words = ["--root", str(root), *CARTPOLE, "--timestamp"]
     claimed = run_registry.claim(read_options([*words, "t" * length]))
@@ -105,15 +105,15 @@ def test_f61_the_longest_signature_that_is_allowed_trains_and_is_saved(root):
 
 
 def train(root, *words):
-    """Exit code of an inline run."""
+    """Train on the inline engine and return the exit code."""
     options = read_options(["--root", str(root), *words])
     context, agent = prepare(options)
     return agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, options.num_actors, options.num_learners)
 
 
-# at the end -------------------------------------------------------------------------------------------------------------
+# at the end --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("resumed", [False, True])
-def test_f61_a_last_checkpoint_that_is_not_written_is_never_exit_0(root, alone, monkeypatch, capsys, resumed):
+def test_f61_a_last_checkpoint_that_is_not_written_exits_4(root, alone, monkeypatch, capsys, resumed):
     if resumed:
         assert train(root, *CARTPOLE, "--timestamp", "one", "--updates", "2") == 0
 
@@ -128,8 +128,8 @@ def test_f61_a_last_checkpoint_that_is_not_written_is_never_exit_0(root, alone, 
     assert ("continue this run with: " if resumed else "this run has no checkpoint (one is due at the end) and cannot be continued") in said
 
 
-def test_f61_an_interrupted_run_that_can_save_nothing_ends_with_4(tmp_path):
-    """As on a full disk no longer file can be written: the learner's checkpoint, the best model, metrics."""
+def test_f61_an_interrupted_run_that_saves_nothing_exits_4(tmp_path):
+    """The limit acts like a full disk on the checkpoint, the best model and the metrics."""
     with Program(tmp_path, *ENDLESS, "--learner.checkpoint_period", "1000") as program:
         program.until_training(1_200)
         for pid in program.children().values():
@@ -140,7 +140,7 @@ def test_f61_an_interrupted_run_that_can_save_nothing_ends_with_4(tmp_path):
         assert "this run has no checkpoint (one is due every 1000 s" in program.output and not program.leftovers()
 
 
-def test_a_write_that_succeeds_later_makes_good_for_one_that_failed():
+def test_a_later_successful_write_clears_a_failed_one():
     clock = Clock(1, 1, 3, ClockParams())
     clock.note_written(2, False)
     assert clock.unsaved == [2]
@@ -148,7 +148,7 @@ def test_a_write_that_succeeds_later_makes_good_for_one_that_failed():
     assert clock.unsaved == []
 
 
-def test_when_a_checkpoint_is_due_is_said_as_it_is(root):
+def test_the_resume_hint_says_when_checkpoints_are_due(root):
     def said(*words):
         return resume_command_hint(read_options(["--root", str(root), "--config", "dqn-cartpole", *words]))
 

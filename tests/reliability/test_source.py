@@ -1,4 +1,4 @@
-"""What the code does not contain (F40)."""
+"""The source contains no call that executes data (F40)."""
 
 import ast
 from pathlib import Path
@@ -9,12 +9,13 @@ from tests.reliability.program import PROJECT
 
 SOURCES = sorted([*PROJECT.glob("core/**/*.py"), *PROJECT.glob("utils/**/*.py"), *PROJECT.glob("benchmarks/**/*.py"), PROJECT / "main.py"])
 SHELLS = {"sh", "bash", "dash", "zsh", "/bin/sh", "/bin/bash", "/usr/bin/env"}
-SWEEPER = PROJECT / "core" / "engines" / "ray" / "cluster.py"  # starts a shell with a fixed text: docs/reliability.md says which
+# starts a shell with a fixed text: see docs/reliability.md
+SWEEPER = PROJECT / "core" / "engines" / "ray" / "cluster.py"
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
 
 def imported(tree: ast.AST) -> dict[str, str]:
-    """Name here -> what it stands for: of `import a.b as c` and `from a import b as c`."""
+    """Return the full name of each alias that `import a.b as c` and `from a import b as c` define."""
     names = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -25,14 +26,14 @@ def imported(tree: ast.AST) -> dict[str, str]:
 
 
 def name_of(node: ast.expr, names: dict[str, str]) -> str:
-    """a.b.c of what is called."""
+    """Return the dotted name of a called function."""
     if isinstance(node, ast.Attribute):
         return f"{name_of(node.value, names)}.{node.attr}"
     return names.get(node.id, node.id) if isinstance(node, ast.Name) else ""
 
 
 def executes_data(source: str) -> list[str]:
-    """Every call that would run what a file or a text contains."""
+    """Return every call that would execute the contents of a file or text."""
     found, tree = [], ast.parse(source)
     names = imported(tree)
     for node in ast.walk(tree):
@@ -53,7 +54,7 @@ def executes_data(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PROJECT)))
-def test_f40_nothing_in_the_code_executes_data(path: Path):
+def test_f40_no_source_file_executes_data(path: Path):
     found = executes_data(path.read_text())
     assert len(found) == 1 and "['sh', '-c', SWEEP, 'sweeper', self._folder]" in found[0] if path == SWEEPER else found == []
 
@@ -63,5 +64,5 @@ def test_f40_nothing_in_the_code_executes_data(path: Path):
                                   "import dill as d; d.load(file)", "from torch import load; load(path)",
                                   "from os import system; system(text)",
                                   "numpy.load(path, allow_pickle=True)", "os.system(text)", "subprocess.Popen(['sh', '-c', text])"])
-def test_f40_the_rule_tells_what_does(line):
+def test_f40_the_rule_detects_calls_that_execute_data(line):
     assert executes_data(line)

@@ -1,5 +1,4 @@
-"""Odd surroundings of the real program: limits, paths, kills at any time, many starts, unequal speeds, clocks (F04, F23, F29, F30, F33,
-F35, F59)."""
+"""The program runs in unusual surroundings: limits, paths, kills, clocks (F04, F23, F29, F30, F33, F35, F59)."""
 
 import json
 import os
@@ -26,7 +25,7 @@ def few_descriptors():
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
 
-def test_f04_f29_f35_it_runs_from_odd_paths_with_64_descriptors_no_terminal_and_booleans_switched_off(tmp_path):
+def test_f04_f29_f35_a_run_works_with_odd_paths_and_few_files(tmp_path):
     project = tmp_path / "a clone é 漢字 'of' \"it\""
     for name in ("core", "utils"):
         shutil.copytree(PROJECT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -41,8 +40,8 @@ def test_f04_f29_f35_it_runs_from_odd_paths_with_64_descriptors_no_terminal_and_
     assert (program.root / "models" / "test_one.pth").exists()
 
 
-def test_f59_a_clock_that_is_set_back_by_ten_years_and_forth_again_and_again_gives_sound_seconds(tmp_path):
-    """The clock of these processes, that is: `sitecustomize` is imported by python before the program."""
+def test_f59_wall_clock_jumps_do_not_affect_metric_times(tmp_path):
+    """The clock of these processes jumps: python imports `sitecustomize` before the program."""
     (tmp_path / "sitecustomize.py").write_text("""
 import time
 clock = time.time
@@ -57,7 +56,7 @@ time.time = lambda: clock() - 3e8 * (int(time.monotonic()) % 2)""")
 
 
 def killed_while_it_saves(root, kills, generator):
-    """Kill a run that writes a checkpoint every few steps, over and over; what is newest always loads, and its steps never fall."""
+    """Kill a run that saves every few steps, repeatedly; the newest checkpoint always loads and its steps grow."""
     steps, words = 0, (*INLINE, "--learner.checkpoint_steps", "10", "--learner.checkpoint_replay")
     latest = root / "models" / "test_one_checkpoints" / "latest"
     for number in range(kills):
@@ -75,7 +74,7 @@ def killed_while_it_saves(root, kills, generator):
 
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-def test_f23_a_run_killed_at_many_random_times_the_newest_complete_one_loads(tmp_path, capsys):
+def test_f23_the_newest_checkpoint_loads_after_many_random_kills(tmp_path, capsys):
     killed_while_it_saves(tmp_path, 25, random.Random(1))
     assert "damaged" not in capsys.readouterr().err
 
@@ -110,21 +109,22 @@ def starts_and_stops(folder, times, seconds, *words):
     return lines
 
 
-def test_f30_after_twenty_starts_and_stops_everything_is_as_after_the_first(tmp_path):
+def test_f30_twenty_inline_starts_and_stops_leak_nothing(tmp_path):
     lines = starts_and_stops(tmp_path, 20, 100, *INLINE)
     assert set(lines[1:]) <= {lines[1]} and lines[-1][2:] == (0, 0)
 
 
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-def test_f30_after_twenty_starts_and_stops_of_all_processes_everything_is_as_after_the_first(tmp_path):
+def test_f30_twenty_starts_and_stops_leak_nothing(tmp_path):
     lines = starts_and_stops(tmp_path, 20, 880, *CARTPOLE)
-    assert lines[-1][1] <= lines[1][1] and lines[-1][2] <= 1 and lines[-1][3] == 0  # one child: multiprocessing's resource tracker
+    # the one child is multiprocessing's resource tracker
+    assert lines[-1][1] <= lines[1][1] and lines[-1][2] <= 1 and lines[-1][3] == 0
 
 
-# rates -----------------------------------------------------------------------------------------------------------------
+# rates -------------------------------------------------------------------------------------------------------------
 def cpu_share(program, name, seconds):
-    """Share of a core that a process takes."""
+    """Return the share of a core that a process uses."""
     process = psutil.Process(program.children()[name])
     before, began = process.cpu_times(), time.monotonic()
     time.sleep(seconds)
@@ -133,7 +133,7 @@ def cpu_share(program, name, seconds):
 
 
 def run_with(tmp_path, slow, *words, environment=None):
-    """A run of which one side is about a hundred times slower: the other one's share of a core, and what the metrics say."""
+    """Run with one side about a hundred times slower; return the other side's share of a core, and metrics."""
     words = (*CARTPOLE, "--steps", "100000000", "--evaluator.period", "1e9", "--clock.tolerance", "200", "--clock.samples_per_insert", "4",
              "--memory.capacity", "5000", *words)
     with Program(tmp_path, *words, environment=environment or {}) as program:
@@ -149,7 +149,7 @@ def run_with(tmp_path, slow, *words, environment=None):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("slow", ["learner 0", "actor 0"])
-def test_f33_the_faster_side_waits_without_being_busy_and_the_ratio_holds(tmp_path, slow):
+def test_f33_the_faster_side_waits_idle_and_the_ratio_holds(tmp_path, slow):
     agents = "tests.reliability.faults:SlowLearner"
     environment = {"FAULTS": json.dumps([{"kind": "slow"}])} if slow == "actor 0" else {}
     game = ("--env_type", "gym", "--game", "tests.reliability.faults:Faulty-v0")

@@ -1,4 +1,4 @@
-"""docs/reliability.md: every row of the fault table is there, and names the files whose tests hold it."""
+"""The fault table of docs/reliability.md is complete and names the test files of each fault."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 
 def held() -> dict[str, set[str]]:
-    """row -> files with a test that says so in its name: test_f09_f32_..."""
+    """Return for each fault the files with a test that has its number in its name, such as test_f09_f32_name."""
     found: dict[str, set[str]] = {}
     for path in HERE.glob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -21,11 +21,11 @@ def held() -> dict[str, set[str]]:
     return found
 
 
-def test_every_row_of_the_fault_table_has_a_test():
+def test_every_fault_of_the_table_has_a_test():
     assert held().keys() == set(ROWS)
 
 
-def test_the_page_has_every_row_once_with_the_files_that_hold_it():
+def test_the_page_lists_every_fault_once_with_its_test_files():
     lines = re.findall(r"(?m)^\| (F\d\d) \|.*\| ([^|]*) \|$", (PROJECT / "docs" / "reliability.md").read_text())
     assert [row for row, _ in lines] == ROWS
     for row, files in lines:
