@@ -1,4 +1,4 @@
-"""The measuring program for GPU machines does its work at a toy size on the CPU."""
+"""The GPU benchmark runs at a toy size on the CPU."""
 
 from types import SimpleNamespace
 
@@ -26,7 +26,7 @@ def test_every_part_of_every_case_is_measured(root, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_on_a_gpu_every_case_is_a_row_as_it_stands_with_its_updates_captured(case, monkeypatch):
+def test_gpu_cases_use_their_configs_with_graphed_updates(case, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("utils.config.device_validation.free_bytes", lambda device: 80 << 30)
@@ -49,7 +49,7 @@ def test_a_run_is_measured_once_its_learner_keeps_up(monkeypatch, root):
         run(toy(root), (), 10.0, 17.0)
 
 
-def test_the_memory_that_updates_are_measured_on_is_full_and_its_windows_are_sound(root):
+def test_the_measured_replay_is_full_and_its_windows_are_valid(root):
     options = toy(root)
     spec = validation.environment_spec(options)
     memory = full_memory(options, spec, options.make_agent(spec))
@@ -61,7 +61,7 @@ def test_the_memory_that_updates_are_measured_on_is_full_and_its_windows_are_sou
     np.testing.assert_array_equal(window.firsts[1:], window.lasts[:-1])
 
 
-def test_a_rate_counts_what_was_done_while_it_was_measured(monkeypatch):
+def test_a_rate_counts_the_work_within_its_own_time(monkeypatch):
     clock = [100.0]
 
     def work():

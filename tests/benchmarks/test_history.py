@@ -1,11 +1,11 @@
-"""The figures of a small history agree with one another."""
+"""The figures of a small replay are consistent."""
 
 import pytest
 
 from benchmarks.history import COLUMNS, measure, table
 
 
-def test_the_parts_of_a_history_add_up_and_packed_frames_take_less_than_raw_ones():
+def test_the_parts_add_up_and_compressed_frames_are_smaller():
     found = measure("pong", 1_000, 1, "lz4")
     assert found["steps_held"] >= 1_000 - 8 * found["chunk_length"]
     assert found["frame_bytes"] + found["other_bytes_per_step"] * found["steps_held"] == pytest.approx(found["used_bytes"])
@@ -16,7 +16,7 @@ def test_the_parts_of_a_history_add_up_and_packed_frames_take_less_than_raw_ones
     assert next(row for row in table({"pong": found}) if "pong" in row).count("|") == len(COLUMNS) + 2
 
 
-def test_a_raw_history_is_measured_as_what_is_allocated():
+def test_a_raw_replay_is_measured_as_allocated():
     packed, raw = (measure("pong", 3_000, 1, codec) for codec in ("lz4", "raw"))
     assert raw["steps_held"] == packed["steps_held"]
     assert raw["allocated_bytes"] == pytest.approx(packed["raw_bytes"] - packed["parts"]["sum tree"])

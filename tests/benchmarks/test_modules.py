@@ -1,4 +1,4 @@
-"""Every benchmark can be imported: what it takes from the project is there."""
+"""Every benchmark can be imported."""
 
 import importlib
 from pathlib import Path
@@ -12,7 +12,7 @@ OURS = ("benchmarks", "core", "utils")
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_benchmark_finds_what_it_imports(name):
+def test_a_benchmark_finds_its_imports(name):
     try:
         importlib.import_module(f"benchmarks.{name}")
     except ModuleNotFoundError as error:

@@ -20,7 +20,7 @@ def negate(arrays: SharedArrays) -> None:
     arrays["counters"][1, 0] = 1 << 40
 
 
-def test_a_spawned_process_shares_the_arrays_and_nothing_is_left_in_dev_shm():
+def test_a_spawned_process_shares_the_arrays():
     before = set(os.listdir("/dev/shm"))
     arrays = SharedArrays(SPECS)
     arrays["values"][...] = [1, 2, 3, 4]
@@ -34,7 +34,7 @@ def test_a_spawned_process_shares_the_arrays_and_nothing_is_left_in_dev_shm():
     assert set(os.listdir("/dev/shm")) <= before
 
 
-def test_a_process_that_is_no_child_opens_the_arrays_where_they_are_and_finds_them_gone_later():
+def test_an_unrelated_process_opens_the_arrays_while_they_exist():
     arrays = SharedArrays(SPECS)
     sent = pickle.dumps(arrays)
     program = "import pickle, sys; arrays = pickle.load(sys.stdin.buffer); arrays['values'][...] = [5, 6, 7, 8]"
@@ -62,7 +62,7 @@ def test_arrays_start_at_zero_and_do_not_overlap():
     assert all((start - starts[0]) % ALIGNMENT == 0 for start in starts)
 
 
-def test_shortage_is_a_memory_error_before_the_allocation(monkeypatch):
+def test_a_memory_shortage_is_an_error_before_the_allocation(monkeypatch):
     calls = []
     monkeypatch.setattr("core.common.shared_arrays.available_bytes", lambda: 10_000)
     monkeypatch.setattr(os, "memfd_create", lambda name: calls.append(name))
@@ -74,7 +74,7 @@ def test_shortage_is_a_memory_error_before_the_allocation(monkeypatch):
 @pytest.mark.parametrize(("line", "top", "limit", "usage", "cache"), [
     ("0::/a/b", "", "memory.max", "memory.current", "inactive_file"),
     ("4:memory:/a/b", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")])
-def test_the_limits_of_all_control_groups_above_count_and_what_their_file_cache_gives_back(tmp_path, line, top, limit, usage, cache):
+def test_limits_of_all_enclosing_control_groups_count(tmp_path, line, top, limit, usage, cache):
     (tmp_path / "cgroup").write_text(f"1:cpu:/elsewhere\n{line}\n")
     for folder, most, used in (("", "max", "9999"), ("a", "1000", "700"), ("a/b", "5000", "600")):
         group = tmp_path / "mount" / top / folder
@@ -86,7 +86,7 @@ def test_the_limits_of_all_control_groups_above_count_and_what_their_file_cache_
     assert _free_in_groups(tmp_path / "absent", tmp_path / "mount") == []
 
 
-def test_total_bytes_is_what_is_mapped():
+def test_total_bytes_equals_the_mapped_bytes():
     arrays = SharedArrays(SPECS)
     assert os.fstat(arrays._fd).st_size == total_bytes(SPECS) == 64 + 64 + 128 + 64
 

@@ -1,4 +1,4 @@
-"""Action repeat: rewards of all steps count, an episode's end stops it, limits stay what they were."""
+"""Action repeat adds up rewards, stops at an episode's end and keeps step limits."""
 
 import gymnasium as gym
 import numpy as np
@@ -23,27 +23,27 @@ def column(steps, field):
     return [float(getattr(step, field).reshape(-1)[0]) for step in steps]
 
 
-def test_rewards_of_repeated_steps_are_added_and_the_last_observation_is_seen():
-    env, steps = played(action_repeat=3)  # step t earns t and shows t; the episode terminates at 7
+def test_action_repeat_adds_rewards_and_shows_the_last_frame():
+    env, steps = played(action_repeat=3)  # step t has reward t and shows t; the episode terminates at 7
     assert column(steps, "reward") == [6, 15, 7, 0, 6, 15]
     assert column(steps, "observation") == [3, 6, 7, 0, 3, 6]
     assert column(steps, "last") == [0, 0, 1, 0, 0, 0] and column(steps, "discount") == [1, 1, 0, 1, 1, 1]
     assert env.spec.frames_per_step == 3
-    assert env._vector.envs[0].env.unwrapped.actions == [1] * 13  # no step beyond an end
+    assert env._vector.envs[0].env.unwrapped.actions == [1] * 13  # no step after the end of an episode
 
 
 @pytest.mark.parametrize(("settings", "limit", "cut_at"), [({"max_steps": 2}, None, 6), ({"max_steps": 2}, 4, 6), ({}, 5, 5)])
-def test_max_steps_counts_agent_steps_and_the_limit_of_an_id_its_own(settings, limit, cut_at):
+def test_max_steps_counts_agent_steps_unlike_the_ids_limit(settings, limit, cut_at):
     _, steps = played(limit, length=100, action_repeat=3, **settings)
     assert column(steps, "last")[:3] == [0, 1, 0] and column(steps, "discount") == [1] * 6
     assert column(steps, "observation")[1] == cut_at
 
 
-def test_without_repeat_a_step_is_a_step():
+def test_without_repeat_each_action_is_one_step():
     assert column(played()[1], "reward") == [1, 2, 3, 4, 5, 6]
 
 
-def test_dm_control_without_its_package_is_an_error_with_the_pip_command(monkeypatch):
+def test_dm_control_without_its_package_names_the_pip_command(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "shimmy", None)
     with pytest.raises(ImportError, match=r"dm_control/walker-walk-v0.*dm-control"):
         GymEnv(GymParams(), "dm_control/walker-walk-v0", 1)

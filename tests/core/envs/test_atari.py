@@ -10,7 +10,7 @@ PLAIN = {"noop_max": 0, "repeat_action_probability": 0.0}
 
 
 def play(env, num_steps, seed=0):
-    """The reset and num_steps random steps."""
+    """Return the reset and `num_steps` random steps."""
     random = np.random.default_rng(seed)
     steps = [env.reset(seed)]
     for _ in range(num_steps):
@@ -20,13 +20,13 @@ def play(env, num_steps, seed=0):
 
 @pytest.fixture(scope="module")
 def breakout():
-    """Random play ends a game of breakout about every 180 steps, at five lives a game."""
+    """Return 600 random steps; a game of breakout has five lives and ends about every 180 steps."""
     env = AtariEnv(AtariParams(**PLAIN), "breakout", 3, num_threads=2)
     yield play(env, 600)
     env.close()
 
 
-def test_the_stack_is_the_newest_frames_of_its_rows_with_zeros_before_the_episode(breakout):
+def test_the_stack_holds_the_newest_frames_padded_with_zeros(breakout):
     for stream in range(3):
         rows = []  # the newest frames of the running episode
         for step in breakout:
@@ -37,11 +37,11 @@ def test_the_stack_is_the_newest_frames_of_its_rows_with_zeros_before_the_episod
     assert sum(step.first.sum() for step in breakout) > 6, "the property must have met restarts"
 
 
-def test_a_newest_frame_is_never_empty(breakout):
+def test_the_newest_frame_is_never_empty(breakout):
     assert all(step.observation[:, -1].any(axis=(1, 2)).all() for step in breakout)
 
 
-def test_the_step_after_an_end_is_first_and_earns_nothing(breakout):
+def test_the_step_after_an_end_is_first_and_has_no_reward(breakout):
     assert breakout[0].first.all() and not breakout[0].last.any()
     for before, after in pairwise(breakout):
         np.testing.assert_array_equal(before.last, after.first)
@@ -51,7 +51,7 @@ def test_the_step_after_an_end_is_first_and_earns_nothing(breakout):
 def test_the_action_of_the_step_after_an_end_is_ignored():
     games = [AtariEnv(AtariParams(**PLAIN), "breakout", 1) for _ in range(2)]
     left, right = [play(game, 0) for game in games]
-    while not left[-1].last[0]:  # serving for ever and never moving loses all lives
+    while not left[-1].last[0]:  # serving without ever moving loses all lives
         left.append(games[0].step(np.array([1])))
         right.append(games[1].step(np.array([1])))
     assert right[-1].last[0]
@@ -61,40 +61,41 @@ def test_the_action_of_the_step_after_an_end_is_ignored():
         np.testing.assert_array_equal(a.observation, b.observation)
 
 
-def test_a_lost_life_sets_discount_zero_and_the_game_goes_on(breakout):
+def test_a_lost_life_has_discount_zero_and_does_not_end_the_game(breakout):
     lost = [step.discount[stream] == 0 and not step.last[stream] for step in breakout for stream in range(3)]
     ended = [step.last[stream] for step in breakout for stream in range(3)]
-    # Five lives: each game loses four before the one that ends it.
+    # With five lives each game loses four before the one that ends it.
     assert sum(ended) >= 6
     assert 4 * sum(ended) <= sum(lost) <= 4 * (sum(ended) + 3)
 
 
-def test_a_lost_life_is_nothing_in_evaluation_and_under_machado():
+def test_a_lost_life_counts_neither_in_evaluation_nor_by_machado():
     for params, training in ((AtariParams(**PLAIN), False), (AtariParams(protocol="machado"), True)):
         steps = play(AtariEnv(params, "breakout", 2, training=training), 350)
         assert sum(step.last.sum() for step in steps) > 0
         assert all((step.discount == 1.0 - step.last).all() for step in steps)
 
 
-def test_an_episode_is_cut_at_its_frames_and_bootstraps():
+def test_an_episode_is_truncated_at_max_frames_with_discount_one():
     env = AtariEnv(AtariParams(**PLAIN, max_frames=40), "pong", 2, num_threads=2)
     steps = play(env, 35)
     lasts = [t for t, step in enumerate(steps) if step.last.all()]
-    assert lasts == [10, 21, 32]  # 10 actions of 4 frames, then the row that restarts
+    assert lasts == [10, 21, 32]  # 10 actions of 4 frames, then the step that restarts
     assert all(steps[t].discount.all() for t in lasts)
     assert [t for t, step in enumerate(steps) if step.first.all()] == [0, 11, 22, 33]
     assert not steps[11].observation[:, :3].any() and steps[11].observation[:, 3].any()
 
 
-def test_the_last_picture_of_a_cut_episode_is_the_true_one():
+def test_a_truncated_episode_ends_with_its_true_last_frame():
     short, long = (AtariEnv(AtariParams(**PLAIN, max_frames=frames), "pong", 1) for frames in (120, 108_000))
     cut, uncut = play(short, 30), play(long, 30)
     assert cut[30].last[0] and not uncut[30].last[0]
     np.testing.assert_array_equal(cut[30].observation, uncut[30].observation)
 
 
-def test_a_cut_restarts_its_own_stream_only():
-    env = AtariEnv(AtariParams(**PLAIN, max_frames=1000), "breakout", 2)  # games end by themselves at different times
+def test_a_truncation_restarts_its_own_environment_only():
+    # the games end by themselves at different times
+    env = AtariEnv(AtariParams(**PLAIN, max_frames=1000), "breakout", 2)
     steps = play(env, 700)
     alone = [np.array([step.last[stream] for step in steps]) for stream in range(2)]
     assert (alone[0] ^ alone[1]).any()
@@ -106,7 +107,7 @@ def test_a_cut_restarts_its_own_stream_only():
                 np.testing.assert_array_equal(before.observation[stream, 1:], after.observation[stream, :3])
 
 
-def test_streams_and_seeds_differ_and_the_same_seed_repeats():
+def test_environments_and_seeds_differ_and_a_seed_is_repeatable():
     def start(seed):
         return play(AtariEnv(AtariParams(), "breakout", 2, num_threads=2), 60, seed)[-1].observation
     again, other = start(5), start(6)
@@ -117,7 +118,7 @@ def test_streams_and_seeds_differ_and_the_same_seed_repeats():
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("action", [np.array([0, 4]), np.array([-1, 0])])
-def test_an_action_outside_the_space_is_an_error_and_does_not_hang(action):
+def test_an_action_outside_the_space_is_an_error(action):
     env = AtariEnv(AtariParams(), "breakout", 2)
     env.reset(0)
     with pytest.raises(ValueError, match=r"action (4 of stream 1|-1 of stream 0) is outside 0 .. 3"):
@@ -129,17 +130,17 @@ def test_an_action_outside_the_space_is_an_error_and_does_not_hang(action):
     env.step(np.array([0, 1], np.int32))
 
 
-def test_rewards_are_clipped_in_training_and_the_score_stays_raw():
+def test_rewards_are_clipped_in_training_but_scores_are_raw():
     train, evaluate = (play(AtariEnv(AtariParams(**PLAIN), "space_invaders", 2, training=training), 250)
                        for training in (True, False))
     raw = np.concatenate([step.raw_reward for step in train])
-    assert raw.max() >= 5  # an invader earns 5 to 30
+    assert raw.max() >= 5  # an invader scores 5 to 30
     np.testing.assert_array_equal(np.concatenate([step.reward for step in train]), (raw > 0) * 1.0)
     np.testing.assert_array_equal(np.concatenate([step.reward for step in evaluate]), raw)
     assert train[0].reward.dtype == train[1].reward.dtype == train[1].raw_reward.dtype == np.float32
 
 
-def test_protocols_set_what_the_params_leave_open():
+def test_protocols_provide_defaults_that_params_override():
     assert AtariParams().rules() == PROTOCOLS["classic"]
     machado = AtariParams(protocol="machado", full_action_space=False).rules()
     assert (machado.noop_max, machado.repeat_action_probability, machado.full_action_space) == (0, 0.25, False)
@@ -158,7 +159,7 @@ def test_episodes_start_after_at_most_noop_max_frames():
 
 
 def test_sticky_actions_repeat_the_last_action():
-    """With probability 1 the emulator repeats NOOP for ever: what is asked for makes no difference."""
+    """The emulator repeats NOOP for ever with probability 1, so the chosen action makes no difference."""
     stuck = [AtariEnv(AtariParams(noop_max=0, repeat_action_probability=1.0, use_fire_reset=False), "pong", 1) for _ in range(2)]
     free = AtariEnv(AtariParams(**PLAIN, use_fire_reset=False), "pong", 1)
     last = []
@@ -171,7 +172,7 @@ def test_sticky_actions_repeat_the_last_action():
     assert (last[1] != last[2]).any()
 
 
-def test_spec_describes_what_steps_return():
+def test_the_spec_describes_the_steps():
     for params in (AtariParams(), AtariParams(frame_stack=0), AtariParams(frame_stack=1, size=42), AtariParams(size=(64, 48)),
                    AtariParams(grayscale=False)):
         env = AtariEnv(params, "PongNoFrameskip-v4", 2)
@@ -183,7 +184,7 @@ def test_spec_describes_what_steps_return():
 
 
 @pytest.mark.parametrize(("grayscale", "size"), [(True, 84), (False, 84), (True, (64, 48))])
-def test_the_drawn_game_sees_what_the_thread_pool_sees(grayscale, size):
+def test_the_rendered_game_equals_the_thread_pools(grayscale, size):
     params = AtariParams(**PLAIN, grayscale=grayscale, size=size, max_frames=1200)
     pooled = play(AtariEnv(params, "breakout", 1), 500)
     drawn_env = AtariEnv(params, "breakout", 1, render_mode="rgb_array")
@@ -197,14 +198,14 @@ def test_the_drawn_game_sees_what_the_thread_pool_sees(grayscale, size):
     assert picture.shape == (210, 160, 3) and picture.dtype == np.uint8 and picture.any()
 
 
-def test_the_drawn_game_starts_with_no_ops_and_knows_sticky_actions():
+def test_the_rendered_game_supports_no_ops_and_sticky_actions():
     env = AtariEnv(AtariParams(protocol="machado", noop_max=30), "space_invaders", 1, render_mode="rgb_array")
     assert len({env.reset(seed).observation.tobytes() for seed in range(8)}) > 1
     assert env.spec.action.num_actions == 18
     play(env, 50)
 
 
-def test_mistakes_of_configuration_are_found_when_it_is_made():
+def test_bad_options_are_refused_when_the_environment_is_made():
     for arguments, message in (((AtariParams(protocol="clasic"), "pong", 1), "protocol"),
                                ((AtariParams(frameskip=0), "pong", 1), "frameskip"),
                                ((AtariParams(), "pomg", 1), "pong"), ((AtariParams(), "pong", 0), "num_envs")):
@@ -218,7 +219,7 @@ def test_mistakes_of_configuration_are_found_when_it_is_made():
         AtariEnv(AtariParams(), "pong", 1).render()
 
 
-def test_steps_do_not_overwrite_what_earlier_steps_returned():
+def test_a_step_does_not_overwrite_earlier_steps():
     env = AtariEnv(AtariParams(), "pong", 2)
     kept = env.reset(0)
     copies = [field.copy() for field in kept]
@@ -229,7 +230,7 @@ def test_steps_do_not_overwrite_what_earlier_steps_returned():
 
 
 def test_fewer_lives_after_a_restart_are_no_lost_life():
-    """A game may be cut while it holds bonus lives."""
+    """A game may be truncated while it holds bonus lives."""
     env = AtariEnv(AtariParams(**PLAIN, max_frames=4), "breakout", 1)
     env.reset(0)
     env.lives = np.array([9])

@@ -8,27 +8,27 @@ from core.envs.human_scores import human_normalized, human_random_scores
     ("pong", "pong"), ("Pong", "pong"), ("PongNoFrameskip-v4", "pong"), ("ALE/Pong-v5", "pong"), ("PongDeterministic-v0", "pong"),
     ("ms_pacman", "ms_pacman"), ("MsPacman", "ms_pacman"), ("mspacman", "ms_pacman"), ("ALE/MsPacman-v5", "ms_pacman"),
     ("surround", "surround"), ("SurroundNoFrameskip-v4", "surround"), ("UpNDown-v4", "up_n_down"), ("space-invaders", "space_invaders")])
-def test_every_spelling_means_the_game(spelling, canonical):
+def test_every_spelling_selects_the_game(spelling, canonical):
     assert atari_game(spelling) == canonical
 
 
 @pytest.mark.parametrize(("misspelt", "meant"), [("pomg", "pong"), ("SpaceInvader-v4", "space_invaders"), ("breakuot", "breakout")])
-def test_a_misspelt_game_names_the_closest(misspelt, meant):
+def test_a_misspelt_game_is_refused_with_the_closest(misspelt, meant):
     with pytest.raises(ValueError, match=f"unknown game '{misspelt}'; did you mean .*{meant}"):
         atari_game(misspelt)
 
 
-def test_nonsense_lists_the_games():
+def test_an_unrecognizable_name_is_refused_with_all_games():
     with pytest.raises(ValueError, match="adventure"):
         atari_game("qqqqqqqq")
 
 
-def test_games_for_two_players_only_are_unknown():
+def test_two_player_games_are_unknown():
     with pytest.raises(ValueError, match="unknown game"):
         atari_game("combat")
 
 
-def test_every_game_with_a_human_score_is_a_game():
+def test_every_game_with_a_human_score_exists():
     assert len(human_random_scores()) == 57
     assert {atari_game(name) for name in human_random_scores()} <= set(atari_games())
 

@@ -19,7 +19,7 @@ GOOD = (np.zeros(3), 1.0, False, False, {})
 
 
 class Told(gym.Env):
-    """Returns what it is told to: `faults` maps the step of an episode to the result of that step."""
+    """Play episodes of `length` steps; `faults` maps a step's number to the result that replaces its own."""
 
     def __init__(self, faults=None, observation_space=None, action_space=None, start=None, length=3):
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,)) if observation_space is None else observation_space
@@ -40,7 +40,7 @@ class Told(gym.Env):
 
 @pytest.fixture
 def told():
-    """Registers Told with the given arguments and makes E of them."""
+    """Register Told-v0 with the given arguments and make E environments of it."""
     def make(num_envs=2, params=GymParams(), limit=None, **arguments):  # noqa: B008
         gym.registry.pop("Told-v0", None)
         gym.register("Told-v0", Told, kwargs=arguments, max_episode_steps=limit)
@@ -49,7 +49,7 @@ def told():
     gym.registry.pop("Told-v0", None)
 
 
-def test_a_terminated_episode_has_discount_zero_and_its_final_observation(told):
+def test_a_terminated_episode_has_discount_zero(told):
     env = told(length=3)
     steps = [env.reset(0), *(env.step(np.array([0, 1])) for _ in range(8))]
     assert [bool(step.first[0]) for step in steps] == [True, False, False, False, True, False, False, False, True]
@@ -64,7 +64,7 @@ def test_a_terminated_episode_has_discount_zero_and_its_final_observation(told):
     ([{}, {}], [None, None]), ([{"is_success": True}, {"is_success": np.float32(0)}], [True, False]),
     ([{"success": 1.0}, {}], [True, False]), ([{}, {"success": np.array([True])}], [None, True]),
     ([{"success": "soon"}, {"success": np.ones(3)}], [None, None]), ([{"is_success": False}, {"success": True}], [False, True])])
-def test_success_is_what_info_said_at_the_last_step(told, said, expected):
+def test_success_is_read_from_the_info_of_the_last_step(told, said, expected):
     env = told(num_envs=1, length=2, faults={t: (np.zeros(3), 1.0, t == 2, False, info) for t, info in enumerate(said, 1)})
     env.reset(0)
     found = []
@@ -74,7 +74,7 @@ def test_success_is_what_info_said_at_the_last_step(told, said, expected):
     assert found == expected
 
 
-def test_the_threshold_of_the_id_is_known():
+def test_the_reward_threshold_of_the_id_is_in_the_spec():
     assert GymEnv(GymParams(), "CartPole-v1", 1).spec.reward_threshold == 475
     assert GymEnv(GymParams(), "Pendulum-v1", 1).spec.reward_threshold is None
 
@@ -91,7 +91,7 @@ def test_a_truncated_episode_keeps_discount_one(told, params, limit, length):
     assert steps[wanted - 1].observation[0, 0] == wanted and steps[wanted].first.all()
 
 
-def test_the_limit_of_the_id_is_used_when_none_is_given():
+def test_the_step_limit_of_the_id_is_the_default():
     env = GymEnv(GymParams(), "Pendulum-v1", 1)
     env.reset(0)
     lasts = [env.step(np.zeros((1, 1), np.float32)).last[0] for _ in range(201)]
@@ -118,7 +118,7 @@ NAN, INF = np.array([0.0, np.nan, 0.0]), np.array([0.0, 0.0, np.inf])
     ((*GOOD[:2], False, 0.5, {}), "truncated of stream 0 at step 2 is 0.5"),
     ((*GOOD[:3], {}), "step of stream 0 returned 4 values at step 2, expected 5 values: the old gym API.*v21.*legacy-gym"),
     (None, "step of stream 0 returned None at step 2, expected 5 values")])
-def test_a_faulty_step_is_an_error_naming_field_value_stream_and_step(told, result, message):
+def test_a_faulty_step_names_field_value_environment_and_step(told, result, message):
     env = told(num_envs=1, faults={2: result})
     env.reset(0)
     env.step(np.array([0]))
@@ -130,7 +130,7 @@ def test_a_faulty_step_is_an_error_naming_field_value_stream_and_step(told, resu
     (spaces.Box(-1, 1, (3,)), 1e7, r"expected a value near -1.0 .. 1.0 \(element 2\)"), (spaces.Box(-1, 1, (3,)), -1e7, "near"),
     (spaces.Box(-200, 100, (3,)), 3e8, "expected a value near -200.0 .. 100.0"), (spaces.Box(0, 9, (3,), np.int64), 10**8, "near 0 .. 9"),
     (spaces.Box(-1, 1, (3,)), 5.0, None), (spaces.Box(-200, 100, (3,)), -1e6, None), (spaces.Box(-1, np.inf, (3,)), 1e30, None)])
-def test_an_observation_far_outside_its_box_is_an_error_of_the_environment(told, space, value, fault):
+def test_an_observation_far_outside_its_box_is_an_error(told, space, value, fault):
     observation = np.array([0, 0, value], space.dtype)
     env = told(num_envs=1, observation_space=space, start=(np.zeros(3, space.dtype), {}), faults={2: (observation, *GOOD[1:])})
     env.reset(0)
@@ -142,16 +142,16 @@ def test_an_observation_far_outside_its_box_is_an_error_of_the_environment(told,
             env.step(np.array([0]))
 
 
-def test_the_rate_at_which_it_is_watched_is_its_own(told):
+def test_the_frame_rate_is_that_of_the_metadata(told):
     assert GymEnv(GymParams(), "CartPole-v1", 1).spec.frame_rate == 50
-    assert told().spec.frame_rate == 30  # gymnasium's, where none is named
+    assert told().spec.frame_rate == 30  # gymnasium's default
     for odd in (0, None, "fast", -5, float("nan")):
         Told.metadata = {"render_fps": odd}
         assert told().spec.frame_rate == 30
     Told.metadata = {}
 
 
-def test_the_stream_at_fault_is_named(told):
+def test_an_error_names_its_environment(told):
     env = told(num_envs=3)
     env.reset(0)
     env._vector.envs[2].env.unwrapped.faults[1] = (NAN, *GOOD[1:])
@@ -159,7 +159,7 @@ def test_the_stream_at_fault_is_named(told):
         env.step(np.zeros(3, np.int64))
 
 
-def test_streams_are_numbered_as_their_actor_numbers_them_in_errors_and_where_a_hang_is_looked_for(told):
+def test_environments_are_numbered_within_their_actor(told):
     env, cell, seen = told(num_envs=3), np.zeros(1), []
     env.set_activity_marker(cell, 4)
     env.reset(0)
@@ -172,7 +172,7 @@ def test_streams_are_numbered_as_their_actor_numbers_them_in_errors_and_where_a_
     assert seen == [1 + 5] and cell == [0]
 
 
-def test_an_old_reset_is_an_error_naming_the_adapter(told):
+def test_an_old_reset_is_an_error_that_names_the_adapter(told):
     with pytest.raises(ValueError, match=r"reset of stream 0 returned array.*old gym API.*v21"):
         told(start=np.zeros(3)).reset(0)
     env = told()
@@ -181,7 +181,7 @@ def test_an_old_reset_is_an_error_naming_the_adapter(told):
         env.reset(0)
 
 
-def test_pictures_stay_bytes_and_must_be_bytes(told):
+def test_images_stay_uint8_and_must_be_uint8(told):
     space, picture = spaces.Box(0, 255, (12, 10, 3), np.uint8), np.full((12, 10, 3), 9, np.uint8)
     env = told(observation_space=space, start=(picture, {}))
     assert env.spec.is_image and env.spec.max_value == 255 and env.spec.frame == ((12, 10, 3), "uint8")
@@ -210,12 +210,12 @@ def test_a_discrete_observation_outside_its_space_is_an_error(told):
         env.reset(0)
 
 
-def test_observations_without_a_size_are_refused(told):
+def test_observations_without_a_fixed_size_are_refused(told):
     with pytest.raises(ValueError, match="no fixed size"):
         told(observation_space=spaces.Sequence(spaces.Discrete(2)))
 
 
-def test_discrete_actions_may_start_anywhere(told):
+def test_discrete_actions_may_start_at_any_integer(told):
     env = told(action_space=spaces.Discrete(3, start=-1))
     assert env.spec.action == Discrete(3)
     env.reset(0)
@@ -239,7 +239,7 @@ def test_continuous_actions_stay_within_their_bounds(told):
 
 
 @pytest.mark.parametrize("space", [spaces.Box(-np.inf, np.inf, (2,)), spaces.MultiDiscrete([2, 3]), spaces.Box(0, 3, (2,), np.int64)])
-def test_actions_no_agent_can_take_are_refused(told, space):
+def test_unsupported_action_spaces_are_refused(told, space):
     with pytest.raises(ValueError, match="actions of"):
         told(action_space=space)
 
@@ -251,7 +251,7 @@ LARGEST = float(np.finfo(np.float32).max)
     (-LARGEST, LARGEST, np.float32, False), (-1e300, 1e300, np.float64, False), (0.0, 1e300, np.float64, False),
     (0.0, np.inf, np.float32, False), (-1e38, 1e38, np.float64, True), (0.0, LARGEST, np.float32, True),
     (LARGEST / 2, LARGEST, np.float32, True), (-1e-300, 1e-300, np.float64, True)])
-def test_actions_are_bounded_where_float32_holds_the_distance_of_their_bounds(told, low, high, dtype, bounded):
+def test_actions_need_bounds_whose_distance_fits_float32(told, low, high, dtype, bounded):
     space = spaces.Box(low, high, (2,), dtype)
     if not bounded:
         with pytest.raises(ValueError, match=r"no bounds whose distance float32 can hold.*TransformAction"):
@@ -266,7 +266,7 @@ def test_actions_are_bounded_where_float32_holds_the_distance_of_their_bounds(to
         env.step(action)
 
 
-def test_the_advice_for_unbounded_actions_is_one_that_gymnasium_takes(told):
+def test_the_advice_for_unbounded_actions_works(told):
     """The expression of the error message makes an environment that is accepted."""
     unbounded = spaces.Box(-np.inf, np.inf, (2,), np.float64)
     with pytest.raises(ValueError, match="TransformAction") as error:
@@ -283,7 +283,7 @@ def test_the_advice_for_unbounded_actions_is_one_that_gymnasium_takes(told):
         gym.registry.pop("Wrapped-v0")
 
 
-def test_pictures_among_other_parts_are_named_with_what_becomes_of_them(told):
+def test_images_in_a_flattened_observation_give_a_warning(told):
     parts = spaces.Dict({"camera": spaces.Box(0, 255, (84, 84, 3), np.uint8), "speed": spaces.Box(-1, 1, (3,))})
     env = told(observation_space=parts, start=({"camera": np.zeros((84, 84, 3), np.uint8), "speed": np.zeros(3, np.float32)}, {}))
     assert "camera of the observation is a picture" in env.spec.warning and "one vector of 21,171 numbers" in env.spec.warning
@@ -307,7 +307,7 @@ def test_rewards_are_clipped_in_training_only(told):
     assert evaluation.step(np.array([0])).reward.tolist() == [2]
 
 
-def test_streams_differ_and_the_same_seed_repeats():
+def test_environments_and_seeds_differ_and_a_seed_is_repeatable():
     def start(seed):
         return GymEnv(GymParams(), "CartPole-v1", 3).reset(seed).observation
     np.testing.assert_array_equal(start(4), start(4))
@@ -317,12 +317,12 @@ def test_streams_differ_and_the_same_seed_repeats():
 @pytest.mark.parametrize(("game", "closest"), [("CartPol-v1", "CartPole-v1"), ("cartpole-v1", "CartPole-v1"),
                                                ("CartPole-v7", "CartPole-v1"), ("nowhere/Thing-v0", "nowhere"),
                                                ("no good id", "Malformed")])
-def test_an_unknown_id_is_an_error_naming_the_closest(game, closest):
+def test_an_unknown_id_is_refused_with_the_closest(game, closest):
     with pytest.raises(ValueError, match=closest):
         GymEnv(GymParams(), game, 1)
 
 
-def test_a_missing_package_is_an_error_with_the_pip_command(told):
+def test_a_missing_package_names_the_pip_command(told):
     def needs_a_package(**_):
         raise gym.error.DependencyNotInstalled('Box2D is missing, run `pip install "gymnasium[box2d]"`')
     gym.register("Told-v0", needs_a_package)
@@ -350,7 +350,7 @@ def test_empty_observations_are_refused(told):
 
 
 @pytest.mark.parametrize("installed", [False, True])
-def test_a_module_that_registers_with_the_old_gym_is_refused_with_the_adapter(tmp_path, monkeypatch, installed):
+def test_a_module_that_needs_the_old_gym_names_the_adapter(tmp_path, monkeypatch, installed):
     (tmp_path / "procgenlike.py").write_text("import gym\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "procgenlike", raising=False)
@@ -362,19 +362,20 @@ def test_a_module_that_registers_with_the_old_gym_is_refused_with_the_adapter(tm
         GymEnv(GymParams(), "procgenlike:coin-v0", 1)
 
 
-def test_an_adapter_without_its_package_or_with_a_broken_one_is_told_with_the_pip_command(tmp_path, monkeypatch):
+def test_a_missing_or_broken_adapter_names_the_pip_command(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    for content in ("", "raise AttributeError('mujoco has changed')\n"):  # shimmy registers nothing where dm_control is missing
+    # shimmy registers nothing if dm_control is missing
+    for content in ("", "raise AttributeError('mujoco has changed')\n"):
         (tmp_path / "shimmy.py").write_text(content)
         monkeypatch.setitem(sys.modules, "shimmy", None)
-        del sys.modules["shimmy"]  # what is imported now is forgotten after the test
+        del sys.modules["shimmy"]  # monkeypatch then removes the module that is imported now
         with pytest.raises(ImportError, match=r'pip install -e "\.\[dm-control\]"'):
             GymEnv(GymParams(), "dm_control/walker-walk-v0", 1)
         importlib.invalidate_caches()
         shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
 
 
-def test_a_package_that_fails_beside_newer_ones_is_told_with_the_versions_that_are_there(tmp_path, monkeypatch):
+def test_a_package_that_fails_reports_installed_versions(tmp_path, monkeypatch):
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages" / "robots.py").write_text(
         "import gymnasium\nclass Fetch(gymnasium.Env):\n    def __init__(self):\n        assert None\n"
@@ -387,14 +388,14 @@ def test_a_package_that_fails_beside_newer_ones_is_told_with_the_versions_that_a
     assert f"other versions than these, which are installed: {versions}" in errors.describe_exception(error.value)
 
 
-def test_legacy_without_the_old_gym_is_an_error_with_the_pip_command(monkeypatch):
+def test_legacy_without_the_old_gym_names_the_pip_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "gym", None)
     with pytest.raises(ImportError, match="legacy-gym"):
         GymEnv(GymParams(legacy="v26"), "CartPole-v1", 1)
 
 
 @pytest.mark.parametrize(("legacy", "expected"), [("v26", {}), ("v21", {"apply_api_compatibility": True})])
-def test_legacy_ids_go_through_the_adapter(monkeypatch, legacy, expected):
+def test_legacy_ids_are_made_by_the_adapter(monkeypatch, legacy, expected):
     asked = []
     old_gym, shimmy, adapter = types.ModuleType("gym"), types.ModuleType("shimmy"), types.ModuleType("shimmy.openai_gym_compatibility")
     old_gym.make = lambda game, **arguments: asked.append((game, arguments)) or Told()
@@ -408,7 +409,7 @@ def test_legacy_ids_go_through_the_adapter(monkeypatch, legacy, expected):
     assert env.step(np.array([1])).reward.tolist() == [1]
 
 
-def test_the_real_old_gym_plays_when_it_is_installed():
+def test_the_old_gym_plays_if_installed():
     pytest.importorskip("gym")
     pytest.importorskip("shimmy")
     env = GymEnv(GymParams(legacy="v26", max_steps=5), "CartPole-v1", 2)
@@ -432,7 +433,7 @@ class Drawn(gym.Env):
         return self.picture
 
 
-def test_pictures_are_drawn_or_refused_when_it_is_made():
+def test_an_environment_that_cannot_render_is_refused_when_made():
     picture = np.full((4, 6, 3), 7, np.uint8)
     missing = gym.error.DependencyNotInstalled("pygame is not installed, run `pip install pygame`")
     for drawn, error in ((picture, None), (None, ValueError), (missing, ImportError)):
@@ -445,7 +446,7 @@ def test_pictures_are_drawn_or_refused_when_it_is_made():
         gym.registry.pop("Drawn-v0")
 
 
-def test_mistakes_of_configuration_are_found_when_it_is_made():
+def test_bad_options_are_refused_when_the_environment_is_made():
     for params, message in ((GymParams(max_steps=0), "max_steps"), (GymParams(reward_clipping="no"), "reward_clipping"),
                             (GymParams(legacy="v1"), "legacy")):
         with pytest.raises(ValueError, match=message):
@@ -454,7 +455,7 @@ def test_mistakes_of_configuration_are_found_when_it_is_made():
         GymEnv(GymParams(), "CartPole-v1", 2, render_mode="rgb_array")
 
 
-def test_steps_do_not_overwrite_what_earlier_steps_returned():
+def test_a_step_does_not_overwrite_earlier_steps():
     env = GymEnv(GymParams(), "CartPole-v1", 2)
     kept = env.reset(0)
     copies = [field.copy() for field in kept]

@@ -1,4 +1,4 @@
-"""Arguments and wrappers of gymnasium environments, and pictures that are treated as Atari's are."""
+"""Gymnasium environments take arguments and wrappers, and their images are processed like Atari's."""
 
 import dataclasses
 import json
@@ -19,11 +19,11 @@ from utils.errors import ConfigurationError
 from utils.factory import ModelsDict
 from utils.options import CONFIGS
 
-LENGTHS = (3, 5)  # steps of the episodes that the environments have in turn
+LENGTHS = (3, 5)  # steps of an episode, alternating between environments
 
 
 class Painted(gym.Env):
-    """Pictures that tell episode and step apart; the n-th environment of its class has episodes of its own length."""
+    """Show images that identify episode and step; consecutive environments alternate between two episode lengths."""
 
     action_space = spaces.Discrete(3)
     made = 0
@@ -79,7 +79,7 @@ def made(num_envs=2, **params):
 
 
 def small(picture, height=12, width=16):
-    """What a frame must be: grey, then the mean of each area."""
+    """Return the expected frame: grayscale, then the mean of each area."""
     return cv2.resize(cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY), (width, height), interpolation=cv2.INTER_AREA)
 
 
@@ -87,7 +87,7 @@ def drawn(episode, step, shape=(20, 30, 3)):
     return np.random.default_rng([episode, step]).integers(0, 255, shape, np.uint8)
 
 
-def test_frames_are_grey_small_and_stacked_with_zeros_before_each_episode_of_each_stream():
+def test_frames_are_gray_resized_stacked_and_zero_padded():
     env = made(size=(12, 16), grayscale=True, frame_stack=4)
     assert env.spec.observation_shape == (4, 12, 16) and env.spec.frame == ArraySpec((12, 16), "uint8") and env.spec.is_image
     steps = [env.reset(0), *(env.step(np.zeros(2, np.int64)) for _ in range(14))]
@@ -99,7 +99,7 @@ def test_frames_are_grey_small_and_stacked_with_zeros_before_each_episode_of_eac
             assert step.first[stream] == (t == 0)
 
 
-def test_a_skipped_frame_is_not_seen_and_its_reward_counts():
+def test_a_skipped_frame_is_not_shown_but_its_reward_counts():
     env = made(num_envs=1, size=(12, 16), grayscale=True, action_repeat=2)
     env.reset(0)
     step = env.step(np.zeros(1, np.int64))
@@ -111,19 +111,19 @@ def test_a_skipped_frame_is_not_seen_and_its_reward_counts():
     ((20, 30, 3), {}, (20, 30, 3)), ((20, 30, 3), {"size": 10}, (10, 10, 3)), ((20, 30, 3), {"grayscale": True}, (20, 30)),
     ((20, 30), {"size": (9, 11), "grayscale": True}, (9, 11)), ((20, 30, 1), {"grayscale": True}, (20, 30)),
     ((20, 30, 1), {"size": 8}, (8, 8, 1)), ((20, 30, 6), {"size": (8, 9)}, (8, 9, 6))])
-def test_every_kind_of_picture_is_made_smaller(shape, params, frame):
+def test_every_image_shape_is_resized(shape, params, frame):
     env = made(kwargs=json.dumps({"shape": shape}), **params)
     assert env.spec.frame == ArraySpec(frame, "uint8") and env.reset(0).observation.shape == (2, *frame)
 
 
-def test_vectors_can_be_stacked_too():
+def test_vectors_can_be_stacked():
     env = GymEnv(GymParams(frame_stack=3), "CartPole-v1", 2)
     first, after = env.reset(0).observation, env.step(np.zeros(2, np.int64)).observation
     assert env.spec.observation_shape == (3, 4) and not first[:, :2].any()
     np.testing.assert_array_equal(after[:, 1], first[:, 2])
 
 
-def test_arguments_reach_the_environment_and_wrappers_are_put_around_it_in_their_order():
+def test_kwargs_reach_the_environment_and_wrappers_keep_order():
     wrappers = [f"{HERE}:Doubled", [f"{HERE}:Added", {"amount": 5}]]
     env = made(num_envs=1, kwargs='{"tint": 7}', wrappers=json.dumps(wrappers))
     env.reset(0)
@@ -147,7 +147,7 @@ def test_arguments_reach_the_environment_and_wrappers_are_put_around_it_in_their
     ({"wrappers": '["gymnasium.wrappers:FrameStackObservation"]'}, "set env.frame_stack"),
     ({"grayscale": True, "kwargs": '{"shape": [20, 30, 4]}'}, "env.grayscale is for pictures of three colours, and its have 4 planes"),
     ({"size": 42, "kwargs": '{"shape": [20]}'}, r"env.size and env.grayscale are for pictures, and its observations are float32 \[20\]")])
-def test_what_the_environment_cannot_take_is_refused_by_its_name(params, message):
+def test_unsuitable_kwargs_and_wrappers_are_refused_by_name(params, message):
     with pytest.raises(ValueError, match=message):
         made(**params)
 
@@ -155,7 +155,7 @@ def test_what_the_environment_cannot_take_is_refused_by_its_name(params, message
 WORDS = ("--config", "dqn-pong-small", "--env_type", "gym", "--game", GAME)
 
 
-def test_a_row_and_the_command_line_write_the_same_settings(tmp_path):
+def test_a_config_and_the_command_line_give_the_same_options(tmp_path):
     row = {**next(row for row in CONFIGS if row["name"] == "dqn-pong-small"), "env_type": "gym", "game": GAME,
            "env.kwargs": {"tint": 3}, "env.wrappers": [f"{HERE}:Doubled", [f"{HERE}:Added", {"amount": 2}]], "env.size": [48, 40],
            "env.grayscale": True}
@@ -167,7 +167,7 @@ def test_a_row_and_the_command_line_write_the_same_settings(tmp_path):
     assert len(wrong) == 2 and "env.size=[48, 40, 3] is not a whole number or 2 whole numbers or None" in "\n".join(wrong)
 
 
-def test_a_run_keeps_them_when_it_is_continued_or_tested_and_refuses_others(tmp_path, alone):
+def test_a_resumed_run_keeps_its_environment_options(tmp_path, alone):
     words = ("--env.kwargs", '{"tint": 3}', "--env.wrappers", f'["{HERE}:Doubled"]', "--env.size", "48", "40", "--env.grayscale", "true")
     short = ("--updates", "2", "--clock.learn_start", "20", "--num_envs_per_actor", "2", "--agent.batch_size", "4", "--evaluator.episodes",
              "1", "--memory.capacity", "500", "--env.frame_stack", "2")
@@ -187,7 +187,7 @@ IMAGE_MODELS = [name for name in ModelsDict if ModelsDict[name].observations == 
 
 
 @pytest.mark.parametrize("name", IMAGE_MODELS)
-def test_networks_take_pictures_that_are_not_square(name):
+def test_networks_accept_images_that_are_not_square(name):
     spec = EnvSpec("painted", ArraySpec((96, 64), "uint8"), 2, Discrete(3), is_image=True, max_value=255.0)
     model = ModelsDict[name](ModelsDict[name].Params(), spec)
     output, _ = model(torch.zeros(5, *spec.observation_shape, dtype=torch.uint8), model.initial_state(5))

@@ -29,17 +29,17 @@ def test_every_game_returns_what_its_spec_says(game):
 
 
 @pytest.mark.parametrize("spelling", ["breakout", "Breakout", "MinAtar/Breakout-v1"])
-def test_every_spelling_means_the_game(spelling):
+def test_every_spelling_selects_the_game(spelling):
     assert MinAtarEnv(MinAtarParams(), spelling, 1).spec.name == "minatar_breakout"
 
 
-def test_an_unknown_game_names_the_closest():
+def test_an_unknown_game_is_refused_with_the_closest():
     with pytest.raises(ValueError, match="did you mean breakout"):
         MinAtarEnv(MinAtarParams(), "brekout", 1)
 
 
-def test_streams_are_the_games_of_the_package():
-    """The same actions played in the package's own environment give the same planes, rewards and ends."""
+def test_environments_play_as_the_minatar_package_does():
+    """Equal actions in the package's own environment give equal planes, rewards and ends."""
     from minatar import Environment
     env = MinAtarEnv(MinAtarParams(sticky_action_prob=0.0, minimal_action_set=False), "breakout", 2)
     start = env.reset(3)
@@ -65,8 +65,8 @@ def test_streams_are_the_games_of_the_package():
     assert ends > 5
 
 
-def test_an_episode_is_cut_at_max_steps_and_bootstraps():
-    steps = play(MinAtarEnv(MinAtarParams(max_steps=20), "freeway", 2), 43)  # freeway ends after 2,500 steps by itself
+def test_an_episode_is_truncated_at_max_steps_with_discount_one():
+    steps = play(MinAtarEnv(MinAtarParams(max_steps=20), "freeway", 2), 43)  # by itself freeway ends after 2,500 steps
     assert [t for t, step in enumerate(steps) if step.last.all()] == [20, 41]
     assert [t for t, step in enumerate(steps) if step.first.any()] == [0, 21, 42]
     assert all(step.discount.all() for step in steps)
@@ -77,7 +77,7 @@ def test_sticky_actions_repeat_the_last_action_of_the_episode():
     env.reset(0)
     before = env._games[0].pos
     for _ in range(3):
-        env.step(np.array([1]))  # left, but the episode began with nothing pressed
+        env.step(np.array([1]))  # left, but no action was taken before in this episode
     assert env._games[0].pos == before
     free = MinAtarEnv(MinAtarParams(sticky_action_prob=0.0), "breakout", 1)
     free.reset(0)
@@ -94,24 +94,24 @@ def test_the_action_set_is_minimal_or_full():
         env.step(np.array([5, 6]))
 
 
-def test_streams_differ_and_the_same_seed_repeats():
+def test_environments_differ_and_a_seed_is_repeatable():
     def end(seed):
         return play(MinAtarEnv(MinAtarParams(), "seaquest", 4), 60, seed)[-1].observation
     np.testing.assert_array_equal(end(1), end(1))
     assert len({stream.tobytes() for stream in end(1)}) > 1
 
 
-def test_render_colours_the_planes():
+def test_render_colors_the_planes():
     env = MinAtarEnv(MinAtarParams(), "breakout", 1, render_mode="rgb_array")
     planes = env.reset(0).observation[0]
     picture = env.render()
     assert picture.shape == (320, 320, 3) and picture.dtype == np.uint8
     cells = picture[::32, ::32].any(axis=2)
-    np.testing.assert_array_equal(cells, planes.any(axis=2))  # black where nothing is
+    np.testing.assert_array_equal(cells, planes.any(axis=2))  # black where no plane is set
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) >= 3
 
 
-def test_mistakes_of_configuration_are_found_when_it_is_made():
+def test_bad_options_are_refused_when_the_environment_is_made():
     with pytest.raises(ValueError, match="sticky_action_prob"):
         MinAtarEnv(MinAtarParams(sticky_action_prob=1.5), "breakout", 1)
     with pytest.raises(ValueError, match="no window"):
@@ -120,7 +120,7 @@ def test_mistakes_of_configuration_are_found_when_it_is_made():
         MinAtarEnv(MinAtarParams(), "breakout", 1).render()
 
 
-def test_a_missing_package_is_an_error_with_the_pip_command(monkeypatch):
+def test_a_missing_package_names_the_pip_command(monkeypatch):
     from core.envs import minatar
     minatar._game_module.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -12,20 +12,20 @@ TRUTH = {"none": lambda r: r, "sign": lambda r: (r > 0) - (r < 0), "clamp": lamb
 
 
 @pytest.mark.parametrize("name", list(CLIPPINGS))
-def test_clipping_is_its_formula_on_both_sides_of_zero(name):
+def test_clipping_follows_its_formula(name):
     result = clipped(REWARDS, name)
     np.testing.assert_allclose(result, [TRUTH[name](float(reward)) for reward in REWARDS], rtol=1e-6)
     assert result.dtype == np.float32
 
 
-def test_the_papers_figure_is_named_by_the_clipping_that_has_its_formula():
-    """Figure D.1 of 1802.01561: from -0.3 to 5, with slopes 0.3 and 5 at zero; the published code's has slopes 0.3 and 1."""
+def test_figure_d1_is_cited_by_the_clipping_with_its_formula():
+    """Figure D.1 of 1802.01561 runs from -0.3 to 5 with slopes 0.3 and 5 at zero; the published code has 0.3 and 1."""
     named = [clipping for clipping in CLIPPINGS.values() if "figure D.1" in (clipping.__doc__ or "")]
     assert len(named) == 1
     np.testing.assert_allclose(named[0](np.array([-40.0, -1e-6, 1e-6, 40.0])), [-0.3, -0.3e-6, 5e-6, 5.0], rtol=1e-9)
 
 
-def test_clipping_leaves_the_raw_rewards_alone():
+def test_clipping_does_not_change_the_raw_rewards():
     kept = REWARDS.copy()
     for name in CLIPPINGS:
         clipped(REWARDS, name)[:] = 7

@@ -1,4 +1,4 @@
-"""Catch and recall: what they show, what they pay, and what they are worth with and without skill."""
+"""Catch and recall show and reward what they should, and their scores are known for skilled and random play."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from core.envs.recall import RecallEnv, RecallParams
 
 
 def scores(env, policy, steps, seed=0):
-    """Raw returns of the episodes that end within `steps`."""
+    """Return the raw returns of the episodes that end within `steps`."""
     timestep, returns, running = env.reset(seed), [], np.zeros(len(env.reset(seed).first))
     for _ in range(steps):
         timestep = env.step(policy(timestep))
@@ -23,9 +23,9 @@ def follow_the_ball(timestep):
     return np.sign(ball.any(1).argmax(1) - paddle.any(1).argmax(1)).astype(np.int64) + 1
 
 
-def test_whoever_follows_the_ball_catches_every_one():
+def test_following_the_ball_catches_every_ball():
     returns = scores(CatchEnv(CatchParams(), "catch", 4), follow_the_ball, 200)
-    assert len(returns) == 4 * 20 and (returns == 1).all()  # nine falls and one restart an episode
+    assert len(returns) == 4 * 20 and (returns == 1).all()  # an episode has nine steps and the restart
 
 
 def test_random_play_of_catch_scores_about_minus_six_tenths():
@@ -34,7 +34,7 @@ def test_random_play_of_catch_scores_about_minus_six_tenths():
     assert -0.7 < returns.mean() < -0.5 and set(returns) == {-1.0, 1.0}
 
 
-def test_the_ball_falls_one_row_a_step_and_the_episode_ends_at_the_bottom():
+def test_the_ball_falls_one_row_per_step_to_the_bottom():
     env = CatchEnv(CatchParams(rows=4, columns=3), "Catch", 1)
     steps = [env.reset(0), *(env.step(np.array([1])) for _ in range(4))]
     rows = [int(step.observation[0, ..., 0].any(1).argmax()) for step in steps]
@@ -45,7 +45,7 @@ def test_the_ball_falls_one_row_a_step_and_the_episode_ends_at_the_bottom():
     assert all(step.observation.sum() == 2 for step in steps) and steps[0].observation[0, -1, 1, 1] == 1
 
 
-def test_the_picture_of_catch_shows_both_and_other_modes_are_refused():
+def test_catch_is_rendered_and_other_modes_are_refused():
     env = CatchEnv(CatchParams(), "catch", 1, render_mode="rgb_array")
     env.reset(0)
     picture = env.render()
@@ -56,12 +56,12 @@ def test_the_picture_of_catch_shows_both_and_other_modes_are_refused():
             refused()
 
 
-def test_the_cue_is_seen_in_the_first_observation_only_and_the_question_before_the_end():
+def test_recall_shows_the_cue_first_and_the_question_last():
     env = RecallEnv(RecallParams(cues=3, delay=2), "recall", 2)
     steps = [env.reset(1), *(env.step(np.array([0, 0])) for _ in range(4))]
     for stream in range(2):
         seen = np.array([step.observation[stream] for step in steps])
-        assert seen[0, :3].sum() == 1 and not seen[1:4, :3].any() and seen[4, :3].sum() == 1  # row 3 ended the episode
+        assert seen[0, :3].sum() == 1 and not seen[1:4, :3].any() and seen[4, :3].sum() == 1  # step 3 ended the episode
         assert seen[:, 3].tolist() == [0, 0, 1, 0, 0]
     assert [step.last.all() for step in steps] == [False, False, False, True, False]
     cues = steps[0].observation[:, :3].argmax(1)
@@ -69,7 +69,7 @@ def test_the_cue_is_seen_in_the_first_observation_only_and_the_question_before_t
     assert not any(step.reward.any() for step in (*steps[:3], steps[4]))
 
 
-def test_recall_pays_for_memory_and_nothing_else():
+def test_recall_rewards_memory_only():
     class Remember:
         cue = np.zeros(20, np.int64)
 
@@ -84,7 +84,7 @@ def test_recall_pays_for_memory_and_nothing_else():
     assert abs(scores(env, lambda timestep: random.integers(3, size=20), 3000).mean() - (2 / 3 - 1)) < 0.05
 
 
-def test_the_same_seed_gives_the_same_episodes_and_streams_differ():
+def test_a_seed_is_repeatable_and_environments_differ():
     for env in (CatchEnv(CatchParams(), "catch", 8), RecallEnv(RecallParams(), "recall", 8)):
         play = [[env.reset(seed).observation, *(env.step(np.ones(8, np.int64)).observation for _ in range(30))] for seed in (3, 3, 4)]
         assert np.array_equal(play[0], play[1]) and not np.array_equal(play[0], play[2])

@@ -1,4 +1,4 @@
-"""What recordings show, and the files they become."""
+"""Recordings show frames, captions and curves, and become readable files."""
 
 import dataclasses
 import json
@@ -30,7 +30,10 @@ VECTOR = EnvSpec("game", ArraySpec((5,), "float32"), 0, Discrete(3))
 
 
 def scene(step, height=21, width=15, spec=STACK):
-    """Step 0 is a reset; the action that led to step k is k, and the agent's value before it 10 k."""
+    """Return step `step` of an episode.
+
+    Step 0 is a reset; the action that led to step k is k, and the agent's value before it is 10 k.
+    """
     outlook = {"value": np.float32(10 * step), "probabilities": np.float32([0.2, 0.8])} if step else {}
     return RenderedStep(np.full((height, width, 3), 50 + step, np.uint8), np.full(spec.observation_shape, step, spec.frame.dtype),
                         float(-step),
@@ -39,7 +42,7 @@ def scene(step, height=21, width=15, spec=STACK):
 
 @pytest.fixture
 def shoot(monkeypatch, tmp_path):
-    """The frames of a film of `steps` scenes."""
+    """Return a function that renders `steps` steps and returns the frames."""
     def make(steps, **settings):
         frames = []
         monkeypatch.setattr(Video, "add", lambda self, picture: frames.append(picture.copy()))
@@ -52,7 +55,7 @@ def shoot(monkeypatch, tmp_path):
     return make
 
 
-def test_alone_the_picture_is_the_games_own(shoot):
+def test_without_overlay_the_frame_is_the_games_own(shoot):
     frames = shoot(4)
     assert [frame.shape for frame in frames] == [(21, 15, 3)] * 4
     assert [int(frame.mean()) for frame in frames] == [50, 51, 52, 53]
@@ -60,28 +63,28 @@ def test_alone_the_picture_is_the_games_own(shoot):
 
 @pytest.mark.parametrize("spec", [STACK, PLANES, COLOUR, VECTOR])
 @pytest.mark.parametrize("settings", [{"overlay": True}, {"panel": True}, {"overlay": True, "panel": True}])
-def test_all_frames_of_a_film_have_one_even_size(shoot, settings, spec):
+def test_all_frames_of_a_video_have_the_same_even_size(shoot, settings, spec):
     shapes = {frame.shape for frame in shoot(4, spec=spec, **settings)}
     assert len(shapes) == 1
     height, width, _ = shapes.pop()
     assert height % 2 == width % 2 == 0 and width > 15 and height >= 320
 
 
-def test_an_enlarged_picture_keeps_its_pixels_and_the_caption_stands_below(shoot):
+def test_an_enlarged_frame_keeps_its_pixels_above_the_caption(shoot):
     frame = shoot(1, overlay=True)[0]
-    assert (frame[:336, :240] == 50).all()  # 21 x 15, sixteen times
+    assert (frame[:336, :240] == 50).all()  # 21 x 15, enlarged sixteen times
     assert (frame[336:362, :240] > 200).any()
 
 
-def test_a_frame_tells_the_action_that_was_chosen_in_it(shoot, monkeypatch):
+def test_the_caption_names_the_action_chosen_in_its_frame(shoot, monkeypatch):
     told = []
     original = video_overlay.caption
     monkeypatch.setattr(video_overlay, "caption", lambda *words: told.append((words[0].length, words[1])) or original(*words))
     shoot(4, overlay=True)
-    assert told == [(0, 1), (1, 2), (2, 3), (3, 3)]  # of the last one nothing is known
+    assert told == [(0, 1), (1, 2), (2, 3), (3, 3)]  # the action of the last frame is unknown
 
 
-def test_the_curves_of_a_frame_end_with_what_was_made_of_it(shoot, monkeypatch):
+def test_the_curves_of_a_frame_end_with_its_own_value(shoot, monkeypatch):
     drawn = []
     original = video_overlay.strip
 
@@ -96,18 +99,19 @@ def test_the_curves_of_a_frame_end_with_what_was_made_of_it(shoot, monkeypatch):
     assert {len(history[-1]) for name, history in drawn if name == "probabilities"} == {2}
 
 
-def test_the_network_input_is_shown_frame_by_frame_and_plane_by_plane():
+def test_the_network_input_is_tiled_frame_by_frame():
     stack = np.arange(4, dtype=np.uint8)[:, None, None] * 60 * np.ones((4, 8, 8), np.uint8)
     sheet = seen(stack, STACK)
     half = PANEL_WIDTH // 2
     assert [int(sheet[row * half + 70, column * half + 70, 0]) for row in range(2) for column in range(2)] == [0, 60, 120, 180]
-    assert (sheet[half - 1, :] == PAPER).all()  # between the tiles
+    assert (sheet[half - 1, :] == PAPER).all()  # the border between the tiles
     planes = np.zeros((5, 5, 5), np.uint8)
     planes[2, 2, 4] = 1
     side = PANEL_WIDTH // 3
     sheet = seen(planes, PLANES)
     assert sheet.shape == (2 * side, PANEL_WIDTH, 3)
-    assert (np.argwhere(sheet[..., 0] == 255).min(0) // side).tolist() == [1, 1]  # the fifth of five, in rows of three
+    # the fifth of five planes, three per line
+    assert (np.argwhere(sheet[..., 0] == 255).min(0) // side).tolist() == [1, 1]
     assert seen(np.zeros(5, np.float32), VECTOR).shape == (0, PANEL_WIDTH, 3)
 
 
@@ -118,7 +122,7 @@ def test_a_curve_rises_to_its_newest_value_at_the_right_edge():
     assert rows[columns == columns.max()].max() < rows[columns == columns.min()].min()
 
 
-def test_agents_say_what_they_made_of_a_step():
+def test_agents_describe_their_output_for_a_step():
     output = ActorOutput(np.zeros(1, np.int64), {"q_max": np.float32([3]), "q_taken": np.float32([1]), "value": np.float32([2]),
                                                  "logits": np.log(np.float32([[1, 3]]))}, ())
     assert QLearning.outlook(None, output)["value, best and taken"].tolist() == [[3, 1]]
@@ -128,7 +132,7 @@ def test_agents_say_what_they_made_of_a_step():
 
 @pytest.mark.parametrize(("spec", "fps", "rate"), [(STACK, None, 15), (PLANES, None, 60), (PLANES, 12.5, 12.5),
                                                   (dataclasses.replace(STACK, frame_rate=50.0), None, 12.5)])
-def test_a_film_plays_as_the_game_does_or_as_it_is_told(spec, fps, rate, monkeypatch, tmp_path):
+def test_a_video_plays_at_the_games_rate_or_at_video_fps(spec, fps, rate, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(video_overlay, "Video", lambda path, rate: asked.append(rate))
     EpisodeRenderer(tmp_path / "a.mp4", VideoParams(fps=fps), spec)
@@ -137,7 +141,7 @@ def test_a_film_plays_as_the_game_does_or_as_it_is_told(spec, fps, rate, monkeyp
 
 @pytest.mark.parametrize(("name", "asked", "written", "rate"), [
     ("a.mp4", 15, 10, 15), ("a.gif", 15, 10, 15), ("a.gif", 60, 5, 30), ("a.mp4", 60, 10, 60)])
-def test_a_file_has_every_frame_and_plays_as_fast_as_asked(tmp_path, name, asked, written, rate):
+def test_a_video_file_has_all_frames_at_the_requested_rate(tmp_path, name, asked, written, rate):
     video = Video(tmp_path / name, asked)
     for number in range(10):
         video.add(np.full((20, 16, 3), 20 * number, np.uint8))
@@ -147,10 +151,11 @@ def test_a_file_has_every_frame_and_plays_as_fast_as_asked(tmp_path, name, asked
     assert len(pictures) == written and pictures[0].shape[:2] == (20, 16)
     stride = 10 // written
     assert abs(float(pictures[-1][..., :3].mean()) - 20 * stride * (written - 1)) < 10
-    assert facts["fps"] == rate if "fps" in facts else abs(facts["duration"] - 1000 / rate) < 10  # a GIF counts hundredths
+    # a GIF has a resolution of 10 ms
+    assert facts["fps"] == rate if "fps" in facts else abs(facts["duration"] - 1000 / rate) < 10
 
 
-def test_an_evaluator_records_every_second_evaluation(root):
+def test_the_evaluator_records_every_second_evaluation(root):
     options = read_options(["--root", str(root), "--config", "dqn-minatar-breakout", "--engine", "inline", "--clock.learn_start", "50",
                             "--memory.capacity", "1000", "--agent.batch_size", "2", "--evaluator.steps", "40", "--evaluator.episodes", "1",
                             "--evaluator.max_steps", "3", "--evaluator.record_every", "2", "--evaluator.record_steps", "4",
@@ -165,7 +170,7 @@ def test_an_evaluator_records_every_second_evaluation(root):
         assert len(list(reader.iter_data())) == 1 + 4  # the reset and each step
 
 
-def test_a_writer_that_has_ended_is_an_error_of_the_disk(tmp_path):
+def test_a_video_writer_that_ended_raises_oserror(tmp_path):
     video = Video(tmp_path / "a.mp4", 15)
     ended = iter([])
     video._writer.append_data = lambda picture: next(ended)
@@ -175,7 +180,7 @@ def test_a_writer_that_has_ended_is_an_error_of_the_disk(tmp_path):
 
 
 class Drawn:
-    """An agent and an environment of endless episodes that can be drawn."""
+    """Act as an agent and as an environment of endless episodes that can be rendered."""
 
     def __init__(self):
         self.spec, self.closed = STACK, False
@@ -207,7 +212,7 @@ class Drawn:
 
 
 @pytest.mark.parametrize("writes", [0, 2])
-def test_a_full_disk_ends_the_video_and_not_the_run(writes, tmp_path, monkeypatch, capsys):
+def test_a_full_disk_ends_the_video_but_not_the_run(writes, tmp_path, monkeypatch, capsys):
     drawn, written = Drawn(), []
 
     def full(self, picture):
@@ -231,10 +236,10 @@ def test_an_interrupted_recording_is_readable(tmp_path):
         clock.interrupted = number == 3
     assert drawn.closed
     with imageio.get_reader(tmp_path / "a.mp4") as reader:
-        assert len(list(reader.iter_data())) == 1 + 4  # the step during which the run ended is in it
+        assert len(list(reader.iter_data())) == 1 + 4  # including the step during which the run ended
 
 
-def test_recording_is_refused_where_the_environment_draws_nothing(root, monkeypatch, capsys):
+def test_recording_is_refused_if_the_environment_cannot_render(root, monkeypatch, capsys):
     from core.envs.minatar import MinAtarEnv
     monkeypatch.setattr(MinAtarEnv, "render", lambda self: (_ for _ in ()).throw(NotImplementedError("MinAtarEnv draws no pictures")))
     with pytest.raises(SystemExit) as refused:

@@ -1,4 +1,4 @@
-"""Where the time goes: laps of a process, shares of the logger, the table and the trace of a run."""
+"""The profiler measures the phases of processes, their shares, the table and the trace of a run."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from utils.launch import prepare
 
 
 class Watch:
-    """A clock that is told what time it is."""
+    """A clock that tests set."""
 
     now = 100.0
 
@@ -37,7 +37,7 @@ def context_of(on, folder=None, trace=0):
                            clock=Clock(1, 1, 2, ClockParams()), process_ind=lambda role, index: ["actor", "learner"].index(role))
 
 
-def test_time_counts_for_the_phase_that_ended_and_every_second_for_one(watch):
+def test_time_is_assigned_to_the_phase_that_ended(watch):
     context = context_of(True)
     laps = Profile(context, "actor", 0)
     for phase, seconds in (("wait", 2.0), ("forward", 1.0), ("wait", 0.5), ("environment", 4.0)):
@@ -49,7 +49,7 @@ def test_time_counts_for_the_phase_that_ended_and_every_second_for_one(watch):
         "profile/actor/wait": 2.5, "profile/actor/forward": 1.0, "profile/actor/environment": 4.0}
 
 
-def test_a_report_has_the_seconds_since_the_last_one(watch):
+def test_a_report_holds_the_seconds_since_the_last_report(watch):
     context = context_of(True)
     laps = Profile(context, "learner", 0)
     for seconds in (3.0, 1.0):
@@ -60,7 +60,7 @@ def test_a_report_has_the_seconds_since_the_last_one(watch):
     assert [record.value for record in context.logs.drain()[0]] == [3.0, 1.0, 0.0]
 
 
-def test_without_the_option_no_clock_is_read_and_nothing_reported(watch, monkeypatch):
+def test_a_disabled_profiler_reads_no_clock_and_reports_nothing(watch, monkeypatch):
     context = context_of(False)
     laps = Profile(context, "actor", 0)
     monkeypatch.delattr(Watch, "perf_counter")
@@ -73,7 +73,7 @@ def record(name, value, step=7):
     return Record(name, value, step, 1.0)
 
 
-def test_shares_are_of_all_processes_of_a_role_and_add_up_to_one():
+def test_shares_add_up_to_one_over_the_processes_of_a_role():
     loss = record("learner/loss", 0.5)
     shares = Shares()
     found = shares.take([record("profile/actor/wait", 1.0), loss, record("profile/actor/forward", 2.0),
@@ -83,11 +83,11 @@ def test_shares_are_of_all_processes_of_a_role_and_add_up_to_one():
                      record("profile/learner/update", 1.0), record("profile/actor/environment", 0.5)]
 
 
-def test_a_period_in_which_nothing_was_measured_has_shares_of_zero():
+def test_shares_of_an_empty_period_are_zero():
     assert Shares().take([record("profile/actor/wait", 0.0)]) == [record("profile/actor/wait", 0.0)]
 
 
-def test_the_table_is_of_the_whole_run_largest_first():
+def test_the_table_covers_the_run_largest_share_first():
     shares = Shares()
     shares.take([record("profile/learner/update", 30.0), record("profile/actor/wait", 1.0), record("profile/actor/forward", 2.0)])
     shares.take([record("profile/actor/wait", 5.0), record("profile/learner/sample", 10.0)])
@@ -104,7 +104,7 @@ def test_a_run_without_profiles_has_no_table():
     assert shares.table() is None
 
 
-def test_a_profiled_run_has_scalars_a_table_and_a_trace_of_the_asked_updates(root, capsys):
+def test_a_profiled_run_has_scalars_a_table_and_a_trace(root, capsys):
     options = read_options(["--root", str(root), "--config", "dqn-cartpole", "--engine", "inline", "--memory_type", "prioritized",
                             "--profile", "--profile_trace", "4", "--clock.learn_start", "100",
                             "--updates", str(SKIPPED + WARM_UP + 10), "--evaluator.episodes", "1", "--evaluator.max_steps", "5"])

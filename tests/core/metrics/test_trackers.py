@@ -1,4 +1,4 @@
-"""Experiment trackers: what they are told, that they never hold up a run, and, where they are installed, that they keep it offline."""
+"""Experiment trackers receive all values, never delay a run, and work offline where they are installed."""
 
 import json
 import math
@@ -28,12 +28,12 @@ def options(tmp_path):
                            to_dict=lambda: {"seed": 3, "agent": {"lr": 0.5, "deep": {"x": "y" * 900}}})
 
 
-def test_values_are_grouped_by_their_own_step_in_order():
+def test_values_are_grouped_and_ordered_by_their_step():
     assert list(by_step(PERIOD)) == [150, 200]
     assert by_step(PERIOD)[200]["learner/loss"] == 0.5 and by_step(PERIOD)[150] == {"evaluator/episodic_return_mean": 21.0}
 
 
-# as told to stand-ins with the same calls -----------------------------------------------------------------------------
+# stand-ins with the same calls ------------------------------------------------------------------------------------
 @pytest.fixture
 def wandb(monkeypatch):
     calls = []
@@ -43,7 +43,7 @@ def wandb(monkeypatch):
     return calls
 
 
-def test_wandb_is_told_every_value_at_its_agent_steps(wandb, options):
+def test_wandb_receives_every_value_at_its_agent_steps(wandb, options):
     tracker = WandbTracker(options)
     tracker.write(PERIOD)
     tracker.close()
@@ -56,7 +56,7 @@ def test_wandb_is_told_every_value_at_its_agent_steps(wandb, options):
 
 
 class Client:
-    """What MlflowTracker calls of mlflow.tracking.MlflowClient, on a store in memory."""
+    """Implement the calls of MlflowTracker to mlflow.tracking.MlflowClient on a store in memory."""
 
     made: list
     experiments: dict
@@ -103,8 +103,8 @@ def mlflow(monkeypatch):
     return Client
 
 
-def test_mlflow_is_told_every_finite_value_and_the_options_once(mlflow, options):
-    for _ in range(2):  # the second life of the run
+def test_mlflow_receives_finite_values_and_the_options_once(mlflow, options):
+    for _ in range(2):  # the second time as a resumed run
         tracker = MlflowTracker(options)
         tracker.write(PERIOD)
         tracker.close()
@@ -114,13 +114,13 @@ def test_mlflow_is_told_every_finite_value_and_the_options_once(mlflow, options)
     assert mlflow.made == [f"sqlite:///{options.log_folder.parent / 'mlflow.db'}"] * 2
 
 
-def test_mlflow_goes_where_the_environment_says(mlflow, options, monkeypatch):
+def test_mlflow_uses_the_uri_of_the_environment(mlflow, options, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
     MlflowTracker(options)
     assert mlflow.made == ["http://127.0.0.1:5000"]
 
 
-# the thread -----------------------------------------------------------------------------------------------------------
+# the thread -------------------------------------------------------------------------------------------------------
 class Slow:
     def __init__(self):
         self.gate, self.periods, self.threads = threading.Event(), [], {threading.get_ident()}
@@ -134,7 +134,7 @@ class Slow:
         self.threads.add(threading.get_ident())
 
 
-def test_a_tracker_that_hangs_delays_nobody_and_what_it_misses_is_counted():
+def test_a_hanging_tracker_delays_no_writer_and_counts_losses():
     slow = Slow()
     feeder = TrackerThread("slow", lambda: slow)
     started = time.monotonic()
@@ -147,18 +147,19 @@ def test_a_tracker_that_hangs_delays_nobody_and_what_it_misses_is_counted():
     assert slow.periods[:3] == [[0], [1], [2]] and len(slow.periods) == WAITING_PERIODS + 50 - feeder.errors
 
 
-def test_everything_is_written_before_the_end():
+def test_all_periods_are_written_before_close_returns():
     slow = Slow()
     slow.gate.set()
     feeder = TrackerThread("quick", lambda: slow)
     for number in range(20):
         feeder.write([number])
     feeder.close(timeout=20)
-    assert slow.periods == [[number] for number in range(20)] and len(slow.threads) == 2  # here, and the thread
+    # this thread and the tracker's
+    assert slow.periods == [[number] for number in range(20)] and len(slow.threads) == 2
 
 
 @pytest.mark.parametrize("part", ["make", "write"])
-def test_a_tracker_that_fails_is_named_once_and_its_losses_counted(part, capsys):
+def test_a_failing_tracker_is_reported_once_and_losses_counted(part, capsys):
     def failing(*arguments):
         raise ConnectionError("no such host")
 
@@ -174,7 +175,7 @@ def test_without_a_name_there_is_no_tracker():
     assert feeders(SimpleNamespace(logger=LoggerParams())) == []
 
 
-def test_a_tracker_that_is_not_installed_is_refused_with_the_pip_command(root, monkeypatch, capsys):
+def test_a_missing_tracker_is_refused_with_its_pip_command(root, monkeypatch, capsys):
     monkeypatch.setattr("utils.config.validation.find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         read_options(["--root", str(root), "--config", "dqn-cartpole", "--logger.wandb", "a", "--logger.mlflow", "b"])
@@ -190,7 +191,7 @@ def train(root, *words):
     return context.options
 
 
-def test_a_run_tells_its_tracker_what_it_writes(root, mlflow, monkeypatch):
+def test_a_run_sends_its_values_to_the_tracker(root, mlflow, monkeypatch):
     monkeypatch.setattr("utils.config.validation.find_spec", lambda name: True)
     options = train(root, "--logger.mlflow", "cartpole")
     run = mlflow.runs[options.signature]
@@ -199,8 +200,8 @@ def test_a_run_tells_its_tracker_what_it_writes(root, mlflow, monkeypatch):
     assert run["params"]["agent_type"] == "dqn" and run["status"] == "FINISHED"
 
 
-# the real ones, offline -----------------------------------------------------------------------------------------------
-def test_a_run_is_kept_by_mlflow(root, monkeypatch):
+# the real trackers, offline ---------------------------------------------------------------------------------------
+def test_mlflow_stores_a_run(root, monkeypatch):
     pytest.importorskip("mlflow")
     from mlflow.tracking import MlflowClient
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -213,7 +214,7 @@ def test_a_run_is_kept_by_mlflow(root, monkeypatch):
     assert found[0].data.metrics["global/updates"] == updates[-1] >= 5 and found[0].data.tags["signature"] == options.signature
 
 
-def test_a_run_is_kept_by_wandb_offline(root, monkeypatch):
+def test_wandb_stores_a_run_offline(root, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     options = train(root, "--logger.wandb", "cartpole", "--logger.tracker_timeout", "100")

@@ -1,4 +1,4 @@
-"""Reading curves: from metrics files whose numbers are known, whole, torn and continued, and from CSV."""
+"""Curves are read from metrics files that are whole, torn or resumed, and from CSV."""
 
 import json
 from pathlib import Path
@@ -41,18 +41,18 @@ def test_a_metric_is_read_with_its_steps_and_seconds(run):
     assert len(read_curve(folder / "none" / "metrics.jsonl").steps) == 0
 
 
-def test_a_line_that_is_being_written_is_left_out(run):
+def test_a_half_written_line_is_skipped(run):
     folder = run("a", [evaluation(10, 1.0, 1.0), evaluation(20, 2.0, 2.0)[:-9]])
     assert read_curve(folder / "metrics.jsonl").steps.tolist() == [10]
 
 
-def test_what_a_continued_run_repeats_supersedes_what_was_lost(run):
+def test_steps_that_a_resumed_run_repeats_replace_the_lost_ones(run):
     folder = run("a", [evaluation(step, step, step) for step in (10, 20, 30, 40)] + [evaluation(25, 50, 0.5), evaluation(45, 60, 9)])
     curve = read_curve(folder / "metrics.jsonl")
     assert curve.steps.tolist() == [10, 20, 25, 45] and curve.values.tolist() == [10, 20, 0.5, 9]
 
 
-def test_the_future_that_a_continued_run_gave_up_is_no_part_of_its_curve(run):
+def test_steps_that_a_resumed_run_gave_up_are_left_out(run):
     def period(step):
         return line(step, step, **{"global/agent_steps": step})
     evaluated = [[period(now), evaluation(now - 10, now, mean)] for now, mean in ((100, 1.0), (200, 2.0), (300, 30.0), (400, 40.0))]
@@ -61,16 +61,16 @@ def test_the_future_that_a_continued_run_gave_up_is_no_part_of_its_curve(run):
     assert curve.steps.tolist() == [90, 190, 295] and curve.values.tolist() == [1, 2, 3]
 
 
-def test_the_late_score_is_the_mean_after_four_fifths_of_the_steps():
+def test_the_late_score_averages_the_last_fifth_of_the_steps():
     curve = Curve(np.array([100.0, 800, 1_010]), np.arange(3.0), np.array([50.0, 2, 4]))
-    assert late_score(curve, 1_000) == 3                 # 800 of 1,000 counts
-    assert late_score(curve) == 4                        # of 1,010 it does not
-    assert late_score(Curve(*(column[:2] for column in curve)), 1_000) == 2  # so far
-    assert late_score(curve, 700) == 2                   # the first beyond them is theirs, what comes later is not
+    assert late_score(curve, 1_000) == 3  # 800 of 1,000 counts
+    assert late_score(curve) == 4  # 800 of 1,010 does not
+    assert late_score(Curve(*(column[:2] for column in curve)), 1_000) == 2  # the run so far
+    assert late_score(curve, 700) == 2  # the first evaluation after the end counts, later ones do not
     assert np.isnan(late_score(Curve(*np.zeros((3, 0)))))
 
 
-def test_curves_meet_where_all_of_them_are_and_are_linear_between_points():
+def test_curves_are_interpolated_where_all_of_them_exist():
     curves = [Curve(np.array(steps), np.zeros(len(steps)), np.array(values)) for steps, values in (
         ([0.0, 10, 30], [0.0, 1, 3]), ([5.0, 20], [4.0, 7]))]
     grid, values = on_grid(curves, "steps")
@@ -83,7 +83,7 @@ def test_long_curves_are_thinned_evenly():
     assert len(grid) == 200 and (grid[0], grid[-1]) == (0, 999) and np.allclose(values[:, 0], 2 * grid)
 
 
-def test_runs_are_grouped_by_row_by_setting_or_by_method(run):
+def test_runs_are_grouped_by_config_option_or_method(run):
     folders = [run(name, [evaluation(1, 1, 1)], config, game=game, agent={"lr": lr}) for name, config, game, lr in (
         ("a", "dqn-pong-small", "pong", 1e-3), ("b", "dqn-boxing-small", "boxing", 1e-4), ("c", "dqn-pong-small", "pong", 1e-4))]
     runs = read(folders, [SCORE])
@@ -97,7 +97,7 @@ def test_runs_are_grouped_by_row_by_setting_or_by_method(run):
         grouped(runs, ["agent.rl"])
 
 
-def test_what_is_not_there_is_refused_with_what_is(run, tmp_path):
+def test_missing_metrics_and_folders_are_refused(run, tmp_path):
     folder = run("a", [line(1, 1, **{"learner/loss": 1.0})])
     with pytest.raises(ConfigurationError, match=r"no values of learner/los, did you mean learner/loss"):
         read([folder], ["learner/los"])
@@ -108,17 +108,19 @@ def test_what_is_not_there_is_refused_with_what_is(run, tmp_path):
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("time,step,name,value\n1.0,2,actor/fps,3.0\n", "holds no curves, it has no column run or seconds"),  # a run's metrics.csv
-    ("row,seed,steps,late\ndqn-cartpole,1,100,0.5\n", "holds no curves"), ("", "holds no curves"),         # a table's, nothing
+    # the metrics.csv of a run
+    ("time,step,name,value\n1.0,2,actor/fps,3.0\n", "holds no curves, it has no column run or seconds"),
+    # a table, and an empty file
+    ("row,seed,steps,late\ndqn-cartpole,1,100,0.5\n", "holds no curves"), ("", "holds no curves"),
     ("run,step,seconds,mean\na,10,1.0,2\na,x,1.0,2\n", "line 3: invalid literal"), ("run,step,seconds,mean\na,10\n", "line 2: "),
     ("run,step,seconds,mean\na,10,1.0,2,3\n", "line 2: ")])
-def test_a_csv_of_something_else_is_refused(tmp_path, text, message):
+def test_a_csv_without_curves_is_refused(tmp_path, text, message):
     (tmp_path / "x.csv").write_text(text)
     with pytest.raises(ConfigurationError, match=message):
         read([tmp_path / "x.csv"], [SCORE])
 
 
-def test_a_csv_gives_back_the_curves_it_was_written_from(run, tmp_path):
+def test_a_csv_round_trips_its_curves(run, tmp_path):
     folders = [run(f"x-seed{seed}", [evaluation(step, step / 2, step + seed, 0.5) for step in (10, 20)]) for seed in (1, 2)]
     runs = read(folders, list(COLUMNS))
     write_csv(tmp_path / "x.csv", runs)

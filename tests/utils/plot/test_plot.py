@@ -1,4 +1,4 @@
-"""Pictures of synthetic metrics show known statistics, and the command writes them."""
+"""Figures of synthetic metrics show known statistics, and the command writes them."""
 
 import json
 import os
@@ -12,7 +12,8 @@ from utils.plot.curves import SCORE, grouped, read
 from utils.plot.figures import draw_curves
 from utils.plot.seed_groups import alike
 
-VALUES = {1: [1.0, 5.0, 9.0], 2: [3.0, 3.0, 0.0], 3: [8.0, 1.0, 3.0], 4: [2.0, 7.0, 4.0]}  # seed: score at 100, 200, 300 steps
+# seed: score at 100, 200, 300 steps
+VALUES = {1: [1.0, 5.0, 9.0], 2: [3.0, 3.0, 0.0], 3: [8.0, 1.0, 3.0], 4: [2.0, 7.0, 4.0]}
 SECONDS = [60.0, 120.0, 180.0]
 
 
@@ -23,7 +24,7 @@ def run(tmp_path):
     def write(name, values, config, **settings):
         folder = tmp_path / name
         folder.mkdir()
-        file = {"game": settings.get("game", "").lower()}  # the row's; the run's own may be spelt in another way
+        file = {"game": settings.get("game", "").lower()}  # the config's game; the run may spell it differently
         (folder / "run.json").write_text(json.dumps({"config": config, "options": settings, "file": file}))
         (folder / "metrics.jsonl").write_text("".join(
             json.dumps({"step": 100 * (number + 1), "time": 0, "seconds": SECONDS[number],
@@ -43,14 +44,14 @@ def lines(panel):
 
 
 @pytest.mark.parametrize("centre, expected", [("mean", [3.5, 4.0, 4.0]), ("iqm", [2.5, 4.0, 3.5])])
-def test_the_line_is_the_mean_or_the_interquartile_mean_of_the_seeds(runs, centre, expected):
+def test_the_line_is_the_mean_or_iqm_of_the_seeds(runs, centre, expected):
     figure = draw_curves(grouped(read(runs, [SCORE]), ["config"]), ["steps", "time"], centre, "")
     by_steps, by_time = (lines(panel)["dqn-cartpole (4 runs)"] for panel in figure.axes)
     assert by_steps.get_xdata().tolist() == [100, 200, 300] and by_time.get_xdata().tolist() == [1, 2, 3]  # minutes
     assert by_steps.get_ydata().tolist() == by_time.get_ydata().tolist() == expected
 
 
-def test_the_band_of_two_seeds_goes_from_one_to_the_other(runs):
+def test_the_band_of_two_seeds_spans_both(runs):
     figure = draw_curves(grouped(read(runs[:2], [SCORE]), ["config"]), ["steps"], "mean", "")
     corners = figure.axes[0].collections[0].get_paths()[0].vertices
     assert {tuple(corner) for corner in corners.tolist()} == {(100, 1), (100, 3), (200, 3), (200, 5), (300, 0), (300, 9)}
@@ -65,7 +66,7 @@ def test_every_group_has_a_line_and_single_runs_no_band(run, runs):
     assert len(scores.collections) == 1 and len(scores.lines) == 2 + len(VALUES)
 
 
-def test_a_legend_of_many_groups_covers_no_curve_and_nothing_leaves_the_picture(run):
+def test_a_legend_of_many_groups_stands_outside_the_panel(run):
     many = [run(f"local_{number}", [1.0, 2.0, 3.0], f"replay-rule-number-{number}-minatar-breakout") for number in range(8)]
     for count, inside in ((3, True), (8, False)):
         figure = draw_curves(grouped(read(many[:count], [SCORE]), ["config"]), ["steps"], "mean", "")
@@ -78,13 +79,13 @@ def test_a_legend_of_many_groups_covers_no_curve_and_nothing_leaves_the_picture(
             assert box.x0 >= 0 and box.x1 <= picture.x1 and box.y0 >= 0
 
 
-def test_a_single_evaluation_is_a_point(run):
+def test_a_single_evaluation_is_drawn_as_a_point(run):
     folders = [run("local_1", [4.0], "dqn-cartpole"), run("local_2", [6.0], "dqn-cartpole")]
     figure = draw_curves(grouped(read(folders, [SCORE]), ["config"]), ["steps"], "mean", "", each=True)
     assert [(line.get_marker(), line.get_ydata().tolist()) for line in figure.axes[0].lines] == [("o", [5]), ("o", [4]), ("o", [6])]
 
 
-def test_runs_that_are_nowhere_together_are_told(run, capsys):
+def test_runs_without_a_common_step_are_reported(run, capsys):
     folders = [run("local_1", [4.0], "dqn-cartpole"), run("local_2", [6.0], "dqn-cartpole")]
     metrics = folders[1] / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"step": 100', '"step": 110'))
@@ -93,14 +94,14 @@ def test_runs_that_are_nowhere_together_are_told(run, capsys):
 
 
 @pytest.mark.parametrize("words", [(), ("--summary",)])
-def test_a_metric_that_never_had_a_value_is_refused(run, tmp_path, capsys, words):
+def test_a_metric_without_values_is_refused(run, tmp_path, capsys, words):
     folder = run("a", [None, None], "dqn-breakout", env_type="atari", game="breakout")
     with pytest.raises(SystemExit) as ended:
         plot.main([str(folder), "--output", str(tmp_path / "curves"), *words])
     assert ended.value.code == 2 and f"a has no values of {SCORE}" in capsys.readouterr().err
 
 
-def test_what_is_no_run_or_was_not_evaluated_is_passed_over_and_named(run, runs, tmp_path, capsys, monkeypatch):
+def test_folders_without_curves_are_skipped_and_reported(run, runs, tmp_path, capsys, monkeypatch):
     drawn = []
     monkeypatch.setattr(plot, "draw_curves", lambda groups, *given: drawn.append(groups) or draw_curves(groups, *given))
     (tmp_path / "sweep").mkdir()
@@ -121,7 +122,7 @@ def test_what_is_no_run_or_was_not_evaluated_is_passed_over_and_named(run, runs,
     assert {line.split(",")[0] for line in (tmp_path / "curves.csv").read_text().splitlines()[1:]} == {folder.name for folder in runs}
 
 
-def test_where_nothing_can_be_drawn_every_kind_of_reason_is_an_error(run, tmp_path, capsys):
+def test_if_nothing_can_be_drawn_each_reason_is_an_error(run, tmp_path, capsys):
     folders = [run(f"new{number}", [], "dqn-cartpole") for number in range(7)]
     with pytest.raises(SystemExit) as ended:
         plot.main([*map(str, folders), "--output", str(tmp_path / "curves")])
@@ -132,7 +133,7 @@ def test_where_nothing_can_be_drawn_every_kind_of_reason_is_an_error(run, tmp_pa
     assert ended.value.code == 2 and "nowhere does not exist" in capsys.readouterr().err
 
 
-def test_a_row_on_two_games_makes_two_curves_and_the_legend_says_so(run, tmp_path, monkeypatch):
+def test_a_config_on_two_games_gives_two_labelled_curves(run, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(plot, "draw_curves", lambda *given: drawn.append(draw_curves(*given)) or drawn[-1])
     folders = [run(f"{game}-{seed}", [1.0, 2.0, 3.0], "dqn-cartpole", game=game, seed=seed, agent={"lr": 1e-3})
@@ -142,7 +143,7 @@ def test_a_row_on_two_games_makes_two_curves_and_the_legend_says_so(run, tmp_pat
         "dqn-cartpole, game CartPole-v1 (2 runs)", "dqn-cartpole, game FlappyBird-v0 (2 runs)"}
 
 
-def test_labels_that_say_much_are_wrapped_below_the_curves(run):
+def test_long_labels_are_wrapped_below_the_curves(run):
     settings = {"num_actors": 16, "agent": {"gamma": 0.99, "lr": 1e-3, "nstep": 3}, "memory": {"capacity": 50_000}}
     folders = [run("a", [1.0, 2.0], "dqn-cartpole", **settings), run("b", [1.0, 2.0], "dqn-cartpole", **{
         **settings, "num_actors": 2, "agent": {"gamma": 0.9, "lr": 1e-4, "nstep": 1}, "memory": {"capacity": 7}})]
@@ -153,31 +154,32 @@ def test_labels_that_say_much_are_wrapped_below_the_curves(run):
     assert not box.overlaps(panel.get_window_extent()) and box.x0 >= 0 and box.x1 <= picture.x1 and box.y0 >= 0
 
 
-def test_a_picture_of_one_run_speaks_of_no_bands(runs):
+def test_a_figure_of_one_run_mentions_no_band(runs):
     told = [draw_curves(grouped(read(runs[:count], [SCORE]), ["config"]), ["steps"], "mean", "").axes[0].get_title() for count in (1, 2)]
     assert told == ["", "mean of the runs, 95 % bootstrap bands"]
 
 
 @pytest.mark.parametrize(("words", "title"), [((), ""), (("--title", "two rows"), "two rows"), (("--group", "method"), "dqn")])
-def test_the_title_is_the_only_group_or_what_is_asked_for(run, tmp_path, monkeypatch, words, title):
+def test_the_title_is_the_only_group_or_the_given_title(run, tmp_path, monkeypatch, words, title):
     drawn = []
     monkeypatch.setattr(plot, "draw_curves", lambda *given: drawn.append(given[3]) or draw_curves(*given))
     folders = [run(f"x-{game}", [1.0, 2.0, 3.0], f"dqn-{game}", game=game) for game in ("pong", "boxing")]
     assert plot.main([*map(str, folders), "--output", str(tmp_path / "curves"), *words]) == 0 and drawn == [title]
 
 
-def test_the_command_writes_pictures_and_points(runs, tmp_path, capsys):
+def test_the_command_writes_figures_and_a_csv(runs, tmp_path, capsys):
     words = [*map(str, runs), "--output", str(tmp_path / "docs" / "one.two"), "--csv", "--metric", SCORE, "loss", "--statistic", "iqm"]
     assert plot.main(words) == 0
     written = [tmp_path / "docs" / f"one.two.{ending}" for ending in ("png", "svg", "csv")]
     assert capsys.readouterr().out.split() == list(map(str, written))
     png, svg, table = (path.read_bytes() for path in written)
     assert png.startswith(b"\x89PNG") and b"<svg" in svg and table.startswith(b"run,step,seconds,mean,loss")
-    assert plot.main(words) == 0 and written[1].read_bytes() == svg  # the same runs, the same file
+    assert plot.main(words) == 0 and written[1].read_bytes() == svg  # the same runs give the same file
 
 
-def test_the_summary_normalises_by_the_human_scores_of_each_game(run, tmp_path, capsys):
-    breakout, pong = lambda score: 1.7 + score * 28.8, lambda score: -20.7 + score * 35.3  # human minus random: 30.5 - 1.7, 14.6 + 20.7
+def test_the_summary_normalizes_by_human_scores(run, tmp_path, capsys):
+    # human minus random: 30.5 - 1.7, 14.6 + 20.7
+    breakout, pong = lambda score: 1.7 + score * 28.8, lambda score: -20.7 + score * 35.3
     scores = {"pong": (pong, (0.2, 0.4)), "breakout": (breakout, (1.5, 0.9))}
     folders = [run(f"{game}-{score}", [0.0, 0.0, scale(score)], f"dqn-{game}", env_type="atari", game=spelling, steps=300)
                for game, (scale, values) in scores.items() for score, spelling in zip(values, (game, game.title()))]
@@ -194,7 +196,7 @@ def test_a_game_without_human_scores_has_no_summary(run):
         plot.by_game(read([folder], [SCORE]))
 
 
-def test_without_matplotlib_the_command_that_installs_it_is_told(run, monkeypatch, capsys):
+def test_without_matplotlib_the_pip_command_is_named(run, monkeypatch, capsys):
     folder = run("a", [1.0, 2.0], "dqn-cartpole")
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(SystemExit) as ended:
@@ -202,6 +204,6 @@ def test_without_matplotlib_the_command_that_installs_it_is_told(run, monkeypatc
     assert ended.value.code == 2 and 'pip install -e ".[plots]"' in capsys.readouterr().err
 
 
-def test_human_scores_are_those_of_late_evaluations(run):
+def test_human_normalized_scores_use_late_evaluations(run):
     folder = run("a", [50.0, 1.7, 1.7 + 28.8], "dqn-breakout", env_type="atari", game="breakout", steps=300)
     assert np.allclose(plot.by_game(read([folder], [SCORE]))["breakout"], [1.0])

@@ -1,4 +1,4 @@
-"""Which runs are seeds of one experiment, and what tells groups apart."""
+"""Runs that differ only by seed form a group, and labels tell groups apart."""
 
 import dataclasses
 
@@ -36,7 +36,7 @@ def groups(found, title="config"):
     ("model_type", "dqn-mlp", "dqn-cnn"), ("agent.lr", 1e-3, 1e-4), ("memory.capacity", 50_000, 1_000), ("num_actors", 1, 2),
     ("model.hidden", [64], [64, 64]), ("clock.samples_per_insert", 8.0, None), ("env.max_steps", None, 100),
     ("evaluator.max_steps", 27_000, 100), ("learner.precision", "float32", "bf16"), ("model_file", None, "x.pth")])
-def test_runs_that_learn_differently_are_two_groups_whose_labels_say_so(run, setting, here, there):
+def test_runs_that_learn_differently_form_two_labelled_groups(run, setting, here, there):
     key = setting.replace(".", "__")
     found = [run("a", seed=1, **{key: here}), run("b", seed=2, **{key: there}), run("c", seed=3, **{key: here})]
     assert groups(found) == {f"dqn-cartpole, {setting} {here}": ["a", "c"], f"dqn-cartpole, {setting} {there}": ["b"]}
@@ -46,24 +46,24 @@ def test_runs_that_learn_differently_are_two_groups_whose_labels_say_so(run, set
     {"seed": 2}, {"timestamp": "x", "machine": "y", "root": "z"}, {"device": "cuda", "actor__device": "cuda"}, {"resume": "newest"},
     {"engine": "inline"}, {"steps": 7, "updates": 7, "seconds": 7.0, "target_score": 7.0}, {"profile": True, "episodes": 3},
     {"evaluator__period": 5.0, "logger__period": 5.0, "supervisor__max_restarts": 1, "video__fps": 5.0}])
-def test_what_only_names_a_run_or_is_of_one_start_makes_no_group(run, changed):
+def test_options_of_one_start_do_not_split_a_group(run, changed):
     assert groups([run("a"), run("b", **changed)]) == {"dqn-cartpole": ["a", "b"]}
 
 
-def test_everything_that_differs_is_told(run):
+def test_a_label_names_every_option_that_differs(run):
     found = [run("a"), run("b", agent__lr=1e-4, num_actors=2), run("c", "rainbow-cartpole", agent__lr=7)]
     assert list(groups(found)) == ["dqn-cartpole, num_actors 1, agent.lr 0.001", "dqn-cartpole, num_actors 2, agent.lr 0.0001",
                                    "rainbow-cartpole"]
 
 
-def test_settings_of_a_class_are_compared_between_runs_of_that_class(run):
+def test_options_of_a_class_are_compared_within_that_class(run):
     found = [run("a", agent_type="dqn"), run("b", agent_type="other", agent__lr=7), run("c", agent_type="dqn", agent__nstep=9)]
     assert groups(found) == {"dqn-cartpole, agent_type dqn, agent.nstep 3": ["a"],
                              "dqn-cartpole, agent_type other, agent.nstep 3": ["b"],
                              "dqn-cartpole, agent_type dqn, agent.nstep 9": ["c"]}
 
 
-def test_a_setting_that_an_older_run_did_not_have_divides_only_those_that_have_it(run):
+def test_an_option_that_older_runs_lack_splits_newer_runs_only(run):
     old = run("old")
     del old.settings["agent.lr"]
     assert groups([old, run("a"), run("b")]) == {"dqn-cartpole": ["old", "a", "b"]}
@@ -71,22 +71,22 @@ def test_a_setting_that_an_older_run_did_not_have_divides_only_those_that_have_i
                                                               "dqn-cartpole, agent.lr 7": ["b"]}
 
 
-def test_runs_of_several_games_are_one_method_unless_a_row_was_run_in_two_ways(run):
+def test_runs_of_several_games_form_one_method(run):
     pong = [run(f"pong-{lr}", "dqn-pong", game="pong", agent__lr=lr, agent__nstep=5) for lr in (1, 2)]
     boxing = [run(f"boxing-{lr}", "dqn-boxing", game="boxing", agent__lr=lr) for lr in (1, 2)]
-    assert groups([pong[0], boxing[0]], "method") == {"dqn": ["pong-1", "boxing-1"]}  # rows may differ
+    assert groups([pong[0], boxing[0]], "method") == {"dqn": ["pong-1", "boxing-1"]}  # configs may differ
     assert groups([*pong, *boxing], "method") == {"dqn, agent.lr 1": ["pong-1", "boxing-1"], "dqn, agent.lr 2": ["pong-2", "boxing-2"]}
     other = run("tennis", "dqn-pong", game="tennis", agent__lr=1, agent__nstep=5)
     assert groups([pong[0], other], "method") == {"dqn": ["pong-1", "tennis"]}
 
 
-def test_runs_whose_settings_are_not_known_are_kept_apart(run):
+def test_runs_with_unknown_options_are_kept_apart(run):
     from_csv = [Run(name, {"run": name, "config": "dqn-cartpole", "method": "dqn"}, {}) for name in "ab"]
     assert groups(from_csv) == {"dqn-cartpole": ["a", "b"]}
     assert groups([*from_csv, run("c")]) == {"dqn-cartpole, settings unknown": ["a", "b"], "dqn-cartpole": ["c"]}
 
 
-def test_a_continued_run_still_says_which_model_it_began_from(root, settings, alone):
+def test_a_resumed_run_records_the_model_it_started_from(root, settings, alone):
     options: Options = options_of("dqn-cartpole", ["--model_file", "x.pth"], "local", str(root))
     options.log_folder.mkdir(parents=True)
     run_registry.save(options, {})
@@ -94,7 +94,7 @@ def test_a_continued_run_still_says_which_model_it_began_from(root, settings, al
     assert run_registry.read(options.log_folder).options["model_file"] == options.model_file is not None
 
 
-def test_a_sweep_refuses_what_curves_would_not_draw_together(root):
+def test_a_sweep_refuses_runs_that_would_form_another_group(root):
     def child(*words):
         return ChildRun(named(options_of("dqn-cartpole", words, "local", str(root)), "x", 1), words, root / "out.txt")
 

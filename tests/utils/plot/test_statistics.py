@@ -1,4 +1,4 @@
-"""Statistics over seeds and games against sums written out, all resamples enumerated, and the authors' library."""
+"""Statistics over seeds and games equal sums written out, enumerated resamples and the library rliable."""
 
 import itertools
 
@@ -15,9 +15,9 @@ def generator(seed=0):
     return np.random.default_rng(seed)
 
 
-def test_the_interquartile_mean_is_that_of_the_middle_half():
+def test_the_interquartile_mean_averages_the_middle_half():
     assert interquartile_mean([np.array([100.0, 1, 2, 3, 4, -50, 5, 6])]) == (2 + 3 + 4 + 5) / 4
-    assert interquartile_mean(UNEVEN) == (0.5 + 1 + 3 + 4 + 8) / 5  # seven runs: one is cut at each end
+    assert interquartile_mean(UNEVEN) == (0.5 + 1 + 3 + 4 + 8) / 5  # of seven runs one is cut at each end
     assert interquartile_mean([np.array([1.0, 2.0, 9.0])]) == 4
 
 
@@ -25,44 +25,46 @@ def test_mean_and_median_are_over_games():
     assert mean(UNEVEN) == pytest.approx((2 + 10 + 3.125) / 3) and median(UNEVEN) == 3.125
 
 
-def test_the_optimality_gap_counts_nothing_above_one():
+def test_the_optimality_gap_ignores_scores_above_one():
     assert optimality_gap([np.array([0.5, 3.0]), np.array([-1.0, 1.0])]) == pytest.approx((0.25 + 1) / 2)
 
 
-def test_a_performance_profile_is_the_share_of_runs_above_each_threshold():
+def test_a_performance_profile_is_the_share_above_each_threshold():
     profile = performance_profile([np.array([0.0, 1.0]), np.array([2.0])], np.array([-1.0, 0.0, 0.5, 1.0, 2.0]))
     assert profile.tolist() == [1, 0.75, 0.75, 0.5, 0]
 
 
-def test_statistics_leave_other_axes_alone():
+def test_statistics_preserve_other_axes():
     curves = np.array([[1.0, 3.0, 8.0], [0.0, 0.0, 6.0]])  # [P, runs]
     assert mean([curves]).tolist() == [4, 2] and interquartile_mean([curves]).tolist() == [4, 2]
 
 
-def test_an_interval_is_that_of_all_resamples_there_are():
+def test_an_interval_matches_that_of_all_possible_resamples():
     runs = np.array([1.0, 2.0, 7.0, 11.0])
     every = [np.mean(drawn) for drawn in itertools.product(runs, repeat=4)]
     drawn = bootstrap([runs], mean, generator(), 20_000)
     for confidence in (0.5, 0.8, 0.95):
         tail = 50 * (1 - confidence)
-        assert np.allclose(interval(drawn, confidence=confidence), np.percentile(every, (tail, 100 - tail)), atol=0.26)  # a step apart
+        # percentiles lie a step apart
+        assert np.allclose(interval(drawn, confidence=confidence), np.percentile(every, (tail, 100 - tail)), atol=0.26)
     assert drawn.mean() == pytest.approx(np.mean(every), abs=0.05) and drawn.std() == pytest.approx(np.std(every), rel=0.02)
 
 
-def test_runs_are_drawn_within_their_game():
+def test_runs_are_resampled_within_their_game():
     apart = [np.zeros(3), np.full(5, 10.0)]
     assert set(bootstrap(apart, mean, generator(), 200)) == {5.0}
     assert np.std(bootstrap([np.concatenate(apart)], mean, generator(), 200)) > 1
 
 
-def test_every_point_of_a_curve_is_drawn_with_its_run():
-    curves = np.array([[0.0, 1.0], [0.0, 1.0]])  # whoever is 1 at one point is 1 at the other
+def test_all_points_of_a_curve_are_resampled_together():
+    curves = np.array([[0.0, 1.0], [0.0, 1.0]])  # a run with 1 at one point has 1 at the other
     drawn = bootstrap([curves], mean, generator(), 100)
     assert drawn.shape == (2, 100) and np.array_equal(drawn[0], drawn[1]) and set(drawn[0]) == {0.0, 0.5, 1.0}
 
 
-def test_the_numbers_are_those_of_rliable():
-    library = pytest.importorskip("rliable.library", exc_type=(ImportError, TypeError))  # what it needs fails with pandas 3
+def test_statistics_equal_those_of_rliable():
+    # one of its requirements fails with pandas 3
+    library = pytest.importorskip("rliable.library", exc_type=(ImportError, TypeError))
     from rliable import metrics
 
     scores = np.stack(GAMES, 1)  # runs x games

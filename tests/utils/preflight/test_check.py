@@ -1,4 +1,4 @@
-"""--check: every row passes, nothing is left behind, and what is wrong is said."""
+"""`--check` passes every config, leaves nothing behind and reports problems."""
 
 import multiprocessing
 import os
@@ -35,7 +35,7 @@ def options(root):
 
 @pytest.fixture
 def allocated(monkeypatch):
-    """Bytes of every SharedArrays made; a memory is never."""
+    """Record the bytes of every SharedArrays; fail if a memory is made."""
     made = []
     original = SharedArrays.__init__
 
@@ -49,7 +49,7 @@ def allocated(monkeypatch):
 
 
 @pytest.mark.parametrize("row", CONFIGS, ids=lambda row: row["name"])
-def test_every_row_passes_and_leaves_nothing(row, options, root, allocated, monkeypatch, capsys):
+def test_every_config_passes_and_leaves_no_file(row, options, root, allocated, monkeypatch, capsys):
     monkeypatch.setattr(memory_budget, "available_bytes", lambda: 10**12)
     skip_unless_installed(row["name"])
     descriptors = set(os.listdir("/proc/self/fd"))
@@ -59,17 +59,17 @@ def test_every_row_passes_and_leaves_nothing(row, options, root, allocated, monk
     assert f"{row['name']}: no problem found" in printed and "shapes, dtypes, values, ends are right" in printed
     assert "agent steps/s an actor" in printed and "time" in printed
     assert list(root.iterdir()) == [] and multiprocessing.active_children() == []
-    assert sum(allocated) < 2e8  # bytes: the replay of the row is only computed
+    assert sum(allocated) < 2e8  # the replay is only computed
     assert len(set(os.listdir("/proc/self/fd")) - descriptors) <= 1
 
 
-def test_the_options_are_printed_with_the_defaults_they_differ_from(options, capsys):
+def test_options_are_printed_with_the_defaults_they_differ_from(options, capsys):
     check(options("--config", "dqn-cartpole", *SMALL, "--agent.lr", "0.25"), seconds=0)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["agent.lr", "0.25", "0.0001"] in lines and ["agent.gamma", "0.99"] in lines and ["agent.batch_size", "4", "32"] in lines
 
 
-def test_the_memory_is_what_the_start_would_ask_for(options, monkeypatch, capsys):
+def test_the_reported_memory_is_what_a_start_needs(options, monkeypatch, capsys):
     chosen = options("--config", "dqn-pong-uniform", *SMALL, "--memory.capacity", "1000")
     check(chosen, seconds=0)
     printed = " ".join(capsys.readouterr().out.split())
@@ -82,7 +82,7 @@ def test_the_memory_is_what_the_start_would_ask_for(options, monkeypatch, capsys
 
 
 @pytest.mark.parametrize("learners", ["1", "2"])
-def test_the_memory_has_room_for_the_copy_of_the_replay_that_a_checkpoint_is_made_of(options, learners):
+def test_the_memory_budget_includes_a_checkpoints_replay_copy(options, learners):
     words = ("--config", "dqn-pong-uniform", *SMALL, "--memory.capacity", "1000", "--num_learners", learners, "--num_actors", learners)
     chosen, copied = options(*words), options(*words, "--learner.checkpoint_replay", "true")
     spec = validation.environment_spec(chosen)
@@ -93,7 +93,7 @@ def test_the_memory_has_room_for_the_copy_of_the_replay_that_a_checkpoint_is_mad
     assert having - without == sum(rows.nbytes for rows in rings) > 0
 
 
-def test_main_says_0_for_a_sound_row_and_2_with_every_problem_for_another(root, capsys):
+def test_main_exits_0_for_a_valid_config_and_2_with_all_problems(root, capsys):
     words = ["--root", str(root), "--check", "--config", "dqn-cartpole", *SMALL]
     assert main(words) == 0
     with pytest.raises(SystemExit) as refused:
@@ -104,7 +104,7 @@ def test_main_says_0_for_a_sound_row_and_2_with_every_problem_for_another(root, 
 
 
 class Faulty(gym.Env):
-    """Observations leave their space after a while, or are NaN."""
+    """Return observations outside the space, or NaN."""
 
     def __init__(self, wrong):
         self.observation_space, self.action_space = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
@@ -122,7 +122,7 @@ class Faulty(gym.Env):
 
 @pytest.fixture
 def faulty(monkeypatch, options):
-    """Options of a row on an environment that returns this wrong number."""
+    """Return a function that makes options for an environment with this wrong observation."""
     monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
 
     def registered(wrong):
@@ -132,7 +132,7 @@ def faulty(monkeypatch, options):
     return registered
 
 
-def test_everything_that_is_wrong_with_an_environment_is_said(faulty, capsys):
+def test_every_problem_of_an_environment_is_reported(faulty, capsys):
     with pytest.raises(ConfigurationError) as refused:
         check(faulty(np.nan), seconds=0)
     messages = ["random play: ValueError: observation of stream 0 at step 1", "speed: ValueError"]
@@ -148,7 +148,7 @@ def test_warnings_of_gymnasiums_checker_are_shown(faulty, capsys):
 
 
 class Unreproducible(gym.Env):
-    """Trains, though gymnasium's checker complains: the same seed gives other observations."""
+    """Break the checker's rule that a seed reproduces observations; training works nevertheless."""
 
     observation_space, action_space = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
 
@@ -163,13 +163,13 @@ class Unreproducible(gym.Env):
 
 
 class Unlabelled(CatchEnv):
-    """Trains, though it breaks a clause: no observation is the first of an episode."""
+    """Break the contract: no step is the first of an episode; training works nevertheless."""
 
     def step(self, action):
         return super().step(action)._replace(first=np.zeros(self._num_envs, bool))
 
 
-def test_what_trains_passes_with_a_warning(options, monkeypatch, capsys):
+def test_an_imperfect_environment_passes_with_a_warning(options, monkeypatch, capsys):
     monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
     gym.register("Unreproducible-v0", Unreproducible)
     check(options("--config", "dqn-cartpole", "--game", "Unreproducible-v0", *SMALL), seconds=0)
@@ -193,8 +193,8 @@ class Slow(gym.Env):
         return np.zeros(3, np.float32), 0.0, False, False, {}
 
 
-def test_an_environment_of_four_steps_a_second_is_checked_within_20_seconds(options, monkeypatch, capsys):
-    """A sequence of R2D2's is 125 rows: half a minute of one such environment."""
+def test_a_slow_environment_is_checked_within_20_seconds(options, monkeypatch, capsys):
+    """An R2D2 sequence has 125 steps, which take this environment half a minute."""
     monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
     gym.register("Slow-v0", Slow)
     chosen = options("--config", "r2d2-cartpole", "--game", "Slow-v0", "--agent.burn_in", "40", "--agent.unroll_length", "80")
@@ -205,14 +205,14 @@ def test_an_environment_of_four_steps_a_second_is_checked_within_20_seconds(opti
     assert "its checker is left out: a reset takes 0.25 s and a step 0.25 s" in printed and "speed 4 agent steps/s an actor" in printed
 
 
-def test_a_loss_that_is_not_finite_is_a_problem(options, monkeypatch):
+def test_a_non_finite_loss_is_a_problem(options, monkeypatch):
     measured = throughput.measure
     monkeypatch.setattr(throughput, "measure", lambda *arguments: measured(*arguments)._replace(sound=False))
     with pytest.raises(ConfigurationError, match="not finite"):
         check(options("--config", "dqn-cartpole", *SMALL), seconds=0)
 
 
-def test_an_update_that_changes_nothing_is_not_sound(options):
+def test_an_update_that_changes_nothing_is_unsound(options):
     chosen = options("--config", "impala-cartpole", *SMALL)
     chosen = replace(chosen, agent=replace(chosen.agent, baseline_cost=9e299))
     assert not throughput.measure(chosen, validation.environment_spec(chosen), 0).sound
@@ -221,28 +221,28 @@ def test_an_update_that_changes_nothing_is_not_sound(options):
 @pytest.mark.parametrize(("words", "expected"), [
     (("dqn-cartpole",), 8.0), (("impala-cartpole",), 1.0), (("impact-cartpole",), 2.0), (("replay-minatar-breakout",), 2.0),
     (("laser-minatar-breakout",), 4.0), (("impact-cartpole", "--memory.times", "3"), 3.0)])
-def test_samples_of_a_step_are_those_that_the_clock_or_the_rule_asks_for(words, expected, options):
+def test_samples_per_step_follow_the_rate_limiter_or_strategy(words, expected, options):
     assert throughput.samples_per_step(options("--config", *words)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("words", "costs", "expected"), [
-    # 8 samples a step and 64 a batch: an eighth of an update for each step
-    ((), StepCosts(1e-3, 8e-4, True, 2, 1), 1_000),                           # one actor is slowest
-    (("--num_actors", "4"), StepCosts(1e-3, 8e-3, True, 8, 1), 1_000),        # the learner is
-    (("--num_actors", "4"), StepCosts(1e-3, 8e-4, True, 2, 1), 2 / 1.1e-3),   # the cores are
-    (("--num_actors", "4"), StepCosts(1e-3, 4e-3, True, 2, 2), 1_000),        # the learner's threads count
-    (("--engine", "inline"), StepCosts(1e-3, 8e-3, True, 2, 1), 500)])        # one after the other
-def test_the_estimate_is_the_least_of_the_bounds(words, costs, expected, options):
+    # With 8 samples per step and batches of 64, each step needs an eighth of an update.
+    ((), StepCosts(1e-3, 8e-4, True, 2, 1), 1_000),  # one actor is slowest
+    (("--num_actors", "4"), StepCosts(1e-3, 8e-3, True, 8, 1), 1_000),  # the learner is slowest
+    (("--num_actors", "4"), StepCosts(1e-3, 8e-4, True, 2, 1), 2 / 1.1e-3),  # the cores limit
+    (("--num_actors", "4"), StepCosts(1e-3, 4e-3, True, 2, 2), 1_000),  # the learner's threads count
+    (("--engine", "inline"), StepCosts(1e-3, 8e-3, True, 2, 1), 500)])  # inline: one after the other
+def test_the_estimate_is_the_smallest_bound(words, costs, expected, options):
     chosen = options("--config", "dqn-cartpole", *words)
     assert throughput.steps_per_second(chosen, costs, 1) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("words", "told"), [
-    (("--steps", "3000"), "about 0:00:03 (3,000 agent steps)"),       # 1,000 to fill and 2,000 more at 1,000 a second
-    (("--updates", "500"), "about 0:00:05 (500 updates)"),            # 4,000 steps of samples
+    (("--steps", "3000"), "about 0:00:03 (3,000 agent steps)"),  # 1,000 to fill and 2,000 more at 1,000 a second
+    (("--updates", "500"), "about 0:00:05 (500 updates)"),  # the samples of 4,000 steps
     (("--steps", "3000", "--seconds", "2"), "about 0:00:02 (as asked)"),
     (("--steps", "none"), "a million agent steps take about 0:16:40")])
-def test_the_time_to_the_budget_is_the_shortest(words, told, options, monkeypatch, capsys):
+def test_the_estimated_time_is_that_of_the_first_limit_reached(words, told, options, monkeypatch, capsys):
     monkeypatch.setattr(throughput, "measure", lambda *arguments: StepCosts(1e-3, 8e-4, True, 8, 1))
     check(options("--config", "dqn-cartpole", *words))
     assert told in capsys.readouterr().out

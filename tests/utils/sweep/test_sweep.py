@@ -1,4 +1,4 @@
-"""Many runs: with a stand-in for main.py that leaves the same files, and once with the program itself, killed."""
+"""Sweeps run a stand-in for main.py that writes the same files, and once the program itself, which is killed."""
 
 import csv
 import os
@@ -29,7 +29,7 @@ WORDS = ("--steps", "1000", "--agent.lr", "0.5")
 
 @pytest.fixture
 def main(root, monkeypatch):
-    """A sweep in this process: (exit code, what the games of seeds do); every run gets --game from `games`."""
+    """Return a function that sweeps in this process and returns the exit code; `doing` sets --game for seeds."""
     monkeypatch.setattr(subprocess_run, "MAIN", Path(__file__).parents[1] / "fake_main.py")
     games = {}
     monkeypatch.setattr(subprocess_run.ChildRun, "_command", lambda run, resume, made=subprocess_run.ChildRun._command: [
@@ -54,16 +54,17 @@ def begun(root, seed, name="sweep", row="dqn-cartpole"):
     return (root / "logs" / name / f"{row}-seed{seed}.txt").read_text().count("begins")
 
 
-def test_every_row_is_run_with_every_seed_and_tabulated(main, root):
+def test_every_config_is_run_with_every_seed_and_tabulated(main, root):
     assert main("rainbow-cartpole", "--seeds", "1", "2") == 0
     runs, rows, text = tables(root)
     assert [(run["row"], run["seed"]) for run in runs] == [(row, seed) for row in ("dqn-cartpole", "rainbow-cartpole") for seed in "12"]
     assert [(row["row"], row["seeds"], row["late"], row["final"], row["best"]) for row in rows] == [
-        (row, "2 of 2", "0.45", "0.50", "0.50") for row in ("dqn-cartpole", "rainbow-cartpole")]  # late: .4, .45, .5
+        # evaluations at or after 80 % of the steps: .4, .45, .5
+        (row, "2 of 2", "0.45", "0.50", "0.50") for row in ("dqn-cartpole", "rainbow-cartpole")]
     assert text.count("\n") == 4 and "0.45 0.45" in text
 
 
-def test_every_combination_of_what_varies_is_a_line_of_the_table(main, root):
+def test_every_combination_of_varied_options_is_a_line(main, root):
     words = ("--steps", "1000")
     assert main("--vary", "agent.lr=0.5,0.25", "agent.nstep=1,3", "--seeds", "1", "2", words=words) == 0
     runs, rows, _ = tables(root)
@@ -73,30 +74,30 @@ def test_every_combination_of_what_varies_is_a_line_of_the_table(main, root):
         root / "logs" / "sweep" / "dqn-cartpole-lr-0.25-nstep-3-seed2.txt").read_text()
 
 
-def test_arguments_of_an_environment_vary_as_json():
+def test_env_kwargs_vary_as_json():
     kwargs = '{"sutton_barto_reward": true}'
     varied = sweep.variants([f"env.kwargs={{}},{kwargs}"], [])
     assert [words for _, words in varied] == [["--env.kwargs", "{}"], ["--env.kwargs", kwargs]]
 
 
-def test_complete_runs_are_not_repeated_until_more_is_wanted(main, root, capsys):
+def test_complete_runs_are_repeated_only_for_more_steps(main, root, capsys):
     assert main("--seeds", "1", "2") == main("--seeds", "1", "2", "3") == 0
     assert [begun(root, seed) for seed in (1, 2, 3)] == [1, 1, 1] and "2 of 3 runs are complete already" in capsys.readouterr().out
     assert main("--seeds", "1", words=("--steps", "2000", "--agent.lr", "0.5")) == 0
     assert "--resume" in (root / "logs" / "sweep" / "dqn-cartpole-seed1.txt").read_text()
 
 
-def test_a_run_that_fails_is_told_and_stops_no_other(main, root, capsys):
+def test_a_failing_run_is_reported_and_stops_no_other(main, root, capsys):
     assert main("--seeds", "1", "2", seed1="fails") == 1
     runs, rows, _ = tables(root)
     assert [run["exit_code"] for run in runs] == ["4", "0"] and rows[0]["incomplete"] == "seed 1: exit code 4"
     assert "seed1 ended with exit code 4: see" in capsys.readouterr().out
-    assert main("--seeds", "1", "2") == 0  # tried again from its checkpoint
+    assert main("--seeds", "1", "2") == 0  # resumed from its checkpoint
     assert [begun(root, seed) for seed in (1, 2)] == [2, 1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_reaches_every_run_and_the_sweep_goes_on_where_it_stopped(main, root, number):
+def test_an_interrupt_reaches_every_run_and_the_sweep_resumes(main, root, number):
     def interrupt():
         while len(list(root.glob("logs/*/metrics.jsonl"))) < 1:
             time.sleep(0.02)
@@ -117,7 +118,7 @@ def test_an_interrupt_reaches_every_run_and_the_sweep_goes_on_where_it_stopped(m
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two jobs need two cores")
-def test_jobs_run_at_once_on_cores_of_their_own(main, root):
+def test_parallel_jobs_run_on_disjoint_cores(main, root):
     assert main("--seeds", "1", "2", "3", "--jobs", "2") == 0
     texts = [(root / "logs" / "sweep" / f"dqn-cartpole-seed{seed}.txt").read_text() for seed in (1, 2, 3)]
     cores = [set(map(int, re.search(r" \[([\d, ]+)\]$", text.strip())[1].split(","))) for text in texts]
@@ -138,27 +139,27 @@ def test_jobs_run_at_once_on_cores_of_their_own(main, root):
     (("--vary", "agent.nstep=1,x"), WORDS, "agent.nstep='x'"),
     (("--vary", "agent.nsteps=1,2"), WORDS, "unknown option --agent.nsteps"),
     (("--vary", "ray.address=host:1,host-1"), WORDS, "two different runs would both be named sweep_dqn-cartpole-address-host-1-seed1")])
-def test_what_is_wrong_is_told_before_anything_starts(main, root, capsys, arguments, words, message):
+def test_mistakes_are_reported_before_a_run_starts(main, root, capsys, arguments, words, message):
     with pytest.raises(SystemExit) as ended:
         main(*arguments, words=words)
     assert ended.value.code == 2 and message in capsys.readouterr().err and not list(root.glob("logs/*"))
 
 
-def test_a_run_that_is_asked_for_twice_is_one(main, root):
+def test_a_run_requested_twice_is_run_once(main, root):
     number = str([row["name"] for row in CONFIGS].index("dqn-cartpole"))
     assert main("dqn-cartpole", number, "--seeds", "1", "1") == 0
     runs, rows, _ = tables(root)
     assert [run["row"] for run in runs] == ["dqn-cartpole"] and rows[0]["seeds"] == "1 of 1" and begun(root, 1) == 1
 
 
-def test_values_that_are_no_file_names_name_runs_all_the_same(main, root):
+def test_values_that_are_no_file_names_are_sanitized(main, root):
     assert main("--vary", "env_type=gym,core.envs.gym:GymEnv", "--seeds", "1") == 0
     rows = ["dqn-cartpole-env_type-gym", "dqn-cartpole-env_type-core.envs.gym-GymEnv"]
     assert [row["row"] for row in tables(root)[1]] == rows
     assert "'--env_type', 'core.envs.gym:GymEnv'" in (root / "logs" / "sweep" / f"{rows[1]}-seed1.txt").read_text()
 
 
-def test_the_run_that_the_file_says_to_continue_is_left_alone(main, root, monkeypatch):
+def test_a_configs_resume_option_does_not_affect_a_sweep(main, root, monkeypatch):
     own = options_of("dqn-cartpole", WORDS, "local", str(root))
     own.log_folder.mkdir(parents=True)
     own.checkpoint_folder.mkdir(parents=True)
@@ -172,7 +173,7 @@ def test_the_run_that_the_file_says_to_continue_is_left_alone(main, root, monkey
     assert "'--resume', 'none'" in (root / "logs" / "sweep" / "dqn-cartpole-seed1.txt").read_text()
 
 
-def test_runs_that_began_from_weights_are_continued_from_their_checkpoints(root):
+def test_runs_started_from_weights_resume_from_checkpoints(root):
     words = [*WORDS, "--model_file", str(root / "weights.pth")]
     run = subprocess_run.ChildRun(subprocess_run.named(options_of("dqn-cartpole", words, "sweep", str(root)), "a", 1), words,
                                   root / "a.txt")
@@ -182,7 +183,7 @@ def test_runs_that_began_from_weights_are_continued_from_their_checkpoints(root)
     assert (options.signature, options.resume, options.model_file) == ("sweep_a", "sweep_a", None)
 
 
-def test_other_settings_need_another_name(main, root, capsys):
+def test_other_options_need_another_sweep_name(main, root, capsys):
     assert main("--seeds", "1") == 0
     other = ("--steps", "1000", "--agent.lr", "0.25")
     with pytest.raises(SystemExit) as ended:
@@ -191,7 +192,7 @@ def test_other_settings_need_another_name(main, root, capsys):
     assert main("--seeds", "1", "--name", "lower", words=other) == 0 and tables(root, "lower")[1][0]["final"] == "0.25"
 
 
-def test_runs_on_a_cluster_wait_for_room_and_another_cluster_continues_them(main, root):
+def test_ray_runs_wait_for_room_and_resume_on_another_cluster(main, root):
     pytest.importorskip("ray")
     output = root / "logs" / "sweep" / "dqn-cartpole-seed1.txt"
     for steps, address in (("1000", "10.0.0.1:6379"), ("2000", "10.0.0.2:6379")):
@@ -200,7 +201,7 @@ def test_runs_on_a_cluster_wait_for_room_and_another_cluster_continues_them(main
     assert "'--resume'" in output.read_text()
 
 
-def test_a_run_without_a_checkpoint_is_begun_again_and_what_it_had_is_kept(main, root):
+def test_a_run_without_a_checkpoint_restarts_and_keeps_old_files(main, root):
     folder = root / "logs" / "sweep_dqn-cartpole-seed1"
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text('{"step": 1, "time": 0, "seconds": 0, "values": {}}\n')
@@ -217,7 +218,7 @@ def test_two_sweeps_of_one_name_do_not_run_at_once(main, root, capsys):
     assert ended.value.code == 2 and "worked on by another process" in capsys.readouterr().err
 
 
-def test_a_run_is_told_of_each_interrupt_once(root):
+def test_a_run_receives_each_interrupt_once(root):
     class Process:
         told = 0
 
@@ -236,7 +237,7 @@ def test_a_run_is_told_of_each_interrupt_once(root):
         assert process.told == told
 
 
-def test_means_are_those_of_the_seeds_that_were_evaluated():
+def test_means_cover_the_evaluated_seeds():
     nan = float("nan")
     results = [Result("a", 1, True, 0, 100, 2.0, 5.0, 6.0, 4.0), Result("a", 2, False, 4, 50, 1.0, nan, nan, nan),
                Result("a", 3, True, 0, 120, 4.0, 7.0, 8.0, 6.0)]
@@ -247,7 +248,7 @@ def test_means_are_those_of_the_seeds_that_were_evaluated():
 
 
 @pytest.mark.timeout(300)
-def test_a_killed_sweep_of_the_program_itself_is_continued(root):
+def test_a_killed_sweep_of_the_program_is_resumed(root):
     command = [sys.executable, "-m", "utils.sweep", "--root", str(root), "--configs", "dqn-cartpole", "--seeds", "1", "--",
                "--engine", "inline", "--num_envs_per_actor", "2", "--evaluator.max_steps", "30", "--evaluator.episodes", "1",
                "--evaluator.steps", "500", "--logger.period", "0.2", "--clock.learn_start", "200"]

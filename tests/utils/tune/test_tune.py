@@ -1,4 +1,4 @@
-"""Tuning: ranges as they are declared and written, and studies whose runs are those of a stand-in for main.py: their score is agent.lr."""
+"""Ranges are parsed and checked, and studies run a stand-in for main.py whose score is agent.lr."""
 
 import ast
 import csv
@@ -27,14 +27,14 @@ def options(root, config="dqn-cartpole"):
     return options_of(config, [], "tune", str(root))
 
 
-# ranges ---------------------------------------------------------------------------------------------------------------
+# ranges -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("text, values, kind", [
     ("agent.lr=1e-5..1e-2:log", (1e-5, 1e-2), "log"), ("agent.nstep=1..5", (1, 5), "range"),
     ("agent.gamma=0.9,0.99", (0.9, 0.99), "choice"), ("agent.double=true,false", (True, False), "choice"),
     ("agent.exploration=linear,ladder", ("linear", "ladder"), "choice"),
     ('env.kwargs={},{"gravity": 9.8, "length..log": 1}', ("{}", '{"gravity": 9.8, "length..log": 1}'), "choice"),
     ("clock.samples_per_insert=1..8", (1.0, 8.0), "range"), ("agent.lr", (1e-4, 3e-3), "log")])
-def test_a_range_is_of_the_type_of_its_setting(root, text, values, kind):
+def test_a_range_has_the_type_of_its_option(root, text, values, kind):
     part, = ranges(options(root), [text])
     assert (part.name, part.values, part.kind) == (text.partition("=")[0], values, kind)
     assert [type(value) for value in part.values] == [type(value) for value in values]
@@ -45,17 +45,17 @@ def test_a_range_is_of_the_type_of_its_setting(root, text, values, kind):
     ("agent.lr=1e-2..1e-4", "a range rises"), ("agent.lr=0..1:log", "begins above 0"), ("agent.lr=-1..1", "greater than 0"),
     ("agent.nstep=1..x", "is not a whole number"), ("agent.exploration=linear..ladder", "two numbers"), ("agent.lr=1,2:log", "only log"),
     ("agent.exploration=linear,cosine", "must be one of")])
-def test_what_is_no_range_is_refused(root, text, message):
+def test_invalid_ranges_are_refused(root, text, message):
     with pytest.raises(ConfigurationError, match=message):
         ranges(options(root), [text])
 
 
 @pytest.mark.parametrize("row", CONFIGS, ids=lambda row: row["name"])
-def test_something_is_declared_for_every_row_and_suits_it(row):
+def test_every_config_has_valid_default_ranges(row):
     assert len(ranges(from_row(row)[0], [])) > 3
 
 
-# studies --------------------------------------------------------------------------------------------------------------
+# studies ----------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def main(root, monkeypatch):
     pytest.importorskip("optuna")
@@ -74,12 +74,13 @@ def trials(root):
         return list(csv.DictReader(file))
 
 
-def test_a_study_of_three_trials_finds_the_best_and_prints_its_row(main, root, capsys):
+def test_a_study_finds_the_best_trial_and_prints_its_config(main, root, capsys):
     pytest.importorskip("matplotlib")
     assert main("--plot") == 0 and (root / "logs" / "tune" / "trials.png").read_bytes().startswith(b"\x89PNG")
     rows, best = trials(root), max(trials(root), key=lambda row: float(row["score"]))
     assert [row["state"] for row in rows] == ["complete"] * 3 and len({row["agent.lr"] for row in rows}) == 3
-    assert all(float(row["score"]) == pytest.approx(0.9 * float(row["agent.lr"])) for row in rows)  # .8, .9 and 1 of it are late
+    # the late evaluations score .8, .9 and 1 of it
+    assert all(float(row["score"]) == pytest.approx(0.9 * float(row["agent.lr"])) for row in rows)
     printed = capsys.readouterr().out
     row = ast.literal_eval(printed[printed.index("    {"):].strip().rstrip(","))
     options, problems = from_row(row)
@@ -89,39 +90,39 @@ def test_a_study_of_three_trials_finds_the_best_and_prints_its_row(main, root, c
     assert {name for name, value in told.items() if value != plain[name]} <= {"agent.lr", "agent.nstep", "steps", "config"}
 
 
-def test_the_best_row_has_the_settings_of_the_classes_it_tried(main, capsys):
+def test_the_printed_config_has_options_of_its_own_classes_only(main, capsys):
     assert main("memory_type=shared", "learner.threads=1,2", trials=1, config="rainbow-cartpole") == 0
     printed = capsys.readouterr().out
     row = ast.literal_eval(printed[printed.index("    {"):].strip().rstrip(","))
-    options, problems = from_row(row)  # without the prioritised memory's
+    options, problems = from_row(row)  # without the prioritised memory's options
     assert not problems and options.memory_type == "shared" and not any(name.startswith("memory.alpha") for name in row)
 
 
-def test_layers_are_tuned_as_they_are_written(main, root, capsys):
-    for count in (1, 2):  # the second finds the choices of the first
+def test_layer_sizes_are_tuned_as_written(main, root, capsys):
+    for count in (1, 2):  # the second call finds the choices of the first
         assert main("model.hidden=32,64", trials=count, config="ddpg-pendulum") == 0
     assert {row["model.hidden"] for row in trials(root)} <= {"32", "64"} and [row["state"] for row in trials(root)] == ["complete"] * 2
     assert f"'--model.hidden', '{trials(root)[0]['model.hidden']}'" in (root / "logs" / "tune" / "trial0.txt").read_text()
     assert '"model.hidden": (' in capsys.readouterr().out
 
 
-def test_a_study_goes_on_with_what_it_has(main, root):
+def test_a_study_is_resumed(main, root):
     assert main(trials=2) == main(trials=3) == 0
-    assert len({row["agent.lr"] for row in trials(root)}) == 3  # nor does it draw the same again
+    assert len({row["agent.lr"] for row in trials(root)}) == 3  # no value is drawn twice
     outputs = sorted(root.glob("logs/tune/trial*.txt"))
     assert [path.read_text().count("begins") for path in outputs] == [1, 1, 1]
 
 
-def test_a_study_whose_last_line_was_torn_goes_on(main, root, monkeypatch):
+def test_a_study_with_a_torn_last_line_is_resumed(main, root, monkeypatch):
     monkeypatch.chdir(root.parent)
-    assert main("--root", root.name, trials=1) == 0  # relative: its lock is a link
+    assert main("--root", root.name, trials=1) == 0  # a relative root, because the study's lock is a link
     journal, = root.glob("logs/tune/study.log")
     journal.write_bytes(journal.read_bytes()[:-20])
     assert main(trials=2) == main(trials=3) == 0
     assert [row["state"] for row in trials(root)] == ["complete"] * 3
 
 
-def test_trials_that_do_worse_are_ended_early(main, root, monkeypatch):
+def test_trials_that_do_worse_are_pruned(main, root, monkeypatch):
     monkeypatch.setenv("EVALUATION_SECONDS", "0.15")
     assert main("--startup", "1", "--warmup", "3", trials=4) == 0
     rows = trials(root)
@@ -133,8 +134,8 @@ def test_trials_that_do_worse_are_ended_early(main, root, monkeypatch):
     assert all(3 <= count < 10 for count in evaluated)
 
 
-def test_every_report_of_a_trial_is_its_score_after_that_evaluation(main, root, capsys):
-    """Told, printed, in the table and best: all of one definition, which is that of the sweeps' tables."""
+def test_every_report_of_a_trial_is_its_late_score(main, root, capsys):
+    """Reported, printed, tabulated and best scores have the definition of the sweeps' tables."""
     optuna = pytest.importorskip("optuna")
     assert main(game="repeats", trials=2) == 0
     journal = optuna.storages.journal.JournalFileBackend(str(root / "logs" / "tune" / "study.log"))
@@ -142,22 +143,23 @@ def test_every_report_of_a_trial_is_its_score_after_that_evaluation(main, root, 
     printed = capsys.readouterr().out
     for row, trial in zip(trials(root), told, strict=True):
         curve, rate = read_curve(root / "logs" / f"tune_trial{trial.number}" / "metrics.jsonl"), float(row["agent.lr"])
-        late = rate * (0.8 + 0.9 + 1 + 50 + 60) / 5  # not the 1,000 of the evaluation long after the steps
+        late = rate * (0.8 + 0.9 + 1 + 50 + 60) / 5  # without the 1,000 of the evaluation long after the steps
         assert late_score(curve, 1_000) == pytest.approx(late)
-        assert trial.intermediate_values[5] == pytest.approx(rate * (0.4 + 0.5) / 2)  # of 500 steps, 400 to 500 are late
+        # of 500 steps, 400 to 500 are late
+        assert trial.intermediate_values[5] == pytest.approx(rate * (0.4 + 0.5) / 2)
         assert trial.intermediate_values[trial.last_step] == trial.value == float(row["score"]) == pytest.approx(late)
         assert f"score {late:.2f}" in printed
     best = max(trials(root), key=lambda row: float(row["score"]))
     assert f'"agent.lr": {best["agent.lr"]}' in printed and f"score {float(best['score']):.2f}, as a row" in printed
 
 
-def test_a_trial_that_has_made_its_steps_is_not_ended_early(main, root, monkeypatch):
+def test_a_trial_that_made_its_steps_is_not_pruned(main, root, monkeypatch):
     monkeypatch.setenv("EVALUATION_SECONDS", "0.1")
     assert main("--startup", "1", "--warmup", "0", game="late", trials=4) == 0
     assert [row["state"] for row in trials(root)] == ["complete"] * 4
 
 
-def test_a_trial_that_makes_its_last_steps_while_it_is_ended_gets_its_last_evaluation(main, root, monkeypatch):
+def test_a_trial_that_finishes_while_pruned_gets_its_evaluation(main, root, monkeypatch):
     monkeypatch.setenv("EVALUATION_SECONDS", "0.15")
     assert main("--startup", "1", "--warmup", "3", game="overtaken", trials=4) == 0
     continued = [row for row in trials(root) if (root / "logs" / "tune" / f"trial{row['trial']}.txt").read_text().count("begins") == 2]
@@ -165,8 +167,8 @@ def test_a_trial_that_makes_its_last_steps_while_it_is_ended_gets_its_last_evalu
     assert all(float(row["score"]) == pytest.approx(100 * float(row["agent.lr"])) for row in continued)
 
 
-def test_what_a_continued_trial_gave_up_is_neither_told_nor_compared(root):
-    """It was killed after 900 steps and went on from 500."""
+def test_evaluations_that_a_resumed_trial_gave_up_do_not_count(root):
+    """The trial was killed after 900 steps and resumed from 500."""
     pytest.importorskip("optuna")
     (root / "logs" / "tune").mkdir(parents=True)
     study = Study(options_of("dqn-cartpole", ["--steps", "1000"], "tune", str(root)), ["--steps", "1000", "--evaluator.steps", "100"],
@@ -180,12 +182,12 @@ def test_what_a_continued_trial_gave_up_is_neither_told_nor_compared(root):
     assert study._scores(run) == {4: 1.0, 6: 2.0}
 
 
-def test_a_trial_that_was_never_evaluated_has_failed(main, root, capsys):
+def test_a_trial_without_evaluations_fails(main, root, capsys):
     assert main(game="blind", trials=1) == 1
     assert [row["state"] for row in trials(root)] == ["fail"] and "was never evaluated" in capsys.readouterr().out
 
 
-def test_an_interrupted_trial_is_continued_with_its_settings(main, root):
+def test_an_interrupted_trial_is_resumed_with_its_options(main, root):
     def interrupt():
         while not list(root.glob("logs/tune_trial0/metrics.jsonl")):
             time.sleep(0.02)
@@ -204,7 +206,7 @@ def test_an_interrupted_trial_is_continued_with_its_settings(main, root):
     assert output.count("begins") == 2 and output.count(f"'--agent.lr', '{first}'") == 2 and "'--resume', 'tune_trial0'" in output
 
 
-def test_trials_that_fail_are_told_and_count(main, root, capsys):
+def test_failing_trials_are_reported_and_counted(main, root, capsys):
     assert main(game="fails", trials=2) == 1
     assert [row["state"] for row in trials(root)] == ["fail"] * 2 and "ended with exit code 4" in capsys.readouterr().out
 
@@ -222,7 +224,7 @@ def test_a_run_without_a_number_of_steps_is_refused(root, capsys):
     assert ended.value.code == 2 and "-- --steps 100000" in capsys.readouterr().err
 
 
-def test_without_optuna_the_command_that_installs_it_is_told(main, monkeypatch, capsys):
+def test_without_optuna_the_pip_command_is_named(main, monkeypatch, capsys):
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(SystemExit) as ended:
         main()
