@@ -1,4 +1,4 @@
-"""The devices that tests of tensors run on: the CPU everywhere, a GPU where there is one."""
+"""The devices that tensor tests run on: the CPU, and a GPU if there is one."""
 
 import pytest
 import torch

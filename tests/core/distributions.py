@@ -1,10 +1,10 @@
-"""Distributional reinforcement learning as the papers write it: loops in float64."""
+"""Distributional reinforcement learning as the papers write it, with loops in float64."""
 
 import numpy as np
 
 
 def algorithm_1(probabilities, returns, factors, v_min, v_max):
-    """1707.06887, algorithm 1, one sample and one atom at a time; an atom on a grid point leaves all its mass there."""
+    """Return algorithm 1 of 1707.06887 atom by atom; an atom on a grid point leaves all its mass there."""
     batch, num = probabilities.shape
     step, target = (v_max - v_min) / (num - 1), np.zeros((batch, num))
     for sample in range(batch):
@@ -21,7 +21,7 @@ def algorithm_1(probabilities, returns, factors, v_min, v_max):
 
 
 def quantile_sum(quantiles, target, kappa):
-    """1710.10044, eq. 9 and 10 and algorithm 1, term by term."""
+    """Return equations 9 and 10 and algorithm 1 of 1710.10044, term by term."""
     losses = np.zeros(len(quantiles))
     for sample, (predicted, atoms) in enumerate(zip(quantiles, target)):
         for i, quantile in enumerate(predicted):

@@ -1,4 +1,4 @@
-"""Each clause of the environment's contract is noticed when it is broken, and only then."""
+"""Each clause of the environment's contract is reported if it is violated, and only then."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ VECTORS = EnvSpec("game", ArraySpec((3,), "float32"), 0, Continuous(np.float32([
 
 
 def timestep(spec=SPEC, **changes):
-    """Of two streams: an episode of stream 0 goes on, one of stream 1 starts."""
+    """Return a step of two environments: an episode of the first ends, one of the second starts."""
     row = {"observation": np.zeros((2, *spec.observation_shape), spec.frame.dtype), "reward": np.float32([0.5, 0]),
            "discount": np.float32([0, 1]), "first": np.array([False, True]), "last": np.array([True, False]),
            "raw_reward": np.float32([7, 0])}
@@ -25,7 +25,7 @@ def before(**changes):
 
 
 @pytest.mark.parametrize("spec", [SPEC, VECTORS])
-def test_a_step_that_keeps_the_contract_is_not_complained_of(spec):
+def test_a_conforming_step_has_no_violations(spec):
     assert contract_violations(spec, 2, timestep(spec), before()) == []
 
 
@@ -50,14 +50,14 @@ NAN = np.full((2, 3), np.nan, np.float32)
     (SPEC, {"reward": np.float32([0, 2])}, "first observation earned a reward in streams 1"),
     (SPEC, {"raw_reward": np.float32([0, 2])}, "first observation earned a reward in streams 1"),
     (SPEC, {"discount": np.float32([1, 0])}, "first observation has a discount other than 1 in streams 1")])
-def test_a_broken_clause_is_named(spec, changes, message):
+def test_a_violated_clause_is_named(spec, changes, message):
     found = contract_violations(spec, 2, timestep(spec, **changes), before())
     assert len(found) == 1
     with pytest.raises(ValueError, match=message):
         raise ValueError(found[0])
 
 
-def test_a_reset_starts_an_episode_everywhere():
+def test_a_reset_starts_an_episode_in_every_environment():
     assert "a reset starts" in contract_violations(SPEC, 2, timestep(), None)[0]
     everywhere = timestep(first=np.array([True, True]), last=np.array([False, False]), reward=np.float32([0, 0]),
                           raw_reward=np.float32([0, 0]), discount=np.float32([1, 1]))
@@ -65,7 +65,7 @@ def test_a_reset_starts_an_episode_everywhere():
 
 
 class Short(Env):
-    """Episodes of 2 steps in arrays that are used again; from step `fault` on rewards are NaN."""
+    """Play episodes of two steps in arrays that are reused; from step `fault` on rewards are NaN."""
 
     spec = VECTORS
 
@@ -88,14 +88,14 @@ class Short(Env):
         return self.row
 
 
-def test_random_play_ends_at_the_first_broken_step_and_names_it():
+def test_random_play_ends_at_the_first_violation_and_names_it():
     assert play_randomly(Short(), 2, 9, 0) == ([], 6)
     found, episodes = play_randomly(Short(fault=4), 2, 9, 0)
     assert episodes == 2 and [line.partition(" is ")[0] for line in found] == [
         "step 4 of random play: reward", "step 4 of random play: raw_reward"]
 
 
-def test_random_actions_fill_the_space_and_stay_inside():
+def test_random_actions_cover_the_space_and_stay_inside():
     env = Short()
     play_randomly(env, 2, 400, 0)
     actions = np.stack(env.actions)  # [steps, E, 2]

@@ -1,4 +1,4 @@
-"""Groups of environments that take turns: the same steps as without, and emulators at work while the network answers."""
+"""Double-buffered environments give the same steps as alone, and step while the network infers."""
 
 import threading
 
@@ -15,7 +15,7 @@ from core.types import TimeStep
 
 
 class Counter(Env):
-    """Each stream shows its seed, its number and its sum of actions; episodes have 3 steps. Notes what was called on a tape."""
+    """Show seed, environment index and sum of actions in episodes of three steps; record calls on a tape."""
 
     def __init__(self, num_envs, tape):
         self.spec = EnvSpec("counter", ArraySpec((3,), "float32"), 0, Discrete(9))
@@ -46,7 +46,7 @@ class Counter(Env):
 
 
 class Arithmetic:
-    """Acts by what it sees, remembers how often it was asked since the episode began."""
+    """Choose actions by observation and count the calls since the episode began."""
 
     def __init__(self, tape):
         self.tape = tape
@@ -76,7 +76,7 @@ def make(count, num_envs=4, tape=None):
     return DoubleBufferedEnvs(Arithmetic(tape), lambda streams, first: Counter(streams, tape), Numbered, 100, count, num_envs)
 
 
-def test_steps_of_groups_are_those_that_each_group_makes_alone():
+def test_steps_of_splits_equal_those_of_each_split_alone():
     together, alone = make(2), [DoubleBufferedEnvs(Arithmetic([]), lambda streams, first: Counter(streams, []),
                                           lambda _, group=group: Numbered(group), 100 + group, 1, 2) for group in range(2)]
     for number in range(9):
@@ -89,10 +89,10 @@ def test_steps_of_groups_are_those_that_each_group_makes_alone():
             np.testing.assert_array_equal(found.output.extras["asked"][streams], expected[part].output.extras["asked"])
             assert (found.state[0][streams] == expected[part].state[0]).all()
             assert (found.output.state[0][streams] == expected[part].output.state[0]).all()
-    assert found.state[0].max() == 0 and number == 8  # a fresh episode: what was remembered is forgotten
+    assert found.state[0].max() == 0 and number == 8  # a new episode resets the state
 
 
-def test_while_one_group_steps_the_other_is_answered():
+def test_one_split_steps_while_the_other_infers():
     tape = []
     turns = make(2, tape=tape)
     turns.step(0), turns.step(1)
@@ -102,20 +102,20 @@ def test_while_one_group_steps_the_other_is_answered():
     tape.clear()
     alone = make(1, tape=tape)
     alone.step(0), alone.step(1)
-    assert tape == ["act 100", "send 100", "step 100"] * 2  # nothing is in flight between two calls
+    assert tape == ["act 100", "send 100", "step 100"] * 2  # no action is in flight between two calls
     tape.clear()
     turns.close()
     assert tape == ["close 100", "close 101"]
 
 
-def test_groups_know_which_of_the_actors_streams_are_theirs():
+def test_splits_know_their_first_environment_index():
     made = []
     DoubleBufferedEnvs(Arithmetic([]), lambda streams, first: (made.append((first, streams)), Counter(streams, []))[1], Numbered, 100, 3,
                        12)
     assert made == [(0, 4), (4, 4), (8, 4)]
 
 
-def test_every_group_explores_by_itself_and_hears_of_the_steps():
+def test_every_split_explores_and_counts_agent_steps_by_itself():
     turns = make(2)
     turns.step(5), turns.step(9)
     assert turns.statistics() == {"epsilon": 0.5}
@@ -123,7 +123,7 @@ def test_every_group_explores_by_itself_and_hears_of_the_steps():
 
 
 @pytest.mark.timeout(60)
-def test_atari_steps_between_send_and_recv_and_ends_with_actions_in_flight():
+def test_atari_can_be_closed_with_actions_in_flight():
     env, twin = (AtariEnv(AtariParams(), "pong", 2, num_threads=2) for _ in range(2))
     assert (env.reset(3).observation == twin.reset(3).observation).all()
     for number in range(5):

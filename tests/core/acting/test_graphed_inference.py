@@ -1,4 +1,4 @@
-"""An actor's network on tensors that stay the same: the same answers, whoever else was answered and whatever the weights have become."""
+"""Inference on static inputs gives the same answers, in any order of callers and after weight updates."""
 
 from types import SimpleNamespace
 
@@ -36,7 +36,7 @@ def seen(draw):
 
 
 def played(name, agent, steps=12):
-    """Actions, extras and states of two groups that take turns; now and then weights are pulled, and an evaluation comes between."""
+    """Return actions, extras and states of two alternating splits, with parameter pulls and one evaluation between."""
     store, exploration = ParameterStore(ParameterStore.size_of(agent.model)), agent.exploration(0, 1, STREAMS, np.random.default_rng(5))
     version, found, draw = 0, [], np.random.default_rng(1)
     initial = agent.initial_state(STREAMS)
@@ -62,22 +62,23 @@ def assert_same(found, expected, **tolerance):
 
 
 @pytest.mark.parametrize("name", ACTING)
-def test_answers_on_fixed_tensors_are_the_networks_own(name):
+def test_inference_on_static_inputs_equals_the_networks(name):
     agent = make_agent(name)
     capture_forward(agent.model, capture=False)
     assert_same(played(name, agent), played(name, make_agent(name)), rtol=0, atol=0)
 
 
 @cuda
-@pytest.mark.parametrize("name", [name for name in ACTING if name not in ("rainbow", "sac")])  # these draw otherwise in a recording
-def test_captured_answers_equal_eager_ones(name):
+# these draw differently in a captured graph
+@pytest.mark.parametrize("name", [name for name in ACTING if name not in ("rainbow", "sac")])
+def test_captured_inference_equals_eager_inference(name):
     agent = make_agent(name, "cuda")
     assert with_graphed_forward(agent, True) is agent and "forward" in vars(agent.model)
     assert_same(played(name, agent), played(name, make_agent(name, "cuda")), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ACTING)
-def test_a_network_that_answers_looks_at_no_value_and_every_shape_is_the_same_each_time(name, monkeypatch):
+def test_static_inference_reads_no_value_and_keeps_its_shapes(name, monkeypatch):
     calls, call = [], StaticInputs._call
 
     def watched(self):
@@ -95,8 +96,8 @@ def test_a_network_that_answers_looks_at_no_value_and_every_shape_is_the_same_ea
 
 
 @pytest.mark.parametrize("name", ACTING)
-def test_nothing_is_made_in_inference_mode_and_no_gradients_are_kept(name, monkeypatch):
-    """Though `act` is in that mode; or what a recording keeps of its generator would be of it."""
+def test_static_tensors_are_no_inference_tensors_or_gradients(name, monkeypatch):
+    """`act` runs in inference mode, but tensors that a captured graph keeps of its generator must not be made in it."""
     calls, call = [], StaticInputs._call
 
     def watched(self):
@@ -113,7 +114,7 @@ def test_nothing_is_made_in_inference_mode_and_no_gradients_are_kept(name, monke
     assert calls == [False] * 3
 
 
-def test_what_was_answered_stays_when_others_are_answered():
+def test_an_answer_is_not_overwritten_by_the_next():
     agent = make_agent("impala with LSTM")
     capture_forward(agent.model, capture=False)
     draw = np.random.default_rng(1)
@@ -124,14 +125,14 @@ def test_what_was_answered_stays_when_others_are_answered():
 
 
 @pytest.mark.parametrize(("on_gpu", "captured", "replaced"), [(True, True, [True]), (True, False, []), (False, True, [])])
-def test_only_networks_on_a_gpu_are_captured_and_only_where_it_is_wanted(monkeypatch, on_gpu, captured, replaced):
+def test_only_gpu_networks_are_captured_and_only_if_requested(monkeypatch, on_gpu, captured, replaced):
     found = []
     monkeypatch.setattr("core.acting.graphed_inference.capture_forward", lambda model, capture: found.append(capture))
     with_graphed_forward(SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter([SimpleNamespace(is_cuda=on_gpu)]))), captured)
     assert found == replaced
 
 
-def test_weights_are_refreshed_where_they_are():
+def test_weights_are_updated_in_place():
     agent = make_agent("dqn")
     places = [part.data_ptr() for part in agent.model.state_dict().values()]
     store = ParameterStore(ParameterStore.size_of(agent.model))

@@ -1,4 +1,4 @@
-"""The border to every environment, and notices to a person."""
+"""Steps of every environment are validated, and messages to the user never stop a run."""
 
 import io
 import signal
@@ -20,7 +20,7 @@ STREAMS = 3
 
 
 class Told(Env):
-    """Returns sound steps but for what it is told."""
+    """Return valid steps except for the given fields."""
 
     spec = EnvSpec("told", ArraySpec((2,), "float32"), 0, Discrete(2))
 
@@ -60,26 +60,26 @@ def numbers(*values):
     ({"first": numbers(0, 0, 0)}, r"first of told at step 1 is float32 \[3\], expected bool \[3\]"),
     ({"last": None}, "last of told at step 1 is None, expected bool"), ({"reward": 1.0}, "reward of told at step 1 is 1.0"),
     ({"reward": numbers(1, 2)}, r"is float32 \[2\], expected float32 \[3\]")])
-def test_a_faulty_field_is_an_error_naming_field_value_stream_and_step(told, message):
+def test_a_faulty_field_names_value_environment_and_step(told, message):
     with pytest.raises(ValueError, match=message):
         stepped(**told)
 
 
-def test_streams_are_numbered_from_the_first_that_they_are_to_their_actor():
+def test_environments_are_numbered_within_their_actor():
     env = ValidatedEnv(Told(reward=numbers(0, np.nan, 0)), STREAMS)
     env.set_activity_marker(np.zeros(1), 8)
     with pytest.raises(ValueError, match="reward of stream 9 of told"):
         env.step(np.zeros(STREAMS, np.int64))
 
 
-def test_what_is_no_time_step_is_an_error():
+def test_a_result_that_is_no_time_step_is_an_error():
     env = ValidatedEnv(Told(), STREAMS)
     env._env.sound = ("observation", 0.0, False)
     with pytest.raises(ValueError, match=r"told returned .* at step 0, expected a TimeStep"):
         env.reset(1)
 
 
-def test_sound_steps_pass_as_they_are_even_the_largest_numbers():
+def test_valid_steps_pass_unchanged_even_at_the_largest_numbers():
     largest = numbers(3e38, 3e38, -3e38)
     assert stepped(reward=largest).reward is largest
 
@@ -96,7 +96,7 @@ ACTION = np.zeros(STREAMS, np.int64)
 @pytest.mark.parametrize(("error", "message"), [
     (SystemExit(0), r"environment told called sys.exit\(0\)"), (ImportError("no levels"), "environment told raised ImportError: no levels"),
     (Unreadable(), r"environment told raised Unreadable: \(its __str__ raises ValueError\)")])
-def test_what_would_end_or_mislead_its_process_is_an_error_of_the_environment(monkeypatch, call, error, message):
+def test_errors_that_would_end_the_process_are_converted(monkeypatch, call, error, message):
     def fail(*_):
         raise error
 
@@ -107,7 +107,7 @@ def test_what_would_end_or_mislead_its_process_is_an_error_of_the_environment(mo
 
 
 @pytest.mark.parametrize("handled_by_python", [True, False])
-def test_a_keyboard_interrupt_passes_only_where_ctrl_c_may_have_caused_it(monkeypatch, handled_by_python):
+def test_keyboardinterrupt_passes_only_if_python_handles_sigint(monkeypatch, handled_by_python):
     monkeypatch.setattr("core.common.foreign_code.signal.getsignal",
                         lambda number: signal.default_int_handler if handled_by_python else None)
     with pytest.raises(KeyboardInterrupt if handled_by_python else ForeignCodeError):
@@ -115,14 +115,14 @@ def test_a_keyboard_interrupt_passes_only_where_ctrl_c_may_have_caused_it(monkey
             raise KeyboardInterrupt
 
 
-def test_an_environment_that_leaves_as_it_is_made_is_an_error_and_a_missing_package_stays_one():
+def test_exits_in_constructors_become_errors_not_import_errors():
     for error, raised in ((SystemExit(0), ForeignCodeError), (ImportError("pip install it"), ImportError)):
         options = SimpleNamespace(env_class=Mock(side_effect=error), env=None, game="told")
         with pytest.raises(raised):
             make_env(options, 1, training=True)
 
 
-def test_everything_else_is_the_environments_own():
+def test_close_and_spec_are_the_environments_own():
     inner = Told()
     env = ValidatedEnv(inner, STREAMS)
     env.close()
@@ -134,7 +134,7 @@ class FullDisk(io.StringIO):
         raise OSError(28, "No space left on device")
 
 
-def test_a_notice_that_cannot_be_written_stops_nothing(monkeypatch, capsys):
+def test_a_message_that_cannot_be_written_stops_nothing(monkeypatch, capsys):
     log_to_stderr("a word")
     assert capsys.readouterr().err == "a word\n"
     monkeypatch.setattr(sys, "stderr", FullDisk())

@@ -1,4 +1,4 @@
-"""Agents of continuous actions on small networks, and batches for them, as their tests share them."""
+"""Agents for continuous actions on small networks, and batches for them."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def make_agent(kind, action=None, frame=(5,), seed=0, network=None, **settings):
     spec = EnvSpec("numbers", ArraySpec(frame, "float32"), 0, space(3) if action is None else action)
     torch.manual_seed(seed)
     made = agent(replace(params, **settings), spec, lambda: model(replace(model_params, **(network or {})), spec))
-    with torch.no_grad():  # last layers begin at almost nothing, which would hide mistakes
+    with torch.no_grad():  # last layers begin at almost zero, which would hide mistakes
         for part in made.model.parameters():
             part.copy_(torch.randn_like(part) * 0.4)
     return made

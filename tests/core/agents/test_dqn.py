@@ -1,4 +1,4 @@
-"""DQN targets, updates and exploration against hand-made numbers."""
+"""DQN's targets, updates and exploration equal hand-made numbers."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ SPEC = EnvSpec("numbers", ArraySpec((1,), "float32"), 0, Discrete(2))
 
 
 class Linear(Model):
-    """Q(s, a) = w_a s."""
+    """Compute Q(s, a) = w_a s."""
 
     head = "q"
     observations = "vector"
@@ -46,7 +46,7 @@ ONE = ([2.0], [3.0], [0], [[1.0, 10.0, 0.0]], [[1.0, 1.0, 1.0]], [[False, False,
 
 
 def spread(agent):
-    """Online and target network apart, so that it shows which of them chooses and which evaluates."""
+    """Set the online and target networks apart, so that tests show which one selects and which one evaluates."""
     agent.learn(make_batch(*ONE))
     agent.model.weight.data = torch.tensor([5.0, 2.0])
     agent.target.weight.data = torch.tensor([1.0, 2.0])
@@ -56,14 +56,15 @@ def td_error(agent, batch):
     return float(agent.learn(batch).priorities[0])
 
 
-def test_double_target_chooses_online_and_evaluates_with_the_target_network():
+def test_double_q_selects_online_and_evaluates_by_the_target():
     agent = make_agent(double=True)
     spread(agent)
-    # R = 1 + .9 * 10 = 10; online chooses action 0 at s = 3, target values it 3; y = 10 + .81 * 3; Q = 5 * 2
+    # R = 1 + .9 * 10 = 10; the online network selects action 0 at s = 3, the target values it at 3; y = 10 + .81 * 3; Q
+    # = 5 * 2.
     assert td_error(agent, make_batch(*ONE)) == pytest.approx(abs(10 + 0.81 * 3 - 10), rel=1e-5)
 
 
-def test_plain_target_takes_the_largest_value_of_the_target_network():
+def test_the_plain_target_is_the_target_networks_maximum():
     agent = make_agent(double=False)
     spread(agent)
     assert td_error(agent, make_batch(*ONE)) == pytest.approx(abs(10 + 0.81 * 6 - 10), rel=1e-5)
@@ -76,7 +77,7 @@ def test_termination_leaves_only_the_reward():
     assert td_error(agent, batch) == pytest.approx(abs(1 - 10), rel=1e-5)
 
 
-def test_truncation_bootstraps_after_the_steps_there_were():
+def test_truncation_bootstraps_after_the_steps_taken():
     agent = make_agent()
     spread(agent)
     batch = make_batch([2.0], [3.0], [0], [[1.0, 10.0, 0.0]], [[1.0, 1.0, 1.0]], [[False, True, False]])
@@ -84,7 +85,7 @@ def test_truncation_bootstraps_after_the_steps_there_were():
 
 
 @pytest.mark.parametrize("loss, gradient", [("huber", lambda error: np.clip(error, -1, 1)), ("squared", lambda error: 2 * error)])
-def test_the_gradient_is_the_one_derived_by_hand(loss, gradient):
+def test_the_gradient_equals_the_one_derived_by_hand(loss, gradient):
     agent = make_agent(loss=loss, double=False)
     _ = agent.target
     batch = make_batch([2.0, 1.0], [3.0, 0.0], [0, 1], [[1.0, 10.0, 0.0], [0.0, 0.3, 0.0]], [[1.0] * 3] * 2, [[False] * 3] * 2, (0.5, 1.0))
@@ -94,7 +95,7 @@ def test_the_gradient_is_the_one_derived_by_hand(loss, gradient):
     assert found.tolist() == pytest.approx(expected, rel=1e-5)
 
 
-def test_hard_target_copies_on_time_and_soft_target_follows():
+def test_the_target_network_is_copied_on_time_or_moves_softly():
     hard, soft = make_agent(target_update=2), make_agent(target_update=0.25)
     for agent in (hard, soft):
         agent.learn(make_batch(*ONE))
@@ -105,7 +106,7 @@ def test_hard_target_copies_on_time_and_soft_target_follows():
     assert hard.target.weight.tolist() == hard.model.weight.tolist()
 
 
-def test_a_loss_that_is_not_finite_changes_nothing():
+def test_a_non_finite_loss_changes_nothing():
     agent = make_agent()
     agent.learn(make_batch(*ONE))
     before = agent.model.weight.detach().clone()
@@ -122,27 +123,27 @@ def test_clipping_bounds_the_gradient(settings):
     assert float(gradient.norm() if "clip_norm" in settings else gradient.abs().max()) == pytest.approx(0.5, rel=1e-3)
 
 
-def test_initial_priorities_are_the_td_errors_of_the_actors_values():
+def test_initial_priorities_are_td_errors_of_the_actors_values():
     window = make_batch(*ONE).window._replace(
         observations=torch.empty(0), extras={"q_taken": torch.tensor([[4.0], [0.0], [0.0]]), "q_max": torch.tensor([[0.0], [0.0], [6.0]])})
     assert make_agent().initial_priorities(window).tolist() == pytest.approx([abs(10 + 0.81 * 6 - 4)])
 
 
-def test_actors_and_streams_share_one_ladder_without_repeats():
+def test_environments_of_all_actors_share_one_epsilon_ladder():
     agent = make_agent(exploration="ladder")
     generator = np.random.default_rng(0)
     rungs = np.concatenate([agent.exploration(index, 2, 4, generator).epsilon for index in range(2)])
     assert sorted(rungs, reverse=True) == pytest.approx([0.4 ** (1 + 7 * i / 7) for i in range(8)])
 
 
-def test_greedy_acting_takes_the_best_action_and_reports_its_values():
+def test_greedy_acting_takes_the_best_action():
     step = TimeStep(np.array([[2.0], [-2.0]], np.float32), *[np.zeros(2)] * 5)
     output = make_agent().act(step, (), None)
     assert output.action.tolist() == [1, 0]
     assert output.extras["q_taken"].tolist() == output.extras["q_max"].tolist() == [4.0, -2.0]
 
 
-def test_a_restored_agent_goes_on_exactly():
+def test_a_checkpoint_continues_training_exactly():
     straight, first, second = make_agent(lr_schedule="linear", lr_updates=10), make_agent(lr_schedule="linear", lr_updates=10), make_agent(
         lr_schedule="linear", lr_updates=10)
     for _ in range(6):

@@ -1,4 +1,4 @@
-"""IMPACT against a twin written from the paper row by row, its slowly moving target, and its adaptive divergence."""
+"""IMPACT equals the paper's sums written step by step; its target network and KL coefficient adapt as specified."""
 
 from copy import deepcopy
 from functools import partial
@@ -34,7 +34,7 @@ SETTINGS = {
 
 
 def with_target(agent, logits):
-    """Put the target network's logits [T + 1, B, A] apart from the online ones, its values far away."""
+    """Set the target network's logits [T + 1, B, A] apart from the online ones, and its values far away."""
     agent._prepare()
     agent._target.logits.data[:] = torch.tensor(logits).flatten(0, 1)
     agent._target.values.data[:] = 1e6
@@ -46,7 +46,8 @@ def random_target(logits, seed=9):
 
 
 def twin(params, batch, logits, values, target_logits):
-    """Equation 4 of 1912.00167 with V-trace's advantages; for each taken row (r, advantage, mu / pi_target)."""
+    """Return equation 4 of 1912.00167 with V-trace advantages, and (r, advantage, mu / pi_target) of each taken step.
+    """
     (actions, rewards, discounts, behaviour_logits, _), lasts = columns(batch)
     length, streams = actions.shape
     total, rows = Sum(length + 1, streams), []
@@ -74,7 +75,7 @@ def twin(params, batch, logits, values, target_logits):
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-def test_loss_and_gradient_are_the_papers(settings):
+def test_loss_and_gradient_equal_the_papers(settings):
     batch, logits, values = random_unrolls(seed=1)
     target_logits = random_target(logits)
     agent = with_target(table_agent(Impact, logits, values, **settings), target_logits)
@@ -89,20 +90,21 @@ def test_loss_and_gradient_are_the_papers(settings):
     assert 0.05 < (beta > agent.params.beta_max).mean() < 0.95
 
 
-def test_where_worker_target_and_learner_agree_it_is_the_plain_policy_gradient():
+def test_on_policy_it_is_the_plain_policy_gradient():
     logits, values = np.log(np.tile([.1, .2, .3, .4], (4, 1, 1))), np.array([[-7.0], [4], [9], [8]])
     batch = make_batch(np.array([[1.0], [2], [3]]), np.ones((3, 1)), np.zeros((4, 1), bool), np.array([[0], [3], [1]]), logits[:3] + 5.0,
                        np.zeros((3, 1)))
     agent = table_agent(Impact, logits, values, gamma=0.5, entropy_cost=0.0, baseline_cost=1.0)
     output = agent.learn(batch)
-    advantages = [3.75 + 7, 5.5 - 4, 7 - 9]  # 1 + 2 / 2 + 3 / 4 + 8 / 8, 2 + 3 / 2 + 8 / 4 and 3 + 8 / 2, minus the values
+    # 1 + 2 / 2 + 3 / 4 + 8 / 8, 2 + 3 / 2 + 8 / 4 and 3 + 8 / 2, minus the values
+    advantages = [3.75 + 7, 5.5 - 4, 7 - 9]
     assert float(output.statistics["policy_loss"]) == pytest.approx(-sum(advantages))
     one_hot, pi = np.eye(A)[[0, 3, 1]], np.array([.1, .2, .3, .4])
     np.testing.assert_allclose(agent.model.logits.grad.numpy()[:3], -np.array(advantages)[:, None] * (one_hot - pi), atol=1e-9)
     assert agent.model.values.grad.tolist() == pytest.approx([-10.75, -1.5, 2, 0])
 
 
-def test_where_worker_target_and_learner_agree_its_gradient_is_impalas():
+def test_on_policy_its_gradient_equals_impalas():
     batch, logits, values = random_unrolls(seed=2)
     batch.window.extras["logits"][:-1] = torch.from_numpy(logits[:-1]) - 1.0
     impala, impact = (table_agent(agent, logits, values) for agent in (Impala, Impact))
@@ -112,7 +114,7 @@ def test_where_worker_target_and_learner_agree_its_gradient_is_impalas():
     np.testing.assert_allclose(impact.model.values.grad.numpy(), impala.model.values.grad.numpy(), atol=1e-9)
 
 
-def test_targets_advantages_and_the_target_network_carry_no_gradient():
+def test_targets_advantages_and_target_network_carry_no_gradient():
     batch, logits, values = random_unrolls(seed=3)
     agent = with_target(table_agent(Impact, logits, values, baseline_cost=0.0, kl_coefficient=1.0), random_target(logits))
     agent.learn(batch)
@@ -120,7 +122,7 @@ def test_targets_advantages_and_the_target_network_carry_no_gradient():
     assert agent._target.logits.grad is None and not any(parameter.requires_grad for parameter in agent._target.parameters())
 
 
-def test_of_the_row_after_the_last_action_only_observation_first_and_last_are_read():
+def test_of_the_bootstrap_step_only_published_fields_are_read():
     batch, logits, values = random_unrolls(seed=3)
     window = batch.window
     sane = batch._replace(window=window._replace(
@@ -133,10 +135,10 @@ def test_of_the_row_after_the_last_action_only_observation_first_and_last_are_re
     assert not differences(*(output.statistics for output in outputs))
 
 
-def test_the_target_is_a_copy_of_the_network_every_so_many_updates():
+def test_the_target_network_is_copied_every_update_period():
     batch, logits, values = random_unrolls(seed=4, streams=6)
     agent = table_agent(Impact, logits, values, target_update=3)
-    weights = [torch.tensor(logits).flatten(0, 1)]  # after each update
+    weights = [torch.tensor(logits).flatten(0, 1)]  # the weights after each update
     for update in range(1, 8):
         agent.learn(batch)
         weights.append(agent.model.logits.detach().clone())
@@ -145,14 +147,14 @@ def test_the_target_is_a_copy_of_the_network_every_so_many_updates():
 
 
 @pytest.mark.parametrize("kl_target, factor", [(1e-9, 2.0), (1e9, 0.5)])
-def test_the_divergences_weight_is_adapted_where_the_target_is_copied(kl_target, factor):
+def test_the_kl_coefficient_adapts_when_the_target_is_copied(kl_target, factor):
     batch, logits, values = random_unrolls(seed=5, streams=6)
     agent = table_agent(Impact, logits, values, target_update=2, kl_coefficient=0.4, kl_target=kl_target)
     used = [float(agent.learn(batch).statistics["kl_coefficient"]) for _ in range(6)]
     assert used == pytest.approx([.4, .4, .4 * factor, .4 * factor, .4 * factor ** 2, .4 * factor ** 2])
 
 
-def test_the_weight_follows_the_divergence_just_before_a_copy_and_not_the_one_just_after():
+def test_the_kl_coefficient_follows_the_kl_just_before_a_copy():
     batch, logits, values = random_unrolls(seed=5, streams=6)
     agent = table_agent(Impact, logits, values, target_update=2, kl_coefficient=0.4, lr=0.02)
     measured = [float(agent.learn(batch).statistics["target_kl"]) for _ in range(4)]
@@ -161,22 +163,23 @@ def test_the_weight_follows_the_divergence_just_before_a_copy_and_not_the_one_ju
     assert [float(steady.learn(batch).statistics["kl_coefficient"]) for _ in range(4)] == pytest.approx([.4] * 4)
 
 
-def test_several_learners_adapt_the_weight_by_the_divergence_of_all_their_batches():
+def test_several_learners_adapt_the_kl_coefficient_together():
     batch, logits, values = random_unrolls(seed=5, streams=6)
     target_logits = logits.copy()
-    target_logits[:, :3] = random_target(logits)[:, :3]  # only the first learner's batch shows a divergence
+    target_logits[:, :3] = random_target(logits)[:, :3]  # only the first learner's batch has a divergence
     settings = {"target_update": 1, "kl_coefficient": 0.4}
     measured = float(with_target(table_agent(Impact, logits, values, **settings), target_logits).learn(batch).statistics["target_kl"])
     agents = [with_target(table_agent(Impact, logits, values, **settings, kl_target=measured), target_logits) for _ in range(2)]
     parts = [piece(batch, slice(0, 3)), piece(batch, slice(3, 6))]
     first, second = together(*(partial(agent.learn, part) for agent, part in zip(agents, parts)))
-    assert float(first.statistics["target_kl"]) > 1.5 * measured and float(second.statistics["target_kl"]) == 0  # alone: doubled, halved
+    # alone the coefficients would be doubled and halved
+    assert float(first.statistics["target_kl"]) > 1.5 * measured and float(second.statistics["target_kl"]) == 0
     assert [agent.state_dict()["kl_coefficient"] for agent in agents] == [pytest.approx(0.4)] * 2
     assert not differences(*(agent.state_dict() for agent in agents))
 
 
 @pytest.mark.parametrize("kl_target, bound", [(1e-12, KL_SPAN), (1e9, 1 / KL_SPAN)])
-def test_the_weight_neither_vanishes_nor_grows_without_end(kl_target, bound):
+def test_the_kl_coefficient_is_bounded(kl_target, bound):
     batch, logits, values = random_unrolls(seed=6, streams=2)
     agent = table_agent(Impact, logits, values, target_update=2, kl_coefficient=0.4, kl_target=kl_target)
     for _ in range(30):
@@ -184,14 +187,14 @@ def test_the_weight_neither_vanishes_nor_grows_without_end(kl_target, bound):
     assert float(output.statistics["kl_coefficient"]) == pytest.approx(0.4 * bound)
 
 
-def test_without_a_divergence_there_is_no_weight():
+def test_without_a_kl_term_the_coefficient_stays_zero():
     batch, logits, values = random_unrolls(seed=5, streams=6)
     agent = table_agent(Impact, logits, values, target_update=1, kl_target=1e-9)
     assert [float(agent.learn(batch).statistics["kl_coefficient"]) for _ in range(3)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("before, now, expected", [(0.0, 0.4, 0.4), (0.4, 0.0, 0.0), (0.4, 0.5, 0.8)])
-def test_a_weight_that_begins_when_a_run_goes_on_begins_where_the_settings_say_and_an_adapted_one_goes_on(before, now, expected):
+def test_a_resumed_run_keeps_an_adapted_kl_coefficient(before, now, expected):
     batch, logits, values = random_unrolls(seed=5, streams=6)
     first, second = (table_agent(Impact, logits, values, target_update=1, kl_target=1e-9, kl_coefficient=each) for each in (before, now))
     with_target(first, random_target(logits)).learn(batch)  # doubles it
@@ -200,7 +203,7 @@ def test_a_weight_that_begins_when_a_run_goes_on_begins_where_the_settings_say_a
 
 
 @pytest.mark.parametrize("optimizer", ["rmsprop", "adam"])
-def test_a_loss_that_is_not_finite_changes_nothing(optimizer):
+def test_a_non_finite_loss_changes_nothing(optimizer):
     batch, logits, values = random_unrolls(seed=7)
     agent = table_agent(Impact, logits, values, optimizer=optimizer, kl_coefficient=0.4, kl_target=1e-9, target_update=2)
     agent.learn(batch)
@@ -214,7 +217,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(optimizer):
     assert not agent.learn(batch).skipped
 
 
-def test_statistics_are_means_over_the_rows_where_an_action_was_taken():
+def test_statistics_are_means_over_the_steps_with_an_action():
     batch, logits, values = random_unrolls(seed=8)
     target_logits = random_target(logits)
     agent = with_target(table_agent(Impact, logits, values), target_logits)
@@ -227,7 +230,7 @@ def test_statistics_are_means_over_the_rows_where_an_action_was_taken():
 
 
 @pytest.mark.parametrize("settings", [{"optimizer": "rmsprop"}, {"optimizer": "rmsprop", "rmsprop_centered": True}, {"optimizer": "adam"}])
-def test_a_restored_agent_goes_on_exactly(settings):
+def test_a_checkpoint_continues_training_exactly(settings):
     batches, logits, values = [], None, None
     for seed in range(8):
         batch, logits, values = random_unrolls(seed=seed, streams=6)
@@ -237,7 +240,7 @@ def test_a_restored_agent_goes_on_exactly(settings):
                     **settings) for _ in range(3))
     for batch in batches:
         straight.learn(batch)
-    for batch in batches[:3]:  # amid the target's period
+    for batch in batches[:3]:  # ends within the target's period
         first.learn(batch)
     second.load_state_dict(deepcopy(first.state_dict()))
     for batch in batches[3:]:

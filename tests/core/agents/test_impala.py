@@ -1,4 +1,4 @@
-"""IMPALA, CLEAR and LASER against a twin written from the papers row by row, and against numbers by hand."""
+"""IMPALA, CLEAR and LASER equal the papers' sums written step by step, and numbers by hand."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -43,7 +43,8 @@ def is_relevant(params, pi, mu):
 
 
 def twin(params, batch, logits, values):
-    """Equations of 1802.01561 (4.2), 1811.11682 (3) and 1909.11583 (4), one row after another; which rows were included [T, B]."""
+    """Return the loss of 1802.01561 (4.2), 1811.11682 (3) and 1909.11583 (4), and a [T, B] mask of the included steps.
+    """
     (actions, rewards, discounts, behaviour_logits, behaviour_values), lasts = columns(batch)
     length, streams = actions.shape
     total, included = Sum(length + 1, streams), np.zeros((length, streams), bool)
@@ -71,7 +72,7 @@ def twin(params, batch, logits, values):
 
 
 def one_row(pi, mu, action=0, reward=1.0, fresh=False, value=0.5, behaviour_value=2.0, **settings):
-    """An agent and a batch of one row, whose policy and behaviour are these probabilities; V is 0.25 in the row after it."""
+    """Return an agent and a batch of one step with these policies; V of the bootstrap step is 0.25."""
     logits, behaviour = (np.log([[[*p, *[1e-9] * (A - len(p))]]]) for p in (pi, mu))
     agent = table_agent(Impala, np.concatenate([logits, logits]), np.array([[value], [0.25]]), **settings)
     batch = make_batch(np.full((1, 1), reward), np.ones((1, 1)), np.zeros((2, 1), bool), np.full((1, 1), action), behaviour,
@@ -81,7 +82,7 @@ def one_row(pi, mu, action=0, reward=1.0, fresh=False, value=0.5, behaviour_valu
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 @pytest.mark.parametrize("fresh", ["mixed", "none", "unknown"])
-def test_loss_and_gradient_are_the_papers(settings, fresh):
+def test_loss_and_gradient_equal_the_papers(settings, fresh):
     batch, logits, values = random_unrolls(seed=1)
     batch = batch._replace(fresh={"mixed": batch.fresh, "none": batch.fresh & False, "unknown": None}[fresh])
     agent = table_agent(Impala, logits, values, **settings)
@@ -93,7 +94,7 @@ def test_loss_and_gradient_are_the_papers(settings, fresh):
     assert output.priorities is None and not output.skipped
 
 
-def test_the_random_unrolls_lie_on_both_sides_of_every_clip_and_threshold():
+def test_random_unrolls_lie_on_both_sides_of_every_threshold():
     batch, logits, values = random_unrolls(seed=1)
     (actions, _, discounts, behaviour_logits, _), lasts = columns(batch)
     taken, ending = ~lasts[:-1], lasts[1:]
@@ -110,7 +111,7 @@ def test_the_random_unrolls_lie_on_both_sides_of_every_clip_and_threshold():
         assert 0.1 < included[taken & ~batch.fresh.numpy()].mean() < 0.9
 
 
-def test_on_policy_it_is_the_n_step_bellman_target_and_the_plain_policy_gradient():
+def test_on_policy_it_is_the_n_step_target_and_policy_gradient():
     logits, values = np.log(np.tile([.1, .2, .3, .4], (4, 1, 1))), np.array([[-7.0], [4], [9], [8]])
     batch = make_batch(np.array([[1.0], [2], [3]]), np.ones((3, 1)), np.zeros((4, 1), bool), np.array([[0], [3], [1]]), logits[:3] + 5.0,
                        np.zeros((3, 1)))
@@ -128,7 +129,7 @@ def test_on_policy_it_is_the_n_step_bellman_target_and_the_plain_policy_gradient
     assert not agent.model.logits.grad[3].any()
 
 
-def test_a_truncated_episode_bootstraps_from_its_final_observation_and_a_terminated_one_from_nothing():
+def test_truncations_bootstrap_and_terminations_do_not():
     logits, values = np.zeros((3, 2, A)), np.array([[6.0, 6.0], [7.0, 7.0], [8.0, 8.0]])
     lasts = np.array([[False, False], [True, True], [False, False]])
     batch = make_batch(np.array([[1.0, 1.0], [50.0, 50.0]]), np.array([[1.0, 0.0], [1.0, 1.0]]), lasts, np.zeros((2, 2), np.int64),
@@ -151,7 +152,7 @@ def test_targets_and_advantages_carry_no_gradient():
     assert not agent.model.values.grad.view(values.shape)[-1].any() and not agent.model.logits.grad.view(logits.shape)[-1].any()
 
 
-def test_of_the_row_after_the_last_action_only_observation_first_and_last_are_read():
+def test_of_the_bootstrap_step_only_published_fields_are_read():
     batch, logits, values = random_unrolls(seed=3)
     window = batch.window
     sane = batch._replace(window=window._replace(
@@ -165,26 +166,26 @@ def test_of_the_row_after_the_last_action_only_observation_first_and_last_are_re
 
 
 
-def test_the_cloned_policy_is_that_of_the_behaviour_and_the_cloned_value_the_replayed_one():
+def test_policy_cloning_uses_mu_and_value_cloning_stored_values():
     pi, mu = (.5, .5), (.9, .1)
     plain, cloned = (one_row(pi, mu, **settings) for settings in ({}, CLEAR))
     difference = cloned[0].learn(cloned[1]).statistics["loss"] - plain[0].learn(plain[1]).statistics["loss"]
-    towards = .9 * log(.9 / .5) + .1 * log(.1 / .5)  # KL(mu || pi) = .368; the other way it is .511
+    towards = .9 * log(.9 / .5) + .1 * log(.1 / .5)  # KL(mu || pi) = .368; KL(pi || mu) would be .511
     assert float(difference) == pytest.approx(0.3 * towards + 0.2 * (0.5 - 2.0) ** 2, abs=1e-6)
     gradient = cloned[0].model.logits.grad[0] - plain[0].model.logits.grad[0]
     assert gradient[:2].tolist() == pytest.approx([0.3 * (.5 - .9), 0.3 * (.5 - .1)], abs=1e-6)
     assert float(cloned[0].model.values.grad[0] - plain[0].model.values.grad[0]) == pytest.approx(2 * 0.2 * (0.5 - 2.0))
 
 
-def test_nothing_fresh_is_cloned():
+def test_fresh_steps_are_not_cloned():
     plain, cloned = (one_row((.5, .5), (.9, .1), fresh=True, **settings) for settings in ({}, CLEAR))
     losses = [float(agent.learn(batch).statistics["loss"]) for agent, batch in (plain, cloned)]
     assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize("relevance, far", [("implied", .8 * log(.8 / (.5 / .7)) + .2 * log(.7)), ("kl", .8 * log(1.6) + .2 * log(.4))])
-def test_a_replayed_row_too_far_from_the_policy_leaves_every_loss_and_a_fresh_one_stays(relevance, far):
-    # pi = (.8, .2), mu = (.5, .5): min(mu, pi) = (.5, .2), which sums to .7
+def test_an_irrelevant_replayed_step_leaves_every_loss(relevance, far):
+    # pi = (.8, .2), mu = (.5, .5): min(mu, pi) = (.5, .2), which sums to .7.
     for threshold, fresh, learnt in ((far + 1e-6, False, True), (far - 1e-6, False, False), (far - 1e-6, True, True)):
         agent, batch = one_row((.8, .2), (.5, .5), fresh=fresh, relevance=relevance, relevance_threshold=threshold, **CLEAR)
         output = agent.learn(batch)
@@ -195,7 +196,7 @@ def test_a_replayed_row_too_far_from_the_policy_leaves_every_loss_and_a_fresh_on
 
 @pytest.mark.parametrize("relevance, fresh, counts", [
     ("none", False, True), ("none", True, True), ("kl", False, False), ("kl", True, True)])
-def test_with_relevance_only_fresh_rows_are_kept_from_becoming_certain(relevance, fresh, counts):
+def test_with_relevance_only_fresh_steps_have_an_entropy_term(relevance, fresh, counts):
     losses = []
     for cost in (0.0, 2.0):
         agent, batch = one_row((.8, .2), (.7, .3), fresh=fresh, relevance=relevance, entropy_cost=cost)
@@ -203,8 +204,8 @@ def test_with_relevance_only_fresh_rows_are_kept_from_becoming_certain(relevance
     assert losses[1] - losses[0] == pytest.approx(2 * (.8 * log(.8) + .2 * log(.2)) if counts else 0, abs=1e-6)
 
 
-def test_a_trace_stops_at_a_replayed_state_that_is_not_relevant():
-    # on policy but for row 1. delta_0 = 1 + 10 - 0; one row too late, v_0 would be 11 + 12
+def test_a_trace_stops_at_an_irrelevant_replayed_step():
+    # On policy except for step 1: delta_0 = 1 + 10 - 0; stopping one step too late would make v_0 11 + 12.
     logits, values = np.zeros((4, 1, A)), np.array([[0.0], [10], [20], [30]])
     behaviour = np.array([[[0.0] * A], [[9.0, 0, 0, 0]], [[0.0] * A]])
     batch = make_batch(np.array([[1.0], [2], [4]]), np.ones((3, 1)), np.zeros((4, 1), bool), np.zeros((3, 1), np.int64), behaviour,
@@ -216,7 +217,7 @@ def test_a_trace_stops_at_a_replayed_state_that_is_not_relevant():
 
 @pytest.mark.parametrize("optimizer", ["rmsprop", "adam"])
 @pytest.mark.parametrize("broken", ["reward", "behaviour"])
-def test_a_loss_that_is_not_finite_changes_nothing(optimizer, broken):
+def test_a_non_finite_loss_changes_nothing(optimizer, broken):
     batch, logits, values = random_unrolls(seed=4)
     agent = table_agent(Impala, logits, values, optimizer=optimizer, **CLEAR)
     agent.learn(batch)
@@ -231,7 +232,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(optimizer, broken):
     assert not agent.learn(batch).skipped
 
 
-def test_unrolls_in_which_nothing_was_done_give_no_loss_and_finite_statistics():
+def test_unrolls_without_actions_have_zero_loss_and_statistics():
     batch = make_batch(np.zeros((1, 2)), np.ones((1, 2)), np.array([[True, True], [False, False]]), np.zeros((1, 2), np.int64),
                        np.zeros((1, 2, A)), np.zeros((1, 2)))
     output = table_agent(Impala, np.zeros((2, 2, A)), np.ones((2, 2))).learn(batch)
@@ -239,7 +240,7 @@ def test_unrolls_in_which_nothing_was_done_give_no_loss_and_finite_statistics():
     assert all(torch.isfinite(value) for value in output.statistics.values())
 
 
-def test_statistics_are_means_over_the_rows_where_an_action_was_taken():
+def test_statistics_are_means_over_the_steps_with_an_action():
     batch, logits, values = random_unrolls(seed=5)
     output = table_agent(Impala, logits, values).learn(batch)
     (_, _, _, behaviour_logits, _), lasts = columns(batch)
@@ -251,7 +252,7 @@ def test_statistics_are_means_over_the_rows_where_an_action_was_taken():
 
 
 @pytest.mark.parametrize("settings", [{"optimizer": "rmsprop"}, {"optimizer": "rmsprop", "rmsprop_centered": True}, {"optimizer": "adam"}])
-def test_a_restored_agent_goes_on_exactly(settings):
+def test_a_checkpoint_continues_training_exactly(settings):
     batches, logits, values = [], None, None
     for seed in range(6):
         batch, logits, values = random_unrolls(seed=seed, streams=6)

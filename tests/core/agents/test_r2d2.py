@@ -1,4 +1,4 @@
-"""R2D2's targets, loss and priorities against a walk in float64, and its training state against the state it acted with."""
+"""R2D2's targets, loss and priorities equal a loop in float64, and training uses the states it acted with."""
 
 import math
 from dataclasses import replace
@@ -31,7 +31,7 @@ def make_agent(spec=SPEC, seed=0, **settings):
 
 
 def spread(agent):
-    """Online and target network apart, so that it shows which of them does what."""
+    """Set the online and target networks apart, so that tests show which one does what."""
     generator = torch.Generator().manual_seed(5)
     for network in (agent.target, agent.model):
         for parameter in network.parameters():
@@ -40,7 +40,7 @@ def spread(agent):
 
 
 def make_batch(agent, seed=0):
-    """Sequences with terminations, truncations, lost lives, and nonsense where no action was taken."""
+    """Return sequences with terminations, truncations and lost lives, and invalid values where no action was taken."""
     draw = np.random.default_rng(seed)
     rows = agent.window.length + 1
     firsts, lasts = np.zeros((rows, COLUMNS), bool), np.zeros((rows, COLUMNS), bool)
@@ -64,7 +64,7 @@ def make_batch(agent, seed=0):
     return Batch(window, SampleIds(np.zeros(COLUMNS, np.int64), np.arange(COLUMNS)), weights)
 
 
-# the walk ---------------------------------------------------------------------------------------------------------------
+# the loop ---------------------------------------------------------------------------------------------------------
 def h(x, eps):
     return math.copysign(math.sqrt(abs(x) + 1) - 1, x) + eps * x
 
@@ -74,7 +74,7 @@ def inverse(y, eps):
 
 
 def stepped(model, window, column):
-    """Action values of every row, one step of one stream at a time."""
+    """Return the action values of every step of one environment, computed one step at a time."""
     state, values = tuple(part[column:column + 1] for part in window.states[:2]), []
     for row in range(len(window.lasts)):
         state = restart(state, window.firsts[row, column:column + 1], model.initial_state(1))
@@ -86,7 +86,7 @@ def stepped(model, window, column):
 
 
 def walk(params, window, column, online, target):
-    """(row, td error) of every trained row where an action was taken. `online` and `target` [rows][A] are plain numbers."""
+    """Return (step, TD error) of every trained step with an action; `online` and `target` are numbers [steps][A]."""
     found = []
     for start in range(params.burn_in, params.burn_in + params.unroll_length):
         if window.lasts[start, column]:
@@ -108,7 +108,7 @@ def numbers(values):
 
 @pytest.mark.parametrize("settings", [{}, {"double": False}, {"burn_in": 0}, {"nstep": 1}, {"nstep": 5, "eta": 0.0}, {"eta": 1.0},
                                       {"unroll_length": 1}, {"stride": 20}])
-def test_loss_and_priorities_equal_the_walk(settings):
+def test_loss_and_priorities_equal_the_loop(settings):
     agent = spread(make_agent(**settings))
     params, batch = agent.params, make_batch(agent)
     found = agent.loss(batch)
@@ -125,7 +125,7 @@ def test_loss_and_priorities_equal_the_walk(settings):
 
 
 @pytest.mark.parametrize("burn_in", [0, 3])
-def test_the_gradient_is_that_of_the_trained_rows_with_constant_targets(burn_in):
+def test_the_gradient_is_that_of_trained_steps_and_fixed_targets(burn_in):
     agent = spread(make_agent(burn_in=burn_in))
     batch, parameters = make_batch(agent), list(agent.model.parameters())
     gradients = torch.autograd.grad(agent.loss(batch).loss, parameters)
@@ -150,7 +150,7 @@ def warming(window, rows):
     return OARInputs(*(part[:rows] for part in inputs)), window.firsts[:rows], window.states[:2]
 
 
-def test_nothing_is_learnt_through_the_burn_in_nor_through_the_rows_that_are_bootstrapped_from():
+def test_no_gradient_flows_through_burn_in_and_bootstrap_steps():
     agent = spread(make_agent())
     batch = make_batch(agent)
     window = batch.window
@@ -162,7 +162,7 @@ def test_nothing_is_learnt_through_the_burn_in_nor_through_the_rows_that_are_boo
     assert leaves[1].grad is None and leaves[2].grad is None
 
 
-def test_without_a_burn_in_the_gradient_begins_with_the_first_row():
+def test_without_burn_in_the_first_step_has_a_gradient():
     agent = spread(make_agent(burn_in=0))
     batch = make_batch(agent)
     observations = batch.window.observations.requires_grad_()
@@ -170,7 +170,7 @@ def test_without_a_burn_in_the_gradient_begins_with_the_first_row():
     assert observations.grad[0].any()
 
 
-def test_rows_where_an_episode_ended_change_nothing():
+def test_last_steps_of_episodes_change_nothing():
     agent = spread(make_agent())
     batch, other = make_batch(agent), make_batch(agent)
     other.window.actions[other.window.lasts] = 0
@@ -180,7 +180,7 @@ def test_rows_where_an_episode_ended_change_nothing():
     assert batch.window.lasts[3:10].any() and first.loss.item() == second.loss.item() and torch.equal(first.priorities, second.priorities)
 
 
-def test_a_sequence_without_any_action_has_priority_zero_and_no_loss():
+def test_a_sequence_without_actions_has_zero_priority_and_loss():
     agent = make_agent(unroll_length=1, burn_in=0)
     batch = make_batch(agent)
     lasts = batch.window.lasts.clone()
@@ -196,9 +196,9 @@ def test_learning_lowers_the_loss_of_a_batch():
     assert losses[-1] < 0.3 * losses[0]
 
 
-# acting -----------------------------------------------------------------------------------------------------------------
+# acting -----------------------------------------------------------------------------------------------------------
 class Played:
-    """Episodes of recall, played as an actor plays them and written through a real writer into a real memory."""
+    """Play episodes of recall as an actor does, through a real writer into a real memory."""
 
     def __init__(self, steps=200, num_envs=4, **settings):
         env = RecallEnv(RecallParams(delay=5), "recall", num_envs)
@@ -227,7 +227,7 @@ class Played:
 
 
 @pytest.mark.parametrize("settings", [{}, {"burn_in": 0}, {"stride": 5, "burn_in": 1}])
-def test_training_sees_the_inputs_and_states_that_the_actor_had_and_computes_its_values(settings):
+def test_training_sees_the_actors_inputs_states_and_values(settings):
     played = Played(**settings)
     batch = played.memory.sample(64)
     window, burn_in = batch.window, played.agent.params.burn_in
@@ -246,11 +246,12 @@ def test_training_sees_the_inputs_and_states_that_the_actor_had_and_computes_its
     taken = values.gather(2, window.actions[burn_in:, :, None])[..., 0]
     assert torch.allclose(taken, window.extras["q_taken"][burn_in:], atol=1e-5)
     assert torch.allclose(values.amax(2), window.extras["q_max"][burn_in:], atol=1e-5)
-    assert (window.extras["previous_reward"][window.lasts] != 0).all()  # the reward of an episode's end was an input as well
+    # the reward of an episode's end was an input as well
+    assert (window.extras["previous_reward"][window.lasts] != 0).all()
 
 
 @pytest.mark.parametrize("double", [True, False])
-def test_initial_priorities_are_those_the_learner_computes_with_the_actors_weights(double):
+def test_initial_priorities_equal_the_learners_with_same_weights(double):
     played = Played(double=double)
     batch = played.memory.sample(64)
     initial = played.agent.initial_priorities(batch.window._replace(observations=torch.empty(0)))
@@ -261,7 +262,7 @@ def test_initial_priorities_are_those_the_learner_computes_with_the_actors_weigh
     assert initial.std() > 0.01
 
 
-def test_the_state_of_an_actor_restarts_with_its_episode():
+def test_an_actors_state_restarts_with_its_episode():
     played = Played(steps=40)
     starts = [(timestep, state) for timestep, state in zip(played.timesteps, played.states) if timestep.first.any()]
     assert len(starts) > 4
@@ -269,7 +270,7 @@ def test_the_state_of_an_actor_restarts_with_its_episode():
         assert not h_state[timestep.first].any() and not c_state[timestep.first].any() and (action[timestep.first] == -1).all()
 
 
-def test_a_window_holds_the_burn_in_the_trained_rows_and_those_to_bootstrap_from():
+def test_a_window_holds_burn_in_trained_and_bootstrap_steps():
     window = R2D2(R2D2Params(), SPEC, R2D2MLP).window
     assert (window.length, window.observations, window.stride, window.crosses_episodes) == (124, tuple(range(125)), 40, True)
     assert make_agent().samples_per_window == 7

@@ -1,4 +1,4 @@
-"""Rainbow's targets, losses and priorities against a naive twin; its noise, switches, rows and checkpoints."""
+"""Rainbow's targets, losses and priorities equal loops in float64; noise, options and checkpoints work."""
 
 import dataclasses
 from dataclasses import replace
@@ -24,7 +24,7 @@ SPEC = EnvSpec("numbers", ArraySpec((1,), "float32"), 0, Discrete(ACTIONS))
 
 
 class Table(Model):
-    """One distribution for each of the states 0 .. 19 and actions."""
+    """Hold one distribution for each of the states 0 .. 19 and each action."""
 
     head = "distribution"
     observations = "vector"
@@ -47,7 +47,7 @@ def make_noisy(**settings):
 
 
 def make_batch(states, finals, actions, rewards, discounts, lasts, weights=None):
-    """Per-sample lists; rewards, discounts and lasts [B][n + 1]."""
+    """Return a batch of per-sample lists; `rewards`, `discounts` and `lasts` are [B][n + 1]."""
     size, rows = np.shape(rewards)
     window = Window(torch.tensor(np.array([states, finals]), dtype=torch.float32)[..., None], torch.zeros(rows, size, dtype=torch.bool),
                     torch.tensor(lasts).T, torch.tensor(actions)[None].expand(rows, -1), torch.tensor(rewards, dtype=torch.float32).T,
@@ -57,7 +57,7 @@ def make_batch(states, finals, actions, rewards, discounts, lasts, weights=None)
 
 
 def random_batch(nstep, size=40, seed=0):
-    """Windows of which many hold an episode's end; a step before it has discount 0 or, truncated, 1."""
+    """Return windows of which many contain an episode's end; the step before it has discount 0 or, if truncated, 1."""
     generator = np.random.default_rng(seed)
     lasts = np.zeros((size, nstep + 1), bool)
     ends = generator.integers(1, 2 * nstep + 1, size)
@@ -75,7 +75,7 @@ def table(model):
 
 
 class Twin:
-    """What one update of Rainbow computes, one sample at a time in float64."""
+    """Compute one update of Rainbow, one sample at a time in float64."""
 
     def __init__(self, agent, batch):
         params, window = agent.params, batch.window
@@ -108,7 +108,7 @@ class Twin:
 
 
 def spread(agent, seed=0):
-    """Online and target network apart."""
+    """Set the online and target networks apart."""
     torch.manual_seed(seed)
     for model in (agent.target, agent.model):
         model.numbers.data = 2 * torch.randn(STATES, ACTIONS, ATOMS)
@@ -118,7 +118,7 @@ def spread(agent, seed=0):
 @pytest.mark.parametrize("distribution", ["categorical", "quantile"])
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("nstep", [1, 3, 5])
-def test_losses_and_priorities_are_those_of_a_naive_twin(distribution, double, nstep):
+def test_losses_and_priorities_equal_the_loop(distribution, double, nstep):
     agent, batch = spread(make_agent(distribution=distribution, double=double, nstep=nstep, kappa=0.7)), random_batch(nstep)
     window, twin = batch.window, Twin(agent, batch)
     cut = window.lasts.any(0) & ((window.discounts == 0) & ~window.lasts).any(0)
@@ -128,7 +128,7 @@ def test_losses_and_priorities_are_those_of_a_naive_twin(distribution, double, n
     assert float(output.statistics["loss"]) == pytest.approx(float((batch.weights.numpy() * twin.losses).mean()), rel=1e-4)
 
 
-def test_the_gradient_is_softmax_minus_target_at_the_actions_taken():
+def test_the_gradient_is_softmax_minus_target_at_taken_actions():
     agent, batch = spread(make_agent()), random_batch(3)
     twin = Twin(agent, batch)
     agent.learn(batch)
@@ -136,7 +136,7 @@ def test_the_gradient_is_softmax_minus_target_at_the_actions_taken():
     assert agent.target.numbers.grad is None
 
 
-def test_only_the_prediction_keeps_what_a_gradient_needs():
+def test_only_the_prediction_requires_gradients():
     agent, kept = make_agent(), []
     for model in (agent.target, agent.model):
         model.register_forward_hook(lambda model, inputs, output: kept.append((model is agent.model, output[0].requires_grad)))
@@ -145,7 +145,7 @@ def test_only_the_prediction_keeps_what_a_gradient_needs():
 
 
 @pytest.mark.parametrize("double, chosen", [(True, 0), (False, 1)])
-def test_the_online_network_chooses_if_double_and_the_target_network_always_evaluates(double, chosen):
+def test_online_network_selects_if_double_and_target_evaluates(double, chosen):
     agent = make_agent(distribution="quantile", double=double, nstep=1)
     agent.target.numbers.data[:] = torch.arange(ACTIONS * ATOMS).view(1, ACTIONS, ATOMS).float()
     agent.target.numbers.data[5, 1] += 100
@@ -158,7 +158,7 @@ def test_the_online_network_chooses_if_double_and_the_target_network_always_eval
 
 
 @pytest.mark.parametrize("distribution", ["categorical", "quantile"])
-def test_a_terminated_window_has_its_reward_alone_and_a_truncated_one_its_final_observation(distribution):
+def test_terminations_use_rewards_only_and_truncations_bootstrap(distribution):
     agent = spread(make_agent(distribution=distribution, nstep=2))
     rows = [[1.0, 99.0, 0.0]] * 2, [[0.0, 1.0, 1.0], [1.0, 1.0, 1.0]], [[False, True, False]] * 2
     twins = [make_batch([4], [9], [1], [[1.0, 0.0]], [[discount, 1.0]], [[False, False]]) for discount in (0.0, 1.0)]
@@ -168,16 +168,16 @@ def test_a_terminated_window_has_its_reward_alone_and_a_truncated_one_its_final_
     assert agent.learn(make_batch([4] * 2, [9] * 2, [1] * 2, *rows)).priorities.tolist() == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_prediction_that_is_right_has_a_priority_that_memories_accept():
+def test_a_perfect_prediction_has_a_valid_priority():
     agent = make_agent(nstep=1, double=False, gamma=1.0)
-    agent.model.numbers.data[:, 1:] = agent.model.numbers.data[:, :1]  # one distribution a state, whatever is chosen
+    agent.model.numbers.data[:, 1:] = agent.model.numbers.data[:, :1]  # one distribution per state, for any action
     states = list(range(STATES)) * 10
     batch = make_batch(states, states, [0] * 200, [[0.0, 0.0]] * 200, [[1.0, 1.0]] * 200, [[False, False]] * 200)
     priorities = agent.learn(batch).priorities
     assert (priorities >= 0).all() and priorities.max() < 1e-5
 
 
-def test_the_weights_of_the_memory_scale_the_loss_and_not_the_priorities():
+def test_importance_weights_scale_the_loss_not_the_priorities():
     batch = random_batch(3)
     halved = batch._replace(weights=batch.weights / 2)
     first, second = (spread(make_agent()).learn(each) for each in (batch, halved))
@@ -185,7 +185,7 @@ def test_the_weights_of_the_memory_scale_the_loss_and_not_the_priorities():
     assert float(second.statistics["loss"]) == pytest.approx(float(first.statistics["loss"]) / 2)
 
 
-def test_fresh_steps_start_at_the_largest_priority_and_rows_carry_nothing_more():
+def test_new_steps_get_the_largest_priority_and_store_no_extras():
     agent = make_agent()
     assert agent.initial_priorities(random_batch(3).window) is None and agent.extras == {}
     assert agent.window.observations == (0, 3) and agent.window.length == 3 and not agent.window.crosses_episodes
@@ -204,7 +204,7 @@ def test_a_support_without_extent_is_refused(v_max):
     assert Rainbow.problems(RainbowParams(v_min=-2.0, v_max=v_max, distribution="quantile")) == Rainbow.problems(RainbowParams()) == []
 
 
-# acting -----------------------------------------------------------------------------------------------------------------
+# acting -----------------------------------------------------------------------------------------------------------
 def step(*states):
     return TimeStep(np.array([[state] for state in states], np.float32), *[np.zeros(len(states))] * 5)
 
@@ -219,7 +219,7 @@ def test_greedy_acting_takes_the_action_of_the_largest_mean(distribution):
     np.testing.assert_allclose(output.extras["q_max"], means.max(1), rtol=1e-5)
 
 
-def test_acting_in_training_is_noisy_and_evaluation_is_not():
+def test_acting_is_noisy_in_training_and_not_in_evaluation():
     agent = make_noisy()
     exploration = agent.exploration(0, 1, 2, np.random.default_rng(0))
     exploration.update(0)
@@ -229,7 +229,7 @@ def test_acting_in_training_is_noisy_and_evaluation_is_not():
     assert len({*map(tuple, noisy)}) == 3 and len({*map(tuple, exact)}) == 1
 
 
-def test_an_evaluation_with_some_random_actions_has_no_noise_either():
+def test_an_evaluation_with_epsilon_has_no_parameter_noise():
     agent = make_noisy(evaluation_epsilon=0.5)
     exploration = agent.evaluation_exploration(1, np.random.default_rng(0))
     assert len({float(agent.act(step(1.0), (), exploration).extras["q_max"][0]) for _ in range(3)}) == 1
@@ -237,7 +237,7 @@ def test_an_evaluation_with_some_random_actions_has_no_noise_either():
 
 @pytest.mark.parametrize("agent", [
     make_noisy(), DQN(DQNParams(nstep=2), SPEC, lambda: DQNMLP(DQNMLPParams(noisy=True, hidden=16), SPEC))])
-def test_online_target_and_selection_have_noise_of_their_own_even_after_an_evaluation(agent, monkeypatch):
+def test_each_forward_pass_of_an_update_draws_its_own_noise(agent, monkeypatch):
     drawn, randn = [], torch.randn
     layers = sum(hasattr(layer, "weight_sigma") for layer in agent.target.modules())
     agent.act(step(1.0), (), None)
@@ -255,9 +255,9 @@ def test_learning_moves_means_and_sigmas():
     assert unmoved == [] and any(name.endswith("bias_sigma") for name in before)
 
 
-# checkpoints and rows -------------------------------------------------------------------------------------------------------
+# checkpoints and configs ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("distribution", ["categorical", "quantile"])
-def test_a_restored_agent_goes_on_exactly(distribution):
+def test_a_checkpoint_continues_training_exactly(distribution):
     straight, first, second = (make_noisy(distribution=distribution, target_update=4) for _ in range(3))
     first.load_state_dict(straight.state_dict())
     states = []
@@ -280,7 +280,7 @@ MEMORY = {"memory_type": "shared", "memory.alpha": None, "memory.beta_start": No
           "memory.beta_updates": None, "memory.epsilon": None}
 PLAIN_Q = {"agent_type": "dqn", "model_type": "dqn-minatar", "agent.distribution": None, "agent.v_min": None, "agent.v_max": None,
            "agent.kappa": None, "agent.loss": "huber", "model.atoms": None}
-PARTS = {  # of each row: in what it differs
+PARTS = {  # the options in which each ablation differs from Rainbow
     "no-double": {"agent.double": False}, "no-dueling": {"model.dueling": False}, "no-nstep": {"agent.nstep": 1}, "no-prioritized": MEMORY,
     "no-noisy": {"model.noisy": False, "agent.epsilon_start": 1.0, "agent.epsilon_end": 0.01, "agent.epsilon_steps": 100_000},
     "no-distributional": PLAIN_Q,
@@ -299,7 +299,7 @@ def settings(name):
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_row_of_the_ablation_differs_from_rainbow_in_its_part_alone_and_in_how_long_it_is_studied(part):
+def test_an_ablation_differs_in_its_part_and_steps_only(part):
     whole, other = settings(ROW), settings(f"rainbow-{part}-minatar-breakout")
     differences = {name: other.get(name) for name in {**whole, **other} if whole.get(name) != other.get(name)}
     assert (differences.pop("config"), differences.pop("steps")) == (f"rainbow-{part}-minatar-breakout", 60_000)

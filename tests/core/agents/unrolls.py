@@ -1,6 +1,6 @@
-"""Random unrolls for a tabular actor-critic, and the papers' sums over them, written one row at a time in float64.
+"""Random unrolls for a tabular actor-critic, and the papers' sums over them, step by step in float64.
 
-Every row of an unroll is a state of its own, so the gradient of the tables says what each row gave to the loss.
+Every step of an unroll is a state of its own, so the gradient of the tables shows each step's contribution to the loss.
 """
 
 from dataclasses import replace
@@ -19,13 +19,13 @@ SPEC = EnvSpec("table", ArraySpec((1,), "int64"), 0, Discrete(A))
 
 
 class Table(Model):
-    """Logits and value of each state; an observation is the number of the state, the logits are the features."""
+    """Hold logits and value of each state; an observation is the state's number and the logits are the features."""
 
     head, observations = "actor-critic", "vector"
     feature_size = A
 
     def __init__(self, logits, values):
-        """logits [..., A], values [...]: states in the order of their rows."""
+        """Store logits [..., A] and values [...], with states in the order of their steps."""
         super().__init__(None, SPEC)
         self.logits = nn.Parameter(torch.tensor(logits).flatten(0, -2))
         self.values = nn.Parameter(torch.tensor(values).flatten())
@@ -36,13 +36,16 @@ class Table(Model):
 
 
 def table_agent(agent_class, logits, values, **settings):
-    """`values` [T + 1, B] and `logits` [T + 1, B, A] of the rows of one batch."""
+    """Return an agent with `logits` [T + 1, B, A] and `values` [T + 1, B] for the steps of one batch."""
     params = replace(agent_class.Params(gamma=0.9, clip_norm=0.0, unroll_length=len(values) - 1), **settings)
     return agent_class(params, SPEC, lambda: Table(logits, values))
 
 
 def make_batch(rewards, discounts, lasts, actions, behaviour_logits, behaviour_values, fresh=None):
-    """All [T, B, ...], lasts [T + 1, B]; what a window holds of row T but its observation, first and last is garbage here."""
+    """Return a batch; all arguments are [T, B, ...], except lasts [T + 1, B].
+
+    The fields of the bootstrap step that are not published are filled with invalid values.
+    """
     rows, streams = lasts.shape
     firsts = np.concatenate([np.zeros((1, streams), bool), lasts[:-1]])
     states = np.arange(rows * streams).reshape(rows, streams, 1)
@@ -58,34 +61,40 @@ def make_batch(rewards, discounts, lasts, actions, behaviour_logits, behaviour_v
 
 
 def random_unrolls(seed, length=7, streams=80):
-    """A batch with ends of both kinds, lost lives and fresh and replayed unrolls, and tables (logits, values) far from its behaviour."""
+    """Return a batch and tables (logits, values) far from its behaviour.
+
+    The unrolls are fresh or replayed and contain terminations, truncations and lost lives.
+    """
     generator = np.random.default_rng(seed)
     lasts = generator.random((length + 1, streams)) < 0.2
     for t in range(length):
-        lasts[t + 1] &= ~lasts[t]  # the row after an end starts an episode
-    discounts = np.where(generator.random((length, streams)) < 0.05, 0.0, 1.0)        # a lost life
-    discounts[lasts[1:] & (generator.random((length, streams)) < 0.5)] = 0.0          # half of the ends are terminations
+        lasts[t + 1] &= ~lasts[t]  # the step after an end starts an episode
+    discounts = np.where(generator.random((length, streams)) < 0.05, 0.0, 1.0)  # a lost life
+    discounts[lasts[1:] & (generator.random((length, streams)) < 0.5)] = 0.0  # half of the ends are terminations
     rewards = generator.normal(size=(length, streams))
-    rewards[lasts[:-1]] = np.nan                                                      # no action was taken there
+    rewards[lasts[:-1]] = np.nan  # no action was taken there
     batch = make_batch(rewards, discounts, lasts, generator.integers(A, size=(length, streams)),
                        generator.normal(size=(length, streams, A)), generator.normal(size=(length, streams)),
                        generator.random(streams) < 0.5)
     return batch, generator.normal(size=(length + 1, streams, A)), generator.normal(size=(length + 1, streams))
 
 
-# the papers, slowly ---------------------------------------------------------------------------------------------------
+# the papers' sums -------------------------------------------------------------------------------------------------
 def softmax(logits):
     powers = np.exp(logits)
     return powers / powers.sum()
 
 
 def divergence(p, q):
-    """KL(p || q) of two rows of probabilities."""
+    """Return KL(p || q) of two probability vectors."""
     return sum(p[a] * log(p[a] / q[a]) for a in range(len(p)))
 
 
 def vtrace_targets(ratios, rewards, discounts, values, included, rho_bar, c_bar, trace_lambda):
-    """v_0 .. v_T of one stream: V_s + sum_{t >= s} (prod_{s <= i < t} g_i c_i) rho_t (r_t + g_t V_{t+1} - V_t), up to an excluded row."""
+    """Return v_0 .. v_T of one environment.
+
+    v_s = V_s + sum_{t >= s} (prod_{s <= i < t} g_i c_i) rho_t (r_t + g_t V_{t+1} - V_t), up to an excluded step.
+    """
     targets = list(values)
     for s in range(len(rewards)):
         product = 1.0
@@ -98,7 +107,7 @@ def vtrace_targets(ratios, rewards, discounts, values, included, rho_bar, c_bar,
 
 
 class Sum:
-    """A loss and its gradient to the tables, row by row."""
+    """Accumulate a loss and its gradient to the tables, step by step."""
 
     def __init__(self, rows, streams):
         self.loss = 0.0
@@ -113,26 +122,29 @@ class Sum:
         self.add(row, cost * 0.5 * (target - value) ** 2, to_value=-cost * (target - value))
 
     def add_entropy(self, row, cost, pi):
-        """d (sum pi log pi) / dz = pi (log pi - sum pi log pi)."""
+        """Add the entropy term; d (sum pi log pi) / dz = pi (log pi - sum pi log pi)."""
         total = (pi * np.log(pi)).sum()
         self.add(row, cost * total, to_logits=cost * pi * (np.log(pi) - total))
 
     def assert_is_that_of(self, agent, output):
-        """Loss and gradient of the update that gave this output."""
+        """Assert that an update gave this loss and gradient."""
         np.testing.assert_allclose(float(output.statistics["loss"]), self.loss, rtol=1e-10)
         np.testing.assert_allclose(agent.model.logits.grad.numpy(), self.to_logits.reshape(-1, A), atol=1e-12)
         np.testing.assert_allclose(agent.model.values.grad.numpy(), self.to_values.flatten(), atol=1e-12)
 
 
 def columns(batch):
-    """What a batch says of rows 0 .. T - 1, as numpy: actions, rewards, discounts, behaviour logits and values; lasts [T + 1, B]."""
+    """Return a batch's steps 0 .. T - 1 as numpy arrays, and lasts [T + 1, B].
+
+    The arrays are actions, rewards, discounts, behaviour logits and behaviour values.
+    """
     window = batch.window
     rows = (window.actions, window.rewards, window.discounts, window.extras["logits"], window.extras["value"])
     return [tensor[:-1].numpy() for tensor in rows], window.lasts.numpy()
 
 
 def differences(first, second, path=""):
-    """Where two nested states differ, to the bit."""
+    """Return the paths at which two nested states differ in any bit."""
     if isinstance(first, dict):
         assert first.keys() == second.keys(), path
         return [found for key in first for found in differences(first[key], second[key], f"{path}/{key}")]

@@ -1,7 +1,8 @@
-"""Updates and answers on a device that is not the CPU: all they compute with lies there, and no value comes back to python.
+"""Updates and inference stay on their device, and no value returns to python.
 
-The device is torch's meta, whose tensors have shapes and no values: what would read one is an error. It has no multi-tensor kernels, so the
-optimiser's own step is left out; test_resident_updates and test_staged repeat all of it on CUDA where there is a GPU.
+The device is torch's meta, whose tensors have shapes and no values, so reading one is an error. It has no multi-tensor
+kernels, therefore the optimiser's own step is left out. On CUDA, test_graphed_update and test_staged_update repeat the
+updates.
 """
 
 from contextlib import nullcontext
@@ -28,7 +29,7 @@ META = torch.device("meta")
 
 
 class OneDevice(TorchDispatchMode):
-    """Refuses operators that have to do with a tensor elsewhere. In a recording on CUDA a copy from the CPU would be an error."""
+    """Refuse operators with a tensor on another device; in a CUDA graph a copy from the CPU would be an error."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -38,7 +39,7 @@ class OneDevice(TorchDispatchMode):
 
 
 class HostGenerator(torch.Generator):
-    """Meta has none of its own, and nothing is drawn there."""
+    """Replace the generator of meta, which has none; no number is drawn there."""
 
     def __new__(cls, device="cpu"):
         return super().__new__(cls, "cpu")
@@ -55,13 +56,13 @@ def a_device_without_values(monkeypatch):
         self._planned_lr = self._planned.take()
         return norm, torch.isfinite(norm + loss.detach()) & wanted
 
-    monkeypatch.setattr("core.device.transfers._staged", lambda source: source)  # pinned memory is there with CUDA only
+    monkeypatch.setattr("core.device.transfers._staged", lambda source: source)  # pinned memory exists with CUDA only
     monkeypatch.setattr(torch, "Generator", HostGenerator)
     monkeypatch.setattr(Optimizer, "apply", apply)
 
 
 @pytest.mark.parametrize("name", resident_agents.AGENTS)
-def test_updates_from_resident_rows_stay_on_their_device(name):
+def test_updates_from_the_device_replay_stay_on_their_device(name):
     agent = resident_agents.make_agent(name, "meta")
     memory, count = resident_agents.make_memory(agent, "meta"), 2 * agent.period(agent.params)
     assert memory.refresh()
@@ -76,7 +77,7 @@ def test_updates_from_resident_rows_stay_on_their_device(name):
         return output
 
     memory.plan(count), agent.plan(count)
-    updates()  # which makes what is made on first use, as before a recording
+    updates()  # makes what is made on first use, as before a capture
     memory.plan(count), agent.plan(count)
     with OneDevice():
         output = updates()
@@ -84,7 +85,7 @@ def test_updates_from_resident_rows_stay_on_their_device(name):
 
 
 @pytest.mark.parametrize("name", test_staged_update.AGENTS)
-def test_updates_on_staged_batches_stay_on_their_device(name):
+def test_updates_on_host_batches_stay_on_their_device(name):
     agent = test_staged_update.make_agent(name, "meta")
     learn = GraphedUpdate(agent, META, capture=False)
     output = learn(test_staged_update.make_batch(agent, 0))
@@ -95,7 +96,7 @@ def test_updates_on_staged_batches_stay_on_their_device(name):
 
 
 class Two(LearnerGroup):
-    """Of two learners the first. Notes what is summed."""
+    """Act as the first of two learners and record the summed tensors."""
 
     def __init__(self):
         super().__init__(0, 2)
@@ -111,7 +112,7 @@ class Two(LearnerGroup):
         self.summed.append(tensor)
 
 
-def test_what_learners_tell_each_other_of_an_update_is_one_tensor_that_never_leaves_the_device():
+def test_learners_exchange_one_tensor_that_stays_on_the_device():
     parameters = [torch.nn.Parameter(torch.zeros(shape, device=META)) for shape in ((3, 2), (5,), ())]
     optimizer, normalization, group = Optimizer(parameters, OptimizerParams()), RunningNormalization(4).to(META), Two()
     for parameter in parameters[:2]:
@@ -124,15 +125,15 @@ def test_what_learners_tell_each_other_of_an_update_is_one_tensor_that_never_lea
     assert parameters[2].grad.is_meta and [moment.shape for moment in moments] == [(4,), (4,)]
 
 
-def test_an_update_that_looks_is_noticed():
+def test_an_update_that_reads_a_value_is_detected():
     agent = test_staged_update.make_agent("dqn", "meta")
     with pytest.raises(RuntimeError, match="meta"):
         EagerUpdates(agent, False)(test_staged_update.make_batch(agent, 0))
 
 
 @pytest.mark.parametrize("name", test_graphed_inference.ACTING)
-def test_answers_stay_on_their_device(name, monkeypatch):
-    """Up to where the actor takes them home."""
+def test_inference_stays_on_its_device(name, monkeypatch):
+    """Inference stays there up to the copy of actions to the host."""
     agent, calls, call = test_graphed_inference.make_agent(name, "meta"), [], StaticInputs._call
 
     def watched(answers):

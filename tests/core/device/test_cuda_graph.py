@@ -1,6 +1,6 @@
-"""Updates and answers recorded and replayed by a CUDA graph's rules, on CPU tensors: to the bit what the same code gives eagerly.
+"""Updates and inference captured under a CUDA graph's rules equal eager ones bit for bit, on CPU tensors.
 
-What only a GPU can show, that its kernels may be recorded and agree, test_resident_updates, test_staged and test_inference repeat there.
+On CUDA, test_graphed_update, test_staged_update and test_graphed_inference repeat this with real graphs.
 """
 
 import gc
@@ -26,9 +26,9 @@ def recordings(monkeypatch):
     imitate(monkeypatch)
 
 
-# agents ---------------------------------------------------------------------------------------------------------------
+# agents -----------------------------------------------------------------------------------------------------------
 def trained(name: str, capture: bool) -> dict:
-    """All that there is after 100 updates between which rows arrived and reports were taken. Some of the updates were not finite."""
+    """Return all state after 100 updates, some not finite, between which steps arrived and reports were taken."""
     agent, reported = make_agent(name), []
     shared, play = playing(agent)
     memory = shared.Resident(shared, CPU)
@@ -50,12 +50,12 @@ def trained(name: str, capture: bool) -> dict:
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_recorded_updates_equal_eager_ones_while_rows_arrive(name):
+def test_captured_updates_equal_eager_ones_while_steps_arrive(name):
     assert not differences(trained(name, capture=True), trained(name, capture=False))
 
 
 @pytest.mark.parametrize("name", test_staged_update.AGENTS)
-def test_recorded_updates_on_staged_batches_equal_eager_ones(name):
+def test_captured_updates_on_host_batches_equal_eager_ones(name):
     recorded, eager = (test_staged_update.learnt(name, lambda agent, capture=capture: GraphedUpdate(agent, CPU, capture=capture), 30)
                        for capture in (True, False))
     assert not differences([recorded[0].state_dict(), recorded[2]], [eager[0].state_dict(), eager[2]])
@@ -63,7 +63,7 @@ def test_recorded_updates_on_staged_batches_equal_eager_ones(name):
 
 
 @pytest.mark.parametrize("name", test_graphed_inference.ACTING)
-def test_recorded_answers_are_the_networks_own(name):
+def test_captured_inference_equals_the_networks(name):
     agent = test_graphed_inference.make_agent(name)
     capture_forward(agent.model, capture=True)
     expected = test_graphed_inference.played(name, test_graphed_inference.make_agent(name))
@@ -76,8 +76,8 @@ def in_graphs() -> dict[int, torch.Tensor]:
 
 @pytest.mark.parametrize(("agents", "name"),
                          [*(("resident", name) for name in AGENTS), *(("staged", name) for name in test_staged_update.AGENTS)])
-def test_no_graph_of_an_update_outlives_it(agents, name):
-    """What it keeps to add gradients up belongs to the stream of its forward, which a recording on another stream may not wait for."""
+def test_no_autograd_graph_survives_its_update(agents, name):
+    """Gradient accumulators belong to the stream of their forward pass, for which no other stream's capture can wait."""
     agent = make_agent(name) if agents == "resident" else test_staged_update.make_agent(name)
     if agents == "resident":
         memory = make_memory(agent)
@@ -89,7 +89,7 @@ def test_no_graph_of_an_update_outlives_it(agents, name):
     assert in_graphs().keys() <= before.keys()
 
 
-# runs -----------------------------------------------------------------------------------------------------------------
+# runs -------------------------------------------------------------------------------------------------------------
 RESIDENT = ("--learner.memory_device", "learner", "--learner.updates_per_replay", "2")
 RECORDED = {
     "dqn": RUNS["on the learner's device"], "rainbow": (*RUNS["rainbow"], *RESIDENT, "--model.hidden", "16"),
@@ -100,7 +100,7 @@ RECORDED = {
 
 @pytest.fixture
 def record(monkeypatch, alone):
-    """A run on the CPU records what a run on a GPU would; called with False it does not."""
+    """Make a run on the CPU capture what a run on a GPU would; the returned function called with False turns it off."""
     def choose(wanted: bool) -> None:
         for kind in (GraphedDeviceUpdate, GraphedUpdate):
             monkeypatch.setattr(f"core.single_processes.learner_setup.{kind.__name__}",
@@ -111,13 +111,14 @@ def record(monkeypatch, alone):
         capture_forward(agent.model, capture=wanted)
         return agent
 
-    monkeypatch.setattr("utils.config.device_validation.problems", lambda options: [])  # as if there were a GPU to capture for
+    # as if there were a GPU to capture for
+    monkeypatch.setattr("utils.config.device_validation.problems", lambda options: [])
     choose(True)
     return choose
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_a_recorded_run_and_one_that_is_continued_equal_the_eager_run(tmp_path, record, monkeypatch, name):
+def test_captured_and_resumed_runs_equal_the_eager_run(tmp_path, record, monkeypatch, name):
     replays, replay = [], Recording.replay
     monkeypatch.setattr(Recording, "replay", lambda recording: (replays.append(recording), replay(recording)))
     exact = (*RECORDED[name], "--learner.checkpoint_replay", "true", "--timestamp", "one", "--learner.checkpoint_steps", "250")
@@ -132,9 +133,9 @@ def test_a_recorded_run_and_one_that_is_continued_equal_the_eager_run(tmp_path, 
         assert not differences(continued[part], eager[part]), part
 
 
-# the rules ------------------------------------------------------------------------------------------------------------
+# the rules --------------------------------------------------------------------------------------------------------
 class Counting:
-    """Work with a fault that a recording cannot repeat, or with none."""
+    """Do work with a fault that a captured graph cannot repeat, or with none."""
 
     def __init__(self, fault: str = ""):
         self.fault, self.calls, self.total = fault, 0, torch.zeros(3)
@@ -154,7 +155,7 @@ class Counting:
             self.total.add_(drawn * (self.calls if self.fault == "a number of python's" else 1))
 
 
-def test_work_without_a_fault_is_repeated_and_python_is_not():
+def test_captured_work_is_repeated_without_python():
     counting, generator = Counting(), torch.Generator().manual_seed(1)
     for _ in range(WARM_UP + 4):
         counting.work()
@@ -165,14 +166,14 @@ def test_work_without_a_fault_is_repeated_and_python_is_not():
 @pytest.mark.parametrize(("fault", "message"), [
     ("a look", "_local_scalar_dense.*not permitted"), ("a mask", "index.*not permitted"), ("another generator", "not registered"),
     ("another tensor each time", "has been freed")])
-def test_what_a_recording_does_not_permit_is_refused(fault, message):
+def test_operations_that_capture_forbids_are_refused(fault, message):
     counting = Counting(fault)
     with pytest.raises(RuntimeError, match=message):
         for _ in range(WARM_UP + 3):
             counting.work()
 
 
-def test_memory_that_is_gone_is_not_used():
+def test_freed_memory_of_a_graph_is_not_used():
     counting = Counting()
     for _ in range(WARM_UP + 2):
         counting.work()
@@ -185,7 +186,7 @@ def test_memory_that_is_gone_is_not_used():
         counting.work()
 
 
-def test_a_number_that_python_keeps_stays_what_it_was():
+def test_a_python_number_in_a_graph_stays_constant():
     faulty, sound = Counting("a number of python's"), Counting()
     expected = torch.zeros(3)
     for number in range(1, WARM_UP + 5):

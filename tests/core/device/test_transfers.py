@@ -1,4 +1,4 @@
-"""What every process asks of its processor."""
+"""Every process sets its threads and flushes denormal numbers."""
 
 import threading
 
@@ -26,7 +26,7 @@ def halved():
 
 
 @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot")
-def test_numbers_that_are_too_small_are_zero_here_and_in_threads_that_are_started_later(threads_as_before):
+def test_denormals_are_zero_here_and_in_threads_started_later(threads_as_before):
     assert halved() != [0.0] * 4
     use_threads(1)
     found = []
@@ -36,7 +36,7 @@ def test_numbers_that_are_too_small_are_zero_here_and_in_threads_that_are_starte
     assert torch.get_num_threads() == 1 and halved() == found == [0.0] * 4
 
 
-def test_after_a_run_on_the_inline_engine_they_are_what_they_were(tmp_path, threads_as_before):
+def test_an_inline_run_restores_the_denormal_setting(tmp_path, threads_as_before):
     context, agent = prepare(read_options([
         "--config", "dqn-cartpole", "--root", str(tmp_path), "--engine", "inline", "--num_actors", "1", "--num_envs_per_actor", "2",
         "--clock.learn_start", "20", "--agent.batch_size", "4", "--updates", "3", "--evaluator.episodes", "1", "--evaluator.max_steps", "3",

@@ -1,4 +1,4 @@
-"""What several learners step with: gradients by hand, and decisions that all of them take alike."""
+"""Several learners step with the same gradients, computed by hand, and take the same decisions."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from core.models.layers.running_normalization import RunningNormalization
 
 
 def in_turn(*generators):
-    """Drives them as the inline engine does; their results."""
+    """Run the generators in turn and return their results."""
     waiting, results = dict(enumerate(generators)), {}
     while waiting:
         for number, generator in list(waiting.items()):
@@ -23,13 +23,16 @@ def in_turn(*generators):
 
 
 def together(*functions):
-    """function() of each learner, with the others'."""
+    """Call one function per learner within a group and return the results."""
     turns = Turns(len(functions))
     return in_turn(*(turns.join(index, "cpu").run(function) for index, function in enumerate(functions)))
 
 
 def stepping(gradients, sums=False, loss=0.0, **settings):
-    """A learner's step whose loss has these gradients, one parameter each (None: it is not in the loss). Returns (norm, taken), weights."""
+    """Return a function that takes a learner's step and returns (norm, applied, weights).
+
+    The loss has the given gradient for each parameter; a parameter whose gradient is None is not in the loss.
+    """
     parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in gradients]
     optimizer = Optimizer(parameters, OptimizerParams(**{"clip_norm": 0.0, "eps": 1.0, "lr": 1.0, **settings}), sums=sums)
 

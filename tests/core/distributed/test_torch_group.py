@@ -1,4 +1,4 @@
-"""Learners in processes of their own: what they tell each other, over what, and what they are told when one dies."""
+"""Learners in separate processes exchange status and gradients, and notice a lost peer."""
 
 import importlib
 import multiprocessing
@@ -22,7 +22,7 @@ LATE = 0.5  # seconds
 
 
 def finished(generator):
-    """What it yielded, and its result."""
+    """Return what the generator yielded, and its result."""
     yielded = []
     while True:
         try:
@@ -40,7 +40,7 @@ def other_learner(groups) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_learners_of_one_machine_share_their_news_and_gradients_over_loopback_until_one_dies(monkeypatch):
+def test_local_learners_exchange_over_loopback_until_one_dies(monkeypatch):
     monkeypatch.setattr(torch_group, "PATIENCE", timedelta(seconds=0.05))
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "")
@@ -50,7 +50,7 @@ def test_learners_of_one_machine_share_their_news_and_gradients_over_loopback_un
         group = groups.join(0, "cpu")
         try:
             yielded, rows = finished(group.gather([1, 2]))
-            assert len(yielded) > 2 and not any(yielded)  # signs of life while the other one is late
+            assert len(yielded) > 2 and not any(yielded)  # heartbeats while the other learner is late
             assert rows == [[1, 2], [3, -(2**62)]]
             assert finished(group.run(lambda: all_reduce_mean(torch.tensor([1.0, 2.0]))))[1].tolist() == [1.5, 3.5]
             ports = [port for pid in (os.getpid(), process.pid) for port in psutil.Process(pid).net_connections("inet")]
@@ -67,7 +67,7 @@ def test_learners_of_one_machine_share_their_news_and_gradients_over_loopback_un
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What torch is asked for by learners on GPUs, in order."""
+    """Record the torch calls that learners on GPUs make, in order."""
     made = []
     for owner, name in ((torch.cuda, "set_device"), (torch.cuda, "synchronize"), (dist, "init_process_group"), (dist, "all_reduce"),
                         (dist, "destroy_process_group")):
@@ -76,7 +76,7 @@ def calls(monkeypatch):
     return made
 
 
-def test_on_a_gpu_a_learner_connects_when_it_joins_with_its_own_device_for_gradients_and_the_cpu_for_news(calls):
+def test_a_gpu_learner_joins_with_nccl_and_gloo(calls):
     torch_group.ProcessGroups(2, "file:///nowhere").join(1, "cuda:1")
     names = [name for name, *_ in calls]
     assert names == ["set_device", "init_process_group", "all_reduce", "synchronize"]
@@ -86,7 +86,7 @@ def test_on_a_gpu_a_learner_connects_when_it_joins_with_its_own_device_for_gradi
 
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("failed", [False, True])
-def test_a_learner_that_failed_on_a_gpu_does_not_wait_for_the_others(calls, on_gpu, failed):
+def test_a_learner_that_failed_on_a_gpu_does_not_wait_for_peers(calls, on_gpu, failed):
     with suppress(ValueError), torch_group.ProcessGroup(0, 2, on_gpu):
         if failed:
             raise ValueError
@@ -94,7 +94,7 @@ def test_a_learner_that_failed_on_a_gpu_does_not_wait_for_the_others(calls, on_g
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
-def test_an_error_on_a_gpu_is_the_learners_own_and_told_whole(monkeypatch, on_gpu):
+def test_an_nccl_error_is_reported_whole_as_the_learners_own(monkeypatch, on_gpu):
     def fail(tensor, async_op=False):
         raise dist.DistBackendError("NCCL error. Last error: two ranks have one GPU")
 
@@ -105,8 +105,8 @@ def test_an_error_on_a_gpu_is_the_learners_own_and_told_whole(monkeypatch, on_gp
     assert ("two ranks have one GPU" in str(raised.value)) == on_gpu == (not isinstance(raised.value, PeerLostError))
 
 
-def test_news_go_by_gloo_where_gradients_have_a_backend_of_their_own():
-    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # which makes the backend known
+def test_status_uses_gloo_if_gradients_use_another_backend():
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # importing it registers the backend
     dist.init_process_group("cpu:gloo,cuda:fake", store=dist.HashStore(), rank=0, world_size=1)
     try:
         backends = {kind: type(dist.group.WORLD._get_backend(torch.device(kind))).__name__ for kind in ("cpu", "cuda")}

@@ -1,4 +1,4 @@
-"""The end of a run on the local engine, by a clock of the test's own and processes that only say whether they have ended."""
+"""The local engine ends a run within its deadlines, on a simulated clock with simulated processes."""
 
 import signal
 from types import SimpleNamespace
@@ -14,10 +14,10 @@ PARAMS = SupervisorParams(stop_timeout=10.0, finish_timeout=900.0)
 
 
 class Evaluator:
-    """The last evaluation of a run that finished; the first Ctrl-C comes while it is played."""
+    """Simulate the last evaluation of a finished run, during which the first Ctrl-C arrives."""
 
     def __init__(self, engine: LocalEngine, interrupted: float, saved: float):
-        """Seconds of the engine's waiting at which the signal comes, and after that those that it takes to leave."""
+        """Set the second of the engine's waiting at which the signal arrives, and the seconds until exit after it."""
         self.engine, self.interrupted, self.saved, self.seconds, self.killed_at = engine, interrupted, saved, 0.0, None
 
     def wait(self, places):
@@ -38,7 +38,7 @@ class Evaluator:
 
 @pytest.mark.parametrize("interrupted", [9.0, 800.0])
 @pytest.mark.parametrize(("saved", "killed_after"), [(4.0, None), (9.5, None), (60.0, 10.5)])
-def test_a_signal_in_the_last_evaluation_leaves_it_all_of_the_time_to_stop(monkeypatch, interrupted, saved, killed_after):
+def test_a_signal_in_the_last_evaluation_grants_the_stop_timeout(monkeypatch, interrupted, saved, killed_after):
     clock = Clock(1, 1, 1, ClockParams())
     options = SimpleNamespace(supervisor=PARAMS, learner=SimpleNamespace(checkpoint_replay=False))
     engine = LocalEngine(SimpleNamespace(options=options, clock=clock, roles=[("evaluator", 0)]), {})
@@ -52,7 +52,7 @@ def test_a_signal_in_the_last_evaluation_leaves_it_all_of_the_time_to_stop(monke
     assert place.ended and evaluator.killed_at == (killed_after and interrupted + killed_after)
 
 
-def test_deaths_of_longer_ago_than_the_window_are_no_restarts(monkeypatch):
+def test_exits_before_the_restart_window_do_not_count(monkeypatch):
     seconds, place = [0.0], supervisor.Place("actor", 0, 1)
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
     found = []

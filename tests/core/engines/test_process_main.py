@@ -1,4 +1,4 @@
-"""How a process of the local engine ends: at once, with the exit code of what it did and not of what libraries leave behind."""
+"""A process of the local engine exits at once with the exit code of its own work."""
 
 import atexit
 import multiprocessing
@@ -13,7 +13,7 @@ from core.engines import process_main, run_end
 
 
 def done(context, index):
-    """A thread that goes on, and an abort when the interpreter ends, as gloo's threads bring it about now and then."""
+    """Leave a running thread and an abort at interpreter exit, which gloo's threads cause occasionally."""
     atexit.register(os.abort)
     threading.Thread(target=time.sleep, args=(60,)).start()
     yield True
@@ -45,7 +45,7 @@ def beat(process_ind):
 @pytest.mark.parametrize(("process", "exit_code", "told"), [
     (done, run_end.DONE, None), (failed, run_end.TRAINING_FAILED, "ValueError: a fault"),
     (unreadable, run_end.TRAINING_FAILED, "Unreadable: (its __str__ raises RuntimeError)")])
-def test_a_process_leaves_at_once_with_the_exit_code_of_its_work(process, exit_code, told):
+def test_a_process_exits_at_once_with_the_code_of_its_work(process, exit_code, told):
     spawn = multiprocessing.get_context("spawn")
     receiver, sender = spawn.Pipe(duplex=False)
     context = SimpleNamespace(process_ind=ind, clock=SimpleNamespace(heartbeat=beat))

@@ -1,4 +1,4 @@
-"""When a checkpoint is asked for."""
+"""Checkpoints are requested when they are due."""
 
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ def run():
     return clock, Conditions(SimpleNamespace(clock=clock, options=options))
 
 
-def test_a_checkpoint_is_asked_for_once_in_so_many_steps(run):
+def test_a_checkpoint_is_requested_once_per_checkpoint_steps(run):
     clock, conditions = run
     asked = []
     for _ in range(10):
@@ -28,7 +28,7 @@ def test_a_checkpoint_is_asked_for_once_in_so_many_steps(run):
     assert [30 * number for number, due in enumerate(asked, 1) if due] == [120, 210, 300]
 
 
-def test_a_checkpoint_that_falls_due_while_another_is_written_comes_after_it(run):
+def test_a_checkpoint_due_during_another_follows_it(run):
     clock, conditions = run
     for _ in range(2):
         clock.count_agent_steps(0, 100)

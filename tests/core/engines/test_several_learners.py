@@ -37,7 +37,7 @@ class Learnt(NamedTuple):
 
 @pytest.fixture
 def learnt(monkeypatch):
-    """Of each learner of the run."""
+    """Record agent, initial state and batches of each learner of the run."""
     found = []
 
     class Recording(EagerUpdates):
@@ -55,7 +55,7 @@ def learnt(monkeypatch):
 
 
 def samples(params, window) -> int:
-    """Rows that are learnt from, one by one: those of an unroll after the burn-in, or the first; none where an episode had ended."""
+    """Count the steps that are learnt from: those of an unroll after the burn-in, or the first, without last steps."""
     begin = getattr(params, "burn_in", 0)
     rows = range(begin, begin + getattr(params, "unroll_length", 1))
     return sum(not window.lasts[row, column] for row in rows for column in range(window.lasts.shape[1]))
@@ -218,5 +218,5 @@ def test_what_is_saved_is_of_whole_updates_when_a_learner_fails_within_one(tmp_p
 
 
 def distance(agent: Agent, state: dict) -> float:
-    """Of the weights."""
+    """Return the largest difference of a weight."""
     return max(float((state["model"][key] - value).abs().max()) for key, value in agent.model.state_dict().items())

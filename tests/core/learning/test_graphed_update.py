@@ -1,4 +1,4 @@
-"""Updates that python only starts: planned equal to unplanned, recorded equal to eager, nothing in them that no recording could repeat."""
+"""Graphed updates from the device replay equal plain ones and do nothing that a CUDA graph could not repeat."""
 
 import gc
 import weakref
@@ -25,10 +25,10 @@ from tests.core.resident_agents import AGENTS, DISCRETE, make_agent, make_memory
 
 
 def trained(name: str, calls: int, count: int, device: str = "cpu", capture: bool = False, **settings):
-    """Agent, memory and reported means after calls * count updates."""
+    """Return agent, memory and reported means after calls * count updates."""
     agent = make_agent(name, device, **settings)
     memory = make_memory(agent, device)
-    torch.manual_seed(4)  # of the noise
+    torch.manual_seed(4)  # the seed of the noise
     updates = GraphedDeviceUpdate(agent, memory, 16, count, torch.device(device), capture=capture)
     for _ in range(calls):
         assert updates(InPlaceBatchSource(memory).get(timeout=0.0)).priorities is None
@@ -48,7 +48,7 @@ def period(name: str) -> int:
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_planned_updates_are_those_of_an_agent_that_looks_at_its_tensors(name):
+def test_prepared_updates_equal_those_of_a_plain_agent(name):
     planned = trained(name, calls=40 // period(name), count=period(name))
     agent = make_agent(name)
     memory = make_memory(agent)
@@ -70,7 +70,7 @@ def test_planned_updates_are_those_of_an_agent_that_looks_at_its_tensors(name):
     assert set(weights(agent)) - set(moved) == {name for name in weights(agent) if "target normalization" in name}
 
 
-def test_updates_at_once_are_planned_in_multiples_of_the_agents_period_or_not_at_all():
+def test_updates_at_once_are_multiples_of_the_agents_period():
     apart, planned = trained("td3", 12, 1), trained("td3", 6, 2)
     assert apart[0].critic_optimizer._planned is None and planned[0].critic_optimizer._planned is not None
     assert_close(apart, planned, 1e-3, 1e-6)
@@ -80,22 +80,22 @@ def test_updates_at_once_are_planned_in_multiples_of_the_agents_period_or_not_at
 
 
 @pytest.mark.parametrize("name", ["dqn, rmsprop", "rainbow", "r2d2", "d4pg", "td3", "sac"])
-def test_several_updates_a_call_are_the_same_updates(name):
+def test_several_updates_per_launch_equal_single_ones(name):
     count = period(name)
     assert_close(trained(name, calls=3, count=5 * count), trained(name, calls=15, count=count), 0.0, 0.0)
 
 
 @cuda
 @pytest.mark.parametrize("name", AGENTS)
-def test_recorded_updates_equal_eager_ones(name):
-    """Sums on a GPU come in any order: Adam must not divide what that leaves of a gradient that is zero by next to nothing."""
+def test_captured_updates_equal_eager_ones(name):
+    """Sums on a GPU have no fixed order: eps keeps Adam from dividing the rest of a zero gradient by almost zero."""
     assert_close(trained(name, 25, 4, "cuda", capture=True, eps=1e-4), trained(name, 25, 4, "cuda", eps=1e-4), 1e-3, 1e-4)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", AGENTS)
 @pytest.mark.parametrize("first", [True, False])
-def test_a_planned_update_that_is_not_finite_changes_nothing(device, name, first):
+def test_a_prepared_non_finite_update_changes_nothing(device, name, first):
     agent = make_agent(name, device, **({"policy_period": 1} if period(name) > 1 else {}))
     memory = make_memory(agent, device)
     memory.refresh()
@@ -107,7 +107,7 @@ def test_a_planned_update_that_is_not_finite_changes_nothing(device, name, first
     batch, places = memory.sample(16)
     output = agent.learn(batch._replace(weights=batch.weights * torch.nan))
     assert bool(output.skipped) and output.priorities.isnan().all()
-    if agent.params.target_update >= 1:  # a soft target has moved on
+    if agent.params.target_update >= 1:  # a soft target has moved
         assert all(torch.equal(tensor, before[key]) for key, tensor in weights(agent).items() if "normalization" not in key)
     assert all(torch.equal(tensor, before[key]) for key, tensor in weights(agent).items() if key.startswith("online")
                and "normalization" not in key)
@@ -119,9 +119,9 @@ def test_a_planned_update_that_is_not_finite_changes_nothing(device, name, first
     assert torch.equal(memory._leaves, leaves)
 
 
-# what a recording cannot repeat ---------------------------------------------------------------------------------------
+# what a CUDA graph cannot repeat ----------------------------------------------------------------------------------
 class Watch(TorchDispatchMode):
-    """Notes where python looks at a value, and where a result's shape depends on one."""
+    """Record where python reads a value, and every result's shape."""
 
     def __init__(self):
         super().__init__()
@@ -135,8 +135,9 @@ class Watch(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("name", [name for name in AGENTS if "rmsprop" not in name])  # on the CPU it looks at its learning rate
-def test_in_planned_updates_python_looks_at_no_value_and_every_shape_is_the_same_each_time(name):
+# on the CPU it reads its learning rate
+@pytest.mark.parametrize("name", [name for name in AGENTS if "rmsprop" not in name])
+def test_prepared_updates_read_no_value_and_keep_their_shapes(name):
     agent = make_agent(name)
     memory = make_memory(agent)
     updates = GraphedDeviceUpdate(agent, memory, 16, 2, torch.device("cpu"), capture=False)
@@ -152,7 +153,7 @@ def test_in_planned_updates_python_looks_at_no_value_and_every_shape_is_the_same
 
 
 class Elsewhere(TorchDispatchMode):
-    """Notes operations that read or make a tensor that is not on the device "meta"."""
+    """Record operations that read or make a tensor outside the device "meta"."""
 
     def __init__(self):
         super().__init__()
@@ -166,8 +167,8 @@ class Elsewhere(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", ["dqn", "rainbow", "r2d2", "ddpg", "d4pg", "td3", "sac"])
-def test_a_planned_update_touches_nothing_outside_its_device(monkeypatch, name):
-    """The device "meta" has no values and no optimiser of its own: all but drawing and the optimiser's step runs there."""
+def test_a_prepared_update_uses_tensors_of_its_device_only(monkeypatch, name):
+    """The device "meta" has no values and no optimiser, so drawing and the optimiser's step are replaced."""
     def apply(self, loss, wanted=True):
         self._planned_lr = self._planned.take()
         return loss.detach(), torch.isfinite(loss.detach()) & wanted
@@ -180,20 +181,20 @@ def test_a_planned_update_touches_nothing_outside_its_device(monkeypatch, name):
     agent = make_agent(name, "meta", optimizer="rmsprop")
     resident = memory.Resident(memory, torch.device("meta"))
     updates = GraphedDeviceUpdate(agent, resident, 16, 2, torch.device("meta"), capture=False)
-    for elsewhere in (Elsewhere(), Elsewhere()):  # what is made on first use is made in the first ones
+    for elsewhere in (Elsewhere(), Elsewhere()):  # the first one makes what is made on first use
         resident.plan(2), agent.plan(2)
         with elsewhere:
             updates._updates()
     assert elsewhere.found == [] and elsewhere.count > 100
 
 
-def test_the_watch_sees_where_python_looks():
+def test_the_watch_detects_value_reads():
     with Watch() as watch:
         bool(torch.ones(1) > 0), torch.ones(3)[torch.ones(3) > 0]
     assert len(watch.looks) == 2
 
 
-def test_agents_that_cannot_be_planned_are_not_captured():
+def test_agents_without_prepared_updates_are_not_captured():
     class Own(DQN):
         captures = False
         plan = Agent.plan
@@ -205,8 +206,8 @@ def test_agents_that_cannot_be_planned_are_not_captured():
         agent.plan(1)
 
 
-# captured -------------------------------------------------------------------------------------------------------------
-def test_without_a_recording_work_is_called_each_time_and_a_recording_needs_cuda():
+# CUDA graphs ------------------------------------------------------------------------------------------------------
+def test_uncaptured_work_runs_each_time_and_capture_needs_cuda():
     calls = []
     work = CudaGraphCallable(lambda: calls.append(1), torch.device("cpu"), capture=False)
     work(), work()
@@ -216,7 +217,7 @@ def test_without_a_recording_work_is_called_each_time_and_a_recording_needs_cuda
 
 
 @pytest.mark.parametrize("collects", [False, True])
-def test_nothing_is_collected_while_a_recording_is_made(collects):
+def test_nothing_is_garbage_collected_during_capture(collects):
     class Old:
         def __init__(self):
             self.itself = self
@@ -229,7 +230,7 @@ def test_nothing_is_collected_while_a_recording_is_made(collects):
     (gc.enable if collects else gc.disable)()
     try:
         with _nothing_freed():
-            assert gone[0]() is None  # what was lost before goes before
+            assert gone[0]() is None  # garbage from before is collected before
             lose()
             [[] for _ in range(100_000)]
             assert gone[1]() is not None and not gc.isenabled()
@@ -239,7 +240,7 @@ def test_nothing_is_collected_while_a_recording_is_made(collects):
 
 
 @cuda
-def test_a_recording_bears_that_an_older_one_was_lost():
+def test_capture_works_after_an_older_graph_was_lost():
     device = torch.device("cuda")
 
     class Owner:
@@ -249,7 +250,7 @@ def test_a_recording_bears_that_an_older_one_was_lost():
 
         def work(self):
             self.total.add_(1)
-            [[] for _ in range(100_000)]  # sets the collector going
+            [[] for _ in range(100_000)]  # triggers garbage collection
 
     for _ in range(5):
         owner = Owner()
@@ -259,7 +260,7 @@ def test_a_recording_bears_that_an_older_one_was_lost():
 
 
 @cuda
-def test_a_replay_does_the_work_once_and_goes_on_in_its_generators_sequence():
+def test_a_launch_works_once_and_continues_its_generator():
     device, calls = torch.device("cuda"), []
     totals = []
     for capture in (False, True):
@@ -277,9 +278,9 @@ def test_a_replay_does_the_work_once_and_goes_on_in_its_generators_sequence():
     torch.testing.assert_close(*totals)
 
 
-# what is reported -----------------------------------------------------------------------------------------------------
+# reports ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("device", DEVICES)
-def test_reports_are_means_of_the_updates_that_changed_something(device):
+def test_reports_are_means_over_finite_updates(device):
     tally = Tally(torch.device(device))
     assert tally.take() == ({"skipped_updates": 0.0}, 0)
     losses = [1.0, np.nan, np.nan, 5.0, np.nan]
@@ -292,7 +293,7 @@ def test_reports_are_means_of_the_updates_that_changed_something(device):
     assert tally.take() == ({"loss": 2.0, "skipped_updates": 4.0}, 0)
 
 
-def test_what_only_some_updates_report_is_the_mean_of_those():
+def test_a_statistic_of_some_updates_is_the_mean_over_those():
     tally, statistics = Tally(torch.device("cpu")), Statistics()
     for number, loss in enumerate([1.0, 2.0, 3.0, 6.0]):
         found = {"loss": torch.tensor(loss)} | ({"policy_loss": torch.tensor(10.0 * number)} if number % 2 else {})
@@ -303,7 +304,7 @@ def test_what_only_some_updates_report_is_the_mean_of_those():
 
 @pytest.mark.parametrize("look", [1, 7])
 @pytest.mark.parametrize("name", ["r2d2", "dqn"])
-def test_rows_that_end_an_episode_are_no_samples(monkeypatch, name, look):
+def test_last_steps_of_episodes_are_no_samples(monkeypatch, name, look):
     monkeypatch.setattr(graphed_update, "LOOK", look)
     agent = make_agent(name)
     memory, true, learn_as_before = make_memory(agent), [], agent.learn
@@ -323,5 +324,5 @@ def test_rows_that_end_an_episode_are_no_samples(monkeypatch, name, look):
     assert all(0 <= samples <= every for samples in found) and (name == "dqn") == (sum(true) == 30 * every)
     if look == 1 or name == "dqn":
         assert found == [sum(true[2 * call:2 * call + 2]) for call in range(30)]
-    else:  # 28 calls were looked at
+    else:  # 28 calls were counted exactly
         assert sum(true) <= sum(found) <= sum(true) + 3 * every

@@ -1,4 +1,4 @@
-"""Updates whose gradient is taken of pieces: in float64 those of the whole batch, for every agent; and batches that run out of memory."""
+"""Micro-batched updates equal whole ones in float64 for every agent, and follow out-of-memory errors."""
 
 import math
 from fractions import Fraction
@@ -19,13 +19,13 @@ from tests.core.learning import test_staged_update
 from tests.core.single_processes.test_learner import numbered_batch
 
 UNROLLS = [name for name in test_staged_update.AGENTS if name != "dqn"]
-SIZE, FITS = 11, 4  # pieces of 4, 4 and 3
+SIZE, FITS = 11, 4  # micro-batches of 4, 4 and 3
 
 
 class Limited:
-    """An agent of one weight w, by gradient descent with rate 1 (Adam with an eps that is all): its loss for window i is i * w.
+    """Train one weight w by gradient descent with rate 1; the loss of window i is i * w.
 
-    Above `most` windows it runs out of memory, or at the attempts numbered in `fails`.
+    The agent runs out of memory above `most` windows, or at the attempts listed in `fails`.
     """
 
     def __init__(self, most, sums=False, priorities=True, bad=(), fails=(), **settings):
@@ -56,10 +56,10 @@ class Limited:
         return -self.weight.item()
 
 
-# every agent ----------------------------------------------------------------------------------------------------------
+# every agent ------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def float64(monkeypatch):
-    """All networks and batches in float64, without noise: what is drawn for a row is always the same."""
+    """Run networks and batches in float64 with noise that is a function of its input."""
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     monkeypatch.setattr(torch, "randn_like", lambda tensor: (3 * tensor.detach()).sin())
     monkeypatch.setitem(resident_agents.NETWORKS, RainbowMLP, {"hidden": 16, "noisy": False})
@@ -92,7 +92,7 @@ def flat(state, path=""):
 
 
 @pytest.mark.parametrize("name", [*resident_agents.AGENTS, *UNROLLS])
-def test_an_update_in_pieces_is_the_whole_batchs_update(float64, monkeypatch, name):
+def test_a_micro_batched_update_equals_the_whole_batchs_update(float64, monkeypatch, name):
     torch.manual_seed(0)
     (whole, batches), (parted, _) = (agent_and_batches(name, monkeypatch) for _ in range(2))
     parted.model.load_state_dict(whole.model.state_dict())
@@ -117,21 +117,22 @@ def test_an_update_in_pieces_is_the_whole_batchs_update(float64, monkeypatch, na
     assert any((theirs[key] - before[key]).abs().max() > 1e-4 for key in theirs if "model" in key)
 
 
-# exact gradients ------------------------------------------------------------------------------------------------------
+# exact gradients --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("sums", "settings", "most"), [
     (False, {}, 3), (True, {}, 3), (False, {}, 1), (True, {"clip_norm": 0.5}, 3), (False, {"clip_norm": 0.25}, 3)])
-def test_unequal_pieces_make_the_exact_gradient_which_is_clipped_once(sums, settings, most):
+def test_unequal_micro_batches_give_the_exact_clipped_gradient(sums, settings, most):
     agent = Limited(most, sums, **settings)
     output = EagerUpdates(agent, shrink=True)(numbered_batch(7))
     gradient = Fraction(sum(range(7)), 1 if sums else 7)
     assert float(output.statistics["grad_norm"]) == pytest.approx(float(gradient), rel=1e-12)
-    assert agent.stepped == pytest.approx(min(float(gradient), settings.get("clip_norm", math.inf)), rel=1e-5)  # g / (0 * g + 1)
+    # g / (0 * g + 1)
+    assert agent.stepped == pytest.approx(min(float(gradient), settings.get("clip_norm", math.inf)), rel=1e-5)
     assert float(output.statistics["number"]) == pytest.approx(float(gradient), rel=1e-12)
     assert output.priorities.tolist() == list(range(7))
     assert agent.optimizer._updates == 1
 
 
-def test_a_linear_learning_rate_falls_once_a_batch():
+def test_a_linear_learning_rate_falls_once_per_batch():
     agent = Limited(2, lr_schedule="linear", lr_updates=10)
     learn = EagerUpdates(agent, shrink=True)
     rates = []
@@ -141,7 +142,7 @@ def test_a_linear_learning_rate_falls_once_a_batch():
     assert rates == pytest.approx([1 - number / 10 for number in range(10)]) and agent.parts == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
-def test_a_piece_that_is_not_finite_leaves_out_the_whole_update():
+def test_a_non_finite_micro_batch_skips_the_whole_update():
     agent = Limited(2, bad=(3,))
     output = EagerUpdates(agent, shrink=True)(numbered_batch(8))
     assert output.skipped and output.priorities is None and agent.stepped == 0 and agent.optimizer._updates == 1
@@ -149,7 +150,7 @@ def test_a_piece_that_is_not_finite_leaves_out_the_whole_update():
 
 
 class Two(LearnerGroup):
-    """Another learner sends the same."""
+    """Act as one of two learners whose other one sends the same tensors."""
 
     def __init__(self):
         super().__init__(0, 2)
@@ -166,14 +167,14 @@ class Two(LearnerGroup):
         tensor.mul_(2)
 
 
-def test_several_learners_exchange_their_gradient_once_whatever_each_ones_pieces_are():
+def test_learners_exchange_one_gradient_per_batch():
     agent, group = Limited(2), Two()
     with within(group):
         EagerUpdates(agent, shrink=True)(numbered_batch(8))
     assert group.exchanges == 1 and agent.stepped == pytest.approx(28 / 8)
 
 
-def test_a_parameter_that_no_piece_uses_has_no_gradient():
+def test_a_parameter_unused_by_all_micro_batches_has_no_gradient():
     used, unused, sometimes = (nn.Parameter(torch.ones(1)) for _ in range(3))
     optimizer = Optimizer([used, unused, sometimes], OptimizerParams(optimizer="adam", clip_norm=0.0, weight_decay=0.1))
     agent = Limited(3)
@@ -186,7 +187,7 @@ def test_a_parameter_that_no_piece_uses_has_no_gradient():
     assert used.grad.item() == pytest.approx(6 / 4 / 4) and sometimes.grad.item() == pytest.approx(1 / 2)
 
 
-# memory that runs out ---------------------------------------------------------------------------------------------------
+# memory that runs out ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("size", "most", "sizes", "parts"), [
     (8, 8, [], [8]), (8, 4, [4], [4, 4]), (8, 3, [4, 2], [2, 2, 2, 2]), (7, 4, [4], [4, 3]), (7, 1, [4, 2, 1], [1] * 7),
     (9, 2, [5, 3, 2], [2, 2, 2, 2, 1])])
@@ -205,14 +206,14 @@ def test_a_batch_that_does_not_fit_is_halved_until_it_does(capsys, size, most, s
     assert agent.attempts == parts and capsys.readouterr().err == ""
 
 
-def test_memory_that_runs_out_amid_a_batch_begins_its_gradient_anew():
-    agent = Limited(4, fails=(3,))  # the second of two pieces
+def test_out_of_memory_within_a_batch_restarts_its_gradient():
+    agent = Limited(4, fails=(3,))  # the second of two micro-batches
     EagerUpdates(agent, shrink=True)(numbered_batch(8))
     assert agent.attempts == [8, 4, 4, 2, 2, 2, 2] and agent.stepped == pytest.approx(28 / 8)
 
 
 @pytest.mark.parametrize(("shrink", "size", "most"), [(False, 8, 4), (True, 1, 0), (True, 8, 0)])
-def test_where_nothing_can_be_done_the_error_is_raised(capsys, shrink, size, most):
+def test_out_of_memory_is_raised_if_the_batch_cannot_shrink(capsys, shrink, size, most):
     agent = Limited(most)
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
         EagerUpdates(agent, shrink)(numbered_batch(size))
@@ -220,7 +221,7 @@ def test_where_nothing_can_be_done_the_error_is_raised(capsys, shrink, size, mos
     assert len(capsys.readouterr().err.splitlines()) == (3 if shrink and size == 8 else 0)
 
 
-def test_the_failed_attempts_tensors_are_let_go_before_the_next(monkeypatch):
+def test_tensors_of_a_failed_attempt_are_freed_before_the_next(monkeypatch):
     alive = []
 
     class Kept:
@@ -241,7 +242,7 @@ def test_the_failed_attempts_tensors_are_let_go_before_the_next(monkeypatch):
     assert seen == [0, 0]
 
 
-def test_without_shrinking_there_is_nothing_to_report_and_the_batch_is_passed_on_as_it_is():
+def test_without_microbatches_the_batch_is_passed_unchanged():
     agent, seen = Limited(9), []
     agent.loss = lambda batch: seen.append(batch) or Loss(agent.weight * 1, {})
     batch, learn = numbered_batch(4), EagerUpdates(agent, shrink=False)
@@ -249,5 +250,5 @@ def test_without_shrinking_there_is_nothing_to_report_and_the_batch_is_passed_on
     assert seen[0] is batch and learn.statistics() == {}
 
 
-def test_pieces_without_priorities_have_none_together():
+def test_micro_batches_without_priorities_give_none():
     assert EagerUpdates(Limited(2, priorities=False), shrink=True)(numbered_batch(4)).priorities is None

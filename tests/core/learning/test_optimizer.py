@@ -1,4 +1,4 @@
-"""The one optimiser of every agent, restored: Adam and RMSprop by hand."""
+"""A restored optimiser continues: Adam and RMSprop by hand."""
 
 from math import sqrt
 
@@ -10,7 +10,7 @@ from core.learning.optimizer import Optimizer, OptimizerParams
 
 
 def step(parameter, params, state=None):
-    """One step of gradient 1. Returns how far it went, and the state after it."""
+    """Take one step of gradient 1 and return the distance and the state after it."""
     optimizer, before = Optimizer([parameter], params), parameter.item()
     if state is not None:
         optimizer.load_state_dict(state)
@@ -19,7 +19,7 @@ def step(parameter, params, state=None):
 
 
 @pytest.mark.parametrize("kind", ["adam", "rmsprop"])
-def test_a_restored_optimizer_has_the_moments_that_were_learnt_and_the_settings_of_this_start(kind):
+def test_a_restored_optimizer_keeps_moments_with_new_options(kind):
     settings = {"optimizer": kind, "rmsprop_centered": False, "clip_norm": 0.0}
     _, state = step(nn.Parameter(torch.tensor([0.0])), OptimizerParams(lr=0.3, eps=1e-8, rmsprop_decay=0.5, **settings))
     moved, _ = step(nn.Parameter(torch.tensor([4.0])), OptimizerParams(lr=0.1, eps=1.0, rmsprop_decay=0.9, weight_decay=0.25, **settings),

@@ -1,4 +1,4 @@
-"""Networks in bfloat16: their products are, what they are given and return is not."""
+"""Networks in bfloat16 compute products in bfloat16; their inputs, outputs and weights stay float32."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ VECTORS = EnvSpec("vectors", ArraySpec((6,), "float32"), 0, Discrete(3))
 
 
 def seen_dtypes(model) -> set[torch.dtype]:
-    """Filled, while it runs, with the types of what its layers of products return."""
+    """Return a set that collects the output dtypes of the model's linear and convolution layers."""
     found: set[torch.dtype] = set()
     for module in model.modules():
         if isinstance(module, (torch.nn.Linear, torch.nn.Conv2d)):
@@ -23,7 +23,7 @@ def seen_dtypes(model) -> set[torch.dtype]:
     return found
 
 
-def test_products_are_bfloat16_and_outputs_weights_and_gradients_float32():
+def test_only_products_are_bfloat16():
     torch.manual_seed(0)
     model = DQNCNN(DQNCNNParams(), PICTURES)
     observation = torch.randint(0, 256, (4, 4, 84, 84), dtype=torch.uint8)
@@ -38,7 +38,7 @@ def test_products_are_bfloat16_and_outputs_weights_and_gradients_float32():
 
 
 @pytest.mark.parametrize("lstm", [0, 8])
-def test_unrolls_and_named_outputs_keep_their_form(lstm):
+def test_unrolls_and_named_outputs_keep_their_types(lstm):
     model = in_bf16(MLPAC(MLPACParams(lstm=lstm, hidden=8), VECTORS))
     found = seen_dtypes(model)
     output, state = model.unroll(torch.randn(5, 2, 6), torch.zeros(5, 2, dtype=torch.bool), model.initial_state(2))
@@ -47,7 +47,7 @@ def test_unrolls_and_named_outputs_keep_their_form(lstm):
 
 
 @pytest.mark.parametrize("kind", ["ddpg", "d4pg", "td3", "sac"])
-def test_updates_of_control_compute_in_bfloat16_and_their_target_networks_with_their_own_weights(kind):
+def test_control_updates_compute_in_bfloat16_with_own_targets(kind):
     agent = control_agents.make_agent(kind)
     found = seen_dtypes(in_bf16(agent.model))
     agent.learn(control_agents.make_batch(agent))
@@ -63,11 +63,11 @@ def test_updates_of_control_compute_in_bfloat16_and_their_target_networks_with_t
 @pytest.mark.parametrize(("device", "wanted", "found"), [
     ("cuda", "auto", "tf32"), ("cuda:1", "auto", "tf32"), ("cpu", "auto", "float32"), ("cuda", "float32", "float32"),
     ("cpu", "bf16", "bf16")])
-def test_auto_is_tf32_where_there_is_a_gpu(device, wanted, found):
+def test_auto_precision_is_tf32_on_a_gpu(device, wanted, found):
     assert precision_on(device, wanted) == found
 
 
-def test_tf32_is_switched_for_the_whole_process():
+def test_tf32_is_set_for_the_whole_process():
     flags = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [flag.allow_tf32 for flag in flags]
     try:

@@ -1,4 +1,4 @@
-"""Unrolls that the sampling thread had drawn when a run ended are learnt from when it goes on: actor and learner driven step by step."""
+"""Unrolls that were prefetched when a run ended are learnt from after a resume."""
 
 import gc
 import time
@@ -16,7 +16,7 @@ WORDS = ("--config", "impala-cartpole", "--machine", "test", "--timestamp", "one
          "--learner.checkpoint_replay", "true", "--learner.threads", "1", "--actor.niceness", "0", "--clock.learn_start", "1")
 
 
-def test_unrolls_that_were_drawn_and_not_learnt_from_survive_a_resume(tmp_path, monkeypatch):
+def test_prefetched_unrolls_survive_a_resume(tmp_path, monkeypatch):
     learnt, prefetchers = [], []
 
     class Noted(learner_setup.Prefetcher):
@@ -48,11 +48,11 @@ def test_unrolls_that_were_drawn_and_not_learnt_from_survive_a_resume(tmp_path, 
     until(lambda: len(learnt) >= 30, playing, playing, learning)
     until(lambda: len(prefetchers[0].drawn()) == 3, playing)
     context.clock.stop()
-    assert not any(learning)  # it saves, and ends
+    assert not any(learning)  # it saves and ends
     chunks, before = int(context.memories[0].trajectories.written()[0]) // 5, len(learnt)
     playing.close()
     del context, learning, playing
-    gc.collect()  # the folder's lock
+    gc.collect()  # releases the lock of the run's folder
 
     context, learning = life("--resume", "test_one", "--root", str(tmp_path))
     published = [(env, chunk * 5) for chunk in range(chunks) for env in range(4)]

@@ -13,7 +13,7 @@ from tests.core.tapes import RandomPlay, small_layout
 
 
 class Tape:
-    """A memory that writes down who was called when, and by which thread."""
+    """Record who called the memory when, and in which thread."""
 
     takes_priorities = True
 
@@ -61,7 +61,7 @@ def settle(tape: Tape, drawn: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
-def test_batches_come_in_the_order_they_were_drawn(prefetch, depth):
+def test_batches_arrive_in_the_order_they_were_drawn(prefetch, depth):
     prefetcher = prefetch(Tape(), depth=depth)
     assert [prefetcher.get(5) for _ in range(20)] == list(range(1, 21))
 
@@ -77,7 +77,7 @@ def test_at_first_one_batch_is_drawn_ahead(prefetch, depth):
     assert tape.drawn == 2
 
 
-def test_with_depth_zero_everything_happens_at_once_in_the_caller(prefetch):
+def test_with_depth_zero_the_caller_draws(prefetch):
     tape, threads = Tape(), threading.active_count()
     prefetcher = prefetch(tape, depth=0)
     assert threading.active_count() == threads and tape.drawn == 0
@@ -90,7 +90,7 @@ def test_with_depth_zero_everything_happens_at_once_in_the_caller(prefetch):
         prefetcher.update_priorities(KEYS, np.array([np.nan]))
 
 
-def test_only_the_prefetching_thread_touches_the_memory_and_updates_precede_the_next_draw(prefetch):
+def test_only_the_prefetching_thread_uses_the_memory(prefetch):
     tape = Tape()
     prefetcher = prefetch(tape, depth=1)
     for update in range(20):
@@ -113,7 +113,7 @@ def test_updates_given_while_paused_come_before_the_first_draw_after_it(prefetch
     assert prefetcher.get(5) == 2 and tape.calls[1:3] == [("update", 5.0), ("sample", 2)]
 
 
-def test_an_empty_memory_gives_none_after_the_timeout_without_busy_waiting(prefetch):
+def test_an_empty_memory_gives_none_without_busy_waiting(prefetch):
     class Empty(Tape):
         def sample(self, batch_size):
             self.drawn += 1
@@ -155,7 +155,7 @@ def test_a_bad_priority_is_raised_by_a_later_get(prefetch):
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_call_returns_results_and_its_own_errors_without_ending_the_thread(prefetch, depth):
+def test_call_returns_results_and_errors_and_the_thread_lives(prefetch, depth):
     prefetcher = prefetch(Tape(), depth=depth)
     assert prefetcher.call(lambda: {"a": 1}) == {"a": 1}
     with pytest.raises(KeyError):
@@ -175,7 +175,7 @@ def test_close_ends_the_thread_and_later_calls_are_errors(depth):
             call()
 
 
-def test_a_prioritised_memory_stays_consistent_under_prefetching(prefetch):
+def test_a_prioritized_memory_stays_consistent_under_prefetching(prefetch):
     play = RandomPlay(0, 2)
     layout = small_layout(play.spec, rows=40, chunk_length=4, num_envs=2, with_priority=True)
     memory = PrioritizedMemory(PrioritizedParams(), layout, WindowSpec(3, (0, 3)), 0)
@@ -194,9 +194,9 @@ def test_a_prioritised_memory_stays_consistent_under_prefetching(prefetch):
     assert resumed.sample(8) is not None
 
 
-# depth ----------------------------------------------------------------------------------------------------------------
+# depth ------------------------------------------------------------------------------------------------------------
 class Slow(Tape):
-    """A draw takes `seconds`; before a batch the memory says `nothings` times that it has no rows."""
+    """Take `seconds` for a draw, and report `nothings` times before each batch that there are no steps."""
 
     def __init__(self, seconds: float = 0.0, nothings: int = 0):
         super().__init__()
@@ -327,7 +327,7 @@ def test_without_a_thread_nothing_is_ever_kept_ready(prefetch):
     assert prefetcher.statistics() == {"prefetch_depth": 0, "prefetch_wait_ms": 0}
 
 
-def test_batches_drawn_together_each_take_every_third_window_of_one_draw(prefetch):
+def test_batches_of_one_draw_take_every_third_window(prefetch):
     class Recorded(PrioritizedMemory):
         def sample(self, batch_size):
             drawn.append(super().sample(batch_size))
@@ -349,13 +349,13 @@ def test_batches_drawn_together_each_take_every_third_window_of_one_draw(prefetc
     assert memory.beta == memory.beta_of(3 * len(drawn))
 
 
-# a checkpoint -----------------------------------------------------------------------------------------------------------
-def test_batches_that_were_ready_are_given_first_after_a_resume_and_then_what_the_memory_gives(prefetch):
+# checkpoints ------------------------------------------------------------------------------------------------------
+def test_ready_batches_are_given_first_after_a_resume(prefetch):
     before = prefetch(Tape(), depth=4)
     before._depth = 4
     settle(before._memory, 4)
     first, second = before.get(1.0), before.get(1.0)
-    before.put_back(second)  # the learner was interrupted with it in its hand
+    before.put_back(second)  # as if the learner was interrupted while holding this batch
     settle(before._memory, 5)
     drawn = before.call(before.drawn)
     assert (first, drawn[:3]) == (1, [2, 3, 4])

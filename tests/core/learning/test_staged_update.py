@@ -1,4 +1,4 @@
-"""Captured updates on batches from the CPU: the same as the agent's own, whatever becomes of the batch afterwards."""
+"""Graphed updates on batches from the CPU equal the agent's own, even if the batch changes afterwards."""
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ def make_batch(agent, seed):
 
 
 def learnt(name, learn_of, count=12, device="cpu"):
-    """State, priorities of each update and reported means; every batch is spoilt once it has been learnt from."""
+    """Return state, priorities of each update and reported means; each batch is overwritten after its update."""
     agent, priorities, reported = make_agent(name, device), [], Statistics()
     learn = learn_of(agent)
     for seed in range(count):
@@ -81,7 +81,7 @@ def assert_same(found, expected, **tolerance):
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_staged_updates_are_those_of_an_agent_that_looks_at_its_tensors(name):
+def test_staged_updates_equal_those_of_a_plain_agent(name):
     found = learnt(name, lambda agent: GraphedUpdate(agent, torch.device("cpu"), capture=False))
     expected = learnt(name, lambda agent: EagerUpdates(agent, False))
     assert_same(found, expected, rtol=1e-3, atol=1e-5)
@@ -90,7 +90,7 @@ def test_staged_updates_are_those_of_an_agent_that_looks_at_its_tensors(name):
 
 @cuda
 @pytest.mark.parametrize("name", AGENTS)
-def test_recorded_updates_equal_eager_ones(name):
+def test_captured_updates_equal_eager_ones(name):
     found, expected = (learnt(name, lambda agent, capture=capture: GraphedUpdate(agent, torch.device("cuda"), capture=capture), 30, "cuda")
                        for capture in (True, False))
     assert_same(found, expected, rtol=1e-3, atol=1e-4)
@@ -98,7 +98,7 @@ def test_recorded_updates_equal_eager_ones(name):
 
 @pytest.mark.parametrize("name", [name for name in AGENTS if AGENTS[name][1].get("optimizer", "rmsprop") == "adam" or name == "dqn"
                                   or AGENTS[name][0] is Impact])  # RMSprop looks at its learning rate on the CPU
-def test_in_staged_updates_python_looks_at_no_value_and_every_shape_is_the_same_each_time(name):
+def test_staged_updates_read_no_value_and_keep_their_shapes(name):
     agent = make_agent(name)
     learn = GraphedUpdate(agent, torch.device("cpu"), capture=False)
     learn(make_batch(agent, 0))
@@ -115,7 +115,7 @@ def test_in_staged_updates_python_looks_at_no_value_and_every_shape_is_the_same_
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_staged_update_that_is_not_finite_changes_nothing_and_is_counted(device, name):
+def test_a_staged_non_finite_update_is_skipped_and_counted(device, name):
     agent = make_agent(name, device)
     learn = GraphedUpdate(agent, torch.device(device), capture=False)
     learn(make_batch(agent, 0)), learn.statistics()
@@ -128,7 +128,7 @@ def test_a_staged_update_that_is_not_finite_changes_nothing_and_is_counted(devic
     assert learn.statistics() == {"skipped_updates": 1.0} and learn.bad == 1
 
 
-def test_batches_of_another_size_and_agents_whose_updates_do_not_repeat_one_by_one_are_refused():
+def test_other_batch_sizes_and_periodic_agents_are_refused():
     agent = make_agent("dqn")
     learn, batch = GraphedUpdate(agent, torch.device("cpu"), capture=False), make_batch(agent, 0)
     learn(batch)
@@ -138,8 +138,9 @@ def test_batches_of_another_size_and_agents_whose_updates_do_not_repeat_one_by_o
         GraphedUpdate(TD3(TD3.Params(), CONTINUOUS, lambda: None), torch.device("cpu"), capture=False)
 
 
-def test_a_run_with_staged_batches_and_priorities_learns_what_a_run_without_does(tmp_path, monkeypatch):
-    monkeypatch.setattr("utils.config.device_validation.problems", lambda options: [])  # as if there were a GPU to capture for
+def test_a_run_with_staged_batches_trains_like_one_without(tmp_path, monkeypatch):
+    # as if there were a GPU to capture for
+    monkeypatch.setattr("utils.config.device_validation.problems", lambda options: [])
     made, make = [], GraphedUpdate.__init__
     monkeypatch.setattr(GraphedUpdate, "__init__", lambda self, *rest, **settings: (made.append(self), make(self, *rest, **settings))[1])
     states = [saved(train(tmp_path / captured, *RUNS["prioritized"], "--learner.captured", captured, "--steps", "200"))

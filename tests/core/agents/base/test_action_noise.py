@@ -1,4 +1,4 @@
-"""Noise on actions: its statistics, its restarts, its ladder and annealing."""
+"""Noise on actions has the right statistics, restarts with episodes, and is scaled over environments and time."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def zeros(num_envs=STREAMS):
     return np.zeros((num_envs, NUMBERS), np.float32)
 
 
-def test_gaussian_noise_has_its_deviation_and_no_memory():
+def test_gaussian_noise_has_its_deviation_and_no_correlation():
     noise = make(noise="gaussian", noise_scale=0.2)
     first, second = noise.explored(zeros(), EVERYBODY), noise.explored(zeros(), NOBODY)
     assert first.dtype == np.float32 and first.shape == (STREAMS, NUMBERS)
@@ -25,8 +25,11 @@ def test_gaussian_noise_has_its_deviation_and_no_memory():
     assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.05
 
 
-def test_ornstein_uhlenbeck_noise_has_the_variance_and_correlation_of_its_process():
-    """x_k of the discrete process from 0: variance s^2 dt (1 - c^2k) / (1 - c^2), correlation of neighbours c v_k / sqrt(v_k v_k+1)."""
+def test_ornstein_uhlenbeck_noise_has_its_processs_statistics():
+    """x_k of the discrete process from 0 has variance v_k = s^2 dt (1 - c^2k) / (1 - c^2).
+
+    The correlation of neighbours is c v_k / sqrt(v_k v_k+1).
+    """
     theta, sigma, dt, steps = 0.5, 0.3, 0.2, 12
     noise = make(noise="ornstein-uhlenbeck", noise_scale=sigma, ou_theta=theta, ou_dt=dt)
     taken = [noise.explored(zeros(), EVERYBODY if step == 0 else NOBODY) for step in range(steps)]
@@ -37,7 +40,7 @@ def test_ornstein_uhlenbeck_noise_has_the_variance_and_correlation_of_its_proces
     assert correlation == pytest.approx(c * np.sqrt(variances[-2] / variances[-1]), abs=0.03)
 
 
-def test_ornstein_uhlenbeck_noise_starts_at_zero_in_streams_where_an_episode_starts_and_only_there():
+def test_ornstein_uhlenbeck_noise_restarts_with_each_episode():
     noise = make(noise="ornstein-uhlenbeck", noise_scale=0.1, ou_theta=0.1, ou_dt=1.0)
     for _ in range(30):
         before = noise.explored(zeros(), NOBODY)
@@ -48,7 +51,7 @@ def test_ornstein_uhlenbeck_noise_starts_at_zero_in_streams_where_an_episode_sta
     assert np.corrcoef(before[~half].ravel(), after[~half].ravel())[0, 1] > 0.8
 
 
-def test_noise_never_leaves_the_range_and_none_is_none():
+def test_noise_stays_in_range_and_none_adds_nothing():
     action = np.full((STREAMS, NUMBERS), 0.95, np.float32)
     for kind in ("gaussian", "ornstein-uhlenbeck"):
         taken = make(noise=kind, noise_scale=3.0, ou_dt=1.0).explored(action, EVERYBODY)
@@ -56,7 +59,7 @@ def test_noise_never_leaves_the_range_and_none_is_none():
     np.testing.assert_array_equal(make(noise="none").explored(action, EVERYBODY), action)
 
 
-def test_the_ladder_runs_over_the_environments_of_all_actors_and_is_annealed():
+def test_the_noise_ladder_covers_all_actors_and_is_annealed():
     actors = [make(num_envs=3, actor_ind=actor, num_actors=2, noise_scale=0.4, noise_ladder=0.1, noise_end=0.5, noise_steps=100)
               for actor in range(2)]
     rungs = 0.4 * 0.1 ** (np.arange(6) / 5)
@@ -70,7 +73,7 @@ def test_the_ladder_runs_over_the_environments_of_all_actors_and_is_annealed():
     assert deviations[:400].mean() > 5 * deviations[-400:].mean()
 
 
-def test_first_actions_are_uniform_for_as_long_as_is_asked():
+def test_the_first_random_steps_have_uniform_actions():
     noise = make(random_steps=1_000, noise_scale=0.0)
     noise.update(999)
     taken = noise.explored(np.full((STREAMS, NUMBERS), 0.5, np.float32), EVERYBODY)
@@ -79,6 +82,6 @@ def test_first_actions_are_uniform_for_as_long_as_is_asked():
     assert set(noise.explored(np.full((STREAMS, NUMBERS), 0.5, np.float32), NOBODY).ravel()) == {np.float32(0.5)}
 
 
-def test_the_same_seed_gives_the_same_noise():
+def test_a_seed_determines_the_noise():
     np.testing.assert_array_equal(*(make(seed=3).explored(zeros(), EVERYBODY) for _ in range(2)))
     assert not np.array_equal(make(seed=3).explored(zeros(), EVERYBODY), make(seed=4).explored(zeros(), EVERYBODY))

@@ -1,4 +1,4 @@
-"""Acting of the actor-critics: sampled actions, what is stored, and an LSTM that the learner unrolls as the actor stepped it."""
+"""Actor-critics sample actions, store what the network computed, and unroll an LSTM as the actor stepped it."""
 
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from tests.core.tapes import RandomPlay
 
 POLICIES = np.array([[.1, .2, .3, .4], [.25, .25, .25, .25], [.97, .01, .01, .01], [.001, .499, .3, .2]])
 VALUES = np.array([1.0, -2.0, 3.0, 0.5])
-CRITICAL = 21.1  # chi-square with 3 degrees of freedom is above it once in 10,000
+CRITICAL = 21.1  # a chi-square variable with 3 degrees of freedom exceeds this once in 10,000
 
 
 def table(**settings):
@@ -28,7 +28,7 @@ def table(**settings):
 
 
 def seen(states):
-    """A timestep of one stream a state."""
+    """Return a time step with one environment per state."""
     return TimeStep(np.array(states)[:, None], *[np.zeros(len(states))] * 5)
 
 
@@ -44,27 +44,28 @@ def test_sampled_actions_follow_the_policy():
         counts = np.bincount(actions[:, state], minlength=A)
         assert chi_square(counts, policy) < CRITICAL
         assert chi_square(counts, POLICIES[(state + 1) % 4]) > CRITICAL
-    together = np.bincount(actions[:, 0] * A + actions[:, 3], minlength=A * A)  # streams are independent: 15 degrees of freedom
+    # environments are independent: 15 degrees of freedom
+    together = np.bincount(actions[:, 0] * A + actions[:, 3], minlength=A * A)
     assert chi_square(together, np.outer(POLICIES[0], POLICIES[3]).flatten()) < 44.3
 
 
-def test_the_same_generator_gives_the_same_actions():
+def test_a_seed_determines_the_actions():
     first, second, other = (table().act(seen([0, 1] * 50), (), Sampling(np.random.default_rng(seed))).action for seed in (1, 1, 2))
     assert (first == second).all() and (first != other).any()
 
 
-def test_without_exploration_the_likeliest_action_is_taken():
+def test_without_exploration_the_most_likely_action_is_taken():
     assert table().act(seen([0, 2, 3]), (), None).action.tolist() == [3, 0, 1]
 
 
-def test_evaluations_sample_or_are_greedy_as_set():
+def test_evaluations_sample_or_are_greedy_as_configured():
     generator = np.random.default_rng(0)
     assert isinstance(table().evaluation_exploration(3, generator), Sampling)
     assert table(evaluation="greedy").evaluation_exploration(3, generator) is None
     assert table().exploration(0, 1, 3, generator).generator is generator
 
 
-def test_what_is_stored_is_what_the_network_said():
+def test_stored_extras_equal_the_networks_output():
     output = table().act(seen([3, 0]), (), Sampling(np.random.default_rng(0)))
     np.testing.assert_allclose(output.extras["logits"], np.log(POLICIES[[3, 0]]) + 3)
     assert output.extras["value"].tolist() == VALUES[[3, 0]].tolist()
@@ -72,7 +73,7 @@ def test_what_is_stored_is_what_the_network_said():
     assert output.action.dtype == np.int64 and output.state == ()
 
 
-def test_unrolls_are_whole_chunks_with_the_row_they_bootstrap_from():
+def test_unrolls_are_whole_chunks_with_a_bootstrap_step():
     agent = table(unroll_length=3)
     window = agent.window
     assert (window.length, window.stride, window.observations, window.crosses_episodes) == (3, 3, (0, 1, 2, 3), True)
@@ -81,12 +82,12 @@ def test_unrolls_are_whole_chunks_with_the_row_they_bootstrap_from():
     assert agent.feature_field == ArraySpec((A,), "float32")
 
 
-# recurrent ------------------------------------------------------------------------------------------------------------
+# recurrent --------------------------------------------------------------------------------------------------------
 LENGTH, ENVS = 5, 3
 
 
 class Acting:
-    """A writer for RandomPlay through which the agent acts as an actor does, one step at a time; notes what it saw."""
+    """Write RandomPlay's steps with the agent acting on them one at a time, and record its outputs and states."""
 
     def __init__(self, agent, writer):
         self.agent, self.writer = agent, writer
@@ -105,11 +106,12 @@ class Acting:
 
 @pytest.fixture
 def played():
-    """A recurrent agent, what it noted while it played 30 unrolls of 3 streams, and all of them as the queue gives them."""
+    """Return a recurrent agent, its records of 30 unrolls in 3 environments, and these unrolls as a batch of the queue.
+    """
     play = RandomPlay(3, ENVS, frame_stack=2)
     torch.manual_seed(0)
     agent = Impala(replace(ImpalaParams(), unroll_length=LENGTH, batch_size=1), play.spec, partial(MLPAC, MLPACParams(lstm=8), play.spec))
-    agent.model.torso[1].weight.data.div_(255)  # bytes
+    agent.model.torso[1].weight.data.div_(255)  # observations are bytes
     states = tuple(ArraySpec(tuple(part.shape[1:]), "float32") for part in agent.model.initial_state(1))
     layout = Layout.of(play.spec, {**agent.extras, "features": agent.feature_field}, capacity=40 * LENGTH * ENVS, num_actors=1,
                        num_envs=ENVS, chunk_length=LENGTH, with_priority=False, states=states)
@@ -132,12 +134,12 @@ def test_the_actor_returns_the_recurrent_state_of_one_step(played):
     assert not torch.equal(output.state[0], acting.state[0])
 
 
-def test_the_learner_unrolls_from_the_stored_state_what_the_actor_computed_step_by_step(played):
+def test_the_learners_unroll_equals_the_actors_single_steps(played):
     agent, acting, batch = played
     output, _ = agent.unroll(batch.window)
     features = agent.features(batch.window)
     assert features.shape == (LENGTH, 30 * ENVS, agent.model.feature_size)
-    inside = batch.window.firsts[1:-1].any(0)  # an episode starts amid the unroll
+    inside = batch.window.firsts[1:-1].any(0)  # an episode starts within the unroll
     assert inside.sum() > 10 and (~inside).sum() > 10 and batch.window.firsts[0].any()
     for b, (stream, serial) in enumerate(zip(*batch.keys)):
         for t in range(LENGTH):
@@ -149,12 +151,12 @@ def test_the_learner_unrolls_from_the_stored_state_what_the_actor_computed_step_
             np.testing.assert_allclose(features[t, b], row["features"], atol=1e-5)
 
 
-def test_an_unroll_amid_an_episode_needs_the_state_it_started_with(played):
+def test_an_unroll_within_an_episode_needs_its_stored_state(played):
     agent, acting, batch = played
     window = batch.window
     for b, (stream, serial) in enumerate(zip(*batch.keys)):
         assert all(torch.equal(stored[b], state[stream]) for stored, state in zip(window.states, acting.states[serial]))
     amid = ~window.firsts[0]
     forgetful = agent.features(window._replace(states=tuple(torch.zeros_like(part) for part in window.states)))
-    apart = (forgetful - window.extras["features"][:-1]).abs().amax(-1)[0]  # [B] of the first row
+    apart = (forgetful - window.extras["features"][:-1]).abs().amax(-1)[0]  # [B], of the first step
     assert (apart[amid] > 1e-3).all() and (apart[~amid] < 1e-5).all()

@@ -1,4 +1,4 @@
-"""Agents of continuous actions: what is executed is what is stored, targets by hand, whose gradient reaches whom, lean equals eager."""
+"""Agents for continuous actions: actions, targets, gradients, target networks and checkpoints."""
 
 import copy
 
@@ -23,9 +23,9 @@ def same(first, second):
     return all(torch.equal(one, other) for one, other in zip(first, second))
 
 
-# acting ---------------------------------------------------------------------------------------------------------------
+# acting -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
-def test_actions_have_the_shape_and_lie_within_the_bounds_of_the_space_at_any_noise(kind):
+def test_noisy_actions_stay_within_the_bounds_of_the_space(kind):
     action = Continuous(np.array([[-2, 0, 1], [-1, -1, 0.1]], np.float32), np.array([[2, 4, 1], [0, 5, 0.3]], np.float32))
     agent = make_agent(kind, action, noise="gaussian", noise_scale=5.0)
     exploration = agent.exploration(0, 1, 50, np.random.default_rng(0))
@@ -33,14 +33,15 @@ def test_actions_have_the_shape_and_lie_within_the_bounds_of_the_space_at_any_no
     taken = agent.act(timestep(observation), (), exploration).action
     assert taken.shape == (50, 2, 3) and taken.dtype == np.float32
     assert (taken >= action.low).all() and (taken <= action.high).all()
-    assert {-2.0, 2.0} <= set(taken[:, 0, 0].tolist()) and set(taken[:, 0, 2].tolist()) == {1.0}  # clipped to both bounds
+    # clipped to both bounds
+    assert {-2.0, 2.0} <= set(taken[:, 0, 0].tolist()) and set(taken[:, 0, 2].tolist()) == {1.0}
     greedy = agent.act(timestep(observation), (), None).action
     np.testing.assert_array_equal(greedy, agent.act(timestep(observation), (), None).action)
     assert not np.array_equal(greedy, taken)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_learner_reads_a_stored_action_as_the_one_the_policy_gave(kind):
+def test_a_stored_action_is_read_as_the_policy_gave_it(kind):
     agent = make_agent(kind, space(4, low=-2.0, high=6.0), noise="none")
     inside = np.random.default_rng(0).uniform(-1, 1, (9, 4)).astype(np.float32)
     stored = agent.range.in_space(inside)
@@ -49,20 +50,20 @@ def test_the_learner_reads_a_stored_action_as_the_one_the_policy_gave(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_observations_of_any_shape_are_taken(kind):
+def test_observations_of_any_shape_are_accepted(kind):
     agent = make_agent(kind, frame=(2, 3))
     assert agent.act(timestep(np.ones((4, 2, 3), np.float32)), (), None).action.shape == (4, 3)
     assert not agent.learn(make_batch(agent)).skipped
 
 
-# targets by hand ------------------------------------------------------------------------------------------------------
+# targets by hand --------------------------------------------------------------------------------------------------
 def value_target(agent, batch, reward):
-    """reward + D Q'(s_n, mu'(s_n)), the slow way."""
+    """Return reward + D Q'(s_n, mu'(s_n))."""
     final = batch.window.observations[1]
     return reward + agent.params.gamma ** agent.params.nstep * agent.target.critic(final, agent.target.policy(final))[0, :, 0]
 
 
-def test_ddpg_learns_n_step_targets_that_stop_at_terminations_and_bootstrap_at_truncations():
+def test_ddpg_n_step_targets_handle_terminations_and_truncations():
     agent = make_agent("ddpg", nstep=2, gamma=0.9)
     for part in agent.gradients.online.both, agent.gradients.target.both:
         part.copy_(torch.randn(part.shape, generator=torch.Generator().manual_seed(3)) * 0.3)
@@ -83,8 +84,8 @@ def test_ddpg_learns_n_step_targets_that_stop_at_terminations_and_bootstrap_at_t
         assert found.losses.tolist() == pytest.approx((target - values).square().tolist(), rel=1e-4, abs=1e-5)
 
 
-def test_d4pg_projects_the_n_step_distribution_as_the_paper_says():
-    """Against the sum of algorithm 1 of 1707.06887, written out atom by atom in float64."""
+def test_d4pg_projects_the_n_step_distribution_as_the_paper_does():
+    """The expected loss is the sum of algorithm 1 of 1707.06887, written out atom by atom in float64."""
     agent = make_agent("d4pg", nstep=2, gamma=0.9)
     batch = make_batch(agent)
     batch.window.discounts[0, :3] = 0  # these three terminate
@@ -125,7 +126,7 @@ def test_td3_bootstraps_from_the_lower_critic_at_a_noisy_action():
     assert found.losses.tolist() == pytest.approx(((target - both[0, :, 0]) ** 2 + (target - both[1, :, 0]) ** 2).tolist(), rel=1e-4)
 
 
-def test_sac_bootstraps_from_a_sample_of_todays_policy_less_its_log_density():
+def test_sac_bootstraps_from_the_current_policy_with_entropy():
     agent = make_agent("sac", temperature=0.3)
     step = agent.step_of(make_batch(agent))
     agent.gradients
@@ -137,7 +138,7 @@ def test_sac_bootstraps_from_a_sample_of_todays_policy_less_its_log_density():
     assert torch.allclose(found[:, :, 0], expected, atol=1e-5) and not torch.equal(found[0], found[1])
 
 
-def test_sac_learns_its_temperature_towards_the_entropy_that_is_wanted():
+def test_sac_moves_its_temperature_towards_the_target_entropy():
     for target_entropy, rises in ((100.0, True), (-100.0, False)):
         agent = make_agent("sac", target_entropy=target_entropy, temperature=0.2)
         for _ in range(3):
@@ -148,11 +149,14 @@ def test_sac_learns_its_temperature_towards_the_entropy_that_is_wanted():
     assert fixed.log_temperature.exp().item() == pytest.approx(0.2)
 
 
-# gradients ------------------------------------------------------------------------------------------------------------
+# gradients --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lean", [True, False])
-def test_the_policys_loss_never_reaches_the_critic(kind, lean):
-    """A critic that learns nothing stays what it was to the bit, while the policy moves; and its gradient is that of its own loss."""
+def test_the_policys_loss_does_not_reach_the_critic(kind, lean):
+    """A critic whose optimiser does nothing stays equal bit for bit while the policy moves.
+
+    The critic's gradient is that of its own loss alone.
+    """
     agent, still = make_agent(kind, lean=lean, policy_period=1), make_agent(kind, lean=lean, policy_period=1)
     still.gradients
     still.critic_optimizer.apply = lambda loss: (torch.zeros(()), True)
@@ -168,8 +172,8 @@ def test_the_policys_loss_never_reaches_the_critic(kind, lean):
 
 
 @pytest.mark.parametrize("kind", DETERMINISTIC)
-def test_the_policys_gradient_is_the_chain_rule_through_the_critic(kind):
-    """dJ/dtheta = dQ/da da/dtheta (1509.02971, equation 6), by autograd in two parts."""
+def test_the_policy_gradient_is_the_chain_rule_of_the_critic(kind):
+    """dJ/dtheta = dQ/da da/dtheta (1509.02971, equation 6), computed by autograd in two parts."""
     agent = make_agent(kind, policy_period=1)
     batch = make_batch(agent)
     agent.gradients
@@ -187,7 +191,7 @@ def test_the_policys_gradient_is_the_chain_rule_through_the_critic(kind):
 
 
 @pytest.mark.parametrize("kind", DETERMINISTIC)
-def test_lean_and_eager_updates_give_the_same_weights(kind):
+def test_manual_and_autograd_updates_give_the_same_weights(kind):
     agents = [make_agent(kind, lean=lean, policy_period=2, critic_lr=2e-3, clip_norm=1.0) for lean in (True, False)]
     assert [type(agent.gradients) for agent in agents] == [ManualGradients, AutogradGradients]
     outputs = []
@@ -202,7 +206,7 @@ def test_lean_and_eager_updates_give_the_same_weights(kind):
     assert torch.allclose(first.gradients.target.both, second.gradients.target.both, atol=2e-5)
 
 
-def test_networks_that_are_more_than_perceptrons_are_learnt_by_autograd():
+def test_networks_that_are_no_perceptrons_use_autograd():
     assert isinstance(make_agent("ddpg", network={"layer_norm": True}).gradients, AutogradGradients)
     assert isinstance(make_agent("sac").gradients, AutogradGradients)
     assert not isinstance(make_agent("ddpg", network={"layer_norm": True}).gradients, ManualGradients)
@@ -211,15 +215,15 @@ def test_networks_that_are_more_than_perceptrons_are_learnt_by_autograd():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_learns_with_layer_norm_without_hidden_layers_and_with_priorities(kind):
+def test_every_agent_learns_with_any_layers_and_with_priorities(kind):
     for network in ({"layer_norm": True}, {"hidden": ()}, {"hidden": (8, 8, 8)}):
         agent = make_agent(kind, network=network)
         output = agent.learn(make_batch(agent, weights=torch.linspace(0.1, 1, 7)))
         assert not output.skipped and output.priorities.shape == (7,) and (output.priorities >= 0).all()
 
 
-# targets, optimisers, checkpoints -------------------------------------------------------------------------------------
-def test_targets_follow_softly_or_are_copied_and_critics_have_a_rate_of_their_own():
+# targets, optimisers, checkpoints ---------------------------------------------------------------------------------
+def test_targets_move_softly_or_by_copies_and_critics_have_an_lr():
     soft, hard = make_agent("ddpg", target_update=0.25), make_agent("ddpg", target_update=2.0)
     for agent in (soft, hard):
         before = agent.gradients.target.both.clone()
@@ -233,7 +237,8 @@ def test_targets_follow_softly_or_are_copied_and_critics_have_a_rate_of_their_ow
     agent.learn(make_batch(agent))
     steps = [(now.detach() - before).abs().max() for now, before in ((agent.gradients.online.policy, policy),
                                                                       (agent.gradients.online.critic, critic))]
-    assert [float(step) for step in steps] == pytest.approx([1e-3, 1e-2], rel=1e-3)  # Adam's first step is the rate
+    # Adam's first step equals the learning rate
+    assert [float(step) for step in steps] == pytest.approx([1e-3, 1e-2], rel=1e-3)
 
 
 def test_td3_moves_policy_and_targets_at_every_other_update():
@@ -248,7 +253,7 @@ def test_td3_moves_policy_and_targets_at_every_other_update():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_checkpoint_continues_learning_exactly(kind):
+def test_a_checkpoint_continues_training_exactly(kind):
     first, second = make_agent(kind), make_agent(kind, seed=9)
     for seed in range(3):
         first.learn(make_batch(first, seed=seed))
@@ -259,10 +264,11 @@ def test_a_checkpoint_continues_learning_exactly(kind):
         agent.learn(make_batch(agent, seed=8))
     assert torch.equal(first.gradients.online.both, second.gradients.online.both)
     assert torch.equal(first.gradients.target.both, second.gradients.target.both)
-    assert second.model.policy[1][0].weight.data_ptr() == second.gradients.online.both.data_ptr()  # still views of one vector
+    # still views of one vector
+    assert second.model.policy[1][0].weight.data_ptr() == second.gradients.online.both.data_ptr()
 
 
-def test_sac_goes_on_with_the_temperature_it_learnt_and_a_fixed_one_is_that_of_the_settings():
+def test_sac_restores_a_learnt_temperature_but_not_a_fixed_one():
     first = make_agent("sac", temperature=0.2)
     first.learn(make_batch(first))
     learnt = first.log_temperature.exp().item()
@@ -273,7 +279,7 @@ def test_sac_goes_on_with_the_temperature_it_learnt_and_a_fixed_one_is_that_of_t
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_update_that_is_not_finite_changes_nothing(kind):
+def test_a_non_finite_update_changes_no_weights(kind):
     agent = make_agent(kind, policy_period=1)
     before = agent.gradients.online.both.clone()
     batch = make_batch(agent)
@@ -286,12 +292,12 @@ def test_an_update_that_is_not_finite_changes_nothing(kind):
 @pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize("target_update", [0.5, 1.0])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_update_that_is_not_finite_moves_no_target_and_no_statistics(kind, target_update, planned):
+def test_a_non_finite_update_changes_no_target_and_no_statistics(kind, target_update, planned):
     network = {"normalize_observations": True}
     agent = make_agent(kind, policy_period=1, target_update=target_update, network=network)
     agent.learn(make_batch(agent))
     for part in agent.gradients.online.of_policy + agent.gradients.online.of_critic:
-        part.data.mul_(1.5)  # the target is elsewhere now
+        part.data.mul_(1.5)  # moves the online networks away from the target
     everything = copy.deepcopy([*agent.target.state_dict().values(), *agent.model.state_dict().values()])
     target, count = agent.gradients.target.both.clone(), float(agent.model.normalization.count)
     batch = make_batch(agent, seed=1)
@@ -307,9 +313,11 @@ def test_an_update_that_is_not_finite_moves_no_target_and_no_statistics(kind, ta
 
 
 @pytest.mark.parametrize("planned", [False, True])
-def test_rates_and_target_copies_count_updates_whatever_the_period_of_the_policy(planned):
-    """Of update n the rate is the schedule's at n - 1, of policy and critic alike, and a copy is due every fifth update, or at the policy's
-    next."""
+def test_lr_and_target_copies_count_updates_at_any_policy_period(planned):
+    """Update n has the schedule's learning rate at n - 1, for policy and critic alike.
+
+    A copy is due at every fifth update, or at the policy's next one.
+    """
     settings = {"lr": 1e-3, "critic_lr": 1e-3, "lr_schedule": "linear", "lr_updates": 20, "target_update": 5.0}
     agent, copied = make_agent("td3", policy_period=2, **settings), []
     rates = {"policy": [], "critic": []}
@@ -328,7 +336,7 @@ def test_rates_and_target_copies_count_updates_whatever_the_period_of_the_policy
     assert copied == [6, 10, 16, 20]
 
 
-def test_actions_without_a_dimension_are_learnt_from():
+def test_scalar_actions_can_be_learnt_from():
     agent = make_agent("ddpg", action=space(low=-2.0, high=4.0))
     batch = make_batch(agent)
     assert batch.window.actions.shape == (2, 7)
@@ -342,7 +350,7 @@ def test_atoms_need_a_range():
     assert agent.problems(agent.params) == ["agent.v_min=1.0 must be below agent.v_max=1.0"]
 
 
-def test_statistics_of_observations_come_from_learning_alone_and_travel_with_the_weights():
+def test_observation_statistics_come_from_learning_only():
     agent = make_agent("ddpg", network={"normalize_observations": True})
     batch = make_batch(agent)
     agent.act(timestep(np.full((2, 5), 100, np.float32)), (), None)
@@ -356,7 +364,7 @@ def test_statistics_of_observations_come_from_learning_alone_and_travel_with_the
     np.testing.assert_array_equal(*(each.act(timestep(observation), (), None).action for each in (agent, other)))
 
 
-def test_an_optimizer_asked_to_apply_uses_the_gradient_that_is_there():
+def test_apply_uses_the_present_gradient():
     weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
     weight.grad = torch.tensor([3.0, 4.0])
     optimizer = Optimizer([weight], make_agent("ddpg").params)

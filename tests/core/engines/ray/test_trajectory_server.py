@@ -1,4 +1,4 @@
-"""The ingest and an actor's end of the line, without Ray: one event loop, calls in place of messages."""
+"""The trajectory server and its connections work without Ray: one event loop runs calls in place of messages."""
 
 import asyncio
 import dataclasses
@@ -27,7 +27,7 @@ NOTHING = ("--engine", "inline", "--evaluator.max_steps", "1",
 
 
 class Wire:
-    """Ray's part: `get` and `wait` of calls that an event loop runs when somebody looks."""
+    """Replace Ray: `get` and `wait` run calls on an event loop."""
 
     def __init__(self, monkeypatch, ingest):
         self.loop = asyncio.new_event_loop()
@@ -61,7 +61,7 @@ class Wire:
 
 @pytest.fixture
 def line(tmp_path, monkeypatch):
-    """A run's context, an ingest that shares its memory, and what stands for Ray."""
+    """Return a function that makes a run's context, a trajectory server on its memory, and a stand-in for Ray."""
     wires = []
     monkeypatch.setattr("core.engines.process_main.end_with", lambda main: None)
 
@@ -78,7 +78,7 @@ def line(tmp_path, monkeypatch):
 
 
 def drive(generator, clock):
-    """As engines do, without naps."""
+    """Yield as engines do, without sleeping."""
     for worked in generator:
         clock.heartbeat(0)
         yield worked
@@ -89,7 +89,7 @@ def facts(context):
     return RemoteRunInfo(context.options, context.spec, context.roles, memory.layout, memory.window, {})
 
 
-def test_an_actor_at_the_end_of_a_line_fills_its_ring_counts_and_reports(line):
+def test_a_remote_actor_fills_its_ring_counts_and_reports(line):
     context, agent, ingest, wire = line("--config", "rainbow-cartpole")
     link = ServerConnection(wire, 1, 2)
     playing = actor(remote_context(facts(context), link), 1)
@@ -110,7 +110,7 @@ def test_an_actor_at_the_end_of_a_line_fills_its_ring_counts_and_reports(line):
         raise AssertionError("the actor has not heard of the stop")
 
 
-def test_no_more_chunks_are_on_their_way_than_allowed_and_the_ring_is_never_overrun(line):
+def test_chunks_in_flight_are_limited_and_fit_the_ring(line):
     context, _, ingest, wire = line("--config", "impala-cartpole", "--clock.learn_start", "1", "--memory.capacity", "16")
     link = ServerConnection(wire, 0, 3)
     playing = actor(remote_context(facts(context), link), 0)
@@ -119,7 +119,7 @@ def test_no_more_chunks_are_on_their_way_than_allowed_and_the_ring_is_never_over
         next(playing)
         most = max(most, len(link._in_flight))
     memory = context.memories[0]
-    assert most == 3 and 16 <= memory.unread() <= 16 + 4  # a chunk of 4 streams that was begun below 16
+    assert most == 3 and 16 <= memory.unread() <= 16 + 4  # a chunk of 4 environments that was begun below 16
     before = memory.trajectories.written()[0]
     memory.shared["taken"][0] += 4  # a learner has read one chunk
     deadline = time.monotonic() + 20
@@ -129,7 +129,7 @@ def test_no_more_chunks_are_on_their_way_than_allowed_and_the_ring_is_never_over
     assert memory.trajectories.written()[0] == before + memory.layout.chunk_length
 
 
-def test_an_actor_that_waits_for_the_learner_with_nothing_on_its_way_hears_when_it_may_go_on(line):
+def test_a_waiting_remote_actor_learns_when_it_may_continue(line):
     context, _, ingest, wire = line("--config", "dqn-cartpole", "--clock.tolerance", "50")
     far = remote_context(facts(context), ServerConnection(wire, 0, 2))
     playing = drive(actor(far, 0), far.clock)
@@ -138,7 +138,7 @@ def test_an_actor_that_waits_for_the_learner_with_nothing_on_its_way_hears_when_
     for _ in range(50):
         next(playing)
     waiting = context.clock.agent_steps
-    assert waiting < 150 + 2 * 8 * 4 + 32  # learn_start, tolerance, and the chunks on their way
+    assert waiting < 150 + 2 * 8 * 4 + 32  # learn_start, tolerance, and the chunks in flight
     context.clock.count_update(0, 10_000)
     deadline = time.monotonic() + 20
     while context.clock.agent_steps == waiting:
@@ -146,7 +146,7 @@ def test_an_actor_that_waits_for_the_learner_with_nothing_on_its_way_hears_when_
         assert time.monotonic() < deadline
 
 
-def test_a_life_that_was_replaced_stores_nothing_more(line):
+def test_a_replaced_actor_stores_nothing_more(line):
     context, _, ingest, wire = line("--config", "dqn-cartpole")
     first = ServerConnection(wire, 0, 2)
     playing = actor(remote_context(facts(context), first), 0)
@@ -160,7 +160,7 @@ def test_a_life_that_was_replaced_stores_nothing_more(line):
     assert context.memories[0].trajectories.written().tolist() == written
 
 
-def test_a_life_at_home_stores_alone_though_chunks_of_one_elsewhere_still_wait_for_room(line, monkeypatch):
+def test_a_local_actor_replaces_a_remote_one_with_waiting_chunks(line, monkeypatch):
     context, _, ingest, wire = line("--config", "impala-cartpole", "--clock.learn_start", "1", "--memory.capacity", "16")
     link = ServerConnection(wire, 0, 3)
     playing = actor(remote_context(facts(context), link), 0)
@@ -177,10 +177,11 @@ def test_a_life_at_home_stores_alone_though_chunks_of_one_elsewhere_still_wait_f
     assert context.memories[0].trajectories.written().tolist() == written
 
 
-def test_a_new_life_has_shown_no_sign_of_itself_before_it_plays_or_waits(line):
+def test_a_new_actor_has_not_started_before_it_plays_or_waits(line):
     context, _, ingest, wire = line("--config", "dqn-cartpole")
     link, place = ServerConnection(wire, 0, 2), context.process_ind("actor", 0)
-    assert not context.clock.has_started(place)  # its environments may take supervisor.start_timeout, or all fail at start
+    # its environments may take supervisor.start_timeout, or all fail at start
+    assert not context.clock.has_started(place)
     playing = drive(actor(remote_context(facts(context), link), 0), remote_context(facts(context), link).clock)
     deadline = time.monotonic() + 20
     while not context.clock.has_started(place):
@@ -188,7 +189,7 @@ def test_a_new_life_has_shown_no_sign_of_itself_before_it_plays_or_waits(line):
         assert time.monotonic() < deadline
 
 
-def test_bad_settings_are_named_before_a_start(monkeypatch):
+def test_bad_options_are_reported_before_a_start(monkeypatch):
     options = read_options(["--config", "dqn-cartpole", "--engine", "ray"])
     assert RayEngine.problems(options) == []
     with pytest.raises(SystemExit) as ended:
@@ -211,7 +212,7 @@ def test_bad_settings_are_named_before_a_start(monkeypatch):
 
 
 @pytest.mark.parametrize("cpus, fits", [((3, 1), True), ((2, 2), True), ((2, 1), False), ((1, 9), False)])
-def test_a_process_needs_its_cpus_on_one_node_and_the_learner_at_home(cpus, fits):
+def test_a_process_needs_its_cpus_on_one_node(cpus, fits):
     nodes = {name: {"Resources": {"CPU": float(count)}} for name, count in zip(("home", "other"), cpus)}
     needs = {name: {"CPU": 1.0, "GPU": 0.0} for name in ("actor 0", "actor 1", "learner 0", "evaluator 0")}
     if fits:
@@ -222,7 +223,7 @@ def test_a_process_needs_its_cpus_on_one_node_and_the_learner_at_home(cpus, fits
             check_room(needs, "home", nodes)
 
 
-def test_room_is_counted_as_ray_counts_it():
+def test_resources_are_compared_in_rays_fixed_point():
     """3 - 4 * 0.6 is less than 0.6 in binary."""
     nodes = {"home": {"Resources": {"CPU": 3.0}}}
     check_room({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(5)}, "home", nodes)
@@ -230,7 +231,7 @@ def test_room_is_counted_as_ray_counts_it():
         check_room({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(6)}, "home", nodes)
 
 
-def test_who_finds_no_gpu_is_told_of_the_settings_that_ask_for_one():
+def test_a_missing_gpu_names_the_options_that_request_one():
     nodes = {"home": {"Resources": {"CPU": 4.0, "GPU": 2.0}}}
     shares = {"learner 0": 0.7, "learner 1": 0.7, "actor 0": 0.3, "actor 1": 0.3}
     check_room({name: {"CPU": 1.0, "GPU": share} for name, share in shares.items()}, "home", nodes)
