@@ -1,8 +1,13 @@
-"""A CUDA graph's rules on CPU tensors, so that what is recorded and replayed can be tried where there is no GPU.
+"""Imitate a CUDA graph's rules on CPU tensors, so that capture can be tested without a GPU.
 
-As on CUDA a recording runs nothing, its operations are repeated on the same memory and python is not, numbers are drawn only from
-registered generators, a look at a value is refused, and memory that was there before must still be there. Kernels and the pool of the
-recording's own memory are not imitated.
+The imitation follows CUDA graphs in these rules:
+
+- capture runs nothing, and a launch repeats operations on the same memory without python;
+- random numbers come from registered generators only;
+- reading a value is refused;
+- memory from before the capture must still exist.
+
+Kernels and the graph's private memory pool are not imitated.
 """
 
 import sys
@@ -20,11 +25,12 @@ from core.device.cuda_graph import CudaGraphCallable
 
 LOOKS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.equal.default,
          torch.ops.aten.masked_select.default}
-INDEXED = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default}  # by a mask: as many as are true
+# a mask as index gives as many elements as are true
+INDEXED = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default}
 
 
 def looks(function: Any, args: Sequence[Any]) -> bool:
-    """Whether python, or the shape of the result, depends on a tensor's value."""
+    """Return True if python, or the shape of the result, depends on a tensor's value."""
     return function in LOOKS or (function in INDEXED and any(index is not None and index.dtype == torch.bool for index in args[1]))
 
 
@@ -33,7 +39,7 @@ def storages(found: Any) -> dict[int, torch.UntypedStorage]:
 
 
 class Elsewhere:
-    """A tensor that was there before the recording, which does not keep it alive."""
+    """Refer weakly to a tensor that existed before the capture."""
 
     def __init__(self, tensor: Tensor):
         self._storage = StorageWeakRef(tensor.untyped_storage())
@@ -47,15 +53,16 @@ class Elsewhere:
 
 
 class Recording(TorchDispatchMode):
-    """Stands in for a torch.cuda.CUDAGraph: entered it records, then `replay` repeats."""
+    """Replace a torch.cuda.CUDAGraph: capture inside the context, and repeat by `replay`."""
 
     def __init__(self, generators: Sequence[torch.Generator]):
         super().__init__()
         self._generators = generators
         self._operations: list[tuple[Callable[..., Any], Any, Any, Any]] = []
-        self._made: dict[int, torch.UntypedStorage] = {}  # by an operation of the recording
+        self._made: dict[int, torch.UntypedStorage] = {}  # by an operation of the capture
         self._constants: dict[int, torch.UntypedStorage] = {}  # python's numbers
-        self._before: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []  # written, though made elsewhere; as it was
+        # written though made before the capture, with a copy
+        self._before: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -84,7 +91,7 @@ class Recording(TorchDispatchMode):
         return super().__enter__()
 
     def __exit__(self, *error):
-        """Nothing has run: what was there is as it was, and what is new has no values."""
+        """Restore written memory, and invalidate new memory, because capture runs nothing."""
         super().__exit__(*error)
         for storage, before in self._before:
             storage.copy_(before)
@@ -108,7 +115,7 @@ class Recording(TorchDispatchMode):
 
 
 class Replayed(CudaGraphCallable):
-    """Captured, of work on the CPU."""
+    """Capture work on the CPU."""
 
     def __init__(self, work, device, generators=(), *, capture):
         super().__init__(work, device, generators, capture=False)
@@ -124,7 +131,7 @@ class Replayed(CudaGraphCallable):
 
 
 def imitate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Captured work on the CPU is recorded; and RMSprop works as on a GPU, not looking at a planned learning rate."""
+    """Capture on the CPU, and make RMSprop accept a prepared learning rate without reading it, as on a GPU."""
     step = torch.optim.RMSprop.step
 
     def unseen(optimizer):

@@ -1,4 +1,4 @@
-"""Every agent whose updates can be planned, on small networks, and the device's side of a full memory for it."""
+"""Every agent whose updates can be prepared, on small networks, and the device replay of a full memory for it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,7 +46,7 @@ AGENTS = {
 
 
 def make_agent(name: str, device: str = "cpu", seed: int = 3, **more):
-    """With everything that is made on first use."""
+    """Make an agent, including what is made on first use."""
     agent, model, settings = AGENTS[name]
     torch.manual_seed(seed)
     params = agent.Params(**{**SETTINGS, **settings, **more})
@@ -61,7 +61,10 @@ def shared_memory(agent):
 
 
 def playing(agent) -> tuple[PrioritizedMemory, Callable[[int], None]]:
-    """80 rows of random play in a ring of 64, with actions, extras and states as this agent has them; and what appends as many more."""
+    """Return a memory of 80 random steps in a ring of 64, and a function that appends more.
+
+    Actions, extras and states are as this agent has them.
+    """
     play, draw = RandomPlay(1, ENVS), np.random.default_rng(2)
     states = tuple(tuple(tensor.shape[1:]) for tensor in agent.initial_state(1))
     layout = small_layout(agent.spec, rows=64, chunk_length=agent.window.stride or 4, num_envs=ENVS, extras=agent.extras,

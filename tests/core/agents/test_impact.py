@@ -46,7 +46,9 @@ def random_target(logits, seed=9):
 
 
 def twin(params, batch, logits, values, target_logits):
-    """Return equation 4 of 1912.00167 with V-trace advantages, and (r, advantage, mu / pi_target) of each taken step.
+    """Return equation 4 of 1912.00167 with V-trace advantages, and (r, advantage, beta) of each taken step.
+
+    beta is mu / pi_target before it is clipped.
     """
     (actions, rewards, discounts, behaviour_logits, _), lasts = columns(batch)
     length, streams = actions.shape

@@ -43,8 +43,7 @@ def is_relevant(params, pi, mu):
 
 
 def twin(params, batch, logits, values):
-    """Return the loss of 1802.01561 (4.2), 1811.11682 (3) and 1909.11583 (4), and a [T, B] mask of the included steps.
-    """
+    """Return the loss of 1802.01561 (4.2), 1811.11682 (3) and 1909.11583 (4), and the included steps [T, B]."""
     (actions, rewards, discounts, behaviour_logits, behaviour_values), lasts = columns(batch)
     length, streams = actions.shape
     total, included = Sum(length + 1, streams), np.zeros((length, streams), bool)

@@ -38,7 +38,7 @@ def write_without_end(memory: Memory, actor_ind: int, ready) -> None:
 
 
 @pytest.mark.parametrize("memory_type", [SharedMemory, PrioritizedMemory])
-def test_a_sampler_never_sees_a_torn_or_stale_row_while_writers_lap_it(memory_type, monkeypatch):
+def test_samples_are_never_torn_or_stale_while_writers_overwrite(memory_type, monkeypatch):
     memory = make(memory_type, rows=200)
     lapped, intact = [], Trajectories.still_valid
 
@@ -60,15 +60,15 @@ def test_a_sampler_never_sees_a_torn_or_stale_row_while_writers_lap_it(memory_ty
             check_coded_window(memory.layout, SPEC, *batch.keys, batch.window)
             assert np.isfinite(batch.weights.numpy()).all()
             late.append(batch.keys)
-            if len(late) > 3:  # some of these rows are gone by now
+            if len(late) > 3:  # some of these steps are gone by now
                 memory.update_priorities(late.pop(0), generator.random(32))
         if isinstance(memory, PrioritizedMemory):
             memory.tree.check()
-        assert batches >= 20 and sum(lapped) > 0  # the race did happen, and was caught
+        assert batches >= 20 and sum(lapped) > 0  # the race did happen and was detected
         assert (memory.trajectories.written() - before > 4).all()
 
 
-def test_the_copy_on_the_learners_device_never_holds_a_torn_row_and_keeps_what_writers_overwrite():
+def test_the_device_ring_is_not_torn_and_keeps_overwritten_steps():
     memory = make(PrioritizedMemory, rows=200)
     resident, batches, overwritten = memory.Resident(memory, torch.device("cpu")), 0, 0
     with started(write_without_end, memory, 0), started(write_without_end, memory, 1):
@@ -89,7 +89,7 @@ def test_the_copy_on_the_learners_device_never_holds_a_torn_row_and_keeps_what_w
 
 
 @pytest.mark.parametrize("memory_type", [SharedMemory, PrioritizedMemory])
-def test_after_a_writer_was_killed_at_any_moment_sampling_and_its_successor_go_on(memory_type):
+def test_sampling_and_a_new_writer_continue_after_a_killed_one(memory_type):
     memory = make(memory_type, rows=40)
     survivor = memory.writer(1, random_priorities)
     with started(write_without_end, memory, 0) as process:
@@ -104,7 +104,7 @@ def test_after_a_writer_was_killed_at_any_moment_sampling_and_its_successor_go_o
         assert (batch.keys.serials[batch.keys.streams < 2] + SPEC.length < written).all()
     successor = memory.writer(0, random_priorities)
     memory.trajectories.flat("last")[memory.trajectories.slots(np.arange(2), np.full(2, written - 1))] = (written - 1) % 7 == 6
-    for serial in range(written, written + 100):  # with the mark of the takeover removed, one coded tape goes through
+    for serial in range(written, written + 100):  # without the mark of the takeover one coded tape goes through
         write_coded_row(successor, memory.layout, 0, serial)
         batch = memory.sample(16)
         assert batch is not None

@@ -1,4 +1,4 @@
-"""Replay on the learner's device: the same starts, priorities and weights as the memories on the CPU, drawn as often as they should be."""
+"""Replay on the learner's device has the starts, priorities, weights and frequencies of the CPU memories."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ SEQUENCES = WindowSpec(6, tuple(range(7)), crosses_episodes=True, stride=4)
 
 
 class Replay:
-    """Two actors of two streams each, and the learner's side of their memory on a device."""
+    """Provide two actors of two environments each, and the device replay of their memory."""
 
     def __init__(self, device: str = "cpu", memory_type=PrioritizedMemory, spec: WindowSpec = SPEC, priorities=None, rows: int = 24,
                  seed: int = 0, end: float = 0.15, **params):
@@ -42,7 +42,7 @@ class Replay:
         return self
 
     def starts(self) -> SampleIds:
-        """Every legal start, found by walking over the plays."""
+        """Return every valid start, found by walking over the plays."""
         stride = self.spec.stride or 1
         low, high = self.memory.trajectories.starts(self.spec.length)
         found = [(actor * 2 + stream, serial) for actor, play in enumerate(self.plays) for stream in range(2)
@@ -63,7 +63,7 @@ class Replay:
         self.resident.update_priorities(torch.from_numpy(self.places(keys)).to(device), torch.from_numpy(priorities).to(device))
 
     def counts(self, keys: SampleIds, draws: int) -> np.ndarray:
-        """How often each of the keys was drawn; a draw of anything else is an error."""
+        """Return how often each key was drawn; drawing any other key is an error."""
         place = {key: index for index, key in enumerate(zip(*keys))}
         counts = np.zeros(len(place))
         for _ in range(draws // 250):
@@ -75,7 +75,7 @@ class Replay:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
-def test_starts_are_drawn_as_often_as_their_priorities_say(device, alpha):
+def test_starts_are_drawn_in_proportion_to_their_priorities(device, alpha):
     replay = Replay(device, alpha=alpha, epsilon=0.01).play(50, 38).ready()
     keys = replay.starts()
     priorities = np.random.default_rng(0).random(len(keys.serials)) * 3
@@ -88,7 +88,7 @@ def test_starts_are_drawn_as_often_as_their_priorities_say(device, alpha):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("spec", [SPEC, SEQUENCES])
-def test_uniform_draws_give_every_legal_start_its_share_and_nothing_else(device, spec):
+def test_uniform_sampling_draws_valid_starts_equally_often(device, spec):
     replay = Replay(device, SharedMemory, spec, rows=40).play(70, 38).ready()
     keys = replay.starts()
     draws, share = 20_000, 1 / len(keys.serials)
@@ -98,7 +98,7 @@ def test_uniform_draws_give_every_legal_start_its_share_and_nothing_else(device,
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_importance_weights_are_those_of_the_paper(device):
+def test_importance_weights_equal_the_papers(device):
     replay = Replay(device, alpha=0.7, beta_start=0.4, epsilon=0.001).play(50, 50).ready()
     keys = replay.starts()
     priorities = np.random.default_rng(1).random(len(keys.serials)) * 2
@@ -111,7 +111,7 @@ def test_importance_weights_are_those_of_the_paper(device):
     assert batch.weights.max() == 1.0 and batch.weights.min() < 0.9 and batch.weights.dtype == torch.float32
 
 
-def test_beta_follows_its_plan():
+def test_beta_follows_its_schedule():
     replay = Replay(alpha=1.0, epsilon=0.5, beta_start=0.5, beta_end=1.0, beta_updates=4).play(30, 30).ready(6)
     keys = replay.starts()
     replay.set(keys, np.where(np.arange(len(keys.serials)) % 2, 0.5, 1.5))  # leaves 1 and 2
@@ -120,7 +120,7 @@ def test_beta_follows_its_plan():
     assert replay.resident.statistics()["beta"] == 1.0
 
 
-def test_draws_are_stratified():
+def test_samples_are_stratified():
     replay = Replay(alpha=1.0, epsilon=1e-9, end=0.0).play(16, 16).ready()
     keys = replay.starts()
     replay.set(keys, np.ones(len(keys.serials)))
@@ -142,19 +142,19 @@ def test_a_batch_holds_the_windows_of_its_keys(device):
 
 
 def partly_absolute_return(window) -> np.ndarray | None:
-    """An actor's priorities; now and then it has none."""
+    """Return an actor's priorities, or None now and then."""
     actions = window.actions[0].numpy()
     return np.abs(window.rewards.sum(0).numpy()) + actions if actions.sum() % 3 else None
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("spec", [SPEC, SEQUENCES])
-def test_leaves_are_those_of_the_tree_on_the_cpu_whatever_happens(device, spec):
+def test_leaves_equal_those_of_the_cpu_tree(device, spec):
     replay = Replay(device, spec=spec, priorities=partly_absolute_return, alpha=0.6, rows=40)
     generator = np.random.default_rng(5)
     for part, steps in enumerate([9, 3, 17, 100, 41, 8, 12, 25, 7, 160, 30]):
         replay.play(steps, steps // 2 + part)
-        batch = replay.memory.sample(16)  # the CPU's side takes in what is new
+        batch = replay.memory.sample(16)  # makes the CPU's memory read what is new
         if not replay.resident.refresh() or batch is None:
             continue
         np.testing.assert_allclose(replay.leaves(), replay.memory.tree.leaves, rtol=1e-12)
@@ -170,7 +170,7 @@ def test_leaves_are_those_of_the_tree_on_the_cpu_whatever_happens(device, spec):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
-def test_a_priority_that_is_none_changes_nothing(bad):
+def test_an_invalid_priority_changes_nothing(bad):
     replay = Replay(alpha=1.0).play(30, 30).ready()
     keys, before = replay.starts(), replay.leaves()
     replay.set(SampleIds(keys.streams[:3], keys.serials[:3]), np.array([bad, 4.0, bad]))
@@ -178,7 +178,7 @@ def test_a_priority_that_is_none_changes_nothing(bad):
     assert np.flatnonzero(changed).tolist() == [replay.places(keys)[1]] and float(replay.resident._largest) == 4.0
 
 
-def test_nothing_is_offered_before_the_first_legal_start():
+def test_no_batch_is_offered_before_the_first_valid_start():
     replay = Replay()
     assert not replay.resident.refresh()
     assert not replay.play(0, 4).resident.refresh()  # one start may be the end of an episode
@@ -187,10 +187,10 @@ def test_nothing_is_offered_before_the_first_legal_start():
         replay.resident.sample(0)
 
 
-# checkpoint -----------------------------------------------------------------------------------------------------------
+# checkpoints ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("memory_type", [PrioritizedMemory, SharedMemory])
-def test_sampling_continues_from_a_state_as_if_nothing_had_happened(device, memory_type):
+def test_sampling_continues_exactly_from_a_state(device, memory_type):
     replay = Replay(device, memory_type, rows=40).play(70, 45).ready(5)
     for _ in range(5):
         places = replay.resident.sample(8)[1]
@@ -205,7 +205,7 @@ def test_sampling_continues_from_a_state_as_if_nothing_had_happened(device, memo
         assert torch.equal(expected[0].window.observations, found[0].window.observations)
 
 
-def test_a_state_of_the_cpu_continues_on_the_device_and_back():
+def test_a_state_moves_between_cpu_and_device():
     replay = Replay(rows=40).play(70, 45)
     replay.memory.update_priorities(replay.memory.sample(16).keys, np.arange(16.0))
     moved = Replay(rows=40)
@@ -215,10 +215,10 @@ def test_a_state_of_the_cpu_continues_on_the_device_and_back():
     back = Replay(rows=40)
     back.memory.load_state_dict(moved.resident.state_dict())
     assert (back.memory.tree.leaves == replay.memory.tree.leaves).all()
-    assert back.memory.beta > replay.memory.beta  # one batch was planned on the device
+    assert back.memory.beta > replay.memory.beta  # one batch was prepared on the device
 
 
-def test_without_rows_beta_goes_on():
+def test_beta_continues_without_the_stored_steps():
     replay = Replay(beta_updates=10).play(50, 50).ready(5)
     resumed = Replay(beta_updates=10)
     resumed.resident.continue_at(5)
@@ -226,15 +226,16 @@ def test_without_rows_beta_goes_on():
 
 
 @pytest.mark.parametrize("memory_type", [PrioritizedMemory, SharedMemory])
-def test_the_bytes_that_are_counted_before_a_start_are_those_allocated(memory_type):
+def test_the_computed_bytes_are_those_allocated(memory_type):
     replay = Replay(memory_type=memory_type, rows=4000)
-    tensors = [*replay.resident.mirror._arrays.values(), replay.resident._leaves, replay.resident._leaves]  # and once more as running sums
+    # once more as running sums
+    tensors = [*replay.resident.mirror._arrays.values(), replay.resident._leaves, replay.resident._leaves]
     allocated = sum(tensor.nbytes for tensor in tensors)
     counted = replay.memory.Resident.nbytes(replay.layout, SPEC)
     assert allocated <= counted <= allocated + 64 * len(tensors)
 
 
-def test_frames_that_are_packed_beside_the_actors_are_counted_as_they_are_on_the_device():
+def test_compressed_frames_count_uncompressed_on_the_device():
     layout = Replay(rows=400).layout
     packed = dataclasses.replace(layout, arena_bytes=10_000)
     assert DevicePrioritizedReplay.nbytes(packed, SPEC) == DevicePrioritizedReplay.nbytes(layout, SPEC)

@@ -32,7 +32,7 @@ def legal_starts(memory: PrioritizedMemory, plays: list[RandomPlay]) -> SampleId
 
 
 def counts_of(memory: PrioritizedMemory, keys: SampleIds, draws: int) -> np.ndarray:
-    """How often each of the keys was drawn; a draw of anything else is an error."""
+    """Return how often each key was drawn; drawing any other key is an error."""
     place = {key: index for index, key in enumerate(zip(*keys))}
     counts = np.zeros(len(place))
     for _ in range(draws // 250):
@@ -42,7 +42,7 @@ def counts_of(memory: PrioritizedMemory, keys: SampleIds, draws: int) -> np.ndar
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
-def test_starts_are_drawn_as_often_as_their_priorities_say(alpha):
+def test_starts_are_drawn_in_proportion_to_their_priorities(alpha):
     memory, plays, _ = filled(alpha=alpha, epsilon=0.01)
     memory.sample(1)
     keys = legal_starts(memory, plays)
@@ -56,7 +56,7 @@ def test_starts_are_drawn_as_often_as_their_priorities_say(alpha):
     assert (np.abs(counts - draws * shares) < 5 * np.sqrt(draws * shares) + 1).all() and len(shares) > 20
 
 
-def test_importance_weights_are_those_of_the_paper():
+def test_importance_weights_equal_the_papers():
     memory, plays, _ = filled(alpha=0.7, beta_start=0.4, epsilon=0.001)
     memory.sample(1)
     memory._batches = 0
@@ -70,7 +70,7 @@ def test_importance_weights_are_those_of_the_paper():
     assert batch.weights.max() == 1.0 and batch.weights.min() < 0.9
 
 
-def test_beta_goes_linearly_from_start_to_end_and_stays():
+def test_beta_is_annealed_linearly_and_stays_at_its_end():
     memory, _, _ = filled(beta_start=0.4, beta_end=1.0, beta_updates=4)
     betas = []
     for _ in range(6):
@@ -79,13 +79,14 @@ def test_beta_goes_linearly_from_start_to_end_and_stays():
     assert betas == pytest.approx([0.4, 0.55, 0.7, 0.85, 1.0, 1.0])
 
 
-def test_draws_are_stratified():
+def test_samples_are_stratified():
     memory, plays, _ = filled(steps=16, alpha=1.0, epsilon=1e-9, end=0.0)
     memory.sample(1)
     keys = legal_starts(memory, plays)
     memory.update_priorities(keys, np.ones(len(keys.serials)))
     drawn = memory.sample(len(keys.serials)).keys
-    assert sorted(zip(*drawn)) == sorted(zip(*keys))  # one from each of n equal shares: with equal priorities each exactly once
+    # one from each of n equal shares: with equal priorities each exactly once
+    assert sorted(zip(*drawn)) == sorted(zip(*keys))
 
 
 def test_a_batch_holds_the_windows_of_its_keys():
@@ -98,13 +99,13 @@ def test_a_batch_holds_the_windows_of_its_keys():
             np.testing.assert_array_equal(batch.window.observations[place, column].numpy(), observation)
 
 
-# initial priorities ---------------------------------------------------------------------------------------------------
+# initial priorities -----------------------------------------------------------------------------------------------
 def absolute_return(window) -> np.ndarray:
     assert window.observations.shape[0] == 0
     return np.abs(window.rewards.sum(0).numpy()) + window.actions[0].numpy()
 
 
-def test_new_starts_have_the_priority_their_actor_computed_before_they_can_be_drawn():
+def test_new_starts_have_their_actors_priority_before_sampling():
     memory, plays, writers = make(priorities=absolute_return, alpha=1.0, epsilon=0.5)
     for part in range(15):
         for play, writer in zip(plays, writers):
@@ -116,14 +117,15 @@ def test_new_starts_have_the_priority_their_actor_computed_before_they_can_be_dr
         for leaf, stream, serial in zip(leaves, *keys):
             rows = plays[stream // 2].rows[stream % 2][serial:serial + 4]
             assert leaf == pytest.approx(abs(sum(row.reward for row in rows)) + rows[0].action + 0.5, rel=1e-5)
-        assert np.count_nonzero(memory.tree.leaves) == len(keys.serials)  # no other row has any
+        assert np.count_nonzero(memory.tree.leaves) == len(keys.serials)  # no other step has any
     assert part == 14 and memory.trajectories.written().min() > 2 * 24
 
 
-def test_starts_whose_actor_supplies_none_get_the_largest_priority_seen():
+def test_starts_without_a_priority_get_the_largest_one_seen():
     memory, plays, writers = filled(steps=20, alpha=1.0, epsilon=0.25)
     batch = memory.sample(4)
-    assert (memory.tree.leaves[memory.trajectories.slots(*legal_starts(memory, plays))] == 1.25).all()  # one, before any is seen
+    # one, before any is seen
+    assert (memory.tree.leaves[memory.trajectories.slots(*legal_starts(memory, plays))] == 1.25).all()
     memory.update_priorities(batch.keys, np.array([0.5, 3.0, 7.0, 0.0]))
     plays[0].play(writers[0], 4)
     memory.sample(4)
@@ -134,20 +136,20 @@ def test_starts_whose_actor_supplies_none_get_the_largest_priority_seen():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
-def test_an_actor_that_computes_a_bad_priority_is_an_error(bad):
+def test_an_invalid_priority_of_an_actor_is_an_error(bad):
     _, plays, writers = make(priorities=lambda window: np.full(window.lasts.shape[1], bad))
     with pytest.raises(ValueError, match="finite and not negative: actor 0"):
         plays[0].play(writers[0], 8)
 
 
-def test_rows_that_end_an_episode_are_never_drawn_even_if_their_actor_gave_them_a_priority():
+def test_last_steps_are_never_drawn_whatever_their_priority():
     memory, plays, _ = filled(priorities=lambda window: np.full(window.lasts.shape[1], 1e6), end=0.5)
     for _ in range(50):
         assert not any(plays[stream // 2].rows[stream % 2][serial].last for stream, serial in zip(*memory.sample(32).keys))
 
 
-# updates --------------------------------------------------------------------------------------------------------------
-def test_priorities_of_overwritten_rows_are_dropped():
+# updates ----------------------------------------------------------------------------------------------------------
+def test_priorities_of_overwritten_steps_are_dropped():
     memory, plays, writers = filled(steps=16, alpha=1.0)
     old = memory.sample(16).keys
     plays[0].play(writers[0], 24)
@@ -159,7 +161,7 @@ def test_priorities_of_overwritten_rows_are_dropped():
     memory.tree.check()
 
 
-def test_priorities_of_rows_that_are_no_starts_yet_are_dropped():
+def test_priorities_of_steps_that_are_no_starts_are_dropped():
     memory, _, _ = filled(steps=16)
     memory.sample(1)
     total = memory.tree.total
@@ -167,7 +169,7 @@ def test_priorities_of_rows_that_are_no_starts_yet_are_dropped():
     assert memory.tree.total == total
 
 
-def test_leaves_of_lost_rows_are_cleared_even_after_a_learner_slept_for_several_rounds():
+def test_leaves_of_overwritten_steps_are_cleared_after_pauses():
     memory, plays, writers = filled(steps=16)
     memory.sample(1)
     for steps in (4, 24, 100, 7):
@@ -182,7 +184,7 @@ def test_leaves_of_lost_rows_are_cleared_even_after_a_learner_slept_for_several_
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -0.5])
-def test_bad_priorities_are_refused_by_value(bad):
+def test_invalid_priorities_are_refused_by_value(bad):
     memory, _, _ = filled()
     keys = memory.sample(4).keys
     total = memory.tree.total
@@ -192,13 +194,13 @@ def test_bad_priorities_are_refused_by_value(bad):
 
 
 @pytest.mark.parametrize("shape", [(3,), (5,), (4, 1), ()])
-def test_priorities_of_another_shape_than_their_keys_are_refused(shape):
+def test_priorities_of_a_wrong_shape_are_refused(shape):
     memory, _, _ = filled()
     with pytest.raises(ValueError, match=r"shape"):
         memory.update_priorities(memory.sample(4).keys, np.ones(shape))
 
 
-def test_all_priorities_zero_still_draws_every_start():
+def test_all_zero_priorities_still_draw_every_start():
     memory, plays, _ = filled(priorities=lambda window: np.zeros(window.lasts.shape[1]))
     memory.sample(1)
     keys = legal_starts(memory, plays)
@@ -207,7 +209,7 @@ def test_all_priorities_zero_still_draws_every_start():
     assert (counts > 0).all() and np.isfinite(memory.sample(8).weights.numpy()).all()
 
 
-def test_there_is_no_batch_before_the_first_legal_start():
+def test_there_is_no_batch_before_the_first_valid_start():
     memory, plays, writers = make()
     assert memory.sample(8) is None
     plays[1].play(writers[1], 4)
@@ -215,12 +217,12 @@ def test_there_is_no_batch_before_the_first_legal_start():
 
 
 @pytest.mark.parametrize("batch_size", [0, -3, 1.0])
-def test_silly_batch_sizes_are_refused(batch_size):
+def test_invalid_batch_sizes_are_refused(batch_size):
     with pytest.raises(ValueError, match="batch size"):
         filled()[0].sample(batch_size)
 
 
-def test_rows_that_were_overwritten_while_they_were_read_are_drawn_again(monkeypatch):
+def test_steps_overwritten_while_being_read_are_drawn_again(monkeypatch):
     memory, _, _ = filled()
     answers = iter([np.arange(32) % 2 == 0, np.ones(32, bool)])
     monkeypatch.setattr(memory.trajectories, "still_valid", lambda streams, serials: next(answers))
@@ -228,13 +230,13 @@ def test_rows_that_were_overwritten_while_they_were_read_are_drawn_again(monkeyp
     assert next(answers, None) is None and np.isfinite(batch.weights.numpy()).all()
 
 
-def test_epsilon_zero_is_no_legal_setting():
+def test_epsilon_zero_is_refused():
     assert problems(PrioritizedParams(epsilon=0.0)) and not problems(PrioritizedParams())
 
 
-# checkpoint -----------------------------------------------------------------------------------------------------------
+# checkpoints ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("steps", [14, 50])
-def test_sampling_continues_from_a_state_with_rows_as_if_nothing_had_happened(steps):
+def test_sampling_continues_exactly_from_a_state(steps):
     memory, plays, _ = filled(steps=steps, rows=40)
     generator = np.random.default_rng(2)
     for _ in range(5):
@@ -262,7 +264,7 @@ def test_sampling_continues_from_a_state_with_rows_as_if_nothing_had_happened(st
     assert ((resumed.tree.leaves > 0) == live).all()
 
 
-def test_without_rows_beta_goes_on():
+def test_beta_continues_without_the_stored_steps():
     memory, _, _ = filled(beta_updates=10)
     for _ in range(5):
         memory.update_priorities(memory.sample(8).keys, np.full(8, 9.0))
@@ -272,7 +274,7 @@ def test_without_rows_beta_goes_on():
     assert resumed.beta == memory.beta and resumed.statistics()["max_priority"] == 1.0
 
 
-def test_statistics_are_those_of_the_live_starts():
+def test_statistics_cover_the_valid_starts():
     memory, plays, _ = filled(alpha=1.0, epsilon=1e-6)
     memory.sample(1)
     keys = legal_starts(memory, plays)

@@ -5,12 +5,12 @@ from core.memories.sum_tree import SumTree
 
 
 @pytest.mark.parametrize("capacity", [1, 7, 2048, 2049, 30_000])
-def test_the_tree_equals_a_plain_list_after_1e5_random_operations(capacity):
+def test_the_tree_equals_a_plain_list_after_random_operations(capacity):
     generator = np.random.default_rng(capacity)
     tree, plain, operations = SumTree(capacity), [0.0] * capacity, 0
     while operations < 100_000:
         count = int(generator.integers(0, 1500))
-        indices = generator.integers(capacity, size=count)  # duplicates included
+        indices = generator.integers(capacity, size=count)  # includes duplicates
         values = np.where(generator.random(count) < 0.3, 0.0, generator.random(count) ** 8 * 10.0 ** generator.integers(-6, 6))
         tree.set(indices, values)
         for index, value in zip(indices.tolist(), values.tolist()):
@@ -27,7 +27,7 @@ def test_the_tree_equals_a_plain_list_after_1e5_random_operations(capacity):
     assert (ends[found] >= prefix_sums - slack).all() and (ends[found] - tree.leaves[found] <= prefix_sums + slack).all()
 
 
-def test_of_equal_indices_the_last_one_counts():
+def test_the_last_of_equal_indices_counts():
     tree = SumTree(5)
     tree.set(np.array([3, 3, 1, 3]), np.array([1.0, 2.0, 5.0, 4.0]))
     assert tree.leaves.tolist() == [0, 5, 0, 4, 0] and tree.total == 9
@@ -35,7 +35,7 @@ def test_of_equal_indices_the_last_one_counts():
 
 
 @pytest.mark.parametrize("capacity", [6, 5000])
-def test_found_frequencies_equal_the_shares(capacity):
+def test_leaves_are_found_in_proportion_to_their_values(capacity):
     generator = np.random.default_rng(0)
     tree, draws = SumTree(capacity), 400_000
     places = generator.choice(capacity, size=5, replace=False)
@@ -47,7 +47,7 @@ def test_found_frequencies_equal_the_shares(capacity):
     assert (np.abs(counts[places] - draws * shares) < 5 * deviation).all() and counts[places].sum() == draws
 
 
-def test_evenly_spaced_sums_find_each_leaf_as_often_as_its_value_says():
+def test_evenly_spaced_sums_find_each_leaf_by_its_value():
     tree = SumTree(4)
     tree.set(np.arange(4), np.array([1.0, 0.0, 2.0, 5.0]))
     assert tree.find(np.arange(8) + 0.5).tolist() == [0, 2, 2, 3, 3, 3, 3, 3]
@@ -55,14 +55,14 @@ def test_evenly_spaced_sums_find_each_leaf_as_often_as_its_value_says():
 
 
 @pytest.mark.parametrize("value", [5e-324, 1e-300, 0.1, 1e300])
-def test_sums_at_and_beyond_the_total_find_the_last_positive_leaf(value):
+def test_sums_beyond_the_total_find_the_last_positive_leaf(value):
     tree = SumTree(10_000)
     tree.set(np.array([17, 4321]), np.array([value, value]))
     assert set(tree.find(np.array([0.0, tree.total, np.nextafter(tree.total, 0), tree.total * 1.1])).tolist()) <= {17, 4321}
     assert tree.find(np.array([tree.total]))[0] == 4321
 
 
-def test_zero_leaves_are_never_found_whatever_rounding_does():
+def test_zero_leaves_are_never_found_despite_rounding():
     generator = np.random.default_rng(1)
     for _ in range(40):
         tree = SumTree(2048 * 64)  # trees of six levels below the roots
@@ -73,7 +73,7 @@ def test_zero_leaves_are_never_found_whatever_rounding_does():
         assert (tree.leaves[tree.find(sums)] > 0).all()
 
 
-def test_check_sees_a_parent_that_is_not_the_sum_of_its_children():
+def test_check_detects_a_parent_that_is_not_its_childrens_sum():
     tree = SumTree(5000)
     tree.set(np.array([3]), np.array([1.0]))
     tree._levels[-1][3] = 2.0

@@ -29,7 +29,7 @@ def legal_starts(memory: SharedMemory, plays: list[RandomPlay]) -> set[tuple[int
             for serial in range(low[actor], high[actor]) if not play.rows[stream][serial].last}
 
 
-def test_every_legal_start_is_drawn_equally_often_and_nothing_else():
+def test_every_valid_start_is_drawn_equally_often():
     memory, plays, _ = filled()
     legal = legal_starts(memory, plays)
     counts: dict[tuple[int, int], int] = {}
@@ -44,7 +44,7 @@ def test_every_legal_start_is_drawn_equally_often_and_nothing_else():
     assert chi_square < freedom + 5 * np.sqrt(2 * freedom)
 
 
-def test_a_batch_holds_the_windows_of_its_keys_and_weights_of_one():
+def test_a_batch_holds_its_keys_windows_and_weights_of_one():
     memory, plays, _ = filled()
     batch = memory.sample(64)
     assert batch.weights.equal(torch.ones(64)) and batch.window.observations.shape == (2, 64, 4, 2, 3)
@@ -54,7 +54,7 @@ def test_a_batch_holds_the_windows_of_its_keys_and_weights_of_one():
             np.testing.assert_array_equal(batch.window.observations[place, column].numpy(), observation)
 
 
-def test_there_is_no_batch_before_the_first_legal_start():
+def test_there_is_no_batch_before_the_first_valid_start():
     memory, plays, writers = filled(steps=0)
     assert memory.sample(8) is None
     plays[0].play(writers[0], 3)
@@ -63,20 +63,20 @@ def test_there_is_no_batch_before_the_first_legal_start():
     assert memory.sample(8) is not None and memory.size() == 16
 
 
-def test_there_is_no_batch_while_all_rows_end_episodes():
+def test_there_is_no_batch_if_all_steps_end_episodes():
     memory, _, _ = filled()
     memory.trajectories.arrays["last"][...] = True
     assert memory.sample(8) is None
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, 2.5, True, "8"])
-def test_silly_batch_sizes_are_refused(batch_size):
+def test_invalid_batch_sizes_are_refused(batch_size):
     memory, _, _ = filled()
     with pytest.raises(ValueError, match="batch size"):
         memory.sample(batch_size)
 
 
-def test_rows_that_were_overwritten_while_they_were_read_are_drawn_again(monkeypatch):
+def test_steps_overwritten_while_being_read_are_drawn_again(monkeypatch):
     memory, _, _ = filled()
     reads = []
 
@@ -91,19 +91,19 @@ def test_rows_that_were_overwritten_while_they_were_read_are_drawn_again(monkeyp
     assert not (batch.keys.serials[~kept] == reads[0].serials[~kept]).all()
 
 
-def test_a_memory_that_is_always_lapped_gives_no_batch_and_does_not_hang(monkeypatch):
+def test_a_ring_that_is_always_overwritten_gives_no_batch(monkeypatch):
     memory, _, _ = filled()
     monkeypatch.setattr(memory.trajectories, "still_valid", lambda streams, serials: np.zeros(len(serials), bool))
     assert memory.sample(8) is None
 
 
-def test_the_same_seed_draws_the_same_batches_and_another_seed_others():
+def test_a_seed_determines_the_batches():
     first, second, other = (filled(seed=seed)[0] for seed in (1, 1, 2))
     keys = [[memory.sample(32).keys.serials.tolist() for _ in range(3)] for memory in (first, second, other)]
     assert keys[0] == keys[1] != keys[2]
 
 
-def test_sampling_continues_from_a_state_as_if_nothing_had_happened():
+def test_sampling_continues_exactly_from_a_state():
     memory, _, _ = filled(seed=3)
     for _ in range(3):
         memory.sample(7)
@@ -117,14 +117,14 @@ def test_sampling_continues_from_a_state_as_if_nothing_had_happened():
         assert expected.window.observations.equal(found.window.observations)
 
 
-def test_a_ring_too_small_for_its_windows_is_refused_at_once():
+def test_a_ring_too_small_for_its_windows_is_refused():
     layout = small_layout(RandomPlay(0, 2).spec, rows=12, chunk_length=4, num_envs=2)
     SharedMemory(SharedParams(), small_layout(RandomPlay(0, 2).spec, rows=16, chunk_length=4, num_envs=2), WindowSpec(4, (0,)), 0)
     with pytest.raises(ValueError, match="12 rows a stream are too few"):
         SharedMemory(SharedParams(), layout, WindowSpec(4, (0,)), 0)
 
 
-def test_the_smallest_ring_that_is_accepted_can_be_sampled():
+def test_the_smallest_accepted_ring_can_be_sampled():
     play = RandomPlay(0, 2, end=0.0)
     memory = SharedMemory(SharedParams(), small_layout(play.spec, rows=16, chunk_length=4, num_envs=2), WindowSpec(4, (0, 4)), 0)
     writer = memory.writer(0)

@@ -1,4 +1,4 @@
-"""Sequences that start at every stride-th row only, in the uniform and in the prioritised memory."""
+"""Sequences start at every stride-th step only, in the uniform and in the prioritised memory."""
 
 import time
 
@@ -46,7 +46,8 @@ def play_all(plays, writers, steps):
 
 
 def legal(memory):
-    """Every multiple of the stride whose rows, first stack and end included, stand in the ring and apart from the writer: by hand."""
+    """Return every multiple of the stride whose steps, frame stack and end included, are readable; computed by loops.
+    """
     written = memory.trajectories.written()
     layout, spec = memory.layout, memory.window
     keys = []
@@ -77,7 +78,7 @@ def assert_windows_are_the_rows_of_their_keys(memory, plays, batch):
 
 @pytest.mark.parametrize("spec", [LONG, SHORT, sequence(4)])
 @pytest.mark.parametrize("name", MEMORIES)
-def test_every_stride_th_row_is_drawn_equally_often_and_nothing_else(name, spec):
+def test_every_stride_th_step_is_drawn_equally_often(name, spec):
     memory, plays, _ = filled(name, steps=73, spec=spec)
     starts = legal(memory)
     counts = dict.fromkeys(starts, 0)
@@ -88,13 +89,13 @@ def test_every_stride_th_row_is_drawn_equally_often_and_nothing_else(name, spec)
     mean = draws / len(starts)
     assert sum((count - mean) ** 2 / mean for count in counts.values()) < len(starts) - 1 + 5 * np.sqrt(2 * (len(starts) - 1))
     ends = [plays[stream // ENVS].rows[stream % ENVS][serial].last for stream, serial in starts]
-    assert len(starts) >= 16 and any(ends)  # a row that ends an episode may begin a sequence
+    assert len(starts) >= 16 and any(ends)  # the last step of an episode may start a sequence
 
 
 @pytest.mark.parametrize("spec", [LONG, SHORT])
 @pytest.mark.parametrize("frame_stack", [0, 1, 4])
 @pytest.mark.parametrize("name", MEMORIES)
-def test_every_window_holds_its_rows_and_its_state_through_wrap_around(name, frame_stack, spec):
+def test_windows_hold_their_steps_and_state_through_wrap_around(name, frame_stack, spec):
     memory, plays, writers = make(name, spec=spec, frame_stack=frame_stack)
     seen = set()
     for part in range(60):
@@ -110,7 +111,7 @@ def test_every_window_holds_its_rows_and_its_state_through_wrap_around(name, fra
     assert int(memory.trajectories.written().min()) > 2 * memory.layout.rows and len(seen) > 60
 
 
-def test_starts_are_drawn_as_often_as_their_priorities_say():
+def test_starts_are_drawn_in_proportion_to_their_priorities():
     memory, _, _ = filled("prioritized", alpha=0.5, epsilon=0.01)
     memory.sample(1)
     keys = as_keys(legal(memory))
@@ -126,7 +127,7 @@ def test_starts_are_drawn_as_often_as_their_priorities_say():
     assert (np.abs(counts - draws * shares) < 5 * np.sqrt(draws * shares) + 1).all()
 
 
-def test_there_is_one_leaf_for_each_start_and_those_of_lost_rows_are_cleared():
+def test_each_start_has_one_leaf_and_lost_ones_are_cleared():
     memory, plays, writers = make("prioritized")
     for steps in (30, 5, 40, 200, 9):
         play_all(plays, writers, steps)
@@ -136,7 +137,7 @@ def test_there_is_one_leaf_for_each_start_and_those_of_lost_rows_are_cleared():
     assert memory.tree.capacity == memory.layout.num_slots // STRIDE
 
 
-def test_late_priorities_reach_their_start_and_never_the_one_that_took_its_place():
+def test_late_priorities_never_reach_a_new_start():
     memory, plays, writers = filled("prioritized", alpha=1.0, epsilon=0.5)
     old, generator = memory.sample(32).keys, np.random.default_rng(0)
     for _ in range(12):
@@ -151,7 +152,7 @@ def test_late_priorities_reach_their_start_and_never_the_one_that_took_its_place
     assert not set(zip(*old)) & set(legal(memory))
 
 
-def test_a_start_has_the_priority_that_its_actor_computed_of_its_sequence_even_where_an_episode_ends():
+def test_a_starts_initial_priority_is_that_of_its_sequence():
     memory, plays, writers = make("prioritized", alpha=1.0, epsilon=0.5, priorities=lambda window: np.abs(window.rewards.sum(0).numpy()))
     ends, checked = 0, 0
     for _ in range(25):
@@ -168,7 +169,7 @@ def test_a_start_has_the_priority_that_its_actor_computed_of_its_sequence_even_w
 
 @pytest.mark.parametrize("steps", [22, 75])
 @pytest.mark.parametrize("name", MEMORIES)
-def test_sampling_continues_from_a_state_with_rows_as_if_nothing_had_happened(name, steps):
+def test_sampling_continues_exactly_from_a_state(name, steps):
     memory, plays, writers = filled(name, steps=steps)
     generator = np.random.default_rng(2)
     for _ in range(5):
@@ -188,7 +189,7 @@ def test_sampling_continues_from_a_state_with_rows_as_if_nothing_had_happened(na
 @pytest.mark.parametrize("spec", [LONG, SHORT, sequence(8)])
 @pytest.mark.parametrize("frame_stack", [0, 1, 4, 6])
 @pytest.mark.parametrize("name", MEMORIES)
-def test_the_smallest_ring_that_is_accepted_always_holds_a_sequence(name, frame_stack, spec):
+def test_the_smallest_accepted_ring_always_holds_a_sequence(name, frame_stack, spec):
     rows = next(rows for rows in range(STRIDE, 100, STRIDE) if accepted(name, spec, rows, frame_stack))
     memory, plays, writers = make(name, spec, rows, frame_stack)
     for _ in range(80):
@@ -206,12 +207,12 @@ def accepted(name, spec, rows, frame_stack):
 
 
 @pytest.mark.parametrize("name", MEMORIES)
-def test_a_stride_that_is_no_chunk_is_refused(name):
+def test_a_stride_that_does_not_fit_chunks_is_refused(name):
     with pytest.raises(ValueError, match="every 3 rows does not fit chunks of 4"):
         make(name, spec=sequence(9, stride=3))
 
 
-# while actors write -----------------------------------------------------------------------------------------------------
+# while actors write -----------------------------------------------------------------------------------------------
 def coded_memory(name):
     kind, params = MEMORIES[name]
     layout = small_layout(coded_spec((16, 16), 4), rows=60, chunk_length=STRIDE, num_envs=ENVS, num_actors=ACTORS,
@@ -233,7 +234,7 @@ def write_without_end(memory, actor_ind, ready):
 
 
 def check_coded_sequences(layout, keys, window):
-    """Every element of the windows, states included, is what was written at their keys."""
+    """Assert that every element of the windows, states included, was written at their keys."""
     assert not (keys.serials % STRIDE).any()
     rows = keys.serials + np.arange(LONG.length + 1)[:, None]
     codes = (keys.streams + 1) * CODE + rows
@@ -246,7 +247,7 @@ def check_coded_sequences(layout, keys, window):
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", MEMORIES)
-def test_a_sampler_never_sees_a_torn_or_stale_sequence_while_writers_lap_it(name, monkeypatch):
+def test_sequences_are_not_torn_or_stale_while_writers_overwrite(name, monkeypatch):
     memory = coded_memory(name)
     lapped, intact = [], Trajectories.still_valid
 
@@ -266,8 +267,8 @@ def test_a_sampler_never_sees_a_torn_or_stale_sequence_while_writers_lap_it(name
             batches += 1
             check_coded_sequences(memory.layout, batch.keys, batch.window)
             late.append(batch.keys)
-            if len(late) > 3:  # some of these rows are gone by now
+            if len(late) > 3:  # some of these steps are gone by now
                 memory.update_priorities(late.pop(0), generator.random(16))
         if isinstance(memory, PrioritizedMemory):
             memory.tree.check()
-    assert batches >= 20 and sum(lapped) > 0  # the race did happen, and was caught
+    assert batches >= 20 and sum(lapped) > 0  # the race did happen and was detected

@@ -1,4 +1,4 @@
-"""Every actor-critic network, with and without memory: shapes, unrolling, forgetting, gradients, published sizes."""
+"""Every actor-critic network, with and without LSTM: shapes, unrolls, state resets, gradients, published sizes."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ ATARI, SMALL = pixels(84, 84), pixels(42, 42)
 MINATAR = EnvSpec("breakout", ArraySpec((10, 10, 4), "bool"), 0, Discrete(ACTIONS), is_image=True)
 VECTOR = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2, Discrete(ACTIONS))
 SIZES = {ImpalaCNN: (ATARI, 256), ImpalaResNet: (ATARI, 256), NatureAC: (ATARI, 512), FeatureAC: (ATARI, 128), SmallAC: (SMALL, 256),
-         MinAtarAC: (MINATAR, 128), MLPAC: (VECTOR, 64)}  # the observations each is for, and F without an LSTM
+         MinAtarAC: (MINATAR, 128), MLPAC: (VECTOR, 64)}  # the observations of each network, and F without an LSTM
 IMAGE_MODELS = [network for network, (spec, _) in SIZES.items() if spec.is_image]
 
 every_network = pytest.mark.parametrize("network", SIZES, ids=lambda network: network.__name__)
@@ -64,7 +64,7 @@ def test_a_step_gives_logits_value_features_and_state(network, lstm):
 
 @every_network
 @every_memory
-def test_a_state_begins_as_zeros_and_has_a_row_for_each_stream(network, lstm):
+def test_the_initial_state_is_zero_for_each_environment(network, lstm):
     state = make(network, lstm).initial_state(BATCH)
     assert len(state) == (2 if lstm else 0)
     assert all(part.shape == (BATCH, lstm) and part.dtype == torch.float32 and not part.any() for part in state)
@@ -73,7 +73,7 @@ def test_a_state_begins_as_zeros_and_has_a_row_for_each_stream(network, lstm):
 @every_network
 @every_memory
 @pytest.mark.parametrize("inside", [True, False])
-def test_unrolling_is_the_same_as_stepping_and_restarting(network, lstm, inside):
+def test_unrolling_equals_stepping_with_restarts(network, lstm, inside):
     model = make(network, lstm)
     observations, firsts = observe(model.spec, LENGTH, BATCH), torch.rand(LENGTH, BATCH) < 0.3
     firsts[1:] &= inside
@@ -91,7 +91,7 @@ def test_unrolling_is_the_same_as_stepping_and_restarting(network, lstm, inside)
 
 @every_network
 @every_memory
-def test_an_episode_does_not_see_what_was_before_it(network, lstm):
+def test_an_episode_does_not_depend_on_earlier_ones(network, lstm):
     model, row = make(network, lstm), LENGTH // 2
     firsts = torch.zeros(LENGTH, BATCH, dtype=torch.bool)
     firsts[row, 0] = True
@@ -120,7 +120,7 @@ def test_the_loss_reaches_every_parameter(network, lstm, row):
 
 @every_network
 @every_memory
-def test_policy_and_value_read_the_features(network, lstm):
+def test_policy_and_value_are_linear_in_the_features(network, lstm):
     model = make(network, lstm)
     output, state = model(observe(model.spec, BATCH), some_state(model))
     assert torch.allclose(output.features @ model.policy.weight.T + model.policy.bias, output.logits, atol=1e-6)
@@ -131,20 +131,20 @@ def test_policy_and_value_read_the_features(network, lstm):
 
 @every_network
 @every_memory
-def test_the_first_policy_is_close_to_uniform(network, lstm):
+def test_the_initial_policy_is_almost_uniform(network, lstm):
     model = make(network, lstm)
     output, _ = model(observe(model.spec, BATCH), model.initial_state(BATCH))
     assert (output.logits.softmax(-1) - 1 / ACTIONS).abs().max() < 0.02
 
 
-def test_the_feature_head_has_the_size_that_was_asked_for():
+def test_the_feature_head_has_the_configured_size():
     model = make(FeatureAC, lstm=32, feature_size=7)
     output, _ = model(observe(model.spec, BATCH), model.initial_state(BATCH))
     assert output.features.shape == (BATCH, 7) and (output.features >= 0).all()
 
 
 @pytest.mark.parametrize("network", IMAGE_MODELS, ids=lambda network: network.__name__)
-def test_the_brightest_pixel_is_one(network):
+def test_the_brightest_pixel_is_scaled_to_one(network):
     model, seen = make(network), []
     model.torso.register_forward_pre_hook(lambda torso, inputs: seen.append(inputs[0]))
     white = torch.full_like(observe(model.spec, 2), int(model.spec.max_value))
@@ -154,13 +154,13 @@ def test_the_brightest_pixel_is_one(network):
 
 @pytest.mark.parametrize("network", [network for network in dict.fromkeys(IMAGE_MODELS) if network is not ImpalaResNet],
                          ids=lambda network: network.__name__)
-def test_pictures_too_small_for_a_network_are_refused_with_their_size(network):
+def test_images_too_small_for_a_network_are_refused(network):
     with pytest.raises(ValueError, match="2x2"):
         network(network.Params(), pixels(2, 2))
 
 
 @pytest.mark.parametrize("height, width", [(1, 1), (96, 72), (10, 13)])
-def test_the_residual_network_takes_pictures_of_every_size(height, width):
+def test_the_residual_network_accepts_images_of_every_size(height, width):
     model = ImpalaResNet(ImpalaResNet.Params(), pixels(height, width))
     assert model(observe(model.spec, 2), ())[0].logits.shape == (2, ACTIONS)
 
@@ -169,13 +169,13 @@ def heads(features):
     return (features + 1) * ACTIONS + features + 1
 
 
-def test_the_shallow_network_of_impala_has_the_published_layers():
+def test_impalas_shallow_network_has_the_published_layers():
     convolutions = (4 * 64 + 1) * 16 + (16 * 16 + 1) * 32
     expected = convolutions + (9 * 9 * 32 + 1) * 256 + heads(256)  # (84 - 8) / 4 + 1 = 20, (20 - 4) / 2 + 1 = 9
     assert sum(parameter.numel() for parameter in make(ImpalaCNN).parameters()) == expected
 
 
-def test_the_deep_network_of_impala_has_the_published_layers():
+def test_impalas_deep_network_has_the_published_layers():
     entries = (4 * 9 + 1) * 16 + (16 * 9 + 1) * 32 + (32 * 9 + 1) * 32
     blocks = 4 * (16 * 9 + 1) * 16 + 8 * (32 * 9 + 1) * 32  # two blocks of two convolutions in each of three sections
     expected = entries + blocks + (11 * 11 * 32 + 1) * 256 + heads(256)  # 84 -> 42 -> 21 -> 11
@@ -189,7 +189,7 @@ def test_an_lstm_adds_its_gates_and_narrows_the_heads():
     assert difference == 4 * 32 * (256 + 32 + 2) + heads(32) - heads(256)
 
 
-def test_a_residual_block_adds_to_its_input_as_it_was():
+def test_a_residual_block_adds_to_its_unchanged_input():
     model = make(ImpalaResNet)
     block, x = model.torso[0][2], torch.randn(2, 16, 5, 5)
     with torch.no_grad():

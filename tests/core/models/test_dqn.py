@@ -1,4 +1,4 @@
-"""Action-value networks: shapes for every kind of observation, scaling, and the published sizes."""
+"""Action-value networks accept every kind of observation, scale pixels and have the published sizes."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def pixels(frame, stack):
 @pytest.mark.parametrize("frame, stack", [((84, 84), 4), ((84, 84, 3), 4), ((84, 84), 1), ((84, 84), 0), ((96, 64), 2), ((84, 84, 3), 0)])
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize("norm", ["none", "group"])
-def test_the_cnn_takes_every_shape_of_picture(frame, stack, dueling, norm):
+def test_the_cnn_accepts_every_image_shape(frame, stack, dueling, norm):
     spec = pixels(frame, stack)
     model = DQNCNN(DQNCNNParams(dueling=dueling, norm=norm), spec)
     values, state = model(torch.randint(0, 256, (5, *spec.observation_shape), dtype=torch.uint8))
@@ -40,7 +40,7 @@ def both(*layers):
     (DQNSmall(DQNSmallParams(), pixels((42, 42), 4)), both("torso.0", "torso.2", "torso.4", "q.0", "q.2")),
     (DQNMinAtar(DQNMinAtarParams(dueling=True), pixels((10, 10), 4)),
      both("torso.0", "q.value.0", "q.value.2", "q.advantage.0", "q.advantage.2"))])
-def test_parameters_keep_the_names_under_which_they_were_saved(model, names):
+def test_parameters_keep_their_names_in_saved_files(model, names):
     assert list(model.state_dict()) == names
 
 
@@ -61,7 +61,7 @@ def test_a_dueling_network_centres_its_advantages():
     assert torch.allclose(model(observation)[0].mean(1, keepdim=True), model.q.value(features), atol=1e-5)
 
 
-def test_pictures_too_small_for_the_network_are_refused_with_their_size():
+def test_images_too_small_for_the_network_are_refused():
     with pytest.raises(ValueError, match="16x16"):
         DQNCNN(DQNCNNParams(), pixels((16, 16), 4))
 
@@ -76,7 +76,7 @@ def test_minatar_planes_and_vectors_have_their_own_networks(dueling):
     assert values.shape == (2, 2)
 
 
-def test_unrolling_a_feed_forward_model_is_the_same_as_stepping_it():
+def test_unrolling_a_feed_forward_model_equals_stepping():
     vector = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 0, Discrete(2))
     model = DQNMLP(DQNMLPParams(), vector)
     observations = torch.randn(5, 3, 4)

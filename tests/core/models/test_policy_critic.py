@@ -1,4 +1,4 @@
-"""Networks of continuous actions: shapes, starts, pictures, normalisation."""
+"""Networks for continuous actions: shapes, initial outputs, images and normalisation."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from core.models.layers.running_normalization import RunningNormalization
 from core.specs import ArraySpec, Continuous, EnvSpec
 from utils.factory import ModelsDict
 
-KINDS = {"ddpg": (1, 1), "d4pg": (1, 51), "td3": (2, 1), "sac": (2, 1)}  # critics, numbers each
+KINDS = {"ddpg": (1, 1), "d4pg": (1, 51), "td3": (2, 1), "sac": (2, 1)}  # critics, and outputs of each
 SPACE = Continuous(np.full((2, 3), -1, np.float32), np.full((2, 3), 1, np.float32))
 VECTOR = EnvSpec("vector", ArraySpec((4, 2), "float32"), 0, SPACE)
 PICTURE = EnvSpec("picture", ArraySpec((84, 84, 3), "uint8"), 0, SPACE, is_image=True, max_value=255.0)
@@ -25,7 +25,7 @@ def make(kind, spec=VECTOR, **settings):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("spec", [VECTOR, PICTURE])
 @pytest.mark.parametrize("layer_norm", [False, True])
-def test_shapes_are_those_of_the_head_and_first_actions_and_values_are_small(kind, spec, layer_norm):
+def test_heads_have_their_shapes_and_small_initial_outputs(kind, spec, layer_norm):
     model, (critics, numbers) = make(kind, spec, layer_norm=layer_norm), KINDS[kind]
     observation = torch.randint(0, 256, (5, 84, 84, 3), dtype=torch.uint8) if spec.is_image else torch.randn(5, 4, 2)
     prepared, action = model.prepare(observation), torch.rand(5, 6) * 2 - 1
@@ -44,12 +44,12 @@ def test_no_parameter_is_shared(kind):
     assert len({id(part) for part in parts}) == len(parts) == len(list(model.parameters()))
 
 
-def test_pictures_too_small_are_refused():
+def test_images_that_are_too_small_are_refused():
     with pytest.raises(ValueError, match="too small"):
         make("ddpg", replace(PICTURE, frame=ArraySpec((20, 20, 3), "uint8")))
 
 
-def test_normalisation_is_by_the_mean_and_variance_of_all_it_saw():
+def test_normalization_uses_statistics_of_all_observations():
     vectors = torch.randn(3, 40, 5, generator=torch.Generator().manual_seed(0)) * torch.tensor([1, 2, 5, 0.1, 3]) + 7
     normalization = RunningNormalization(5)
     for batch in (vectors[0], vectors[1, :11], vectors[1, 11:], vectors[2]):
@@ -65,7 +65,7 @@ def test_normalisation_is_by_the_mean_and_variance_of_all_it_saw():
 
 @pytest.mark.parametrize("outlier", [1e20, -3e38])
 @pytest.mark.parametrize("batch", [0, 7])
-def test_one_faulty_observation_does_not_ruin_the_statistics(batch, outlier):
+def test_one_outlier_does_not_ruin_the_statistics(batch, outlier):
     vectors = torch.randn(50, 64, 5, generator=torch.Generator().manual_seed(1)) * torch.tensor([1, 200, 0.1, 20, 3]) + 300
     sound = vectors.double().flatten(0, 1)
     vectors[batch, 3] = outlier
@@ -77,7 +77,7 @@ def test_one_faulty_observation_does_not_ruin_the_statistics(batch, outlier):
     assert torch.allclose(normalization.variance.double().sqrt(), deviation, rtol=0.05)
 
 
-def test_numbers_that_are_rare_or_that_move_are_counted_as_they_are():
+def test_rare_and_moving_features_are_counted_exactly():
     generator = torch.Generator().manual_seed(2)
     rare = (torch.rand(200, 64, 1, generator=generator) < 0.05).float()  # 1 in a twentieth of all vectors, else 0
     moving = torch.randn(200, 64, 1, generator=generator) * 10.0 ** torch.linspace(-2, 3, 200).view(-1, 1, 1)
@@ -88,13 +88,13 @@ def test_numbers_that_are_rare_or_that_move_are_counted_as_they_are():
     assert torch.allclose(normalization.variance.double(), seen.var(0, correction=0), rtol=0.05)
 
 
-def test_a_number_that_never_changes_is_normalised_to_zero():
+def test_a_constant_feature_is_normalized_to_zero():
     normalization = RunningNormalization(2)
     normalization.update(torch.tensor([[3.0, 1.0], [3.0, 2.0]]))
     assert normalization(torch.tensor([[3.0, 1.5]])).tolist() == [[0.0, 0.0]]
 
 
-def test_networks_normalise_only_when_asked_and_a_copy_has_the_statistics():
+def test_networks_normalize_on_request_and_copy_the_statistics():
     plain, normalising, other = make("ddpg"), make("ddpg", normalize_observations=True), make("ddpg", normalize_observations=True)
     observation = torch.randn(64, 4, 2) * 9 + 50
     for model in (plain, normalising):

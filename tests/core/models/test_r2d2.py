@@ -1,4 +1,4 @@
-"""Recurrent action-value networks: what they read, and that an unroll is the same as its steps."""
+"""Recurrent action-value networks read observation, action and reward, and unroll as they step."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def make(name, **settings):
 
 
 def some_inputs(spec):
-    """[T, B] of them; some episodes start."""
+    """Return inputs and `firsts` [T, B] in which some episodes start."""
     generator = torch.Generator().manual_seed(1)
     firsts = torch.rand(LENGTH, BATCH, generator=generator) < 0.3
     high = {"bool": 2, "uint8": 256, "float32": 3}[spec.frame.dtype]
@@ -40,7 +40,7 @@ def some_inputs(spec):
 
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_an_unroll_is_the_same_as_its_steps_with_the_state_restarted_where_episodes_start(name, dueling):
+def test_an_unroll_equals_its_steps_with_restarts(name, dueling):
     model, spec = make(name, dueling=dueling)
     inputs, firsts = some_inputs(spec)
     assert firsts[1:].any() and not firsts.all()
@@ -56,7 +56,7 @@ def test_an_unroll_is_the_same_as_its_steps_with_the_state_restarted_where_episo
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_state_carries_what_was_seen_before(name):
+def test_the_state_carries_earlier_observations(name):
     model, spec = make(name)
     inputs, _ = some_inputs(spec)
     changed = inputs.observation.clone()
@@ -67,7 +67,7 @@ def test_the_state_carries_what_was_seen_before(name):
     assert (values[1] != others[1]).any(1).all()
 
 
-def test_the_lstm_reads_the_torso_then_the_last_action_then_the_last_reward():
+def test_the_lstm_reads_torso_then_last_action_then_last_reward():
     model, _ = make("mlp")
     inputs = OARInputs(torch.randn(3, 5), torch.tensor([2, -1, 0], dtype=torch.int16), torch.tensor([0.5, 0.0, -900.0]))
     encoded = model._encode(inputs)
@@ -97,5 +97,5 @@ def test_a_dueling_head_centres_its_advantages():
     assert torch.allclose(model(inputs, start)[0].mean(1), model.q.value(features)[:, 0], atol=1e-5)
 
 
-def test_weights_alone_are_saved():
+def test_the_state_dict_holds_weights_only():
     assert not [name for name in make("mlp")[0].state_dict() if "actions" in name]

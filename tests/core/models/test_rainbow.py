@@ -1,4 +1,4 @@
-"""Rainbow's networks: shapes, dueling for each atom, and heads with and without each part."""
+"""Rainbow's networks: shapes, dueling per atom, and heads with and without each part."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def test_every_network_gives_a_distribution_for_each_action(network, dueling, no
 
 @every_network
 @every_head
-def test_the_head_has_the_layers_that_were_asked_for(network, dueling, noisy):
+def test_the_head_has_the_configured_layers(network, dueling, noisy):
     model = make(network, dueling=dueling, noisy=noisy, atoms=7, hidden=24)
     layers = [layer for layer in model.q.modules() if isinstance(layer, nn.Linear)]
     assert [isinstance(layer, NoisyLinear) for layer in layers] == [noisy] * len(layers)
@@ -81,7 +81,7 @@ def test_a_dueling_network_centres_the_advantages_of_each_atom(network):
 
 
 @every_network
-def test_an_atom_of_an_action_has_weights_of_its_own(network):
+def test_each_atom_of_an_action_has_its_own_weights(network):
     model = make(network, noisy=False, dueling=False, atoms=4)
     observation = observe(model.spec, BATCH)
     before = model(observation, ())[0]
@@ -124,13 +124,13 @@ def test_the_loss_reaches_every_parameter(network, dueling, noisy):
 
 
 @every_network
-def test_unrolling_is_the_same_as_stepping(network):
+def test_unrolling_equals_stepping(network):
     model = make(network, noisy=False)
     observations = observe(model.spec, 4, BATCH)
     unrolled, _ = model.unroll(observations, torch.zeros(4, BATCH, dtype=torch.bool), ())
     assert torch.allclose(unrolled, torch.stack([model(step, ())[0] for step in observations]), atol=1e-5)
 
 
-def test_pictures_too_small_for_the_network_are_refused_with_their_size():
+def test_images_too_small_for_the_network_are_refused():
     with pytest.raises(ValueError, match="16x16"):
         RainbowCNN(RainbowCNN.Params(), pixels(16, 16))

@@ -1,4 +1,4 @@
-"""Distances of features against numbers worked out by hand and plain loops in float64."""
+"""Distances of features equal numbers by hand and plain loops in float64."""
 
 from math import log, sqrt
 
@@ -10,7 +10,7 @@ from core.ops.distances import DISTANCES, cos_dist, kl_div, ln_norm
 
 
 def unrolls(*of_each):
-    """[T, N, F] of N unrolls, each a list of T feature vectors."""
+    """Return [T, N, F] features of N unrolls, each a list of T feature vectors."""
     return torch.tensor(of_each, dtype=torch.float64).transpose(0, 1)
 
 
@@ -21,14 +21,14 @@ def test_ln_norm_is_the_p_norm_over_time_and_features(p, expected):
     assert ln_norm(new, old, p).tolist() == pytest.approx(expected)
 
 
-def test_cos_dist_is_of_the_flattened_vectors():
-    # flattened: the same direction, opposite, orthogonal although each step is not, and 3 4 . 4 3 / 25
+def test_cos_dist_is_over_flattened_vectors():
+    # Flattened: the same direction, opposite, orthogonal although each step is not, and 3 4 . 4 3 / 25.
     old = unrolls([[1, 2], [3, 4]], [[1, 2], [3, 4]], [[1, 0], [1, 0]], [[3, 0], [0, 4]])
     new = unrolls([[2, 4], [6, 8]], [[-1, -2], [-3, -4]], [[1, 0], [-1, 0]], [[4, 0], [0, 3]])
     assert cos_dist(new, old, 2).tolist() == pytest.approx([0, 2, 1, 1 - 24 / 25], abs=1e-12)
 
 
-def test_a_zero_vector_is_one_from_any_other_and_nothing_from_another_zero():
+def test_a_zero_vector_has_distance_one_except_to_itself():
     zero, some = [[0, 0], [0, 0]], [[1, 2], [0, 0]]
     assert cos_dist(unrolls(zero, some, zero, some), unrolls(some, zero, zero, some), 2).tolist() == pytest.approx([1, 1, 0, 0])
 
@@ -39,7 +39,7 @@ def test_cos_dist_is_never_negative():
     assert float(distances.min()) >= 0 and float(distances.max()) < 1e-6
 
 
-def test_kl_div_sums_over_time_the_divergence_from_new_to_old():
+def test_kl_div_sums_the_kl_from_new_to_old_over_time():
     old = unrolls([[.5, .5], [.9, .1]]).log() + 1.5
     new = unrolls([[.9, .1], [.9, .1]]).log() - 4.0
     assert kl_div(new, old, 2).tolist() == pytest.approx([.9 * log(1.8) + .1 * log(.2)])
@@ -63,7 +63,7 @@ def test_distances_equal_plain_loops(p):
 
 
 @pytest.mark.parametrize("name", ["ln_norm", "cos_dist", "kl_div"])
-def test_every_distance_is_found_by_name_has_no_gradient_and_refuses_other_shapes(name):
+def test_distances_have_no_gradient_and_refuse_other_shapes(name):
     features = torch.ones(2, 3, 4, requires_grad=True)
     distances = DISTANCES[name](features, features * 2, 2)
     assert distances.shape == (3,) and not distances.requires_grad
@@ -71,6 +71,6 @@ def test_every_distance_is_found_by_name_has_no_gradient_and_refuses_other_shape
         DISTANCES[name](features, features[:, :1], 2)
 
 
-def test_a_norm_of_no_positive_order_is_refused():
+def test_a_norm_of_order_zero_is_refused():
     with pytest.raises(ValueError, match="positive, not 0"):
         ln_norm(torch.ones(1, 1, 1), torch.ones(1, 1, 1), 0)

@@ -1,4 +1,4 @@
-"""Distributional operations against the papers' loops in float64."""
+"""Distributional operations equal the papers' loops in float64."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def project(probabilities, returns, factors, v_min, v_max):
 
 
 def slopes(function, values, width=1e-5):
-    """Central differences of the sum of `function`, in float64."""
+    """Return central differences of the sum of `function`, in float64."""
     gradient = np.zeros_like(values)
     for index in np.ndindex(values.shape):
         there, back = values.copy(), values.copy()
@@ -30,9 +30,9 @@ def slopes(function, values, width=1e-5):
     return gradient
 
 
-# projection -----------------------------------------------------------------------------------------------------------
+# projection -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num, v_min, v_max", [(51, -10.0, 10.0), (2, 0.0, 1.0), (11, -3.0, 40.0), (21, 5.0, 7.5)])
-def test_the_projection_is_algorithm_1_for_random_returns_of_all_sizes(num, v_min, v_max):
+def test_the_projection_equals_algorithm_1(num, v_min, v_max):
     probabilities = some_distributions(200, num)
     returns = GENERATOR.uniform(1.5 * v_min - v_max, 1.5 * v_max - v_min, 200)
     factors = GENERATOR.uniform(0, 1, 200)
@@ -51,7 +51,7 @@ def test_atoms_that_fall_on_atoms_keep_all_their_mass():
         np.testing.assert_allclose(target[row], expected, atol=1e-6)
 
 
-def test_an_unchanged_return_leaves_the_distribution_as_it_is():
+def test_an_unchanged_return_leaves_the_distribution_unchanged():
     probabilities = some_distributions(30, 51)
     np.testing.assert_allclose(project(probabilities, np.zeros(30), np.ones(30), -10.0, 10.0), probabilities, atol=1e-6)
 
@@ -65,7 +65,7 @@ def test_a_terminal_step_has_its_mass_at_the_reward(reward, place):
     np.testing.assert_allclose(target, expected, atol=1e-5)
 
 
-def test_no_mass_is_lost_or_made():
+def test_mass_is_conserved():
     probabilities = some_distributions(2000, 51)
     target = project(probabilities, GENERATOR.normal(0, 20, 2000), GENERATOR.uniform(0, 1, 2000), -10.0, 10.0)
     np.testing.assert_allclose(target.sum(1), 1, atol=1e-5)
@@ -90,8 +90,8 @@ def test_the_mean_is_the_sum_over_the_atoms():
     np.testing.assert_allclose(categorical_mean(torch.from_numpy(logits), -2.0, 6.0).numpy(), expected, atol=1e-12)
 
 
-# losses ---------------------------------------------------------------------------------------------------------------
-def test_the_cross_entropy_and_the_divergence_are_the_sums_of_their_definitions():
+# losses -----------------------------------------------------------------------------------------------------------
+def test_cross_entropy_and_kl_equal_their_definitions():
     logits, target = 4 * GENERATOR.standard_normal((50, 21)), some_distributions(50, 21)
     target[0], target[1] = np.eye(21)[3], np.eye(21)[[3, 4]].mean(0)  # with atoms of no mass
     entropy, divergence = np.zeros(50), np.zeros(50)
@@ -106,7 +106,7 @@ def test_the_cross_entropy_and_the_divergence_are_the_sums_of_their_definitions(
     np.testing.assert_allclose(kl_loss(*there).numpy(), divergence, rtol=1e-4, atol=1e-5)
 
 
-def test_the_divergence_from_itself_is_zero():
+def test_the_kl_from_itself_is_zero():
     logits = torch.randn(7, 51, dtype=torch.float64)
     assert kl_loss(logits, logits.softmax(1)).abs().max() < 1e-12
 
@@ -127,7 +127,7 @@ def test_confident_and_wrong_logits_give_a_finite_loss():
 
 @pytest.mark.parametrize("kappa", [0.1, 1.0, 3.0])
 @pytest.mark.parametrize("num, others", [(8, 8), (5, 3)])
-def test_the_quantile_huber_loss_is_the_papers_double_sum(kappa, num, others):
+def test_the_quantile_huber_loss_equals_the_papers_double_sum(kappa, num, others):
     quantiles, target = GENERATOR.normal(0, 2, (40, num)), GENERATOR.normal(0, 2, (40, others))
     errors = target[:, None] - quantiles[:, :, None]
     assert all((sign * errors > edge).any() for sign in (-1, 1) for edge in (0, kappa)) and (abs(errors) < kappa).any()
@@ -135,13 +135,13 @@ def test_the_quantile_huber_loss_is_the_papers_double_sum(kappa, num, others):
     np.testing.assert_allclose(losses.numpy(), quantile_sum(quantiles, target, kappa), rtol=1e-4)
 
 
-def test_an_error_as_large_as_kappa_is_on_both_sides_of_the_bend():
+def test_an_error_of_kappa_is_equal_on_both_sides_of_the_bend():
     losses = quantile_huber_loss(torch.tensor([[0.0], [0.0]]), torch.tensor([[2.0], [-2.0]]), 2.0)
     assert losses.tolist() == [0.5 * 2.0, 0.5 * 2.0]  # tau = 1/2; 2^2 / 2 = 2 (2 - 2/2)
 
 
 @pytest.mark.parametrize("kappa", [0.5, 1.0])
-def test_the_gradient_of_the_quantile_huber_loss_is_the_slope_of_the_double_sum(kappa):
+def test_the_quantile_huber_gradient_is_the_slope_of_the_loss(kappa):
     quantiles, target = GENERATOR.normal(0, 2, (6, 5)), GENERATOR.normal(0, 2, (6, 4))
     learnt, fixed = torch.tensor(quantiles, requires_grad=True), torch.tensor(target, requires_grad=True)
     quantile_huber_loss(learnt, fixed, kappa).sum().backward()
@@ -150,7 +150,7 @@ def test_the_gradient_of_the_quantile_huber_loss_is_the_slope_of_the_double_sum(
     assert fixed.grad is None
 
 
-def test_descending_the_loss_finds_the_quantiles_of_a_sample():
+def test_minimising_the_loss_finds_the_quantiles_of_a_sample():
     sample = np.sort(GENERATOR.exponential(3.0, 400))
     quantiles = torch.zeros(1, 4, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.SGD([quantiles], lr=2.0)
@@ -161,7 +161,7 @@ def test_descending_the_loss_finds_the_quantiles_of_a_sample():
     np.testing.assert_allclose(quantiles.detach().numpy()[0], np.quantile(sample, [0.125, 0.375, 0.625, 0.875]), atol=0.15)
 
 
-# shapes ---------------------------------------------------------------------------------------------------------------
+# shapes -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("call, message", [
     (lambda: categorical_projection(torch.ones(3), torch.ones(3), torch.ones(3), 0.0, 1.0), r"\[B, N\]"),
     (lambda: categorical_projection(torch.ones(3, 5), torch.ones(3, 1), torch.ones(3, 1), 0.0, 1.0), "one value"),

@@ -1,4 +1,4 @@
-"""Actor-critic losses and their gradients against formulas worked out by hand, in float64."""
+"""Actor-critic losses and their gradients equal formulas by hand, in float64."""
 
 from math import log
 
@@ -27,18 +27,18 @@ def normal(seed, *shape):
 
 
 def probabilities(logits):
-    """Softmax as the textbook writes it. numpy [T, B, A]."""
+    """Return the softmax as numpy [T, B, A]."""
     powers = np.exp(logits.detach().numpy())
     return powers / powers.sum(-1, keepdims=True)
 
 
 def gradient(loss, *inputs):
-    """Of a scalar; None for an input that the loss is detached from."""
+    """Return the gradients of a scalar; None for an input that the loss is detached from."""
     return [None if g is None else g.numpy() for g in torch.autograd.grad(loss, inputs, allow_unused=True)]
 
 
 def logits_of(*rows):
-    """[1, B, A] of B rows of probabilities, unnormalised."""
+    """Return [1, B, A] unnormalised logits of B rows of probabilities."""
     return torch.tensor([rows], dtype=torch.float64).log() - 2.5
 
 
@@ -47,7 +47,7 @@ def test_log_probs_are_those_of_the_taken_actions():
     assert log_probs_of(logits_of([.2, .3, .5], [.6, .3, .1]), actions).flatten().tolist() == pytest.approx([log(.5), log(.6)])
 
 
-def test_policy_gradient_is_that_of_log_pi_weighted_by_a_constant_advantage():
+def test_policy_gradient_weights_log_pi_by_a_constant_advantage():
     logits, advantages = normal(0, T, B, A), normal(1, T, B)
     actions = torch.from_numpy(np.random.default_rng(2).integers(A, size=(T, B)))
     pi, one_hot = probabilities(logits), np.eye(A)[actions.numpy()]
@@ -55,11 +55,12 @@ def test_policy_gradient_is_that_of_log_pi_weighted_by_a_constant_advantage():
     loss = policy_gradient_loss(logits, actions, advantages, MASK)
     assert float(loss.detach()) == pytest.approx(-(weights * np.log((pi * one_hot).sum(-1))).sum())
     to_logits, to_advantages = gradient(loss, logits, advantages)
-    np.testing.assert_allclose(to_logits, -weights[..., None] * (one_hot - pi), atol=1e-12)  # d log pi(a) / dz = 1[a] - pi
+    # d log pi(a) / dz = 1[a] - pi
+    np.testing.assert_allclose(to_logits, -weights[..., None] * (one_hot - pi), atol=1e-12)
     assert to_advantages is None
 
 
-def test_baseline_loss_is_half_the_squared_error_to_a_constant_target():
+def test_baseline_loss_is_half_the_squared_error_to_the_target():
     values, targets = normal(3, T, B), normal(4, T, B)
     errors = MASK.numpy() * (targets - values).detach().numpy()
     loss = baseline_loss(values, targets, MASK)
@@ -69,7 +70,7 @@ def test_baseline_loss_is_half_the_squared_error_to_a_constant_target():
     assert to_targets is None
 
 
-def test_entropy_loss_is_the_negative_entropy_and_falls_towards_the_uniform_policy():
+def test_entropy_loss_is_the_negative_entropy():
     rows = torch.ones(1, 2, dtype=torch.bool)
     assert float(entropy_loss(logits_of([.5, .5], [.9, .1]), rows)) == pytest.approx(-log(2) + .9 * log(.9) + .1 * log(.1))
     logits = normal(5, T, B, A)
@@ -85,9 +86,10 @@ def test_kl_is_taken_from_the_first_to_the_second():
     assert float(kl(q, p)) == pytest.approx(.5 * log(5 / 9) + .5 * log(5))  # .511
 
 
-def test_policy_cloning_is_the_divergence_from_the_behaviour_to_the_policy():
+def test_policy_cloning_is_the_kl_from_behaviour_to_policy():
     pi, mu, rows = logits_of([.5, .5]), logits_of([.9, .1]), torch.ones(1, 1, dtype=torch.bool)
-    assert float(policy_cloning_loss(pi, mu, rows)) == pytest.approx(.9 * log(1.8) + .1 * log(.2))  # the opposite is .511
+    # the opposite is .511
+    assert float(policy_cloning_loss(pi, mu, rows)) == pytest.approx(.9 * log(1.8) + .1 * log(.2))
     logits, behaviour = normal(6, T, B, A), normal(7, T, B, A)
     to_logits, to_behaviour = gradient(policy_cloning_loss(logits, behaviour, MASK), logits, behaviour)
     expected = probabilities(logits) - probabilities(behaviour)  # d (- sum mu log pi) / dz
@@ -95,7 +97,7 @@ def test_policy_cloning_is_the_divergence_from_the_behaviour_to_the_policy():
     assert to_behaviour is None
 
 
-def test_value_cloning_is_the_whole_squared_error_to_the_replayed_value():
+def test_value_cloning_is_the_squared_error_to_replayed_values():
     values, replayed = normal(8, T, B), normal(9, T, B)
     errors = MASK.numpy() * (values - replayed).detach().numpy()
     loss = value_cloning_loss(values, replayed, MASK)
@@ -105,7 +107,7 @@ def test_value_cloning_is_the_whole_squared_error_to_the_replayed_value():
     assert to_replayed is None
 
 
-def test_cloning_over_replayed_columns_neither_sees_nor_moves_the_fresh_ones():
+def test_cloning_replayed_columns_ignores_fresh_ones():
     logits, behaviour, values, behaviour_values = normal(10, T, B, A), normal(11, T, B, A), normal(12, T, B), normal(13, T, B)
     replayed = torch.tensor([False, True, True]).expand(T, B)
     loss = policy_cloning_loss(logits, behaviour, replayed) + value_cloning_loss(values, behaviour_values, replayed)
@@ -118,7 +120,8 @@ def test_cloning_over_replayed_columns_neither_sees_nor_moves_the_fresh_ones():
     assert to_logits[:, 1:].all() and to_values[:, 1:].all()
 
 
-# mu, pi_target, pi, A -> objective and its gradient to log pi, at epsilon .2 and beta_max 2. r = min(mu / pi_target, 2) pi / mu
+# mu, pi_target, pi, A -> objective and its gradient to log pi, at epsilon .2 and beta_max 2; r = min(mu / pi_target, 2)
+# pi / mu.
 SURROGATE = {
     "below, gain": (.5, .5, .3, 2, .6 * 2, .6 * 2),
     "inside, gain": (.5, .5, .55, 2, 1.1 * 2, 1.1 * 2),
@@ -134,7 +137,7 @@ SURROGATE = {
 
 
 @pytest.mark.parametrize("mu, target, pi, advantage, objective, slope", SURROGATE.values(), ids=SURROGATE.keys())
-def test_clipped_surrogate_in_every_region(mu, target, pi, advantage, objective, slope):
+def test_clipped_surrogate_is_exact_in_every_region(mu, target, pi, advantage, objective, slope):
     mu, target, pi = (torch.tensor([[x]], dtype=torch.float64).log().requires_grad_() for x in (mu, target, pi))
     advantages = torch.tensor([[advantage]], dtype=torch.float64, requires_grad=True)
     result = clipped_surrogate(pi, mu, target, advantages, 0.2)
@@ -150,13 +153,13 @@ def test_beta_max_bounds_the_correction():
     assert float(clipped_surrogate(pi, mu, target, one, 10.0)) == pytest.approx(2 * .3 / .9)
 
 
-def test_kl_coefficient_doubles_above_and_halves_below_the_target():
+def test_kl_coefficient_doubles_above_and_halves_below_target():
     measured = torch.tensor([.031, .029, .02, .0134, .0133, .0])  # 1.5 target is .03, target / 1.5 is .01333
     assert adapted_kl_coefficient(torch.full((6,), 0.4), measured, 0.02).tolist() == pytest.approx([.8, .4, .4, .4, .2, .2])
     assert float(adapted_kl_coefficient(torch.tensor(1.0), torch.tensor(1.0), 0.02)) == 2.0
 
 
-def test_what_is_not_rows_of_one_shape_is_refused():
+def test_shapes_that_do_not_fit_are_refused():
     logits, rows = torch.zeros(T, B, A), torch.zeros(T, B)
     actions = torch.zeros(T, B, dtype=torch.int64)
     for wrong in (lambda: baseline_loss(rows, rows[:, :1], MASK), lambda: value_cloning_loss(rows, rows, MASK[0]),

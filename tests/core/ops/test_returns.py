@@ -1,4 +1,4 @@
-"""n-step returns against a step-by-step walk in float64."""
+"""n-step returns equal a step-by-step loop in float64."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from core.ops.returns import bootstrap_position, n_step_return
 
 
 def walk(rewards, discounts, lasts, gamma):
-    """The sum as the paper writes it, one window at a time."""
+    """Return the paper's sum for one window, its bootstrap discount and the bootstrap position."""
     total, factor = 0.0, 1.0
     length = len(rewards) - 1
     for k in range(length):
@@ -24,7 +24,7 @@ def test_returns_equal_the_step_by_step_sum(length):
     generator = np.random.default_rng(length)
     rewards = generator.normal(size=(length + 1, 400))
     lasts = generator.random((length + 1, 400)) < 0.2
-    lasts[0] = False  # a last row is never a start
+    lasts[0] = False  # a last step is never a start
     discounts = (generator.random((length + 1, 400)) > 0.15).astype(np.float64)
     returns, factors = n_step_return(*map(torch.from_numpy, (rewards, discounts, lasts)), 0.97)
     positions = bootstrap_position(torch.from_numpy(lasts))
@@ -37,7 +37,7 @@ def test_returns_equal_the_step_by_step_sum(length):
             assert int(positions[column]) == length
 
 
-def test_a_terminated_episode_has_nothing_to_bootstrap_from():
+def test_a_terminated_episode_has_a_bootstrap_discount_of_zero():
     rewards = torch.tensor([[1.0], [2.0], [0.0], [5.0]])
     discounts = torch.tensor([[1.0], [0.0], [1.0], [1.0]])
     lasts = torch.tensor([[False], [False], [True], [False]])
@@ -45,7 +45,7 @@ def test_a_terminated_episode_has_nothing_to_bootstrap_from():
     assert float(returns) == 2.0 and float(factors) == 0.0
 
 
-def test_a_truncated_episode_bootstraps_from_its_final_observation():
+def test_a_truncated_episode_bootstraps_from_its_last_step():
     rewards = torch.tensor([[1.0], [2.0], [0.0], [5.0]])
     discounts = torch.ones(4, 1)
     lasts = torch.tensor([[False], [False], [True], [False]])

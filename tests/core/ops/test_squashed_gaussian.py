@@ -1,4 +1,4 @@
-"""The squashed Gaussian against torch's own transformed distribution in float64."""
+"""The squashed Gaussian equals torch's transformed distribution in float64."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch.distributions import Independent, Normal, TanhTransform, TransformedD
 from core.ops.squashed_gaussian import squashed_gaussian
 
 
-def test_actions_and_densities_are_those_of_the_transformed_distribution():
+def test_actions_and_densities_equal_torchs_distribution():
     generator = torch.Generator().manual_seed(0)
     means, normal = (torch.randn(50, 3, generator=generator, dtype=torch.float64) for _ in range(2))
     deviations = 0.1 + torch.rand(50, 3, generator=generator, dtype=torch.float64)
@@ -18,7 +18,7 @@ def test_actions_and_densities_are_those_of_the_transformed_distribution():
 
 
 def test_the_density_integrates_to_one():
-    """Over 100,000 draws the mean of 1 / density is the length of the range, 2."""
+    """The mean of 1 / density over 100,000 draws is the length of the range, 2."""
     normal = torch.randn(100_000, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     _, densities = squashed_gaussian(torch.zeros_like(normal), torch.full_like(normal, 0.8), normal)
     assert float((-densities).exp().mean()) == pytest.approx(2, rel=0.05)
@@ -35,6 +35,6 @@ def test_gradients_reach_means_and_deviations():
     assert torch.autograd.gradcheck(lambda *parts: squashed_gaussian(*parts, normal), (means, deviations))
 
 
-def test_other_shapes_are_refused():
+def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="of one shape"):
         squashed_gaussian(torch.zeros(2, 3), torch.zeros(2, 2), torch.zeros(2, 3))

@@ -1,4 +1,4 @@
-"""V-trace against the paper's double sum, written with plain loops in float64."""
+"""V-trace equals the paper's double sum, written with plain loops in float64."""
 
 from decimal import Decimal
 from fractions import Fraction
@@ -10,11 +10,15 @@ import torch
 
 from core.ops.vtrace import VTraceReturns, implied_policy, relevance, vtrace
 
-UNCLIPPED = {"rho_bar": 1.0, "c_bar": 1.0, "pg_rho_bar": 1.0, "trace_lambda": 1.0}  # at ratio 1, the n-step Bellman target
+# at ratio 1, the n-step Bellman target
+UNCLIPPED = {"rho_bar": 1.0, "c_bar": 1.0, "pg_rho_bar": 1.0, "trace_lambda": 1.0}
 
 
 def double_sum(log_ratios, rewards, discounts, values, included, rho_bar, c_bar, trace_lambda):
-    """v_s = V_s + sum_{t >= s} (prod_{s <= i < t} g_i c_i) delta_t (1802.01561, eq. 1) of one stream, up to the first excluded row."""
+    """Return the targets of one environment, up to the first excluded step (1802.01561, eq. 1).
+
+    v_s = V_s + sum_{t >= s} (prod_{s <= i < t} g_i c_i) delta_t.
+    """
     length = len(rewards)
     targets = []
     for s in range(length):
@@ -32,13 +36,13 @@ def double_sum(log_ratios, rewards, discounts, values, included, rho_bar, c_bar,
 
 
 def random_window(seed, length=9, streams=200):
-    """Terminations, truncations and irrelevant rows; ratios on both sides of every clip."""
+    """Return a window with terminations, truncations and irrelevant steps, and ratios on both sides of every clip."""
     generator = np.random.default_rng(seed)
     lasts = generator.random((length, streams)) < 0.15
     included = ~lasts & (generator.random((length, streams)) > 0.15)
     discounts = np.full((length, streams), 0.97)
     ends = np.zeros_like(lasts)
-    ends[:-1] = lasts[1:]  # the step that leads to a last row; half of them terminate
+    ends[:-1] = lasts[1:]  # the step that leads to a last step; half of them terminate
     discounts[ends & (generator.random((length, streams)) < 0.5)] = 0.0
     shape = (length, streams)
     window = (generator.normal(size=shape), generator.normal(size=shape), discounts, generator.normal(size=(length + 1, streams)), included)
@@ -58,7 +62,7 @@ def numbers(tensor):
 
 
 def logits_of(*probabilities):
-    """[1, 1, A], unnormalised."""
+    """Return unnormalised logits [1, 1, A]."""
     return torch.tensor(probabilities, dtype=torch.float64).log().view(1, 1, -1) + 3.7
 
 
@@ -77,7 +81,10 @@ def test_targets_and_advantages_equal_the_papers_sums(rho_bar, c_bar, pg_rho_bar
 
 
 def saturating_sum(log_ratios, rewards, discounts, values, included, trace_lambda, largest):
-    """Targets and advantages without clips of one stream, in exact arithmetic but for ratios; what float32 cannot hold is `largest`."""
+    """Return unclipped targets and advantages of one environment, in exact arithmetic except for ratios.
+
+    Numbers that float32 cannot hold become `largest`.
+    """
     def bounded(number):
         return max(-largest, min(largest, number))
 
@@ -94,11 +101,11 @@ def saturating_sum(log_ratios, rewards, discounts, values, included, trace_lambd
 
 
 @pytest.mark.parametrize("trace_lambda", [1, 0])
-def test_without_clips_no_ratio_however_large_makes_a_nan(trace_lambda):
-    """float32's exp is inf from 88.73 on: times a discount, an error or a lambda of 0, or less another inf, that was NaN."""
+def test_without_clips_large_ratios_give_no_nan(trace_lambda):
+    """The exp of float32 is inf from 88.73 on; times 0, or minus another inf, it would be NaN."""
     log_ratios, rewards, discounts, values, included = (tensor.float() for tensor in random_window(seed=5, length=6, streams=300))
-    log_ratios = (60 * log_ratios).clamp(-300, 300)  # a third of the ratios are beyond float32 on one side
-    rewards[:, ::3], values[:, ::3] = 0, 0           # errors of exactly 0
+    log_ratios = (60 * log_ratios).clamp(-300, 300)  # a third of the ratios exceed float32 on one side
+    rewards[:, ::3], values[:, ::3] = 0, 0  # errors of exactly 0
     window = (log_ratios, rewards, discounts, values, included.bool())
     largest = Fraction(float(np.float64(np.finfo(np.float32).max) / 8))
     returns = vtrace(*window, rho_bar=inf, c_bar=inf, pg_rho_bar=inf, trace_lambda=float(trace_lambda))
@@ -108,35 +115,37 @@ def test_without_clips_no_ratio_however_large_makes_a_nan(trace_lambda):
         assert returns.advantages[:, b].tolist() == pytest.approx(advantages, rel=1e-3, abs=1e-3)
 
 
-def test_on_policy_targets_are_the_n_step_bellman_targets():
+def test_on_policy_targets_are_n_step_bellman_targets():
     returns = vtrace(column(0, 0, 0), column(1, 2, 3), column(.5, .5, .5), column(-7, 4, 9, 8), rows(True, True, True), **UNCLIPPED)
     assert numbers(returns.targets) == [1 + 2 / 2 + 3 / 4 + 8 / 8, 2 + 3 / 2 + 8 / 4, 3 + 8 / 2]
     assert numbers(returns.advantages) == [3.75 + 7, 5.5 - 4, 7 - 9]
 
 
 def test_each_clip_acts_where_the_paper_puts_it():
-    # ratio 4 in both rows: rho 2, c 1 * 1/2, weight 3. delta_1 = 2 (1 + 6 - 5) = 4, delta_0 = 2 (1 + 5 - 3) = 6, x_0 = 6 + 4 / 2
+    # Ratio 4 in both steps: rho 2, c 1 * 1/2, weight 3. delta_1 = 2 (1 + 6 - 5) = 4, delta_0 = 2 (1 + 5 - 3) = 6, x_0 =
+    # 6 + 4 / 2.
     returns = vtrace(column(log(4), log(4)), column(1, 1), column(1, 1), column(3, 5, 6), rows(True, True),
                      rho_bar=2.0, c_bar=1.0, pg_rho_bar=3.0, trace_lambda=0.5)
     assert numbers(returns.targets) == pytest.approx([3 + 8, 5 + 4])
     assert numbers(returns.advantages) == pytest.approx([3 * (1 + 9 - 3), 3 * (1 + 6 - 5)])
 
 
-def test_trace_stops_when_it_reaches_an_irrelevant_state():
-    # delta = 1 + 10 - 0, 2 + 20 - 10, 4 + 30 - 20. One row too late v_0 would be 11 + 12 = 23, never 37, one too early 0.
+def test_the_trace_stops_at_an_irrelevant_step():
+    # delta = 1 + 10 - 0, 2 + 20 - 10, 4 + 30 - 20. One step too late v_0 would be 11 + 12 = 23, never 37, one too early
+    # 0.
     returns = vtrace(column(0, 0, 0), column(1, 2, 4), column(1, 1, 1), column(0, 10, 20, 30), rows(True, False, True), **UNCLIPPED)
     assert numbers(returns.targets) == [11, 10, 34]
     assert numbers(returns.advantages) == [11, 0, 14]
 
 
 @pytest.mark.parametrize("discount, first_targets", [(0.5, [1 + .5 * 2 + .25 * 8, 2 + .5 * 8]), (0.0, [1 + .5 * 2, 2])])
-def test_a_truncated_episode_bootstraps_from_its_last_row_and_a_terminated_one_from_nothing(discount, first_targets):
+def test_truncations_bootstrap_and_terminations_do_not(discount, first_targets):
     discounts, included = column(.5, discount, .5, .5), rows(True, True, False, True)
     returns = vtrace(column(0, 0, 0, 0), column(1, 2, 50, 3), discounts, column(6, 7, 8, 9, 10), included, **UNCLIPPED)
     assert numbers(returns.targets) == [*first_targets, 8, 3 + .5 * 10]
 
 
-def test_nothing_crosses_to_the_next_episode():
+def test_the_trace_does_not_cross_episodes():
     included = rows(True, True, False, True, True)
     discounts, ratios = column(.9, .9, .9, .9, .9), column(.3, -.4, 0, .2, .1)
     here = vtrace(ratios, column(1, 2, 0, 3, 4), discounts, column(6, 7, 8, 9, 10, 11), included, **UNCLIPPED)
@@ -146,7 +155,7 @@ def test_nothing_crosses_to_the_next_episode():
     assert numbers(here.targets[3:]) != numbers(there.targets[3:])
 
 
-def test_reward_and_ratio_of_an_excluded_row_are_not_read():
+def test_reward_and_ratio_of_an_excluded_step_are_not_read():
     log_ratios, rewards, discounts, values, included = random_window(seed=2)
     clean = vtrace(log_ratios, rewards, discounts, values, included, **UNCLIPPED)
     log_ratios, rewards = log_ratios.masked_fill(~included, float("nan")), rewards.masked_fill(~included, float("nan"))
@@ -154,7 +163,7 @@ def test_reward_and_ratio_of_an_excluded_row_are_not_read():
     assert torch.equal(clean.targets, soiled.targets) and torch.equal(clean.advantages, soiled.advantages)
 
 
-def test_targets_and_advantages_carry_no_gradient_and_inputs_stay_as_they_were():
+def test_outputs_carry_no_gradient_and_inputs_stay_unchanged():
     window = random_window(seed=3)
     before = [tensor.clone() for tensor in window]
     returns = vtrace(*(tensor.requires_grad_() for tensor in window[:4]), window[4], **UNCLIPPED)
@@ -163,7 +172,7 @@ def test_targets_and_advantages_carry_no_gradient_and_inputs_stay_as_they_were()
     assert all(torch.equal(now, then) for now, then in zip(window, before))
 
 
-# pi = (.8, .15, .05) and mu = (.5, .25, .25): min(mu, pi) = (.5, .15, .05), which sums to .7
+# pi = (.8, .15, .05) and mu = (.5, .25, .25): min(mu, pi) = (.5, .15, .05), which sums to .7.
 PI, MU = logits_of(.8, .15, .05), logits_of(.5, .25, .25)
 
 
@@ -176,19 +185,19 @@ def test_implied_policy_is_the_normalised_minimum(rho_bar, expected):
 @pytest.mark.parametrize("kind, divergence, opposite", [
     ("implied", .8 * log(.8 * .7 / .5) + .2 * log(.7), 5 / 7 * log(.5 / .7 / .8) + 2 / 7 * log(1 / .7)),
     ("kl", .8 * log(1.6) + .15 * log(.6) + .05 * log(.2), .5 * log(.625) + .25 * log(5 / 3) + .25 * log(5))])
-def test_a_state_is_relevant_below_the_threshold_on_the_divergence_from_the_target_policy(kind, divergence, opposite):
+def test_a_step_is_relevant_if_its_kl_is_below_the_threshold(kind, divergence, opposite):
     assert opposite > divergence + 1e-3
     assert relevance(PI, MU, kind, divergence + 1e-6, 1.0).tolist() == [[True]]
     assert relevance(PI, MU, kind, divergence - 1e-6, 1.0).tolist() == [[False]]
     assert relevance(MU, MU, kind, 1e-6, 1.0).tolist() == [[True]]
 
 
-def test_relevance_is_a_flag_for_each_state():
+def test_relevance_is_a_flag_per_step():
     target, behaviour = torch.cat([PI, MU]).repeat(1, 3, 1), MU.repeat(2, 3, 1)  # [2, 3, A]
     assert relevance(target.requires_grad_(), behaviour, "kl", 0.1, 1.0).tolist() == [[False] * 3, [True] * 3]
 
 
-def test_what_is_not_a_window_is_refused():
+def test_shapes_that_do_not_fit_are_refused():
     log_ratios, rewards, discounts, values, included = random_window(seed=4, length=3, streams=2)
     with pytest.raises(ValueError, match=r"\[T, B\].*\(3, 1\)"):
         vtrace(log_ratios[:, :1], rewards, discounts, values, included, **UNCLIPPED)

@@ -10,32 +10,32 @@ def clock(samples_per_insert: float | None = 8.0, learn_start: int = 100, tolera
     return Clock(num_actors, num_learners, 4, ClockParams(samples_per_insert, learn_start, tolerance))
 
 
-def test_nobody_learns_before_learn_start_and_actors_run_freely_until_then():
+def test_learning_waits_for_learn_start_and_actors_run_freely():
     run = clock()
     run.count_agent_steps(0, 60)
     run.count_agent_steps(1, 39)
     assert run.can_insert() and not run.can_sample(1) and run.ratio() == 0.0
     run.count_agent_steps(0, 1)
-    assert run.inserted == 100 and run.can_insert() and not run.can_sample(1)  # started, but nothing is owed yet
+    assert run.inserted == 100 and run.can_insert() and not run.can_sample(1)  # started, but no samples are due yet
 
 
-def test_the_learner_waits_until_a_whole_batch_is_owed():
+def test_the_learner_waits_until_a_whole_batch_is_due():
     run = clock()
     run.count_agent_steps(0, 103)
-    assert not run.can_sample(32)  # 24 samples owed
+    assert not run.can_sample(32)  # 24 samples are due
     run.count_agent_steps(1, 1)
     assert run.can_sample(32)
     run.count_update(0, 32)
     assert not run.can_sample(32) and run.ratio() == 8.0
 
 
-def test_actors_wait_once_the_learner_is_behind_by_the_tolerance():
+def test_actors_wait_if_the_learner_lags_by_the_tolerance():
     run = clock()
     run.count_agent_steps(0, 109)
     assert run.can_insert()
     run.count_agent_steps(0, 1)
     assert not run.can_insert()
-    run.count_update(0, 32)  # four agent steps' worth
+    run.count_update(0, 32)  # worth four agent steps
     assert run.can_insert()
 
 
@@ -61,7 +61,7 @@ def test_without_a_ratio_only_learn_start_counts():
     assert run.can_insert()
 
 
-def test_counters_of_several_actors_and_learners():
+def test_counters_add_up_over_actors_and_learners():
     run = clock(num_actors=3, num_learners=2)
     for actor in range(3):
         run.count_agent_steps(actor, 10 * actor, episodes=actor)
@@ -72,7 +72,7 @@ def test_counters_of_several_actors_and_learners():
 
 @pytest.mark.parametrize("num_actors", [1, 2, 5])
 @pytest.mark.parametrize("num_learners", [1, 3])
-def test_a_run_resumes_with_another_number_of_actors_and_learners(num_actors, num_learners):
+def test_a_run_resumes_with_other_numbers_of_actors_and_learners(num_actors, num_learners):
     run = clock(num_actors=3, num_learners=2)
     for actor in range(3):
         run.count_agent_steps(actor, 40 + actor, episodes=2)
@@ -89,7 +89,7 @@ def test_a_run_resumes_with_another_number_of_actors_and_learners(num_actors, nu
 
 
 @pytest.mark.parametrize(("before", "after"), [(8.0, 4.0), (4.0, 8.0), (None, 8.0), (8.0, None)])
-def test_with_the_replay_another_ratio_holds_from_there_on_and_nobody_waits_for_what_was(before, after):
+def test_with_the_replay_a_new_ratio_holds_from_the_resume_on(before, after):
     run = clock(before)
     run.count_agent_steps(0, 10_000)
     for _ in range(1_000):
@@ -103,7 +103,7 @@ def test_with_the_replay_another_ratio_holds_from_there_on_and_nobody_waits_for_
         assert resumed.can_sample(5 * int(after)) and not resumed.can_sample(5 * int(after) + 1)
 
 
-def test_without_the_replay_the_limiter_starts_anew_and_the_run_goes_on():
+def test_without_the_replay_the_rate_limiter_restarts():
     run = clock()
     run.count_agent_steps(0, 150)
     run.count_update(0, 32)
@@ -113,7 +113,7 @@ def test_without_the_replay_the_limiter_starts_anew_and_the_run_goes_on():
     assert not resumed.can_sample(1)
 
 
-def test_heartbeats_tell_silence_and_start_anew_for_a_new_process():
+def test_heartbeats_measure_silence_and_can_be_reset():
     run = clock()
     assert run.seconds_since_heartbeat(2) == 0.0
     run.heartbeat(2)
@@ -128,7 +128,7 @@ def act_and_stop(run: Clock) -> None:
     run.stop()
 
 
-def test_a_spawned_process_shares_the_counters_and_the_stop_flag():
+def test_a_spawned_process_shares_counters_and_the_stop_flag():
     run = clock()
     process = multiprocessing.get_context("spawn").Process(target=act_and_stop, args=(run,))
     process.start()

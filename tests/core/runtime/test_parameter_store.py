@@ -10,7 +10,8 @@ from core.runtime.parameter_store import ParameterStore
 
 def make_model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(4, 32, 8), nn.BatchNorm2d(32), nn.Flatten(), nn.Linear(300, 1500))  # the forward is never run
+    # the forward pass is never run
+    return nn.Sequential(nn.Conv2d(4, 32, 8), nn.BatchNorm2d(32), nn.Flatten(), nn.Linear(300, 1500))
 
 
 def set_all(model: nn.Module, value: float) -> None:
@@ -19,7 +20,7 @@ def set_all(model: nn.Module, value: float) -> None:
             tensor.fill_(value)
 
 
-def test_a_pulled_model_equals_the_published_one_buffers_included():
+def test_a_pulled_model_equals_the_published_one_with_buffers():
     source, target = make_model(), make_model()
     set_all(target, 0.0)
     source[1].running_mean.uniform_()
@@ -56,7 +57,7 @@ def test_a_known_version_is_not_copied_again():
     assert store.pull(model, 1) == 2 and (model[3].bias == 4.0).all()
 
 
-def test_a_resumed_run_goes_on_from_its_version_and_versions_only_rise():
+def test_versions_continue_after_a_resume_and_only_rise():
     model = make_model()
     store = ParameterStore(ParameterStore.size_of(model))
     assert store.publish(model, version=500) == 500 and store.publish(model) == 501
@@ -65,7 +66,7 @@ def test_a_resumed_run_goes_on_from_its_version_and_versions_only_rise():
             store.publish(model, version=version)
 
 
-def test_a_reader_that_was_lapped_copies_again():
+def test_a_reader_that_was_overtaken_copies_again():
     model, reader = make_model(), make_model()
     store = ParameterStore(ParameterStore.size_of(model))
     set_all(model, 1.0)

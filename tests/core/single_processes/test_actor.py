@@ -1,4 +1,4 @@
-"""The actor's generator: forgetting at an episode's start, and waiting while the memory wants no more."""
+"""The actor resets states at episode starts and waits while the memory has no room."""
 
 from dataclasses import replace
 from functools import partial
@@ -23,9 +23,9 @@ LENGTH, ENVS, UNITS = 5, 2, 4
 
 
 class Watched(Impala):
-    """Notes at each step where an episode starts, the state it was given and the state it returned."""
+    """Record where episodes start, and the state given and returned, at each step."""
 
-    steps: list  # shared by all of the run's agents
+    steps: list  # shared by all agents of the run
 
     def act(self, timestep, state, exploration):
         output = super().act(timestep, state, exploration)
@@ -35,7 +35,7 @@ class Watched(Impala):
 
 @pytest.fixture
 def context(monkeypatch):
-    """A run of recall, whose episodes have 4 rows, with an LSTM and a queue of 2 unrolls."""
+    """Return a run of recall, whose episodes have 4 steps, with an LSTM and a queue of 2 unrolls."""
     monkeypatch.setattr(Watched, "steps", [], raising=False)
     env = RecallParams(delay=2)
     spec = RecallEnv(env, "recall", 1).spec
@@ -57,7 +57,7 @@ def make_agent(spec, device="cpu", precision="float32"):
 
 
 @pytest.mark.parametrize(("engine", "asked"), [("local", [7]), ("inline", [])])
-def test_an_actor_is_niced_in_a_process_of_its_own_only(context, monkeypatch, engine, asked):
+def test_an_actor_lowers_its_priority_in_its_own_process_only(context, monkeypatch, engine, asked):
     nices = []
     monkeypatch.setattr("os.nice", nices.append)
     context.options.engine, context.options.actor = engine, ActorParams(niceness=7)
@@ -68,13 +68,13 @@ def test_an_actor_is_niced_in_a_process_of_its_own_only(context, monkeypatch, en
 @pytest.mark.parametrize(("device", "of_actors", "expected"), [
     ("cuda", "cuda", ["cuda:0", "cuda:1", "cuda:0"]), ("cpu", "cuda", ["cuda"] * 3), ("cuda", "cpu", ["cpu"] * 3),
     ("cuda", "cuda:1", ["cuda:1"] * 3)])
-def test_of_several_learners_on_gpus_each_has_its_actors_networks_beside_its_own(context, device, of_actors, expected):
+def test_an_actors_network_is_on_its_learners_gpu(context, device, of_actors, expected):
     context = replace(context, memories=context.memories * 2)
     context.options.device, context.options.actor = device, ActorParams(device=of_actors)
     assert [context.device_of_actor(index) for index in range(3)] == expected
 
 
-def test_the_recurrent_state_goes_from_step_to_step_and_is_reset_where_an_episode_starts(context):
+def test_the_recurrent_state_is_passed_on_and_reset_at_starts(context):
     running = actor(context, 0)
     assert all(next(running) for _ in range(12))
     starts = 0
@@ -88,7 +88,7 @@ def test_the_recurrent_state_goes_from_step_to_step_and_is_reset_where_an_episod
     running.close()
 
 
-def test_the_state_stored_with_a_chunk_is_the_one_its_first_action_was_chosen_with(context):
+def test_a_chunk_stores_the_state_of_its_first_action(context):
     running = actor(context, 0)
     assert all(next(running) for _ in range(3 * LENGTH))
     for chunk in range(3):
@@ -98,19 +98,20 @@ def test_the_state_stored_with_a_chunk_is_the_one_its_first_action_was_chosen_wi
     running.close()
 
 
-def test_the_actor_waits_while_the_memory_has_no_room_except_while_it_fills(context):
+def test_the_actor_waits_for_room_except_while_warming_up(context):
     running, clock, memory = actor(context, 0), context.clock, context.memories[0]
     steps = 0
     while next(running):
         steps += 1
         assert clock.is_warming_up or steps % LENGTH == 0
     written = memory.trajectories.written()[0]
-    assert steps == written and steps % LENGTH == 0 and written * ENVS > memory.params.capacity * LENGTH  # it filled a full queue
+    # it filled the queue
+    assert steps == written and steps % LENGTH == 0 and written * ENVS > memory.params.capacity * LENGTH
     assert 30 <= clock.inserted < 30 + LENGTH * ENVS
     assert not any(next(running) for _ in range(5)) and memory.trajectories.written()[0] == written
     while memory.unread() >= memory.params.capacity:
         assert memory.sample(1) is not None
-    assert [next(running) for _ in range(LENGTH + 3)] == [True] * LENGTH + [False] * 3  # a chunk that was begun is finished
+    assert [next(running) for _ in range(LENGTH + 3)] == [True] * LENGTH + [False] * 3  # a started chunk is finished
     running.close()
 
 
@@ -123,7 +124,7 @@ def test_the_actor_waits_for_the_first_parameters(context):
     running.close()
 
 
-def test_a_stopped_run_ends_the_actor_also_while_it_waits(context):
+def test_a_stopped_run_ends_the_actor_even_while_it_waits(context):
     running = actor(context, 0)
     while next(running):
         pass

@@ -1,4 +1,4 @@
-"""The evaluator keeps the run's best model: what stands in its file is what counts."""
+"""The evaluator keeps the run's best model by the score in its file."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ def context(tmp_path: Path) -> Context:
 
 
 def kept(context: Context, monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...]) -> list[float]:
-    """The score of the model that is there after each of these evaluations by one evaluator; an episode of k steps earns 1 + ... + k."""
+    """Return the stored model's score after each evaluation; an episode of k steps scores 1 + ... + k."""
     running, scores = evaluator(context, 0), []
     for length in lengths:
         monkeypatch.setattr(Countdown, "lengths", (length,))
@@ -38,14 +38,14 @@ def kept(context: Context, monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, 
     return scores
 
 
-def test_the_best_model_is_kept_and_the_next_life_knows_how_good_it_is(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_model_is_kept_across_restarts_of_the_evaluator(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept(context, monkeypatch, (2, 5, 4)) == [3, 15, 15]
-    assert kept(context, monkeypatch, (4, 3)) == [15, 15]  # it was killed and replaced
+    assert kept(context, monkeypatch, (4, 3)) == [15, 15]  # the evaluator was killed and replaced
     context.clock, context.resume_from = Clock(1, 1, 1, ClockParams()), Path("a checkpoint that is older")
     assert kept(context, monkeypatch, (4, 6, 3)) == [15, 21, 21]
 
 
-def test_an_evaluation_reports_its_episodes_and_the_share_that_was_solved(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_reports_episodes_and_the_share_solved(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     context.options.evaluator = EvaluatorParams(steps=1, episodes=3, num_envs=3)
     monkeypatch.setattr(Countdown, "lengths", (3, 5, 2))
     for threshold, solved in ((None, {}), (9, {"evaluator/solved_share": 2 / 3})):
@@ -62,7 +62,7 @@ def test_an_evaluation_reports_its_episodes_and_the_share_that_was_solved(contex
         assert {name: value for name, value in reported.items() if "solved" in name} == solved
 
 
-def test_a_model_that_lies_there_before_a_new_run_is_none_of_its_own(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_file_from_before_a_new_run_does_not_count(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     model_file.save_weights(context.options.model_path, Network().state_dict(), {"score": 100.0})
     assert kept(context, monkeypatch, (2, 1)) == [3, 3]
 

@@ -1,4 +1,4 @@
-"""The learner's parts: some windows of a batch, and features by the published weights."""
+"""The learner slices batches, computes features by published weights and averages statistics."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ from tests.core.agents.unrolls import Table, random_unrolls, table_agent
 
 
 def numbered_batch(size, fresh=True):
-    """Windows of T + 1 = 3 rows; every element of every field says which window it belongs to."""
+    """Return windows of T + 1 = 3 steps in which every element identifies its window."""
     number = torch.arange(size)
     rows = number.expand(3, -1)
     return Batch(Window(rows[..., None], rows % 2 == 0, rows % 3 == 0, rows, rows.float(), rows / 10, {"logits": rows[..., None] + 0.5},
@@ -29,7 +29,7 @@ def numbered_batch(size, fresh=True):
 
 @pytest.mark.parametrize("fresh", [True, False])
 @pytest.mark.parametrize("part", [slice(0, 3), slice(3, 6), slice(6, 9)])
-def test_a_piece_has_every_field_of_its_windows_and_nothing_else(part, fresh):
+def test_a_slice_has_every_field_of_its_windows(part, fresh):
     batch = numbered_batch(7, fresh)
     some = piece(batch, part)
     chosen = list(range(7))[part]
@@ -44,10 +44,10 @@ def test_a_piece_has_every_field_of_its_windows_and_nothing_else(part, fresh):
     assert (some.fresh is None) == (not fresh) and (not fresh or some.fresh.tolist() == [number % 2 == 0 for number in chosen])
 
 
-# features -------------------------------------------------------------------------------------------------------------
+# features ---------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def source():
-    """The learner's network, the published parameters, features by them, and a batch."""
+    """Return the learner's network, the parameter store, the feature function and a window."""
     batch, logits, values = random_unrolls(seed=1, length=3, streams=4)
     logits, values = logits.astype(np.float32), values.astype(np.float32)
     agent = table_agent(Impala, logits, values)
@@ -58,7 +58,7 @@ def source():
     return agent.model, store, features_of, batch.window
 
 
-def test_features_follow_what_was_published_and_not_the_weights_in_the_making(source):
+def test_features_use_published_weights_not_current_ones(source):
     model, store, features_of, window = source
     published = model.logits.detach().clone()
     expected = published[window.observations[:-1, :, 0]]  # [T, B, F]
@@ -70,14 +70,14 @@ def test_features_follow_what_was_published_and_not_the_weights_in_the_making(so
     assert torch.equal(model.logits, published + 1)
 
 
-def test_features_draw_nothing_from_the_learners_random_state(source):
+def test_features_do_not_use_the_learners_random_state(source):
     _, _, features_of, window = source
     before = torch.get_rng_state()
     features_of(window)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_network_of_the_features_is_made_before_the_learners_random_state_is_restored():
+def test_the_feature_network_is_made_before_random_states_load():
     made = []
 
     def make_agent(device):
@@ -87,8 +87,8 @@ def test_the_network_of_the_features_is_made_before_the_learners_random_state_is
     assert made == ["cpu:0"]
 
 
-# statistics -----------------------------------------------------------------------------------------------------------
-def test_statistics_are_means_of_the_updates_that_were_taken_and_leave_what_they_are_given_as_it_is():
+# statistics -------------------------------------------------------------------------------------------------------
+def test_statistics_are_means_over_applied_updates():
     statistics, losses = Statistics(), torch.tensor([1.0, 4.0, 100.0, 7.0])
     for number, skipped in enumerate([False, False, True, False]):
         statistics.add({"loss": losses[number], "count": torch.tensor(number)}, skipped)
@@ -99,7 +99,7 @@ def test_statistics_are_means_of_the_updates_that_were_taken_and_leave_what_they
     assert statistics.take() == {"loss": 1.0, "skipped_updates": 1.0}
 
 
-def test_only_rules_that_do_something_with_priorities_are_given_them():
+def test_only_strategies_that_use_priorities_receive_them():
     assert PrioritizedMemory.__new__(PrioritizedMemory).takes_priorities
     for rule in (SharedMemory, QueueMemory, MixedMemory):
         assert not rule.__new__(rule).takes_priorities, rule

@@ -1,4 +1,4 @@
-"""IMPACT's circular buffer, with an actor simulated step by step; test_unroll_races.py has real processes."""
+"""IMPACT's circular buffer works with an actor simulated step by step; test_unroll_races.py has real processes."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from core.common.settings import problems
 from core.memories.unrolls.circular import CircularMemory, CircularParams
 from tests.core.tapes import CodedActor, check_coded_unrolls, coded_spec, unroll_memory
 
-SIZE = 4  # of a batch
+SIZE = 4  # the batch size
 
 
 def make(*, capacity: int = 40, num_batches: int = 3, times: int = 2, overflow: str = "block", num_actors: int = 1, seed: int = 0):
@@ -19,7 +19,7 @@ def make(*, capacity: int = 40, num_batches: int = 3, times: int = 2, overflow: 
 
 
 def sampled(memory: CircularMemory) -> tuple[list[tuple[int, int]], bool] | None:
-    """The unrolls of a batch and whether they are given for the first time."""
+    """Return the unrolls of a batch and whether they are given for the first time."""
     batch = memory.sample(SIZE)
     if batch is None:
         return None
@@ -28,18 +28,18 @@ def sampled(memory: CircularMemory) -> tuple[list[tuple[int, int]], bool] | None
 
 
 def part(actor: CodedActor, number: int) -> list[tuple[int, int]]:
-    """The number-th batch of an actor's unrolls."""
+    """Return the number-th batch of an actor's unrolls."""
     return actor.unrolls()[number * SIZE:(number + 1) * SIZE]
 
 
-def test_batches_are_visited_in_turn_and_replaced_when_they_are_used_up():
+def test_batches_are_visited_in_turn_and_replaced_when_used_up():
     memory, (actor,) = make(capacity=40)
-    actor.write(12)  # six batches, more than there is room for
+    actor.write(12)  # six batches, more than fit
     expected = [(0, True), (1, True), (2, True), (0, False), (1, False), (2, False), (3, True), (4, True), (5, True), (3, False)]
     assert [sampled(memory) for _ in expected] == [(part(actor, number), fresh) for number, fresh in expected]
 
 
-def test_the_others_go_on_while_none_is_ready_and_in_the_end_it_waits():
+def test_other_batches_are_reused_until_all_are_used_up():
     memory, (actor,) = make(times=3)
     actor.write(4)
     expected = [(0, True), (1, True), (0, False), (1, False), (0, False), (1, False)]
@@ -62,7 +62,7 @@ def test_one_batch_used_once_is_a_queue():
 
 @pytest.mark.parametrize("capacity", [1, 6, 40])
 @pytest.mark.parametrize(("num_batches", "times"), [(1, 1), (1, 3), (2, 2), (4, 2), (5, 3)])
-def test_every_batch_equals_that_of_a_buffer_of_plain_lists_whoever_is_faster(num_batches, times, capacity):
+def test_every_batch_equals_that_of_a_buffer_of_plain_lists(num_batches, times, capacity):
     memory, actors = make(num_batches=num_batches, times=times, capacity=capacity, num_actors=2)
     generator, uses, first, buffer = np.random.default_rng(0), Counter(), [], [([], 0)] * num_batches
     next_, waited = 0, 0
@@ -78,7 +78,7 @@ def test_every_batch_equals_that_of_a_buffer_of_plain_lists_whoever_is_faster(nu
                 assert not uses.keys() & set(found[0])
             uses.update(found[0] if found else [])
             waited += found is None
-            for _ in range(num_batches):  # the twin: it is told what comes next, and says when
+            for _ in range(num_batches):  # the plain buffer is told what comes next and decides when
                 number, next_ = next_, (next_ + 1) % num_batches
                 batch, left = buffer[number]
                 refilled = not left and ready
@@ -97,7 +97,7 @@ def test_every_batch_equals_that_of_a_buffer_of_plain_lists_whoever_is_faster(nu
     assert statistics["queue_arrived"] == SIZE * len(first) + len(memory.rules[0]._gathered.streams) + statistics["queue_size"]
 
 
-def test_with_keep_latest_batches_that_were_overwritten_are_given_up_and_what_nobody_saw_counts_as_dropped():
+def test_keep_latest_gives_up_overwritten_batches():
     memory, (actor,) = make(overflow="keep_latest", capacity=4, num_batches=2, times=5)
     actor.write(2)
     assert sampled(memory) == (part(actor, 0), True)
@@ -106,13 +106,13 @@ def test_with_keep_latest_batches_that_were_overwritten_are_given_up_and_what_no
         memory._ingest()
     batch, fresh = sampled(memory)
     assert fresh and batch == actor.unrolls()[-4:]
-    assert [sampled(memory) for _ in range(4)] == [(batch, False)] * 4  # the other has none left
+    assert [sampled(memory) for _ in range(4)] == [(batch, False)] * 4  # the other one has no uses left
     assert sampled(memory) is None
     statistics = memory.statistics()
     assert statistics["queue_dropped"] == statistics["queue_arrived"] - 8
 
 
-def test_with_keep_latest_a_batch_that_was_overwritten_before_its_first_use_counts_as_dropped(monkeypatch):
+def test_keep_latest_counts_steps_lost_before_their_first_use(monkeypatch):
     memory, (actor,) = make(overflow="keep_latest", capacity=40, num_batches=2)
     actor.write(4)
     intact, first = memory.trajectories.still_valid, set(part(actor, 0)[:3])
@@ -123,7 +123,7 @@ def test_with_keep_latest_a_batch_that_was_overwritten_before_its_first_use_coun
     assert memory.statistics()["queue_dropped"] == 3
 
 
-def test_with_keep_latest_the_rest_of_a_batch_that_is_being_overwritten_is_used_once_more(monkeypatch):
+def test_keep_latest_reuses_the_rest_of_an_overwritten_batch(monkeypatch):
     memory, (actor,) = make(overflow="keep_latest", capacity=40, num_batches=2, times=5)
     actor.write(6)
     assert sampled(memory) == (part(actor, 0), True) and sampled(memory) == (part(actor, 1), True)
@@ -143,12 +143,12 @@ def test_policies_that_copy_do_not_suit_a_circular_memory(overflow):
 
 
 @pytest.mark.parametrize("params", [CircularParams(num_batches=0), CircularParams(times=0), CircularParams(capacity=0)])
-def test_wrong_settings_are_problems(params):
+def test_invalid_options_are_reported(params):
     assert len(problems(params)) == 1
 
 
 @pytest.mark.parametrize("samples", range(9))
-def test_it_continues_where_it_was(samples):
+def test_sampling_continues_exactly_from_a_state(samples):
     memory, (actor,) = make()
     actor.write(7)  # three batches and a half
     for _ in range(samples):

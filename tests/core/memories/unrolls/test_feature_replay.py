@@ -1,4 +1,4 @@
-"""Elite and attentive replay."""
+"""Elite and attentive replay choose unrolls by the distance of their features."""
 
 import copy
 import json
@@ -37,7 +37,8 @@ def unrolls_of(window: Window) -> list[tuple[int, int]]:
 
 
 def moved_by(distances: dict, tape: list):
-    """Today's features: of each unroll as far from the stored ones as `distances` says; the tape is told which unrolls were seen."""
+    """Return a function for current features at the given distances from the stored ones; `tape` records its unrolls.
+    """
     def features(window: Window) -> torch.Tensor:
         tape.append(unrolls_of(window))
         shifts = torch.tensor([float(distances[unroll]) for unroll in tape[-1]])
@@ -52,9 +53,9 @@ def sampled(memory: MixedMemory, batch_size: int = 4) -> list[tuple[int, int]]:
     return check_coded_unrolls(memory.layout, batch.window)
 
 
-# strategies -----------------------------------------------------------------------------------------------------------
+# strategies -------------------------------------------------------------------------------------------------------
 def naive(strategy: str, distances: list[float], times: list[int], count: int) -> list[int]:
-    """The candidates to keep, one loop after another."""
+    """Return the candidates to keep, by plain loops."""
     order = sorted(range(len(distances)), key=lambda candidate: distances[candidate])
     groups = [order[len(order) * group // count:len(order) * (group + 1) // count] for group in range(count)]
     assert all(groups) and max(map(len, groups)) - min(map(len, groups)) <= 1
@@ -71,7 +72,7 @@ def naive(strategy: str, distances: list[float], times: list[int], count: int) -
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_each_strategy_keeps_what_the_naive_twin_keeps(strategy):
+def test_each_strategy_keeps_what_plain_loops_keep(strategy):
     generator = np.random.default_rng(0)
     for _ in range(600):
         count = int(generator.integers(1, 12))
@@ -83,7 +84,7 @@ def test_each_strategy_keeps_what_the_naive_twin_keeps(strategy):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_of_exactly_as_many_candidates_as_wanted_all_are_kept(strategy):
+def test_all_candidates_are_kept_if_as_many_are_requested(strategy):
     generator = np.random.default_rng(0)
     assert sorted(STRATEGIES[strategy](generator.random(7), generator.integers(0, 3, 7), 7)) == list(range(7))
 
@@ -118,7 +119,7 @@ def test_few_unrolls_still_make_whole_batches(settings, insertion, chunks):
 
 
 @pytest.mark.parametrize("settings", SAMPLINGS)
-def test_equal_distances_are_no_trouble(settings):
+def test_equal_distances_are_accepted(settings):
     memory, actor = make(**settings)
     attentive = settings is ATTENTIVE
     memory.features_of = (lambda window: torch.zeros(4, window.actions.shape[1], 2)) if attentive else moved_by(Counter(), [])
@@ -127,7 +128,7 @@ def test_equal_distances_are_no_trouble(settings):
 
 
 @pytest.mark.parametrize("settings", SAMPLINGS)
-def test_candidates_are_as_many_as_lambda_says_and_different_ones(settings):
+def test_candidates_are_distinct_and_as_many_as_lambda_says(settings):
     memory, actor = make(**{**settings, "lambda_batch_multiplier": 2.5})
     memory.features_of, tape = moved_by(Counter(), tape := []), tape
     actor.write(10)
@@ -141,7 +142,7 @@ def test_candidates_are_as_many_as_lambda_says_and_different_ones(settings):
     assert len(seen) == 20
 
 
-def test_unrolls_that_were_overwritten_are_no_candidates(monkeypatch):
+def test_overwritten_unrolls_are_no_candidates(monkeypatch):
     memory, actor = make(**ELITE)
     tape: list = []
     memory.features_of = moved_by(Counter(), tape)
@@ -155,7 +156,7 @@ def test_unrolls_that_were_overwritten_are_no_candidates(monkeypatch):
 
 
 @pytest.mark.parametrize("settings", SAMPLINGS)
-def test_where_there_is_nothing_to_choose_the_network_is_not_asked(settings):
+def test_without_a_choice_the_network_is_not_called(settings):
     memory, actor = make(**{**settings, "lambda_batch_multiplier": 1})
     memory.features_of = None
     actor.write(1)
@@ -164,8 +165,8 @@ def test_where_there_is_nothing_to_choose_the_network_is_not_asked(settings):
     assert len(set(sampled(memory))) == 4
 
 
-# lambda ---------------------------------------------------------------------------------------------------------------
-def test_lambda_falls_linearly_to_one_with_the_batches_and_stays_there():
+# lambda -----------------------------------------------------------------------------------------------------------
+def test_lambda_falls_linearly_to_one_and_stays_there():
     memory, actor = make(**{**ELITE, "lambda_batch_multiplier": 6, "alfa_annealing_factor": 2.0, "lambda_batches": 10})
     actor.write(10)
     found = []
@@ -175,7 +176,7 @@ def test_lambda_falls_linearly_to_one_with_the_batches_and_stays_there():
     assert found == pytest.approx([6 - 0.25 * batch for batch in range(20)] + [1.0] * 5)
 
 
-def test_draws_that_are_repeated_within_a_batch_do_not_hasten_lambda(monkeypatch):
+def test_repeated_draws_within_a_batch_do_not_anneal_lambda(monkeypatch):
     memory, actor = make(**ELITE, lambda_batches=10)
     actor.write(10)
     rule, intact, draw, drawn = memory.rules[0], memory.trajectories.still_valid, memory.rules[0].draw, []
@@ -192,7 +193,7 @@ def test_draws_that_are_repeated_within_a_batch_do_not_hasten_lambda(monkeypatch
 
 
 @pytest.mark.parametrize("settings", SAMPLINGS)
-def test_20000_draws_through_the_end_of_annealing_go_well(settings):
+def test_twenty_thousand_draws_pass_the_end_of_annealing(settings):
     memory, actor = make(**settings, capacity=10, lambda_batches=500)
     actor.write(10)
     memory._ingest()
@@ -207,13 +208,13 @@ def test_20000_draws_through_the_end_of_annealing_go_well(settings):
     assert rule.multiplier == 1 and len(keys) == 10 and rule._times.sum() == 60_000
 
 
-# insertion ------------------------------------------------------------------------------------------------------------
+# insertion --------------------------------------------------------------------------------------------------------
 def contents(rule: FeatureDistanceStrategy) -> list[tuple[int, int]]:
     return unrolls_of(rule.store.gather(*rule.keys(np.arange(len(rule))), rule.memory.window))
 
 
 class Distances(dict):
-    """Another one for each unroll, in no order."""
+    """Give each unroll another distance, in no order."""
 
     def __missing__(self, unroll):
         self[unroll] = (unroll[1] * 7919 + unroll[0] * 104_729) % 1_009
@@ -221,7 +222,7 @@ class Distances(dict):
 
 
 class OneByOne:
-    """Elite insertion of plain Python: each unroll that arrives overwrites what moved most of its own candidates, which it draws alone."""
+    """Insert one by one with plain lists: each unroll overwrites the farthest of its own randomly drawn candidates."""
 
     def __init__(self, capacity: int, elite_batch_size: int, distances: dict):
         self.capacity, self.size, self.distances, self.kept, self.quantiles = capacity, elite_batch_size, distances, [], []
@@ -240,7 +241,7 @@ class OneByOne:
 
 @pytest.mark.parametrize("capacity", [3, 30, 150])
 @pytest.mark.parametrize("together", [1, 5, 16])
-def test_each_of_the_unrolls_that_arrive_together_has_a_choice_of_its_own(together, capacity):
+def test_unrolls_that_arrive_together_choose_independently(together, capacity):
     memory, actor = make(capacity=capacity, num_envs=together, **INSERTION, elite_batch_size=8)
     distances, tape = Distances(), []
     memory.features_of = moved_by(distances, tape)
@@ -254,18 +255,18 @@ def test_each_of_the_unrolls_that_arrive_together_has_a_choice_of_its_own(togeth
         assert contents(memory.rules[0]) == twin.kept
         assert max(map(len, tape), default=0) <= TOGETHER
         tape.clear()
-    if capacity == 150:  # what moved most of 8 has 8/9 of all others below it, however many arrive at once
+    if capacity == 150:  # the farthest of 8 has 8/9 of all others below it, however many arrive at once
         assert np.mean(twin.quantiles) == pytest.approx(8 / 9, abs=0.05)
 
 
-def test_unrolls_that_are_overwritten_before_they_are_copied_take_no_slot(monkeypatch):
+def test_unrolls_overwritten_before_being_copied_take_no_slot(monkeypatch):
     memory, actor = make(capacity=3, **INSERTION)
     actor.write(3)
     monkeypatch.setattr(memory.trajectories, "still_valid", lambda streams, serials: np.zeros(len(serials), bool))
     assert memory.sample(4) is None and len(memory.rules[0]) == 0
 
 
-def test_once_a_packed_copy_finds_no_room_the_next_ones_overwrite_others_even_if_they_would_have_fitted(monkeypatch):
+def test_a_full_frame_store_shrinks_the_strategys_capacity(monkeypatch):
     memory, actor = make(capacity=10, num_envs=4, **INSERTION, storage=StorageParams("lz4"))
     rule, refused = memory.rules[0], []
     frames = rule.store.frames
@@ -279,7 +280,7 @@ def test_once_a_packed_copy_finds_no_room_the_next_ones_overwrite_others_even_if
 
 
 @pytest.mark.parametrize("insertion", [{}, INSERTION])
-def test_how_often_an_unroll_was_drawn_is_forgotten_with_it(insertion):
+def test_the_use_count_of_an_unroll_is_reset_with_its_slot(insertion):
     memory, actor = make(capacity=6, **insertion, **{**ELITE, "elite_sampling_strategy": "strategy3"})
     rule, generator, times = memory.rules[0], np.random.default_rng(0), Counter()
     for _ in range(80):
@@ -292,7 +293,7 @@ def test_how_often_an_unroll_was_drawn_is_forgotten_with_it(insertion):
     assert len(times) > 20
 
 
-# distances ------------------------------------------------------------------------------------------------------------
+# distances --------------------------------------------------------------------------------------------------------
 def ln(new, old, p):
     return (np.abs(new - old) ** p).sum() ** (1 / p)
 
@@ -309,7 +310,7 @@ def divergence(new, old, p):
 @pytest.mark.parametrize(("name", "p", "naive_distance"), [
     ("ln_norm", 2, ln), ("ln_norm", 1, ln), ("ln_norm", 3.5, ln), ("cos_dist", 2, cosine), ("kl_div", 2, divergence)])
 @pytest.mark.parametrize("sampling", ["elite_sampling", "attentive_sampling"])
-def test_the_nearest_by_the_chosen_distance_are_kept(name, p, naive_distance, sampling):
+def test_the_nearest_unrolls_by_the_chosen_distance_are_kept(name, p, naive_distance, sampling):
     memory, actor = make(sample_strategy=sampling, lambda_batch_multiplier=5, dist_function=name, p=p, elite_sampling_strategy="strategy1")
     actor.write(10)
     generator = np.random.default_rng(1)
@@ -320,7 +321,7 @@ def test_the_nearest_by_the_chosen_distance_are_kept(name, p, naive_distance, sa
     def with_features(streams, serials, spec):
         window = gather(streams, serials, spec)
         stored = np.stack([then[unroll] for unroll in unrolls_of(window)], 1)
-        nothing = np.full_like(stored[:1], np.nan)  # the row after the last action has none
+        nothing = np.full_like(stored[:1], np.nan)  # the bootstrap step has none
         return window._replace(extras={"features": torch.tensor(np.concatenate([stored, nothing]))})
 
     memory.trajectories.gather = with_features
@@ -334,7 +335,8 @@ def test_the_nearest_by_the_chosen_distance_are_kept(name, p, naive_distance, sa
 
 def test_attentive_replay_follows_the_newest_state():
     memory, actor = make(**ATTENTIVE, capacity=16, num_envs=1)
-    memory.features_of = lambda window: (window.actions[:-1, :, None] % CODE % 100).float()  # where the agent is: it goes round in circles
+    # the agent's position, which goes round in circles
+    memory.features_of = lambda window: (window.actions[:-1, :, None] % CODE % 100).float()
     for chunk in range(60):
         actor.write(1)
         memory._ingest()
@@ -347,19 +349,19 @@ def test_attentive_replay_follows_the_newest_state():
         assert sorted(distance[unroll] for unroll in found) == pytest.approx(sorted(distance.values())[:4])
 
 
-# settings and checkpoint ----------------------------------------------------------------------------------------------
+# options and checkpoints ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("wrong", [
     {"capacity": 0}, {"dist_function": "l2"}, {"p": 0.5}, {"insert_strategy": "oldest"}, {"sample_strategy": "elite"},
     {"lambda_batch_multiplier": 0.9}, {"alfa_annealing_factor": 0.0}, {"lambda_batches": 0}, {"elite_sampling_strategy": "strategy5"},
     {"elite_batch_size": 0}, {"lambda_batch_multiplier": float("nan")}])
-def test_wrong_settings_are_problems(wrong):
+def test_invalid_options_are_reported(wrong):
     assert len(problems(CustomParams(**wrong))) == 1 and not problems(CustomParams())
 
 
 @pytest.mark.parametrize("settings", SAMPLINGS)
 @pytest.mark.parametrize("insertion", [{}, INSERTION])
 @pytest.mark.parametrize("chunks", [3, 40])
-def test_replay_continues_with_identical_batches(settings, insertion, chunks):
+def test_sampling_continues_exactly_from_a_state(settings, insertion, chunks):
     memory, actor = make(**settings, **insertion)
     for _ in range(chunks):
         actor.write(1)
@@ -371,7 +373,7 @@ def test_replay_continues_with_identical_batches(settings, insertion, chunks):
 
 
 @pytest.mark.parametrize("settings", [{**ELITE}, {**ELITE, **INSERTION}, ATTENTIVE])
-def test_without_rows_lambda_goes_on(settings):
+def test_lambda_continues_without_the_stored_unrolls(settings):
     memory, actor = make(**settings, lambda_batches=10)
     actor.write(20)
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""Batches of several rules, and the replay list that names them."""
+"""Mixed batches draw from several replay strategies, which the replay list names."""
 
 import json
 from collections import Counter
@@ -33,7 +33,7 @@ def problems(text: str, batch_size: int = 32) -> list[str]:
     return MixedMemory.problems(MixedParams(text), batch_size)
 
 
-# batches --------------------------------------------------------------------------------------------------------------
+# batches ----------------------------------------------------------------------------------------------------------
 LISTS = [
     {"queue": 0.5, "standard": 0.5}, {"queue": 0.125, "standard": 0.875}, {"reservoir": 0.5, "queue": 0.5}, {"elite": 0.5, "queue": 0.5},
     {"attentive": 0.25, "queue": 0.75}, {"queue": 1.0}, {"standard": 1.0}, {"elite": 0.3, "queue": 0.3, "standard": 0.4},
@@ -43,7 +43,7 @@ LISTS = [
 @pytest.mark.parametrize("ratios", LISTS)
 @pytest.mark.parametrize("batch_size", [8, 11])
 @pytest.mark.parametrize("overflow", ["block", "keep_latest", "keep_oldest"])
-def test_every_batch_has_the_share_of_each_rule_and_queues_give_each_unroll_once(ratios, batch_size, overflow):
+def test_every_batch_has_its_strategies_shares(ratios, batch_size, overflow):
     items = [{"type": kind, "capacity": batch_size, "sample_ratio": ratio} for kind, ratio in ratios.items()]
     for item in items:
         item |= {"overflow": overflow} if item["type"] == "queue" else {}
@@ -77,7 +77,7 @@ def test_every_batch_has_the_share_of_each_rule_and_queues_give_each_unroll_once
     assert (len(replayed) > 8) == (set(ratios) != {"queue"})
 
 
-def test_the_parts_of_a_batch_come_from_their_rules():
+def test_the_parts_of_a_batch_come_from_their_strategies():
     memory, (actor,) = make({"type": "reservoir", "capacity": 100, "sample_ratio": 0.5},
                             {"type": "queue", "capacity": 4, "sample_ratio": 0.25},
                             {"type": "standard", "capacity": 2, "sample_ratio": 0.25}, batch_size=40)
@@ -94,10 +94,10 @@ def test_the_parts_of_a_batch_come_from_their_rules():
     assert counts["fresh"] == counts.total() / 4 and counts["newest"] >= counts.total() / 4 and counts["old"] > counts.total() / 3
 
 
-def test_while_nobody_samples_nothing_deadlocks_and_what_the_queue_could_not_keep_is_counted():
+def test_an_unsampled_memory_counts_dropped_unrolls():
     memory, (actor,) = make({"type": "queue", "capacity": 2, "sample_ratio": 0.5},
                             {"type": "standard", "capacity": 30, "sample_ratio": 0.5})
-    actor.write(100)  # learn_start: has_room is not asked
+    actor.write(100)  # has_room is not consulted before learn_start
     batch = memory.sample(8)
     assert batch is not None and batch.fresh.sum() == 4
     statistics = memory.statistics()
@@ -108,13 +108,13 @@ def test_while_nobody_samples_nothing_deadlocks_and_what_the_queue_could_not_kee
     assert actor.serial > 500
 
 
-def test_a_list_without_a_queue_never_holds_actors_up():
+def test_a_list_without_a_queue_never_blocks_actors():
     memory, (actor,) = make({"type": "standard", "capacity": 4, "sample_ratio": 1.0})
     assert all(actor.step() for _ in range(400))
 
 
 @pytest.mark.parametrize("ratios", LISTS)
-def test_a_mixed_memory_continues_with_identical_batches(ratios):
+def test_sampling_continues_exactly_from_a_state(ratios):
     items = [{"type": kind, "capacity": 10, "sample_ratio": ratio} for kind, ratio in ratios.items()]
     memory, (actor,) = make(*items)
     for _ in range(30):
@@ -134,12 +134,12 @@ def test_a_mixed_memory_continues_with_identical_batches(ratios):
     assert resumed.statistics() == memory.statistics() and resumed.unread() == memory.unread()
 
 
-def test_copies_that_are_held_for_a_batch_in_the_making_are_held_after_a_restart(monkeypatch):
+def test_copies_held_for_an_unfinished_batch_survive_a_restart(monkeypatch):
     items = ({"type": "queue", "capacity": 4, "overflow": "keep_oldest", "sample_ratio": 0.5},
              {"type": "standard", "capacity": 4, "sample_ratio": 0.5})
     memory, (actor,) = make(*items)
     actor.write(2)
-    with monkeypatch.context() as patch:  # the writer was too fast for the other rule
+    with monkeypatch.context() as patch:  # the writer was too fast for the other strategy
         memory._ingest()
         patch.setattr(memory.trajectories, "still_valid", lambda streams, serials: np.zeros(len(serials), bool))
         assert memory.sample(8) is None
@@ -156,7 +156,7 @@ def test_copies_that_are_held_for_a_batch_in_the_making_are_held_after_a_restart
         assert other.statistics()["queue_size"] == 4  # all slots are in use again
 
 
-def test_a_checkpoint_can_be_stored_as_plain_values_and_tensors(tmp_path):
+def test_a_state_holds_plain_values_and_tensors_only(tmp_path):
     memory, (actor,) = make({"type": "queue", "capacity": 4, "overflow": "keep_oldest", "sample_ratio": 0.5},
                             {"type": "elite", "capacity": 9, "sample_ratio": 0.5})
     actor.write(9)
@@ -168,14 +168,14 @@ def test_a_checkpoint_can_be_stored_as_plain_values_and_tensors(tmp_path):
     assert resumed.statistics() == memory.statistics()
 
 
-# the list -------------------------------------------------------------------------------------------------------------
+# the replay list --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("text", [ALGORITHMS, f"[{CUSTOM}, {QUEUE}]", *PLATFORM, DEFAULT])
-def test_the_replay_lists_of_the_replaced_system_are_accepted_verbatim(text):
+def test_replay_lists_of_the_replaced_systems_are_accepted(text):
     assert problems(text) == []
     assert {part.ratio for part in MixedMemory.parts(MixedParams(text))} == {0.5}
 
 
-def test_every_key_of_the_list_reaches_its_rule():
+def test_every_key_of_the_list_reaches_its_strategy():
     part, queue = MixedMemory.parts(MixedParams(f"[{CUSTOM.replace('ln_norm', 'kl_div')}, {QUEUE}]"))
     params = part.params
     assert (params.capacity, params.dist_function, params.p, params.sample_strategy) == (1000, "kl_div", 2, "elite_sampling")
@@ -185,7 +185,7 @@ def test_every_key_of_the_list_reaches_its_rule():
 
 @pytest.mark.parametrize(("kind", "expected"), [
     ("attentive", ("newest", "attentive_sampling")), ("elite", ("elite_insertion", "elite_sampling")), ("custom", ("newest", "uniform"))])
-def test_short_names_stand_for_custom_with_their_strategies(kind, expected):
+def test_short_names_select_custom_with_their_strategies(kind, expected):
     (part,) = MixedMemory.parts(MixedParams(json.dumps([{"type": kind, "sample_ratio": 1}])))
     assert (part.params.insert_strategy, part.params.sample_strategy) == expected
     assert part.params.lambda_batch_multiplier == {"attentive": 4, "elite": 6, "custom": 1}[kind]
@@ -235,7 +235,7 @@ def test_short_names_stand_for_custom_with_their_strategies(kind, expected):
     ('[{"type": "fifo", "sample_ratio": 2}, {"type": "queue", "capacity": 0, "size": 1, "overflow": 5, "sample_ratio": 0.5}]', [
         "item 1: type='fifo'", "item 1: sample_ratio=2", "item 2: queue has no setting 'size'", "item 2: capacity=0",
         "item 2: overflow=5 must be a text", "sample ratios must sum to 1, not 2.5"])])
-def test_whatever_is_wrong_with_a_list_is_said_in_sentences(text, sentences):
+def test_every_mistake_in_a_list_is_reported_in_a_sentence(text, sentences):
     found = problems(text)
     assert len(found) == len(sentences) and all(problem.startswith("memory.replay_parameters: ") for problem in found)
     for sentence in sentences:
@@ -243,11 +243,11 @@ def test_whatever_is_wrong_with_a_list_is_said_in_sentences(text, sentences):
 
 
 @pytest.mark.parametrize("text", ["[]", f"[{QUEUE}]", "not JSON"])
-def test_a_memory_of_a_wrong_list_is_not_made(text):
+def test_a_memory_with_an_invalid_list_is_not_made(text):
     with pytest.raises(ValueError):
         MixedMemory.parts(MixedParams(text))
 
 
 @pytest.mark.parametrize("ratios", [[1 / 3] * 3, [0.1] * 10, [0.333333, 0.333333, 0.333334], [0.7, 0.2, 0.1], [1]])
-def test_ratios_sum_to_one_within_what_floats_can_say(ratios):
+def test_ratios_sum_to_one_within_floating_point_error(ratios):
     assert problems(json.dumps([{"type": "standard", "sample_ratio": ratio} for ratio in ratios])) == []

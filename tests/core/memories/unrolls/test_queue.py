@@ -1,4 +1,4 @@
-"""Queues, with actors simulated step by step; test_unroll_races.py has real processes."""
+"""Queues work with actors simulated step by step; test_unroll_races.py has real processes."""
 
 import itertools
 
@@ -17,7 +17,7 @@ def make(*, capacity: int = 4, overflow: str = "block", batch_size: int = 4, num
 
 
 def sampled(memory: QueueMemory, batch_size: int) -> list[tuple[int, int]] | None:
-    """The unrolls of a batch, every element of which was checked; None for None."""
+    """Return the unrolls of a batch after checking every element, or None if there is no batch."""
     batch = memory.sample(batch_size)
     if batch is None:
         return None
@@ -36,22 +36,22 @@ def all_that_waits(memory: QueueMemory) -> list[tuple[int, int]]:
 
 
 def check_counts(memory: QueueMemory, given: int) -> None:
-    """Every unroll that arrived was given, dropped, or is still there."""
+    """Assert that every unroll that arrived was given or dropped, or is still waiting."""
     statistics = memory.statistics()
     held = sum(len(held.fresh) for held in memory._held)
     assert statistics["queue_arrived"] == given + held + statistics["queue_dropped"] + statistics["queue_size"]
 
 
-# block ----------------------------------------------------------------------------------------------------------------
+# block ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("capacity", "batch_size", "num_actors", "num_envs", "length", "frame_stack"), [
     (1, 1, 1, 1, 1, 0), (1, 1, 1, 1, 1, 4), (1, 1, 1, 1, 5, 0), (1, 1, 1, 1, 5, 4), (1, 1, 1, 1, 20, 0), (1, 1, 1, 1, 20, 4),
     (1, 16, 2, 2, 5, 4), (1, 16, 1, 5, 4, 0), (7, 3, 2, 3, 4, 1), (32, 8, 2, 8, 2, 0), (2, 5, 3, 1, 3, 4), (100, 1, 1, 2, 4, 0)])
-def test_every_unroll_is_given_once_and_in_order_whoever_is_faster(capacity, batch_size, num_actors, num_envs, length, frame_stack):
+def test_every_unroll_is_given_once_and_in_order(capacity, batch_size, num_actors, num_envs, length, frame_stack):
     memory, actors = make(capacity=capacity, batch_size=batch_size, num_actors=num_actors, num_envs=num_envs, length=length,
                           frame_stack=frame_stack)
     generator, given, refused, dry, most = np.random.default_rng(0), [], 0, 0, 0
     for round_ in itertools.count():
-        steps, samples = ((2, 0), (1, 1), (0, 4))[round_ // 60 % 3]  # by turns the actors and the learner are faster
+        steps, samples = ((2, 0), (1, 1), (0, 4))[round_ // 60 % 3]  # actors and learner are faster in turn
         for _ in range(steps * length * num_actors):
             refused += not actors[generator.integers(num_actors)].step()
             most = max(most, memory.unread())
@@ -71,7 +71,7 @@ def test_every_unroll_is_given_once_and_in_order_whoever_is_faster(capacity, bat
     assert capacity <= most <= capacity - 1 + num_actors * num_envs
 
 
-def test_a_full_queue_lets_actors_finish_their_chunks_and_begin_no_other():
+def test_a_full_queue_lets_actors_finish_their_chunks_only():
     memory, (first, second) = make(capacity=2, num_actors=2, num_envs=3)
     assert second.step() and all(first.step() for _ in range(4)) and memory.unread() == 3
     assert not first.step()
@@ -81,7 +81,7 @@ def test_a_full_queue_lets_actors_finish_their_chunks_and_begin_no_other():
     assert sampled(memory, 1) and memory.unread() == 1 and first.step()
 
 
-def test_a_batch_larger_than_the_queue_is_gathered_bit_by_bit():
+def test_a_batch_larger_than_the_queue_is_gathered_in_parts():
     memory, (actor,) = make(capacity=1, batch_size=6, num_envs=2)
     for _ in range(2):
         actor.write(1)
@@ -92,7 +92,7 @@ def test_a_batch_larger_than_the_queue_is_gathered_bit_by_bit():
     assert sampled(memory, 6) == actor.unrolls()
 
 
-def test_batches_that_become_smaller_count_what_was_gathered_for_a_larger_one_as_dropped():
+def test_smaller_batches_drop_what_was_gathered_for_a_larger_one():
     memory, (actor,) = make(batch_size=8, num_envs=2)
     actor.write(3)
     assert sampled(memory, 8) is None
@@ -101,12 +101,12 @@ def test_batches_that_become_smaller_count_what_was_gathered_for_a_larger_one_as
     check_counts(memory, 4)
 
 
-# the learner is away --------------------------------------------------------------------------------------------------
+# without a learner ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("overflow", "capacity", "kept"), [("block", 5, 5 + 4), ("keep_latest", 5, 5)])
 @pytest.mark.parametrize("chunks", [1, 3, 10, 97])
-def test_while_nobody_samples_actors_go_on_and_the_newest_are_kept(overflow, capacity, kept, chunks):
+def test_without_sampling_actors_continue_and_the_newest_stay(overflow, capacity, kept, chunks):
     memory, actors = make(capacity=capacity, overflow=overflow, num_actors=2, num_envs=2, batch_size=2)
-    for _ in range(chunks):  # learn_start: whatever has_room says
+    for _ in range(chunks):  # before learn_start has_room is not consulted
         for actor in actors:
             actor.write(1)
     found = all_that_waits(memory)
@@ -115,32 +115,34 @@ def test_while_nobody_samples_actors_go_on_and_the_newest_are_kept(overflow, cap
     assert (statistics["queue_arrived"], statistics["queue_dropped"]) == (4 * chunks, 4 * chunks - len(found))
     for actor in actors:
         mine = [unroll for unroll in found if unroll[0] // 2 == actor.actor_ind]
-        assert mine == actor.unrolls()[len(actor.unrolls()) - len(mine):]  # no older one is left while a newer one is not
+        # no older unroll is left without the newer ones
+        assert mine == actor.unrolls()[len(actor.unrolls()) - len(mine):]
     assert memory.unread() == 0 and all(actor.step() for actor in actors)
 
 
-def test_after_learn_start_a_blocking_queue_is_given_empty_before_actors_go_on():
+def test_after_learn_start_actors_wait_until_the_queue_drains():
     memory, (actor,) = make(capacity=4, num_envs=2)
     actor.write(50)
     assert not actor.step()
     assert len(all_that_waits(memory)) == 6 and actor.step()
 
 
-def test_a_memory_that_is_always_lapped_gives_no_batch_and_does_not_hang(monkeypatch):
+def test_a_ring_that_is_always_overwritten_gives_no_batch(monkeypatch):
     memory, (actor,) = make()
     actor.write(2)
     monkeypatch.setattr(memory.trajectories, "still_valid", lambda streams, serials: np.zeros(len(serials), bool))
     assert memory.sample(4) is None and memory.statistics()["queue_dropped"] == 4
 
 
-def test_unrolls_that_are_overwritten_while_they_are_read_are_dropped_and_others_take_their_place(monkeypatch):
+def test_unrolls_overwritten_while_being_read_are_replaced(monkeypatch):
     memory, (actor,) = make(capacity=8, batch_size=4)
     actor.write(3)
     intact, reads = memory.trajectories.still_valid, []
 
     def once(streams, serials):
         reads.append(len(serials))
-        return intact(streams, serials) & ((np.arange(len(serials)) != 1) | (len(reads) not in (2, 3)))  # 1: drawn; 2 and 3: read
+        # call 1 is made for the draw, calls 2 and 3 for the read
+        return intact(streams, serials) & ((np.arange(len(serials)) != 1) | (len(reads) not in (2, 3)))
 
     monkeypatch.setattr(memory.trajectories, "still_valid", once)
     unrolls = actor.unrolls()
@@ -148,9 +150,9 @@ def test_unrolls_that_are_overwritten_while_they_are_read_are_dropped_and_others
     check_counts(memory, 4)
 
 
-# overflow -------------------------------------------------------------------------------------------------------------
+# overflow ---------------------------------------------------------------------------------------------------------
 def twin(overflow: str, capacity: int, arrivals: list[tuple[int, int]], waiting: list[tuple[int, int]], turn: list[int]) -> int:
-    """What a queue of plain Python does with them; returns how many it dropped."""
+    """Update a queue of plain lists with these arrivals and return the number of dropped unrolls."""
     dropped = 0
     for unroll in arrivals:
         if len(waiting) < capacity:
@@ -166,8 +168,8 @@ def twin(overflow: str, capacity: int, arrivals: list[tuple[int, int]], waiting:
 
 
 @pytest.mark.parametrize("overflow", ["block", "keep_latest", "keep_oldest", "alternating"])
-def test_unrolls_of_several_actors_wait_in_the_order_they_were_published_also_after_a_resume(overflow):
-    """The twin sees every chunk when it is published, the memory only what several actors have published meanwhile."""
+def test_unrolls_of_several_actors_wait_in_publishing_order(overflow):
+    """The plain queue sees every chunk when it is published, the memory only what was published since its last call."""
     capacity, options, given = 9, {"overflow": overflow, "num_actors": 4, "num_envs": 2, "batch_size": 3}, []
     memory, actors = make(capacity=capacity, **options)
     generator, waiting, turn = np.random.default_rng(2), [], [0]
@@ -177,7 +179,7 @@ def test_unrolls_of_several_actors_wait_in_the_order_they_were_published_also_af
                 actors[number].write(1)
                 twin("keep_oldest" if overflow == "block" else overflow, 100 if overflow == "block" else capacity,
                      actors[number].unrolls()[-2:], waiting, turn)
-        if round_ % 10 == 9:  # before some of the chunks were shown to the rule
+        if round_ % 10 == 9:  # before some of the chunks were shown to the strategy
             state = memory.state_dict()
             memory, successors = make(capacity=capacity, **options)
             memory.load_state_dict(state)
@@ -195,18 +197,18 @@ def test_unrolls_of_several_actors_wait_in_the_order_they_were_published_also_af
 
 @pytest.mark.parametrize("overflow", ["keep_latest", "keep_oldest", "alternating"])
 @pytest.mark.parametrize(("capacity", "batch_size"), [(1, 1), (3, 2), (4, 4), (9, 2)])
-def test_each_overflow_policy_keeps_what_its_name_says_and_counts_its_drops(overflow, capacity, batch_size):
+def test_each_overflow_policy_keeps_and_drops_what_it_should(overflow, capacity, batch_size):
     memory, (actor,) = make(capacity=capacity, overflow=overflow, batch_size=batch_size)
     generator, waiting, turn, dropped, given, seen = np.random.default_rng(1), [], [0], 0, 0, 0
     for _ in range(150):
-        assert actor.writer.has_room()  # they never hold an actor up
+        assert actor.writer.has_room()  # these policies never block an actor
         actor.write(int(generator.integers(0, 3)))
         dropped += twin(overflow, capacity, actor.unrolls()[seen:], waiting, turn)
         seen = len(actor.unrolls())
         for _ in range(generator.integers(0, 3)):
             expected = waiting[:batch_size] if len(waiting) >= batch_size else None
             if expected is None and overflow == "keep_latest":
-                continue  # would gather what there is
+                continue  # it would gather what there is
             found = memory.sample(batch_size)
             assert (found and check_coded_unrolls(memory.layout, found.window)) == expected
             if expected:
@@ -220,7 +222,7 @@ def test_each_overflow_policy_keeps_what_its_name_says_and_counts_its_drops(over
 
 
 @pytest.mark.parametrize("overflow", ["keep_oldest", "alternating"])
-def test_what_is_kept_survives_a_ring_that_is_lapped_many_times(overflow):
+def test_copied_unrolls_survive_an_overwritten_ring(overflow):
     plays = [RandomPlay(seed, 2) for seed in (1, 2)]
     for play in plays:
         play.with_states = True
@@ -236,11 +238,11 @@ def test_what_is_kept_survives_a_ring_that_is_lapped_many_times(overflow):
         if overflow == "keep_oldest":
             memory._ingest()
     for play, writer in zip(plays, writers):
-        play.play(writer, 1)  # and one is in the middle of a chunk
+        play.play(writer, 1)  # one actor is in the middle of a chunk
     batch = memory.sample(6)
     unrolls = [(actor, env, 0) for actor in range(2) for env in range(2)]
     if overflow == "keep_oldest":
-        unrolls += [(0, 0, 4), (0, 1, 4)]  # two places were left when the second chunks arrived
+        unrolls += [(0, 0, 4), (0, 1, 4)]  # two slots were left when the second chunks arrived
     else:
         unrolls = [identified(batch.window, column, plays) for column in range(6)]
         assert len(set(unrolls)) == 6
@@ -249,7 +251,7 @@ def test_what_is_kept_survives_a_ring_that_is_lapped_many_times(overflow):
 
 
 def identified(window, column: int, plays: list[RandomPlay]) -> tuple[int, int, int]:
-    """The actor, stream and serial whose features these are."""
+    """Return the actor, environment and step of these features."""
     features = window.extras["features"][0, column].numpy()
     return next((actor, env, serial) for actor, play in enumerate(plays) for env in range(2) for serial, row in enumerate(play.rows[env])
                 if (row.features == features).all())
@@ -259,7 +261,7 @@ def test_copies_are_not_overwritten_before_they_are_read():
     memory, (actor,) = make(capacity=2, overflow="alternating", batch_size=2, num_envs=1)
     actor.write(2)
     memory._ingest()
-    drawn = memory.rules[0].draw(2)  # drawn, and not read yet
+    drawn = memory.rules[0].draw(2)  # drawn and not read yet
     actor.write(5)
     memory._ingest()
     window = memory.rules[0].store.gather(*drawn.keys, memory.window)
@@ -272,7 +274,7 @@ def test_copies_are_not_overwritten_before_they_are_read():
 
 
 @pytest.mark.parametrize("overflow", ["keep_oldest", "alternating"])
-def test_a_queue_of_copies_that_cannot_hold_a_batch_is_a_problem(overflow):
+def test_a_queue_of_copies_must_hold_a_batch(overflow):
     assert QueueMemory.problems(QueueParams(3, overflow), 4) == [
         f"a queue with overflow={overflow} must hold a batch's share of it: capacity=3 is below 4"]
     assert QueueMemory.problems(QueueParams(4, overflow), 4) == []
@@ -284,17 +286,17 @@ def test_a_queue_in_the_rings_may_be_smaller_than_a_batch(overflow):
 
 
 @pytest.mark.parametrize("params", [QueueParams(0), QueueParams(-1), QueueParams(overflow="drop")])
-def test_wrong_settings_are_problems(params):
+def test_invalid_options_are_reported(params):
     assert len(problems(params)) == 1
 
 
-# checkpoint -----------------------------------------------------------------------------------------------------------
+# checkpoints ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("overflow", ["block", "keep_latest", "keep_oldest", "alternating"])
 @pytest.mark.parametrize("chunks", [1, 3, 40])
-def test_a_queue_continues_with_what_waited_and_what_was_gathered(overflow, chunks):
+def test_a_queue_continues_exactly_from_a_state(overflow, chunks):
     memory, (actor,) = make(capacity=7, overflow=overflow, batch_size=5)
     actor.write(1)
-    assert memory.sample(5) is None  # a part of a batch is held
+    assert memory.sample(5) is None  # part of a batch is held
     actor.write(chunks)
     if chunks == 40:
         memory.sample(5)
@@ -314,12 +316,12 @@ def sampled_state(memory: QueueMemory, batch_size: int):
     return batch and (check_coded_unrolls(memory.layout, batch.window), batch.fresh.tolist(), memory.unread(), memory.statistics())
 
 
-def test_rows_that_were_overwritten_while_a_checkpoint_was_written_are_dropped_and_counted():
+def test_steps_overwritten_during_a_checkpoint_are_dropped():
     memory, (actor,) = make(capacity=8, overflow="keep_latest", num_envs=1, frame_stack=0, batch_size=2)
     actor.write(4)
     memory._ingest()
     state = memory.state_dict()
-    state["trajectories"]["oldest"][0, 0] = 5  # the writer had touched rows 0 .. 4
+    state["trajectories"]["oldest"][0, 0] = 5  # the writer had reached steps 0 .. 4
     state["trajectories"]["frame"][0, :5] = -1
     resumed, _ = make(capacity=8, overflow="keep_latest", num_envs=1, frame_stack=0, batch_size=2)
     resumed.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Replay of the newest unrolls, and reservoirs."""
+"""Uniform replay keeps the newest unrolls, and reservoirs keep a uniform sample of all."""
 
 import json
 
@@ -27,23 +27,23 @@ def sampled(memory: MixedMemory, batch_size: int = 8) -> list[tuple[int, int]]:
 def assert_equally_often(drawn: list[tuple[int, int]], expected: set[tuple[int, int]]) -> None:
     counts = dict.fromkeys(expected, 0)
     for unroll in drawn:
-        counts[unroll] += 1  # KeyError: drawn, and not expected
+        counts[unroll] += 1  # a KeyError here means an unexpected unroll
     mean = len(drawn) / len(counts)
     chi_square, freedom = sum((count - mean) ** 2 / mean for count in counts.values()), len(counts) - 1
     assert chi_square <= freedom + 5 * np.sqrt(2 * freedom)
 
 
 @pytest.mark.parametrize("kind", ["standard", "reservoir"])
-def test_there_is_no_batch_before_the_first_unroll_and_then_whole_ones(kind):
+def test_there_is_no_batch_before_the_first_unroll(kind):
     memory, (actor,) = make(kind)
     for _ in range(4):
         assert memory.sample(8) is None
         actor.step()
-    assert set(sampled(memory)) <= {(0, 0), (1, 0)}  # fewer than the batch: drawn more than once
+    assert set(sampled(memory)) <= {(0, 0), (1, 0)}  # fewer than the batch: some are drawn more than once
 
 
 @pytest.mark.parametrize("capacity", [1, 7, 10])
-def test_standard_draws_the_newest_unrolls_equally_often_and_no_older_one(capacity):
+def test_standard_draws_the_newest_unrolls_equally_often(capacity):
     memory, (actor,) = make("standard", capacity=capacity)
     for chunks in (1, 3, 40):
         for _ in range(chunks):
@@ -54,7 +54,7 @@ def test_standard_draws_the_newest_unrolls_equally_often_and_no_older_one(capaci
         assert memory.statistics()["standard_size"] == len(newest) == min(capacity, len(actor.unrolls()))
 
 
-def test_rows_that_a_faster_actor_has_overwritten_are_drawn_no_more():
+def test_steps_overwritten_by_a_faster_actor_are_not_drawn():
     memory, (fast, slow) = make("standard", capacity=60, num_actors=2)
     slow.write(2)
     for _ in range(60):
@@ -66,20 +66,20 @@ def test_rows_that_a_faster_actor_has_overwritten_are_drawn_no_more():
     assert lost and drawn == {*newest} - lost
 
 
-def test_replay_of_which_everything_was_overwritten_gives_no_batch(monkeypatch):
+def test_a_wholly_overwritten_replay_gives_no_batch(monkeypatch):
     memory, (actor,) = make("standard")
     actor.write(3)
     monkeypatch.setattr(memory.trajectories, "still_valid", lambda streams, serials: np.zeros(len(serials), bool))
     assert memory.sample(8) is None
 
 
-# reservoir ------------------------------------------------------------------------------------------------------------
+# reservoir --------------------------------------------------------------------------------------------------------
 def contents(memory: MixedMemory) -> list[tuple[int, int]]:
     rule = memory.rules[0]
     return check_coded_unrolls(memory.layout, rule.store.gather(*rule.keys(np.arange(len(rule))), memory.window))
 
 
-def test_a_reservoir_is_a_uniform_sample_of_all_there_ever_were():
+def test_a_reservoir_is_a_uniform_sample_of_all_unrolls():
     memory, (actor,) = make("reservoir", capacity=5, batch_size=16)
     actor.write(10)
     keys, rule, runs = SampleIds(*np.array(actor.unrolls()).T), memory.rules[0], 1_000
@@ -97,7 +97,7 @@ def test_a_reservoir_is_a_uniform_sample_of_all_there_ever_were():
     assert chi_square < freedom + 5 * np.sqrt(2 * freedom)
 
 
-def test_a_reservoir_never_exceeds_its_capacity_and_keeps_unrolls_whose_rows_are_long_gone():
+def test_a_reservoir_keeps_its_capacity_and_outlives_the_ring():
     memory, (actor,) = make("reservoir", capacity=6)
     for chunk in range(200):
         actor.write(1)
@@ -110,7 +110,7 @@ def test_a_reservoir_never_exceeds_its_capacity_and_keeps_unrolls_whose_rows_are
     assert_equally_often([unroll for _ in range(100) for unroll in sampled(memory)], set(kept))
 
 
-def test_unrolls_that_are_overwritten_before_they_are_copied_leave_no_empty_slot(monkeypatch):
+def test_unrolls_overwritten_before_being_copied_leave_no_gap(monkeypatch):
     memory, (actor,) = make("reservoir", capacity=4)
     actor.write(2)
     intact, asked = memory.trajectories.still_valid, []
@@ -124,15 +124,15 @@ def test_unrolls_that_are_overwritten_before_they_are_copied_leave_no_empty_slot
     assert memory.statistics()["reservoir_size"] == 2 and contents(memory) == [actor.unrolls()[1], actor.unrolls()[3]]
 
 
-# both -----------------------------------------------------------------------------------------------------------------
+# both -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("params", [ReplayParams(0), ReplayParams(-5)])
-def test_capacities_below_one_are_problems(params):
+def test_capacities_below_one_are_reported(params):
     assert problems(params) == [f"capacity={params.capacity} must be at least 1"]
 
 
 @pytest.mark.parametrize("kind", ["standard", "reservoir"])
 @pytest.mark.parametrize("chunks", [2, 60])
-def test_replay_continues_with_identical_batches(kind, chunks):
+def test_sampling_continues_exactly_from_a_state(kind, chunks):
     memory, (actor,) = make(kind)
     for _ in range(chunks):
         actor.write(1)

@@ -1,4 +1,4 @@
-"""What every memory of unrolls does, whatever its rules."""
+"""Every unroll memory gives whole unrolls, counts its bytes and reports statistics, whatever its strategies."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ from tests.core.tapes import (
 
 
 def mixed(*items: dict) -> MixedParams:
-    """Equal shares for all that say nothing else."""
+    """Return equal shares for items that set no ratio."""
     return MixedParams(json.dumps([{"sample_ratio": 1 / len(items), **item} for item in items]))
 
 
@@ -51,11 +51,11 @@ def make(memory_type, params, **options):
     return memory
 
 
-# sizes ----------------------------------------------------------------------------------------------------------------
+# sizes ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("length", [1, 5, 20])
 @pytest.mark.parametrize("frame_stack", [0, 4])
 @pytest.mark.parametrize(("memory_type", "params"), EVERY_RULE)
-def test_the_smallest_memory_of_every_rule_gives_whole_unrolls(memory_type, params, frame_stack, length):
+def test_the_smallest_memories_of_all_strategies_give_unrolls(memory_type, params, frame_stack, length):
     memory = make(memory_type, params, frame_stack=frame_stack, length=length, batch_size=1, num_envs=1)
     assert memory_type.problems(params, 1) == []
     actor, batches = CodedActor(memory, 0), 0
@@ -89,7 +89,7 @@ def test_bytes_are_known_before_a_memory_is_made(memory_type, params, slots, fra
     (QueueMemory, QueueParams(5), 5 + 8), (QueueMemory, QueueParams(1), 1 + 8),
     (CircularMemory, CircularParams(5, num_batches=3), 5 + 4 * 8), (*only("standard", 30), 30), (*only("attentive", 30), 30),
     (MixedMemory, mixed({"type": "queue", "capacity": 4}, {"type": "standard", "capacity": 50}), 4 + 4 + 50)])
-def test_the_rings_hold_what_the_rules_need_even_if_one_actor_writes_it_all(memory_type, params, unrolls):
+def test_the_rings_hold_what_the_strategies_need_from_one_actor(memory_type, params, unrolls):
     memory = make(memory_type, params, batch_size=8, num_envs=3)
     actor = CodedActor(memory, 0)
     actor.write(40)
@@ -106,15 +106,15 @@ def test_windows_that_are_no_whole_chunks_are_refused(window, chunk_length):
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, 2.5, True, "8"])
-def test_silly_batch_sizes_are_refused(batch_size):
+def test_invalid_batch_sizes_are_refused(batch_size):
     with pytest.raises(ValueError, match="batch size"):
         make(QueueMemory, QueueParams(), batch_size=4).sample(batch_size)
 
 
-# shares ---------------------------------------------------------------------------------------------------------------
+# shares -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ratios", [[1.0], [0.5, 0.5], [0.25, 0.75], [0.1] * 10, [1 / 3] * 3, [0.333333] * 3, [0.29, 0.71], [0.07, 0.93],
                                     [0.125, 0.125, 0.75], [0.2, 0.3, 0.5], [0.01, 0.99]])
-def test_shares_sum_to_the_batch_and_are_never_a_whole_unroll_off(ratios):
+def test_shares_sum_to_the_batch_and_are_less_than_one_off(ratios):
     for batch_size in (*range(1, 70), 100, 256, 1_000, 4_096):
         counts = shares(ratios, batch_size)
         assert sum(counts) == batch_size and len(counts) == len(ratios)
@@ -124,14 +124,14 @@ def test_shares_sum_to_the_batch_and_are_never_a_whole_unroll_off(ratios):
             assert abs(exact - round(exact)) > 1e-6 or count == round(exact)
 
 
-def test_what_is_left_over_goes_to_the_largest_remainders():
+def test_remaining_unrolls_go_to_the_largest_remainders():
     assert shares([0.15, 0.25, 0.6], 10) in ([2, 2, 6], [1, 3, 6])  # 1.5, 2.5, 6
     assert shares([0.14, 0.26, 0.6], 10) == [1, 3, 6] and shares([0.16, 0.24, 0.6], 10) == [2, 2, 6]
     assert shares([0.19, 0.19, 0.62], 10) == [2, 2, 6]
 
 
-# arrival --------------------------------------------------------------------------------------------------------------
-def test_every_unroll_is_shown_to_every_rule_once_and_oldest_first():
+# arrival ----------------------------------------------------------------------------------------------------------
+def test_every_unroll_reaches_every_strategy_once_oldest_first():
     memory = make(MixedMemory, mixed({"type": "standard", "capacity": 40}, {"type": "reservoir", "capacity": 4}), batch_size=2,
                   num_actors=2)
     shown, generator = [[], []], np.random.default_rng(0)
@@ -148,7 +148,7 @@ def test_every_unroll_is_shown_to_every_rule_once_and_oldest_first():
         assert [unroll for unroll in shown[0] if unroll[0] // 2 == actor.actor_ind] == actor.unrolls()
 
 
-def test_unrolls_that_are_overwritten_before_anyone_looked_are_counted_and_the_rest_is_shown():
+def test_unrolls_overwritten_before_being_seen_are_counted():
     memory = make(QueueMemory, QueueParams(50, "keep_latest"), batch_size=1, num_actors=2)
     actors = [CodedActor(memory, actor) for actor in range(2)]
     actors[0].write(300)
@@ -162,7 +162,7 @@ def test_unrolls_that_are_overwritten_before_anyone_looked_are_counted_and_the_r
     assert set(found) == {*actors[0].unrolls()[-46:], *actors[1].unrolls()}
 
 
-def test_rules_that_choose_do_so_when_the_queue_has_given_its_share():
+def test_other_strategies_sample_after_the_queue_has_its_share():
     memory = make(MixedMemory, mixed({"type": "standard", "capacity": 40}, {"type": "queue", "capacity": 4}), batch_size=8)
     actor = CodedActor(memory, 0)
     actor.write(1)
@@ -172,7 +172,7 @@ def test_rules_that_choose_do_so_when_the_queue_has_given_its_share():
     assert batch is not None and batch.fresh.tolist() == [False] * 4 + [True] * 4
 
 
-def test_the_same_seed_gives_the_same_batches_and_another_seed_others():
+def test_a_seed_determines_the_batches():
     found = []
     for seed in (1, 1, 2):
         memory = make(*only("standard", 20), batch_size=8, seed=seed)
@@ -181,7 +181,7 @@ def test_the_same_seed_gives_the_same_batches_and_another_seed_others():
     assert found[0] == found[1] != found[2]
 
 
-def test_statistics_of_two_rules_of_a_kind_are_kept_apart():
+def test_statistics_of_two_strategies_of_a_kind_are_separate():
     memory = make(MixedMemory, mixed({"type": "attentive", "capacity": 3}, {"type": "custom", "capacity": 5},
                                      {"type": "queue", "capacity": 2}), batch_size=3)
     CodedActor(memory, 0).write(4)
@@ -197,7 +197,7 @@ def test_statistics_of_two_rules_of_a_kind_are_kept_apart():
     (CircularMemory, CircularParams(2), {"queue_size", "queue_arrived", "queue_dropped", "circular_uses_left"}),
     (*only("standard"), {"standard_size"}), (*only("reservoir"), {"reservoir_size", "reservoir_seen"}),
     (*only("elite"), {"custom_size", "custom_lambda"})])
-def test_every_memory_reports_its_statistics_under_their_names(memory_type, params, names):
+def test_every_memory_reports_its_statistics_by_name(memory_type, params, names):
     assert set(make(memory_type, params, batch_size=1).statistics()) == {"memory_size", "memory_mb"} | names
 
 
@@ -206,7 +206,7 @@ def test_every_memory_reports_its_statistics_under_their_names(memory_type, para
     (*only("attentive"), (False, "float32")), (*only("elite"), (False, "float32")), (*only("custom"), (False, None)),
     (MixedMemory, mixed({"type": "custom", "insert_strategy": "elite_insertion"}, {"type": "queue"}), (True, "float32")),
     (MixedMemory, dataclasses.replace(only("elite")[1], feature_dtype="float16"), (False, "float16"))])
-def test_a_memory_says_whether_it_sets_the_pace_and_as_what_it_wants_features(memory_type, params, expected):
+def test_a_memory_declares_rate_limiting_and_feature_dtype(memory_type, params, expected):
     assert (memory_type.is_rate_limited(params), memory_type.feature_dtype(params)) == expected
 
 
@@ -218,10 +218,10 @@ def test_comparing_unrolls_without_features_of_is_an_error():
         memory.sample(1)
 
 
-# slots ----------------------------------------------------------------------------------------------------------------
+# slots ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("frame_stack", [0, 1, 4])
 @pytest.mark.parametrize("length", [1, 5])
-def test_copies_equal_the_twin_after_their_rows_are_long_overwritten(frame_stack, length):
+def test_copies_stay_equal_after_their_steps_are_overwritten(frame_stack, length):
     play = RandomPlay(0, 2, frame_stack=frame_stack)
     play.with_states = True
     memory = unroll_memory(QueueMemory, QueueParams(), play.spec, batch_size=4, length=length, extras=play.extras, states=play.states)
@@ -241,7 +241,7 @@ def test_copies_equal_the_twin_after_their_rows_are_long_overwritten(frame_stack
     assert len(where) == 7
 
 
-def test_an_unroll_that_its_writer_has_reached_is_not_copied_and_leaves_its_slot_alone():
+def test_an_overwritten_unroll_is_not_copied():
     memory = make(QueueMemory, QueueParams(), batch_size=1)
     actor, slots = CodedActor(memory, 0), UnrollStore(memory.trajectories, 2, 4)
     actor.write(20)
@@ -253,14 +253,14 @@ def test_an_unroll_that_its_writer_has_reached_is_not_copied_and_leaves_its_slot
     assert found == [actor.unrolls()[-2], actor.unrolls()[-3]]
 
 
-def test_an_unroll_that_is_reached_while_it_is_copied_is_not_copied(monkeypatch):
+def test_an_unroll_overwritten_while_being_copied_is_not_kept(monkeypatch):
     memory = make(QueueMemory, QueueParams(), batch_size=1)
     actor, slots = CodedActor(memory, 0), UnrollStore(memory.trajectories, 1, 4)
     actor.write(2)
     states = memory.trajectories.states
 
     def slow(streams, serials):
-        actor.write(memory.layout.rows // 4)  # the writer laps the reader after it has read the fields
+        actor.write(memory.layout.rows // 4)  # the writer overwrites the steps after their fields were read
         return states(streams, serials)
 
     monkeypatch.setattr(memory.trajectories, "states", slow)

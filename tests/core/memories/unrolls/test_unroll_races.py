@@ -1,4 +1,4 @@
-"""Memories of unrolls with real writer processes: each test starts them once, for several memories."""
+"""Unroll memories work with real writer processes; each test starts them once for several memories."""
 
 import itertools
 import json
@@ -16,7 +16,7 @@ from core.trajectory.ring_buffer import Trajectories
 from tests.core.tapes import CODED_FEATURES, CodedActor, check_coded_unrolls, coded_features, coded_spec, started, unroll_memory
 
 ACTORS, ENVS, LENGTH = 2, 3, 4
-SECONDS = 60  # without which nothing has been gained: a deadlock
+SECONDS = 60  # a test without progress for so long reports a deadlock
 pytestmark = pytest.mark.timeout(400)
 
 
@@ -27,9 +27,9 @@ def make(memory_type: type[UnrollMemory], params, batch_size: int, frame_shape: 
     return memory
 
 
-# obedient actors ------------------------------------------------------------------------------------------------------
+# actors that wait for room ----------------------------------------------------------------------------------------
 def write_while_there_is_room(memories: list[UnrollMemory], actor_ind: int, chunks: int, ready) -> None:
-    """So many chunks to one memory after the other."""
+    """Write `chunks` chunks to one memory after the other."""
     actors = [CodedActor(memory, actor_ind) for memory in memories]
     ready.set()
     for actor in actors:
@@ -40,12 +40,12 @@ def write_while_there_is_room(memories: list[UnrollMemory], actor_ind: int, chun
 
 
 def drawn_by_a_moody_sampler(memory: UnrollMemory, batch_size: int, share: int, chunks: int) -> tuple[list[tuple[int, int]], int, int]:
-    """All fresh unrolls in their order; how often the queue was full, and how often it had no batch."""
+    """Return all fresh unrolls in order, and how often the queue was full and how often it had no batch."""
     fresh, full, dry, end = [], 0, 0, time.monotonic() + SECONDS
     room, total = memory.rules[0].params.capacity, chunks * ACTORS * ENVS
     for attempt in itertools.count():
         assert time.monotonic() < end, f"{len(fresh)} unrolls and no more"
-        if attempt % 20 > 15:  # sleeps until actors can do no more
+        if attempt % 20 > 15:  # sleep until actors can write no more
             time.sleep(0.004)
             while memory.unread() < room and len(fresh) + memory.unread() + batch_size < total and time.monotonic() < end:
                 time.sleep(0.001)
@@ -64,7 +64,7 @@ def drawn_by_a_moody_sampler(memory: UnrollMemory, batch_size: int, share: int, 
     raise AssertionError
 
 
-def test_with_block_every_unroll_of_obedient_actors_is_given_exactly_once_and_in_order():
+def test_block_gives_every_unroll_exactly_once_and_in_order():
     chunks = 160
     replay = [{"type": "queue", "capacity": 3, "sample_ratio": 0.5}, {"type": "standard", "capacity": 40, "sample_ratio": 0.5}]
     cases = [(make(QueueMemory, QueueParams(1), 16), 16, 16), (make(QueueMemory, QueueParams(8), 4), 4, 4),
@@ -80,7 +80,7 @@ def test_with_block_every_unroll_of_obedient_actors_is_given_exactly_once_and_in
             assert full > 5 and (dry > 5 or batch_size < 16)  # both sides have waited
 
 
-# actors that do not care ------------------------------------------------------------------------------------------------
+# actors that never wait -------------------------------------------------------------------------------------------
 def write_without_end(memories: list[UnrollMemory], actor_ind: int, ready) -> None:
     actors = [CodedActor(memory, actor_ind) for memory in memories]
     while True:
@@ -90,7 +90,7 @@ def write_without_end(memories: list[UnrollMemory], actor_ind: int, ready) -> No
             ready.set()
 
 
-def test_writers_that_lap_the_sampler_never_make_it_see_a_torn_or_stale_unroll(monkeypatch):
+def test_unrolls_are_never_torn_or_stale_while_writers_overwrite(monkeypatch):
     kinds = {"queue": {"overflow": "keep_latest"}, "standard": {}, "attentive": {}, "reservoir": {}, "elite": {}}
     replay = [{"type": kind, "capacity": 60, "sample_ratio": 0.2, **settings} for kind, settings in kinds.items()]
     memories = [make(MixedMemory, MixedParams(json.dumps(replay)), 10, (16, 16)),
@@ -99,7 +99,7 @@ def test_writers_that_lap_the_sampler_never_make_it_see_a_torn_or_stale_unroll(m
     lapped, intact, gather = Counter(), Trajectories.still_valid, Trajectories.gather
 
     def slowly(self, streams, serials, spec):
-        time.sleep(0.001)  # so that writers reach what was whole when it was drawn
+        time.sleep(0.001)  # lets writers reach what was valid when it was drawn
         return gather(self, streams, serials, spec)
 
     def counting(self, streams, serials):
@@ -120,7 +120,8 @@ def test_writers_that_lap_the_sampler_never_make_it_see_a_torn_or_stale_unroll(m
                 batches[number] += 1
                 unrolls = check_coded_unrolls(memory.layout, batch.window)
                 given[number].update(unroll for unroll, first in zip(unrolls, batch.fresh.tolist()) if first or number == 1)
-    assert min(batches[number] for number in range(3)) >= 20 and len(lapped) == 3 and all(lapped.values())  # the race did happen
+    # the race did happen
+    assert min(batches[number] for number in range(3)) >= 20 and len(lapped) == 3 and all(lapped.values())
     assert all(max(counter.values()) <= most for counter, most in zip(given, (1, 3, 1)))
     for number in (0, 2):
         statistics = memories[number].statistics()

@@ -1,4 +1,4 @@
-"""Copies of unrolls in slots, raw and packed."""
+"""Unrolls are copied into slots, raw or compressed."""
 
 import json
 
@@ -38,15 +38,15 @@ def play(memory: MixedMemory, actors: list[CodedActor], rounds: int) -> list:
 
 
 def frames(generator: np.random.Generator, rows: int, noise: int) -> np.ndarray:
-    """[rows, *frame] that compress worse the more of the pixels are noise."""
+    """Return [rows, *frame] frames that compress worse the more of their pixels are noise."""
     some = np.zeros((rows, *FRAME.shape), np.uint8)
     some.reshape(-1)[:noise] = generator.integers(256, size=noise)
     return some
 
 
-# rules ----------------------------------------------------------------------------------------------------------------
+# strategies -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("items", [*((rule,) for rule in RULES), RULES[1:4], RULES[1:]])
-def test_every_rule_gives_the_same_batches_packed_as_raw(items):
+def test_every_strategy_gives_equal_batches_compressed_and_raw(items):
     states = (ArraySpec((3,), "int64"),)
     (raw, raw_actors), (packed, packed_actors) = (make(*items, storage=storage, states=states) for storage in (StorageParams(), LZ4))
     assert packed.layout.packed and not raw.layout.packed
@@ -61,7 +61,7 @@ def test_every_rule_gives_the_same_batches_packed_as_raw(items):
 
 
 @pytest.mark.parametrize("items", [RULES[3:4], RULES[5:], RULES[1:]])
-def test_packed_memories_continue_with_identical_batches(items):
+def test_sampling_continues_exactly_from_a_state(items):
     memory, actors = make(*items, storage=LZ4)
     play(memory, actors, 60)
     resumed, _ = make(*items, storage=LZ4)
@@ -73,18 +73,18 @@ def test_packed_memories_continue_with_identical_batches(items):
 
 
 @pytest.mark.parametrize("kind", ["reservoir", "elite"])
-def test_a_rule_whose_packed_copies_find_no_room_keeps_fewer_and_goes_on(kind):
+def test_a_strategy_without_room_for_copies_shrinks(kind):
     memory, actors = make({"type": kind, "capacity": 30}, storage=LZ4)
     rule = memory.rules[0]
     rule.store.frames._most //= 6
     play(memory, actors, 200)
     assert rule._copies.capacity < 30 and len(rule) == rule._copies.capacity and rule.store.frames.used <= rule.store.frames._most
     drawn = {unroll for _ in range(20) for unroll in check_coded_unrolls(memory.layout, memory.sample(8).window)}
-    assert max(serial for _, serial in drawn) > 400  # what came after it was full is in it too
+    assert max(serial for _, serial in drawn) > 400  # unrolls that came after it was full are drawn too
 
 
 @pytest.mark.parametrize("packs", [True, False])
-def test_what_slots_allocate_is_what_they_said(packs):
+def test_the_computed_bytes_of_slots_are_those_allocated(packs):
     memory, _ = make({"type": "standard", "capacity": 30}, storage=LZ4)
     slots = UnrollStore(memory.trajectories, 30, 4, packs)
     most = slots.store.frames._most if packs else 0
@@ -92,7 +92,7 @@ def test_what_slots_allocate_is_what_they_said(packs):
     assert ("frame" in slots.store.arrays) != packs
 
 
-def test_packed_queues_that_block_lose_nothing_however_badly_frames_compress():
+def test_blocking_compressed_queues_lose_no_frames():
     items = {"type": "queue", "capacity": 6}, {"type": "standard", "capacity": 400}
     memory, actors = make(*items, storage=StorageParams("lz4", bytes=1))
     incompressible, given = np.random.default_rng(0), 0
@@ -112,11 +112,11 @@ def test_packed_queues_that_block_lose_nothing_however_badly_frames_compress():
         given += sum(int(batch.fresh.sum()) for batch in iter(lambda: memory.sample(8), None))
     statistics = memory.statistics()
     assert statistics["queue_dropped"] == 0 and given > 1_000
-    assert memory.trajectories.arrays["oldest"].max() > 100  # the arena did go round
+    assert memory.trajectories.arrays["oldest"].max() > 100  # the arena wrapped around
 
 
-# copies ---------------------------------------------------------------------------------------------------------------
-def test_packed_copies_give_back_what_was_put_last():
+# copies -----------------------------------------------------------------------------------------------------------
+def test_compressed_copies_return_what_was_stored_last():
     copies, generator, truth = CompressedFrames(7, FRAME, 10**6, 0), np.random.default_rng(0), {}
     for _ in range(300):
         slot, truth_of_slot = int(generator.integers(20)), frames(generator, 7, int(generator.integers(210)))
@@ -127,7 +127,7 @@ def test_packed_copies_give_back_what_was_put_last():
     assert copies.used == sum(len(block) for block, _ in copies._blocks.values())
 
 
-def test_packed_copies_never_exceed_their_bytes_and_a_refused_one_changes_nothing():
+def test_compressed_copies_keep_their_byte_limit():
     copies, generator, truth, refused = CompressedFrames(7, FRAME, 1_000, 0), np.random.default_rng(0), {}, 0
     for _ in range(500):
         slot, some = int(generator.integers(20)), frames(generator, 7, int(generator.integers(210)))
@@ -142,7 +142,7 @@ def test_packed_copies_never_exceed_their_bytes_and_a_refused_one_changes_nothin
     assert refused > 100 and len(truth) > 5
 
 
-def test_packed_copies_are_stored_and_restored():
+def test_compressed_copies_are_saved_and_restored():
     copies, generator = CompressedFrames(7, FRAME, 10**6, 9), np.random.default_rng(0)
     for slot in (4, 0, 2):
         copies.put(slot, frames(generator, 7, 100))

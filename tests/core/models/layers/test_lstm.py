@@ -1,4 +1,4 @@
-"""The LSTM core against the equations, and what an episode's start makes it forget."""
+"""The LSTM follows its equations and forgets at an episode's start."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def at(*places):
 
 
 def slow(core, features, firsts, state):
-    """The LSTM of Hochreiter and Schmidhuber with forget gate, stream by stream and step by step, float64."""
+    """Return the outputs and states of an LSTM with forget gate, computed step by step in float64."""
     weights, recurrent = core.lstm.weight_ih_l0.double(), core.lstm.weight_hh_l0.double()
     bias = core.lstm.bias_ih_l0.double() + core.lstm.bias_hh_l0.double()
     outputs = torch.zeros(*features.shape[:2], UNITS, dtype=torch.float64)
@@ -49,7 +49,7 @@ def slow(core, features, firsts, state):
 
 @pytest.mark.parametrize("firsts", [at(), at((0, 1)), at((0, slice(None))), at((3, 1)), at((1, 2)), at((0, 0), (2, 2), (3, 2), (6, 0)),
                                     at((slice(None), 1)), at(slice(None))])
-def test_a_sequence_follows_the_equations_wherever_episodes_start(core, inputs, firsts):
+def test_a_sequence_follows_the_equations_at_any_episode_starts(core, inputs, firsts):
     features, state = inputs
     outputs, (h, c) = core(features, firsts, state)
     expected, expected_h, expected_c = slow(core, features, firsts, state)
@@ -72,20 +72,20 @@ def test_gradients_of_the_fused_call_and_of_the_loop_agree(core, inputs):
     for firsts in (at((0, slice(None))), at((0, slice(None)), (LENGTH - 1, 0))):
         core.zero_grad()
         outputs, _ = core(features, firsts, state)
-        outputs[:-1].square().sum().backward()  # the loop's extra start is in the row left out
+        outputs[:-1].square().sum().backward()  # the loop's extra start is in the step left out
         gradients.append([parameter.grad.clone() for parameter in core.parameters()])
     assert all(torch.allclose(fused, loop, atol=1e-5) for fused, loop in zip(*gradients))
     assert all(gradient.any() for gradient in gradients[0])
 
 
 @pytest.mark.parametrize("row", [0, 3])
-def test_a_state_that_is_not_finite_ends_with_its_episode(core, inputs, row):
+def test_a_non_finite_state_ends_with_its_episode(core, inputs, row):
     features, state = inputs
     broken = (torch.full_like(state[0], torch.nan), torch.full_like(state[1], torch.inf))
     outputs, final = core(features, at((row, slice(None))), broken)
     assert outputs[row:].isfinite().all() and all(part.isfinite().all() for part in final)
 
 
-def test_a_fresh_core_remembers_by_default(core):
+def test_the_initial_forget_gate_bias_is_one(core):
     bias = core.lstm.bias_ih_l0 + core.lstm.bias_hh_l0
     assert bias.tolist() == [0.0] * UNITS + [1.0] * UNITS + [0.0] * 2 * UNITS

@@ -1,4 +1,4 @@
-"""Noisy layers: what is drawn, when, and of what it is made (1706.10295)."""
+"""Noisy layers draw factorised noise at each forward pass in training (1706.10295)."""
 
 import math
 
@@ -20,7 +20,7 @@ def seed():
 
 
 def spread_layer(inputs=6, outputs=5):
-    """A layer whose sigmas all differ."""
+    """Return a layer with distinct sigmas."""
     layer = NoisyLinear(inputs, outputs)
     with torch.no_grad():
         layer.weight_sigma.uniform_(0.5, 2)
@@ -30,7 +30,10 @@ def spread_layer(inputs=6, outputs=5):
 
 @torch.no_grad()
 def drawn(layer):
-    """Weights [outputs, inputs] and biases [outputs] of one forward, as its outputs of 0 and of the unit vectors show them."""
+    """Return weights [outputs, inputs] and biases [outputs] of one forward pass.
+
+    They follow from the outputs for 0 and the unit vectors.
+    """
     outputs = layer(torch.cat([torch.zeros(1, layer.in_features), torch.eye(layer.in_features)]))
     return (outputs[1:] - outputs[0]).T, outputs[0]
 
@@ -46,7 +49,7 @@ def observe(model):
     return torch.ones(2, *model.spec.observation_shape, dtype=torch.uint8 if model.spec.is_image else torch.float32)
 
 
-def test_every_forward_in_training_has_noise_of_its_own():
+def test_every_forward_pass_in_training_draws_its_own_noise():
     layer, inputs = NoisyLinear(4, 3), torch.randn(2, 4)
     first, second = layer(inputs), layer(inputs)
     assert (first != second).all()
@@ -58,7 +61,7 @@ def test_the_samples_of_a_batch_share_their_noise():
     assert torch.allclose(outputs, outputs[:1].expand(5, -1), atol=1e-6)
 
 
-def test_in_evaluation_a_layer_is_the_linear_one_of_its_means():
+def test_in_evaluation_a_layer_uses_its_means():
     layer, inputs = NoisyLinear(4, 3).eval(), torch.randn(2, 4)
     state = torch.get_rng_state()
     assert torch.equal(layer(inputs), inputs @ layer.weight.T + layer.bias)
@@ -74,15 +77,15 @@ def test_noise_comes_from_torchs_global_generator():
     assert torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[0], outputs[2])
 
 
-def test_the_noise_of_the_weights_is_an_outer_product_with_that_of_the_biases():
+def test_weight_noise_is_an_outer_product_with_the_bias_noise():
     layer = spread_layer()
     for _ in range(20):
         weight, bias = drawn(layer)
         of_weights = ((weight - layer.weight) / layer.weight_sigma).double()  # f(q) f(p)^T
-        of_biases = ((bias - layer.bias) / layer.bias_sigma).double()         # f(q)
+        of_biases = ((bias - layer.bias) / layer.bias_sigma).double()  # f(q)
         singular = torch.linalg.svdvals(of_weights)
         assert singular[1] < 1e-4 * singular[0]
-        of_inputs = of_weights[0] / of_biases[0]                              # f(p)
+        of_inputs = of_weights[0] / of_biases[0]  # f(p)
         assert torch.allclose(of_weights, torch.outer(of_biases, of_inputs), atol=1e-3)
 
 
@@ -99,7 +102,7 @@ def test_the_factors_are_signed_roots_of_unit_gaussians():
         assert abs(mean) < 0.05 and abs(deviation - 1) < 0.05 and abs(kurtosis - 3) < 0.4
 
 
-def test_noise_has_no_mean():
+def test_noise_has_zero_mean():
     layer, inputs = spread_layer(4, 3), torch.randn(1, 4)
     with torch.no_grad():
         outputs = torch.cat([layer(inputs) for _ in range(20_000)])
@@ -108,7 +111,7 @@ def test_noise_has_no_mean():
 
 
 @pytest.mark.parametrize("sigma", [0.5, 0.1])
-def test_parameters_begin_as_the_paper_says(sigma):
+def test_parameters_are_initialised_as_in_the_paper(sigma):
     layer = NoisyLinear(100, 2000, sigma)
     for name in ("weight_sigma", "bias_sigma"):
         assert torch.allclose(getattr(layer, name), torch.tensor(sigma / 10))
@@ -116,11 +119,11 @@ def test_parameters_begin_as_the_paper_says(sigma):
         assert 0.099 < float(mean.abs().max()) <= 0.1 and float(mean.abs().mean()) == pytest.approx(0.05, rel=0.05)
 
 
-def test_the_paper_has_a_sigma_of_a_half():
+def test_the_default_sigma_is_the_papers_half():
     assert NoisyLinear(4, 1).bias_sigma.item() == 0.25
 
 
-def test_the_gradient_of_means_and_sigmas_is_the_one_derived_by_hand():
+def test_gradients_of_means_and_sigmas_equal_those_by_hand():
     layer, inputs, upstream = spread_layer(), torch.randn(7, 6), torch.randn(7, 5)
     state = torch.get_rng_state()
     weight, bias = drawn(layer)
@@ -147,7 +150,7 @@ def test_every_dqn_network_can_have_a_noisy_head(network, dueling):
 
 
 @every_model
-def test_unless_asked_for_a_dqn_network_has_no_noise(network):
+def test_by_default_a_dqn_network_has_no_noise(network):
     model = make(network)
     assert not any(isinstance(layer, NoisyLinear) for layer in model.modules())
     assert torch.equal(model(observe(model))[0], model(observe(model))[0])

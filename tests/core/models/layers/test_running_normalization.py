@@ -1,4 +1,4 @@
-"""Statistics of observations: against numpy's in float64, and against one observation that is far from all others."""
+"""Statistics of observations equal numpy's in float64 and tolerate one outlier."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def seen(batches):
 
 
 def batches_of(generator, count=50, size=64):
-    """Columns: near 1000, around 0, rarely 1, large, constant."""
+    """Return batches with columns near 1000, around 0, rarely 1, large, and constant."""
     def batch():
         return np.stack([1000 + generator.normal(size=size), generator.normal(size=size), generator.random(size) < 0.1,
                          1e6 * generator.normal(size=size), np.full(size, 3.0)], 1)
@@ -23,7 +23,7 @@ def batches_of(generator, count=50, size=64):
     return [batch() for _ in range(count)]
 
 
-def test_statistics_are_those_of_all_that_was_seen():
+def test_statistics_equal_those_of_all_observations():
     batches = batches_of(np.random.default_rng(1))
     normalization, whole = seen(batches), np.concatenate(batches)
     assert normalization.mean.tolist() == pytest.approx(whole.mean(0).tolist(), rel=1e-4, abs=1e-3 * 1e6 / 50)
@@ -33,7 +33,7 @@ def test_statistics_are_those_of_all_that_was_seen():
 
 @pytest.mark.parametrize("at", [0, 25])
 @pytest.mark.parametrize("fault", [1e20, -1e38])
-def test_one_observation_that_is_far_from_all_others_does_not_spoil_them(at, fault):
+def test_one_outlier_does_not_spoil_the_statistics(at, fault):
     batches = batches_of(np.random.default_rng(2))
     sound = seen(batches)
     batches[at] = batches[at].copy()
@@ -43,15 +43,15 @@ def test_one_observation_that_is_far_from_all_others_does_not_spoil_them(at, fau
     assert ((spoilt.mean - sound.mean).abs() <= 0.2 * deviation.clamp(min=0.1)).all()
     assert (spoilt.variance.sqrt() <= 2 * deviation + 1).all() and torch.isfinite(spoilt.variance).all()
     ordinary = torch.from_numpy(batches[1].astype(np.float32))
-    assert (spoilt(ordinary)[:, :2].std(0) > 0.4).all()  # what the network sees still tells observations apart
+    assert (spoilt(ordinary)[:, :2].std(0) > 0.4).all()  # the normalized observations remain distinct
 
 
-def test_observations_that_are_all_large_do_not_overflow():
+def test_large_observations_do_not_overflow():
     normalization = seen([np.full((8, 1), 3e38) * np.array([1, -1] * 4)[:, None] for _ in range(5)])
     assert torch.isfinite(normalization.variance).all() and torch.isfinite(normalization(torch.full((2, 1), 3e38))).all()
 
 
-def test_a_shift_of_everything_is_followed():
+def test_a_shift_of_all_observations_is_followed():
     normalization = seen([np.random.default_rng(3).normal(size=(64, 1)) + 500 * (number > 5) for number in range(200)])
     whole = np.concatenate([np.full(6 * 64, 0.0), np.full(194 * 64, 500.0)])
     assert float(normalization.mean) == pytest.approx(whole.mean(), rel=1e-2)
