@@ -1,4 +1,4 @@
-"""Random play and its naive twin: what a ring of rows must give back, computed one step at a time from plain lists."""
+"""Random play and a reference ring: what a ring must return, computed one step at a time from plain lists."""
 
 import dataclasses
 import multiprocessing
@@ -22,7 +22,7 @@ from core.types import TimeStep, Window
 
 
 class Row(NamedTuple):
-    """One step of one stream as the actor saw it."""
+    """One step of one environment as the actor saw it."""
 
     observation: np.ndarray
     first: bool
@@ -30,12 +30,12 @@ class Row(NamedTuple):
     action: int
     reward: float
     discount: float
-    features: np.ndarray  # what the agent added
-    state: np.ndarray     # that the action was chosen with
+    features: np.ndarray  # added by the agent
+    state: np.ndarray  # in which the action was chosen
 
 
 class RandomPlay:
-    """num_envs streams of random frames with ends, truncations and life losses; `rows[stream]` is the twin."""
+    """Play random frames with terminations, truncations and lost lives; `rows[stream]` is the reference ring."""
 
     extras = {"features": ArraySpec((3,), "float32")}
     states = (ArraySpec((2,), "float32"),)
@@ -51,17 +51,17 @@ class RandomPlay:
         self.timestep = self._timestep(zeros, ones, ones, zeros)
 
     def play(self, writer: ChunkWriter, steps: int) -> int:
-        """Append steps to the writer; returns the agent steps it published."""
+        """Append steps to the writer and return the number of agent steps it published."""
         return sum(self._step(writer) for _ in range(steps))
 
     def restart(self) -> None:
-        """A new actor takes over: all streams begin new episodes, unpublished rows are forgotten by the caller."""
+        """Begin new episodes everywhere, as a new actor does; the caller forgets unpublished steps."""
         self._observations = [self._reset() for _ in range(self.num_envs)]
         ones, zeros = np.ones(self.num_envs), np.zeros(self.num_envs)
         self.timestep = self._timestep(zeros, ones, ones, zeros)
 
     def seen(self, stream: int, serial: int) -> tuple[np.ndarray, bool, bool]:
-        """Observation, first and last of a row, also of the next one that has no action yet."""
+        """Return observation, first and last of a step, or of the next one, which has no action yet."""
         rows = self.rows[stream]
         if serial < len(rows):
             return rows[serial].observation, rows[serial].first, rows[serial].last
@@ -94,7 +94,8 @@ class RandomPlay:
                         firsts.astype(bool), lasts.astype(bool), rewards.astype(np.float32))
 
     def _frame(self) -> np.ndarray:
-        return self.generator.integers(1, 256, size=self.spec.frame.shape, dtype=np.uint8)  # never 0: padding is seen
+        # never 0, so that padding is recognised
+        return self.generator.integers(1, 256, size=self.spec.frame.shape, dtype=np.uint8)
 
     def _reset(self) -> np.ndarray:
         if not self.spec.frame_stack:
@@ -109,7 +110,7 @@ class RandomPlay:
 
 
 def observed(rows: list[Row], start: int, spec: WindowSpec) -> list[np.ndarray]:
-    """The observations of the window at `start`: walk forward, stop for good where the episode ends."""
+    """Return the observations of the window at `start`, stopping where the episode ends."""
     found = []
     for position in spec.observations:
         row = start
@@ -124,7 +125,7 @@ def observed(rows: list[Row], start: int, spec: WindowSpec) -> list[np.ndarray]:
 def small_layout(spec: EnvSpec, *, rows: int, chunk_length: int, num_envs: int, num_actors: int = 1, with_priority: bool = False,
                  extras: dict[str, ArraySpec] | None = None, states: tuple[ArraySpec, ...] = (), storage: StorageParams = STORAGE,
                  kept_rows: int = 1, arena_bytes: int | None = None) -> Layout:
-    """A layout of exactly `rows` rows a stream, and of arenas of exactly so many bytes if it is said."""
+    """Return a layout of exactly `rows` steps per environment, and of `arena_bytes` per arena unless None."""
     layout = Layout.of(spec, extras or {}, capacity=1, num_actors=num_actors, num_envs=num_envs, chunk_length=chunk_length,
                        with_priority=with_priority, states=states, storage=storage, kept_rows=kept_rows)
     assert rows % chunk_length == 0
@@ -133,7 +134,7 @@ def small_layout(spec: EnvSpec, *, rows: int, chunk_length: int, num_envs: int, 
 
 @contextmanager
 def started(target: Callable[..., None], *arguments: Any) -> Iterator[BaseProcess]:
-    """A spawned target(*arguments, event) that has set its event; killed in the end."""
+    """Spawn target(*arguments, event), wait until it has set its event, and kill it at the end."""
     context = multiprocessing.get_context("spawn")
     event = context.Event()
     process = context.Process(target=target, args=(*arguments, event), daemon=True)
@@ -162,7 +163,7 @@ def coded_last(serials: np.ndarray, episode: int = 7) -> np.ndarray:
 
 
 def write_coded_row(writer: ChunkWriter, layout: Layout, actor_ind: int, serial: int, generation: int = 0) -> None:
-    """A row of each stream in which every element of every field says which row it is."""
+    """Write a step of each environment in which every element of every field identifies the step."""
     streams = np.arange(layout.num_envs) + actor_ind * layout.num_envs
     code = (streams + 1 + generation * 1000) * CODE + serial
 
@@ -181,7 +182,7 @@ def write_coded_row(writer: ChunkWriter, layout: Layout, actor_ind: int, serial:
 
 
 def check_coded_window(layout: Layout, spec: WindowSpec, streams: np.ndarray, serials: np.ndarray, window) -> None:
-    """Every element of the window is what write_coded_row wrote for these streams and serials."""
+    """Assert that every element of the window is what write_coded_row wrote for these environments and steps."""
     rows = serials + np.arange(spec.length + 1)[:, None]
     codes = (streams + 1) * CODE + rows
     assert not coded_last(serials).any()
@@ -195,7 +196,7 @@ def check_coded_window(layout: Layout, spec: WindowSpec, streams: np.ndarray, se
 
 
 def check_coded_frames(layout: Layout, streams: np.ndarray, rows: np.ndarray, observations: np.ndarray) -> None:
-    """[N, *observation shape] of rows [N]."""
+    """Assert that observations [N, *observation shape] belong to the steps `rows` [N]."""
     size = np.prod(layout.fields["frame"].shape, dtype=int)
     for back in range(max(layout.frame_stack, 1)):
         frames = observations[:, layout.frame_stack - 1 - back] if layout.frame_stack else observations
@@ -203,10 +204,13 @@ def check_coded_frames(layout: Layout, streams: np.ndarray, rows: np.ndarray, ob
         assert (frames.reshape(len(rows), size) == expected[:, None]).all()
 
 
-# packed frames --------------------------------------------------------------------------------------------------------
+# compressed frames ------------------------------------------------------------------------------------------------
 def check_blocks(trajectories: Trajectories) -> list[int]:
-    """The blocks of each actor's readable chunks follow one another, whole, within the arena, and are what was written. Returns of how
-    many chunks there are some, by actor."""
+    """Assert that the blocks of all readable chunks are whole, in order, within the arena and unchanged.
+
+    Returns:
+        The number of readable chunks per actor.
+    """
     layout, counts = trajectories.layout, []
     names = ("arena", "written", "oldest", "packed", "block_start", "block_bytes", "block_check")
     length, chunks = layout.chunk_length, layout.rows // layout.chunk_length
@@ -226,9 +230,9 @@ def check_blocks(trajectories: Trajectories) -> list[int]:
     return counts
 
 
-# unrolls, random ------------------------------------------------------------------------------------------------------
+# random unrolls ---------------------------------------------------------------------------------------------------
 def assert_unroll_equals_twin(window: Window, column: int, play: RandomPlay, stream: int, serial: int) -> None:
-    """Of the row after the last action only what is seen counts."""
+    """Assert that an unroll equals the reference; of the bootstrap step only published fields count."""
     length, observations = len(window.lasts) - 1, window.observations.numpy()
     for position in range(length + 1):
         observation, first, last = play.seen(stream, serial + position)
@@ -244,8 +248,8 @@ def assert_unroll_equals_twin(window: Window, column: int, play: RandomPlay, str
         np.testing.assert_array_equal(state[column].numpy(), rows[0].state)
 
 
-# unrolls, coded --------------------------------------------------------------------------------------------------------------
-Unroll = tuple[int, int]  # stream, serial of its first row
+# coded unrolls ----------------------------------------------------------------------------------------------------
+Unroll = tuple[int, int]  # environment, number of its first step
 
 
 def unroll_spec(length: int) -> WindowSpec:
@@ -255,7 +259,7 @@ def unroll_spec(length: int) -> WindowSpec:
 def unroll_memory(memory_type: type[Memory], params: Any, spec: EnvSpec, *, batch_size: int, length: int = 4, num_envs: int = 2,
                   num_actors: int = 1, extras: dict[str, ArraySpec] | None = None, states: tuple[ArraySpec, ...] = (),
                   seed: int = 0, storage: StorageParams = STORAGE, arena_bytes: int | None = None) -> Any:
-    """A memory with the rings that it asks for, and arenas of exactly so many bytes if it is said."""
+    """Return a memory with the rings that it needs, and arenas of `arena_bytes` unless None."""
     capacity = memory_type.ring_steps(params, batch_size, length, num_actors)
     kept = -(-memory_type.kept_steps(params, batch_size, length, num_actors) // (num_actors * num_envs))
     layout = Layout.of(spec, extras or {}, capacity=capacity, num_actors=num_actors, num_envs=num_envs, chunk_length=length,
@@ -265,13 +269,13 @@ def unroll_memory(memory_type: type[Memory], params: Any, spec: EnvSpec, *, batc
 
 
 class CodedActor:
-    """Writes coded rows of its streams, one after another."""
+    """Write coded steps of an actor's environments one after another."""
 
     def __init__(self, memory: Memory, actor_ind: int):
         self.memory, self.actor_ind, self.writer, self.serial = memory, actor_ind, memory.writer(actor_ind), 0
 
     def step(self) -> bool:
-        """One row, if the memory wants it."""
+        """Write one step if the memory has room, and return True if it had."""
         if not self.writer.has_room():
             return False
         write_coded_row(self.writer, self.memory.layout, self.actor_ind, self.serial)
@@ -279,19 +283,19 @@ class CodedActor:
         return True
 
     def write(self, chunks: int) -> None:
-        """Whether or not the memory wants them."""
+        """Write chunks whether or not the memory has room."""
         for _ in range(chunks * self.memory.layout.chunk_length):
             write_coded_row(self.writer, self.memory.layout, self.actor_ind, self.serial)
             self.serial += 1
 
     def unrolls(self) -> list[Unroll]:
-        """All that it has published, oldest first."""
+        """Return all published unrolls, oldest first."""
         length, envs = self.memory.layout.chunk_length, self.memory.layout.num_envs
         return [(self.actor_ind * envs + env, chunk * length) for chunk in range(self.serial // length) for env in range(envs)]
 
 
 def check_coded_unrolls(layout: Layout, window: Window) -> list[Unroll]:
-    """Every element of these windows belongs to one and the same unroll; returns which ones, by what their first actions say."""
+    """Assert that every element of each window belongs to one unroll, and return the unrolls by their first actions."""
     streams, serials = (array.astype(np.int64) for array in np.divmod(window.actions[0].numpy(), CODE))
     streams, length = streams - 1, layout.chunk_length
     assert ((streams >= 0) & (streams < layout.num_streams) & (serials % length == 0)).all()
@@ -313,5 +317,5 @@ CODED_FEATURES = {"features": ArraySpec((2,), "int64")}
 
 
 def coded_features(window: Window) -> Tensor:
-    """Features [T, N, 2] of coded unrolls that have not moved since they were written."""
+    """Return features [T, N, 2] of coded unrolls, equal to the stored ones."""
     return window.actions[:-1, :, None].expand(-1, -1, 2).float()

@@ -18,7 +18,7 @@ class Nested(NamedTuple):
 
 
 class Plain(Model):
-    """A tensor [B, 4]."""
+    """Return a tensor [B, 4]."""
 
     head, observations = "q", "vector"
 
@@ -27,14 +27,14 @@ class Plain(Model):
 
 
 class Named(Plain):
-    """A named tuple of tensors [B, 4], [B] and [B, 4]."""
+    """Return a named tuple of tensors [B, 4], [B] and [B, 4]."""
 
     def forward(self, observation, state):
         return ActorCriticOutput(2 * observation, observation.sum(1), -observation), state
 
 
 class Inside(Plain):
-    """A named tuple in a named tuple."""
+    """Return a named tuple in a named tuple."""
 
     def forward(self, observation, state):
         return Nested(2 * observation, ActorCriticOutput(2 * observation, observation.sum(1), -observation)), state
@@ -63,26 +63,26 @@ def test_unrolling_unfolds_each_tensor_of_a_named_tuple(observations):
     assert output.value.shape == (5, 3) and torch.allclose(output.value, observations.sum(2))
 
 
-def test_unrolling_unfolds_named_tuples_in_named_tuples(observations):
+def test_unrolling_unfolds_nested_named_tuples(observations):
     output = unroll(Inside, observations)
     assert isinstance(output, Nested) and isinstance(output.inner, ActorCriticOutput)
     assert torch.equal(output.double, 2 * observations) and output.inner.value.shape == (5, 3)
 
 
 @pytest.mark.parametrize("make", [np.array, torch.tensor])
-def test_only_streams_that_start_an_episode_get_the_initial_state(make):
+def test_only_environments_at_an_episode_start_are_restarted(make):
     state, initial = (torch.arange(6.0).view(3, 2), torch.ones(3, 1, 4)), (torch.full((3, 2), -1.0), torch.zeros(3, 1, 4))
     vector, planes = restart(state, make([False, True, False]), initial)
     assert vector.tolist() == [[0, 1], [-1, -1], [4, 5]] and planes[:, 0, 0].tolist() == [1, 0, 1]
     assert state[0][1].tolist() == [2, 3], "the state it was given stays"
 
 
-def test_a_restart_forgets_what_is_not_finite():
+def test_a_restart_removes_non_finite_states():
     state, = restart((torch.full((2, 1), torch.nan),), np.array([True, True]), (torch.zeros(2, 1),))
     assert state.tolist() == [[0], [0]]
 
 
-def test_a_state_in_which_nothing_starts_is_the_same_object():
+def test_a_state_without_restarts_is_returned_unchanged():
     state = (torch.ones(2, 1),)
     assert restart(state, np.array([False, False]), (torch.zeros(2, 1),)) is state
     assert restart((), np.array([True, False]), ()) == ()

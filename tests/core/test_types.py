@@ -10,7 +10,7 @@ from tests.core.tapes import RandomPlay, assert_unroll_equals_twin, observed, sm
 
 
 def assert_equals_twin(trajectories: Trajectories, plays: list[RandomPlay], spec: WindowSpec) -> int:
-    """Compare the window of every legal start with the twin; returns how many there were."""
+    """Compare the window of every valid start with the reference, and return their number."""
     low, high = trajectories.starts(spec.length)
     num_envs, count = trajectories.layout.num_envs, 0
     for actor, play in enumerate(plays):
@@ -38,7 +38,7 @@ def assert_equals_twin(trajectories: Trajectories, plays: list[RandomPlay], spec
 @pytest.mark.parametrize("frame_stack", [0, 1, 4])
 @pytest.mark.parametrize(("length", "observations", "crosses"), [(1, (0, 1), False), (3, (0, 3), False), (5, (0, 2, 5), True)])
 @pytest.mark.parametrize("chunk_length", [1, 4])
-def test_every_window_equals_the_naive_twin_through_ends_and_wrap_around(frame_stack, length, observations, crosses, chunk_length):
+def test_every_window_equals_the_reference_through_wrap_around(frame_stack, length, observations, crosses, chunk_length):
     spec = WindowSpec(length, observations, crosses)
     plays = [RandomPlay(seed, 2, frame_stack=frame_stack) for seed in (1, 2)]
     layout = small_layout(plays[0].spec, rows=24, chunk_length=chunk_length, num_envs=2, num_actors=2)
@@ -52,7 +52,7 @@ def test_every_window_equals_the_naive_twin_through_ends_and_wrap_around(frame_s
     assert int(trajectories.written().min()) > 2 * layout.rows and checked > 300
 
 
-def test_frames_of_two_dimensions_and_long_episodes_are_rebuilt_over_the_seam_of_the_ring():
+def test_image_stacks_are_rebuilt_across_the_rings_end():
     spec = WindowSpec(2, (0, 2))
     play = RandomPlay(3, 3, frame_shape=(5, 4), frame_stack=4, end=0.01)
     trajectories = Trajectories(small_layout(play.spec, rows=16, chunk_length=4, num_envs=3))
@@ -62,13 +62,13 @@ def test_frames_of_two_dimensions_and_long_episodes_are_rebuilt_over_the_seam_of
         assert_equals_twin(trajectories, [play], spec)
 
 
-def test_the_last_states_of_an_episode_are_starts_and_see_its_final_observation():
+def test_the_last_steps_of_an_episode_are_starts():
     play = RandomPlay(0, 1, end=0.0)
     trajectories = Trajectories(small_layout(play.spec, rows=64, chunk_length=1, num_envs=1))
     writer = ChunkWriter(trajectories, 0, WindowSpec(3, (0, 3)))
     play.play(writer, 5)
     play.end = 1.0
-    play.play(writer, 1)  # row 5 acts and ends the episode: row 6 is its last row
+    play.play(writer, 1)  # step 5 acts and ends the episode: step 6 is its last one
     play.end = 0.0
     play.play(writer, 8)
     assert play.rows[0][6].last and play.rows[0][7].first
@@ -100,7 +100,7 @@ def test_windows_without_observations_carry_everything_else():
     assert window.actions[0].tolist() == [play.rows[0][3].action, play.rows[1][4].action]
 
 
-def test_on_a_real_atari_game_the_rebuilt_stack_equals_the_one_the_actor_saw():
+def test_rebuilt_stacks_equal_the_actors_on_a_real_atari_game():
     vector_env = pytest.importorskip("ale_py.vector_env")
     num_envs, steps = 2, 400
     env = vector_env.AtariVectorEnv("breakout", num_envs, num_threads=1, reward_clipping=False, episodic_life=False,
@@ -139,9 +139,9 @@ def test_on_a_real_atari_game_the_rebuilt_stack_equals_the_one_the_actor_saw():
     assert int(trajectories.written()[0]) > 3 * layout.rows
 
 
-# unrolls --------------------------------------------------------------------------------------------------------------
+# unrolls ----------------------------------------------------------------------------------------------------------
 def assert_unrolls_equal_twin(trajectories: Trajectories, plays: list[RandomPlay], length: int) -> int:
-    """Compare every whole chunk that can be read, its head included; returns how many there were."""
+    """Compare every readable chunk, bootstrap step included, with the reference, and return their number."""
     layout, written, count = trajectories.layout, trajectories.written(), 0
     low = -(-trajectories.starts(0)[0] // length) * length
     for actor, play in enumerate(plays):
@@ -159,7 +159,7 @@ def assert_unrolls_equal_twin(trajectories: Trajectories, plays: list[RandomPlay
 
 @pytest.mark.parametrize("frame_stack", [0, 1, 4])
 @pytest.mark.parametrize("length", [1, 3, 8])
-def test_every_unroll_equals_the_twin_as_soon_as_its_chunk_is_published(frame_stack, length):
+def test_every_published_unroll_equals_the_reference(frame_stack, length):
     plays = [RandomPlay(seed, 2, frame_stack=frame_stack) for seed in (1, 2)]
     layout = small_layout(plays[0].spec, rows=max(24, 5 * length), chunk_length=length, num_envs=2, num_actors=2, extras=RandomPlay.extras,
                           states=RandomPlay.states)
@@ -176,7 +176,7 @@ def test_every_unroll_equals_the_twin_as_soon_as_its_chunk_is_published(frame_st
     assert any(ends) and any(row.first and serial % length == 0 for serial, row in enumerate(plays[0].rows[0]) if serial)
 
 
-def test_the_head_does_not_change_when_the_next_chunk_is_begun():
+def test_the_bootstrap_step_stays_when_the_next_chunk_begins():
     play = RandomPlay(0, 2, end=0.5)
     trajectories = Trajectories(small_layout(play.spec, rows=24, chunk_length=4, num_envs=2))
     writer, keys = ChunkWriter(trajectories, 0, unroll_spec(4)), (np.arange(2), np.zeros(2, np.int64))
@@ -188,10 +188,10 @@ def test_the_head_does_not_change_when_the_next_chunk_is_begun():
         assert getattr(before, name).equal(getattr(after, name))
 
 
-def test_an_unroll_whose_writer_was_replaced_ends_with_its_last_row_and_not_in_another_episode():
+def test_an_unroll_of_a_replaced_writer_ends_with_its_last_step():
     play = RandomPlay(0, 2, end=0.0)
     trajectories = Trajectories(small_layout(play.spec, rows=24, chunk_length=4, num_envs=2))
-    play.play(ChunkWriter(trajectories, 0, unroll_spec(4)), 6)  # a chunk published, two rows lost
+    play.play(ChunkWriter(trajectories, 0, unroll_spec(4)), 6)  # one chunk published, two steps lost
     successor, keys = ChunkWriter(trajectories, 0, unroll_spec(4)), (np.arange(2), np.zeros(2, np.int64))
     for _ in range(2):
         window = trajectories.gather(*keys, unroll_spec(4))
@@ -201,7 +201,7 @@ def test_an_unroll_whose_writer_was_replaced_ends_with_its_last_row_and_not_in_a
     assert window.firsts[4].all()
 
 
-def test_a_window_goes_to_a_device_whole():
+def test_a_window_moves_to_a_device_whole():
     play = RandomPlay(0, 2)
     play.with_states = True
     trajectories = Trajectories(small_layout(play.spec, rows=24, chunk_length=4, num_envs=2, extras=play.extras, states=play.states))
@@ -217,7 +217,7 @@ def test_a_window_goes_to_a_device_whole():
     assert same.observations.equal(window.observations) and same.states[0].equal(window.states[0])
 
 
-def test_windows_come_as_tensors_of_the_stored_types():
+def test_windows_are_tensors_of_the_stored_dtypes():
     play = RandomPlay(8, 2)
     trajectories = Trajectories(small_layout(play.spec, rows=32, chunk_length=2, num_envs=2))
     play.play(ChunkWriter(trajectories, 0, WindowSpec(2, (0,))), 10)

@@ -1,9 +1,16 @@
-"""What main.py leaves behind, without the training: ten evaluations, the score of the last one being --agent.lr's.
+"""Write the files of main.py without training: ten evaluations, of which the last scores `--agent.lr`.
 
-The game says how it goes: `fails` ends with exit code 4, `waits` does not go beyond half of its steps until it is continued, `loses`
-scores nothing. `repeats` is evaluated twice more in the period of its last evaluation, and once long after its steps. `late` has made its
-steps before its first evaluation is written, `overtaken` makes its last ones while it is being interrupted. `blind` is never evaluated.
-A signal saves and ends it.
+The game selects the behaviour:
+
+- `fails` exits with code 4;
+- `waits` stops at half of its steps until it is resumed;
+- `loses` scores zero;
+- `repeats` is evaluated twice more in the period of its last evaluation, and once long after its steps;
+- `late` reports all of its steps before its first evaluation is written;
+- `overtaken` makes its last steps while it is being interrupted;
+- `blind` is never evaluated.
+
+A signal saves and ends the run.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Training, loading and playing from Python."""
+"""Models are trained, loaded and played from Python."""
 
 import json
 import os
@@ -26,7 +26,7 @@ KINDS = {"dqn": RUNS["shared"], "rainbow": RUNS["rainbow"], "r2d2": RUNS["r2d2"]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """kind -> a run that was trained for some updates, each made once."""
+    """Return a function that trains a run of each kind once."""
     made = {}
 
     def run(kind):
@@ -40,8 +40,8 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_loop_of_ones_own_earns_what_evaluate_does(kind, trained):
-    """The recurrent state and the last reward go from step to step; whatever is drawn is drawn from the same seed."""
+def test_a_users_own_loop_scores_what_evaluate_does(kind, trained):
+    """The recurrent state and the last reward are passed from step to step; random numbers have the same seed."""
     before = psutil.Process().children()
     policy = trained(kind).load()
     options = policy.options
@@ -62,7 +62,7 @@ def test_a_loop_of_ones_own_earns_what_evaluate_does(kind, trained):
 
 
 @pytest.mark.parametrize("kind", ["dqn", "r2d2", "sac", "pictures"])
-def test_many_observations_are_answered_as_each_of_them(kind, trained):
+def test_a_batch_of_observations_is_answered_like_single_ones(kind, trained):
     policy = trained(kind).load()
     generator, dtype = np.random.default_rng(1), policy.spec.frame.dtype
     observations = [generator.integers(0, 2, (3, *policy.spec.observation_shape)).astype(dtype) for _ in range(2)]
@@ -83,7 +83,7 @@ def test_many_observations_are_answered_as_each_of_them(kind, trained):
 @pytest.mark.parametrize("observation, message", [
     (np.zeros(3), r"observation is \[3\], expected \[4\] or several, \[N, 4\]"), (np.zeros((0, 4)), "expected"),
     (["a", "b", "c", "d"], "expected float32")])
-def test_an_observation_of_another_shape_or_type_is_refused(observation, message, trained):
+def test_an_observation_of_a_wrong_shape_or_type_is_refused(observation, message, trained):
     with pytest.raises(ValueError, match=message):
         trained("dqn").load().act(observation)
     with pytest.raises(ValueError, match="observation is float64, expected uint8"):
@@ -92,7 +92,7 @@ def test_an_observation_of_another_shape_or_type_is_refused(observation, message
         trained("r2d2").load().act(np.zeros(4), ())
 
 
-def test_a_model_says_what_it_is_or_its_run_does_or_it_is_refused(trained, tmp_path):
+def test_a_model_without_options_needs_its_runs_log_folder(trained, tmp_path):
     run = trained("r2d2")
     elsewhere = tmp_path / "models" / f"{run.signature}.pth"
     elsewhere.parent.mkdir()
@@ -119,7 +119,7 @@ def test_the_command_exports_a_model_file(trained, tmp_path, capsys):
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_what_the_command_line_refuses_train_refuses_with_its_sentences(tmp_path, monkeypatch, capfd):
+def test_train_refuses_what_the_command_line_refuses(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **keywords: pytest.fail("a process was started"))
     with pytest.raises(ConfigurationError) as refused:
         train("dqn-cartpole", {"agent.lr": -1}, steps=0, root=tmp_path)
@@ -133,11 +133,11 @@ def test_what_the_command_line_refuses_train_refuses_with_its_sentences(tmp_path
     ("seed", 1, ["--seed=1"]), ("resume", None, ["--resume=None"]), ("agent.double", False, ["--agent.double=False"]),
     ("model.hidden", (400, 300), ["--model.hidden", "400", "300"]), ("game", "a b", ["--game=a b"]),
     ("memory.replay_parameters", [{"type": "queue"}], ['--memory.replay_parameters=[{"type": "queue"}]'])])
-def test_values_are_words_of_the_command_line(name, value, words):
+def test_values_become_words_of_the_command_line(name, value, words):
     assert api._words(name, value) == words
 
 
-def test_a_training_that_fails_raises_its_last_words(tmp_path, monkeypatch, capfd):
+def test_a_failed_training_raises_its_error_message(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("FAULTS", json.dumps([{"kind": "raise", "at": 50}]))
     with pytest.raises(TrainingError, match="the simulator crashed") as failed:
         train("dqn-cartpole", root=tmp_path, engine="inline", env_type="gym", game="tests.reliability.faults:Faulty-v0", progress=False)
@@ -145,7 +145,7 @@ def test_a_training_that_fails_raises_its_last_words(tmp_path, monkeypatch, capf
 
 
 def test_the_notebook_of_the_documentation_runs_as_a_script(tmp_path):
-    """It has no guard of `__main__`, and learners' and actors' processes start all the same."""
+    """The script has no guard of `__main__`, but learners' and actors' processes start nevertheless."""
     pytest.importorskip("onnxruntime")
     text = (PROJECT / "docs" / "notebook.py").read_text()
     assert "__name__" not in text.replace('no `if __name__ == "__main__"`', "")

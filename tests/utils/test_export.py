@@ -1,4 +1,4 @@
-"""Every model of the factory as an ONNX file: onnxruntime gives what torch gives, for any number of observations."""
+"""Every registered model is exported to ONNX, and onnxruntime's outputs equal torch's for any batch size."""
 
 import dataclasses
 import json
@@ -19,11 +19,11 @@ from utils.options import Options
 onnxruntime = pytest.importorskip("onnxruntime")
 
 SMALL = {"hidden": 16, "lstm": 8, "planes": 4, "atoms": 5, "feature_size": 8}
-REMEMBERS = ("mlp-ac", "impala-cnn")  # models of actor-critics that have an LSTM only where it is asked for
+REMEMBERS = ("mlp-ac", "impala-cnn")  # actor-critics whose LSTM is optional
 
 
 def spec_of(name: str) -> EnvSpec:
-    """What an environment for this model shows and takes, three actions or two numbers."""
+    """Return a spec that suits this model, with three actions or two numbers."""
     model = ModelsDict[name]
     if model.observations == "vector":
         shown = {"frame": ArraySpec((5,), "float32"), "frame_stack": 0}
@@ -42,7 +42,7 @@ def agent_of(name: str):
 
 
 def small_policy(name: str, lstm: bool = False) -> Policy:
-    """A policy with a small network of this kind and random weights."""
+    """Return a policy with a small network of this kind and random weights."""
     agent = next(agent for agent in AgentsDict if AgentsDict[agent] is agent_of(name))
     options, problems = from_row({"name": "test", "agent_type": agent, "env_type": "gym", "game": "test", "memory_type": "shared",
                                   "model_type": name})
@@ -59,7 +59,10 @@ def small_policy(name: str, lstm: bool = False) -> Policy:
 
 @pytest.mark.parametrize("name, lstm", [*((name, False) for name in ModelsDict), *((name, True) for name in REMEMBERS)])
 def test_onnxruntime_gives_what_torch_gives(name, lstm, tmp_path):
-    """Compared here by the policy's own `act`, which knows nothing of the export: `export` has compared with the network."""
+    """The reference is the policy's `act`, which does not know the export.
+
+    `export` itself compared the file with the network.
+    """
     policy, path = small_policy(name, lstm), tmp_path / "model.onnx"
     network = export(policy, path)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -87,7 +90,7 @@ def test_an_export_that_differs_is_refused_and_leaves_no_file(tmp_path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
-def test_other_weights_differ(tmp_path):
+def test_other_weights_are_detected(tmp_path):
     policy, path = small_policy("dqn-mlp"), tmp_path / "model.onnx"
     network = export(policy, path)
     assert not exporting.differences(network, policy.spec, path)
@@ -103,6 +106,6 @@ def test_a_missing_package_is_refused_with_the_pip_command(missing, tmp_path, mo
         export(small_policy("dqn-mlp"), tmp_path / "model.onnx")
 
 
-def test_the_command_refuses_what_is_no_model_file(tmp_path, capsys):
+def test_the_command_refuses_a_missing_model_file(tmp_path, capsys):
     assert main([str(tmp_path / "none.pth")]) == 3
     assert capsys.readouterr().err == f"error: model file {tmp_path / 'none.pth'} does not exist\n"

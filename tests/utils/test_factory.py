@@ -1,4 +1,4 @@
-"""Names to classes."""
+"""The factory maps names to classes."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ def test_a_misspelt_name_raises_a_key_error_with_the_closest_one():
         MemoriesDict["shard"]
 
 
-def test_a_class_of_the_users_own_is_found_by_its_place(tmp_path, monkeypatch):
+def test_a_users_own_class_is_found_by_its_import_path(tmp_path, monkeypatch):
     (tmp_path / "my_package.py").write_text("from core.models.dqn import DQNMLP\nclass MyModel(DQNMLP):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert ModelsDict["my_package:MyModel"].__name__ == "MyModel"
@@ -36,7 +36,7 @@ def test_a_class_of_the_users_own_is_found_by_its_place(tmp_path, monkeypatch):
             ModelsDict[wrong]
 
 
-def test_a_missing_package_inside_a_class_is_an_import_error_and_no_unknown_name(tmp_path, monkeypatch):
+def test_a_missing_package_in_a_module_is_an_import_error(tmp_path, monkeypatch):
     (tmp_path / "needs_more.py").write_text("import package_that_is_absent\nclass Env:\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="package_that_is_absent"):
@@ -47,14 +47,14 @@ def test_a_missing_package_inside_a_class_is_an_import_error_and_no_unknown_name
     (AgentsDict, "core.models.dqn:DQNCNN", "core.agent.Agent"), (MemoriesDict, "core.models.dqn:DQNCNN", "core.memory.Memory"),
     (ModelsDict, "core.agents.dqn:DQN", "core.model.Model"), (EnvsDict, "core.envs.argument_checks:checked_discrete", "core.env.Env"),
     (EnginesDict, "core.agents.dqn:DQN", "utils.factory.Engine")])
-def test_a_class_of_another_kind_is_refused_with_the_contract_it_lacks(names, place, contract):
+def test_a_class_of_another_kind_is_refused(names, place, contract):
     with pytest.raises(UnknownNameError, match=f"{names.kind}={place} is of the wrong kind: it is no subclass of {contract}"):
         names[place]
 
 
 @pytest.mark.parametrize(("line", "message"), [
     ("import sys; sys.exit(0)", r"module leaves called sys.exit\(0\)"), ("None.attribute", "'NoneType' object has no attribute")])
-def test_a_module_that_fails_as_it_is_imported_is_an_error_that_says_how(tmp_path, monkeypatch, line, message):
+def test_a_module_that_fails_on_import_reports_the_cause(tmp_path, monkeypatch, line, message):
     (tmp_path / "leaves.py").write_text(f"{line}\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "leaves", raising=False)

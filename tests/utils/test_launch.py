@@ -1,4 +1,4 @@
-"""The Context that main prepares."""
+"""`prepare` builds the context of a run."""
 
 import dataclasses
 import pickle
@@ -26,7 +26,7 @@ def test_the_context_counts_every_process_of_the_run(options):
     assert context.options.log_folder.is_dir()
 
 
-def test_testing_claims_no_folder_and_needs_no_memory(options, root, tmp_path):
+def test_mode_2_claims_no_folder_and_needs_no_memory(options, root, tmp_path):
     chosen = options("--mode", "2", "--model_file", str(tmp_path / "model.pth"))
     model_file.save_weights(tmp_path / "model.pth", chosen.make_agent(validation.environment_spec(chosen)).model.state_dict(), {})
     context, _ = prepare(chosen)
@@ -56,13 +56,13 @@ def test_f45_mode_2_tries_its_files_before_it_plays(options, tmp_path, name):
 
 
 def weights_and_files(chosen):
-    """What `prepare` does in mode 2, without the shared memory, which a limit of file sizes concerns too."""
+    """Do what `prepare` does in mode 2, without shared memory, to which a limit of file sizes applies too."""
     agent = chosen.make_agent(validation.environment_spec(chosen))
     _try_test_files(chosen, _initial_weights(chosen, agent.model, agent.spec))
 
 
 @pytest.mark.parametrize("mode", ["1", "2"])
-def test_a_model_file_that_is_absent_or_of_another_shape_is_a_bad_checkpoint_and_nothing_is_made(mode, options, root, tmp_path):
+def test_an_unsuitable_model_file_exits_3_and_makes_no_file(mode, options, root, tmp_path):
     file = tmp_path / "model.pth"
     chosen = options("--mode", mode, "--model_file", str(file))
     for message in ("does not exist", "another architecture"):
@@ -72,7 +72,7 @@ def test_a_model_file_that_is_absent_or_of_another_shape_is_a_bad_checkpoint_and
         model_file.save_weights(file, {"weight": torch.zeros(1)}, {})
 
 
-def test_a_run_is_continued_from_its_newest_checkpoint_and_not_without_one(options, monkeypatch):
+def test_a_run_is_resumed_from_its_newest_checkpoint_only(options, monkeypatch):
     started, _ = prepare(options())
     monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)  # as if it had ended
     chosen = options("--resume", started.options.signature)
@@ -90,7 +90,7 @@ def test_a_run_is_continued_from_its_newest_checkpoint_and_not_without_one(optio
     assert context.clock.agent_steps == 40 and context.resume_from == chosen.checkpoint_folder
 
 
-def test_an_agent_is_made_on_the_device_asked_for_and_its_maker_pickles(options):
+def test_an_agent_is_made_on_its_device_and_its_maker_pickles(options):
     _, agent = prepare(options())
     again = pickle.loads(pickle.dumps(agent._make_model))()
     assert {parameter.device.type for parameter in again.parameters()} == {"cpu"}

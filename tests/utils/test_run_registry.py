@@ -1,4 +1,4 @@
-"""What is left of a run's settings when they were lost, and it is continued as of a row that may be another's."""
+"""A run whose options were lost is resumed as of a config, which may be wrong."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from utils.config.command_line import read_options
 
 @pytest.fixture
 def continued(root):
-    """A run whose settings were lost, continued as of a row."""
+    """Return a function that resumes a run without run.json as of a config."""
     def start(row):
         (root / "models" / "m_1_checkpoints").mkdir(parents=True, exist_ok=True)
         options = run_registry.claim(read_options(["--root", str(root), "--resume", "m_1", "--config", row]))
@@ -20,7 +20,7 @@ def continued(root):
 
 
 @pytest.mark.parametrize("exit_code", [2, 3])
-def test_settings_of_a_row_that_proved_wrong_do_not_stand_in_the_way_of_the_right_one(continued, monkeypatch, exit_code):
+def test_options_of_a_wrong_config_do_not_block_the_right_one(continued, monkeypatch, exit_code):
     monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)  # as if it had ended
     wrong = continued("dqn-minatar-breakout")
     run_registry.end(wrong, exit_code)
@@ -28,6 +28,6 @@ def test_settings_of_a_row_that_proved_wrong_do_not_stand_in_the_way_of_the_righ
     right = continued("dqn-cartpole")
     run_registry.end(right, 130)
     assert run_registry.read(right.log_folder).config == "dqn-cartpole" and run_registry.read(right.log_folder).exit_code == 130
-    run_registry.save(right, {})  # goes on, of a row that is known
+    run_registry.save(right, {})  # resumed as of a known config
     run_registry.end(right, exit_code)
     assert run_registry.read(right.log_folder).exit_code == exit_code

@@ -97,7 +97,7 @@ def test_captured_updates_equal_eager_ones(name):
 
 
 @pytest.mark.parametrize("name", [name for name in AGENTS if AGENTS[name][1].get("optimizer", "rmsprop") == "adam" or name == "dqn"
-                                  or AGENTS[name][0] is Impact])  # RMSprop looks at its learning rate on the CPU
+                                  or AGENTS[name][0] is Impact])  # RMSprop reads its learning rate on the CPU
 def test_staged_updates_read_no_value_and_keep_their_shapes(name):
     agent = make_agent(name)
     learn = GraphedUpdate(agent, torch.device("cpu"), capture=False)

@@ -46,8 +46,7 @@ def play_all(plays, writers, steps):
 
 
 def legal(memory):
-    """Return every multiple of the stride whose steps, frame stack and end included, are readable; computed by loops.
-    """
+    """Return every multiple of the stride whose steps, frame stack and end included, are readable; by loops."""
     written = memory.trajectories.written()
     layout, spec = memory.layout, memory.window
     keys = []

@@ -90,7 +90,7 @@ def table(folder: Path) -> list[dict[str, str]]:
 
 
 def cells(line: dict) -> dict[str, str]:
-    """What a line of metrics.jsonl is in the table."""
+    """Return the table's cells for a line of metrics.jsonl."""
     point = {name: str(line[name]) for name in ("step", "seconds", "time")}
     return {**point, **{name: "" if value is None else repr(value) for name, value in line["values"].items()}}
 
@@ -105,7 +105,7 @@ def full_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_episode_statistics_and_means_by_the_textbook() -> None:
+def test_episode_statistics_equal_their_definitions() -> None:
     returns = [1.0, 5.0, 30.0, -4.0]
     records = [Record("actor/episodic_return", value, 10 + number, 100.0 + number) for number, value in enumerate(returns)]
     records += [Record("learner/loss", 2.0, 3, 50.0), Record("learner/loss", 4.0, 7, 51.0)]
@@ -117,18 +117,18 @@ def test_episode_statistics_and_means_by_the_textbook() -> None:
     assert len(found) == 4
 
 
-def test_records_of_the_evaluator_pass_as_they_are_at_their_own_steps() -> None:
+def test_records_of_the_evaluator_keep_their_own_steps() -> None:
     records = [Record("evaluator/episodic_return_mean", 1.0, 100, 5.0), Record("evaluator/episodic_return_mean", 2.0, 200, 6.0)]
     assert aggregate(records) == records
 
 
-def test_human_normalised_is_unknown_without_the_environments_numbers() -> None:
+def test_human_normalized_is_unknown_without_reference_scores() -> None:
     assert human_normalized(Game, "known", 30.0) == 1.0
     assert human_normalized(Game, "other", 30.0) is None
     assert human_normalized(object, "known", 30.0) is None
 
 
-def test_a_period_reaches_jsonl_csv_and_tensorboard_alike(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_period_is_equal_in_jsonl_csv_and_tensorboard(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     context, before = make_context(tmp_path / "logs"), time.time()
     generator = logger(context, 0)
     next(generator)
@@ -169,7 +169,7 @@ def test_nothing_is_written_before_the_period_is_over(tmp_path: Path) -> None:
     assert json_lines(tmp_path)[0]["values"]["learner/loss"] == 0.5
 
 
-def test_a_stopped_run_is_logged_until_everybody_has_had_a_last_word(tmp_path: Path) -> None:
+def test_a_stopped_run_is_logged_until_all_processes_reported(tmp_path: Path) -> None:
     context = make_context(tmp_path, period=1000.0)
     generator = logger(context, 0)
     next(generator)
@@ -180,14 +180,14 @@ def test_a_stopped_run_is_logged_until_everybody_has_had_a_last_word(tmp_path: P
     assert json_lines(tmp_path)[-1]["values"]["learner/last_word"] == 1.0
 
 
-def test_a_logger_that_takes_over_appends_and_repeats_nothing(tmp_path: Path) -> None:
+def test_a_restarted_logger_appends_and_repeats_nothing(tmp_path: Path) -> None:
     context = make_context(tmp_path)
     first = logger(context, 0)
     next(first)
     play(context)
     next(first)
     with open(tmp_path / "metrics.jsonl", "a") as file:
-        file.write('{"step": 1, "torn')  # killed while it wrote
+        file.write('{"step": 1, "torn')  # the logger was killed while it wrote
     context.clock.count_agent_steps(0, 100)
     context.report("learner", 0, {"loss": 0.25})
     received: Any = multiprocessing.get_context("fork").Process(target=finish, args=(context, logger(context, 0)))
@@ -202,7 +202,7 @@ def test_a_logger_that_takes_over_appends_and_repeats_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("period", [1e-9, 1e9])
-def test_lines_are_written_every_so_many_agent_steps_and_lose_nothing(tmp_path: Path, period: float) -> None:
+def test_lines_are_written_every_logger_steps_without_loss(tmp_path: Path, period: float) -> None:
     context = make_context(tmp_path, period=period, every=100)
     generator = logger(context, 0)
     for number in range(25):
@@ -230,7 +230,7 @@ def test_a_resumed_run_continues_its_curves_and_its_clock(tmp_path: Path) -> Non
     (tmp_path / "metrics.jsonl").open("a").write(json.dumps({"seconds": last + 500}) + "\n")
     time.sleep(0.01)
 
-    resumed = make_context(tmp_path, steps=1_000)  # its checkpoint was at step 200: step 300 is lost work
+    resumed = make_context(tmp_path, steps=1_000)  # its checkpoint was at step 200: step 300 is lost
     resumed.clock.count_agent_steps(0, 200)
     generator = logger(resumed, 0)
     next(generator)
@@ -239,7 +239,8 @@ def test_a_resumed_run_continues_its_curves_and_its_clock(tmp_path: Path) -> Non
     next(generator)
     finish(resumed, generator)
     assert json_lines(tmp_path)[-1]["seconds"] > last + 500
-    assert [(step, value) for step, value, _ in scalars(tmp_path)["learner/loss"]] == [(100, 1.0), (250, 2.0)]  # 200 is seen again
+    # step 200 is repeated
+    assert [(step, value) for step, value, _ in scalars(tmp_path)["learner/loss"]] == [(100, 1.0), (250, 2.0)]
     assert json.loads((tmp_path / "options.json").read_text()) == {"game": "known"}
     assert json.loads((tmp_path / "options_step_200.json").read_text()) == {"game": "known", "steps": 1_000}
 
@@ -253,7 +254,7 @@ def test_a_full_disk_is_counted_and_leaves_whole_lines(tmp_path: Path, capsys: p
     with full_disk():
         for number in range(3):
             play(context)
-            context.report("learner", 0, {f"new {number}": 1.0})  # the table wants to be made anew
+            context.report("learner", 0, {f"new {number}": 1.0})  # makes the table be written anew
             assert next(generator) is True
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == whole
     play(context)
@@ -265,7 +266,7 @@ def test_a_full_disk_is_counted_and_leaves_whole_lines(tmp_path: Path, capsys: p
     assert capsys.readouterr().err.count("metrics cannot be written") == 1
 
 
-def test_half_a_write_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_write_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     append_whole(path, b"0123456789")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -295,17 +296,17 @@ def test_the_table_has_a_column_for_each_metric(tmp_path: Path) -> None:
         assert [*rows[0]][:3] == ["step", "seconds", "time"] and ("learner/late, and odd" in rows[0]) == (number > 1)
     appended = (tmp_path / "metrics.csv").stat().st_ino
     next(generator)
-    assert (tmp_path / "metrics.csv").stat().st_ino == appended  # nothing new: a row was appended
+    assert (tmp_path / "metrics.csv").stat().st_ino == appended  # no new column: a line was appended
     (tmp_path / "metrics.csv").unlink()
     finish(context, generator)
     assert len(table(tmp_path)) == len(json_lines(tmp_path))
     assert not list(tmp_path.glob(".temporary_*"))
 
 
-def test_tensorboard_tells_runs_apart_by_name_and_settings(tmp_path: Path) -> None:
+def test_tensorboard_tells_runs_apart_by_name_and_options(tmp_path: Path) -> None:
     signatures = {"local_1": 1e-3, "local_2": 2e-3}
     for signature, learning_rate in signatures.items():
-        for life in range(2):  # it is continued, with another seed
+        for life in range(2):  # the second time as a resumed run, with another seed
             context = make_context(tmp_path / signature, agent={"lr": learning_rate, "sizes": [3, 4], "none": None, "on": True})
             context.options.seed += life
             context.clock.count_agent_steps(0, 100 * life)
@@ -338,7 +339,7 @@ def test_tensorboard_tells_runs_apart_by_name_and_settings(tmp_path: Path) -> No
         assert scores == pytest.approx([1e4 * signatures[group.name] + 1])
 
 
-def test_values_that_are_not_finite_leave_the_files_readable(tmp_path: Path) -> None:
+def test_non_finite_values_leave_the_files_readable(tmp_path: Path) -> None:
     context = make_context(tmp_path)
     generator = logger(context, 0)
     context.report("learner", 0, {"loss": math.nan, "q": math.inf})
@@ -350,7 +351,7 @@ def test_values_that_are_not_finite_leave_the_files_readable(tmp_path: Path) -> 
     assert math.isnan(scalars(tmp_path)["learner/loss"][0][1])
 
 
-def test_lost_records_are_counted(tmp_path: Path) -> None:
+def test_dropped_records_are_counted(tmp_path: Path) -> None:
     context = make_context(tmp_path)
     generator = logger(context, 0)
     for _ in range(5_000):
@@ -360,7 +361,7 @@ def test_lost_records_are_counted(tmp_path: Path) -> None:
     assert json_lines(tmp_path)[0]["values"]["global/lost_records"] == 5_000 - 4_096
 
 
-def test_versions_name_what_decides_results(tmp_path: Path) -> None:
+def test_versions_are_saved_with_the_run(tmp_path: Path) -> None:
     found = versions()
     assert {"python", "torch", "numpy", "gymnasium", "ale-py", "commit", "platform", "cpu_count"} <= found.keys()
     generator = logger(make_context(tmp_path / "ünicode folder"), 0)
@@ -376,7 +377,7 @@ def hold(megabytes: int, ready: Any, done: Any) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_resident_memory_counts_children() -> None:
+def test_rss_includes_child_processes() -> None:
     processes = multiprocessing.get_context("fork")
     ready, done, before = processes.Event(), processes.Event(), resident_memory_mb()
     child = processes.Process(target=hold, args=(200, ready, done))
@@ -389,7 +390,7 @@ def test_resident_memory_counts_children() -> None:
     assert resident_memory_mb() - before < 100
 
 
-# progress -------------------------------------------------------------------------------------------------------------
+# progress ---------------------------------------------------------------------------------------------------------
 VALUES = {"global/agent_steps": 1_000.0, "global/updates": 50.0, "global/fps": 400.0, "global/agent_steps_per_second": 100.0,
           "global/updates_per_second": 5.0, "global/samples_per_insert": 8.0}
 
@@ -404,7 +405,7 @@ def shown(terminal: bool, scores: tuple[float, float] | None = None, rounds: int
     return output.getvalue()
 
 
-def test_a_plain_line_says_it_all_and_comes_every_ten_seconds_and_at_the_end() -> None:
+def test_a_plain_line_is_printed_every_ten_seconds_and_last() -> None:
     lines = shown(False, scores=(12.0, 15.5), rounds=20, steps=2_000_000).splitlines()
     assert len(lines) == 2 and lines[0] == lines[1]  # the first and the last
     assert lines[0] == "steps 1,000/2.00M | score 12.00 (best 15.50) | left 5:33:10 | 400 frames/s | 5 updates/s | ratio 8.00"
@@ -420,7 +421,7 @@ def test_live_lines_fit_the_terminal_and_cut_no_number(width: int) -> None:
     whole = shown(False, scores=(12.0, 15.5), steps=2_000_000).splitlines()[0].split(" | ")
     for line in re.split("[\r\n]+", shown(True, scores=(12.0, 15.5), rounds=2, width=width, steps=2_000_000).rstrip("\n")):
         parts = line.rstrip().split(" | ")
-        assert len(line) == width - 1  # what stood there before is covered, and the terminal does not break the line
+        assert len(line) == width - 1  # covers the previous line without a line break
         assert parts == whole[:len(parts)] or width - 1 < len(whole[0])
         assert len(parts) == len(whole) or len(" | ".join(whole[:len(parts) + 1])) > width - 1
 
@@ -448,7 +449,7 @@ def test_logger_params_are_frozen() -> None:
         LoggerParams().period = 3.0  # type: ignore[misc]
 
 
-def test_the_tail_that_is_searched_for_a_torn_line_is_longer_than_any_line(tmp_path: Path) -> None:
+def test_a_torn_line_is_found_within_the_searched_tail(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_bytes(b"a line\n" * 20_000 + b"torn")
     file_writers.cut_torn_line(path)

@@ -22,7 +22,7 @@ from core.runtime.clock import Clock, ClockParams
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
 from core.runtime.parameter_store import ParameterStore
-from core.single_processes import tester as mode_2  # pytest would take the function for a test
+from core.single_processes import tester as mode_2  # pytest would collect the name tester
 from core.single_processes.evaluator import EvaluatorParams
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
@@ -36,7 +36,10 @@ class Params:
 
 
 class Countdown(Env):
-    """Stream e lasts lengths[e] steps; step k of an episode of stream e earns (e + 1) * k. Streams in `timed` end by truncation."""
+    """Play in environment e episodes of lengths[e] steps; step k of an episode has reward (e + 1) * k.
+
+    Environments in `timed` end their episodes by truncation.
+    """
 
     Params = Params
     lengths: tuple[int, ...] = (3, 5, 2)
@@ -84,7 +87,7 @@ class Countdown(Env):
 
 
 class Network(nn.Module):
-    """Its state counts the steps of the running episode."""
+    """Hold a recurrent state that counts the steps of the running episode."""
 
     def __init__(self, recurrent: bool = True):
         super().__init__()
@@ -102,7 +105,7 @@ class Output(NamedTuple):
 
 
 class Player:
-    """Checks on each step that its recurrent state is as old as the episode."""
+    """Assert at each step that the recurrent state is as old as the episode."""
 
     def __init__(self, recurrent: bool = True):
         self.model = Network(recurrent)
@@ -140,16 +143,16 @@ def play(episodes: int, num_envs: int = 3, max_steps: int = 1_000, **keywords: A
     return run(play_episodes(Player(), Countdown(Params(), "game", num_envs), episodes, max_steps, None, 7, **keywords))  # type: ignore[arg-type]
 
 
-def test_every_stream_plays_its_share_however_short_its_episodes_are() -> None:
+def test_every_environment_plays_an_equal_share_of_episodes() -> None:
     results = play(7)
-    # stream e scores (e + 1) * (1 + ... + length): 6, 30, 9; shares 3, 2, 2
+    # Environment e scores (e + 1) * (1 + ... + length): 6, 30, 9; the shares are 3, 2, 2.
     assert results.returns.tolist() == [6, 30, 9, 6, 30, 9, 6]
     assert results.lengths.tolist() == [3, 5, 2, 3, 5, 2, 3]
     assert not results.truncated.any()
 
 
 @pytest.mark.parametrize(("episodes", "num_envs"), [(1, 1), (1, 3), (4, 1), (6, 3), (2, 3)])
-def test_exactly_the_asked_number_of_episodes_is_played(episodes: int, num_envs: int) -> None:
+def test_exactly_the_requested_number_of_episodes_is_played(episodes: int, num_envs: int) -> None:
     assert [len(array) for array in play(episodes, num_envs)[:3]] == [episodes] * 3
 
 
@@ -158,7 +161,7 @@ def test_a_time_limit_of_the_environment_counts_as_truncated(monkeypatch: pytest
     assert play(6).truncated.tolist() == [False, True, False] * 2
 
 
-def test_an_endless_episode_is_cut_at_the_cap_and_the_stream_plays_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_episode_is_truncated_at_max_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Countdown, "lengths", (ENDLESS, 5, 2))
     results = play(9, max_steps=10)
     assert results.returns.tolist() == [55, 30, 9] * 3  # 1 + ... + 10
@@ -168,26 +171,26 @@ def test_an_endless_episode_is_cut_at_the_cap_and_the_stream_plays_on(monkeypatc
     assert len(seeds) == len(set(seeds)) == 3
 
 
-def test_a_stream_that_was_cut_waits_for_its_own_end_while_others_play(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncated_environment_waits_for_its_own_episode_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Countdown, "lengths", (7, 3))
     results = play(12, num_envs=2, max_steps=4)
     assert results.returns.tolist() == [10, 12] * 6  # 1 + 2 + 3 + 4, and 2 * (1 + 2 + 3)
     assert results.truncated.tolist() == [True, False] * 6
 
 
-def test_an_episode_that_ends_just_at_the_cap_has_ended() -> None:
+def test_an_episode_that_ends_at_max_steps_is_not_truncated() -> None:
     results = play(3, max_steps=5)
     assert results.lengths.tolist() == [3, 5, 2] and not results.truncated.any()
 
 
-def test_the_same_seed_resets_alike_and_another_does_not() -> None:
+def test_a_seed_determines_the_reset() -> None:
     for seed in (7, 7, 8):
         run(play_episodes(Player(), Countdown(Params(), "game", 2), 2, 100, None, seed))  # type: ignore[arg-type]
     first, second, third = (env.seeds for env in Countdown.made)
     assert first == second != third
 
 
-def test_an_episode_is_solved_if_the_environment_says_so_or_its_score_reaches_the_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_success_or_the_score_threshold_marks_an_episode_solved(monkeypatch: pytest.MonkeyPatch) -> None:
     def solved(threshold: float | None, said: dict[int, bool]) -> list[bool] | None:
         env = Countdown(Params(), "game", 3)
         env.spec = dataclasses.replace(env.spec, reward_threshold=threshold)
@@ -202,7 +205,7 @@ def test_an_episode_is_solved_if_the_environment_says_so_or_its_score_reaches_th
     assert solved(9, {0: True, 1: False}) == [True, False, True] * 2
 
 
-def test_a_test_says_what_share_was_solved_where_that_is_known(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_test_reports_the_share_solved_if_known(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     context = make_context(tmp_path)
     model = save_model(context)
     assert all(mode_2.tester(context, 0))
@@ -224,7 +227,7 @@ def test_feed_forward_agents_have_an_empty_state() -> None:
     assert set(agent.explorations) == {"exploration"}
 
 
-def test_scenes_show_stream_0_its_running_score_and_what_the_agent_made_of_the_step_before() -> None:
+def test_rendered_steps_show_environment_0_with_score_and_action() -> None:
     scenes: list[RenderedStep] = []
     env = Countdown(Params(), "game", 2, render_mode="rgb_array")
     run(play_episodes(Player(), env, 3, 100, None, 7, scenes.append))  # type: ignore[arg-type]
@@ -235,7 +238,7 @@ def test_scenes_show_stream_0_its_running_score_and_what_the_agent_made_of_the_s
     assert [scene.outlook.get("action doubled") for scene in scenes] == [None, 0, 2, 4, 0, 0, 2, 4]
 
 
-# mode 2 ---------------------------------------------------------------------------------------------------------------
+# mode 2 -----------------------------------------------------------------------------------------------------------
 def make_context(folder: Path, **settings: Any) -> Context:
     options = SimpleNamespace(**{
         "model_file": None, "model_path": folder / "models" / "run 1.pth", "device": "cpu", "episodes": 7, "render": False,
@@ -253,7 +256,7 @@ def save_model(context: Context) -> Path:
     return context.options.model_path
 
 
-def test_every_raw_return_is_written_beside_the_model_and_the_summary_printed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_every_return_is_written_and_the_summary_printed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     context = make_context(tmp_path / "ü n")
     model = save_model(context)
     assert all(mode_2.tester(context, 0))
@@ -287,14 +290,14 @@ def test_the_weights_of_the_file_are_those_that_play(tmp_path: Path) -> None:
     assert (tmp_path / "other_test.json").exists()
 
 
-def test_fewer_episodes_than_environments_need_fewer_environments(tmp_path: Path) -> None:
+def test_fewer_episodes_need_fewer_environments(tmp_path: Path) -> None:
     context = make_context(tmp_path, episodes=2)
     save_model(context)
     list(mode_2.tester(context, 0))
     assert Countdown.made[0].num_envs == 2
 
 
-def test_an_environment_that_never_ends_is_stopped_recorded_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_environment_is_truncated_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     imageio = pytest.importorskip("imageio")
     monkeypatch.setattr(Countdown, "lengths", (ENDLESS,))
     context = make_context(tmp_path, episodes=2, record=True, evaluator=EvaluatorParams(max_steps=20))
@@ -310,14 +313,14 @@ def test_an_environment_that_never_ends_is_stopped_recorded_and_reported(tmp_pat
     assert abs(float(pictures[3].mean()) - 3 * 40) < 10
 
 
-def test_rendering_plays_one_stream_in_a_window(tmp_path: Path) -> None:
+def test_rendering_uses_one_environment_in_a_window(tmp_path: Path) -> None:
     context = make_context(tmp_path, episodes=2, render=True)
     save_model(context)
     list(mode_2.tester(context, 0))
     assert (Countdown.made[0].num_envs, Countdown.made[0].render_mode) == (1, "human")
 
 
-def test_recording_without_its_package_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recording_without_its_package_names_the_pip_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "imageio", None)
     context = make_context(tmp_path, record=True)
     save_model(context)
@@ -327,7 +330,7 @@ def test_recording_without_its_package_names_the_command(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize(("content", "message"), [(None, "does not exist"), (b"", "is empty"), (bytes(500), "not a model file")])
-def test_a_file_that_is_no_model_is_an_error_before_anything_is_played(tmp_path: Path, content: bytes | None, message: str) -> None:
+def test_a_file_that_is_no_model_is_refused_before_playing(tmp_path: Path, content: bytes | None, message: str) -> None:
     context = make_context(tmp_path)
     if content is not None:
         context.options.model_path.parent.mkdir()
@@ -337,14 +340,14 @@ def test_a_file_that_is_no_model_is_an_error_before_anything_is_played(tmp_path:
     assert not Countdown.made
 
 
-def test_a_model_of_another_architecture_is_a_checkpoint_error(tmp_path: Path) -> None:
+def test_a_model_of_another_architecture_is_refused(tmp_path: Path) -> None:
     context = make_context(tmp_path)
     save_weights(context.options.model_path, nn.Linear(4, 4).state_dict(), {})
     with pytest.raises(CheckpointError, match=r"another architecture: bias: \[4\] in the file, absent in the model"):
         list(mode_2.tester(context, 0))
 
 
-def test_an_interrupt_ends_the_test_at_the_next_step_and_no_report_of_a_part_is_written(tmp_path: Path,
+def test_an_interrupted_test_writes_no_report(tmp_path: Path,
                                                                                         capsys: pytest.CaptureFixture) -> None:
     context = make_context(tmp_path)
     model = save_model(context)
@@ -358,7 +361,7 @@ def test_an_interrupt_ends_the_test_at_the_next_step_and_no_report_of_a_part_is_
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError, OSError])
-def test_a_test_that_nobody_listens_to_writes_its_report_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+def test_a_test_with_a_closed_output_still_writes_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                                       error: type[OSError]) -> None:
     def closed(*words: object, flush: bool) -> None:
         raise error

@@ -1,4 +1,4 @@
-"""A chunk that was sent as a buffer is, in the ring, what its actor would have written there itself."""
+"""A chunk received as a buffer equals in the ring what its actor would have written there."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def layout(kind: str, codec: str, states: bool) -> Layout:
 
 
 def played(spec: EnvSpec, steps: int, seed: int):
-    """Timesteps of a made-up game, with episodes of every length; and what was done."""
+    """Yield steps of an invented game with episodes of every length, with actions, extras and states."""
     generator, first = np.random.default_rng(seed), np.ones(ENVS, bool)
     before = None
     for _ in range(steps + 1):
@@ -53,9 +53,9 @@ def assert_equal(ring: Trajectories, twin: Trajectories) -> None:
 
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("kind, codec, states", [("frames", "raw", False), ("frames", "lz4", True), ("vectors", "raw", True)])
-def test_a_ring_fed_with_buffers_equals_one_that_its_actor_wrote(kind, codec, states, window):
+def test_a_ring_fed_with_buffers_equals_its_actors_own(kind, codec, states, window):
     rings = [Trajectories(layout(kind, codec, states)) for _ in range(2)]
-    spec, steps = WINDOWS[window], 23 * LENGTH  # round the ring and round the arena
+    spec, steps = WINDOWS[window], 23 * LENGTH  # around the ring and around the arena
     own = Trajectories(outbox(rings[0].layout, spec.length))
     writers = [ChunkWriter(trajectories, actor, spec, priorities) for trajectories, actor in ((rings[0], 1), (own, 0))]
     sent, store = ChunkFormat(own.layout, spec.length), ChunkWriter(rings[1], 1, spec, priorities)
@@ -69,7 +69,7 @@ def test_a_ring_fed_with_buffers_equals_one_that_its_actor_wrote(kind, codec, st
             assert_equal(*rings)
 
 
-def test_a_second_life_ends_what_the_first_left_open_and_supplies_no_priorities_for_it():
+def test_a_second_actor_ends_open_episodes_without_priorities():
     spec, ring = WINDOWS["steps"], Trajectories(layout("vectors", "raw", False))
     for seed in (1, 2):
         own = Trajectories(outbox(ring.layout, spec.length))
@@ -84,7 +84,7 @@ def test_a_second_life_ends_what_the_first_left_open_and_supplies_no_priorities_
 
 
 @pytest.mark.parametrize("damage", ["short", "long", "flipped"])
-def test_damage_on_the_way_is_an_error(damage):
+def test_damage_in_transit_is_an_error(damage):
     spec = WINDOWS["steps"]
     own = Trajectories(outbox(layout("frames", "lz4", False), spec.length))
     writer, chunks = ChunkWriter(own, 0, spec, priorities), ChunkFormat(own.layout, spec.length)

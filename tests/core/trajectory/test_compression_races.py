@@ -1,4 +1,4 @@
-"""Packed frames with real writer processes, whose arenas are so small that they evict all the time."""
+"""Compressed frames stay correct with real writer processes whose small arenas evict constantly."""
 
 import json
 import os
@@ -39,7 +39,7 @@ from tests.core.tapes import (
 
 ACTORS, LENGTH = 2, 4
 SPEC = WindowSpec(3, (0, 3))
-FRAMES = (16, 16)  # of int64: a chunk takes 8 kB, about 75 bytes packed
+FRAMES = (16, 16)  # of int64: a chunk has 8 kB, about 75 bytes compressed
 ARENA = 2_000
 pytestmark = pytest.mark.timeout(240)
 
@@ -76,7 +76,7 @@ def write_without_end(memories: list[Memory], actor_ind: int, ready) -> None:
             ready.set()
 
 
-def test_no_sampling_rule_ever_sees_a_wrong_frame_while_arenas_evict(monkeypatch):
+def test_no_memory_reads_a_wrong_frame_while_arenas_evict(monkeypatch):
     windows = [windows_memory(memory_type, threads) for memory_type in (SharedMemory, PrioritizedMemory) for threads in (1, 2)]
     replay = [{"type": "queue", "capacity": 20, "overflow": "keep_latest", "sample_ratio": 0.5},
               {"type": "standard", "capacity": 60, "sample_ratio": 0.5}]
@@ -93,7 +93,7 @@ def test_no_sampling_rule_ever_sees_a_wrong_frame_while_arenas_evict(monkeypatch
 
     def slowly(self, chunks, streams):
         unpacked[id(self)] += len(chunks)
-        time.sleep(0.001 * (len(chunks) > 4))  # so that writers reach what was whole when it was drawn
+        time.sleep(0.001 * (len(chunks) > 4))  # lets writers reach what was valid when it was drawn
         return unpack(self, chunks, streams)
 
     monkeypatch.setattr(Trajectories, "still_valid", counting)
@@ -113,7 +113,7 @@ def test_no_sampling_rule_ever_sees_a_wrong_frame_while_arenas_evict(monkeypatch
                 else:
                     check_coded_unrolls(memory.layout, batch.window)
     assert len(batches) == len(memories) and min(batches.values()) >= 20
-    assert all(lost[id(memory.trajectories)] for memory in memories)  # the race did happen, and was caught
+    assert all(lost[id(memory.trajectories)] for memory in memories)  # the race did happen and was detected
     assert all(unpacked[id(memory.trajectories.frames)] for memory in memories)
     assert all((memory.trajectories.arrays["oldest"][:, 0] > 0).all() for memory in memories)
     for memory in memories[1:4]:
@@ -121,7 +121,7 @@ def test_no_sampling_rule_ever_sees_a_wrong_frame_while_arenas_evict(monkeypatch
 
 
 def check_every_row(trajectories: Trajectories, streams: range, low: int = 0, high: int = 10 ** 9) -> int:
-    """Of rows low .. high those that can be read and were not overtaken meanwhile; returns how many windows."""
+    """Check the readable steps in low .. high that were not overtaken meanwhile, and return their number of windows."""
     count, (lows, highs) = 0, trajectories.starts(SPEC.length)
     for stream in streams:
         actor = stream // trajectories.layout.num_envs
@@ -139,9 +139,9 @@ def check_every_row(trajectories: Trajectories, streams: range, low: int = 0, hi
 
 
 def write_alone(trajectories: Trajectories, actor_ind: int, ready) -> None:
-    """From where a predecessor stopped."""
+    """Write from the step where a predecessor stopped."""
     writer, serial = ChunkWriter(trajectories, actor_ind, SPEC), int(trajectories.written()[actor_ind])
-    if serial:  # the mark of the takeover removed: one coded tape goes through
+    if serial:  # without the mark of the takeover one coded tape goes through
         rows = trajectories.slots(np.arange(2) + 2 * actor_ind, np.full(2, serial - 1))
         trajectories.flat("last")[rows] = coded_last(np.array(serial - 1))
     for count in range(10 ** 9):
@@ -150,12 +150,12 @@ def write_alone(trajectories: Trajectories, actor_ind: int, ready) -> None:
             ready.set()
 
 
-def test_rows_that_were_read_here_can_be_sent_to_a_writer_and_copied_while_it_writes_and_survive_its_death(monkeypatch):
+def test_steps_can_be_read_sent_and_copied_while_writers_die(monkeypatch):
     trajectories = Trajectories(packed_layout(2, arena_bytes=60_000, rows=2_000))
     restored, overtaken, checked, lengths = Trajectories(trajectories.layout), 0, 0, Trajectories._lengths
 
     def slowly(self, *sizes):
-        time.sleep(0.002)  # the writer goes on while it is copied
+        time.sleep(0.002)  # lets the writer go on during the copy
         return lengths(self, *sizes)
 
     monkeypatch.setattr(Trajectories, "_lengths", slowly)

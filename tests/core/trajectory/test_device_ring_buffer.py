@@ -1,4 +1,4 @@
-"""Rows on the learner's device: every window equals the one gathered from the shared rows, bit for bit."""
+"""Every window of the ring on the learner's device equals that of the shared ring bit for bit."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from tests.core.tapes import RandomPlay, small_layout
 
 
 class Rings:
-    """Two actors that play at different speeds into rings of 24 rows, and their mirror."""
+    """Provide two actors that play at different speeds into rings of 24 steps, and their device ring."""
 
     def __init__(self, device: str, spec: WindowSpec, *, rows: int = 24, chunk_length: int = 4, with_states: bool = False, **options):
         play = {name: options.pop(name) for name in ("frame_stack", "frame_shape", "end") if name in options}
@@ -39,7 +39,7 @@ class Rings:
             play.play(writer, count)
 
     def check(self) -> int:
-        """Every window that the mirror says can be read; returns how many there were."""
+        """Check every window that the device ring offers, and return their number."""
         low, high = self.mirror.refresh(self.spec.length)
         keys = [(actor * 2 + stream, serial) for actor in range(2) for stream in range(2)
                 for serial in range(low[actor], high[actor]) if not self.spec.stride or serial % self.spec.stride == 0]
@@ -55,7 +55,7 @@ class Rings:
 
 
 def assert_equal_windows(found: Window, expected: Window) -> None:
-    """To the bit, in values and types."""
+    """Assert equality of values bit for bit, and of types."""
     pairs = [*zip(found[:6], expected[:6]), *zip(found.states, expected.states, strict=True)]
     assert found.extras.keys() == expected.extras.keys()
     pairs += [(found.extras[name], expected.extras[name]) for name in expected.extras]
@@ -69,7 +69,7 @@ def assert_equal_windows(found: Window, expected: Window) -> None:
 @pytest.mark.parametrize(("length", "observations", "crosses"),
                          [(1, (0, 1), False), (3, (0, 3), False), (5, (0, 2, 5), True), (2, (), False)])
 @pytest.mark.parametrize("chunk_length", [1, 4])
-def test_every_window_equals_that_of_the_shared_rows(device, frame_stack, length, observations, crosses, chunk_length):
+def test_every_window_equals_that_of_the_shared_ring(device, frame_stack, length, observations, crosses, chunk_length):
     rings = Rings(device, WindowSpec(length, observations, crosses), frame_stack=frame_stack, chunk_length=chunk_length)
     checked = 0
     for part in range(20):
@@ -79,7 +79,7 @@ def test_every_window_equals_that_of_the_shared_rows(device, frame_stack, length
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_learner_that_slept_for_rounds_copies_what_can_still_be_read(device):
+def test_after_a_long_pause_the_readable_steps_are_copied(device):
     rings = Rings(device, WindowSpec(3, (0, 3)), end=0.05)
     for steps in (7, 19, 200, 25, 24, 90):
         rings.play(steps, steps // 2)
@@ -93,22 +93,23 @@ def test_sequences_have_the_states_of_their_chunks(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_packed_frames_are_unpacked_once_and_equal(device):
+def test_compressed_frames_are_decompressed_once_and_equal(device):
     rings = Rings(device, WindowSpec(3, (0, 3)), storage=StorageParams(codec="lz4"), frame_shape=(6, 6))
     assert sum(bool(rings.play(3, 5)) or rings.check() for _ in range(20)) > 300
 
 
-def test_rows_are_copied_in_parts_where_they_are_many(monkeypatch):
+def test_many_steps_are_copied_in_parts(monkeypatch):
     monkeypatch.setattr("core.trajectory.device_ring_buffer.COPY_BYTES", 1)
     rings = Rings("cpu", WindowSpec(3, (0, 3)))
     parts = []
     copy = rings.mirror._copy
     rings.mirror._copy = lambda way, actor, first, last: (parts.append(last - first), copy(way, actor, first, last))
     rings.play(18, 22)
-    assert rings.check() > 0 and max(parts) == 4 and sum(parts) == 16 + 16  # of 20 rows the first chunk is behind the guard
+    # of 20 steps the first chunk is behind the overwrite margin
+    assert rings.check() > 0 and max(parts) == 4 and sum(parts) == 16 + 16
 
 
-def test_a_row_is_copied_once_but_for_the_newest_which_a_successor_marks():
+def test_a_step_is_copied_once_except_the_newest():
     rings = Rings("cpu", WindowSpec(3, (0, 3)), end=0.0)
     parts = []
     copy = rings.mirror._copy
@@ -117,24 +118,26 @@ def test_a_row_is_copied_once_but_for_the_newest_which_a_successor_marks():
     rings.check(), rings.check()
     rings.plays[0].rows = [rows[:8] for rows in rings.plays[0].rows]
     rings.plays[0].restart()
-    rings.writers[0] = ChunkWriter(rings.trajectories, 0, rings.spec)  # the first writer died: row 7 is the last of its episode now
+    # the first writer died: step 7 is now the last of its episode
+    rings.writers[0] = ChunkWriter(rings.trajectories, 0, rings.spec)
     rings.play(4, 0)
     assert rings.check() > 0 and parts == [(0, 0, 8), (0, 7, 12)]
     assert rings.mirror["last"][0, 7].all() and not rings.mirror["last"][0, 6].any()
 
 
-def test_rows_that_were_overwritten_while_they_were_copied_are_not_offered():
+def test_steps_overwritten_while_being_copied_are_not_offered():
     rings = Rings("cpu", WindowSpec(3, (0, 3)), end=0.0)
     rings.play(24, 24)
     copy = rings.mirror._copy
     rings.mirror._copy = lambda way, actor, *rows: (copy(way, actor, *rows), rings.play(16 * (actor == 0), 0))
     low, high = rings.mirror.refresh(3)
     assert rings.trajectories.written().tolist() == [40, 24]
-    assert low.tolist() == [16 + 8 + 3, 0 + 8 + 3]  # of what there was afterwards, the guard and the first stack less
-    assert high.tolist() == [27, 24 - 3]            # nothing of actor 0: rows 8 .. 23 had been copied and row 24 had not
+    # of the steps left afterwards, minus the overwrite margin and the first stack
+    assert low.tolist() == [16 + 8 + 3, 0 + 8 + 3]
+    assert high.tolist() == [27, 24 - 3]  # nothing of actor 0: steps 8 .. 23 had been copied and step 24 had not
 
 
-def test_copies_wait_for_updates_in_hand_only_where_they_overwrite_rows_that_those_may_read(monkeypatch):
+def test_copies_wait_for_updates_only_if_they_overwrite_steps(monkeypatch):
     rings, waits = Rings("cpu", WindowSpec(3, (0, 3)), end=0.0), []
     together = rings.mirror._transfers.together
     monkeypatch.setattr(rings.mirror._transfers, "together", lambda after_work: (waits.append(after_work), together(after_work))[1])
@@ -143,16 +146,16 @@ def test_copies_wait_for_updates_in_hand_only_where_they_overwrite_rows_that_tho
         rings.play(steps, 0)
         before, oldest = rings.mirror.copied[0], reachable
         low, _ = rings.mirror.refresh(3)
-        overwritten = rings.mirror.copied[0] - 24  # rows before it are gone
+        overwritten = rings.mirror.copied[0] - 24  # steps before it are gone
         if oldest is not None and not waits[-1]:
             assert overwritten <= oldest, before
-        reachable = max(low[0] - 3, 0)  # the stack's rows are read too
+        reachable = max(low[0] - 3, 0)  # the steps of the stack are read too
     assert waits == [False, False, True, False, False, False, False, True]
 
 
 @cuda
 @pytest.mark.parametrize("refused", [False, True])
-def test_rows_come_from_pinned_memory_or_where_that_is_refused_by_copies(monkeypatch, capsys, refused):
+def test_steps_come_from_pinned_memory_or_by_copies_if_refused(monkeypatch, capsys, refused):
     if refused:
         monkeypatch.setattr(torch.cuda.cudart(), "cudaHostRegister", lambda *arguments: 801)
     rings = Rings("cuda", WindowSpec(3, (0, 3)))
@@ -164,7 +167,7 @@ def test_rows_come_from_pinned_memory_or_where_that_is_refused_by_copies(monkeyp
 
 
 @pytest.mark.parametrize("error", [0, 801])
-def test_the_whole_mapping_is_pinned_and_a_refusal_is_said(monkeypatch, capsys, error):
+def test_the_whole_mapping_is_pinned_and_a_refusal_is_reported(monkeypatch, capsys, error):
     asked, undone = [], []
     cudart = SimpleNamespace(cudaHostRegister=lambda *arguments: (asked.append(arguments), error)[1], cudaHostUnregister=undone.append)
     monkeypatch.setattr("torch.cuda.cudart", lambda: cudart)
@@ -177,12 +180,12 @@ def test_the_whole_mapping_is_pinned_and_a_refusal_is_said(monkeypatch, capsys, 
     assert size == total_bytes({"a": ArraySpec((3, 5), "int16"), "b": ArraySpec((7,), "float64")}) and flags == 0
     assert ("cannot be pinned (CUDA error 801)" in capsys.readouterr().err) == bool(error)
     _register(arrays, torch.device("cuda"))
-    assert len(asked) == (2 if error else 1) and not undone  # what is pinned is not pinned again
+    assert len(asked) == (2 if error else 1) and not undone  # pinned memory is not pinned again
     del arrays
     assert undone == ([] if error else [address])
 
 
-def test_what_was_made_for_a_copy_alone_goes_by_way_of_memory_that_outlives_it(monkeypatch):
+def test_temporary_arrays_are_copied_through_lasting_memory(monkeypatch):
     arrays, uploads = SharedArrays({"a": ArraySpec((3, 5), "int16")}), []
     monkeypatch.setattr("core.device.transfers.upload", lambda array, target: uploads.append(array))
     transfers, target = Transfers(arrays, torch.device("cpu")), torch.zeros(2, 5, dtype=torch.int16)
@@ -199,7 +202,7 @@ def test_an_array_may_change_once_it_is_uploaded(pinned):
     source = torch.zeros(1 << 26, dtype=torch.uint8, pin_memory=pinned)
     target = torch.ones_like(source, device="cuda")
     for _ in range(20):
-        target.copy_(target.flip(0))  # the device has work to do first
+        target.copy_(target.flip(0))  # gives the device work to do first
     upload(source, target)
     source.fill_(7)
     assert not target.any()

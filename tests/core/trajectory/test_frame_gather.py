@@ -1,4 +1,4 @@
-"""Packed frames in one process: every window is compared with a raw ring so long that it forgets nothing."""
+"""Compressed frames in one process: every window equals that of a raw ring that forgets nothing."""
 
 import dataclasses
 import itertools
@@ -26,11 +26,11 @@ from tests.core.tapes import RandomPlay, check_blocks, small_layout, unroll_spec
 
 LZ4 = StorageParams(codec="lz4")
 SPEC = WindowSpec(3, (0, 3))
-FOREVER = 8_000  # rows
+FOREVER = 8_000  # steps
 
 
 class UnevenPlay(RandomPlay):
-    """Frames are flat, noise, or something in between, for some steps each."""
+    """Play frames that are flat, noisy, or in between, for some steps each."""
 
     noise = 0.0
 
@@ -44,7 +44,7 @@ class UnevenPlay(RandomPlay):
 
 
 class Writers:
-    """Each row goes to all of them."""
+    """Append each step to several writers."""
 
     def __init__(self, *writers: ChunkWriter):
         self.writers = writers
@@ -60,7 +60,7 @@ def oracle_of(layout: Layout) -> Trajectories:
 
 def make(play: RandomPlay, rows: int, chunk_length: int, spec: WindowSpec = SPEC, num_actors: int = 1,
          storage: StorageParams = LZ4, arena_bytes: int | None = None) -> tuple[Trajectories, Trajectories, Any]:
-    """Packed rows, the oracle, and a writer of actor 0 of both."""
+    """Return a compressed ring, the raw reference ring, and a writer of actor 0 of both."""
     layout = small_layout(play.spec, rows=rows, chunk_length=chunk_length, num_envs=play.num_envs, num_actors=num_actors,
                           extras=play.extras, states=play.states, storage=storage, kept_rows=spec.length, arena_bytes=arena_bytes)
     play.with_states = True
@@ -69,7 +69,7 @@ def make(play: RandomPlay, rows: int, chunk_length: int, spec: WindowSpec = SPEC
 
 
 def starts_of(trajectories: Trajectories, spec: WindowSpec) -> tuple[np.ndarray, np.ndarray]:
-    """Streams and serials of all windows that can be read."""
+    """Return the environments and steps of all readable windows."""
     layout, (low, high) = trajectories.layout, trajectories.starts(spec.length - bool(spec.stride))
     keys = [(stream, serial) for stream in range(layout.num_streams)
             for serial in range(low[stream // layout.num_envs], high[stream // layout.num_envs]) if serial % (spec.stride or 1) == 0]
@@ -78,7 +78,7 @@ def starts_of(trajectories: Trajectories, spec: WindowSpec) -> tuple[np.ndarray,
 
 
 def assert_same(window: Window, expected: Window, which: slice | np.ndarray = slice(None), head: bool = False) -> None:
-    """Of the head only what is seen counts."""
+    """Assert that windows are equal; of the bootstrap step only published fields count."""
     rows = slice(None, -1 if head else None)
     assert window.observations[:, which].equal(expected.observations[:, which])
     assert window.firsts[:, which].equal(expected.firsts[:, which]) and window.lasts[:, which].equal(expected.lasts[:, which])
@@ -89,7 +89,7 @@ def assert_same(window: Window, expected: Window, which: slice | np.ndarray = sl
 
 
 def check_all(packed: Trajectories, oracle: Trajectories, spec: WindowSpec = SPEC) -> int:
-    """Every window that `starts` offers is whole and the oracle's; returns how many there are."""
+    """Check that every offered window is valid and equals the reference, and return their number."""
     keys = starts_of(packed, spec)
     assert packed.still_valid(*keys).all()
     assert_same(packed.gather(*keys, spec), oracle.gather(*keys, spec), head=spec.stride > 0)
@@ -97,12 +97,12 @@ def check_all(packed: Trajectories, oracle: Trajectories, spec: WindowSpec = SPE
 
 
 def ring_bytes(layout: Layout) -> int:
-    """Of all blocks of an actor's ring and one more, however badly they compress."""
+    """Return the bytes of all blocks of an actor's ring and one more, if no frame compresses."""
     block = layout.chunk_length * layout.fields["frame"].nbytes
     return (layout.rows // layout.chunk_length + 2) * layout.num_envs * (block + block // 255 + 16)
 
 
-# the same as raw ------------------------------------------------------------------------------------------------------
+# equality with raw frames -----------------------------------------------------------------------------------------
 WINDOWS = {"one step": (WindowSpec(1, (0, 1)), 4), "chunks of one row": (WindowSpec(3, (0, 3)), 1),
            "within a chunk": (WindowSpec(3, (0, 2, 3)), 8), "longer than two chunks": (WindowSpec(9, (0, 4, 9), True), 4),
            "sequences that overlap": (WindowSpec(9, tuple(range(10)), True, stride=4), 4),
@@ -112,7 +112,7 @@ WINDOWS = {"one step": (WindowSpec(1, (0, 1)), 4), "chunks of one row": (WindowS
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize(("frame_stack", "frame_shape"), [(0, (7,)), (1, (3, 5, 2)), (4, (12, 12))])
 @pytest.mark.parametrize("evicts", [False, True])
-def test_packed_rows_give_the_windows_that_raw_ones_give(window, frame_stack, frame_shape, evicts):
+def test_compressed_steps_give_the_windows_of_raw_ones(window, frame_stack, frame_shape, evicts):
     (spec, chunk_length), play = WINDOWS[window], UnevenPlay(3, 2, frame_shape, frame_stack)
     rows = 80 if evicts else 40
     packed, oracle, writer = make(play, rows, chunk_length, spec)
@@ -132,7 +132,7 @@ def test_packed_rows_give_the_windows_that_raw_ones_give(window, frame_stack, fr
     assert bool(packed.arrays["oldest"][0, 0]) == evicts and min(counts[12:]) > 0
 
 
-def test_the_streams_of_several_actors_do_not_mix():
+def test_environments_of_several_actors_do_not_mix():
     plays = [UnevenPlay(seed, 3, (6, 6)) for seed in range(3)]
     packed, oracle, writer = make(plays[0], 48, 4, num_actors=3)
     writers = [Writers(ChunkWriter(packed, actor, SPEC), ChunkWriter(oracle, actor, SPEC)) for actor in range(3)]
@@ -146,7 +146,7 @@ def test_the_streams_of_several_actors_do_not_mix():
 
 
 @pytest.mark.parametrize("level", [0, 3, 9, 12])
-def test_every_level_gives_back_what_was_written(level):
+def test_every_compression_level_is_lossless(level):
     play = UnevenPlay(1, 2, (20, 20))
     packed, oracle, writer = make(play, 64, 8, storage=StorageParams("lz4", level=level))
     for _ in range(10):
@@ -180,7 +180,7 @@ def test_the_number_of_threads_changes_no_result(codec, size):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 @pytest.mark.parametrize("length", [0, 1, 3, 6, 50])
-def test_threads_work_through_every_part_once_and_hand_on_errors(count, length):
+def test_threads_process_every_part_once_and_pass_on_errors(count, length):
     seen, threads = [], GatherThreadPool(count)
     threads.run(lambda part: seen.extend(range(length)[part]), length)
     assert sorted(seen) == list(range(length))
@@ -194,9 +194,9 @@ def test_threads_work_through_every_part_once_and_hand_on_errors(count, length):
     assert pickle.loads(pickle.dumps(threads)).count == count
 
 
-# the arena ------------------------------------------------------------------------------------------------------------
+# the arena --------------------------------------------------------------------------------------------------------
 class NaiveArena:
-    """Each byte knows its chunk. `oldest`: the first chunk such that none from it on has lost a byte."""
+    """Record each byte's chunk; `oldest` is the first chunk such that it and all later ones are whole."""
 
     def __init__(self, size: int):
         self.owners, self.place, self.oldest = np.full(size, -1), 0, 0
@@ -211,7 +211,7 @@ class NaiveArena:
 
 
 @pytest.mark.parametrize(("num_envs", "rows", "share"), [(1, 200, 0.0), (2, 200, 0.4), (3, 24, 1.0)])
-def test_the_oldest_chunks_go_first_and_only_as_many_as_needed_and_nothing_leaves_the_arena(num_envs, rows, share):
+def test_the_arena_evicts_the_oldest_chunks_as_needed(num_envs, rows, share):
     play, length = UnevenPlay(num_envs, num_envs, (24,), 1), 4
     layout = make(play, rows, length)[0].layout
     arena = layout.arena_bytes + int(share * (ring_bytes(layout) - layout.arena_bytes)) + 1
@@ -235,13 +235,13 @@ def test_the_oldest_chunks_go_first_and_only_as_many_as_needed_and_nothing_leave
     if share < 1:
         assert len(set(np.diff(evictions))) > 2  # none, one, several at once
     else:
-        assert packed.arrays["oldest"][1, 0] == 0  # the ring is the shorter
+        assert packed.arrays["oldest"][1, 0] == 0  # the ring is shorter than the arena
     for name in packed.layout.arrays():
         assert not packed.arrays[name][0].any() and not packed.arrays[name][2].any()
 
 
 @pytest.mark.parametrize(("num_envs", "chunk_length", "frame_stack", "length"), [(1, 1, 4, 1), (2, 4, 4, 5), (3, 8, 0, 20), (1, 5, 1, 5)])
-def test_of_frames_that_do_not_compress_there_is_always_a_window(num_envs, chunk_length, frame_stack, length):
+def test_incompressible_frames_always_leave_a_window(num_envs, chunk_length, frame_stack, length):
     play, spec = RandomPlay(0, num_envs, (16, 16), frame_stack, end=0.05), WindowSpec(length, (0, length))
     layout = Layout.of(play.spec, play.extras, capacity=2000, num_actors=1, num_envs=num_envs, chunk_length=chunk_length,
                        with_priority=False, storage=StorageParams("lz4", bytes=1), kept_rows=length)
@@ -256,7 +256,7 @@ def test_of_frames_that_do_not_compress_there_is_always_a_window(num_envs, chunk
     assert memory.trajectories.arrays["oldest"][0, 0] > 0
 
 
-def test_an_arena_takes_its_share_of_storage_bytes_and_by_default_a_sixteenth_of_the_frames():
+def test_an_arena_takes_its_share_of_storage_bytes():
     spec = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6))
 
     def layout(**settings: Any) -> Layout:
@@ -275,7 +275,7 @@ def test_an_arena_takes_its_share_of_storage_bytes_and_by_default_a_sixteenth_of
 
 
 @pytest.mark.parametrize("codec", ["raw", "lz4"])
-def test_what_a_layout_says_is_what_is_allocated(codec):
+def test_the_computed_bytes_of_a_layout_are_those_allocated(codec):
     play = UnevenPlay(0, 2, (5, 5))
     layout = make(play, 48, 4, num_actors=3, storage=StorageParams(codec))[0].layout
     packed = Trajectories(layout)
@@ -288,7 +288,7 @@ def test_what_a_layout_says_is_what_is_allocated(codec):
         assert isinstance(packed.frames, RawFrames) and "arena" not in packed.arrays
 
 
-def test_statistics_are_what_counting_gives():
+def test_statistics_equal_a_count_of_the_blocks():
     play = UnevenPlay(5, 2, (9, 9))
     for evicts in (True, False):
         arena = None if evicts else 40_000
@@ -307,7 +307,7 @@ def test_statistics_are_what_counting_gives():
             ends.append(end)
             low, high = int(packed.starts(0)[0][0]), 4 * chunk + 4
             first = (low - 3) // 4 if low else 0  # chunk
-            start = ends[first]  # of its first block, unless that went over the edge
+            start = ends[first]  # of its first block, unless that crossed the end
             found, raw = packed.statistics(), (high - low) * 2 * 81
             gap = packed.arrays["block_start"][0, first % 24, 0] - start
             assert 0 <= gap < 400 and (gap == 0 or (start + gap) % packed.layout.arena_bytes == 0)
@@ -317,15 +317,15 @@ def test_statistics_are_what_counting_gives():
         assert found["memory_mb"] * 1e6 <= packed.layout.arena_bytes
 
 
-# damage ---------------------------------------------------------------------------------------------------------------
+# damage -----------------------------------------------------------------------------------------------------------
 def read_packed(packed: Trajectories) -> tuple[np.ndarray, np.ndarray]:
-    """Streams and serials of all rows whose frames are packed and can be read."""
+    """Return the environments and steps of all readable steps with compressed frames."""
     low, (written,) = packed.starts(0)[0], packed.written()
     serials = np.arange(low[0], written - packed.layout.chunk_length)
     return np.arange(packed.layout.num_envs)[:, None], serials[None]
 
 
-def test_any_flipped_bit_of_a_readable_block_or_of_its_index_is_an_error():
+def test_any_flipped_bit_of_a_block_or_its_index_is_an_error():
     play = UnevenPlay(7, 2, (6,), 1)
     packed, oracle, writer = make(play, 40, 2, arena_bytes=331)
     play.play(writer, 600)
@@ -350,14 +350,14 @@ def test_any_flipped_bit_of_a_readable_block_or_of_its_index_is_an_error():
 
 
 def put_block(packed: Trajectories, slot: tuple[int, ...], block: bytes) -> None:
-    """In place of another, with a checksum that is right."""
+    """Replace a block, with a correct checksum."""
     place = int(packed.arrays["block_start"][slot]) % packed.layout.arena_bytes
     packed.arrays["arena"][slot[0], place:place + len(block)] = np.frombuffer(block, np.uint8)
     packed.arrays["block_bytes"][slot], packed.arrays["block_check"][slot] = len(block), zlib.crc32(block)
 
 
 @pytest.mark.parametrize("block", [lz4.block.compress(bytes(7), store_size=False), b"", b"\x0f", bytes(3), b"\xff\xff\xff"])
-def test_a_block_that_is_no_whole_chunk_is_an_error_though_its_checksum_is_right(block):
+def test_a_block_of_a_wrong_size_is_an_error(block):
     play = RandomPlay(7, 2, (6,), 1)
     packed, _, writer = make(play, 40, 4)
     play.play(writer, 16)
@@ -367,7 +367,7 @@ def test_a_block_that_is_no_whole_chunk_is_an_error_though_its_checksum_is_right
         packed.frames.take(np.array([0, 1]), np.array([0, 9]))
 
 
-def test_damage_is_named_by_actor_stream_and_chunk_and_stops_no_batch_without_it():
+def test_damage_is_located_and_does_not_stop_other_batches():
     plays = [UnevenPlay(seed, 2, (6, 6)) for seed in range(2)]
     packed, oracle, _ = make(plays[0], 200, 4, num_actors=2, storage=StorageParams("lz4", threads=2), arena_bytes=9_000)
     for actor, play in enumerate(plays):
@@ -381,11 +381,12 @@ def test_damage_is_named_by_actor_stream_and_chunk_and_stops_no_batch_without_it
     assert_same(packed.gather(streams[sound], serials[sound], SPEC), oracle.gather(streams[sound], serials[sound], SPEC))
 
 
-def test_a_chunk_whose_first_row_is_lost_still_tells_of_its_damage():
+def test_a_chunk_whose_first_step_is_lost_still_reports_damage():
     play = UnevenPlay(7, 1, (6,), 0)
     packed, oracle, writer = make(play, 40, 4, arena_bytes=4_000)
     play.play(writer, 80)
-    chunk = (80 - 40 + 4) // 4  # the head is in its first row, the others can still be read by who drew them a chunk ago
+    # the bootstrap step is in its first step; readers of a chunk ago may still read the others
+    chunk = (80 - 40 + 4) // 4
     assert packed.still_valid(np.zeros(4, np.int64), chunk * 4 + np.arange(4)).tolist() == [False, True, True, True]
     packed.arrays["block_check"][0, chunk % 10, 0] ^= 1
     with pytest.raises(CorruptedBlock):
@@ -394,7 +395,7 @@ def test_a_chunk_whose_first_row_is_lost_still_tells_of_its_damage():
         packed.frames.take(np.zeros(1, np.int64), np.array([lost * 4 + 1]))
 
 
-def test_a_lost_chunk_does_not_hide_the_damage_of_the_one_in_its_place():
+def test_a_lost_chunk_does_not_hide_damage_of_its_successor():
     play = UnevenPlay(7, 1, (6,), 0)
     packed, oracle, writer = make(play, 40, 4, arena_bytes=4_000)
     play.play(writer, 80)
@@ -404,9 +405,9 @@ def test_a_lost_chunk_does_not_hide_the_damage_of_the_one_in_its_place():
             packed.frames.take(np.zeros(2, np.int64), np.array(serials))
 
 
-# overtaken ------------------------------------------------------------------------------------------------------------
+# overtaken readers ------------------------------------------------------------------------------------------------
 class Interruption:
-    """Calls `function` and plays steps before it, the first `times` times."""
+    """Call `play` before `function`, the first `times` times."""
 
     def __init__(self, function: Callable[..., Any], play: Callable[[], Any], times: int):
         self.function, self.play, self.times, self.calls = function, play, times, 0
@@ -419,7 +420,7 @@ class Interruption:
 
 
 class Interrupted:
-    """An array of which frames are taken."""
+    """Replace an array from which frames are taken."""
 
     def __init__(self, take: Callable[..., Any]):
         self.take = take
@@ -441,11 +442,11 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, packed: Trajectories, where: str,
 @pytest.mark.parametrize("where", ["newest", "index", "blocks", "block"])
 @pytest.mark.parametrize("evicts", [False, True])
 @pytest.mark.parametrize("chunks", [1, 2, 3, 4, 5, 13])
-def test_what_a_writer_did_not_reach_while_it_was_read_is_right(monkeypatch, where, evicts, chunks):
+def test_steps_that_a_writer_did_not_reach_are_read_correctly(monkeypatch, where, evicts, chunks):
     play = UnevenPlay(11, 2, (8,), 2)
     packed, oracle, writer = make(play, 48, 4, arena_bytes=None if evicts else 6_000)
     play.play(writer, 230)
-    for _ in range(5):  # rows of the open chunk
+    for _ in range(5):  # steps of the open chunk
         play.play(writer, 1)
         keys = starts_of(packed, SPEC)
         with monkeypatch.context() as patches:
@@ -457,7 +458,7 @@ def test_what_a_writer_did_not_reach_while_it_was_read_is_right(monkeypatch, whe
         assert not intact.all() and (evicts or intact.any() == (chunks < 10))
 
 
-def test_a_reader_that_every_block_takes_longer_than_a_chunk_still_comes_to_an_end(monkeypatch):
+def test_a_reader_slower_than_its_writer_still_finishes(monkeypatch):
     play = UnevenPlay(11, 2, (8,), 2)
     packed, oracle, writer = make(play, 800, 4, arena_bytes=40_000)
     play.play(writer, 330)
@@ -469,13 +470,13 @@ def test_a_reader_that_every_block_takes_longer_than_a_chunk_still_comes_to_an_e
     assert interruption.calls < 200 and intact.any() and not intact.all()
 
 
-# killed ---------------------------------------------------------------------------------------------------------------
+# killed writers ---------------------------------------------------------------------------------------------------
 class Killed(Exception):
     pass
 
 
 class Fuse:
-    """Counts assignments and raises Killed in the middle of one."""
+    """Count assignments and raise Killed in the middle of one."""
 
     left = 10 ** 9
 
@@ -496,7 +497,7 @@ class Fused(np.ndarray):
 
 
 def fused(writer: ChunkWriter) -> ChunkWriter:
-    """A writer that dies by the Fuse."""
+    """Return a writer that dies by the Fuse."""
     for holder in (vars(writer._packer), writer._rows, vars(writer)):
         for name, array in list(holder.items()):
             if isinstance(array, np.ndarray):
@@ -504,7 +505,7 @@ def fused(writer: ChunkWriter) -> ChunkWriter:
     return writer
 
 
-def test_a_writer_killed_between_any_two_steps_leaves_whole_rows_and_a_successor_goes_on(monkeypatch):
+def test_a_writer_killed_at_any_assignment_leaves_whole_steps(monkeypatch):
     killed, steps = 0, 0
     for step in itertools.count(1):
         play = UnevenPlay(step % 7, 2, (8,), 2)
@@ -538,7 +539,7 @@ def test_a_writer_killed_between_any_two_steps_leaves_whole_rows_and_a_successor
     assert killed > 100 and step > 40 and packed.arrays["oldest"][0, 0] > 0
 
 
-# snapshots ------------------------------------------------------------------------------------------------------------
+# snapshots --------------------------------------------------------------------------------------------------------
 def restored_from(trajectories: Trajectories, state: dict[str, Any]) -> Trajectories:
     restored = Trajectories(trajectories.layout)
     restored.load_state_dict({name: tensor.clone() for name, tensor in state.items()})
@@ -547,7 +548,7 @@ def restored_from(trajectories: Trajectories, state: dict[str, Any]) -> Trajecto
 
 @pytest.mark.parametrize("arena_bytes", [None, 20_000])  # evicted, never full
 @pytest.mark.parametrize("steps", [0, 3, 4, 9, 60, 77, 400])
-def test_a_snapshot_restores_every_row_and_writing_goes_on_from_it(steps, arena_bytes):
+def test_a_snapshot_restores_every_step_and_writing_continues(steps, arena_bytes):
     play = UnevenPlay(13, 2, (8, 8))
     packed, oracle, writer = make(play, 60, 4, arena_bytes=arena_bytes)
     play.play(writer, steps)
@@ -568,7 +569,7 @@ def test_a_snapshot_restores_every_row_and_writing_goes_on_from_it(steps, arena_
         check_blocks(restored)
 
 
-def test_a_snapshot_of_actors_that_are_not_equally_far_holds_all_their_blocks():
+def test_a_snapshot_of_unequally_fast_actors_is_complete():
     plays = [UnevenPlay(seed, 2, (8, 8)) for seed in range(2)]
     packed, oracle, _ = make(plays[0], 400, 4, num_actors=2, arena_bytes=20_000)
     for actor, (play, steps) in enumerate(zip(plays, (8, 90))):
@@ -579,7 +580,7 @@ def test_a_snapshot_of_actors_that_are_not_equally_far_holds_all_their_blocks():
 
 
 class Overtaken:
-    """Arrays whose writer goes on whenever one is asked for: so many rows at first, then one."""
+    """Let the writer go on whenever an array is read: by the given numbers of steps first, then by one."""
 
     def __init__(self, arrays: Any, play: Callable[[int], Any], first: tuple[int, ...]):
         self.arrays, self.play, self.rows = arrays, play, iter(first)
@@ -591,7 +592,7 @@ class Overtaken:
 
 @pytest.mark.parametrize(("steps", "arena_bytes"), [(9, 20_000), (300, None), (300, 20_000)])
 @pytest.mark.parametrize("first", [(), (4, 4, 4), (0, 0, 0, 0, 8), (0, 9), (0, 17)])
-def test_a_snapshot_taken_while_its_writer_goes_on_holds_nothing_but_whole_rows(monkeypatch, steps, arena_bytes, first):
+def test_a_snapshot_taken_while_writing_holds_whole_steps_only(monkeypatch, steps, arena_bytes, first):
     play, counts = UnevenPlay(13, 2, (8, 8)), []
     packed, oracle, writer = make(play, 400, 4, arena_bytes=arena_bytes)
     play.play(writer, steps)
@@ -624,7 +625,7 @@ def test_a_snapshot_taken_while_its_writer_goes_on_holds_nothing_but_whole_rows(
 @pytest.mark.parametrize(("written_by", "read_by", "field"), [
     ({}, {"storage": StorageParams()}, "frame"), ({"storage": StorageParams()}, {}, "frame"), ({}, {"rows": 64}, "first"),
     ({}, {"arena_bytes": 900}, "arena"), ({"arena_bytes": 900}, {}, "arena"), ({}, {"chunk_length": 2}, "frame")])
-def test_a_snapshot_of_other_sizes_is_refused_by_the_name_of_the_field(written_by, read_by, field):
+def test_a_snapshot_of_other_sizes_is_refused_by_field(written_by, read_by, field):
     play = UnevenPlay(13, 2, (8, 8))
     play.with_states = True
     first, second = ({"rows": 60, "chunk_length": 4, "storage": LZ4, **settings} for settings in (written_by, read_by))
@@ -637,18 +638,18 @@ def test_a_snapshot_of_other_sizes_is_refused_by_the_name_of_the_field(written_b
 
 
 @pytest.mark.parametrize("field", ["packed", "arena", "block_start", "block_bytes", "block_check", "oldest"])
-def test_a_snapshot_that_lacks_a_field_is_refused_by_its_name(field):
+def test_a_snapshot_without_a_field_is_refused_by_name(field):
     play = UnevenPlay(13, 2, (8, 8))
     packed, _, writer = make(play, 60, 4)
     play.play(writer, 200)
     state = packed.state_dict()
     del state[field]
-    named = "arena" if field == "packed" else field  # its length is not known
+    named = "arena" if field == "packed" else field  # the arena's length is unknown without it
     with pytest.raises(ValueError, match=f"field {named} is"):
         Trajectories(packed.layout).load_state_dict(state)
 
 
-def test_memories_of_packed_rows_sample_what_the_play_was():
+def test_memories_of_compressed_steps_sample_what_was_played():
     play = UnevenPlay(19, 3, (8, 8))
     packed, oracle, _ = make(play, 120, 4)
     memory = SharedMemory(SharedParams(), packed.layout, SPEC, 0)

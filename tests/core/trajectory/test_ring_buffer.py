@@ -26,14 +26,14 @@ def fresh(rows: int = 24, chunk_length: int = 4, num_envs: int = 2, seed: int = 
 @pytest.mark.parametrize("capacity", [100_000, 1_000_000])
 @pytest.mark.parametrize(("num_actors", "num_envs"), [(1, 8), (2, 8), (2, 16), (4, 16)])
 @pytest.mark.parametrize("with_priority", [False, True])
-def test_a_stored_agent_step_of_atari_takes_at_most_7300_bytes(capacity, num_actors, num_envs, with_priority):
+def test_a_stored_atari_step_takes_at_most_7300_bytes(capacity, num_actors, num_envs, with_priority):
     layout = Layout.of(ATARI, {}, capacity=capacity, num_actors=num_actors, num_envs=num_envs, chunk_length=8, with_priority=with_priority)
     assert 7056 <= layout.nbytes / capacity <= 7300
 
 
 @pytest.mark.parametrize("num_envs", [1, 3, 8])
 @pytest.mark.parametrize("chunk_length", [1, 8])
-def test_capacity_agent_steps_can_be_read_at_any_time_once_the_ring_is_full(num_envs, chunk_length):
+def test_a_full_ring_always_has_capacity_readable_steps(num_envs, chunk_length):
     spec = RandomPlay(0, num_envs).spec
     layout = Layout.of(spec, {}, capacity=100, num_actors=1, num_envs=num_envs, chunk_length=chunk_length, with_priority=False)
     trajectories, play = Trajectories(layout), RandomPlay(0, num_envs)
@@ -44,7 +44,7 @@ def test_capacity_agent_steps_can_be_read_at_any_time_once_the_ring_is_full(num_
         assert 100 <= trajectories.size() < 100 + 5 * chunk_length * num_envs + 4 * num_envs
 
 
-def test_memory_shortage_is_an_error_before_anything_is_allocated(monkeypatch):
+def test_a_memory_shortage_is_an_error_before_the_allocation(monkeypatch):
     def never(*arguments):
         raise AssertionError("allocated")
 
@@ -55,7 +55,7 @@ def test_memory_shortage_is_an_error_before_anything_is_allocated(monkeypatch):
         Trajectories(layout)
 
 
-def test_append_counts_published_agent_steps_and_no_rows_that_end_an_episode():
+def test_append_counts_published_agent_steps_without_last_steps():
     play, _, writer = fresh()
     published = [play.play(writer, 1) for _ in range(40)]
     expected = [sum(not row.last for rows in play.rows for row in rows[serial - 3:serial + 1]) if serial % 4 == 3 else 0
@@ -63,7 +63,7 @@ def test_append_counts_published_agent_steps_and_no_rows_that_end_an_episode():
     assert published == expected and any(row.last for row in play.rows[0])
 
 
-def test_nothing_of_an_unfinished_chunk_is_visible():
+def test_an_unfinished_chunk_is_invisible():
     play, trajectories, writer = fresh()
     play.play(writer, 7)
     assert trajectories.written().tolist() == [4]
@@ -72,36 +72,39 @@ def test_nothing_of_an_unfinished_chunk_is_visible():
     assert [bound.tolist() for bound in trajectories.starts(2)] == [[0], [6]]
 
 
-def test_a_lost_row_is_never_a_start_and_rows_under_the_writer_are_not_intact():
+def test_steps_near_the_writer_are_no_starts_and_not_valid():
     play, trajectories, writer = fresh(rows=24, chunk_length=4)
     play.play(writer, 24 + 12)
     low, high = trajectories.starts(2)
     assert low[0] == 36 - 24 + 8 + 3 and high[0] == 34
-    under_the_writer = 36 - 24 + 4 + 1  # rows below may be overwritten by the open chunk and the head after it
+    # steps below may be overwritten by the open chunk and the bootstrap step after it
+    under_the_writer = 36 - 24 + 4 + 1
     stream = np.zeros(1, np.int64)
-    assert not trajectories.still_valid(stream, np.array([under_the_writer + 2]))[0]  # its stack reaches back three rows
+    # its stack reaches back three steps
+    assert not trajectories.still_valid(stream, np.array([under_the_writer + 2]))[0]
     assert trajectories.still_valid(stream, np.array([under_the_writer + 3]))[0]
 
 
-def test_a_new_writer_ends_the_open_episodes_of_a_dead_one_as_truncated():
+def test_a_new_writer_truncates_the_open_episodes_of_a_dead_one():
     play, trajectories, writer = fresh(seed=4)
     play.end = 0.0
-    play.play(writer, 10)  # two chunks published, two rows lost
+    play.play(writer, 10)  # two chunks published, two steps lost
     for rows in play.rows:
         del rows[8:]
     play.restart()
     play.play(ChunkWriter(trajectories, 0, SPEC), 8)
     window = trajectories.gather(np.array([0, 1]), np.array([6, 6]), SPEC)
     assert window.lasts[1].all() and window.firsts[2].all() and (window.discounts[1] == 1).all()
-    for stream in range(2):  # the bootstrap is from row 7, the last that the dead writer published
+    for stream in range(2):  # bootstraps from step 7, the last that the dead writer published
         np.testing.assert_array_equal(window.observations[1, stream].numpy(), play.rows[stream][7].observation)
         stack = trajectories.gather(np.array([stream]), np.array([8]), SPEC).observations[0, 0].numpy()
-        np.testing.assert_array_equal(stack, play.rows[stream][8].observation)  # zeros before, nothing of the old episode
+        # zeros before, nothing of the old episode
+        np.testing.assert_array_equal(stack, play.rows[stream][8].observation)
         assert not stack[:3].any()
 
 
-# snapshots ------------------------------------------------------------------------------------------------------------
-def test_a_snapshot_restores_every_readable_row():
+# snapshots --------------------------------------------------------------------------------------------------------
+def test_a_snapshot_restores_every_readable_step():
     for steps in (8, 60):
         play, trajectories, writer = fresh()
         play.play(writer, steps)
@@ -116,14 +119,15 @@ def test_a_snapshot_restores_every_readable_row():
                 assert stored.equal(read)
 
 
-def test_a_snapshot_of_a_ring_that_is_not_full_is_no_larger_than_its_rows_and_the_head():
+def test_a_snapshot_of_a_partly_filled_ring_is_small():
     play, trajectories, writer = fresh(rows=240)
     play.play(writer, 12)
     assert trajectories.state_dict()["frame"].shape[1] == 12 + 1
 
 
-@pytest.mark.parametrize("steps", [4, 16, 20, 24, 60])  # the first chunk, the last that leaves rows free, the full ring, later rounds
-def test_a_snapshot_restores_the_head_and_the_states_of_the_newest_chunk(steps):
+# the first chunk, the last that leaves steps free, the full ring, later rounds
+@pytest.mark.parametrize("steps", [4, 16, 20, 24, 60])
+def test_a_snapshot_restores_bootstrap_step_and_states(steps):
     play, trajectories, writer = fresh_unrolls()
     play.play(writer, steps)
     restored = Trajectories(trajectories.layout)
@@ -134,19 +138,20 @@ def test_a_snapshot_restores_the_head_and_the_states_of_the_newest_chunk(steps):
     assert window.states[0].equal(expected.states[0]) and window.states[0].all()
 
 
-def test_rows_that_a_snapshot_had_to_leave_out_are_not_intact():
+def test_steps_missing_from_a_snapshot_are_not_valid():
     play, trajectories, writer = fresh()
     play.play(writer, 24)
     state = trajectories.state_dict()
-    state["oldest"][0, 0] = 15  # the writer had gone on while the rows were copied
+    state["oldest"][0, 0] = 15  # the writer had gone on while the steps were copied
     restored = Trajectories(trajectories.layout)
     restored.load_state_dict(state)
     streams = np.zeros(2, np.int64)
-    assert restored.still_valid(streams, np.array([17, 18])).tolist() == [False, True]  # the first stack reaches back three rows
+    # the first stack reaches back three steps
+    assert restored.still_valid(streams, np.array([17, 18])).tolist() == [False, True]
     assert trajectories.still_valid(streams, np.array([17, 18])).all()
 
 
-# writers --------------------------------------------------------------------------------------------------------------
+# writers ----------------------------------------------------------------------------------------------------------
 UNROLL = WindowSpec(4, (0, 1, 2, 3, 4), crosses_episodes=True, stride=4)
 
 
@@ -157,7 +162,7 @@ def fresh_unrolls(room=None):
     return play, trajectories, ChunkWriter(trajectories, 0, UNROLL, room=room)
 
 
-def test_room_is_asked_for_before_a_chunk_is_begun_and_never_within_it():
+def test_room_is_asked_for_before_a_chunk_only():
     answers = [True, False, False, True]
     asked = []
 
@@ -169,19 +174,19 @@ def test_room_is_asked_for_before_a_chunk_is_begun_and_never_within_it():
     assert writer.has_room() and len(asked) == 1
     for _ in range(3):
         play.play(writer, 1)
-        assert writer.has_room() and len(asked) == 1  # a chunk that was begun may be finished
+        assert writer.has_room() and len(asked) == 1  # a started chunk may be finished
     play.play(writer, 1)
     assert [writer.has_room() for _ in range(3)] == [False, False, True] and len(asked) == 4
 
 
-def test_a_writer_of_a_memory_that_never_asks_always_has_room():
+def test_a_writer_without_a_room_function_always_has_room():
     play, _, writer = fresh()
     for _ in range(9):
         assert writer.has_room()
         play.play(writer, 1)
 
 
-def test_an_actor_that_forgets_a_state_or_a_field_is_an_error_and_other_fields_are_left_out():
+def test_missing_states_and_fields_are_errors_and_others_ignored():
     play, trajectories, writer = fresh_unrolls()
     step = play.timestep, np.zeros(2), play.timestep
     with pytest.raises(ValueError):
@@ -202,7 +207,7 @@ def test_a_snapshot_does_not_change_when_the_ring_goes_on():
 
 
 @pytest.mark.parametrize(("field", "change"), [("frame", lambda t: t[..., :1]), ("reward", lambda t: t.double()), ("written", None)])
-def test_a_snapshot_that_does_not_fit_is_refused_by_the_name_of_the_field(field, change):
+def test_a_snapshot_that_does_not_fit_is_refused_by_field(field, change):
     play, trajectories, writer = fresh()
     play.play(writer, 8)
     state = trajectories.state_dict()
@@ -221,7 +226,7 @@ def test_a_snapshot_of_another_capacity_is_refused():
         Trajectories(small_layout(play.spec, rows=48, chunk_length=4, num_envs=2)).load_state_dict(trajectories.state_dict())
 
 
-def test_a_snapshot_without_room_for_the_copy_is_a_memory_error(monkeypatch):
+def test_a_snapshot_without_memory_for_the_copy_is_an_error(monkeypatch):
     _, trajectories, _ = fresh()
     monkeypatch.setattr(ring_buffer, "available_bytes", lambda: 100)
     with pytest.raises(MemoryError):
@@ -238,8 +243,9 @@ def write_without_end(trajectories: Trajectories, actor_ind: int, ready) -> None
 
 
 @pytest.mark.timeout(240)
-def test_a_snapshot_taken_while_a_writer_writes_holds_only_whole_rows():
-    layout = small_layout(coded_spec((32, 32), 4), rows=2000, chunk_length=4, num_envs=2)  # 32 MB: slow enough to be overtaken
+def test_a_snapshot_taken_while_writing_holds_whole_steps_only():
+    # 32 MB: slow enough to be overtaken
+    layout = small_layout(coded_spec((32, 32), 4), rows=2000, chunk_length=4, num_envs=2)
     trajectories, restored = Trajectories(layout), Trajectories(layout)
     overtaken = 0
     with started(write_without_end, trajectories, 0):
@@ -256,19 +262,19 @@ def test_a_snapshot_taken_while_a_writer_writes_holds_only_whole_rows():
     assert overtaken
 
 
-# F32 ------------------------------------------------------------------------------------------------------------------
+# killed writers (F32) ---------------------------------------------------------------------------------------------
 def write_into_a_chunk_and_stop(trajectories: Trajectories, rows: int, ready) -> None:
     writer = ChunkWriter(trajectories, 0, SPEC)
     for serial in range(rows):
         write_coded_row(writer, trajectories.layout, 0, serial)
-    writer._rows["frame"][rows % trajectories.layout.rows, 0] = -1  # half a row more: one stream, one field
+    writer._rows["frame"][rows % trajectories.layout.rows, 0] = -1  # half a step more: one environment, one field
     ready.set()
     time.sleep(600)
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("rows", [9, 41])  # the ring's first round, and after it wrapped
-def test_a_torn_chunk_of_a_killed_writer_is_never_read_and_the_other_actor_goes_on(rows):
+def test_a_torn_chunk_of_a_killed_writer_is_never_read(rows):
     layout = small_layout(coded_spec((3,), 4), rows=24, chunk_length=4, num_envs=2, num_actors=2)
     trajectories = Trajectories(layout)
     with started(write_into_a_chunk_and_stop, trajectories, rows) as process:
@@ -297,4 +303,5 @@ def test_a_torn_chunk_of_a_killed_writer_is_never_read_and_the_other_actor_goes_
     high = trajectories.starts(SPEC.length)[1]
     assert high[0] == published + 8 - 2
     rows_after = trajectories.gather(np.zeros(4, np.int64), np.arange(published, published + 4), SPEC)
-    assert (rows_after.actions[0].numpy() == 1001 * CODE + np.arange(published, published + 4)).all()  # none of the dead writer's
+    # none of the dead writer's
+    assert (rows_after.actions[0].numpy() == 1001 * CODE + np.arange(published, published + 4)).all()

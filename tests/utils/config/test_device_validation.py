@@ -1,4 +1,4 @@
-"""Settings that name devices, or what goes with one: told before anything is allocated."""
+"""Options that name devices, or need one, are validated before anything is allocated."""
 
 import re
 
@@ -34,7 +34,7 @@ def no_cuda(monkeypatch):
 
 
 @pytest.mark.parametrize("words", [(*RESIDENT, "--learner.captured", "yes"), ("--learner.precision", "tf32")])
-def test_what_needs_cuda_is_refused_without_it_with_the_devices_there_are(refuse, no_cuda, words):
+def test_what_needs_cuda_is_refused_with_the_available_devices(refuse, no_cuda, words):
     for device in ("auto", "cpu"):
         told = refuse("--config", "dqn-cartpole", "--device", device, *words)
         assert f"needs a CUDA device and device='{device}' is none; this machine has cpu" in told
@@ -43,7 +43,7 @@ def test_what_needs_cuda_is_refused_without_it_with_the_devices_there_are(refuse
 @pytest.mark.parametrize("words", [
     RESIDENT, (*RESIDENT, "--learner.captured", "auto"), (*RESIDENT, "--learner.captured", "no", "--learner.updates_per_replay", "3"),
     ("--learner.precision", "bf16"), ("--learner.precision", "auto")])
-def test_the_rest_runs_without_cuda(root, no_cuda, words):
+def test_other_options_run_without_cuda(root, no_cuda, words):
     assert read_options(["--config", "dqn-cartpole", *words, "--root", str(root)]).device == "cpu"
 
 
@@ -63,7 +63,7 @@ def test_the_rest_runs_without_cuda(root, no_cuda, words):
     (("--config", "dqn-cartpole", "--actor.groups", "0", "--num_envs_per_actor", "0"), "actor.groups=0 must be at least 1"),
     (("--config", "dqn-cartpole", "--actor.device", "cuda:9"), "actor.device='cuda:9' is not on this machine"),
     (("--config", "dqn-cartpole", "--learner.precision", "half"), f"must be one of {', '.join(PRECISIONS)}")])
-def test_what_does_not_go_together_is_refused(refuse, words, told):
+def test_incompatible_options_are_refused(refuse, words, told):
     assert told in refuse(*words)
 
 
@@ -73,7 +73,7 @@ def on_a_gpu(monkeypatch, free):
     monkeypatch.setattr(device_validation, "free_bytes", lambda device: free)
 
 
-def test_rows_that_do_not_fit_on_the_gpu_are_refused_with_needed_and_free_bytes_and_what_would_fit(refuse, monkeypatch):
+def test_a_replay_that_does_not_fit_on_the_gpu_is_refused(refuse, monkeypatch):
     free = 8 << 30
     on_a_gpu(monkeypatch, free)
     words = ("--config", "dqn-breakout", "--device", "cuda", *RESIDENT)
@@ -85,7 +85,7 @@ def test_rows_that_do_not_fit_on_the_gpu_are_refused_with_needed_and_free_bytes_
     assert refuse(*words, "--memory.capacity", str(fitting + 20_000))
 
 
-def test_of_several_learners_the_fullest_gpu_counts(refuse, monkeypatch):
+def test_the_fullest_gpu_of_several_learners_counts(refuse, monkeypatch):
     on_a_gpu(monkeypatch, 0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("utils.config.memory_budget.available_bytes", lambda: 1 << 40)
@@ -95,14 +95,14 @@ def test_of_several_learners_the_fullest_gpu_counts(refuse, monkeypatch):
         assert f"{8 << 30:,} are free on {full}" in refuse(*words)
 
 
-def test_a_row_for_a_gpu_says_so_where_there_is_none(no_cuda, capsys):
+def test_a_gpu_config_warns_where_there_is_no_gpu(no_cuda, capsys):
     assert read_options(["--config", "dqn-pong-gpu"]).device == "cpu"
     assert "device=auto is cpu, where learner.memory_device=learner is slow" in capsys.readouterr().err
     read_options(["--config", "dqn-pong-gpu", "--device", "cpu"])
     assert capsys.readouterr().err == ""
 
 
-def test_on_a_cpu_the_copies_count_as_main_memory(refuse, monkeypatch, no_cuda):
+def test_on_a_cpu_the_device_replay_counts_as_main_memory(refuse, monkeypatch, no_cuda):
     monkeypatch.setattr("utils.config.memory_budget.available_bytes", lambda: 12 << 30)
     words = ("--config", "dqn-breakout", "--device", "cpu")
     assert read_options(words).memory.capacity == 1_000_000

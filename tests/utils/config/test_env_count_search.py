@@ -1,4 +1,4 @@
-"""num_envs_per_actor=0: which numbers are tried, which one is taken, and that the run then has it for good."""
+"""`num_envs_per_actor=0` tries numbers, chooses the best, and the run keeps it."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ def options(root):
 
 @pytest.fixture
 def tried(monkeypatch):
-    """What was tried; an actor of up to 32 environments plays four of them as fast as one, and more no faster."""
+    """Record the numbers tried; an actor's step time is constant up to 32 environments and no faster beyond."""
     found = []
 
     def acting(options, spec, seconds):
@@ -35,22 +35,22 @@ def tried(monkeypatch):
 
 
 @pytest.mark.parametrize(("rates", "best", "needed"), [
-    ([100, 190, 350, 360, 370, 1_000], 16, 5),           # two in a row gain less than a tenth over 350
-    ([100, 105, 190, 195, 205, 210], 16, 5),             # one that gains little is not the end
+    ([100, 190, 350, 360, 370, 1_000], 16, 5),  # two in a row gain less than a tenth over 350
+    ([100, 105, 190, 195, 205, 210], 16, 5),  # one small gain is not the end
     ([100, 120, 140, 160, 180, 200, 230, 260], 512, 8),  # never enough
     ([100, 50, 20], 4, 3), ([7], 4, 1)])
-def test_the_smallest_number_is_taken_that_larger_ones_hardly_beat_and_no_more_are_tried_than_it_takes(rates, best, needed):
+def test_the_smallest_number_hardly_beaten_by_larger_is_taken(rates, best, needed):
     taken = iter(zip(env_count_search.COUNTS, rates))
     found, seen = env_count_search.choose(taken)
     assert found == best and list(seen.values()) == rates[:needed] and len(list(taken)) == len(rates) - needed
 
 
-def test_every_group_has_equally_many(options):
+def test_every_split_has_equally_many_environments(options):
     assert env_count_search.counts(options("--actor.groups", "3")) == [6, 9, 18, 33, 66, 129, 258, 513]
     assert env_count_search.counts(options("--actor.groups", "8")) == [8, 16, 32, 64, 128, 256, 512]
 
 
-def test_a_run_has_what_was_found_and_says_what_was_tried(options, tried, capsys):
+def test_a_run_takes_the_number_found_and_reports_the_others(options, tried, capsys):
     context, _ = prepare(options())
     assert tried == [4, 8, 16, 32, 64, 128] and context.options.num_envs_per_actor == context.memories[0].layout.num_envs == 32
     assert json.loads((context.options.log_folder / "run.json").read_text())["options"]["num_envs_per_actor"] == 32
@@ -58,24 +58,25 @@ def test_a_run_has_what_was_found_and_says_what_was_tried(options, tried, capsys
         "4: 4,000, 8: 8,000, 16: 16,000, 32: 32,000" in capsys.readouterr().err
 
 
-def test_a_number_that_is_given_is_not_tried_out(options, tried):
+def test_a_given_number_is_not_tried(options, tried):
     assert prepare(options("--num_envs_per_actor", "5"))[0].options.num_envs_per_actor == 5 and tried == []
 
 
-def test_after_one_whose_step_takes_long_no_larger_number_is_tried(options, tried, monkeypatch):
+def test_no_larger_number_is_tried_after_a_slow_step(options, tried, monkeypatch):
     monkeypatch.setattr(throughput, "_acting", lambda options, spec, seconds: tried.append(options.num_envs_per_actor) or 0.25)
     assert prepare(options())[0].options.num_envs_per_actor == 4 and tried == [4]
 
 
-def test_numbers_that_the_other_settings_do_not_allow_are_not_tried(options, tried):
+def test_numbers_that_other_options_forbid_are_not_tried(options, tried):
     context, _ = prepare(options("--memory.capacity", "50"))
     assert tried == [4, 8] and context.options.num_envs_per_actor == 8
 
 
-def test_what_is_wrong_for_any_number_is_refused_before_anything_is_tried(options, tried, capsys):
+def test_options_wrong_for_any_number_are_refused_first(options, tried, capsys):
     with pytest.raises(SystemExit) as refused:
         options("--memory.capacity", "10")
-    assert refused.value.code == 2 and tried == [] and "at least 20" in capsys.readouterr().err  # 4 environments of 5 rows
+    # 4 environments of 5 steps
+    assert refused.value.code == 2 and tried == [] and "at least 20" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         options("--num_envs_per_actor", "-1")
     assert "num_envs_per_actor=-1 must be at least 0" in capsys.readouterr().err
@@ -87,7 +88,7 @@ def test_environments_that_cannot_be_played_are_refused(options, monkeypatch):
         prepare(options())
 
 
-def test_a_trial_plays_groups_as_an_actor_does_and_ends_them(options, monkeypatch):
+def test_a_trial_plays_splits_as_an_actor_does_and_closes_them(options, monkeypatch):
     monkeypatch.setattr(env_count_search, "COUNTS", (4, 8))
     made, closed = [], []
     original = throughput.DoubleBufferedEnvs.__init__
@@ -97,8 +98,9 @@ def test_a_trial_plays_groups_as_an_actor_does_and_ends_them(options, monkeypatc
     assert made == [(2, 4), (2, 8)] and closed == [["CartPole-v1"] * 2] * 2 and found in (4, 8)
 
 
-def test_a_run_that_is_continued_keeps_the_number_it_found(options, tried, root, monkeypatch):
-    monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)  # as if the first had ended
+def test_a_resumed_run_keeps_the_number_it_found(options, tried, root, monkeypatch):
+    # as if the first run had ended
+    monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)
     prepare(options())
     words = ["--root", str(root), "--resume", "test_one"]
     assert read_options(words).num_envs_per_actor == read_options([*words, "--num_envs_per_actor", "0"]).num_envs_per_actor == 32
@@ -108,7 +110,7 @@ def test_a_run_that_is_continued_keeps_the_number_it_found(options, tried, root,
         ChildRun(env_count_search.with_count(asked, 16), [], root / "output").check()
 
 
-def test_check_tries_out_too(options, tried, root, monkeypatch, capsys):
+def test_check_tries_numbers_too(options, tried, root, monkeypatch, capsys):
     monkeypatch.setattr(throughput, "measure", lambda *arguments: throughput.StepCosts(1e-3, 8e-4, True, 8, 1))
     assert main([*ROW, "--root", str(root), "--check"]) == 0
     printed = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""docs/options.md says what the dataclasses say."""
+"""docs/options.md agrees with the dataclasses."""
 
 import dataclasses
 import re
@@ -46,18 +46,18 @@ DANGLING = r"(And|Or|Of|That|Those|As|With|Whether|What|How|Until|In|On|By|For|F
 
 
 def without_edited_defaults(text):
-    """The lines of Run are there to be edited: what they say today may differ from the page."""
+    """Remove the defaults of Run, because users edit them."""
     before, heading, rest = text.partition(f"## {RUN}\n")
     lines, end, after = rest.partition("\n## ")
     return before + heading + re.sub(r"(?m)^(\| `\w+` \| (?:[^|\\]|\\.)+\| )[^|]+\|", r"\1|", lines) + end + after
 
 
-def test_the_page_is_what_the_dataclasses_say():
+def test_the_page_agrees_with_the_dataclasses():
     expected = without_edited_defaults(page())
     assert without_edited_defaults(DOCUMENT.read_text()) == expected, "run: python -m utils.config.options_page > docs/options.md"
 
 
-def test_only_the_defaults_of_the_lines_to_edit_may_differ():
+def test_only_the_defaults_of_run_may_differ():
     text = page()
     assert without_edited_defaults(text.replace("| `seed` | int | `1` |", "| `seed` | int | `7` |")) == without_edited_defaults(text)
     for there, other in (("Seed of all random", "Seed of the"), ("| `0.99` |", "| `0.9` |"), ("| `timestamp` |", "| `time` |")):
@@ -65,7 +65,7 @@ def test_only_the_defaults_of_the_lines_to_edit_may_differ():
 
 
 @pytest.mark.parametrize("row", CONFIGS, ids=lambda row: row["name"])
-def test_every_option_of_every_row_stands_on_the_page(row):
+def test_every_option_of_every_config_is_on_the_page(row):
     options, _ = from_row(row)
     described = set(re.findall(r"(?m)^\| `([\w.]+)` \|", DOCUMENT.read_text()))
     assert annotations(options).keys() <= described
@@ -75,12 +75,12 @@ def test_a_meaning_is_the_comment_at_the_end_of_the_fields_line():
     assert comments(Parent) == {"speed": "metres a second", "limit": "of <things>, | apart"}
 
 
-def test_a_meaning_goes_on_in_the_column_below_it():
+def test_a_meaning_continues_in_the_column_below_it():
     assert comments(Long) == {"speed": "Metres a second, measured on a straight road.", "name": "Name."}
 
 
 def every_setting():
-    """Each setting of every Params that the framework has: dotted name, field and meaning."""
+    """Yield the dotted name, field and meaning of each option of every Params in the framework."""
     params = [("", Run), ("", Options), *((f"{group}.", each) for group, each in fixed_groups())]
     params += [(f"{group}.", factory[name].Params) for group, (_, factory) in GROUPS.items() for name in factory]
     params += [("rule.", each) for _, each in RULES.values()]
@@ -97,7 +97,7 @@ def test_every_option_has_a_sentence_that_stands_alone():
     assert not fragments, "\n".join(fragments)
 
 
-def test_every_number_has_a_largest_and_a_smallest_value():
+def test_every_number_has_bounds():
     def is_bounded(field):
         low, high, above = (field.metadata.get(name) for name in ("low", "high", "above"))
         return field.metadata.get("choices") or (high is not None and (low is not None or above is not None))

@@ -106,8 +106,7 @@ class Acting:
 
 @pytest.fixture
 def played():
-    """Return a recurrent agent, its records of 30 unrolls in 3 environments, and these unrolls as a batch of the queue.
-    """
+    """Return a recurrent agent, its records of 30 unrolls in 3 environments, and these unrolls as a batch."""
     play = RandomPlay(3, ENVS, frame_stack=2)
     torch.manual_seed(0)
     agent = Impala(replace(ImpalaParams(), unroll_length=LENGTH, batch_size=1), play.spec, partial(MLPAC, MLPACParams(lstm=8), play.spec))

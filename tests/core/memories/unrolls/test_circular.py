@@ -78,7 +78,7 @@ def test_every_batch_equals_that_of_a_buffer_of_plain_lists(num_batches, times, 
                 assert not uses.keys() & set(found[0])
             uses.update(found[0] if found else [])
             waited += found is None
-            for _ in range(num_batches):  # the plain buffer is told what comes next and decides when
+            for _ in range(num_batches):  # the plain buffer receives what comes next and decides when
                 number, next_ = next_, (next_ + 1) % num_batches
                 batch, left = buffer[number]
                 refilled = not left and ready

@@ -37,7 +37,9 @@ def unrolls_of(window: Window) -> list[tuple[int, int]]:
 
 
 def moved_by(distances: dict, tape: list):
-    """Return a function for current features at the given distances from the stored ones; `tape` records its unrolls.
+    """Return a function that computes current features at the given distances from the stored ones.
+
+    The list `tape` records the unrolls that the function receives.
     """
     def features(window: Window) -> torch.Tensor:
         tape.append(unrolls_of(window))
