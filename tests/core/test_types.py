@@ -80,17 +80,6 @@ def test_the_last_steps_of_an_episode_are_starts():
         assert window.lasts[:, column].int().argmax() == 3 - column
 
 
-def test_a_window_past_a_truncation_keeps_discount_one_and_past_a_termination_zero():
-    play = RandomPlay(5, 1, end=0.3)
-    trajectories = Trajectories(small_layout(play.spec, rows=512, chunk_length=1, num_envs=1))
-    play.play(ChunkWriter(trajectories, 0, WindowSpec(1, (0, 1))), 400)
-    ends = [serial for serial in range(399) if play.rows[0][serial + 1].last]
-    window = trajectories.gather(np.zeros(len(ends), np.int64), np.array(ends), WindowSpec(1, (0, 1)))
-    discounts = window.discounts[0]
-    assert set(discounts.tolist()) == {0.0, 1.0}
-    assert window.lasts[1].all() and not window.lasts[0].any()
-
-
 def test_windows_without_observations_carry_everything_else():
     play = RandomPlay(6, 2)
     trajectories = Trajectories(small_layout(play.spec, rows=32, chunk_length=2, num_envs=2))
