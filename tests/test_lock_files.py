@@ -1,7 +1,4 @@
-"""The lock files pin everything that `make train` and `make test` install, with hashes, except torch.
-
-torch is installed first, by itself.
-"""
+"""The lock files hold everything that make train and make test install, with hashes; torch goes first, by itself."""
 
 import re
 from importlib import metadata
@@ -53,7 +50,7 @@ def test_every_requested_version_is_locked(requirements):
 
 
 @pytest.mark.parametrize("requirements", LOCKS)
-def test_every_requirement_of_requested_packages_is_locked(requirements):
+def test_everything_those_need_is_locked(requirements):
     needs = installed_needs({name for name, _ in requested(requirements)})
     missing = needs - set(locked(LOCKS[requirements])) - {"torch"}
     assert not {name for name in missing if not name.startswith(("nvidia-", "cuda-", "triton"))}, "run `make lock`"
