@@ -1,4 +1,4 @@
-"""The commands that README prints, run word for word in a copy of the project (F41), and TensorBoard as it is documented (F37)."""
+"""The commands of README run as printed in a copy of the project (F41), and TensorBoard is private (F37)."""
 
 import os
 import re

@@ -77,7 +77,7 @@ def in_graphs() -> dict[int, torch.Tensor]:
 @pytest.mark.parametrize(("agents", "name"),
                          [*(("resident", name) for name in AGENTS), *(("staged", name) for name in test_staged_update.AGENTS)])
 def test_no_autograd_graph_survives_its_update(agents, name):
-    """Gradient accumulators belong to the stream of their forward pass, for which no other stream's capture can wait."""
+    """Gradient accumulators belong to the stream of the forward pass; no capture on another stream can wait for it."""
     agent = make_agent(name) if agents == "resident" else test_staged_update.make_agent(name)
     if agents == "resident":
         memory = make_memory(agent)

@@ -44,7 +44,7 @@ def stepping(gradients, sums=False, loss=0.0, **settings):
     return step
 
 
-def test_learners_step_with_the_mean_of_their_gradients_or_where_losses_are_sums_with_the_sum():
+def test_learners_step_with_the_mean_or_sum_of_their_gradients():
     first, second = [(3.0, 1.0)], [(3.0, 7.0)]  # mean (3, 4), sum (6, 8)
     means = together(stepping(first), stepping(second))
     sums = together(stepping(first, sums=True), stepping(second, sums=True))
@@ -53,23 +53,23 @@ def test_learners_step_with_the_mean_of_their_gradients_or_where_losses_are_sums
     assert [weights for *_, weights in means] == [pytest.approx(adam)] * 2
 
 
-def test_gradients_are_clipped_once_they_are_averaged():
+def test_gradients_are_clipped_after_averaging():
     (norm, _, weights), _ = together(stepping([(10.0, 1.0)], clip_value=2.0), stepping([(-10.0, 1.0)], clip_value=2.0))
     assert norm == 1.0 and weights == [0.0, pytest.approx(-0.5)]
 
 
-def test_a_parameter_that_one_learner_has_no_gradient_of_counts_as_zero_there():
+def test_a_missing_gradient_of_one_learner_counts_as_zero():
     both, one = together(stepping([(1.0, 0.0), (4.0, 0.0)]), stepping([(1.0, 0.0), None]))
     assert both == one and both[2] == [pytest.approx(-1 / 2), 0.0, pytest.approx(-2 / 3), 0.0]
 
 
 @pytest.mark.parametrize("gradient, loss", [((float("nan"), 0.0), 0.0), ((float("inf"), 0.0), 0.0), ((1.0, 0.0), float("nan"))])
-def test_what_is_not_finite_for_one_learner_changes_nothing_for_all(gradient, loss):
+def test_a_non_finite_gradient_of_one_learner_skips_all_updates(gradient, loss):
     for _, taken, weights in together(stepping([(1.0, 1.0)]), stepping([gradient], loss=loss), stepping([(1.0, 1.0)])):
         assert not taken and weights == [0.0, 0.0]
 
 
-def test_statistics_are_averaged_among_learners_and_left_as_they_are_by_one():
+def test_statistics_are_averaged_over_learners():
     alone = torch.ones(2)
     assert all_reduce_mean(alone) is alone and num_learners() == 1
     assert in_turn(SingleLearner().run(lambda: all_reduce_mean(alone)))[0] is alone
@@ -77,7 +77,7 @@ def test_statistics_are_averaged_among_learners_and_left_as_they_are_by_one():
     assert found == [(3.0, 3)] * 3 and num_learners() == 1
 
 
-def test_the_variance_of_what_all_learners_saw_is_exact_far_from_zero_too():
+def test_the_joint_variance_is_exact_even_far_from_zero():
     vectors = 300 + 0.1 * torch.randn(2, 500, 3, generator=torch.Generator().manual_seed(0)) + torch.tensor([[[0.0]], [[0.05]]])
 
     def seen(part):
@@ -91,7 +91,7 @@ def test_the_variance_of_what_all_learners_saw_is_exact_far_from_zero_too():
     assert torch.allclose(first[0], of_all.mean(0), rtol=1e-6) and torch.allclose(first[1], of_all.var(0, correction=0), rtol=1e-3)
 
 
-def test_sums_are_taken_in_the_same_order_for_all_and_several_follow_one_another():
+def test_sums_have_the_same_order_for_all_learners():
     values = torch.rand(3, 1_000, generator=torch.Generator().manual_seed(0)) * torch.tensor([[1.0], [1e4], [-1e4]])
 
     def twice(value):
@@ -103,14 +103,14 @@ def test_sums_are_taken_in_the_same_order_for_all_and_several_follow_one_another
     assert torch.allclose(first.double(), 2 * mean, rtol=0, atol=2e-3)
 
 
-def test_news_are_gathered_by_learner():
+def test_status_is_gathered_by_learner():
     turns = Turns(3)
     rows = in_turn(*(turns.join(index, "cpu").gather([index, -index, 2**62 + index]) for index in range(3)))
     assert rows == [[[index, -index, 2**62 + index] for index in range(3)]] * 3
     assert in_turn(SingleLearner().gather([5, 6])) == [[[5, 6]]]
 
 
-def test_who_waits_for_a_learner_that_left_is_told_so():
+def test_waiting_for_a_learner_that_left_is_an_error():
     turns = Turns(2)
     staying, leaving = (turns.join(index, "cpu") for index in range(2))
     running = staying.run(lambda: all_reduce_mean(torch.ones(1)))
@@ -120,6 +120,6 @@ def test_who_waits_for_a_learner_that_left_is_told_so():
         next(running)
 
 
-def test_an_engine_that_brings_no_learners_together_is_an_error_for_the_second():
+def test_a_second_learner_without_a_group_is_an_error():
     with pytest.raises(RuntimeError, match="learner 1 would learn for itself"):
         SingleLearner().join(1, "cpu")

@@ -1,4 +1,4 @@
-"""Two learners on the inline engine: they learn what one learner would from both batches, stay alike, stop and save together."""
+"""Two learners on the inline engine learn what one learner would from both batches, and stop and save together."""
 
 import copy
 import threading
@@ -23,10 +23,11 @@ from utils.factory import EnginesDict, ProcessesDict
 from utils.launch import prepare
 
 TWO = ("--num_learners", "2", "--num_actors", "2", "--learner.compare_period", "1")
-QUIET = {"rainbow": ("--model.noisy", "false", "--agent.eps", "1.5e-4"),  # one learner's noise is not another's; rounding stays small
+# the learners draw different noise; eps keeps rounding errors small
+QUIET = {"rainbow": ("--model.noisy", "false", "--agent.eps", "1.5e-4"),
          "td3": ("--agent.smoothing_scale", "0", "--agent.eps", "1.5e-4"), "sac": ("--agent.eps", "1.5e-4")}
 ON_DEVICE = "on the learner's device"
-COMPARABLE = [name for name in RUNS if name != ON_DEVICE]  # which has a test of its own
+COMPARABLE = [name for name in RUNS if name != ON_DEVICE]  # the device replay has a test of its own
 
 
 class Learnt(NamedTuple):
@@ -68,14 +69,15 @@ def joined(first: Batch, second: Batch) -> Batch:
 
 
 @pytest.mark.parametrize("name", COMPARABLE)
-def test_two_learners_learn_what_one_does_from_both_their_batches(tmp_path, learnt, monkeypatch, name):
-    monkeypatch.setattr(torch, "randn_like", lambda means: (3 * means.detach()).sin())  # SAC draws for every loss: of a row always the same
+def test_two_learners_learn_what_one_does_from_both_batches(tmp_path, learnt, monkeypatch, name):
+    # SAC draws noise for every loss: make it a function of the step
+    monkeypatch.setattr(torch, "randn_like", lambda means: (3 * means.detach()).sin())
     follow = ("--agent.target_update", "2") if hasattr(read_options(RUNS[name]).agent, "target_update") else ()
     context = train(tmp_path, *RUNS[name], *TWO, *QUIET.get(name, ()), *follow, "--steps", "300")
     first, second = learnt
     assert len(first.batches) == len(second.batches) == context.clock.updates >= 3
     assert context.clock.sampled == sum(samples(first.agent.params, batch.window) for batch in (*first.batches, *second.batches))
-    if context.options.memory_type == "queue":  # every step once
+    if context.options.memory_type == "queue":  # every step is used once
         assert 0.5 * context.clock.inserted < context.clock.sampled <= context.clock.inserted
     assert not differences(first.initial, second.initial) and not differences(first.agent.state_dict(), second.agent.state_dict())
     twin = context.make_agent()
@@ -85,7 +87,7 @@ def test_two_learners_learn_what_one_does_from_both_their_batches(tmp_path, lear
     assert distance(first.agent, twin.state_dict()) < 1e-6 < distance(first.agent, first.initial) / 100
 
 
-def test_two_learners_with_rows_on_their_devices_learn_what_one_does_from_both_their_batches(tmp_path, monkeypatch):
+def test_two_learners_with_device_replay_learn_what_one_does(tmp_path, monkeypatch):
     class Noted(learner_setup.GraphedDeviceUpdate):
         def __init__(self, agent, memory, *arguments, **settings):
             super().__init__(agent, memory, *arguments, **settings)
@@ -107,18 +109,19 @@ def test_two_learners_with_rows_on_their_devices_learn_what_one_does_from_both_t
     assert distance(first.agent, twin.state_dict()) < 1e-6 < distance(first.agent, first.initial) / 100
 
 
-def test_every_learner_has_actors_and_rows_of_its_own(tmp_path, learnt):
+def test_every_learner_has_its_own_actors_and_steps(tmp_path, learnt):
     context = train(tmp_path, *CARTPOLE, "--num_learners", "2", "--num_actors", "3", "--steps", "300")
     assert [memory.layout.num_actors for memory in context.memories] == [2, 1]
     memory, other = context.memories
     assert [context.memory_of(actor) for actor in range(3)] == [(memory, 0), (other, 0), (memory, 1)]
     assert all(memory.trajectories.written().all() for memory in context.memories)
-    assert 0 <= (context.clock.inserted - 100) * 8 - context.clock.sampled < 2 * 16  # the ratio is that of all learners together, and exact
+    # the ratio holds exactly, for all learners together
+    assert 0 <= (context.clock.inserted - 100) * 8 - context.clock.sampled < 2 * 16
     first, second = (each.batches[0].window for each in learnt)
     assert first.observations.shape == second.observations.shape and not torch.equal(first.observations, second.observations)
 
 
-def test_an_actor_that_comes_when_the_learners_are_behind_still_gives_its_own_learner_the_first_rows(tmp_path, monkeypatch):
+def test_a_late_actor_still_gives_its_learner_the_first_steps(tmp_path, monkeypatch):
     def late(self, key):
         if key != ("actor", 1):
             return advance(self, key)
@@ -133,15 +136,17 @@ def test_an_actor_that_comes_when_the_learners_are_behind_still_gives_its_own_le
     assert all(memory.trajectories.written().all() for memory in context.memories) and context.clock.updates > 20
 
 
-def test_what_two_learners_do_is_the_same_for_a_seed(tmp_path):
+def test_two_learners_are_reproducible_for_a_seed(tmp_path):
     noisy = (*RUNS["rainbow"], *TWO, "--steps", "150")
     first, second = (saved(train(tmp_path / name, *noisy)) for name in ("a", "b"))
     assert not differences(first, second)
-    assert not torch.equal(first["learner"]["torch_rng"], first["learner_1"]["torch_rng"])  # the noise of each is its own
+    # each learner draws its own noise
+    assert not torch.equal(first["learner"]["torch_rng"], first["learner_1"]["torch_rng"])
 
 
-def test_a_resumed_run_of_two_learners_equals_the_run_that_was_not_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)  # as if the first had ended
+def test_a_resumed_run_of_two_learners_equals_an_uninterrupted(tmp_path, monkeypatch):
+    # as if the first had ended
+    monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)
     exact = (*RUNS["prioritized"], *TWO, "--learner.checkpoint_replay", "true", "--timestamp", "one")
     straight = saved(train(tmp_path / "straight", *exact, "--learner.checkpoint_steps", "150", "--steps", "250"))
     train(tmp_path / "halves", *exact, "--steps", "150")
@@ -150,7 +155,7 @@ def test_a_resumed_run_of_two_learners_equals_the_run_that_was_not_stopped(tmp_p
         assert not differences(straight[name] | {"version": 0}, resumed[name] | {"version": 0}), name
 
 
-def test_with_its_replay_a_run_goes_on_with_as_many_learners_and_without_it_with_any(tmp_path, monkeypatch, capsys):
+def test_only_without_its_replay_a_run_resumes_with_any_learners(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)
     train(tmp_path, *CARTPOLE, *TWO, "--learner.checkpoint_replay", "true", "--timestamp", "one", "--steps", "120")
     train(tmp_path, *CARTPOLE, *TWO, "--timestamp", "two", "--steps", "120")
@@ -169,11 +174,11 @@ def launch(root, *arguments) -> tuple[int, Context]:
     return agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, options.num_actors, options.num_learners), context
 
 
-def test_learners_that_are_not_alike_end_the_run_by_name_and_save_nothing(tmp_path, monkeypatch, capsys):
+def test_learners_out_of_sync_end_the_run_and_save_nothing(tmp_path, monkeypatch, capsys):
     def drifting(self, batch):
         output = self._agent.learn(batch)
         drift[self] = drift.get(self, len(drift)) + 1
-        if drift[self] == 3:  # the one that learns last has a smaller count
+        if drift[self] == 3:  # the learner that learns last has a smaller count
             next(self._agent.model.parameters()).data.view(-1)[0] += 1e-3
         return output
 
@@ -186,7 +191,7 @@ def test_learners_that_are_not_alike_end_the_run_by_name_and_save_nothing(tmp_pa
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-def test_a_learner_that_fails_ends_the_run_and_the_other_one_saves(tmp_path, monkeypatch, learnt, broken):
+def test_if_a_learner_fails_the_other_one_saves(tmp_path, monkeypatch, learnt, broken):
     recorded = learner_setup.EagerUpdates.__call__
 
     def failing(self, batch):
@@ -202,7 +207,7 @@ def test_a_learner_that_fails_ends_the_run_and_the_other_one_saves(tmp_path, mon
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-def test_what_is_saved_is_of_whole_updates_when_a_learner_fails_within_one(tmp_path, monkeypatch, broken):
+def test_a_learner_that_fails_in_an_update_leaves_whole_updates(tmp_path, monkeypatch, broken):
     def failing(self, step, wanted):
         agents.setdefault(id(self), self)
         if list(agents).index(id(self)) == broken and self._updates.made == 5:

@@ -67,7 +67,7 @@ def test_batches_arrive_in_the_order_they_were_drawn(prefetch, depth):
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_at_first_one_batch_is_drawn_ahead(prefetch, depth):
+def test_one_batch_is_drawn_ahead_at_first(prefetch, depth):
     tape = Tape()
     prefetcher = prefetch(tape, depth=depth)
     settle(tape, 1)
@@ -101,7 +101,7 @@ def test_only_the_prefetching_thread_uses_the_memory(prefetch):
     assert len(tape.threads) == 1 and threading.get_ident() not in tape.threads
 
 
-def test_updates_given_while_paused_come_before_the_first_draw_after_it(prefetch):
+def test_updates_while_paused_precede_the_next_draw(prefetch):
     tape = Tape()
     prefetcher = prefetch(tape, depth=2)
     settle(tape, 1)
@@ -224,13 +224,13 @@ def until(condition) -> None:
 
 
 def grown(prefetcher, tape, depth: int) -> None:
-    """A learner that is faster than the draws until the depth has grown so far."""
+    """Get batches faster than they are drawn until the depth has grown to `depth`."""
     tape.seconds = 0.005
     until(lambda: prefetcher.get(5) and depth_of(prefetcher) == depth)
     tape.seconds = 0.0
 
 
-def test_draws_slower_than_the_learner_are_prepared_further_ahead_but_never_beyond_the_most(prefetch):
+def test_slow_draws_increase_the_depth_up_to_its_maximum(prefetch):
     tape = Slow()
     prefetcher = prefetch(tape, depth=3)
     depths = []
@@ -243,28 +243,28 @@ def test_draws_slower_than_the_learner_are_prepared_further_ahead_but_never_beyo
     assert [prefetcher.get(5) for _ in range(3)] == [ahead - 2, ahead - 1, ahead]
 
 
-def test_batches_that_are_always_ready_are_prepared_less_far_ahead_down_to_one(prefetch, monkeypatch):
+def test_ready_batches_decrease_the_depth_down_to_one(prefetch, monkeypatch):
     monkeypatch.setattr("core.learning.prefetcher.SMOOTH_GETS", 5)
     tape = Slow()
     prefetcher = prefetch(tape, depth=3)
     grown(prefetcher, tape, 3)
-    monkeypatch.setattr("core.learning.prefetcher.LONG_WAIT", 5.0)  # this machine may be busy
+    monkeypatch.setattr("core.learning.prefetcher.LONG_WAIT", 5.0)  # because this machine may be busy
     depths = []
     for _ in range(20):
         prefetcher.get(5)
         depths.append(depth_of(prefetcher))
     assert depths == [3] * 4 + [2] * 5 + [1] * 11
     time.sleep(0.05)
-    assert tape.drawn == prefetcher.get(5)  # one was ready
+    assert tape.drawn == prefetcher.get(5)  # one batch was ready
 
 
-def test_one_long_wait_starts_the_count_of_ready_batches_again(prefetch, monkeypatch):
+def test_one_long_wait_restarts_the_count_of_ready_batches(prefetch, monkeypatch):
     monkeypatch.setattr("core.learning.prefetcher.SMOOTH_GETS", 5)
     tape = Slow()
     prefetcher = prefetch(tape, depth=2)
     grown(prefetcher, tape, 2)
     for waits in ([5.0] * 4, [-1.0], [5.0] * 4):
-        for wait in waits:  # no wait is long, or every one is
+        for wait in waits:  # no wait counts as long, or every wait does
             monkeypatch.setattr("core.learning.prefetcher.LONG_WAIT", wait)
             prefetcher.get(5)
         assert depth_of(prefetcher) == 2
@@ -273,7 +273,7 @@ def test_one_long_wait_starts_the_count_of_ready_batches_again(prefetch, monkeyp
 
 
 @pytest.mark.parametrize("nothings", [1, 3])
-def test_waiting_for_rows_makes_no_difference(prefetch, monkeypatch, nothings):
+def test_waiting_for_steps_does_not_change_the_depth(prefetch, monkeypatch, nothings):
     monkeypatch.setattr("core.learning.prefetcher.SMOOTH_GETS", 5)
     tape = Slow(nothings=nothings)
     prefetcher = prefetch(tape, depth=3)
@@ -281,7 +281,7 @@ def test_waiting_for_rows_makes_no_difference(prefetch, monkeypatch, nothings):
         assert prefetcher.get(5) == number + 1 and depth_of(prefetcher) == 1
 
 
-def test_waiting_for_rows_makes_no_difference_also_where_several_batches_are_ready(prefetch, monkeypatch):
+def test_waiting_for_steps_with_ready_batches_keeps_the_depth(prefetch, monkeypatch):
     monkeypatch.setattr("core.learning.prefetcher.SMOOTH_GETS", 1_000)
     tape = Slow()
     prefetcher = prefetch(tape, depth=3)
@@ -291,37 +291,38 @@ def test_waiting_for_rows_makes_no_difference_also_where_several_batches_are_rea
     for _ in range(5):
         until(lambda: len(prefetcher._batches) == 2)
         prefetcher.get(5)
-        until(lambda: tape.said or len(prefetcher._batches) == 2)  # no rows for the next draw, found while another batch is ready
+        # no steps for the next draw while another batch is ready
+        until(lambda: tape.said or len(prefetcher._batches) == 2)
         prefetcher.get(5), prefetcher.get(5)
         assert depth_of(prefetcher) == 2
 
 
-def test_waiting_for_rows_neither_raises_nor_lowers_the_depth(prefetch, monkeypatch):
+def test_waiting_for_steps_neither_raises_nor_lowers_the_depth(prefetch, monkeypatch):
     monkeypatch.setattr("core.learning.prefetcher.SMOOTH_GETS", 5)
     tape = Slow()
     prefetcher = prefetch(tape, depth=3)
     grown(prefetcher, tape, 2)
     tape.nothings = 1
     monkeypatch.setattr("core.learning.prefetcher.LONG_WAIT", 5.0)
-    assert all(prefetcher.get(5) for _ in range(3))  # at most so many were drawn before there were no rows
+    assert all(prefetcher.get(5) for _ in range(3))  # so many were drawn at most before there were no steps
     monkeypatch.setattr("core.learning.prefetcher.LONG_WAIT", -1.0)
     assert all(prefetcher.get(5) and depth_of(prefetcher) == 2 for _ in range(10))
     tape.nothings = 0
     assert all(prefetcher.get(5) for _ in range(5)) and depth_of(prefetcher) == 3
 
 
-def test_statistics_tell_the_depth_and_the_mean_wait_since_they_were_last_told(prefetch):
+def test_statistics_report_depth_and_mean_wait_since_last_call(prefetch):
     tape = Slow(seconds=0.06)
     prefetcher = prefetch(tape, depth=1)
     for _ in range(3):
-        until(lambda: prefetcher.get(0.005) is not None)  # most of the waiting ends in time-outs
+        until(lambda: prefetcher.get(0.005) is not None)  # most waits end in time-outs
     told = prefetcher.statistics()
     assert told.keys() == {"prefetch_depth", "prefetch_wait_ms"}
     assert told["prefetch_depth"] == 1 and 10 < told["prefetch_wait_ms"] < 5_000
     assert prefetcher.statistics() == {"prefetch_depth": 1, "prefetch_wait_ms": 0}
 
 
-def test_without_a_thread_nothing_is_ever_kept_ready(prefetch):
+def test_without_a_thread_no_batch_is_kept_ready(prefetch):
     prefetcher = prefetch(Tape(), depth=0)
     prefetcher.get(0)
     assert prefetcher.statistics() == {"prefetch_depth": 0, "prefetch_wait_ms": 0}
