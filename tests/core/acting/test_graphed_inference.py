@@ -96,7 +96,7 @@ def test_static_inference_reads_no_value_and_keeps_its_shapes(name, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ACTING)
-def test_static_tensors_are_no_inference_tensors_or_gradients(name, monkeypatch):
+def test_static_tensors_are_made_outside_inference_mode(name, monkeypatch):
     """`act` runs in inference mode, but tensors that a captured graph keeps of its generator must not be made in it."""
     calls, call = [], StaticInputs._call
 

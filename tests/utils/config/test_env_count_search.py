@@ -23,7 +23,7 @@ def options(root):
 
 @pytest.fixture
 def tried(monkeypatch):
-    """Record the numbers tried; an actor's step time is constant up to 32 environments and no faster beyond."""
+    """Record the numbers tried; agent steps a second grow with the environments up to 32 and not beyond."""
     found = []
 
     def acting(options, spec, seconds):
