@@ -209,7 +209,7 @@ def load_torchrl() -> None:
     """
     package = find_spec("torchrl")
     if package is None:
-        raise ModuleNotFoundError("torchrl is missing: pip install -r requirements-bench.txt")
+        raise ModuleNotFoundError("torchrl is not installed. Run: pip install -e '.[bench]'")
     folder = Path(package.submodule_search_locations[0])
     try:
         module_from_spec(spec_from_file_location("_torchrl", next(folder.glob("_torchrl*.so"))))
