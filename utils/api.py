@@ -197,8 +197,9 @@ def _options_of(file: Path, metadata: Mapping[str, Any]) -> Options:
             saved = run.options
     if saved is None:
         raise ConfigurationError(
-            [f"model file {file} does not say what it is, and there is no {file.absolute().parent.parent / 'logs' / signature}/"
-                       f"{run_registry.RUN_FILE}: put the run's log folder there"], BAD_CHECKPOINT)
+            [f"model file {file} does not say what it is, and there is no "
+             f"{file.absolute().parent.parent / 'logs' / signature / run_registry.RUN_FILE}: put the run's log folder there"],
+            BAD_CHECKPOINT)
     row = {"name": str(saved.get("config")), **{name: str(saved.get(name)) for name in CHOICES}}
     options, problems = from_row(row)
     if problems:
@@ -266,7 +267,8 @@ class Policy:
         array, shape, dtype = np.asarray(observation), self.spec.observation_shape, np.dtype(self.spec.frame.dtype)
         single = array.shape == shape
         if (not single and array.shape[1:] != shape) or not array.size:
-            raise ValueError(f"observation is {list(array.shape)}, expected {list(shape)} or several, [N, {', '.join(map(str, shape))}]")
+            several = f"[N, {', '.join(map(str, shape))}]"
+            raise ValueError(f"observation is {list(array.shape)}, expected {list(shape)} or several, {several}")
         if array.dtype.kind not in "fiub" or (dtype == np.uint8 and array.dtype != np.uint8):
             raise ValueError(f"observation is {array.dtype}, expected {dtype}")
         return np.ascontiguousarray(array[None] if single else array, dtype), single

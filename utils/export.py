@@ -1,7 +1,7 @@
 """Export the acting network of a model file to ONNX: python -m utils.export models/<signature>.pth.
 
-- Inputs: `observation` [N, ...] in its stored dtype; for R2D2 also `previous_action` and `reward`; for recurrent networks
-  `state_0`, ..., which are zeros at the start of an episode. N may be any number.
+- Inputs: `observation` [N, ...] in its stored dtype; for R2D2 also `previous_action` and `reward`; for recurrent
+  networks `state_0`, ..., which are zeros at the start of an episode. N may be any number.
 - Outputs: the greedy `action` [N, ...] of the action space; `values`, or `logits` and `value`, from which the action
   follows; for recurrent networks `next_state_0`, `next_state_1`, ...
 - onnxruntime runs the file, and its outputs are compared with torch's, before the file takes its final name.
@@ -187,7 +187,8 @@ def main(arguments: Sequence[str]) -> int:
         for problem in refused.problems:
             print(f"error: {problem}", file=sys.stderr)
         return refused.code
-    print(f"{path}: {', '.join(network.inputs)} -> {', '.join(network.outputs)}; onnxruntime gives the same outputs as torch")
+    names = f"{', '.join(network.inputs)} -> {', '.join(network.outputs)}"
+    print(f"{path}: {names}; onnxruntime gives the same outputs as torch")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The commands that README and docs/running.md print, run word for word in a copy of the project (F41), and TensorBoard as it is documented (F37)."""
+"""The commands of README and docs/running.md, run word for word in a copy (F41), and TensorBoard as documented (F37)."""
 
 import os
 import re
@@ -28,8 +28,8 @@ case "$1 $2" in
 esac
 """
 EXTRAS = ("minatar", "mujoco", "video")
-NOTED = ["-m pytest -n 2 --dist loadfile", "-m ruff check .", "-m mypy", "-m codespell_lib", "-m benchmarks.speed", "-m benchmarks.onpolicy",
-         *(f"-m pip install -e .[{extra}]" for extra in EXTRAS)]
+NOTED = ["-m pytest -n 2 --dist loadfile", "-m ruff check .", "-m mypy", "-m codespell_lib", "-m benchmarks.speed",
+         "-m benchmarks.onpolicy", *(f"-m pip install -e .[{extra}]" for extra in EXTRAS)]
 
 
 @pytest.fixture(scope="module")

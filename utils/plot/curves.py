@@ -1,4 +1,4 @@
-"""Read curves of runs, a metric against agent steps and seconds, from metrics.jsonl or from CSV files (docs/results)."""
+"""Read curves of runs, a metric against agent steps and seconds, from metrics.jsonl or CSV files (docs/results)."""
 
 import csv
 import json
@@ -97,7 +97,7 @@ def usable(sources: Sequence[Path], metrics: Sequence[str]) -> tuple[list[Run], 
 
 
 def read_curve(path: Path, metric: str = SCORE) -> Curve:
-    """Return one metric of a metrics.jsonl, which a run may still be writing; an empty curve if there are no points yet."""
+    """Return one metric of a metrics.jsonl, which a run may still be writing; an empty curve if there are no points."""
     return _curve(read_lines(path), metric)
 
 
@@ -116,7 +116,7 @@ def reached(path: Path) -> int:
 
 
 def until(curve: Curve, steps: float | None) -> Curve:
-    """Return the points up to this many steps, including the first evaluation after them. If None, return all points."""
+    """Return the points up to `steps`, including the first evaluation after them. If None, return all points."""
     if not steps or curve.steps.size == 0:
         return curve
     end = max(OVERSHOOT * steps, min(curve.steps[curve.steps >= steps], default=0))
@@ -155,8 +155,9 @@ def _read_csv(path: Path, metrics: Sequence[str]) -> list[Run]:
         with path.open(newline="") as file:
             reader = csv.DictReader(file)
             if missing := [name for name in POINT if name not in (reader.fieldnames or ())]:
-                raise NoCurves(f"{path} holds no curves, it has no column {' or '.join(missing)}: name log folders, or CSV files of --csv",
-                               "no curves")
+                columns = " or ".join(missing)
+                raise NoCurves(
+                    f"{path} holds no curves, it has no column {columns}: name log folders, or CSV files of --csv", "no curves")
             lines = [(row["run"], _csv_line(row)) for row in reader]
     except OSError as error:
         raise ConfigurationError([f"{path} cannot be read: {error.strerror}"]) from None

@@ -132,7 +132,8 @@ def _parts(options: Options, spec: EnvSpec, agent: Agent) -> list[tuple[str, str
         f"actions {_array(spec.action.array)} in {spec.action.low.min():g} .. {spec.action.high.max():g}"
     return [
         ("environment", f"{spec.name}: observations {_array(ArraySpec(spec.observation_shape, spec.frame.dtype))}, {actions}, "
-                        f"frames per step: {spec.frames_per_step}; {options.num_actors} x {options.num_envs_per_actor} environments"),
+                        f"frames per step: {spec.frames_per_step}; "
+                        f"{options.num_actors} x {options.num_envs_per_actor} environments"),
         ("step", ", ".join(f"{name} {_array(array)}" for name, array in layout.fields.items())),
         ("recurrent state", ", ".join(map(_array, layout.states)) or "none"),
         ("network", f"{options.model_type} on {options.device}: {parameters:,} parameters"),
@@ -192,7 +193,8 @@ def _speed(options: Options, agent: Agent, seconds: float, pace: Pace) -> tuple[
     if not costs.sound:
         raise ValueError("the loss of the first updates was not finite, so they changed nothing")
     rate = throughput.steps_per_second(options, costs, agent.samples_per_window)
-    text = (f"{1 / costs.act:,.0f} agent steps/s an actor, {1 / costs.update:,.1f} updates/s with {costs.threads} of {costs.cores} cores\n"
+    text = (f"{1 / costs.act:,.0f} agent steps/s an actor, "
+            f"{1 / costs.update:,.1f} updates/s with {costs.threads} of {costs.cores} cores\n"
             f"estimate: {rate:,.0f} agent steps/s, if nothing is lost between processes and nothing else runs here\n"
             f"{_budget(options, costs, rate, agent)}")
     return text, []
@@ -213,6 +215,7 @@ def _budget(options: Options, costs: throughput.StepCosts, rate: float, agent: A
     if options.seconds is not None:
         times["as asked"] = options.seconds
     if not times:
-        return f"no steps, updates or seconds say when to stop; a million agent steps take about {duration(seconds_of(1e6))}"
+        million = duration(seconds_of(1e6))
+        return f"no steps, updates or seconds say when to stop; a million agent steps take about {million}"
     budget, shortest = min(times.items(), key=lambda item: item[1])
     return f"time to the budget: about {duration(shortest)} ({budget})"

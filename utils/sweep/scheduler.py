@@ -55,8 +55,8 @@ class SignalForwarder:
 class Runner:
     """Run all runs, `jobs` at a time, each on its share of the cores.
 
-    Complete runs are not repeated, interrupted ones are resumed, and a run that fails does not stop the others. SIGINT and
-    SIGTERM make every run save and end.
+    Complete runs are not repeated, interrupted ones are resumed, and a run that fails does not stop the others. SIGINT
+    and SIGTERM make every run save and end.
 
     Raises:
         ConfigurationError: there are more jobs than cores, or a run exists with other options.

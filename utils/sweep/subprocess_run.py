@@ -42,7 +42,8 @@ def options_of(config: str, words: Sequence[str], machine: str, root: str) -> Op
         raise ConfigurationError([f"{config}: {problem}" for problem in refused.problems], refused.code) from None
     if all(getattr(options, name) is None for name in STOPS):
         raise ConfigurationError(
-            [f"{config}: nothing says when its runs are done; give --{', --'.join(STOPS)} after --, as -- --steps 100000"])
+            [f"{config}: nothing says when its runs are done; give --{', --'.join(STOPS)} after --, "
+             "as -- --steps 100000"])
     return options
 
 
@@ -62,10 +63,10 @@ class ChildRun:
         self.process: subprocess.Popen[bytes] | None = None
         self._interrupted = 0
 
-    # state --------------------------------------------------------------------------------------------------------------
+    # state ----------------------------------------------------------------------------------------------------------
     @property
     def exit_code(self) -> int | None:
-        """Return the exit code of the last start, negative for a signal; None while the run is active or was never started."""
+        """Return the exit code of the last start, negative for a signal; None if the run is active or never started."""
         if self.process is not None:
             return self.process.poll()
         saved = run_registry.read(self.options.log_folder)
@@ -106,7 +107,7 @@ class ChildRun:
             os.close(folder)
         return False
 
-    # control ------------------------------------------------------------------------------------------------------------
+    # control --------------------------------------------------------------------------------------------------------
     def start(self, cores: Collection[int]) -> None:
         """Train on these cores from the newest checkpoint. The run saves and ends if this process dies.
 

@@ -53,9 +53,9 @@ class Study:
         self._seed, self._interrupts = seed, SignalForwarder(())
         self._check_definition({"config": template.config, "words": self._words, "seed": seed, "ranges": {part.name: part.text for part in ranges}})
 
-    # trials -------------------------------------------------------------------------------------------------------------
+    # trials ---------------------------------------------------------------------------------------------------------
     def run(self, trials: int) -> int:
-        """Run until this many trials are finished; return 0, or 128 plus the number of the signal that ended the study."""
+        """Run until this many trials are finished; return 0, or 128 plus the number of the signal that ended it."""
         with self._interrupts:
             states = self._optuna.trial.TrialState
             for unfinished in self._study.get_trials(states=(states.RUNNING,)):
@@ -114,8 +114,8 @@ class Study:
     def _scores(self, run: ChildRun) -> dict[int, float]:
         """Return the trial's score after each of its evaluations; the last one is the score of the trial.
 
-        A score is the late score of the curve up to that evaluation. Keys count evaluation periods, so that trials can be
-        compared. Of several evaluations in one period the last one counts.
+        A score is the late score of the curve up to that evaluation. Keys count evaluation periods, so that trials can
+        be compared. Of several evaluations in one period the last one counts.
         """
         curve, period = until(read_curve(run.options.log_folder / METRICS), self._template.steps), run.options.evaluator.steps
         return {int(step // period): late_score(Curve(*(column[:count] for column in curve)), self._template.steps)
@@ -142,7 +142,7 @@ class Study:
         outcome = ", ".join(part for part in ("" if score is None else f"score {score:.2f}", remark) if part)
         print(f"trial {trial.number}: {settings}: {outcome}", flush=True)
 
-    # results ------------------------------------------------------------------------------------------------------------
+    # results --------------------------------------------------------------------------------------------------------
     @property
     def trials(self) -> list[Any]:
         """Return optuna's trials, in order."""
@@ -155,7 +155,7 @@ class Study:
 
     @property
     def best(self) -> Any:
-        """Return the complete trial with the highest score, or None. Pruned trials do not compete: they made fewer steps."""
+        """Return the complete trial with the highest score, or None. Pruned trials made fewer steps and do not compete."""
         complete = [trial for trial in self.trials if trial.state.name == "COMPLETE"]
         return max(complete, key=lambda trial: trial.value, default=None)
 
@@ -186,7 +186,7 @@ class Study:
         figure = figures.draw_trials({part.name: part.kind == "log" for part in self._ranges}, trials, f"trials of {self._template.config}")
         return figures.save(figure, self._folder / "trials", ["png"])[0]
 
-    # the study ----------------------------------------------------------------------------------------------------------
+    # the study ------------------------------------------------------------------------------------------------------
     def _distribution(self, part: Range) -> Any:
         distributions = self._optuna.distributions
         if part.kind == "choice":
