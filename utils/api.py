@@ -198,8 +198,8 @@ def _options_of(file: Path, metadata: Mapping[str, Any]) -> Options:
     if saved is None:
         raise ConfigurationError(
             [f"model file {file} does not say what it is, and there is no "
-             f"{file.absolute().parent.parent / 'logs' / signature / run_registry.RUN_FILE}: put the run's log folder there"],
-            BAD_CHECKPOINT)
+             f"{file.absolute().parent.parent / 'logs' / signature / run_registry.RUN_FILE}: "
+             "put the run's log folder there"], BAD_CHECKPOINT)
     row = {"name": str(saved.get("config")), **{name: str(saved.get(name)) for name in CHOICES}}
     options, problems = from_row(row)
     if problems:

@@ -44,14 +44,16 @@ class Study:
                  seed: int):
         self._optuna = library()
         self._template, self._words, self._ranges, self._folder = template, list(words), ranges, folder
-        journal = _without_partial_line(folder.resolve() / "study.log")  # Resolved, because optuna's lock links to it.
+        journal = _without_partial_line(folder.resolve() / "study.log")  # optuna's lock is a link to this path.
         storage = self._optuna.storages.JournalStorage(self._optuna.storages.journal.JournalFileBackend(str(journal)))
         self._study = self._optuna.create_study(study_name=folder.name, storage=storage, load_if_exists=True, direction="maximize",
                                                 pruner=self._optuna.pruners.MedianPruner(startup, warmup))
         num_trials = len(self._study.get_trials(deepcopy=False))  # In the seed, so that a later start draws other values.
         self._study.sampler = self._optuna.samplers.TPESampler(n_startup_trials=startup, seed=seed + num_trials)
         self._seed, self._interrupts = seed, SignalForwarder(())
-        self._check_definition({"config": template.config, "words": self._words, "seed": seed, "ranges": {part.name: part.text for part in ranges}})
+        self._check_definition({
+            "config": template.config, "words": self._words, "seed": seed,
+            "ranges": {part.name: part.text for part in ranges}})
 
     # trials ---------------------------------------------------------------------------------------------------------
     def run(self, trials: int) -> int:
@@ -155,7 +157,7 @@ class Study:
 
     @property
     def best(self) -> Any:
-        """Return the complete trial with the highest score, or None. Pruned trials made fewer steps and do not compete."""
+        """Return the complete trial of the highest score, or None; pruned trials made fewer steps and do not compete."""
         complete = [trial for trial in self.trials if trial.state.name == "COMPLETE"]
         return max(complete, key=lambda trial: trial.value, default=None)
 
