@@ -7,7 +7,7 @@ FROM python:3.11-slim
 RUN apt-get update && apt-get install --yes --no-install-recommends make && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /work
-COPY Makefile requirements* ./
+COPY Makefile pyproject.toml requirements*.lock ./
 RUN make .venv/.installed-dev
 COPY . .
 

@@ -1,84 +1,89 @@
-# Every target sets up .venv by itself and again when its requirements change. Another interpreter: make train PYTHON=python3.12
+# Every target creates .venv, and updates .venv when its requirements change. Another interpreter: make train PYTHON=python3.12
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 LOCKED := $(PIP) --require-hashes -r
-TORCH := $(shell grep '^torch==' requirements.txt)
+TORCH := $(shell grep -o 'torch==[0-9.]*' pyproject.toml | head -1)
 TORCH_NEEDS := filelock fsspec jinja2 networkx setuptools sympy typing-extensions
 
 .DEFAULT_GOAL := help
-.PHONY: help train test learn test-faults test-ray soak lint results-quick bench bench-ray history sampling control gpu tensorboard lock clean
+.PHONY: help train test coverage learn test-faults test-ray soak lint results-quick bench bench-ray history sampling control gpu tensorboard lock clean
 
-help:            ## this list
+help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
-train: $(VENV)/.installed       ## train what the lines of utils/options.py say; ARGS="--config dqn-cartpole" overrides them
+train: $(VENV)/.installed       ## train what utils/options.py says; ARGS="--config dqn-cartpole" overrides it
 	$(RUN) main.py $(ARGS)
 
-test: $(VENV)/.installed-dev    ## all tests, two files at a time; ARGS="tests/utils -x" goes to pytest
+test: $(VENV)/.installed-dev    ## run all tests, two files at a time; ARGS="tests/utils -x" goes to pytest
 	$(RUN) -m pytest -n 2 --dist loadfile $(ARGS)
 
-test-ray: $(VENV)/.installed-dev ## the Ray engine on clusters of several nodes, losing some of them: ten minutes
+coverage: $(VENV)/.installed-dev ## run all tests and report the lines that they do not reach
+	$(RUN) -m pytest -n 2 --dist loadfile --cov --cov-report term $(ARGS)
+
+test-ray: $(VENV)/.installed-dev ## test the Ray engine on clusters of several nodes, some of which are killed: ten minutes
 	$(RUN) -m pytest tests/reliability/test_ray.py -m cluster $(ARGS)
 
-test-faults: $(VENV)/.installed-dev ## the rows of docs/reliability.md that take minutes
+test-faults: $(VENV)/.installed-dev ## test the faults of docs/reliability.md that take minutes
 	$(RUN) -m pytest tests/reliability -m faults $(ARGS)
 
-soak: $(VENV)/.installed-dev    ## two runs of half an hour in which processes are killed; results in docs/results
+soak: $(VENV)/.installed-dev    ## kill processes of two runs for half an hour each; results in docs/results
 	$(RUN) -m benchmarks.soak --victim others $(ARGS)
 	$(RUN) -m benchmarks.soak --victim learner $(ARGS)
 
-learn: $(VENV)/.installed-dev   ## tests that train for minutes
+learn: $(VENV)/.installed-dev   ## run the tests that train for minutes
 	$(RUN) -m pytest -m learn $(ARGS)
 
-lint: $(VENV)/.installed-dev    ## ruff and mypy
+lint: $(VENV)/.installed-dev    ## check style, types, spelling and docstrings
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
+	$(RUN) -m codespell_lib
 
-results-quick: $(VENV)/.installed-plots ## the smallest results again, three seeds each, with table and curves: six minutes with ARGS="--jobs 2"
+results-quick: $(VENV)/.installed-plots ## repeat the smallest results, three seeds each, with table and curves: six minutes with ARGS="--jobs 2"
 	$(RUN) -m utils.sweep --name results-quick --configs dqn-cartpole impala-cartpole impala-lstm-recall --seeds 1 2 3 $(ARGS)
 	$(RUN) -m utils.plot logs/results-quick_*-cartpole-* --x steps time --output logs/results-quick/cartpole
 	$(RUN) -m utils.plot logs/results-quick_*-recall-* --x steps time --output logs/results-quick/recall
 
-bench: $(VENV)/.installed-bench ## speed against stable-baselines3 and against this machine's ceiling, side by side: half an hour
+bench: $(VENV)/.installed-bench ## compare speed with stable-baselines3 and with this machine's ceiling: half an hour
 	$(RUN) -m benchmarks.speed $(ARGS)
 	$(RUN) -m benchmarks.onpolicy $(ONPOLICY)
 
-bench-ray: $(VENV)/.installed-dev ## the Ray engine against the local one, and the way from node to node: docs/scaling.md
+bench-ray: $(VENV)/.installed-dev ## compare the Ray engine with the local one and measure traffic between nodes: docs/scaling.md
 	$(RUN) -m benchmarks.ray_engine $(ARGS)
 	$(RUN) -m benchmarks.scaling > docs/scaling.md
 
-history: $(VENV)/.installed     ## memory that a million steps of Atari take, packed and raw; ARGS="--steps 20000" is a quick try
+history: $(VENV)/.installed     ## measure the memory of a million Atari steps, compressed and raw; ARGS="--steps 20000" is a quick try
 	$(RUN) -m benchmarks.history $(ARGS)
 
-sampling: $(VENV)/.installed-bench ## batches a second of the memories, against those of stable-baselines3 and torchrl
+sampling: $(VENV)/.installed-bench ## compare the memories' batches per second with those of stable-baselines3 and torchrl
 	$(RUN) -m benchmarks.sampling $(ARGS)
 
-gpu: $(VENV)/.installed         ## what a GPU machine makes of the rows *-pong-gpu and where it is held up; ARGS="--toy" tries it anywhere
+gpu: $(VENV)/.installed         ## measure the rows *-pong-gpu and their slowest part on a GPU machine; ARGS="--toy" runs anywhere
 	$(RUN) -m benchmarks.gpu $(ARGS)
 
-control: $(VENV)/.installed-bench ## speed of continuous control against stable-baselines3; ARGS="--seconds 20 --pairs 1" is a quick try
-	$(PIP) -r requirements-mujoco.txt
+control: $(VENV)/.installed-bench ## compare continuous control with stable-baselines3; ARGS="--seconds 20 --pairs 1" is a quick try
+	$(PIP) --editable '.[mujoco]'
 	$(RUN) -m benchmarks.control_speed $(ARGS)
 
-tensorboard: $(VENV)/.installed ## curves of every run, on this machine only: http://127.0.0.1:6006
+tensorboard: $(VENV)/.installed ## show the curves of every run, on this machine only: http://127.0.0.1:6006
 	$(RUN) -m tensorboard.main --logdir logs --host 127.0.0.1 --port 6006 $(ARGS)
 
 lock: SHELL := /bin/bash
-lock: $(VENV)/.torch            ## renew the lock files, after a change of requirements*.txt or to take newer versions of what those need
+lock: $(VENV)/.torch            ## renew the lock files, after a change of versions in pyproject.toml or to update their dependencies
 	$(PIP) uv==0.13.9
-	for name in requirements requirements-dev; do \
-		$(RUN) -m uv pip compile $$name.txt <(printf '%s\n' $(TORCH_NEEDS)) --excludes <(echo torch) --output-file $$name.lock --upgrade \
-			--universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock" --quiet || exit 1; \
+	for lock in requirements "requirements-dev --extra dev"; do \
+		set -- $$lock; \
+		$(RUN) -m uv pip compile pyproject.toml "$${@:2}" <(printf '%s\n' $(TORCH_NEEDS)) --excludes <(echo torch) --output-file $$1.lock \
+			--upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock" --quiet || exit 1; \
 	done
 
-clean:           ## remove .venv and caches; models and logs stay
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build *.egg-info
+clean:           ## remove .venv and caches, but no models and logs
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .coverage build *.egg-info
 
-# A stamp is newer than the requirements it was made from. torch goes first, by itself and exactly; its file differs between machines (CPU,
-# CUDA), so the lock files, which hold the hash of everything else, leave it out.
-$(VENV)/.torch: requirements.txt
+# A stamp file is newer than the file it was installed from. torch is installed first and by version: its file differs between machines (CPU,
+# CUDA), so the lock files, which hold the hashes of everything else, leave torch out.
+$(VENV)/.torch: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, $(PYTHON) is " + sys.version) if sys.version_info < (3, 11) else 0'
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
@@ -92,10 +97,10 @@ $(VENV)/.installed-dev: $(VENV)/.torch requirements-dev.lock
 	$(LOCKED) requirements-dev.lock
 	@touch $@ $(VENV)/.installed
 
-$(VENV)/.installed-plots: $(VENV)/.installed requirements-plots.txt
-	$(PIP) -r requirements-plots.txt
+$(VENV)/.installed-plots: $(VENV)/.installed
+	$(PIP) --editable '.[plots]'
 	@touch $@
 
-$(VENV)/.installed-bench: $(VENV)/.torch requirements-bench.txt
-	$(PIP) -r requirements-bench.txt
+$(VENV)/.installed-bench: $(VENV)/.torch
+	$(PIP) --editable '.[bench]'
 	@touch $@ $(VENV)/.installed

@@ -1,11 +1,14 @@
-"""Speed of continuous control against stable-baselines3's DDPG, whole program against whole program: python -m benchmarks.control_speed
+"""Compare the speed of continuous control with stable-baselines3's DDPG: python -m benchmarks.control_speed.
 
-Same work on both sides: one environment (HalfCheetah-v5 unless told otherwise), two hidden layers of 256 units, one update of 256 samples
-for each agent step, uniform memory, the same noise, all cores of this machine. The sides take turns (A B A B) in processes of their own;
-what is quoted is the median and the ratio of each pair. Start-up, first random actions and imports are not counted. Then, likewise in turn:
+Both sides do the same work: one environment (HalfCheetah-v5 by default), two hidden layers of 256 units, one update
+of 256 samples per agent step, uniform memory, the same noise, all cores. The sides take turns (A B A B) in processes
+of their own. Reported are the median and the ratio of each pair. Start-up, random first actions and imports are not
+counted.
 
-- the update alone, on batches in memory: lean, eager, and stable-baselines3's train(), which samples its batch itself
-- E environments stepped in the actor's process, as `env_type gym` does it, against one process for each (gymnasium's AsyncVectorEnv)
+Then two parts take turns likewise:
+
+- The update alone on batches in memory: lean, eager, and stable-baselines3's train(), which samples its batch itself.
+- E environments stepped in the actor's process, like `env_type gym`, and in one process each (AsyncVectorEnv).
 """
 
 import argparse
@@ -18,46 +21,47 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks import training
 from benchmarks.speed import measure_side, processor
-from benchmarks.training import ROOT, rate, stable_baselines3_rate, train
+from benchmarks.training import ROOT, stable_baselines3_rate, train
 from core.common.system import versions
 
 BATCH_SIZE, HIDDEN, LEARN_START, NUM_ENVS = 256, 256, 1_000, 8
-START_SECONDS = 15  # of our side: processes, filling the memory
+START_SECONDS = 15  # Start-up of our side: processes, filling the memory.
 
 
 def ours(game: str, seconds: float) -> float:
-    """Agent steps per second of `python main.py`, read from the metrics file of the run; each has its update."""
-    rows = train(START_SECONDS + seconds, "--config", "ddpg-halfcheetah", "--game", game, "--clock.learn_start", str(LEARN_START),
+    """Return the agent steps per second of `python main.py`, with one update per step."""
+    lines = train(START_SECONDS + seconds, "--config", "ddpg-halfcheetah", "--game", game, "--clock.learn_start", str(LEARN_START),
                  "--agent.random_steps", str(LEARN_START), "--agent.batch_size", str(BATCH_SIZE),
                  "--model.hidden", str(HIDDEN), str(HIDDEN), "--clock.samples_per_insert", str(BATCH_SIZE), "--learner.log_period", "1")
-    return rate([row for row in rows if row["values"].get("global/samples_per_insert", 0) > 0.9 * BATCH_SIZE])
+    return training.rate([line for line in lines if line["values"].get("global/samples_per_insert", 0) > 0.9 * BATCH_SIZE])
 
 
 def stable_baselines3(game: str, seconds: float) -> float:
-    """Agent steps per second of stable-baselines3's DDPG, in this process; each has its update."""
-
+    """Return the agent steps per second of stable-baselines3's DDPG in this process, with one update per step."""
     return stable_baselines3_rate(_sb3_agent(game), LEARN_START + 200, seconds)
 
 
 def lean(game: str, seconds: float) -> float:
-    """Updates per second of the agent on a batch that is there already, on all cores."""
+    """Return the updates per second on a batch in memory, with gradients by hand, on all cores."""
     return _updates(game, seconds, lean=True)
 
 
 def eager(game: str, seconds: float) -> float:
+    """Return the updates per second on a batch in memory, with autograd, on all cores."""
     return _updates(game, seconds, lean=False)
 
 
 def stable_baselines3_update(game: str, seconds: float) -> float:
-    """Updates per second of train(), on all cores."""
+    """Return the updates per second of stable-baselines3's train() on all cores."""
     agent = _sb3_agent(game)
     agent.learn(LEARN_START + 200)
-    return _repeated(lambda: agent.train(1, BATCH_SIZE), seconds)
+    return _calls_per_second(lambda: agent.train(1, BATCH_SIZE), seconds)
 
 
 def in_one_process(game: str, seconds: float) -> float:
-    """Agent steps per second of NUM_ENVS environments as an actor steps them."""
+    """Return the agent steps per second of NUM_ENVS environments in the process of an actor."""
     import numpy as np
 
     from core.envs.gym import GymEnv, GymParams
@@ -65,13 +69,13 @@ def in_one_process(game: str, seconds: float) -> float:
     env = GymEnv(GymParams(), game, NUM_ENVS)
     env.reset(0)
     generator, space = np.random.default_rng(0), env.spec.action
-    shape = (NUM_ENVS, *space.low.shape)  # type: ignore[union-attr]
-    return NUM_ENVS * _repeated(lambda: env.step(generator.uniform(space.low, space.high, shape).astype(np.float32)),  # type: ignore[union-attr]
-                                seconds)
+    low, high = space.low, space.high  # type: ignore[union-attr]
+    shape = (NUM_ENVS, *low.shape)
+    return NUM_ENVS * _calls_per_second(lambda: env.step(generator.uniform(low, high, shape).astype(np.float32)), seconds)
 
 
 def a_process_each(game: str, seconds: float) -> float:
-    """The same by gymnasium's AsyncVectorEnv, without our checks."""
+    """Return the agent steps per second of gymnasium's AsyncVectorEnv, without our checks."""
     import gymnasium
     import numpy as np
     from gymnasium.vector import AsyncVectorEnv
@@ -79,9 +83,10 @@ def a_process_each(game: str, seconds: float) -> float:
     env = AsyncVectorEnv([lambda: gymnasium.make(game)] * NUM_ENVS)
     env.reset(seed=0)
     generator, space = np.random.default_rng(0), env.action_space
-    found = NUM_ENVS * _repeated(lambda: env.step(generator.uniform(space.low, space.high).astype(np.float32)), seconds)  # type: ignore[attr-defined]
+    low, high = space.low, space.high  # type: ignore[attr-defined]
+    rate = NUM_ENVS * _calls_per_second(lambda: env.step(generator.uniform(low, high).astype(np.float32)), seconds)
     env.close()
-    return found
+    return rate
 
 
 def _updates(game: str, seconds: float, lean: bool) -> float:
@@ -99,11 +104,11 @@ def _updates(game: str, seconds: float, lean: bool) -> float:
     use_threads(len(os.sched_getaffinity(0)))
     spec = GymEnv(GymParams(), game, 1).spec
     agent = DDPG(dataclasses.replace(DDPG.Params(), lean=lean), spec, lambda: DDPGMLP(DDPGMLP.Params(hidden=(HIDDEN, HIDDEN)), spec))
-    rows = torch.zeros(2, BATCH_SIZE)
+    zeros = torch.zeros(2, BATCH_SIZE)
     action = torch.rand(2, BATCH_SIZE, *spec.action.low.shape) * 0.5  # type: ignore[union-attr]
-    window = Window(torch.randn(2, BATCH_SIZE, *spec.observation_shape), rows.bool(), rows.bool(), action, rows + 0.1, rows + 1, {})
+    window = Window(torch.randn(2, BATCH_SIZE, *spec.observation_shape), zeros.bool(), zeros.bool(), action, zeros + 0.1, zeros + 1, {})
     batch = Batch(window, SampleIds(np.zeros(BATCH_SIZE, np.int64), np.zeros(BATCH_SIZE, np.int64)), torch.ones(BATCH_SIZE))
-    return _repeated(lambda: agent.learn(batch), seconds)
+    return _calls_per_second(lambda: agent.learn(batch), seconds)
 
 
 def _sb3_agent(game: str):
@@ -119,8 +124,8 @@ def _sb3_agent(game: str):
                 policy_kwargs={"net_arch": [HIDDEN, HIDDEN]}, seed=0, device="cpu")
 
 
-def _repeated(call: Callable[[], object], seconds: float) -> float:
-    """Calls per second."""
+def _calls_per_second(call: Callable[[], object], seconds: float) -> float:
+    """Return the calls per second, after 20 calls that are not counted."""
     for _ in range(20):
         call()
     started, count = time.perf_counter(), 0
@@ -131,7 +136,7 @@ def _repeated(call: Callable[[], object], seconds: float) -> float:
 
 
 Side = Callable[[str, float], float]
-GROUPS: dict[str, tuple[str, dict[str, Side]]] = {  # unit, sides; the first is compared with each of the others
+GROUPS: dict[str, tuple[str, dict[str, Side]]] = {  # Unit and sides; the first side is compared with each other side.
     "program": ("agent steps/s", {"ours": ours, "stable-baselines3": stable_baselines3}),
     "update": ("updates/s", {"lean": lean, "eager": eager, "stable-baselines3 update": stable_baselines3_update}),
     "environments": ("agent steps/s", {"in one process": in_one_process, "a process each": a_process_each})}
@@ -139,11 +144,12 @@ SIDES = {name: side for _, sides in GROUPS.values() for name, side in sides.item
 
 
 def main() -> None:
+    """Run the comparison, print it and write it as JSON; with --side, print the rate of one side."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--side", choices=SIDES)
     parser.add_argument("--game", default="HalfCheetah-v5")
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each measurement of a program; a sixth of it for the others")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of each measurement of a program; parts take a sixth")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "control-speed.json")
     options = parser.parse_args()

@@ -1,12 +1,12 @@
-"""Learning curves of continuous control against stable-baselines3's DDPG and TD3, at the same agent steps in the same settings.
+"""Compare learning curves of continuous control with stable-baselines3's DDPG and TD3, with the same options.
 
     python -m benchmarks.control_study pendulum reacher --seeds 1 2 3
     python -m benchmarks.control_study hopper --steps 300000 --sides ddpg d4pg stable-baselines3-ddpg
 
-For each task, every side and seed: `--jobs` runs at a time, each on its share of the cores, a plot with bands and a table. Our sides
-are rows; stable-baselines3's have the settings of the row ddpg-<task>. Both sides are scored by the mean raw return of 10 episodes without
-noise in environments of their own, twenty times a run. A run that is there already is not repeated, so the study can be stopped and
-continued. Needs matplotlib.
+Each task gets a plot with bands and a table over all sides and seeds. `--jobs` runs are trained at a time, each on
+its share of the cores. Our sides are rows; those of stable-baselines3 have the options of the row ddpg-<task>. Both
+are scored by the mean raw return of 10 episodes without noise in separate environments, twenty times a run. A
+complete run is not repeated, so that the study can be stopped and continued. Needs matplotlib.
 """
 
 import argparse
@@ -26,17 +26,18 @@ import numpy as np
 from benchmarks.study import RESULTS
 from benchmarks.training import ROOT
 from utils.config.command_line import read_options
-from utils.options import CONFIGS, TASKS
+from utils.options import CONFIGS
 from utils.plot import curves, figures
 
 OTHERS = {"stable-baselines3-ddpg": "DDPG", "stable-baselines3-td3": "TD3"}
 OURS = ("ddpg", "d4pg", "td3", "sac")
 SIDES = (*OURS, *OTHERS)
 EPISODES, EVALUATIONS = 10, 20
+TASKS = {row["name"].removeprefix("ddpg-"): row for row in CONFIGS if row["name"].startswith("ddpg-")}
 
 
 class Shares:
-    """Of this machine's cores, one a job; a command runs on the next that is free."""
+    """Shares of this machine's cores, one per job; a command runs on the next free share."""
 
     def __init__(self, jobs: int):
         cores = sorted(os.sched_getaffinity(0))
@@ -45,6 +46,7 @@ class Shares:
             self._free.put(cores[share::jobs])
 
     def run(self, *command: str) -> None:
+        """Run a Python command on a free share."""
         cores = self._free.get()
         try:
             subprocess.run([sys.executable, *command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
@@ -54,7 +56,7 @@ class Shares:
 
 
 def ours(shares: Shares, side: str, task: str, seed: int, steps: int) -> curves.Run:
-    """Of the row <side>-<task>, trained unless it is complete."""
+    """Return a run of the row <side>-<task>, trained unless it is complete."""
     timestamp = f"{task}-{side}-seed{seed}-{steps}"
     folder = ROOT / "logs" / f"control_{timestamp}"
     if not folder.exists() or curves.read_curve(folder / "metrics.jsonl").steps.max(initial=0) < steps:
@@ -65,7 +67,7 @@ def ours(shares: Shares, side: str, task: str, seed: int, steps: int) -> curves.
 
 
 def others(shares: Shares, side: str, task: str, seed: int, steps: int) -> curves.Run:
-    """Of stable-baselines3, likewise, in a process of its own."""
+    """Return a run of stable-baselines3, trained in a process of its own unless it is complete."""
     path = ROOT / "logs" / f"control_{task}-{side}-seed{seed}-{steps}.csv"
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
@@ -75,7 +77,7 @@ def others(shares: Shares, side: str, task: str, seed: int, steps: int) -> curve
 
 
 def train_other(side: str, task: str, seed: int, steps: int, path: Path) -> None:
-    """Train in this process, with the settings of the row ddpg-<task>; its evaluations as CSV."""
+    """Train stable-baselines3 with the options of the row ddpg-<task>; write the evaluations as CSV."""
     import gymnasium
     import stable_baselines3
     from stable_baselines3.common.callbacks import BaseCallback
@@ -83,42 +85,45 @@ def train_other(side: str, task: str, seed: int, steps: int, path: Path) -> None
     from stable_baselines3.common.noise import NormalActionNoise
 
     options = read_options(["--config", f"ddpg-{task}"])
-    agent, env, judged = options.agent, gymnasium.make(options.game), gymnasium.make(options.game)
-    judged.reset(seed=seed + 1_000_000)
-    rows: list[dict[str, object]] = []
-    started, judging = time.monotonic(), 0.0
+    agent, env, evaluation_env = options.agent, gymnasium.make(options.game), gymnasium.make(options.game)
+    evaluation_env.reset(seed=seed + 1_000_000)
+    lines: list[dict[str, object]] = []
+    started, evaluation_seconds = time.monotonic(), 0.0
 
-    class Judge(BaseCallback):
+    class Evaluation(BaseCallback):
         def _on_step(self) -> bool:
-            nonlocal judging
+            nonlocal evaluation_seconds
             if self.num_timesteps % (steps // EVALUATIONS) == 0:
                 began = time.monotonic()
-                returns, _ = evaluate_policy(self.model, judged, EPISODES, return_episode_rewards=True, warn=False)
-                judging += time.monotonic() - began
-                rows.append({"run": path.stem, "step": self.num_timesteps, "seconds": round(time.monotonic() - started - judging, 1),
-                             "mean": float(np.mean(returns)), "std": float(np.std(returns)), "median": float(np.median(returns))})
+                returns, _ = evaluate_policy(self.model, evaluation_env, EPISODES, return_episode_rewards=True, warn=False)
+                evaluation_seconds += time.monotonic() - began
+                seconds = round(time.monotonic() - started - evaluation_seconds, 1)
+                lines.append({"run": path.stem, "step": self.num_timesteps, "seconds": seconds, "mean": float(np.mean(returns)),
+                              "std": float(np.std(returns)), "median": float(np.median(returns))})
             return True
 
     size = env.action_space.shape[0]  # type: ignore[index]
-    noise = NormalActionNoise(np.zeros(size), np.full(size, agent.noise_scale))  # added to actions from -1 to 1, as our scale means it
+    noise = NormalActionNoise(np.zeros(size), np.full(size, agent.noise_scale))  # Both scales are for actions in [-1, 1].
     getattr(stable_baselines3, OTHERS[side])(
         "MlpPolicy", env, learning_rate=agent.critic_lr, buffer_size=min(options.memory.capacity, steps), gamma=agent.gamma,
         learning_starts=options.clock.learn_start, batch_size=agent.batch_size, tau=agent.target_update, train_freq=1, gradient_steps=1,
-        action_noise=noise, policy_kwargs={"net_arch": list(options.model.hidden)}, seed=seed, device="cpu").learn(steps, callback=Judge())
+        action_noise=noise, policy_kwargs={"net_arch": list(options.model.hidden)}, seed=seed, device="cpu",
+    ).learn(steps, callback=Evaluation())
     with path.with_suffix(".part").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
+        writer = csv.DictWriter(file, list(lines[0]))
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(lines)
     path.with_suffix(".part").rename(path)
 
 
 def study(task: str, sides: Sequence[str], seeds: Sequence[int], steps: int, jobs: int, output: Path) -> None:
+    """Train what is missing of a task, and write the curves, the plot and the table."""
     shares = Shares(jobs)
     with ThreadPoolExecutor(jobs) as pool:
-        made = {(side, seed): pool.submit(ours if side in OURS else others, shares, side, task, seed, steps)
+        futures = {(side, seed): pool.submit(ours if side in OURS else others, shares, side, task, seed, steps)
                 for seed, side in itertools.product(seeds, sides)}
     runs: dict[str, list[curves.Run]] = {side: [] for side in sides}
-    for (side, seed), future in made.items():
+    for (side, seed), future in futures.items():
         run = future.result()
         until = {name: curves.until(curve, steps) for name, curve in run.curves.items()}
         runs[side].append(run._replace(name=f"{side}-seed{seed}", curves=until))
@@ -133,16 +138,18 @@ def study(task: str, sides: Sequence[str], seeds: Sequence[int], steps: int, job
             scores, best = [curves.late_score(curve, steps) for curve in each], [curve.values.max() for curve in each]
             minutes = np.mean([curve.seconds[-1] for curve in each]) / 60
             writer.writerow([side, *(f"{value:.1f}" for value in (np.mean(scores), *scores, np.mean(best), minutes))])
-            print(f"{task}: {side} {np.mean(scores):.1f} from {[round(score, 1) for score in scores]}, best {np.mean(best):.1f}, "
+            listed = [round(score, 1) for score in scores]
+            print(f"{task}: {side} {np.mean(scores):.1f} from {listed}, best {np.mean(best):.1f}, "
                   f"{minutes:.1f} minutes a run", flush=True)
 
 
 def main() -> None:
+    """Run the study of each task."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="+", choices=TASKS)
-    parser.add_argument("--steps", type=int, help="agent steps a run; those of the row unless given, a multiple of 20")
+    parser.add_argument("--steps", type=int, help="agent steps per run, a multiple of 20; default: those of the row")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=["ddpg", "d4pg", *OTHERS])
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)

@@ -1,10 +1,11 @@
-"""How long a run takes to end after each kind of signal, in seconds.
+"""Measure how many seconds a run takes to end after each kind of signal.
 
     python -m benchmarks.deaths --rounds 3
 
-Each round starts dqn-minatar-breakout with two actors, a checkpoint every five seconds and an evaluation every five, lets it play 5,000
-agent steps, and ends it: learner killed, main killed, SIGINT, SIGTERM, and a second SIGINT while the learner cannot save. Written to
-docs/results/deaths.json. The deaths that a run survives are measured by benchmarks.soak.
+Each round starts dqn-minatar-breakout with two actors, a checkpoint and an evaluation every five seconds, waits for
+5,000 agent steps, and ends the run: learner killed, main killed, SIGINT, SIGTERM, and a second SIGINT while the
+learner cannot save. The results are written to docs/results/deaths.json. benchmarks.soak measures the deaths that a
+run survives.
 """
 
 import argparse
@@ -23,11 +24,12 @@ STEPS = 5_000
 
 
 def kill_learner(run: Run) -> None:
+    """Kill the learner of a run."""
     run.children()["learner 0"].kill()
 
 
 def interrupt_twice(run: Run) -> None:
-    """Time counts from the second signal."""
+    """Send SIGINT twice while the learner is stopped; time counts from the second signal."""
     run.children()["learner 0"].suspend()
     run.process.send_signal(signal.SIGINT)
     time.sleep(0.5)
@@ -41,7 +43,7 @@ ENDS: dict[str, Callable[[Run], None]] = {
 
 
 def measure(end: Callable[[Run], None], options: argparse.Namespace) -> dict[str, float | int]:
-    """Exit code, seconds until main and until every process was gone, one-minute load of the machine."""
+    """Return the exit code, the seconds until main and all processes had ended, and the one-minute load average."""
     run, steps = Run(options), 0
     try:
         while steps < STEPS:
@@ -50,12 +52,13 @@ def measure(end: Callable[[Run], None], options: argparse.Namespace) -> dict[str
             run.children()
         load = os.getloadavg()[0]
         end(run)
-        began = time.monotonic()
+        signalled = time.monotonic()
         exit_code = run.process.wait(120)
-        main = time.monotonic() - began
-        _, left = psutil.wait_procs(run.seen.values(), timeout=60)
-        assert not left, left
-        return {"exit_code": exit_code, "main_seconds": round(main, 2), "all_seconds": round(time.monotonic() - began, 2), "load": load}
+        main_seconds = time.monotonic() - signalled
+        _, alive = psutil.wait_procs(run.seen.values(), timeout=60)
+        assert not alive, alive
+        return {"exit_code": exit_code, "main_seconds": round(main_seconds, 2),
+                "all_seconds": round(time.monotonic() - signalled, 2), "load": load}
     finally:
         for process in (run.process, *run.seen.values()):
             if process.is_running():
@@ -63,17 +66,18 @@ def measure(end: Callable[[Run], None], options: argparse.Namespace) -> dict[str
 
 
 def main() -> None:
+    """Measure all rounds, print the results and write them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", default=RESULTS / "deaths.json")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     found: dict[str, list[dict[str, float | int]]] = {name: [] for name in ENDS}
-    for number in range(given.rounds):
+    for number in range(arguments.rounds):
         for name, end in ENDS.items():
             options = argparse.Namespace(victim=name.replace(" ", "-"), config="dqn-minatar-breakout", seed=number, actors=2)
             found[name].append(measure(end, options))
             print(name, found[name][-1], flush=True)
-    with open(given.output, "w") as file:
+    with open(arguments.output, "w") as file:
         file.write(json.dumps(found, indent=1) + "\n")
 
 

@@ -1,16 +1,16 @@
-"""What limits runs on a GPU machine: python -m benchmarks.gpu (`make gpu`)
+"""Measure what limits runs on a GPU machine: python -m benchmarks.gpu (`make gpu`).
 
-Of each case the parts are measured alone, then the run as a whole. Rates are agent steps a second; an update stands for the agent steps
-that pay for it.
+For each case the parts are measured alone, then the whole run. Rates are agent steps per second; an update counts as
+the agent steps that it corresponds to.
 
-emulator   all groups of environments stepped by random actions, the network left out
-inference  the actor's network answering groups that never change, the emulators left out: eager, captured
-updates    eager, captured, and in each precision that is here: sample, learn and write priorities back from a full memory where rows are
-           on the GPU, else learn from a batch that is copied there each time; nobody writing
-run        `python main.py`, after it has started to learn: agent steps, frames and updates a second, and the GPU's memory in use
+- emulator: Both environment splits are stepped with random actions, without the network.
+- inference: The actor's network acts on constant observations, without the emulators: eager and captured.
+- updates: Eager and captured, in each precision of this device. With replay on the GPU: sample, learn and update
+  priorities from a full memory. Otherwise: learn from a batch that is copied to the GPU each time. No actor writes.
+- run: `python main.py` after learning has started: agent steps, frames and updates per second, and GPU memory in use.
 
-The slowest of the parts, as the run has them, is its ceiling. With --toy everything runs on the CPU, on Catch with the smallest
-networks, which shows that it works and nothing else.
+The slowest part, as the run configures it, is the ceiling. With --toy everything runs on the CPU, on Catch with the
+smallest networks, which only shows that the program works.
 """
 
 import argparse
@@ -51,16 +51,18 @@ CASES: dict[str, tuple[str, ...]] = {
     "rainbow": ("--config", "rainbow-pong-gpu"),
     "r2d2": ("--config", "r2d2-pong-gpu"),
     "impala, deep": ("--config", "impala-pong-gpu")}
-CAPTURED = ("--learner.captured", "yes")  # which needs a GPU
+CAPTURED = ("--learner.captured", "yes")  # Needs a GPU.
 TOY = ("--env_type", "catch", "--game", "catch", "--num_envs_per_actor", "4", "--actor.env_threads", "1", "--agent.batch_size", "4")
 TOY_REPLAY = ("--memory.capacity", "1000", "--clock.learn_start", "600", "--clock.tolerance", "160", "--learner.updates_per_replay", "2")
 TOY_MODELS = {"dqn": "dqn-minatar", "dqn of 32": "dqn-minatar", "rainbow": "rainbow-minatar", "r2d2": "r2d2-minatar",
               "impala, deep": "minatar-ac"}
 ON_CPU = ("--device", "cpu", "--actor.device", "cpu")
-START_SECONDS, AIM_STEPS = 90.0, 50_000_000  # of a run until it learns; 200 M frames
+START_SECONDS = 90.0  # Time until a run learns.
+AIM_STEPS = 50_000_000  # 200 M frames.
 
 
 def words_of(case: str, toy: bool) -> tuple[str, ...]:
+    """Return the words of the command line of a case."""
     words = CASES[case]
     if not toy:
         return (*words, *CAPTURED)
@@ -69,13 +71,13 @@ def words_of(case: str, toy: bool) -> tuple[str, ...]:
 
 
 def per_second(work: Callable[[], int], seconds: float, device: torch.device) -> float:
-    """Units that work() says it did, a second; once before, unmeasured. What the device still does counts as time."""
+    """Return the units per second that work() reports, including the time until the device has finished."""
     def finish() -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter()
 
-    for _ in range(5):  # a recording is made at the fourth call
+    for _ in range(5):  # The fourth call captures the CUDA graph.
         work()
     started, done = finish(), 0
     while time.perf_counter() - started < seconds:
@@ -85,6 +87,7 @@ def per_second(work: Callable[[], int], seconds: float, device: torch.device) ->
 
 # parts ----------------------------------------------------------------------------------------------------------------
 def emulator(options: Options, seconds: float) -> float:
+    """Return the rate of the environments with random actions."""
     streams = options.num_envs_per_actor // options.actor.groups
     envs = [options.env_class(options.env, options.game, streams, num_threads=options.actor.env_threads)
             for _ in range(options.actor.groups)]
@@ -108,6 +111,7 @@ def emulator(options: Options, seconds: float) -> float:
 
 
 def inference(options: Options, spec: EnvSpec, seconds: float) -> Iterator[tuple[str, float]]:
+    """Yield name and rate of the actor's network, eager and, on a GPU, captured."""
     streams, device = options.num_envs_per_actor // options.actor.groups, torch.device(options.actor.device)
     zeros = np.zeros(streams, np.float32)
     observation = np.random.default_rng(0).integers(0, 256, (streams, *spec.observation_shape), np.uint8)
@@ -124,7 +128,7 @@ def inference(options: Options, spec: EnvSpec, seconds: float) -> Iterator[tuple
 
 
 def full_memory(options: Options, spec: EnvSpec, agent: Agent) -> Memory:
-    """Random pictures in episodes of some 500 steps; as much as the memory holds."""
+    """Return a memory that is full of random images, in episodes of about 500 steps."""
     memory: Memory = options.memory_class(options.memory, memory_budget.layout(options, spec, agent), agent.window, options.seed)
     generator, arrays, layout = np.random.default_rng(0), memory.trajectories.arrays, memory.layout
     block = generator.integers(0, 256, (layout.chunk_length, *arrays["frame"].shape[2:]), np.uint8)
@@ -142,25 +146,25 @@ def full_memory(options: Options, spec: EnvSpec, agent: Agent) -> Memory:
 
 
 def updates(options: Options, spec: EnvSpec, seconds: float) -> Iterator[tuple[str, float]]:
-    """Agent steps a second that the updates alone could keep up with, by kind."""
+    """Yield name and rate of the updates, in agent steps per second, for each precision, eager and captured."""
     on_gpu, agent = options.device.startswith("cuda"), options.make_agent(spec)
     memory = full_memory(options, spec, agent)
-    steps = options.agent.batch_size * agent.samples_per_window / throughput.samples_per_step(options)  # that pay for an update
+    steps = options.agent.batch_size * agent.samples_per_window / throughput.samples_per_step(options)  # Per update.
     flags = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [flag.allow_tf32 for flag in flags]
     for precision in ("float32", "tf32", "bf16") if on_gpu else ("float32", "bf16"):
         for capture in (False, True) if on_gpu else (False,):
-            use_tf32(precision != "float32")  # as a learner does; actors leave torch as it is
+            use_tf32(precision != "float32")  # Like a learner; actors keep torch's default.
             work = update(options, options.make_agent(spec, options.device, precision), memory, capture)
             yield f"updates, {precision}, {kind(capture)}", steps * per_second(work, seconds, torch.device(options.device))
             del work
-            give_back()
+            free_memory()
     for flag, allowed in zip(flags, before):
         flag.allow_tf32 = allowed
 
 
 def update(options: Options, agent: Agent, memory: Memory, capture: bool) -> Callable[[], int]:
-    """What makes some updates and says how many."""
+    """Return a function that makes some updates and returns their number."""
     device = torch.device(options.device)
     if options.learner.memory_device == "learner":
         resident = memory.Resident(memory, device)  # type: ignore[misc]
@@ -183,28 +187,29 @@ def update(options: Options, agent: Agent, memory: Memory, capture: bool) -> Cal
 
 
 def kind(capture: bool) -> str:
+    """Return the name of a way to execute."""
     return "captured" if capture else "eager"
 
 
-def give_back() -> None:
-    """To the device what nothing uses any more: copies of the rows that were just measured, a run's own need the room."""
+def free_memory() -> None:
+    """Return unused memory to the device, such as the replay just measured; a run needs it for its own replay."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-# the run ------------------------------------------------------------------------------------------------------------------
+# the run --------------------------------------------------------------------------------------------------------------
 class MemoryInUse:
-    """The most of the GPU's memory that was in use while this was open, by whomever: looked at each second."""
+    """A context manager that samples, each second, the peak of the GPU memory in use by all processes."""
 
     def __init__(self, device: torch.device):
-        self._device, self.most, self._closed = device, 0, threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._device, self.peak, self._closed = device, 0, threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while self._device.type == "cuda" and not self._closed.wait(1.0):
             free, total = torch.cuda.mem_get_info(self._device)
-            self.most = max(self.most, total - free)
+            self.peak = max(self.peak, total - free)
 
     def __enter__(self) -> "MemoryInUse":
         self._thread.start()
@@ -216,20 +221,22 @@ class MemoryInUse:
 
 
 def run(options: Options, words: tuple[str, ...], seconds: float, start: float) -> dict[str, float]:
-    """Of the time in which the learner kept up."""
+    """Return the rates of a run over the time in which the learner kept up with the actors."""
     with MemoryInUse(torch.device(options.device)) as memory:
-        rows = train(start + seconds, *words, "--logger.period", "1")
-    least = 0.85 * (options.clock.samples_per_insert or 0.0)
-    rows = [row for row in after_start(rows, start) if row["values"].get("global/samples_per_insert", 0) >= least]
-    if len(rows) < 4:
-        raise SystemExit(f"{' '.join(words)}: after {start:g} s the learner had not caught up; give more with --start_seconds")
-    found = {name: rate(rows, f"global/{name}") for name in ("agent_steps", "frames", "updates")}
-    return {**{f"{name} a second": value for name, value in found.items()}, "bytes of the GPU in use": memory.most}
+        lines = train(start + seconds, *words, "--logger.period", "1")
+    min_ratio = 0.85 * (options.clock.samples_per_insert or 0.0)
+    ratio = "global/samples_per_insert"
+    lines = [line for line in after_start(lines, start) if line["values"].get(ratio, 0) >= min_ratio]
+    if len(lines) < 4:
+        raise SystemExit(
+            f"{' '.join(words)}: after {start:g} s the learner had not caught up; give more with --start_seconds")
+    found = {name: rate(lines, f"global/{name}") for name in ("agent_steps", "frames", "updates")}
+    return {**{f"{name} a second": value for name, value in found.items()}, "bytes of the GPU in use": memory.peak}
 
 
 # all ------------------------------------------------------------------------------------------------------------------
 def measure(options: Options, seconds: float, rounds: int, say: Callable[[str], None] = print) -> dict[str, float]:
-    """The median rate of each part alone; they take turns."""
+    """Return the median rate of each part alone; the parts take turns."""
     spec, rates = validation.environment_spec(options), dict[str, list[float]]()
     for _ in range(rounds):
         for name, found in (("emulator", emulator(options, seconds)), *inference(options, spec, seconds),
@@ -240,30 +247,32 @@ def measure(options: Options, seconds: float, rounds: int, say: Callable[[str], 
 
 
 def ceiling(options: Options, rates: Mapping[str, float]) -> tuple[str, float]:
-    """The slowest part as the run has it, and its rate."""
+    """Return the slowest part, as the run configures it, and its rate."""
     captured, precision = kind(options.device.startswith("cuda")), precision_on(options.device, options.learner.precision)
     parts = ("emulator", f"inference, {captured}", f"updates, {precision}, {captured}")
     return min(((part, rates[part]) for part in parts), key=lambda part: part[1])
 
 
 def device_name(device: str) -> str:
+    """Return the name of the GPU."""
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else "no GPU"
 
 
 def main() -> None:
+    """Measure all cases, print the rates and write JSON after each step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=tuple(CASES))
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each part")
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of each part")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--run_seconds", type=float, default=300.0, help="of a run as a whole, after its start; 0: leave runs out")
-    parser.add_argument("--start_seconds", type=float, default=START_SECONDS, help="of a run until its learner has caught up")
+    parser.add_argument("--run_seconds", type=float, default=300.0, help="duration of a run after its start; 0: no runs")
+    parser.add_argument("--start_seconds", type=float, default=START_SECONDS, help="time until the learner has caught up")
     parser.add_argument("--toy", action="store_true", help="Catch on the CPU")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "gpu.json")
-    parser.add_argument("words", nargs="*", help="settings after --, as main.py takes them, for every case")
+    parser.add_argument("words", nargs="*", help="options of main.py after --, for every case")
     arguments = parser.parse_args()
     if not arguments.toy and not torch.cuda.is_available():
-        parser.error(f"torch {torch.__version__} sees no CUDA device here; it is made for CUDA {torch.version.cuda}, which an older "
-                     "driver does not have. --toy tries the program on the CPU")
+        parser.error(f"torch {torch.__version__} sees no CUDA device here; it is built for CUDA {torch.version.cuda}, which an "
+                     "older driver does not support. Use --toy to try the program on the CPU")
     cases: dict[str, Any] = {}
     result = {"command": "python -m benchmarks.gpu " + " ".join(sys.argv[1:]), "device": device_name("cpu" if arguments.toy else "cuda"),
               "processor": processor(), "cpus": len(os.sched_getaffinity(0)), "versions": versions(), "cases": cases}
@@ -272,19 +281,20 @@ def main() -> None:
         options = read_options(words)
         print(f"{case}: {' '.join(words)}")
         rates = measure(options, arguments.seconds, arguments.rounds)
-        part, most = ceiling(options, rates)
+        part, limit = ceiling(options, rates)
         cases[case] = {"words": words, "agent steps a second of each part": rates, "ceiling": part}
         write(result, arguments.output)
-        give_back()
+        free_memory()
         if arguments.run_seconds:
             found = run(options, words, arguments.run_seconds, arguments.start_seconds)
-            cases[case] |= {"run": found, "of the ceiling": found["agent_steps a second"] / most}
+            cases[case] |= {"run": found, "of the ceiling": found["agent_steps a second"] / limit}
             write(result, arguments.output)
             print("  run:", ", ".join(f"{name} {value:,.0f}" for name, value in found.items()),
-                  f"- {found['agent_steps a second'] / most:.2f} of what {part} alone would allow")
+                  f"- {found['agent_steps a second'] / limit:.2f} of the rate of {part} alone")
 
 
 def write(result: dict[str, Any], path: Path) -> None:
+    """Write the result as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -1,16 +1,22 @@
-"""What a million steps of Atari take in memory, packed and raw.
+"""Measure the memory that a million steps of Atari take, compressed and raw.
 
     python -m benchmarks.history --games pong breakout seaquest asterix wizard_of_wor --steps 1000000
     python -m benchmarks.history --codec raw --jobs 1
 
-Plays agent steps of random play (every action equally likely) as an actor of the row dqn-breakout does: its environments, its rows,
-its memory `prioritized` with a ring of so many steps, storage.codec lz4 or, which takes 7 GB a million, raw. Each game has a process of its
-own, `--jobs` of them at once; a game that the results have already with as many steps is not played again, so that a long run can be
-stopped and continued. `--steps 20000` is a quick try: what does not grow with the ring, two megabytes of unpacked frames, counts for more.
+The program plays agent steps at random (every action equally likely) as an actor of the row dqn-breakout does: its
+environments, its stored fields, its memory `prioritized` with a ring buffer of so many steps, storage.codec lz4 or
+raw, which takes 7 GB per million steps. Each game has a process of its own, `--jobs` of them at once. A game that the
+results already contain with as many steps is not played again, so that a long measurement can be stopped and
+continued. `--steps 20000` is a quick try, in which the two megabytes of uncompressed frames, which do not grow, weigh
+more.
 
-Bytes of lz4 are told three ways. Used: packed frames that readers may read, and everything else. Allocated: with the arena, which has a
-fixed size, and the sum tree; this is what the run asks the machine for. Resident: how much this process grew, which counts the pages
-touched so far. Raw is the allocation of the same layout with codec raw, computed, and with --codec raw its resident bytes, measured.
+Bytes of lz4 are reported in three ways:
+
+- used: the compressed frames that readers may read, and everything else
+- allocated: with the whole frame arena and the sum tree, which is what a run asks the machine for
+- resident: the growth of this process, which counts the pages touched so far
+
+Raw bytes are computed from the same layout with codec raw, and measured as resident bytes with --codec raw.
 """
 
 import argparse
@@ -43,8 +49,8 @@ from utils.config.command_line import read_options
 from utils.options import Options
 
 GAMES = ("pong", "breakout", "seaquest", "asterix", "wizard_of_wor")
-TIMED_BLOCKS = 2_000  # unpacked for their time
-WARM_UP = 2_000       # agent steps played before the resident set is first read
+TIMED_BLOCKS = 2_000  # Blocks whose decompression is timed.
+WARM_UP = 2_000  # Agent steps before the first reading of the resident set.
 COLUMNS = {"steps held": ("steps_held", 1, 0), "ratio": ("compression", 1, 1), "frames B/step": ("frame_bytes_per_step", 1, 1),
            "other B/step": ("other_bytes_per_step", 1, 1), "used MB/M": ("used_bytes_per_million", 1e-6, 0),
            "allocated MB/M": ("allocated_bytes_per_million", 1e-6, 0), "resident MB/M": ("resident_bytes_per_million", 1e-6, 0),
@@ -53,7 +59,7 @@ COLUMNS = {"steps held": ("steps_held", 1, 0), "ratio": ("compression", 1, 1), "
 
 
 class Timed:
-    """A function whose time is added up."""
+    """A function that adds up the time of its calls."""
 
     def __init__(self, function: Callable[..., Any]):
         self._function, self.seconds, self.calls = function, 0.0, 0
@@ -65,15 +71,15 @@ class Timed:
         return result
 
 
-# one game ---------------------------------------------------------------------------------------------------------------
+# one game -------------------------------------------------------------------------------------------------------------
 def measure(game: str, steps: int, env_threads: int, codec: str) -> dict[str, Any]:
-    """Every figure of one game, played now."""
+    """Play one game and return its figures."""
     options = read_options(["--config", "dqn-breakout", "--game", game, "--memory.capacity", str(steps), "--storage.codec", codec,
                             "--actor.env_threads", str(env_threads), "--device", "cpu"])
     env = options.env_class(options.env, game, options.num_envs_per_actor, training=True, num_threads=env_threads)
-    filled(options, env, min(steps, WARM_UP))
+    fill(options, env, min(steps, WARM_UP))
     resident_before = psutil.Process().memory_info().rss
-    memory, pack, rate = filled(options, env, steps)
+    memory, pack, rate = fill(options, env, steps)
     resident = psutil.Process().memory_info().rss
     env.close()
     layout, grown = memory.layout, resident - resident_before
@@ -86,8 +92,12 @@ def measure(game: str, steps: int, env_threads: int, codec: str) -> dict[str, An
             "pack_us_per_frame": pack.seconds / pack.calls / (layout.chunk_length * layout.num_envs) * 1e6}
 
 
-def filled(options: Options, env: Env, steps: int) -> tuple[PrioritizedMemory, Timed | None, float]:
-    """A memory of so many steps, full; its writer's packing, if it packs, and the agent steps a second."""
+def fill(options: Options, env: Env, steps: int) -> tuple[PrioritizedMemory, Timed | None, float]:
+    """Fill a memory of `steps` steps.
+
+    Returns:
+        The memory, its writer's compression function or None for raw frames, and the agent steps per second.
+    """
     options = dataclasses.replace(options, memory=dataclasses.replace(options.memory, capacity=steps))
     agent = options.make_agent(env.spec)
     memory = PrioritizedMemory(options.memory, memory_budget.layout(options, env.spec, agent), agent.window, options.seed)
@@ -95,25 +105,25 @@ def filled(options: Options, env: Env, steps: int) -> tuple[PrioritizedMemory, T
     if memory.layout.packed:
         pack = writer._packer.pack = Timed(writer._packer.pack)
     rate = play(env, writer, memory.layout, steps)
-    memory.sample(options.agent.batch_size)  # makes and fills the sum tree
+    memory.sample(options.agent.batch_size)  # Creates and fills the sum tree.
     return memory, pack, rate
 
 
 def play(env: Env, writer: ChunkWriter, layout: Layout, steps: int) -> float:
-    """Random play until so many agent steps are published; returns how many a second."""
+    """Play at random until `steps` agent steps are published; return the agent steps per second."""
     generator, timestep = np.random.default_rng(0), env.reset(0)
     extras = {name: np.zeros((layout.num_envs, *layout.fields[name].shape), layout.fields[name].dtype) for name in layout.extras}
     started, published = time.perf_counter(), 0
     while published < steps:
         action = generator.integers(env.spec.action.num_actions, size=layout.num_envs)
-        after = env.step(action)
-        published += writer.append(timestep, action, after, extras)
-        timestep = after
+        next_timestep = env.step(action)
+        published += writer.append(timestep, action, next_timestep, extras)
+        timestep = next_timestep
     return published / (time.perf_counter() - started)
 
 
 def sizes_of(memory: PrioritizedMemory) -> dict[str, Any]:
-    """Bytes of the memory and of the same one with raw frames; `other` is whatever is not packed frames."""
+    """Return the bytes of the memory and of the same one with raw frames; `other` is all but compressed frames."""
     layout, held = memory.layout, memory.size()
     arrays, statistics = layout.arrays(), memory.trajectories.statistics()
     frames = statistics["memory_mb"] * 1e6
@@ -130,20 +140,21 @@ def sizes_of(memory: PrioritizedMemory) -> dict[str, Any]:
 
 
 def unpacking(trajectories: Trajectories) -> float:
-    """Microseconds a frame to find, check, unpack and copy blocks drawn at random, 32 blocks a call."""
+    """Return the microseconds per frame to find, verify, decompress and copy random blocks, 32 blocks a call."""
     generator, layout = np.random.default_rng(0), trajectories.layout
-    length, seconds, low, high = layout.chunk_length, 0.0, *(int(bound[0]) for bound in trajectories.starts(0))
+    length, seconds = layout.chunk_length, 0.0
+    low, high = (int(bound[0]) for bound in trajectories.starts(0))
     chunks = generator.integers(-(-low // length), high // length, size=(TIMED_BLOCKS // 32, 32))
-    for drawn in chunks:
+    for batch in chunks:
         streams, started = generator.integers(layout.num_streams, size=(32, 1)), time.perf_counter()
-        trajectories.frames.take(streams, drawn[:, None] * length + np.arange(length))
+        trajectories.frames.take(streams, batch[:, None] * length + np.arange(length))
         seconds += time.perf_counter() - started
     return seconds / (chunks.size * length) * 1e6
 
 
-# all games ----------------------------------------------------------------------------------------------------------------
+# all games ------------------------------------------------------------------------------------------------------------
 def in_own_process(game: str, options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """The game and what `measure` finds there: its last line."""
+    """Measure a game in a process of its own; return the game and its figures, the last line of the output."""
     command = [sys.executable, "-m", "benchmarks.history", "--only", game, "--steps", str(options.steps), "--env_threads",
                str(options.env_threads), "--codec", options.codec]
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -151,7 +162,7 @@ def in_own_process(game: str, options: argparse.Namespace) -> tuple[str, dict[st
 
 
 def table(games: dict[str, dict[str, Any]]) -> Iterable[str]:
-    """Of the columns that were measured."""
+    """Yield the lines of a Markdown table with the columns that were measured."""
     columns = {name: column for name, column in COLUMNS.items() if all(column[0] in found for found in games.values())}
     yield "| game | " + " | ".join(columns) + " |"
     yield "|---" * (len(columns) + 1) + "|"
@@ -160,13 +171,14 @@ def table(games: dict[str, dict[str, Any]]) -> Iterable[str]:
 
 
 def main() -> None:
+    """Measure the games, write JSON after each one and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--games", nargs="+", default=GAMES)
-    parser.add_argument("--steps", type=int, default=1_000_000, help="agent steps that the ring holds, and that are played")
-    parser.add_argument("--env_threads", type=int, default=1, help="emulator threads of a game")
+    parser.add_argument("--steps", type=int, default=1_000_000, help="agent steps to play, and capacity of the ring buffer")
+    parser.add_argument("--env_threads", type=int, default=1, help="emulator threads per game")
     parser.add_argument("--codec", choices=("lz4", RAW), default="lz4")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="games played at once")
-    parser.add_argument("--again", action="store_true", help="play games that the results have already")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="number of games played at once")
+    parser.add_argument("--again", action="store_true", help="also play games that the results already contain")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "history.json")
     options = parser.parse_args()
@@ -180,8 +192,8 @@ def main() -> None:
     with ThreadPoolExecutor(options.jobs) as pool:
         for done in as_completed([pool.submit(in_own_process, game, options) for game in wanted]):
             game, found = done.result()
-            print(f"{game}: {found['steps_per_second']:.0f} steps/s, {found['resident_bytes_per_million'] / 1e6:,.0f} MB a million "
-                  "resident", flush=True)
+            megabytes = found["resident_bytes_per_million"] / 1e6
+            print(f"{game}: {found['steps_per_second']:.0f} steps/s, {megabytes:,.0f} MB a million resident", flush=True)
             games[game] = {"command": " ".join(("python -m benchmarks.history", *sys.argv[1:])), **found, "jobs": options.jobs,
                            "processor": processor(), "versions": versions()}
             options.output.parent.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,12 @@
-"""Agent steps per second of V-trace training against this machine's own ceiling, and what replay rules and prefetching cost.
+"""Compare V-trace training with the limit of this machine, and measure the cost of replay strategies and prefetching.
 
-    python -m benchmarks.onpolicy                    speed and ceiling, then the rules
+    python -m benchmarks.onpolicy                    speed and ceiling, then the replay strategies
     python -m benchmarks.onpolicy --only speed
 
-Pong, the Nature network's torso, unrolls of 20 steps, each sample used once, every core of this machine. The ceiling is measured apart:
-environment and acting alone on one core, and one training pass over each step on a batch in memory, combined as if nothing were lost
-between them. Sides take turns in processes of their own; medians and ratios of each round are quoted.
+The task is Pong with the torso of the Nature network, unrolls of 20 steps, each sample used once, on all cores. The
+ceiling combines two separate measurements as if nothing were lost between them: environment and acting on one core, and
+one training pass over each step of a batch in memory. Sides take turns in processes of their own. Reported are medians
+and the ratios of each round.
 """
 
 import argparse
@@ -24,7 +25,7 @@ COMMON = ("--config", "impala-pong", "--model_type", "nature-ac", "--num_actors"
           "--agent.unroll_length", str(UNROLL), "--agent.batch_size", str(BATCH), "--learner.threads", "1")
 QUEUE = {"type": "queue", "capacity": BATCH, "sample_ratio": 0.5}
 ELITE = {"type": "custom", "sample_strategy": "elite_sampling", "lambda_batch_multiplier": 3}
-RULES = {  # half of every batch is replayed by it
+STRATEGIES = {  # Each replays half of every batch.
     "standard": {"type": "standard"}, "reservoir": {"type": "reservoir"},
     "attentive": {"type": "attentive", "lambda_batch_multiplier": 3},
     "elite strategy1": {**ELITE, "elite_sampling_strategy": "strategy1"},
@@ -33,22 +34,24 @@ RULES = {  # half of every batch is replayed by it
 
 
 def queue(seconds: float, *words: str) -> float:
+    """Return the agent steps per second with a queue."""
     return rate(after_start(train(15 + seconds, *COMMON, "--memory.capacity", str(BATCH), *words), 10))
 
 
 def no_prefetch(seconds: float) -> float:
+    """Return the agent steps per second with a queue and without prefetching."""
     return queue(seconds, "--learner.prefetch", "0")
 
 
-def rule(name: str, seconds: float) -> float:
-    """Samples learnt from per second; every fresh one comes with a replayed one."""
-    replay = json.dumps([QUEUE, {"capacity": 200, "sample_ratio": 0.5, **RULES[name]}])
-    rows = train(15 + seconds, *COMMON, "--memory_type", "mixed", "--memory.replay_parameters", replay)
-    return 2 * rate(after_start(rows, 10))
+def strategy(name: str, seconds: float) -> float:
+    """Return the samples learned from per second; half of them are replayed."""
+    replay = json.dumps([QUEUE, {"capacity": 200, "sample_ratio": 0.5, **STRATEGIES[name]}])
+    lines = train(15 + seconds, *COMMON, "--memory_type", "mixed", "--memory.replay_parameters", replay)
+    return 2 * rate(after_start(lines, 10))
 
 
 def acting(seconds: float) -> float:
-    """Agent steps per second of the environment and the network's forward on one core."""
+    """Return the agent steps per second of environment and network on one core."""
     import time
 
     import numpy as np
@@ -67,7 +70,7 @@ def acting(seconds: float) -> float:
 
 
 def updating(threads: int, seconds: float) -> float:
-    """Steps per second that one training pass over each takes on a batch in memory."""
+    """Return the steps per second of one training pass over a batch in memory."""
     import time
 
     import numpy as np
@@ -76,9 +79,9 @@ def updating(threads: int, seconds: float) -> float:
     from core.types import Batch, SampleIds, Window
 
     use_threads(threads)
-    agent, rows = _agent(), torch.zeros(UNROLL + 1, BATCH)
-    window = Window(torch.randint(0, 256, (UNROLL + 1, BATCH, 4, 84, 84), dtype=torch.uint8), rows.bool(), rows.bool(), rows.long(), rows,
-                    rows + 1, {"logits": torch.zeros(UNROLL + 1, BATCH, 6), "value": rows})
+    agent, zeros = _agent(), torch.zeros(UNROLL + 1, BATCH)
+    window = Window(torch.randint(0, 256, (UNROLL + 1, BATCH, 4, 84, 84), dtype=torch.uint8), zeros.bool(), zeros.bool(),
+                    zeros.long(), zeros, zeros + 1, {"logits": torch.zeros(UNROLL + 1, BATCH, 6), "value": zeros})
     batch = Batch(window, SampleIds(np.zeros(BATCH, np.int64), np.zeros(BATCH, np.int64)), torch.ones(BATCH))
     agent.learn(batch)
     started, samples = time.perf_counter(), 0
@@ -98,17 +101,20 @@ def _agent():
 
 
 def ceiling(seconds: float) -> float:
-    """Agent steps per second if acting and updates shared the cores without loss."""
+    """Return the agent steps per second if acting and updates shared the cores without loss."""
     cores = len(os.sched_getaffinity(0))
-    act, one, every = 1 / acting(seconds / 3), 1 / updating(1, seconds / 3), 1 / updating(cores, seconds / 3)
-    return max(1 / max(one, act), 1 / (every + act / cores), cores / (one + act) if cores > 1 else 0)
+    act = 1 / acting(seconds / 3)
+    update_one, update_all = 1 / updating(1, seconds / 3), 1 / updating(cores, seconds / 3)
+    return max(
+        1 / max(update_one, act), 1 / (update_all + act / cores), cores / (update_one + act) if cores > 1 else 0)
 
 
 SPEED = {"queue": queue, "no prefetching": no_prefetch, "ceiling": ceiling}
-SIDES = {**SPEED, **{name: (lambda seconds, name=name: rule(name, seconds)) for name in RULES}}
+SIDES = {**SPEED, **{name: (lambda seconds, name=name: strategy(name, seconds)) for name in STRATEGIES}}
 
 
 def compare(sides: list[str], rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Return the rates of each side, which take turns."""
     rates: dict[str, list[float]] = {side: [] for side in sides}
     for _ in range(rounds):
         for side in sides:
@@ -118,10 +124,11 @@ def compare(sides: list[str], rounds: int, seconds: float) -> dict[str, list[flo
 
 
 def main() -> None:
+    """Run the comparison, print it and write it as JSON; with --side, print the rate of one side."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--side", choices=SIDES)
     parser.add_argument("--only", choices=("speed", "rules"))
-    parser.add_argument("--seconds", type=float, default=40.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=40.0, help="duration of each measurement")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     if options.side:
@@ -137,9 +144,9 @@ def main() -> None:
             result[f"queue / {side}"] = ratios
             print(f"queue / {side}: {statistics.median(ratios):.2f}")
     if options.only != "speed":
-        rates = compare(["queue", *RULES], options.rounds, options.seconds)
+        rates = compare(["queue", *STRATEGIES], options.rounds, options.seconds)
         result["samples per second"] = rates
-        for name in RULES:
+        for name in STRATEGIES:
             ratios = [theirs / mine for theirs, mine in zip(rates[name], rates["queue"])]
             result[f"{name} / queue"] = ratios
             print(f"{name}: {statistics.median(ratios):.2f} of the samples per second of the plain queue")

@@ -1,9 +1,10 @@
-"""What the Ray engine costs: against the local engine on this machine, and on the way from an actor on another node to the ring.
+"""Measure the cost of the Ray engine, against the local engine and from node to node.
 
     python -m benchmarks.ray_engine --seconds 30 --pairs 3
 
-Speed: the same run on both engines in turns. Way: an actor plays as it would on another node (its chunks packed, nothing sent), the chunks
-it made go through Ray to an ingest in a process of its own, and parameters that were published here are fetched as that actor would.
+- speed: The same run on both engines, which take turns.
+- way: An actor plays as on another node, with compressed chunks that are not sent. Its chunks then go through Ray to a
+  trajectory server (ingest) in a process of its own. Parameters that are published here are pulled as by that actor.
 """
 
 import argparse
@@ -31,21 +32,24 @@ WAYS = {"Pong 84x84, raw": ("dqn-pong", "raw"), "Pong 84x84, lz4": ("dqn-pong", 
 
 
 class Collector:
-    """In place of a Link: keeps what would have been sent."""
+    """A stand-in for ServerConnection that keeps the chunks it should send."""
 
     def __init__(self) -> None:
         self.chunks: list[Any] = []
         self.steps = 0
 
     def has_room(self) -> bool:
+        """Return True: a collector never blocks."""
         return True
 
     def send(self, chunk: Any, steps: int) -> None:
+        """Keep a chunk and count its agent steps."""
         self.chunks.append(chunk)
         self.steps += steps
 
 
 def prepared(row: str, codec: str) -> tuple[Any, Any]:
+    """Return context and agent of a row."""
     from utils.config.command_line import read_options
     from utils.launch import prepare
 
@@ -55,7 +59,7 @@ def prepared(row: str, codec: str) -> tuple[Any, Any]:
 
 
 def play(context: Any, agent: Any, seconds: float) -> tuple[Collector, float]:
-    """What an actor on another node makes in so long, and its agent steps a second, packing included."""
+    """Return the chunks of an actor on another node, and its agent steps per second, compression included."""
     from dataclasses import replace
 
     from core.engines.ray.remote_context import RemoteMemory, RemoteRunInfo
@@ -66,7 +70,7 @@ def play(context: Any, agent: Any, seconds: float) -> tuple[Collector, float]:
     context.parameters.publish(agent.model)
     facts = RemoteRunInfo(context.options, context.spec, context.roles, memory.layout, memory.window)
     playing = actor(replace(context, memories=(RemoteMemory(facts, collector),)), 0)  # type: ignore[arg-type]
-    next(playing)  # environments and network are made
+    next(playing)  # Creates environments and network.
     started = time.perf_counter()
     while (elapsed := time.perf_counter() - started) < seconds or len(collector.chunks) < 10:
         next(playing)
@@ -75,7 +79,7 @@ def play(context: Any, agent: Any, seconds: float) -> tuple[Collector, float]:
 
 
 def way(row: str, codec: str, seconds: float) -> dict[str, float]:
-    """Bytes of an agent step in what is sent; steps a second that one actor makes, and that one ingest takes from one sender."""
+    """Return the bytes sent per agent step, and the steps per second of one actor and of one ingest with one sender."""
     import ray
 
     from core.engines.ray.connection import ServerConnection
@@ -97,7 +101,7 @@ def way(row: str, codec: str, seconds: float) -> dict[str, float]:
 
 
 def latency(row: str, seconds: float) -> dict[str, float]:
-    """Milliseconds from a publication to the model that an actor on another node acts with; medians and 95th percentiles."""
+    """Return median and 95th percentile of the milliseconds from a publication to the acting model on another node."""
     import ray
 
     from core.engines.ray.connection import ServerConnection
@@ -111,7 +115,7 @@ def latency(row: str, seconds: float) -> dict[str, float]:
     while time.perf_counter() - began < seconds:
         version, published = context.parameters.publish(agent.model), time.perf_counter()
         while known != version:
-            link.news = ray.get(ingest.listen.remote(0, 0, []))  # what comes with the answer to every chunk
+            link.news = ray.get(ingest.listen.remote(0, 0, []))  # An actor receives this with each answer.
             known = parameters.pull(agent.model, known)
         taken.append(1e3 * (time.perf_counter() - published))
     ray.kill(ingest)
@@ -120,6 +124,7 @@ def latency(row: str, seconds: float) -> dict[str, float]:
 
 
 def started_ingest(context: Any, period: float) -> Any:
+    """Start a trajectory server as a Ray actor and return its handle."""
     import ray
 
     from core.engines.ray.trajectory_server import TrajectoryServer
@@ -128,7 +133,7 @@ def started_ingest(context: Any, period: float) -> Any:
 
 
 def on_ray(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """On a cluster of this machine alone."""
+    """Return what `measure` returns on a Ray cluster of this machine alone."""
     from core.engines.local import ALLOCATOR
     from core.engines.ray.cluster import Cluster
     from core.engines.ray.params import RayParams
@@ -141,7 +146,7 @@ def on_ray(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def speed(seconds: float, pairs: int) -> dict[str, Any]:
-    """Agent steps a second of the same run on both engines, in turns."""
+    """Return the agent steps per second of the same runs on both engines, which take turns."""
     found: dict[str, Any] = {}
     for name, words in RUNS.items():
         rates: dict[str, list[float]] = {"local": [], "ray": []}
@@ -156,8 +161,9 @@ def speed(seconds: float, pairs: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Measure, print the results and write them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=30.0, help="duration of each measurement")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--only", choices=("speed", "way"))
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "ray.json")
@@ -173,7 +179,7 @@ def main() -> None:
         result["publication"] = on_ray(lambda: {row: latency(row, brief) for row in ("dqn-cartpole", "dqn-pong")})
         result["learner, samples per second"] = {str(size): updating(size, len(os.sched_getaffinity(0)), brief) for size in (32, 256, 512)}
         print(json.dumps({name: result[name] for name in ("way", "publication", "learner, samples per second")}, indent=1))
-    result["load average"] = os.getloadavg()[1]  # of five minutes; this benchmark alone makes two to four
+    result["load average"] = os.getloadavg()[1]  # Over five minutes; this benchmark alone causes two to four.
     options.output.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Resident memory of runs, one line a minute, as docs/results shows it: python -m benchmarks.resident logs/local_a logs/local_b"""
+"""Write the resident memory of runs, one line per minute: python -m benchmarks.resident logs/local_a logs/local_b."""
 
 import argparse
 import csv
@@ -10,17 +10,18 @@ RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 
 
 def minutes(folder: Path) -> Iterator[dict[str, float | str]]:
-    """The first report of each minute of a run."""
-    seen = -1
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        minute, megabytes = int(row["seconds"] // 60), row["values"].get("global/resident_memory_mb")
-        if megabytes is not None and minute > seen:
-            seen = minute
-            yield {"run": folder.name, "minute": minute, "step": row["step"], "resident_memory_mb": round(megabytes, 1)}
+    """Yield the first report of each minute of a run."""
+    last_minute = -1
+    for text in (folder / "metrics.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        minute, megabytes = int(line["seconds"] // 60), line["values"].get("global/resident_memory_mb")
+        if megabytes is not None and minute > last_minute:
+            last_minute = minute
+            yield {"run": folder.name, "minute": minute, "step": line["step"], "resident_memory_mb": round(megabytes, 1)}
 
 
 def main() -> None:
+    """Write docs/results/resident-memory.csv."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, help="log folders of the runs")
     with (RESULTS / "resident-memory.csv").open("w", newline="") as file:

@@ -1,19 +1,22 @@
-"""Batches a second of the replay memories against those of stable-baselines3 and torchrl: python -m benchmarks.sampling
+"""Compare the replay memories' batches per second with stable-baselines3 and torchrl: python -m benchmarks.sampling.
 
-Content is the same everywhere: random play of Pong, 8 environments, stacks of 4 pictures of 84x84, n = 3. A batch is what a DQN update
-reads: two stacks of bytes a window, actions, n-step returns, discounts. Sides take turns (A B A B); medians over the rounds are quoted.
+All sides hold the same data: random play of Pong, 8 environments, stacks of 4 images of 84x84, n = 3. A batch is the
+input of a DQN update: two stacks of bytes per window, actions, n-step returns, discounts. Sides take turns (A B A B),
+and medians over the rounds are reported.
 
-ours                   one picture a step; windows are put together and n-step returns computed for each batch. The threads are
-                       storage.threads. Sampling is what the prefetching thread does, so an update waits for it only when it is slower.
-ours, 8 a draw         with learner.batches_per_draw 8: eight batches of one draw, each taken from it as that thread does
-sb3 replay             stable-baselines3's ReplayBuffer: two stacks a step; of single steps, it knows no n-step returns
-sb3 replay, optimised  with optimize_memory_usage: one stack a step; single steps
-sb3 n-step             NStepReplayBuffer: two stacks a step, n-step returns computed for each batch
-torchrl uniform        TensorDictReplayBuffer, LazyTensorStorage: two stacks a step, n-step returns computed when it was filled
-torchrl prioritised    TensorDictPrioritizedReplayBuffer on the same storage
+- ours: One image per step; stacks and n-step returns are built for each batch. Threads are storage.threads. In a run
+  a prefetching thread samples, so that an update waits only if sampling is slower.
+- ours, 8 a draw: With learner.batches_per_draw 8, eight batches are sampled at once and then split.
+- sb3 replay: ReplayBuffer of stable-baselines3, two stacks per step. It has single steps and no n-step returns.
+- sb3 replay, optimised: The same with optimize_memory_usage, one stack per step.
+- sb3 n-step: NStepReplayBuffer, two stacks per step, n-step returns computed for each batch.
+- torchrl uniform: TensorDictReplayBuffer on a LazyTensorStorage, two stacks per step, n-step returns computed on
+  insertion.
+- torchrl prioritised: TensorDictPrioritizedReplayBuffer on the same storage.
 
-torchrl's wheels hold a library that only the torch they were built with can load; where this one cannot, the sources in the same wheel are
-compiled, once, which takes a minute and a C++ compiler. Needs 10 GB of memory for 50,000 steps, in proportion for others.
+The wheels of torchrl contain a library that loads only with the torch of its build. If it does not load, its sources
+in the wheel are compiled once, which takes a minute and a C++ compiler. 50,000 steps need 10 GB of memory, and other
+numbers in proportion.
 """
 
 import argparse
@@ -52,64 +55,69 @@ from core.types import Batch, TimeStep, piece
 NUM_ENVS, NSTEP, GAMMA, CHUNK = 8, 3, 0.99, 8
 PACKAGES = ("stable-baselines3", "torchrl", "tensordict", "lz4")
 BATCHES = (32, 256)
-BYTES_A_STEP = 200_000  # that all sides hold together
+BYTES_PER_STEP = 200_000  # Memory of all sides together.
 WINDOW = WindowSpec(NSTEP, (0, NSTEP))
-RULES: dict[str, tuple[Any, Any]] = {"shared": (SharedMemory, SharedParams), "prioritized": (PrioritizedMemory, PrioritizedParams)}
-UPDATED = 50  # batches that take turns in being given new priorities
-TOGETHER = 8  # batches of a draw
+MEMORIES: dict[str, tuple[Any, Any]] = {"shared": (SharedMemory, SharedParams), "prioritized": (PrioritizedMemory, PrioritizedParams)}
+NUM_PRIORITY_BATCHES = 50  # Batches whose priorities are updated in turn.
+BATCHES_PER_DRAW = 8
 OURS = "ours "
 
-Sample = Callable[[int], Any]                    # a batch of so many windows
-Prepare = Callable[[int], list[Callable[[], None]]]  # batch size -> calls, each of which gives the windows of one batch new priorities
+Sample = Callable[[int], Any]  # Batch size -> batch.
+Prepare = Callable[[int], list[Callable[[], None]]]  # Batch size -> calls that update the priorities of one batch each.
 
 
 class Sides:
-    """Every memory, full of the same play."""
+    """All memories, filled with the same random play."""
 
     def __init__(self, steps: int, threads: tuple[int, ...]):
         env = AtariEnv(AtariParams(), "pong", NUM_ENVS)
-        self.memories = {f"{OURS}{rule}, {codec}, {count} thread{'s' * (count > 1)}": our_memory(env.spec, rule, codec, count, steps)
-                         for rule in RULES for codec in (RAW, "lz4") for count in threads}
+        self.memories = {f"{OURS}{name}, {codec}, {count} thread{'s' * (count > 1)}": our_memory(env.spec, name, codec, count, steps)
+                         for name in MEMORIES for codec in (RAW, "lz4") for count in threads}
         self.sb3 = sb3_buffers(steps, env.spec)
         self._play(env, steps)
         self.torchrl = torchrl_buffers(next(iter(self.memories.values())))
         self.sb3["sb3 replay"] = single_steps(self.sb3["sb3 n-step"])
         for call in itertools.chain(*(prepare(max(BATCHES)) for prepare in self.updates().values())):
-            call()  # so that no tree holds the same number everywhere
+            call()  # Otherwise all leaves of a sum tree would be equal.
 
     def _play(self, env: AtariEnv, steps: int) -> None:
-        """Random play, given to our memories and to stable-baselines3's."""
-        generator, before = np.random.default_rng(0), env.reset(0)
+        """Play at random and add the steps to our memories and to those of stable-baselines3."""
+        generator, timestep = np.random.default_rng(0), env.reset(0)
         writers = [memory.writer(0) for memory in self.memories.values()]
         for _ in range(-(-steps // NUM_ENVS)):
             action = generator.integers(env.spec.action.num_actions, size=NUM_ENVS)
-            after = env.step(action)
+            next_timestep = env.step(action)
             for writer in writers:
-                writer.append(before, action, after, {})
+                writer.append(timestep, action, next_timestep, {})
             for buffer in self.sb3.values():
-                add_to_sb3(buffer, before, action, after)
-            before = after
+                add_to_sb3(buffer, timestep, action, next_timestep)
+            timestep = next_timestep
         env.close()
 
     def samples(self) -> dict[str, Sample]:
+        """Return the sampling function of each side."""
         ours = {name: partial(our_batch, memory) for name, memory in self.memories.items()}
-        together = {f"{name}, {TOGETHER} a draw": Together(memory) for name, memory in self.memories.items()}
-        return {**ours, **together, **{name: buffer.sample for name, buffer in (self.sb3 | self.torchrl).items()}}
+        split = {f"{name}, {BATCHES_PER_DRAW} a draw": SplitDraws(memory) for name, memory in self.memories.items()}
+        return {**ours, **split, **{name: buffer.sample for name, buffer in (self.sb3 | self.torchrl).items()}}
 
     def updates(self) -> dict[str, Prepare]:
-        """Codec and threads make no difference to ours."""
+        """Return the priority updates of each side; codec and threads make no difference to ours."""
         name, memory = next((name, memory) for name, memory in self.memories.items() if isinstance(memory, PrioritizedMemory))
         return {name: partial(our_updates, memory), "torchrl prioritised": partial(torchrl_updates, self.torchrl["torchrl prioritised"])}
 
-    def bytes_a_step(self) -> dict[str, float]:
-        """Of what they have allocated for the rows; trees of priorities excluded. `used`: of lz4, without the empty part of its arena."""
+    def bytes_per_step(self) -> dict[str, float]:
+        """Return the allocated bytes per step of each side, without sum trees.
+
+        Entries with "used" in their name exclude the empty part of the frame arena.
+        """
         found = {}
         for name, memory in self.memories.items():
             layout, size = memory.layout, memory.size()
-            found[name] = found[f"{name}, {TOGETHER} a draw"] = layout.nbytes / size
+            found[name] = found[f"{name}, {BATCHES_PER_DRAW} a draw"] = layout.nbytes / size
             if layout.packed:
                 used = memory.trajectories.statistics()["memory_mb"] * 1e6
-                found[f"{name}, used"] = found[f"{name}, {TOGETHER} a draw, used"] = (layout.nbytes - layout.arena_bytes + used) / size
+                size_used = (layout.nbytes - layout.arena_bytes + used) / size
+                found[f"{name}, used"] = found[f"{name}, {BATCHES_PER_DRAW} a draw, used"] = size_used
         for name, buffer in self.sb3.items():
             arrays = [value for value in vars(buffer).values() if isinstance(value, np.ndarray)]
             found[name] = sum(array.nbytes for array in arrays) / (buffer.buffer_size * NUM_ENVS)
@@ -119,71 +127,80 @@ class Sides:
         return found
 
 
-# ours ---------------------------------------------------------------------------------------------------------------------
-def our_memory(spec: EnvSpec, rule: str, codec: str, threads: int, steps: int) -> Memory:
-    memory_type, params_type = RULES[rule]
+# ours -----------------------------------------------------------------------------------------------------------------
+def our_memory(spec: EnvSpec, name: str, codec: str, threads: int, steps: int) -> Memory:
+    """Return an empty memory of ours."""
+    memory_type, params_type = MEMORIES[name]
     layout = Layout.of(spec, {}, capacity=steps, num_actors=1, num_envs=NUM_ENVS, chunk_length=CHUNK, kept_rows=NSTEP,
                        storage=StorageParams(codec, threads=threads), with_priority=memory_type.with_priority)
     return memory_type(params_type(capacity=steps), layout, WINDOW, seed=0)
 
 
 def our_batch(memory: Memory, batch_size: int) -> Any:
-    """Windows and their n-step returns."""
+    """Return windows and their n-step returns."""
     batch = memory.sample(batch_size)
     assert batch is not None
     return with_returns(batch)
 
 
 def with_returns(batch: Batch) -> Any:
+    """Return a batch and its n-step returns."""
     return batch, n_step_return(batch.window.rewards, batch.window.discounts, batch.window.lasts, GAMMA)
 
 
-class Together:
-    """Batches of draws of TOGETHER batches."""
+class SplitDraws:
+    """Sample BATCHES_PER_DRAW batches at once and return them one by one."""
 
     def __init__(self, memory: Memory):
-        self._memory, self._batch_size, self._left = memory, 0, list[Batch]()
+        self._memory, self._batch_size, self._pending = memory, 0, list[Batch]()
 
     def __call__(self, batch_size: int) -> Any:
-        if not self._left or batch_size != self._batch_size:
-            drawn = self._memory.sample(TOGETHER * batch_size)
-            assert drawn is not None
-            self._batch_size, self._left = batch_size, [piece(drawn, slice(part, None, TOGETHER)) for part in range(TOGETHER)]
-        return with_returns(self._left.pop())
+        if not self._pending or batch_size != self._batch_size:
+            batch = self._memory.sample(BATCHES_PER_DRAW * batch_size)
+            assert batch is not None
+            parts = (slice(part, None, BATCHES_PER_DRAW) for part in range(BATCHES_PER_DRAW))
+            self._batch_size, self._pending = batch_size, [piece(batch, part) for part in parts]
+        return with_returns(self._pending.pop())
 
 
 def our_updates(memory: Memory, batch_size: int) -> list[Callable[[], None]]:
+    """Return calls that each update the priorities of one batch of ours."""
     generator, calls = np.random.default_rng(0), []
-    for _ in range(UPDATED):
+    for _ in range(NUM_PRIORITY_BATCHES):
         batch = memory.sample(batch_size)
         assert batch is not None
         calls.append(partial(memory.update_priorities, batch.keys, generator.random(batch_size)))
     return calls
 
 
-# stable-baselines3's ------------------------------------------------------------------------------------------------------
+# stable-baselines3's --------------------------------------------------------------------------------------------------
 def sb3_buffers(steps: int, spec: EnvSpec) -> dict[str, ReplayBuffer]:
+    """Return empty buffers of stable-baselines3."""
     observation = gymnasium.spaces.Box(0, 255, spec.observation_shape, np.uint8)
     sizes = (steps, observation, gymnasium.spaces.Discrete(spec.action.num_actions), "cpu", NUM_ENVS)
     return {"sb3 n-step": NStepReplayBuffer(*sizes, n_steps=NSTEP, gamma=GAMMA),
             "sb3 replay, optimised": ReplayBuffer(*sizes, optimize_memory_usage=True, handle_timeout_termination=False)}
 
 
-def add_to_sb3(buffer: ReplayBuffer, before: TimeStep, action: np.ndarray, after: TimeStep) -> None:
-    """Its environments restart within a step and ours in one of its own, which counts as a step of an ended episode here."""
-    buffer.add(before.observation, after.observation, action, after.reward, before.last | after.last, [{}] * NUM_ENVS)
+def add_to_sb3(buffer: ReplayBuffer, timestep: TimeStep, action: np.ndarray, next_timestep: TimeStep) -> None:
+    """Add one step of all environments.
+
+    Environments of stable-baselines3 reset within a step, ours in a separate step, which is marked as done here.
+    """
+    done = timestep.last | next_timestep.last
+    buffer.add(timestep.observation, next_timestep.observation, action, next_timestep.reward, done, [{}] * NUM_ENVS)
 
 
 def single_steps(buffer: ReplayBuffer) -> ReplayBuffer:
-    """The plain buffer on the rows of an n-step one, which are the same."""
+    """Return a plain buffer on the storage of an n-step one, which holds the same data."""
     plain = copy.copy(buffer)
     plain.__class__ = ReplayBuffer
     return plain
 
 
-# torchrl's ----------------------------------------------------------------------------------------------------------------
+# torchrl's ------------------------------------------------------------------------------------------------------------
 def torchrl_buffers(memory: Memory) -> dict[str, Any]:
-    """Buffers of every window of a memory of ours."""
+    """Return buffers of torchrl with every window of a memory of ours."""
     load_torchrl()
     from tensordict import TensorDict
     from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
@@ -203,13 +220,14 @@ def torchrl_buffers(memory: Memory) -> dict[str, Any]:
 
 
 def load_torchrl() -> None:
-    """Make torchrl's library, compiled for this torch, importable. To be called before torchrl is imported.
+    """Make torchrl's library importable, compiled for this torch; call it before importing torchrl.
 
-    Raises ModuleNotFoundError without torchrl.
+    Raises:
+        ModuleNotFoundError: torchrl is not installed.
     """
     package = find_spec("torchrl")
     if package is None:
-        raise ModuleNotFoundError("torchrl is missing: pip install -r requirements-bench.txt")
+        raise ModuleNotFoundError("torchrl is not installed. Run: pip install -e '.[bench]'")
     folder = Path(package.submodule_search_locations[0])
     try:
         module_from_spec(spec_from_file_location("_torchrl", next(folder.glob("_torchrl*.so"))))
@@ -217,19 +235,20 @@ def load_torchrl() -> None:
         from torch.utils.cpp_extension import load
 
         print("compiling torchrl's library for this torch", flush=True)
-        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where ninja may be
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # ninja may be there.
         sys.modules["torchrl._torchrl"] = load("_torchrl", sorted(map(str, folder.glob("csrc/*.cpp"))), extra_cflags=["-O3", "-std=c++20"])
 
 
 def torchrl_updates(buffer: Any, batch_size: int) -> list[Callable[[], None]]:
+    """Return calls that each update the priorities of one batch of torchrl."""
     generator = torch.Generator().manual_seed(0)
     return [partial(buffer.update_priority, buffer.sample(batch_size)["index"], torch.rand(batch_size, generator=generator))
-            for _ in range(UPDATED)]
+            for _ in range(NUM_PRIORITY_BATCHES)]
 
 
-# measuring ----------------------------------------------------------------------------------------------------------------
+# measuring ------------------------------------------------------------------------------------------------------------
 def rate(call: Callable[[], Any], seconds: float) -> float:
-    """Calls a second."""
+    """Return the calls per second."""
     started, count = time.perf_counter(), 0
     while (elapsed := time.perf_counter() - started) < seconds:
         call()
@@ -238,7 +257,7 @@ def rate(call: Callable[[], Any], seconds: float) -> float:
 
 
 def one_round(sides: Sides, seconds: float) -> dict[str, dict[str, float]]:
-    """A turn of every side: batches a second, and priorities of a batch a second."""
+    """Return the batches per second, and priority updates per second, of one turn of every side."""
     found: dict[str, dict[str, float]] = {}
     for batch_size in BATCHES:
         found[f"batch {batch_size}"] = {name: rate(partial(sample, batch_size), seconds) for name, sample in sides.samples().items()}
@@ -248,7 +267,7 @@ def one_round(sides: Sides, seconds: float) -> dict[str, dict[str, float]]:
 
 
 def compared(rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Of every measurement and side the rates, their median, and the median of the ratios to the fastest other in the same round."""
+    """Return rates and median of each measurement and side, and ratios to the fastest other side of the round."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for measurement in rounds[0]:
         fastest = [max(value for name, value in turn[measurement].items() if not name.startswith(OURS)) for turn in rounds]
@@ -260,16 +279,18 @@ def compared(rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, d
     return found
 
 
-def table(found: dict[str, dict[str, dict[str, Any]]], bytes_a_step: dict[str, float]) -> Iterable[str]:
+def table(found: dict[str, dict[str, dict[str, Any]]], bytes_per_step: dict[str, float]) -> Iterable[str]:
+    """Yield the lines of a Markdown table."""
     yield "| side | bytes a step |" + "".join(f" {measurement}: a second | us | of the fastest other |" for measurement in found)
     yield "|---|---|" + "---|---|---|" * len(found)
     for name in found[f"batch {BATCHES[0]}"]:
         cells = [f"{values['median']:,.0f} | {1e6 / values['median']:,.0f} | {values['of the fastest other']:.2f}"
                  if (values := sides.get(name)) else " | | " for sides in found.values()]
-        yield f"| {name} | {bytes_a_step.get(f'{name}, used', bytes_a_step[name]):,.0f} | " + " | ".join(cells) + " |"
+        yield f"| {name} | {bytes_per_step.get(f'{name}, used', bytes_per_step[name]):,.0f} | " + " | ".join(cells) + " |"
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return all figures, including the time of an update for comparison."""
     sides, cores = Sides(options.steps, tuple(options.threads)), len(os.sched_getaffinity(0))
     rounds, update_ms = [], []
     for number in range(options.rounds):
@@ -281,20 +302,21 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     shares = {name: statistics.median(1_000 / rate / update for rate, update in zip(values["per_second"], update_ms))
               for name, values in found[f"batch {BATCHES[0]}"].items() if name.startswith(OURS)}
     return {"steps": options.steps, "update_ms": update_ms, f"batch {BATCHES[0]} as a share of an update": shares,
-            "bytes_a_step": sides.bytes_a_step(), "measured": found}
+            "bytes_a_step": sides.bytes_per_step(), "measured": found}
 
 
 def main() -> None:
+    """Measure, write JSON and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=50_000, help="agent steps that every side holds")
+    parser.add_argument("--steps", type=int, default=50_000, help="agent steps in each memory")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each side's turn")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="storage.threads of ours")
-    parser.add_argument("--torch_threads", type=int, default=0, help="of torch, for the sides that use it and the update; 0: all cores")
+    parser.add_argument("--seconds", type=float, default=1.0, help="duration of each side's turn")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="values of storage.threads for our side")
+    parser.add_argument("--torch_threads", type=int, default=0, help="threads of torch for sampling and updates; 0: all cores")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "sampling.json")
     options = parser.parse_args()
-    if options.steps * BYTES_A_STEP > available_bytes():
-        sys.exit(f"{options.steps * BYTES_A_STEP:,} bytes are needed for {options.steps:,} steps and {available_bytes():,} are free")
+    if options.steps * BYTES_PER_STEP > available_bytes():
+        sys.exit(f"{options.steps:,} steps need {options.steps * BYTES_PER_STEP:,} bytes, and {available_bytes():,} are free")
     found = {"command": " ".join(("python -m benchmarks.sampling", *sys.argv[1:])), "processor": processor(),
              "cpus": len(os.sched_getaffinity(0)), "versions": {**versions(), **{package: version(package) for package in PACKAGES}},
              **measure(options)}

@@ -1,12 +1,12 @@
-"""A run that is killed again and again: every so many seconds one of its processes, drawn at random, gets SIGKILL.
+"""Run a training whose processes are killed: at fixed intervals a random one gets SIGKILL.
 
-    python -m benchmarks.soak --minutes 30                       actors, evaluator and logger, which the supervisor replaces
-    python -m benchmarks.soak --minutes 30 --victim learner      the learner, after which this program resumes the run
+    python -m benchmarks.soak --minutes 30                    kill actors, evaluator and logger, which are replaced
+    python -m benchmarks.soak --minutes 30 --victim learner   kill the learner; this program resumes the run
 
-What is measured, once a second: agent steps, updates, resident memory, descriptors of the main process. After each kill: seconds until
-the victim was replaced, and until agent steps and updates came as fast, over ten seconds, as nine tenths of the ten before it. Written
-to docs/results/soak-<victim>.csv (a line a second), .json (what it comes to, and whether it holds) and .png. Exit code 1 if anything
-does not hold. Needs matplotlib.
+Agent steps, updates, resident memory and descriptors of the main process are measured once a second. After each kill
+two times are measured: until the victim is replaced, and until agent steps and updates over ten seconds are back at
+nine tenths of the rate before. Results are docs/results/soak-<victim>.csv (a line per second), .json (a summary and
+every violation) and .png. The exit code is 1 if there is a violation. Needs matplotlib.
 """
 
 import argparse
@@ -28,16 +28,16 @@ from benchmarks.training import ROOT
 from core.checkpoint import run_checkpoint
 
 VICTIMS = {"others": ("actor", "evaluator", "logger"), "learner": ("learner",)}
-RATE_SECONDS = 10.0  # over which speed is measured
-SETTLE = 30.0        # seconds from the first agent step to the first kill
-RECOVERED = 0.9      # of the speed before the kill
-MEMORY_GROWTH = 1.1  # of the median of the first to that of the last quarter, that counts as flat
+RATE_SECONDS = 10.0  # Interval over which a rate is measured.
+SETTLE = 30.0  # Seconds from the first agent step to the first kill.
+RECOVERED = 0.9  # Share of the rate before the kill that counts as recovered.
+MEMORY_GROWTH = 1.1  # Allowed ratio of the medians of the last and the first quarter.
 COLUMNS = ("seconds", "agent_steps", "updates", "memory_mb", "descriptors", "event")
-NO_PROGRESS = np.zeros(2)  # agent steps and updates of a run
+NO_PROGRESS = np.zeros(2)  # Agent steps and updates.
 
 
 class Run:
-    """`python main.py`, its files, and its processes by name ("actor 0"). Resumed when it has ended, under the same signature."""
+    """A run of `python main.py`, its files, and its processes by name ("actor 0"). It can be resumed after its end."""
 
     def __init__(self, options: argparse.Namespace):
         self.timestamp = f"soak-{options.victim}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -47,6 +47,7 @@ class Run:
         self.start("--machine", "soak", "--timestamp", self.timestamp)
 
     def start(self, *identity: str) -> None:
+        """Start main.py with these words, which name the run."""
         options = self._options
         words = ["--config", options.config, "--seed", str(options.seed), "--num_actors", str(options.actors), "--steps", str(10**9),
                  "--logger.period", "1", "--evaluator.period", "5", "--evaluator.episodes", "5", "--supervisor.max_restarts", str(10**6),
@@ -54,9 +55,11 @@ class Run:
         self.process = psutil.Popen([sys.executable, "main.py", *words, *identity], cwd=ROOT, stdout=subprocess.DEVNULL)
 
     def resume(self) -> None:
+        """Start main.py again under the same signature."""
         self.start("--resume", self.signature)
 
     def children(self) -> dict[str, psutil.Process]:
+        """Return the processes of the run by name."""
         found = {}
         for child in self.process.children(recursive=True) if self.process.is_running() else []:
             try:
@@ -68,7 +71,7 @@ class Run:
         return found
 
     def new_progress(self) -> list[tuple[float, np.ndarray]]:
-        """(time, agent steps and updates) of each period logged since the last call."""
+        """Return (time, agent steps and updates) of each log period since the last call."""
         path, found = ROOT / "logs" / self.signature / "metrics.jsonl", []
         if path.exists():
             with path.open("rb") as file:
@@ -82,7 +85,7 @@ class Run:
         return found
 
     def memory_mb(self) -> float:
-        """As core.common.system counts it: what is private to each process, and the largest shared part once."""
+        """Return the private memory of all processes plus the largest shared part, as core.common.system counts it."""
         private, shared = 0, 0
         for process in (self.process, *self.children().values()):
             try:
@@ -93,21 +96,24 @@ class Run:
         return (private + shared) / 1e6
 
     def saved_progress(self) -> np.ndarray:
+        """Return agent steps and updates of the newest checkpoint."""
         state, _ = run_checkpoint.load(ROOT / "models" / f"{self.signature}_checkpoints")
         return np.array([sum(state["clock"]["agent_steps"]), state["clock"]["updates"][0]], float)
 
 
 class Soak:
+    """One soak: it kills processes, records measurements, and reports violations."""
+
     def __init__(self, options: argparse.Namespace):
         self.options, self.random, self.run = options, random.Random(options.seed), Run(options)
         self.rows: list[dict[str, Any]] = []
         self.kills: list[dict[str, Any]] = []
         self.faults: list[str] = []
-        self.points: list[tuple[float, np.ndarray]] = []  # time, progress of all lives; of a resumed one as if nothing had been lost
-        self._given_up = NO_PROGRESS                          # what lives before did after their last checkpoint
+        self.points: list[tuple[float, np.ndarray]] = []  # Time and progress, including steps lost by earlier resumes.
+        self._lost = NO_PROGRESS  # Progress after the last checkpoint of each earlier start.
 
     def watch(self, seconds: float, event: str = "") -> None:
-        """Once a second a row; the first one names the event."""
+        """Record a row per second for `seconds`; the first one names the event."""
         end = time.monotonic() + seconds
         while True:
             self._read_progress()
@@ -125,9 +131,10 @@ class Soak:
             if (progress < self.run.progress).any():
                 self.faults.append(f"agent steps and updates fell from {self.run.progress} to {progress}")
             self.run.progress = progress
-            self.points.append((moment, progress + self._given_up))
+            self.points.append((moment, progress + self._lost))
 
     def play(self) -> None:
+        """Kill processes until the time is over, then interrupt the run and look for leftovers."""
         self.began = time.time()
         while self.run.progress[0] == 0:
             self.watch(1.0)
@@ -139,8 +146,8 @@ class Soak:
         exit_code = self.run.process.wait(60)
         if exit_code != 130:
             self.faults.append(f"the interrupted run left {exit_code} instead of 130")
-        _, left = psutil.wait_procs(self.run.seen.values(), timeout=3)
-        self.faults += [f"{process} is left over" for process in left]
+        _, alive = psutil.wait_procs(self.run.seen.values(), timeout=3)
+        self.faults += [f"{process} is left over" for process in alive]
         self._read_progress()
 
     def _kill(self) -> str:
@@ -157,36 +164,36 @@ class Soak:
         return name
 
     def _resume(self) -> dict[str, Any]:
-        """As a caller does who sees exit code 4: continue from the newest checkpoint."""
-        began = time.time()
+        """Resume from the newest checkpoint, like a caller that sees exit code 4."""
+        killed = time.time()
         exit_code = self.run.process.wait(60)
-        ended, kept = time.time() - began, self.run.saved_progress()
+        ended, saved = time.time() - killed, self.run.saved_progress()
         self._read_progress()
         if exit_code != 4:
             self.faults.append(f"a run whose learner was killed left {exit_code} instead of 4")
-        lost = self.run.progress - kept
-        self._given_up = self._given_up + lost
-        self.run.progress = kept
+        lost = self.run.progress - saved
+        self._lost = self._lost + lost
+        self.run.progress = saved
         self.run.resume()
         return {"ended_seconds": round(ended, 2), "lost_steps": int(lost[0])}
 
     def speeds(self, begin: float, end: float) -> np.ndarray:
-        """Agent steps and updates a second, from the counts interpolated at both moments."""
-        times, done = [moment for moment, _ in self.points], np.array([done for _, done in self.points])
-        return np.array([np.diff(np.interp([begin, end], times, each))[0] for each in done.T]) / (end - begin)
+        """Return agent steps and updates per second, from the counts interpolated at both times."""
+        times, counts = [moment for moment, _ in self.points], np.array([count for _, count in self.points])
+        return np.array([np.diff(np.interp([begin, end], times, each))[0] for each in counts.T]) / (end - begin)
 
     def report(self) -> dict[str, Any]:
-        """Everything that was seen, and what of it does not hold."""
+        """Return the summary, every kill and every violation."""
         ends = [kill["time"] for kill in self.kills[1:]] + [self.points[-1][0]]
         for kill, end in zip(self.kills, ends, strict=True):
-            before = self.speeds(kill["time"] - RATE_SECONDS, kill["time"])
+            previous = self.speeds(kill["time"] - RATE_SECONDS, kill["time"])
             starts = np.arange(kill["time"], end - RATE_SECONDS, 0.5)
-            after = [float(np.min(self.speeds(start, start + RATE_SECONDS) / before)) for start in starts]
-            back = next((start for start, share in zip(starts, after, strict=True) if share >= RECOVERED), None)
-            kill |= {"steps_per_second_before": round(before[0], 1), "updates_per_second_before": round(before[1], 1),
-                     "best_after": round(max(after, default=0.0), 2),
-                     "recovered_seconds": None if back is None else round(back - kill["time"], 1)}
-            if back is None and end - kill["time"] >= self.options.every:
+            shares = [float(np.min(self.speeds(start, start + RATE_SECONDS) / previous)) for start in starts]
+            recovered = next((start for start, share in zip(starts, shares, strict=True) if share >= RECOVERED), None)
+            kill |= {"steps_per_second_before": round(previous[0], 1), "updates_per_second_before": round(previous[1], 1),
+                     "best_after": round(max(shares, default=0.0), 2),
+                     "recovered_seconds": None if recovered is None else round(recovered - kill["time"], 1)}
+            if recovered is None and end - kill["time"] >= self.options.every:
                 self.faults.append(f"{kill['victim']}, killed at {kill['time'] - self.began:.0f} s: the speed came back to "
                                    f"{kill['best_after']:.2f} before the next kill")
         memory = [row["memory_mb"] for row in self.rows if row["event"] == "" and row["agent_steps"]]
@@ -201,6 +208,7 @@ class Soak:
 
 
 def draw(path: Path, soak: Soak) -> None:
+    """Draw agent steps per second and memory over time, with a line for each kill."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -222,6 +230,7 @@ def draw(path: Path, soak: Soak) -> None:
 
 
 def main() -> int:
+    """Run the soak, write the results and return 1 if there was a violation."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--every", type=float, default=30, help="seconds between kills")

@@ -1,10 +1,12 @@
-"""Agent steps per second of training against stable-baselines3 and against this machine's own ceiling: `make bench`.
+"""Compare training speed with stable-baselines3 and with the limit of this machine: `make bench`.
 
-Same work on both sides: Pong, Nature CNN, plain DQN (no double, n = 1), uniform memory, 8 environments, 8 samples learnt from an agent
-step (batch 32: one update every 4 agent steps; batch 256: one every 32), all cores of this machine. The sides take turns (A B A B) in
-processes of their own; what is quoted is the median and the ratio of each pair. Start-up and the filling of the memory are not counted.
-The ceiling is measured apart: environment and acting alone on one core, and the learner's update on a batch in memory alone,
-combined as if nothing were lost between them.
+Both sides do the same work: Pong, Nature CNN, plain DQN (no double, n = 1), uniform memory, 8 environments, 8 samples
+learned from per agent step (batch 32: one update every 4 agent steps; batch 256: one every 32), all cores. The sides
+take turns (A B A B) in processes of their own. Reported are the median and the ratio of each pair. Start-up and the
+filling of the memory are not counted.
+
+The ceiling combines two separate measurements as if nothing were lost between them: environment and acting on one core,
+and updates on a batch in memory.
 """
 
 import argparse
@@ -23,31 +25,32 @@ from core.common.system import versions
 from core.device.torch_runtime import use_threads
 
 NUM_ENVS, SAMPLES_PER_STEP, LEARN_START = 8, 8, 2_000
-START_SECONDS = 20  # of our side: processes, filling the memory, catching up
+START_SECONDS = 20  # Start-up of our side: processes, filling the memory, catching up.
 
 
 def ours(batch_size: int, seconds: float) -> float:
-    """Agent steps per second of `python main.py`, read from the metrics file of the run."""
-    rows = train(START_SECONDS + seconds, "--config", "dqn-pong-uniform", "--num_actors", "1",
+    """Return the agent steps per second of `python main.py`."""
+    lines = train(START_SECONDS + seconds, "--config", "dqn-pong-uniform", "--num_actors", "1",
                  "--num_envs_per_actor", str(NUM_ENVS), "--agent.batch_size", str(batch_size),
                  "--agent.nstep", "1", "--agent.double", "false", "--clock.learn_start", str(LEARN_START), "--clock.tolerance", "100",
                  "--clock.samples_per_insert", str(SAMPLES_PER_STEP))
-    return rate([row for row in rows if row["values"].get("global/samples_per_insert", 0) > 0.85 * SAMPLES_PER_STEP])
+    return rate([line for line in lines if line["values"].get("global/samples_per_insert", 0) > 0.85 * SAMPLES_PER_STEP])
 
 
 def ours_acting(batch_size: int, seconds: float) -> float:
-    """Agent steps per second of the actor alone, which learns nothing: writing rows, pulling parameters and reporting included."""
-    rows = train(10 + seconds, "--config", "dqn-pong-uniform", "--num_actors", "1", "--num_envs_per_actor", str(NUM_ENVS),
+    """Return the agent steps per second of an actor without a learner, with storing, pulling and reporting."""
+    lines = train(10 + seconds, "--config", "dqn-pong-uniform", "--num_actors", "1", "--num_envs_per_actor", str(NUM_ENVS),
                  "--memory.capacity", "50000", "--clock.learn_start", "1000000000")
-    return rate(after_start(rows, 5))
+    return rate(after_start(lines, 5))
 
 
 def bare_acting(batch_size: int, seconds: float) -> float:
+    """Return the agent steps per second of environment and network alone; every side takes a batch size."""
     return acting(seconds)
 
 
 def stable_baselines3(batch_size: int, seconds: float) -> float:
-    """Agent steps per second of stable-baselines3's DQN, in this process."""
+    """Return the agent steps per second of stable-baselines3's DQN in this process."""
     import ale_py
     import gymnasium
     from stable_baselines3 import DQN
@@ -56,15 +59,15 @@ def stable_baselines3(batch_size: int, seconds: float) -> float:
 
     gymnasium.register_envs(ale_py)
     env = VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=NUM_ENVS, seed=0), n_stack=4)
-    steps_an_update = batch_size // SAMPLES_PER_STEP
-    train_freq, gradient_steps = max(steps_an_update // NUM_ENVS, 1), max(NUM_ENVS // steps_an_update, 1)
+    steps_per_update = batch_size // SAMPLES_PER_STEP
+    train_freq, gradient_steps = max(steps_per_update // NUM_ENVS, 1), max(NUM_ENVS // steps_per_update, 1)
     agent = DQN("CnnPolicy", env, buffer_size=100_000, learning_starts=LEARN_START, batch_size=batch_size, train_freq=train_freq,
                 gradient_steps=gradient_steps, target_update_interval=10_000, seed=0)
     return stable_baselines3_rate(agent, LEARN_START + 1_000, seconds)
 
 
 def acting(seconds: float, network: bool = True) -> float:
-    """Agent steps per second of the bare vector environment on one core, with the network's forward or without."""
+    """Return the agent steps per second of the environment on one core, with or without the network."""
     import numpy as np
     import torch
 
@@ -86,7 +89,7 @@ def acting(seconds: float, network: bool = True) -> float:
 
 
 def updating(batch_size: int, threads: int, seconds: float) -> float:
-    """Samples per second of the agent's update on a batch that is there already."""
+    """Return the samples per second of the agent's update on a batch in memory."""
     import numpy as np
     import torch
 
@@ -98,9 +101,9 @@ def updating(batch_size: int, threads: int, seconds: float) -> float:
     use_threads(threads)
     spec = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)
     agent = DQN(DQNParams(batch_size=batch_size, nstep=1, double=False), spec, lambda: DQNCNN(DQNCNNParams(), spec))
-    rows = torch.zeros(2, batch_size)
-    window = Window(torch.randint(0, 256, (2, batch_size, 4, 84, 84), dtype=torch.uint8), rows.bool(), rows.bool(), rows.long(), rows,
-                    rows + 1, {})
+    zeros = torch.zeros(2, batch_size)
+    window = Window(torch.randint(0, 256, (2, batch_size, 4, 84, 84), dtype=torch.uint8), zeros.bool(), zeros.bool(), zeros.long(), zeros,
+                    zeros + 1, {})
     batch = Batch(window, SampleIds(np.zeros(batch_size, np.int64), np.zeros(batch_size, np.int64)), torch.ones(batch_size))
     for _ in range(3):
         agent.learn(batch)
@@ -112,7 +115,7 @@ def updating(batch_size: int, threads: int, seconds: float) -> float:
 
 
 def ceiling(batch_size: int, seconds: float) -> float:
-    """Agent steps per second if acting and updates shared the cores without loss."""
+    """Return the agent steps per second if acting and updates shared the cores without loss."""
     cores = len(os.sched_getaffinity(0))
     act = 1 / acting(seconds / 3)
     update_one = SAMPLES_PER_STEP / updating(batch_size, 1, seconds / 3)
@@ -121,7 +124,7 @@ def ceiling(batch_size: int, seconds: float) -> float:
 
 
 def processor() -> str:
-    """The model name that Linux gives."""
+    """Return the processor's model name as Linux reports it."""
     names = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return names[0] if names else platform.machine()
 
@@ -131,20 +134,22 @@ ACTING = {"actor": ours_acting, "bare environment and forward": bare_acting}
 
 
 def measure_side(module: str, side: str, seconds: float, *words: str) -> float:
-    """One side in a process of its own: the module prints its rate."""
+    """Run one side in a process of its own and return the rate that the module prints."""
     command = [sys.executable, "-m", module, "--side", side, "--seconds", str(seconds), *words]
     return float(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1])
 
 
 def measure(side: str, batch_size: int, seconds: float) -> float:
+    """Return the rate of one side of this module."""
     return measure_side("benchmarks.speed", side, seconds, "--batch_size", str(batch_size))
 
 
 def main() -> None:
+    """Run the comparison, print it and write it as JSON; with --side, print the rate of one side."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--side", choices=[*SIDES, *ACTING])
-    parser.add_argument("--batch_size", type=int, default=0, help="0: 32 and 256")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each measurement")
+    parser.add_argument("--batch_size", type=int, default=0, help="batch size; 0 stands for 32 and 256")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of each measurement")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "speed.json")
     options = parser.parse_args()
@@ -162,8 +167,9 @@ def main() -> None:
                 print(f"batch {batch_size}: {side} {rates[side][-1]:.1f} agent steps/s", flush=True)
         against, fraction = ([mine / other for mine, other in zip(rates["ours"], rates[side])] for side in list(SIDES)[1:])
         result[f"batch {batch_size}"] = {**rates, "ours / stable-baselines3": against, "ours / ceiling": fraction}
-        print(f"batch {batch_size}: median {statistics.median(rates['ours']):.1f} agent steps/s, {statistics.median(against):.2f} times "
-              f"stable-baselines3, {statistics.median(fraction):.2f} of the ceiling")
+        print(f"batch {batch_size}: median {statistics.median(rates['ours']):.1f} agent steps/s, "
+              f"{statistics.median(against):.2f} times stable-baselines3, "
+              f"{statistics.median(fraction):.2f} of the ceiling")
     playing: dict[str, list[float]] = {side: [] for side in ACTING}
     for _ in range(options.pairs):
         for side in ACTING:

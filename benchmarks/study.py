@@ -1,10 +1,10 @@
-"""What a part of an algorithm is worth: rows x seeds on one MinAtar game, one plot with bands and one table.
+"""Measure what a part of an algorithm is worth: rows x seeds on one MinAtar game, with one plot and one table.
 
     python -m benchmarks.study replay --steps 500000 --seeds 1 2 3             what replay does for V-trace
     python -m benchmarks.study rainbow --steps 500000 --seeds 1 2 3            Rainbow against DQN
     python -m benchmarks.study ablations --steps 500000 --seeds 1              Rainbow without each of its parts
 
-A run that is there already is not repeated, so the study can be stopped and continued. Needs matplotlib.
+A complete run is not repeated, so that the study can be stopped and continued. Needs matplotlib.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from utils.sweep.scheduler import Runner
 from utils.sweep.subprocess_run import ChildRun, named, options_of
 
 RESULTS = ROOT / "docs" / "results"
-STUDIES = {  # title, rows; each -minatar-breakout
+STUDIES = {  # Title, and rows without -minatar-breakout.
     "replay": ("V-trace with replay", ("impala", "replay", "clear", "laser", "attentive", "elite1", "elite3")),
     "rainbow": ("DQN, Rainbow, R2D2", ("dqn", "rainbow", "rainbow-quantile", "r2d2")),
     "ablations": ("Rainbow without each of its parts", ("rainbow", *(f"rainbow-no-{part}" for part in (
@@ -28,6 +28,7 @@ STUDIES = {  # title, rows; each -minatar-breakout
 
 
 def runs_of(row: str, options: argparse.Namespace) -> list[ChildRun]:
+    """Return the runs of a row, one per seed."""
     words = ["--game", options.game, "--steps", str(options.steps), "--evaluator.steps", str(options.steps // 20)]
     template = options_of(f"{row}-minatar-breakout", words, "study", options.root)
     names = {seed: f"{options.game}-{row}-seed{seed}" for seed in options.seeds}
@@ -36,19 +37,20 @@ def runs_of(row: str, options: argparse.Namespace) -> list[ChildRun]:
 
 
 def main() -> int:
+    """Train what is missing, draw the plot and write the tables; return 0 if all runs are complete."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("--game", default="breakout")
     parser.add_argument("--steps", type=int, default=500_000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--rows", nargs="+", help="only these of the study")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--rows", nargs="+", help="only these rows of the study")
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--root", default=str(ROOT), help="folder of models/ and logs/")
     options = parser.parse_args()
     title, rows = STUDIES[options.study]
     try:
-        figures.pyplot()  # refused before hours of training rather than after
+        figures.pyplot()  # Fail before hours of training rather than after.
         runs = [run for row in options.rows or rows for run in runs_of(row, options)]
         if (exit_code := Runner(runs, options.jobs).run()) or not all(run.complete for run in runs):
             return exit_code or 1

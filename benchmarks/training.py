@@ -1,4 +1,4 @@
-"""Runs of `python main.py` whose speed is read from their own metrics files."""
+"""Run `python main.py` and read the speed of the run from its metrics file."""
 
 import json
 import subprocess
@@ -11,29 +11,34 @@ ROOT = Path(__file__).resolve().parent.parent
 NO_EVALUATION = ("--evaluator.period", "1e9", "--evaluator.episodes", "1", "--evaluator.max_steps", "1")
 
 
-def train(seconds: float, *words: str) -> list[dict]:
-    """Train for so long without evaluations; returns the lines of the metrics file."""
+def train(seconds: float, *words: str) -> list[dict[str, Any]]:
+    """Train for `seconds` without evaluations and return the lines of the metrics file."""
     timestamp = f"bench{time.time_ns()}"
     subprocess.run([sys.executable, "main.py", "--machine", "bench", "--timestamp", timestamp, "--seconds", str(seconds), *NO_EVALUATION,
                     *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     return [json.loads(line) for line in (ROOT / "logs" / f"bench_{timestamp}" / "metrics.jsonl").read_text().splitlines()]
 
 
-def rate(rows: list[dict], name: str | None = None) -> float:
-    """Agent steps, or what else is counted by this name, per second between the first and the last of these lines; the very last ones are
-    written while the run ends."""
-    (start, first), (end, last) = ((row["time"], row["values"][name] if name else row["step"]) for row in (rows[0], rows[-3]))
+def rate(lines: list[dict[str, Any]], name: str | None = None) -> float:
+    """Return the agent steps per second between the first and the third-last line; the last two are of the run's end.
+
+    Args:
+        lines: Lines of a metrics file.
+        name: Metric to count in place of agent steps.
+    """
+    (start, first), (end, last) = (
+        (line["time"], line["values"][name] if name else line["step"]) for line in (lines[0], lines[-3]))
     return (last - first) / (end - start)
 
 
-def after_start(rows: list[dict], seconds: float) -> list[dict]:
-    """Lines from `seconds` after the first agent step was reported."""
-    began = next(row["time"] for row in rows if row["step"] > 0)
-    return [row for row in rows if row["time"] >= began + seconds]
+def after_start(lines: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
+    """Return the lines from `seconds` after the first reported agent step."""
+    started = next(line["time"] for line in lines if line["step"] > 0)
+    return [line for line in lines if line["time"] >= started + seconds]
 
 
 def stable_baselines3_rate(agent: Any, start: int, seconds: float) -> float:
-    """Agent steps per second that an agent of stable-baselines3 makes in so many seconds of `learn` after step `start`."""
+    """Return the agent steps per second of a stable-baselines3 agent, measured for `seconds` after step `start`."""
     from stable_baselines3.common.callbacks import BaseCallback
 
     class Stopwatch(BaseCallback):

@@ -1,6 +1,7 @@
-"""The lock files hold everything that make train and make test install, with hashes; torch goes first, by itself."""
+"""The lock files hold what pyproject.toml requests for make train and make test, with hashes, except torch."""
 
 import re
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -9,15 +10,22 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 PROJECT = Path(__file__).resolve().parents[1]
-LOCKS = {"requirements.txt": "requirements.lock", "requirements-dev.txt": "requirements-dev.lock"}
+DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+LOCKS = {"": "requirements.lock", "dev": "requirements-dev.lock"}  # extra -> lock file
 
 
-def requested(name: str) -> set[tuple[str, str]]:
-    """Return the (name, version) pairs of a requirements file and of those it includes."""
-    lines = [line.split("#")[0].strip() for line in (PROJECT / name).read_text().splitlines()]
-    included = [requested(line.split()[1]) for line in lines if line.startswith("-r ")]
-    own = {(canonicalize_name(line.split("==")[0]), line.split("==")[1]) for line in lines if "==" in line}
-    return own.union(*included)
+def requested(extra: str) -> set[tuple[str, str]]:
+    """Return the (name, version) pairs that the project requests, with those of an extra and of the extras it includes."""
+    found: set[tuple[str, str]] = set()
+    for line in [*DECLARED["dependencies"], *(DECLARED["optional-dependencies"][extra] if extra else ())]:
+        requirement = Requirement(line)
+        if requirement.name == DECLARED["name"]:
+            found = found.union(*map(requested, requirement.extras))
+        else:
+            (version,) = requirement.specifier
+            assert version.operator == "==", f"{line} is not pinned"
+            found.add((canonicalize_name(requirement.name), version.version))
+    return found
 
 
 def locked(name: str) -> dict[str, set[str]]:
@@ -42,17 +50,17 @@ def installed_needs(names: set[str]) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("requirements", LOCKS)
-def test_every_requested_version_is_locked(requirements):
-    versions = locked(LOCKS[requirements])
-    wrong = {(name, version) for name, version in requested(requirements) if versions.get(name) != {version}}
+@pytest.mark.parametrize("extra", LOCKS)
+def test_every_requested_version_is_locked(extra):
+    versions = locked(LOCKS[extra])
+    wrong = {(name, version) for name, version in requested(extra) if versions.get(name) != {version}}
     assert {name for name, _ in wrong} == {"torch"}, "run `make lock`"
 
 
-@pytest.mark.parametrize("requirements", LOCKS)
-def test_everything_those_need_is_locked(requirements):
-    needs = installed_needs({name for name, _ in requested(requirements)})
-    missing = needs - set(locked(LOCKS[requirements])) - {"torch"}
+@pytest.mark.parametrize("extra", LOCKS)
+def test_everything_those_need_is_locked(extra):
+    needs = installed_needs({name for name, _ in requested(extra)})
+    missing = needs - set(locked(LOCKS[extra])) - {"torch"}
     assert not {name for name in missing if not name.startswith(("nvidia-", "cuda-", "triton"))}, "run `make lock`"
 
 

@@ -1,8 +1,9 @@
 """Train, load and play from Python, in a script or a notebook.
 
-- `train` runs `main.py` as a process of its own, so that no script needs `if __name__ == "__main__"` and a notebook can be interrupted.
-- `load` reads a model file into a policy in this process; it starts no process.
-- What is wrong raises `ConfigurationError` (options, files) or `TrainingError`, with the sentences that the command line shows.
+- `train` runs `main.py` in a subprocess. Therefore no script needs `if __name__ == "__main__"`, and a notebook can be
+  interrupted.
+- `load` reads a model file into a policy in this process and starts no process.
+- Errors raise `ConfigurationError` (options, files) or `TrainingError`, with the messages of the command line.
 """
 
 import contextlib
@@ -40,13 +41,13 @@ from utils.plot import curves
 from utils.plot.curves import Curve
 from utils.sweep.subprocess_run import MAIN, end_with
 
-NOT_HERE = ("config", "mode", "check")  # options that `train` gives itself
-INTERRUPTED = 130                       # exit code of a run that was interrupted and saved
-LAST_LINES = 20                         # of a failed run's output, in its error
+RESERVED = ("config", "mode", "check")  # Options that `train` sets itself.
+INTERRUPTED = 130  # Exit code of a run that was interrupted and saved.
+LAST_LINES = 20  # Lines of a failed run's output that its error contains.
 
 
 class TrainingError(Exception):
-    """A training that ended with another exit code than 0: the code, and the last lines of its output."""
+    """A training ended with an exit code other than 0; the error holds the code and the last lines of output."""
 
     def __init__(self, signature: str, code: int, lines: list[str]):
         super().__init__(f"run {signature} ended with exit code {code}:\n" + "\n".join(lines))
@@ -55,27 +56,29 @@ class TrainingError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRun:
-    """A run on the disk."""
+    """A run and its files."""
 
     signature: str
     root: Path
 
     @property
     def log_folder(self) -> Path:
+        """Return the folder of metrics and options."""
         return self.root / "logs" / self.signature
 
     @property
     def model_path(self) -> Path:
-        """The model of the best evaluation."""
+        """Return the file of the best evaluation's model."""
         return self.root / "models" / f"{self.signature}.pth"
 
     @property
     def checkpoint_folder(self) -> Path:
+        """Return the folder of the newest full checkpoints."""
         return self.root / "models" / f"{self.signature}_checkpoints"
 
     @property
     def scores(self) -> Curve:
-        """Mean returns of the evaluations (`values`) with the agent `steps` and `seconds` at which they were made, each [N]."""
+        """Return the mean returns of the evaluations (`values`) with their agent `steps` and `seconds`, each [N]."""
         return curves.read_curve(self.log_folder / "metrics.jsonl")
 
     def load(self, device: str = "cpu") -> "Policy":
@@ -87,27 +90,28 @@ class TrainedRun:
 def train(config: str, settings: Mapping[str, Any] | None = None, *, progress: bool = True, **lines: Any) -> TrainedRun:
     """Train a row of CONFIGS to its end and return the run.
 
-    An interrupt (Ctrl-C, or a notebook's stop button) has the run save its state and then raises KeyboardInterrupt; a second one ends the
-    run at once. `resume="newest"` continues it.
+    An interrupt (Ctrl-C, or a notebook's stop button) makes the run save its state and then raises KeyboardInterrupt. A
+    second one ends the run at once. `resume="newest"` continues the run.
 
     Args:
-        settings: options with a dot in their name, as {"agent.lr": 1e-4}.
-        progress: whether the run's output is printed.
-        lines: options without a dot, as steps=20_000, seed=1, root="runs".
+        config: Name of the row.
+        settings: Options with a dot in their name, such as {"agent.lr": 1e-4}.
+        progress: Print the run's output.
+        lines: Options without a dot, such as steps=20_000, seed=1, root="runs".
 
     Raises:
-        Refused: options that the command line refuses too.
+        ConfigurationError: the command line would refuse these options too.
         TrainingError: the training failed.
     """
-    given = {**(settings or {}), **lines}
-    if own := [f"{name} is not to be given to train" for name in NOT_HERE if name in given]:
-        raise ConfigurationError(own)
-    words = ["--config", config, *(word for name, value in given.items() for word in _words(name, value))]
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # the run says it again
-        options = command_line.read(words)
+    values = {**(settings or {}), **lines}
+    if reserved := [f"{name} is not to be given to train" for name in RESERVED if name in values]:
+        raise ConfigurationError(reserved)
+    words = ["--config", config, *(word for name, value in values.items() for word in _words(name, value))]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        options = command_line.read(words)  # The run prints the same messages again.
     run = TrainedRun(options.signature, Path(options.root))
     identity = ["--resume", run.signature] if options.resume is not None else ["--timestamp", str(options.timestamp)]
-    code, output, interrupted = _watched([*words, *identity], progress)
+    code, output, interrupted = _run_main([*words, *identity], progress)
     if code == 0:
         return run
     if interrupted and code in (INTERRUPTED, -signal.SIGINT):
@@ -119,7 +123,7 @@ def train(config: str, settings: Mapping[str, Any] | None = None, *, progress: b
 
 
 def _words(name: str, value: Any) -> list[str]:
-    """Return an option as words of the command line: None is none, a list of numbers several words, any other list JSON."""
+    """Return an option as words of the command line: numbers of a list as separate words, any other list as JSON."""
     if isinstance(value, list | tuple) and not all(isinstance(item, int | float) for item in value):
         return [f"--{name}={json.dumps(value)}"]
     if isinstance(value, list | tuple):
@@ -127,10 +131,11 @@ def _words(name: str, value: Any) -> list[str]:
     return [f"--{name}={value}"]
 
 
-def _watched(words: list[str], progress: bool) -> tuple[int, list[str], bool]:
-    """Run main.py to its end. Returns its exit code, the last lines of its output, and whether it was interrupted from here.
+def _run_main(words: list[str], progress: bool) -> tuple[int, list[str], bool]:
+    """Run main.py to its end, with the import path of this process. If this process dies, the run saves and ends.
 
-    What can be imported here can be imported there. The process ends, its state saved, when this one dies.
+    Returns:
+        The exit code, the last lines of the output, and True if this process interrupted the run.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))}
     process = subprocess.Popen([sys.executable, str(MAIN), *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -152,7 +157,7 @@ def _watched(words: list[str], progress: bool) -> tuple[int, list[str], bool]:
                 interrupted = True
                 process.send_signal(signal.SIGINT)
     finally:
-        if process.poll() is None:  # this process fails: it cannot print, say
+        if process.poll() is None:  # This process failed, for example to print.
             process.terminate()
             process.wait()
         process.stdout.close()
@@ -162,11 +167,11 @@ def _watched(words: list[str], progress: bool) -> tuple[int, list[str], bool]:
 def load(path: str | os.PathLike[str], device: str = "cpu") -> "Policy":
     """Return the policy of a model file, models/<signature>.pth.
 
-    What the model is stands in the file, or for files of earlier versions in logs/<signature>/run.json beside its folder.
+    The file says what the model is. Files of earlier versions need logs/<signature>/run.json beside their folder.
 
     Raises:
-        CheckpointError: the file is no model, or of another architecture than its settings say.
-        Refused: what the model is cannot be found, or its environment cannot be made here.
+        CheckpointError: the file is no model, or the model's architecture differs from its options.
+        ConfigurationError: the model's options are unknown, or its environment cannot be created here.
     """
     file = Path(path).expanduser()
     if not file.exists() and (Path(PROJECT) / "models" / file).exists():
@@ -175,7 +180,7 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> "Policy":
     options = _options_of(file, metadata)
     try:
         spec = validation.environment_spec(options)
-    except Exception as error:  # the code of an environment can fail in any way
+    except Exception as error:  # User classes may raise anything.
         raise ConfigurationError(
             [f"game={options.game} (env_type={options.env_type}) of model file {file} cannot be made: {error}"]) from error
     agent = options.make_agent(spec, device_validation.resolved_device(device))
@@ -184,7 +189,7 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> "Policy":
 
 
 def _options_of(file: Path, metadata: Mapping[str, Any]) -> Options:
-    """Return the settings that the model was trained with."""
+    """Return the options with which the model was trained."""
     signature = str(metadata.get("signature") or file.stem)
     saved = dotted(metadata["options"]) if isinstance(metadata.get("options"), dict) else None
     for root in (file.absolute().parent.parent, Path(PROJECT)):
@@ -192,20 +197,21 @@ def _options_of(file: Path, metadata: Mapping[str, Any]) -> Options:
             saved = run.options
     if saved is None:
         raise ConfigurationError(
-            [f"model file {file} does not say what it is, and there is no {file.absolute().parent.parent / 'logs' / signature}/"
-                       f"{run_registry.RUN_FILE}: put the run's log folder there"], BAD_CHECKPOINT)
+            [f"model file {file} does not say what it is, and there is no "
+             f"{file.absolute().parent.parent / 'logs' / signature / run_registry.RUN_FILE}: "
+             "put the run's log folder there"], BAD_CHECKPOINT)
     row = {"name": str(saved.get("config")), **{name: str(saved.get(name)) for name in CHOICES}}
     options, problems = from_row(row)
     if problems:
         raise ConfigurationError([f"model file {file}: {problem}" for problem in problems], BAD_CHECKPOINT)
     known = annotations(options)
-    other = (*CHOICES, *command_line.OF_THIS_START)
-    settings = {name: value for name, value in saved.items() if name in known and name not in other and fits(value, known[name])}
+    excluded = (*CHOICES, *command_line.OF_THIS_START)
+    settings = {name: value for name, value in saved.items() if name in known and name not in excluded and fits(value, known[name])}
     return changed(options, {**settings, "mode": 2})
 
 
 class Policy:
-    """A trained network that acts as evaluations do: greedily, or by samples where `agent.evaluation` says so."""
+    """A trained network that acts as in evaluations: greedily, or by sampling if `agent.evaluation` says so."""
 
     def __init__(self, options: Options, spec: EnvSpec, agent: Agent, metadata: Mapping[str, Any], seed: int = 1):
         self.options, self.spec, self.agent, self.metadata = options, spec, agent, dict(metadata)
@@ -214,40 +220,40 @@ class Policy:
 
     def act(self, observation: Any, state: tuple[np.ndarray, ...] | None = None, reward: Any = 0.0,
             first: Any = False) -> tuple[Any, tuple[np.ndarray, ...]]:
-        """Return the action for one observation, or the actions for N, and the recurrent state to give with the next observation.
+        """Return the action for one observation, or the actions for N, and the next recurrent state.
 
         Args:
-            observation: [*spec.observation_shape], or [N, ...] of as many games, as the environment class of the row gives it.
-            state: what the last call returned; None where an episode starts. It is () for networks without memory.
-            reward: what the last action earned, one number or [N]; networks of R2D2 see it.
-            first: [N] bool, the games in which an episode starts; their state is the initial one whatever `state` says.
+            observation: [*spec.observation_shape] or [N, ...], as the environment class of the row returns it.
+            state: State that the last call returned, () for networks without memory. If None, episodes start.
+            reward: Reward of the last action, a number or [N]; input of R2D2's networks.
+            first: [N] bool, True where an episode starts; the initial state then replaces `state`.
 
         Raises:
-            ValueError: the observation is not of the environment's shape and type.
+            ValueError: shape or dtype of the observation differ from the environment's.
         """
         observations, single = self._observations(observation)
-        number = len(observations)
-        rewards = np.broadcast_to(np.asarray(reward, np.float32), (number,)).copy()
-        first = np.broadcast_to(np.asarray(first, bool) | (state is None), (number,)).copy()
-        timestep = TimeStep(observations, rewards, np.ones(number, np.float32), first, np.zeros(number, bool), rewards)
-        before = initial = self.agent.initial_state(number)
+        count = len(observations)
+        rewards = np.broadcast_to(np.asarray(reward, np.float32), (count,)).copy()
+        first = np.broadcast_to(np.asarray(first, bool) | (state is None), (count,)).copy()
+        timestep = TimeStep(observations, rewards, np.ones(count, np.float32), first, np.zeros(count, bool), rewards)
+        recurrent = initial = self.agent.initial_state(count)
         if state is not None:
             if len(state) != len(initial):
                 raise ValueError(f"state has {len(state)} parts, expected {len(initial)}: give what the last call returned")
-            given = (torch.as_tensor(part[None] if single else part, device=start.device) for part, start in zip(state, initial))
-            before = restart(tuple(given), first, initial)
-        if number not in self._exploration:
-            self._exploration[number] = self.agent.evaluation_exploration(number, self._generator)
+            parts = (torch.as_tensor(part[None] if single else part, device=start.device) for part, start in zip(state, initial))
+            recurrent = restart(tuple(parts), first, initial)
+        if count not in self._exploration:
+            self._exploration[count] = self.agent.evaluation_exploration(count, self._generator)
         with torch.inference_mode():
-            output = self.agent.act(timestep, before, self._exploration[number])
-        after = tuple(part.cpu().numpy() for part in output.state)
-        return (output.action[0], tuple(np.asarray(part[0]) for part in after)) if single else (output.action, after)
+            output = self.agent.act(timestep, recurrent, self._exploration[count])
+        next_state = tuple(part.cpu().numpy() for part in output.state)
+        return (output.action[0], tuple(np.asarray(part[0]) for part in next_state)) if single else (output.action, next_state)
 
     def evaluate(self, episodes: int = 10, seed: int = 1) -> EpisodeResults:
-        """Play whole episodes in this process, as mode 2 does; returns raw `returns`, `lengths` and `truncated`, each [episodes]."""
-        options, number = self.options, min(episodes, self.options.evaluator.num_envs)
-        exploration = self.agent.evaluation_exploration(number, np.random.default_rng(seed))
-        env = ValidatedEnv(options.env_class(options.env, options.game, number, training=False), number)
+        """Play whole episodes in this process; return raw `returns`, `lengths` and `truncated`, each [episodes]."""
+        options, num_envs = self.options, min(episodes, self.options.evaluator.num_envs)
+        exploration = self.agent.evaluation_exploration(num_envs, np.random.default_rng(seed))
+        env = ValidatedEnv(options.env_class(options.env, options.game, num_envs, training=False), num_envs)
         with contextlib.closing(env):
             playing = play_episodes(self.agent, env, episodes, options.evaluator.max_steps, exploration, seed)
             while True:
@@ -257,11 +263,12 @@ class Policy:
                     return end.value
 
     def _observations(self, observation: Any) -> tuple[np.ndarray, bool]:
-        """Return observations [N, ...] in their stored type, and whether one without N was given."""
-        given, shape, dtype = np.asarray(observation), self.spec.observation_shape, np.dtype(self.spec.frame.dtype)
-        single = given.shape == shape
-        if (not single and given.shape[1:] != shape) or not given.size:
-            raise ValueError(f"observation is {list(given.shape)}, expected {list(shape)} or several, [N, {', '.join(map(str, shape))}]")
-        if given.dtype.kind not in "fiub" or (dtype == np.uint8 and given.dtype != np.uint8):
-            raise ValueError(f"observation is {given.dtype}, expected {dtype}")
-        return np.ascontiguousarray(given[None] if single else given, dtype), single
+        """Return observations [N, ...] in their stored dtype, and True if the input was a single one without N."""
+        array, shape, dtype = np.asarray(observation), self.spec.observation_shape, np.dtype(self.spec.frame.dtype)
+        single = array.shape == shape
+        if (not single and array.shape[1:] != shape) or not array.size:
+            several = f"[N, {', '.join(map(str, shape))}]"
+            raise ValueError(f"observation is {list(array.shape)}, expected {list(shape)} or several, {several}")
+        if array.dtype.kind not in "fiub" or (dtype == np.uint8 and array.dtype != np.uint8):
+            raise ValueError(f"observation is {array.dtype}, expected {dtype}")
+        return np.ascontiguousarray(array[None] if single else array, dtype), single

@@ -1,10 +1,10 @@
-"""Export the acting network of a model file to ONNX: python -m utils.export models/<signature>.pth
+"""Export the acting network of a model file to ONNX: python -m utils.export models/<signature>.pth.
 
-- Inputs: `observation` [N, ...] in its stored type; for R2D2 the `previous_action` and `reward` that led to it; `state_0`, ...
-  of recurrent networks, zeros where an episode starts. N may be any number.
-- Outputs: the greedy `action` [N, ...] as the action space wants it; the `values`, or `logits` and `value`, that it follows from;
-  `next_state_0`, `next_state_1`, ... of recurrent networks.
-- The file is run by onnxruntime and compared with torch before it takes its place.
+- Inputs: `observation` [N, ...] in its stored dtype; for R2D2 also `previous_action` and `reward`; for recurrent
+  networks `state_0`, ..., which are zeros at the start of an episode. N may be any number.
+- Outputs: the greedy `action` [N, ...] of the action space; `values`, or `logits` and `value`, from which the action
+  follows; for recurrent networks `next_state_0`, `next_state_1`, ...
+- onnxruntime runs the file, and its outputs are compared with torch's, before the file takes its final name.
 """
 
 import argparse
@@ -30,62 +30,68 @@ from core.types import OARInputs, State
 from utils.api import Policy, load
 from utils.errors import ConfigurationError, describe_exception
 
-TOLERANCE = 1e-4         # of what torch and onnxruntime give, relative to the largest number
-BATCHES = 1, 3           # numbers of observations that both are asked for
-TRACED = 2               # number of observations that is traced: 1 would be taken for a constant
+TOLERANCE = 1e-4  # Allowed difference of torch and onnxruntime, relative to the largest number.
+BATCHES = 1, 3  # Batch sizes for which outputs are compared.
+TRACED_BATCH = 2  # Batch size of the trace. The exporter would take 1 for a constant.
 PACKAGES = 'export needs packages that are not installed: pip install -e ".[onnx]"'
 
 
 class ActingNetwork(nn.Module):
-    """A network as it acts: from tensors to tensors, in the order of `inputs` and of `outputs`."""
+    """A network with the agent's greedy action, from tensors to tensors in the order of `inputs` and `outputs`."""
 
     def __init__(self, agent: Agent, spec: EnvSpec):
         super().__init__()
         self.model = agent.model.eval()
         self._agent, self._recurrent_q = agent, agent.head == "recurrent-q"
         disable_host_sync(self.model)
-        example = self.example(spec, TRACED)
+        example = self.example(spec, TRACED_BATCH)
         self.states = [name for name in example if name.startswith("state_")]
         with torch.no_grad():
-            names = list(self._answer(*example.values())[0])
+            names = list(self._compute(*example.values())[0])
         self.inputs, self.outputs = list(example), [*names, *(f"next_{name}" for name in self.states)]
         self.eval()
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        answer, state = self._answer(*tensors)
-        return *answer.values(), *state
+        """Return the outputs for the inputs, both in the order of their names."""
+        outputs, state = self._compute(*tensors)
+        return *outputs.values(), *state
 
-    def _answer(self, *tensors: Tensor) -> tuple[dict[str, Tensor], State]:
-        own = 3 if self._recurrent_q else 1
-        output, state = self.model(OARInputs(*tensors[:own]) if self._recurrent_q else tensors[0], tensors[own:])
+    def _compute(self, *tensors: Tensor) -> tuple[dict[str, Tensor], State]:
+        num_inputs = 3 if self._recurrent_q else 1
+        output, state = self.model(OARInputs(*tensors[:num_inputs]) if self._recurrent_q else tensors[0], tensors[num_inputs:])
         return self._agent.greedy(output), state
 
-    def example(self, spec: EnvSpec, number: int, seed: int = 0) -> dict[str, Tensor]:
+    def example(self, spec: EnvSpec, batch_size: int, seed: int = 0) -> dict[str, Tensor]:
         """Return random inputs by name."""
         generator, dtype = np.random.default_rng(seed), np.dtype(spec.frame.dtype)
-        shape = number, *spec.observation_shape
-        drawn = generator.integers(0, int(spec.max_value) + 1, shape) if dtype == np.uint8 else generator.normal(size=shape)
-        found = {"observation": torch.from_numpy(drawn.astype(dtype))}
+        shape = batch_size, *spec.observation_shape
+        observation = generator.integers(0, int(spec.max_value) + 1, shape) if dtype == np.uint8 else generator.normal(size=shape)
+        inputs = {"observation": torch.from_numpy(observation.astype(dtype))}
         if self._recurrent_q:
-            found["previous_action"] = torch.from_numpy(generator.integers(-1, spec.action.num_actions, number))  # type: ignore[union-attr]
-            found["reward"] = torch.from_numpy(generator.normal(size=number).astype(np.float32))
-        state = self.model.initial_state(number)
-        return found | {f"state_{index}": torch.from_numpy(generator.normal(size=part.shape).astype(np.float32) / 4)
+            num_actions = spec.action.num_actions  # type: ignore[union-attr]
+            inputs["previous_action"] = torch.from_numpy(generator.integers(-1, num_actions, batch_size))
+            inputs["reward"] = torch.from_numpy(generator.normal(size=batch_size).astype(np.float32))
+        state = self.model.initial_state(batch_size)
+        return inputs | {f"state_{index}": torch.from_numpy(generator.normal(size=part.shape).astype(np.float32) / 4)
                         for index, part in enumerate(state)}
 
 
 def export(policy: Policy, path: Path) -> ActingNetwork:
-    """Write the network to `path` and return it, once onnxruntime gives what torch gives. Raises Refused where that is impossible."""
+    """Write the network to `path` and return it, after onnxruntime has given the same outputs as torch.
+
+    Raises:
+        ConfigurationError: a package is missing, or the network cannot be exported or written.
+    """
     try:
         import onnx
-        import onnxruntime  # noqa: F401  asked for before seconds of work
+        import onnxruntime  # noqa: F401  Fail before seconds of work.
         import onnxscript  # noqa: F401
     except ImportError:
         raise ConfigurationError([PACKAGES]) from None
-    spec, agent = policy.spec, policy.options.make_agent(policy.spec)  # of its own: it is changed for the export
+    spec, agent = policy.spec, policy.options.make_agent(policy.spec)  # A copy, which the export changes.
     agent.model.load_state_dict(policy.agent.model.state_dict())
     network = ActingNetwork(agent, spec)
-    example = network.example(spec, TRACED)
+    example = network.example(spec, TRACED_BATCH)
     temporary = path.with_name(f".temporary_{path.name}")
     try:
         batch = torch.export.Dim("N", min=1)
@@ -93,19 +99,18 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
             program = torch.onnx.export(network, tuple(example.values()), dynamo=True, input_names=network.inputs, verbose=False,
                                         output_names=network.outputs, dynamic_shapes=(tuple({0: batch} for _ in example),))
         assert program is not None
-        for name, value in _facts(policy).items():
+        for name, value in _metadata(policy).items():
             program.model.metadata_props[name] = value
         program.save(str(temporary), external_data=False)
         onnx.checker.check_model(str(temporary))
-        wrong = differences(network, spec, temporary)
-        if wrong:
-            raise ConfigurationError([f"the exported network differs from torch's: {problem}; nothing was written" for problem in wrong])
+        if wrong := differences(network, spec, temporary):
+            raise ConfigurationError([f"the exported network differs from torch's: {output}; nothing was written" for output in wrong])
         os.replace(temporary, path)
     except OSError as error:
         raise ConfigurationError([f"{path} cannot be written: {error}"]) from None
     except ConfigurationError:
         raise
-    except Exception as error:  # the exporter's, of a network that it does not understand
+    except Exception as error:  # The exporter may fail in any way on a network of the user's.
         raise ConfigurationError(
             [f"the network of model_type={policy.options.model_type} cannot be exported: {describe_exception(error)}"]) from error
     finally:
@@ -115,7 +120,7 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide what torch's exporter says of its own parts and of packages that are not needed."""
+    """Hide warnings of torch's exporter about its own parts and about packages that are not needed."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -127,8 +132,8 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _facts(policy: Policy) -> dict[str, str]:
-    """Return what the file says of itself."""
+def _metadata(policy: Policy) -> dict[str, str]:
+    """Return the metadata of the ONNX file."""
     options, action = policy.options, policy.spec.action
     bounds: dict[str, Any] = {"num_actions": action.num_actions} if isinstance(action, Discrete) \
         else {"low": action.low.tolist(), "high": action.high.tolist()}
@@ -137,31 +142,37 @@ def _facts(policy: Policy) -> dict[str, str]:
 
 
 def differences(network: ActingNetwork, spec: EnvSpec, path: Path) -> list[str]:
-    """Return how the outputs of onnxruntime and torch differ for random inputs, one sentence an output; empty when they agree."""
+    """Return the outputs in which onnxruntime and torch differ for random inputs; empty if they agree."""
     import onnxruntime
 
     session, found = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]), []
-    for number in BATCHES:
-        example = network.example(spec, number, seed=number)
+    names = {each.name for each in session.get_inputs()}
+    for batch_size in BATCHES:
+        example = network.example(spec, batch_size, seed=batch_size)
         with torch.no_grad():
-            ours = [tensor.numpy() for tensor in network(*example.values())]
-        theirs: list[Any] = session.run(network.outputs, {name: tensor.numpy() for name, tensor in example.items()
-                                                          if name in {each.name for each in session.get_inputs()}})
-        for name, mine, other in zip(network.outputs, ours, theirs):
-            far = mine.shape != other.shape or not np.allclose(mine, other, rtol=TOLERANCE, atol=TOLERANCE * max(np.abs(mine).max(), 1))
-            if far and not (name == "action" and mine.dtype.kind == "i" and _tied(ours[1], mine, other)):
-                found.append(f"{name} of {number} observations")
+            expected = [tensor.numpy() for tensor in network(*example.values())]
+        outputs: list[Any] = session.run(
+            network.outputs, {name: tensor.numpy() for name, tensor in example.items() if name in names})
+        for name, ours, theirs in zip(network.outputs, expected, outputs):
+            if ours.shape == theirs.shape and _close(ours, theirs, np.abs(ours).max()):
+                continue
+            if not (name == "action" and ours.dtype.kind == "i" and _tied(expected[1], ours, theirs)):
+                found.append(f"{name} of {batch_size} observations")
     return found
 
 
-def _tied(scores: np.ndarray, mine: np.ndarray, other: np.ndarray) -> bool:
-    """Return True if actions differ only where values or logits [N, A] are equal but for rounding."""
-    taken, others = (np.take_along_axis(scores, each[:, None], 1)[:, 0] for each in (mine, other))
-    return np.allclose(taken, others, rtol=TOLERANCE, atol=TOLERANCE * max(np.abs(scores).max(), 1))
+def _close(ours: np.ndarray, theirs: np.ndarray, scale: float) -> bool:
+    return np.allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE * max(scale, 1))
+
+
+def _tied(scores: np.ndarray, ours: np.ndarray, theirs: np.ndarray) -> bool:
+    """Return True if the actions differ only where values or logits [N, A] are equal up to rounding."""
+    scores_of_ours, scores_of_theirs = (np.take_along_axis(scores, each[:, None], 1)[:, 0] for each in (ours, theirs))
+    return _close(scores_of_ours, scores_of_theirs, np.abs(scores).max())
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit codes: 0 written, 2 not possible, 3 no usable model file."""
+    """Export a model file and return the exit code: 0 written, 2 impossible, 3 no usable model file."""
     parser = argparse.ArgumentParser(prog="python -m utils.export", description="Export the acting network of a model file to ONNX.")
     parser.add_argument("model_file", type=Path, help="models/<signature>.pth")
     parser.add_argument("--output", type=Path, help="file to write; by default the model file's name with .onnx")
@@ -176,7 +187,8 @@ def main(arguments: Sequence[str]) -> int:
         for problem in refused.problems:
             print(f"error: {problem}", file=sys.stderr)
         return refused.code
-    print(f"{path}: {', '.join(network.inputs)} -> {', '.join(network.outputs)}; onnxruntime gives what torch gives")
+    names = f"{', '.join(network.inputs)} -> {', '.join(network.outputs)}"
+    print(f"{path}: {names}; onnxruntime gives the same outputs as torch")
     return 0
 
 

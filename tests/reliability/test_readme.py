@@ -1,4 +1,4 @@
-"""The commands of README run as printed in a copy of the project (F41), and TensorBoard is private (F37)."""
+"""The commands of README and docs/running.md, run word for word in a copy (F41), and TensorBoard as documented (F37)."""
 
 import os
 import re
@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import pytest
 from tests.reliability.program import PROJECT
 from tests.test_documented_examples import MODULES
 
-COMMANDS = re.findall(r"(?m)^```(?:bash)?\n((?:make|\.venv/bin/python) .*)\n```$", (PROJECT / "README.md").read_text())
+PAGES = "".join((PROJECT / path).read_text() for path in ("README.md", "docs/running.md"))
+COMMANDS = re.findall(r"(?m)^```(?:bash)?\n((?:make|\.venv/bin/python) .*)\n```$", PAGES)
 LIMITS = "--engine inline --updates 5 --clock.learn_start 100 --num_envs_per_actor 2 --evaluator.episodes 1 --evaluator.max_steps 20"
 STAND_IN = """#!/bin/sh
 # Programs run under small limits; what would install, or run other tests, is noted only.
@@ -25,8 +27,9 @@ case "$1 $2" in
     *) echo "$*" >> noted.txt ;;
 esac
 """
-NOTED = ["-m pytest -n 2 --dist loadfile", "-m ruff check .", "-m mypy", "-m benchmarks.speed", "-m benchmarks.onpolicy",
-         *(f"-m pip install -r requirements-{extra}.txt" for extra in ("minatar", "mujoco", "video"))]
+EXTRAS = ("minatar", "mujoco", "video")
+NOTED = ["-m pytest -n 2 --dist loadfile", "-m ruff check .", "-m mypy", "-m codespell_lib", "-m benchmarks.speed",
+         "-m benchmarks.onpolicy", *(f"-m pip install -e .[{extra}]" for extra in EXTRAS)]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def project(tmp_path_factory):
     copy = tmp_path_factory.mktemp("project")
     for name in ("core", "utils"):
         shutil.copytree(PROJECT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in (PROJECT / "main.py", PROJECT / "Makefile", *PROJECT.glob("requirements*")):
+    for path in (PROJECT / "main.py", PROJECT / "Makefile", PROJECT / "pyproject.toml", *PROJECT.glob("requirements*.lock")):
         shutil.copy(path, copy)
     (copy / "mypackage").mkdir()
     (copy / "mypackage" / "q_learning.py").write_text(dict(MODULES)["q_learning"])
@@ -65,7 +68,7 @@ def test_f41_every_command_of_the_readme_runs_as_printed(project):
             assert program.returncode == 0, f"{program.args[-1]}\n{program.stdout}{program.stderr}"
     noted = (project / "noted.txt").read_text().splitlines()
     assert sorted(line.strip() for line in noted) == sorted(NOTED)
-    assert all((project / line.split()[-1]).exists() for line in noted if line.startswith("-m pip"))
+    assert set(EXTRAS) <= set(tomllib.loads((project / "pyproject.toml").read_text())["project"]["optional-dependencies"])
     assert list(project.glob("models/*_test.mp4")) and len(list(project.glob("models/*_test.json"))) >= 2
 
 

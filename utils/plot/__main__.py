@@ -1,4 +1,4 @@
-"""Learning curves of one or many runs, and their human-normalised scores over games.
+"""Draw learning curves of one or many runs, and their human-normalised scores over games.
 
     python -m utils.plot logs/local_20260101-120000
     python -m utils.plot logs/sweep_* --statistic iqm --x steps time --output docs/results/cartpole --csv
@@ -6,10 +6,10 @@
     python -m utils.plot docs/results/replay-study-breakout.csv
     python -m utils.plot --summary logs/atari_*
 
-Runs are log folders or CSV files that --csv has written; what is no run, or has no values to draw, is passed over and named. Those that
-differ in nothing but their seed (utils/plot/seed_groups.py) make one curve with a bootstrap band, which ends where the shortest of them
-ends, and the legend says what groups differ in. The summary takes the mean of each run's evaluations after 80 % of its steps. Needs
-matplotlib: pip install -e ".[plots]".
+Runs are log folders or CSV files written by --csv. Folders that are no run, and runs without values to draw, are named
+and skipped. Runs that differ only in their seed (utils/plot/seed_groups.py) make one curve with a bootstrap band; it
+ends where the shortest of them ends. The legend says in what groups differ. The summary takes the mean of each run's
+evaluations after 80 % of its steps. Needs matplotlib: pip install -e ".[plots]".
 """
 
 import argparse
@@ -25,12 +25,13 @@ from utils.config.command_line import refuse
 from utils.errors import ConfigurationError
 from utils.factory import EnvsDict
 from utils.plot.curves import COLUMNS, SCORE, Run, grouped, late_score, read, usable, write_csv
-from utils.plot.figures import AGGREGATES, AXES, CENTRES, draw_curves, draw_summary, save
+from utils.plot.figures import AGGREGATES, AXES, CENTERS, draw_curves, draw_summary, save
 from utils.plot.seed_groups import alike
 from utils.plot.statistics import Array, bootstrap, interval
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Draw what the arguments ask for, print the files and return exit code 0; exit with 2 for wrong arguments."""
     options = parser().parse_args(arguments)
     try:
         for path in _summary(options) if options.summary else _curves(options):
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 def _curves(options: argparse.Namespace) -> list[Path]:
     runs, sources = usable(options.runs, options.metric)
     groups = grouped(runs, options.group) if options.group else alike(runs)
-    title = next(iter(groups)) if len(groups) == 1 else ""  # several stand in the legend
+    title = next(iter(groups)) if len(groups) == 1 else ""  # The legend names several groups.
     figure = draw_curves(groups, options.x, options.statistic, options.title or title, options.each)
     written = save(figure, options.output, options.formats)
     if options.csv:
@@ -63,7 +64,11 @@ def _summary(options: argparse.Namespace) -> list[Path]:
 
 
 def by_game(runs: Sequence[Run]) -> Mapping[str, Array]:
-    """Human-normalised late scores of the runs of each game, in any spelling, [runs]. Raises Refused for a game without human scores."""
+    """Return the human-normalised late scores [runs] of each game, whose name may be spelt in any way.
+
+    Raises:
+        ConfigurationError: no human score of a game is known.
+    """
     games: dict[str, list[float]] = {}
     for run in runs:
         env_type, game = run.settings.get("env_type"), run.settings.get("game")
@@ -76,7 +81,7 @@ def by_game(runs: Sequence[Run]) -> Mapping[str, Array]:
 
 
 def summary_table(scores: Mapping[str, Mapping[str, Array]]) -> list[str]:
-    """Markdown lines: each method's aggregates with 95 % intervals."""
+    """Return Markdown lines with the aggregates of each method and their 95 % intervals."""
     lines = [f"| method | games | runs | {' | '.join(AGGREGATES)} |", "|---" * (len(AGGREGATES) + 3) + "|"]
     for method, games in scores.items():
         cells = []
@@ -88,20 +93,22 @@ def summary_table(scores: Mapping[str, Mapping[str, Array]]) -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     shape = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m utils.plot", description=__doc__, formatter_class=shape)
     parser.add_argument("runs", nargs="+", type=Path, help="log folders, or CSV files")
     parser.add_argument("--metric", nargs="+", default=[SCORE], help=f"names in metrics.jsonl, a panel each; default {SCORE}")
-    parser.add_argument("--x", nargs="+", choices=AXES, default=["steps"], help="a panel each")
-    parser.add_argument("--statistic", choices=CENTRES, default="mean", help="over the runs of a group")
-    parser.add_argument("--group", nargs="+", help="settings that make a group, as agent.lr, or config, method (the row without its "
-                                                   "game), run; default: all but the seed, with --summary and the game")
-    parser.add_argument("--each", action="store_true", help="thin lines of every run too")
-    parser.add_argument("--summary", action="store_true", help="human-normalised scores over games in place of curves")
-    parser.add_argument("--title")
-    parser.add_argument("--output", type=Path, default=Path("curves"), help="without its ending; default: curves")
-    parser.add_argument("--formats", nargs="+", choices=("png", "svg", "pdf"), default=["png", "svg"])
-    parser.add_argument("--csv", action="store_true", help="the points too: run, step, seconds and values")
+    parser.add_argument("--x", nargs="+", choices=AXES, default=["steps"], help="x-axes, a panel each")
+    parser.add_argument("--statistic", choices=CENTERS, default="mean", help="statistic over the runs of a group")
+    parser.add_argument(
+        "--group", nargs="+", help="options that define a group, such as agent.lr, or config, method (the row without its game), run; "
+                                   "default: all but the seed, and with --summary all but seed and game")
+    parser.add_argument("--each", action="store_true", help="also draw thin lines of every run")
+    parser.add_argument("--summary", action="store_true", help="draw human-normalised scores over games in place of curves")
+    parser.add_argument("--title", help="title of the figure")
+    parser.add_argument("--output", type=Path, default=Path("curves"), help="path without extension; default: curves")
+    parser.add_argument("--formats", nargs="+", choices=("png", "svg", "pdf"), default=["png", "svg"], help="file formats")
+    parser.add_argument("--csv", action="store_true", help="also write the points: run, step, seconds and values")
     return parser
 
 

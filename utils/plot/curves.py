@@ -1,4 +1,4 @@
-"""Curves of runs: a metric against agent steps and wall seconds, from a run's metrics.jsonl or from a CSV such as those of docs/results."""
+"""Read curves of runs, a metric against agent steps and seconds, from metrics.jsonl or CSV files (docs/results)."""
 
 import csv
 import json
@@ -15,33 +15,35 @@ from utils import run_registry
 from utils.errors import ConfigurationError
 from utils.factory import suggestion
 
-SCORE = "evaluator/episodic_return_mean"  # what results are read from
-COLUMNS = {f"evaluator/episodic_return_{name}": name for name in ("mean", "std", "median")}  # short names in a CSV
-POINT = ("run", "step", "seconds")        # the columns of a CSV that are no metrics
-METRICS = "metrics.jsonl"                 # in the log folder of a run
-PERIOD = "global/agent_steps"             # the line of a period has it
-LATE = 0.8         # evaluations after this share of a run's steps make its late score
-OVERSHOOT = 1.02   # times its steps: up to where evaluations still count as of these
-GRID_POINTS = 200  # at most, of a curve over several runs
-TOLD = 5           # problems at most, where none of many sources can be read
+SCORE = "evaluator/episodic_return_mean"  # The metric from which results are read.
+COLUMNS = {f"evaluator/episodic_return_{name}": name for name in ("mean", "std", "median")}  # Short names in a CSV.
+POINT = ("run", "step", "seconds")  # Columns of a CSV that are no metrics.
+METRICS = "metrics.jsonl"  # File in the log folder of a run.
+PERIOD = "global/agent_steps"  # Metric that only the lines of a log period contain.
+LATE = 0.8  # Share of a run's steps after which evaluations count for its late score.
+OVERSHOOT = 1.02  # Factor on a run's steps up to which evaluations still belong to the run.
+MAX_GRID_POINTS = 200  # Points of a curve over several runs.
+MAX_LISTED = 5  # Errors that are listed if no source can be read.
 
 
 class Curve(NamedTuple):
-    """N points, steps rising."""
+    """N points of one metric, in the order of rising steps."""
 
-    steps: NDArray[np.float64]     # agent steps [N]
-    seconds: NDArray[np.float64]   # of wall time since the run began [N]
-    values: NDArray[np.float64]    # [N]
+    steps: NDArray[np.float64]  # [N] agent steps.
+    seconds: NDArray[np.float64]  # [N] seconds since the run began.
+    values: NDArray[np.float64]  # [N].
 
 
 class Run(NamedTuple):
-    name: str                      # signature, or what a CSV calls it
-    settings: Mapping[str, Any]    # dotted, as it was started, and what groups it: run, config, method
-    curves: dict[str, Curve]       # by metric
+    """The curves of one run and the settings by which runs are grouped."""
+
+    name: str  # Signature, or the name that a CSV gives the run.
+    settings: Mapping[str, Any]  # Options by dotted name as the run was started, and the names run, config and method.
+    curves: dict[str, Curve]  # By metric.
 
 
 class NoCurves(ConfigurationError):
-    """A source has not the curves that are asked for: a sentence, and in a few words what is missing."""
+    """A source lacks the requested curves. `missing` names what is missing in a few words."""
 
     def __init__(self, problem: str, missing: str):
         super().__init__([problem])
@@ -50,51 +52,57 @@ class NoCurves(ConfigurationError):
 
 # reading --------------------------------------------------------------------------------------------------------------
 def read(sources: Iterable[Path], metrics: Sequence[str]) -> list[Run]:
-    """The runs of these log folders and CSV files. Raises Refused for a source or a metric that is not there."""
-    found = [run for source in sources for run in (_of_csv(source, metrics) if source.suffix == ".csv" else [_of_folder(source, metrics)])]
-    if not found:
+    """Return the runs of these log folders and CSV files.
+
+    Raises:
+        ConfigurationError: a source or a metric does not exist.
+    """
+    runs: list[Run] = []
+    for source in sources:
+        runs += _read_csv(source, metrics) if source.suffix == ".csv" else [_read_folder(source, metrics)]
+    if not runs:
         raise ConfigurationError(["there are no runs to read: name log folders or CSV files"])
-    return found
+    return runs
 
 
 def usable(sources: Sequence[Path], metrics: Sequence[str]) -> tuple[list[Run], list[Path]]:
-    """Return the runs that have points of every metric, and their sources. Others are passed over, and stderr says why.
+    """Return the runs that have points of every metric, and their sources. Other runs are skipped and named on stderr.
 
-    Raises Refused for a source that does not exist, and where no run is left.
+    Raises:
+        ConfigurationError: a source does not exist, or no run is left.
     """
     if absent := [f"{source} does not exist: name log folders or CSV files" for source in sources if not source.exists()]:
         raise ConfigurationError(absent)
-    found, used, problems, passed_over = list[Run](), list[Path](), list[str](), dict[str, list[str]]()
+    kept, kept_sources, errors, skipped = list[Run](), list[Path](), list[str](), dict[str, list[str]]()
     for source in sources:
         try:
-            there = read([source], metrics)
-            empty = {run.name: name for run in there
-                     for name, curve in reversed(run.curves.items()) if not curve.steps.size}
-            found += [run for run in there if run.name not in empty]
-            used += [source] if len(empty) < len(there) else []
+            runs = read([source], metrics)
         except ConfigurationError as refused:
-            problems += refused.problems
+            errors += refused.problems
             missing = refused.missing if isinstance(refused, NoCurves) else refused.problems[0]
-            passed_over.setdefault(missing, []).append(str(source))
+            skipped.setdefault(missing, []).append(str(source))
             continue
+        empty = {run.name: name for run in runs for name, curve in reversed(run.curves.items()) if not curve.steps.size}
+        kept += [run for run in runs if run.name not in empty]
+        kept_sources += [source] if len(empty) < len(runs) else []
         for run_name, metric in empty.items():
-            problems.append(f"{run_name} has no values of {metric}")
-            passed_over.setdefault(f"no values of {metric}", []).append(run_name)
-    if not found:
-        raise ConfigurationError([*problems[:TOLD],
-                                  *([f"{len(problems) - TOLD} others cannot be drawn either"] if problems[TOLD:] else [])])
-    for missing, names in passed_over.items():
+            errors.append(f"{run_name} has no values of {metric}")
+            skipped.setdefault(f"no values of {metric}", []).append(run_name)
+    if not kept:
+        others = [f"{len(errors) - MAX_LISTED} others cannot be drawn either"] if errors[MAX_LISTED:] else []
+        raise ConfigurationError([*errors[:MAX_LISTED], *others])
+    for missing, names in skipped.items():
         log_to_stderr(f"passed over ({missing}): {', '.join(names)}")
-    return found, used
+    return kept, kept_sources
 
 
 def read_curve(path: Path, metric: str = SCORE) -> Curve:
-    """One metric of a metrics.jsonl, which may be being written; no points while there are none."""
+    """Return one metric of a metrics.jsonl, which a run may still be writing; an empty curve if there are no points."""
     return _curve(read_lines(path), metric)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a metrics.jsonl: what a writer is just appending is left out."""
+    """Return the complete lines of a metrics.jsonl, without a last line that a run is still writing."""
     if not path.exists():
         return []
     text = path.read_text()
@@ -102,13 +110,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def reached(path: Path) -> int:
-    """Return the agent steps of a run by its metrics.jsonl, which lags behind the run by a period of the logger at most."""
+    """Return the agent steps of a run by its metrics.jsonl, which lags behind by at most one period of the logger."""
     steps = [line["step"] for line in read_lines(path) if PERIOD in line["values"]]
     return int(steps[-1]) if steps else 0
 
 
 def until(curve: Curve, steps: float | None) -> Curve:
-    """The part of a curve that belongs to so many steps, which the first evaluation after them does too; all of it for None."""
+    """Return the points up to `steps`, including the first evaluation after them. If None, return all points."""
     if not steps or curve.steps.size == 0:
         return curve
     end = max(OVERSHOOT * steps, min(curve.steps[curve.steps >= steps], default=0))
@@ -116,15 +124,19 @@ def until(curve: Curve, steps: float | None) -> Curve:
 
 
 def late_score(curve: Curve, steps: float | None = None) -> float:
-    """The mean of the values after LATE of the steps that the run was to make (for None, or before it got there: has made), and of none
-    beyond them; nan without any."""
+    """Return the mean of the values after LATE of `steps` and not beyond `steps`; nan without values.
+
+    Args:
+        curve: Evaluations of the run.
+        steps: Agent steps that the run was to make. If None, or if the run has made fewer, the steps that it has made.
+    """
     curve = until(curve, steps)
     if not len(curve.steps):
         return float("nan")
     return float(curve.values[curve.steps >= LATE * min(steps or np.inf, curve.steps[-1])].mean())
 
 
-def _of_folder(folder: Path, metrics: Sequence[str]) -> Run:
+def _read_folder(folder: Path, metrics: Sequence[str]) -> Run:
     if not (folder / METRICS).is_file():
         raise NoCurves(f"{folder} is no log folder of a run: it has no {METRICS}", "no log folder of a run")
     name, saved = folder.resolve().name, run_registry.read(folder)
@@ -138,17 +150,18 @@ def _of_folder(folder: Path, metrics: Sequence[str]) -> Run:
         raise NoCurves(problem, "no log folder of a run") from None
 
 
-def _of_csv(path: Path, metrics: Sequence[str]) -> list[Run]:
+def _read_csv(path: Path, metrics: Sequence[str]) -> list[Run]:
     try:
         with path.open(newline="") as file:
             reader = csv.DictReader(file)
             if missing := [name for name in POINT if name not in (reader.fieldnames or ())]:
-                raise NoCurves(f"{path} holds no curves, it has no column {' or '.join(missing)}: name log folders, or CSV files of --csv",
-                               "no curves")
+                columns = " or ".join(missing)
+                raise NoCurves(
+                    f"{path} holds no curves, it has no column {columns}: name log folders, or CSV files of --csv", "no curves")
             lines = [(row["run"], _csv_line(row)) for row in reader]
     except OSError as error:
         raise ConfigurationError([f"{path} cannot be read: {error.strerror}"]) from None
-    except (ValueError, TypeError, csv.Error) as error:  # TypeError: a line with more or fewer columns
+    except (ValueError, TypeError, csv.Error) as error:  # A line with more or fewer columns raises TypeError.
         raise ConfigurationError([f"{path} cannot be read: line {reader.line_num}: {error}"]) from None
     by_run: dict[str, list[dict[str, Any]]] = {}
     for name, line in lines:
@@ -159,14 +172,14 @@ def _of_csv(path: Path, metrics: Sequence[str]) -> list[Run]:
 
 
 def _csv_line(row: Mapping[str, str]) -> dict[str, Any]:
-    """What a metrics.jsonl has for it."""
+    """Return the line of a metrics.jsonl that this row of a CSV stands for."""
     full = {short: metric for metric, short in COLUMNS.items()}
     values = {full.get(name, name): float(text) for name, text in row.items() if name not in POINT and text}
     return {"step": int(row["step"]), "seconds": float(row["seconds"]), "values": values}
 
 
 def _names(run: str, config: str | None = None, game: str | None = None) -> dict[str, Any]:
-    """What runs can be grouped by beside their settings; a method is a row without its game."""
+    """Return the names by which runs can be grouped; a method is a row without its game."""
     config = config or run
     return {"run": run, "config": config, "method": config.replace(f"-{game}", "") if game else config}
 
@@ -179,8 +192,11 @@ def _known(metric: str, known: set[str], source: Path) -> str:
 
 
 def _curve(lines: Iterable[dict[str, Any]], metric: str) -> Curve:
-    """A run continued from an earlier checkpoint supersedes what it had written beyond that: its periods, whose steps otherwise rise,
-    tell that it went back."""
+    """Return the curve of a metric, without points that a resumed run has superseded.
+
+    A run resumed from an earlier checkpoint writes again the steps after that checkpoint. The steps of log periods
+    otherwise rise, so that a fall marks the resume.
+    """
     points: list[tuple[float, float, float]] = []
     reached = 0
     for line in lines:
@@ -196,11 +212,14 @@ def _curve(lines: Iterable[dict[str, Any]], metric: str) -> Curve:
 
 
 # together -------------------------------------------------------------------------------------------------------------
-def grouped(found: Iterable[Run], keys: Sequence[str]) -> dict[str, list[Run]]:
-    """Runs by the values of these settings, in the order they come; numbers are told with the setting's name. Raises Refused for a setting
-    that a run does not have."""
+def grouped(runs: Iterable[Run], keys: Sequence[str]) -> dict[str, list[Run]]:
+    """Return runs grouped by the values of these settings, in the order of the runs. Labels name a number's setting.
+
+    Raises:
+        ConfigurationError: a run lacks a setting.
+    """
     groups: dict[str, list[Run]] = {}
-    for run in found:
+    for run in runs:
         if lacking := [key for key in keys if key not in run.settings]:
             raise ConfigurationError([f"{run.name} has no setting {lacking[0]}{suggestion(lacking[0], run.settings)}"])
         groups.setdefault(", ".join(_label(key, run.settings[key]) for key in keys), []).append(run)
@@ -212,27 +231,26 @@ def _label(key: str, value: Any) -> str:
 
 
 def on_grid(curves: Sequence[Curve], axis: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Points of `axis` (steps or seconds) that lie within every curve [P], and the curves there [P, runs], linear between their points.
+    """Return points of `axis` (steps or seconds) that lie within every curve [P], and the curves there [P, runs].
 
-    The points are those of the curves themselves while they are few.
+    Curves are linear between their points. Up to MAX_GRID_POINTS, the grid is the union of the curves' own points.
     """
-    places = [getattr(curve, axis) for curve in curves]
-    start, end = max(place[0] for place in places), min(place[-1] for place in places)
-    grid = np.unique(np.concatenate(places))
+    points = [getattr(curve, axis) for curve in curves]
+    start, end = max(each[0] for each in points), min(each[-1] for each in points)
+    grid = np.unique(np.concatenate(points))
     grid = grid[(grid >= start) & (grid <= end)]
-    if len(grid) > GRID_POINTS:
-        grid = np.linspace(start, end, GRID_POINTS)
-    return grid, np.stack([np.interp(grid, place, curve.values) for place, curve in zip(places, curves)], -1)
+    if len(grid) > MAX_GRID_POINTS:
+        grid = np.linspace(start, end, MAX_GRID_POINTS)
+    return grid, np.stack([np.interp(grid, each, curve.values) for each, curve in zip(points, curves)], -1)
 
 
-def write_csv(path: Path, found: Iterable[Run]) -> None:
-    """One line for each point of the metrics that were read: run, step, seconds and a column for each of them."""
-    found = list(found)
-    metrics = list(found[0].curves)
+def write_csv(path: Path, runs: Sequence[Run]) -> None:
+    """Write one line per point: run, step, seconds and a column for each metric of the runs."""
+    metrics = list(runs[0].curves)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow([*POINT, *(COLUMNS.get(metric, metric) for metric in metrics)])
-        for run in found:
+        for run in runs:
             points: dict[tuple[float, float], dict[str, float]] = {}
             for metric, curve in run.curves.items():
                 for step, seconds, value in zip(*curve):

@@ -1,7 +1,7 @@
-"""Statistics over seeds and games, as Agarwal et al. (2108.13264) recommend them.
+"""Provide statistics over seeds and games, as Agarwal et al. (2108.13264) recommend them.
 
-Scores come as strata: one array [..., runs] a game, whose last axis is resampled. All of one game is one stratum. Numbers of runs may
-differ between games; where they do not, every function gives what the authors' rliable gives.
+Scores are strata: one array [..., runs] per game, whose last axis is resampled. The number of runs may differ between
+games. If it does not, every function equals that of rliable, the authors' library.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,48 +10,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Strata = Sequence[Array]                 # one [..., runs] a game
-Statistic = Callable[[Strata], Array]    # reduces runs and games: [...]
+Strata = Sequence[Array]  # One array [..., runs] per game.
+Statistic = Callable[[Strata], Array]  # Reduces runs and games to [...].
 
-REPETITIONS, CONFIDENCE = 2_000, 0.95    # of a bootstrap
+REPETITIONS = 2_000  # Bootstrap resamples.
+CONFIDENCE = 0.95  # Probability mass of an interval.
 
 
 def mean(strata: Strata) -> Array:
-    """The mean over games of the mean over runs."""
+    """Return the mean over games of the mean over runs."""
     return _game_means(strata).mean(-1)
 
 
 def median(strata: Strata) -> Array:
-    """The median over games of the mean over runs."""
+    """Return the median over games of the mean over runs."""
     return np.median(_game_means(strata), -1)
 
 
 def interquartile_mean(strata: Strata) -> Array:
-    """The mean of the middle half of all runs of all games; of fewer than four runs the mean."""
+    """Return the mean of the middle half of all runs of all games; of fewer than four runs, the mean."""
     scores = np.sort(np.concatenate(strata, -1), -1)
     cut = scores.shape[-1] // 4
     return scores[..., cut:scores.shape[-1] - cut].mean(-1)
 
 
 def optimality_gap(strata: Strata) -> Array:
-    """By how much runs fall short of a score of 1, in the mean; what is above 1 counts as 1."""
+    """Return the mean amount by which runs fall short of a score of 1; scores above 1 count as 1."""
     return 1 - mean([np.minimum(scores, 1) for scores in strata])
 
 
 def performance_profile(strata: Strata, thresholds: Array) -> Array:
-    """The share of runs whose score is above each threshold, in the mean over games: [..., thresholds]."""
+    """Return the share of runs with a score above each threshold, averaged over games: [..., thresholds]."""
     return np.mean([(scores[..., None, :] > thresholds[:, None]).mean(-1) for scores in strata], 0)
 
 
 def bootstrap(strata: Strata, statistic: Statistic, generator: np.random.Generator, repetitions: int = REPETITIONS) -> Array:
-    """The statistic of strata whose runs were drawn anew with replacement, each game apart: [..., repetitions], or with what axes the
-    statistic adds after those."""
-    drawn = [scores[..., generator.integers(scores.shape[-1], size=(repetitions, scores.shape[-1]))] for scores in strata]
-    return statistic(drawn)
+    """Return the statistic of resampled strata: [..., repetitions], followed by the axes that the statistic adds.
+
+    The runs of each game are resampled with replacement, independently of the other games.
+    """
+    resampled = [scores[..., generator.integers(scores.shape[-1], size=(repetitions, scores.shape[-1]))] for scores in strata]
+    return statistic(resampled)
 
 
 def interval(resampled: Array, axis: int = -1, confidence: float = CONFIDENCE) -> tuple[Array, Array]:
-    """Percentile interval over the repetitions: lower and upper bound."""
+    """Return the lower and upper bound of the percentile interval over the repetitions on `axis`."""
     tail = (1 - confidence) / 2
     low, high = np.quantile(resampled, (tail, 1 - tail), axis=axis)
     return low, high

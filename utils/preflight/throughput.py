@@ -1,4 +1,4 @@
-"""What a step and an update of these options cost on this machine: a few of each, without the replay and without processes."""
+"""Measure what a step and an update cost on this machine, without the replay buffer and without processes."""
 
 import dataclasses
 import os
@@ -27,23 +27,25 @@ from utils.config import env_count_search, memory_budget, validation
 from utils.errors import ConfigurationError, describe_exception
 from utils.options import Options
 
-TRIAL_SECONDS = 1.0  # of each number of environments
-FIRST_STEPS = 4      # that are not counted: what is made on first use is made in them, a recording too
-FIRST_SECONDS = 1.0  # after which no more of these are taken
-FILL_SECONDS = 1.5   # after the seconds of acting, in which a window may still become whole; its last step is repeated then
-SLOW_STEP = 0.5      # seconds of a step of all environments, from which larger numbers of them are not tried out
+TRIAL_SECONDS = 1.0  # Duration of the trial of one number of environments.
+FIRST_STEPS = 4  # Uncounted first steps, which include lazy initialisation and the capture of a CUDA graph.
+FIRST_SECONDS = 1.0  # Limit of the uncounted steps.
+FILL_SECONDS = 1.5  # Extra time for completing a window; afterwards the last step is repeated.
+SLOW_STEP = 0.5  # Seconds of a step of all environments above which larger numbers are not tried.
 
 
 class StepCosts(NamedTuple):
-    act: float      # seconds of a core for an agent step: environment, network, row
-    update: float   # seconds for an update of the learner, with its threads
-    sound: bool     # an update changed something: loss and gradient were finite
-    cores: int      # that this process may use
-    threads: int    # of torch in an update
+    """Measured costs of acting and learning."""
+
+    act: float  # Core seconds per agent step: environment, network and storing.
+    update: float  # Seconds per update of the learner, with its threads.
+    sound: bool  # An update had finite loss and gradient, so that it changed parameters.
+    cores: int  # Cores that this process may use.
+    threads: int  # Threads of torch in an update.
 
 
 def measure(options: Options, spec: EnvSpec, seconds: float) -> StepCosts:
-    """Play an actor's environments for `seconds`, and a little longer until a window is there, then learn from it for `seconds`."""
+    """Act for `seconds`, and longer until there is a whole window, then learn from that window for `seconds`."""
     batches: list[Batch] = []
 
     def has_window(trajectories: Trajectories, agent: Agent) -> bool:
@@ -60,64 +62,70 @@ def measure(options: Options, spec: EnvSpec, seconds: float) -> StepCosts:
 
 
 def resolve_num_envs(options: Options, seconds: float = TRIAL_SECONDS) -> Options:
-    """With the number of environments that an actor alone plays fastest where it is 0, the smallest of those that are about as fast.
+    """Return the options with a measured `num_envs_per_actor` if it is 0.
 
-    Those that the other settings do not allow are not tried. Raises Refused where they cannot be played.
+    The result is the smallest number of environments that is about as fast as the fastest for one actor alone. Numbers
+    that the other options do not allow are not tried.
+
+    Raises:
+        ConfigurationError: the environments cannot be played.
     """
     if options.num_envs_per_actor:
         return options
     spec = validation.environment_spec(options)
-    allowed = (chosen for chosen in map(partial(env_count_search.with_count, options), env_count_search.counts(options))
-               if not validation.problems(chosen))
+    candidates = map(partial(env_count_search.with_count, options), env_count_search.counts(options))
 
     def rates() -> Iterator[tuple[int, float]]:
-        for chosen in allowed:
-            cost = _acting(chosen, spec, seconds)
-            yield chosen.num_envs_per_actor, 1 / cost
-            if cost * chosen.num_envs_per_actor > SLOW_STEP:
+        for candidate in candidates:
+            if validation.problems(candidate):
+                continue
+            cost = _acting(candidate, spec, seconds)
+            yield candidate.num_envs_per_actor, 1 / cost
+            if cost * candidate.num_envs_per_actor > SLOW_STEP:
                 return
 
     try:
         with _threads(1):
-            best, seen = env_count_search.choose(rates())
-    except Exception as error:  # environments, models and agents may be anybody's
+            best, measured = env_count_search.choose(rates())
+    except Exception as error:  # User classes may raise anything.
         raise ConfigurationError([f"num_envs_per_actor=0: environments cannot be tried out: {describe_exception(error)}"]) from error
-    listed = ", ".join(f"{count}: {rate:,.0f}" for count, rate in seen.items())
+    listed = ", ".join(f"{count}: {rate:,.0f}" for count, rate in measured.items())
     log_to_stderr(f"num_envs_per_actor={best} of those tried out, with an actor's agent steps/s: {listed}")
     return env_count_search.with_count(options, best)
 
 
 @contextmanager
 def _threads(number: int) -> Iterator[None]:
-    """So many of torch."""
-    before = torch.get_num_threads()
+    """Limit torch to this many threads within the context."""
+    previous = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
 
 
 def samples_per_step(options: Options) -> float:
-    """Samples learnt from for each agent step, as the clock or the memory's rule paces the run."""
+    """Return the samples learned from per agent step, as the clock or the memory limits them."""
     limited = options.clock.samples_per_insert
     return limited if limited is not None else options.memory_class.samples_per_step(options.memory)
 
 
 def steps_per_second(options: Options, costs: StepCosts, samples_per_window: int) -> float:
-    """Agent steps a second if nothing were lost: actors, learners and the cores they share each set a bound."""
-    update = costs.update * samples_per_step(options) / (options.agent.batch_size * samples_per_window)  # seconds an agent step
+    """Return the agent steps per second that actors, learners and their shared cores allow without any overhead."""
+    update = costs.update * samples_per_step(options) / (options.agent.batch_size * samples_per_window)  # Seconds per agent step.
     if options.engine == "inline":
         return 1 / (costs.act + update)
-    busy = costs.act + (0 if options.device.startswith("cuda") else update * costs.threads)  # core-seconds an agent step
+    busy = costs.act + (0 if options.device.startswith("cuda") else update * costs.threads)  # Core seconds per agent step.
     return min(options.num_actors / costs.act, options.num_learners / update, costs.cores / busy)
 
 
 def _acting(options: Options, spec: EnvSpec, seconds: float,
             has_enough: Callable[[Trajectories, Agent], bool] = lambda trajectories, agent: True) -> float:
-    """Return the seconds that an agent step of one actor takes, played for so long, and on until `has_enough` of its rows.
+    """Return the seconds per agent step of one actor.
 
-    Slow environments do not get there: after FILL_SECONDS more their last step stands for those that are missing.
+    The actor plays for `seconds`, and longer until `has_enough` steps are stored. FILL_SECONDS later, slow environments
+    repeat their last step in place of the missing ones.
     """
     params, num_envs, count = options.actor, options.num_envs_per_actor, options.actor.groups
     agent = with_graphed_forward(options.make_agent(spec, params.device), params.captured)
@@ -125,13 +133,13 @@ def _acting(options: Options, spec: EnvSpec, seconds: float,
     trajectories = Trajectories(_small(memory_budget.layout(options, spec, agent), agent))
     writer = ChunkWriter(trajectories, 0, agent.window, agent.initial_priorities)
 
-    def made(streams: int, first: int) -> Env:
-        return ValidatedEnv(make_env(options, streams, training=True, num_threads=params.env_threads), streams)
+    def create_env(count: int, first: int) -> Env:
+        return ValidatedEnv(make_env(options, count, training=True, num_threads=params.env_threads), count)
 
     def exploration(group: int) -> Exploration:
         return agent.exploration(group, options.num_actors * count, num_envs // count, generator)
 
-    with closing(DoubleBufferedEnvs(agent, made, exploration, options.seed, count, num_envs)) as groups:
+    with closing(DoubleBufferedEnvs(agent, create_env, exploration, options.seed, count, num_envs)) as groups:
         steps, started = -FIRST_STEPS, time.perf_counter()
         while steps < 1 or (passed := time.perf_counter() - started) < seconds \
                 or (not has_enough(trajectories, agent) and passed < seconds + FILL_SECONDS):
@@ -139,30 +147,33 @@ def _acting(options: Options, spec: EnvSpec, seconds: float,
                 steps = 0
             if not steps:
                 started = time.perf_counter()
-            before, output, after, state = groups.step(max(steps, 0) * num_envs)
-            writer.append(before, output.action, after, output.extras, state)
+            timestep, output, next_timestep, state = groups.step(max(steps, 0) * num_envs)
+            writer.append(timestep, output.action, next_timestep, output.extras, state)
             steps += 1
         passed = time.perf_counter() - started
         while not has_enough(trajectories, agent):
-            writer.append(before, output.action, after, output.extras, state)
+            writer.append(timestep, output.action, next_timestep, output.extras, state)
         return passed / (steps * num_envs)
 
 
 def _small(layout: Layout, agent: Agent) -> Layout:
-    """The same rows of one actor, in a ring that holds a window and no more; raw."""
+    """Return the layout of one actor's ring buffer that holds one window, with raw frames."""
     chunks = -(-(agent.window.length + 1 + layout.frame_stack) // layout.chunk_length) + 4
     return dataclasses.replace(layout, num_actors=1, rows=chunks * layout.chunk_length, storage=STORAGE, arena_bytes=0)
 
 
 def _batch(trajectories: Trajectories, agent: Agent, batch_size: int) -> Batch:
-    """The first window of each stream, over and over; half of them count as replayed."""
+    """Return a batch of the first window of each environment, repeated; half of them count as replayed."""
     keys = SampleIds(np.arange(batch_size) % trajectories.layout.num_envs, np.zeros(batch_size, np.int64))
     window = trajectories.gather(*keys, agent.window)
     return Batch(window, keys, torch.ones(batch_size), torch.arange(batch_size) % 2 == 0)
 
 
 def _updating(agent: Agent, batch: Batch, seconds: float) -> tuple[float, bool]:
-    """Return the seconds that an update takes, and whether any changed something. The first is not counted, unless it takes `seconds`."""
+    """Return the seconds per update, and True if any update changed parameters.
+
+    The first update is not counted, unless it takes `seconds` or longer.
+    """
     sound, updates, started = False, -1, time.perf_counter()
     while updates < 1 or time.perf_counter() - started < seconds:
         output = agent.learn(batch)
@@ -178,6 +189,6 @@ def _updating(agent: Agent, batch: Batch, seconds: float) -> tuple[float, bool]:
 
 
 def _wait_for(output: LearnerOutput) -> None:
-    """Until the device has done it."""
+    """Wait until the device has computed the statistics of this update."""
     for value in output.statistics.values():
         value.item()

@@ -1,13 +1,13 @@
-"""Many runs in one command: rows x settings x seeds, and one table.
+"""Train many runs with one command, rows x option values x seeds, and write one table.
 
     python -m utils.sweep --configs dqn-cartpole rainbow-cartpole --seeds 1 2 3
     python -m utils.sweep --name lr1e-4 --configs dqn-cartpole --seeds 1 2 3 --jobs 2 -- --steps 100000 --agent.lr 1e-4
     python -m utils.sweep --name lr --configs dqn-cartpole --vary agent.lr=1e-3,3e-4 agent.nstep=1,3 --seeds 1 2 3
 
-What stands after -- goes to each run; each combination of the values of --vary is a line of the table, as a row of its own would be. The
-runs are logs/<name>_<row>-seed<N>, with what varies as logs/<name>_<row>-lr-1e-3-nstep-1-seed<N>; what they print and the tables are in
-logs/<name>/. Ctrl-C makes every run save and end; the same command goes on: complete runs are not repeated, interrupted ones are
-continued, failed ones tried again. With --jobs each run has its share of the cores.
+Options after -- apply to each run. Each combination of the values of --vary is one line of the table, like a row of
+CONFIGS. The runs are logs/<name>_<row>-seed<N>, or with --vary logs/<name>_<row>-lr-1e-3-nstep-1-seed<N>. Their output
+and the tables are in logs/<name>/. Ctrl-C makes every run save and end. The same command continues: complete runs are
+not repeated, interrupted ones are resumed, failed ones are tried again. With --jobs each run has a share of the cores.
 """
 
 import argparse
@@ -26,11 +26,16 @@ from utils.sweep.scheduler import Runner, claimed
 from utils.sweep.subprocess_run import ChildRun, named, options_of
 from utils.sweep.table import markdown, result, summaries, write_csv
 
-NOT_IN_NAMES = re.compile(r"[^\w.+-]+")  # of files
+NOT_IN_FILE_NAMES = re.compile(r"[^\w.+-]+")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit codes: 0 all runs are complete, 1 some failed, 2 bad configuration, 130 / 143 interrupted with the runs saved."""
+    """Run the sweep and return its exit code.
+
+    Returns:
+        0 if all runs are complete, 1 if some failed, 130 or 143 after SIGINT or SIGTERM with the runs saved. Wrong
+        options exit with 2.
+    """
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options = parser().parse_args(arguments[:end])
     folder = Path(options.root) / "logs" / options.name
@@ -47,27 +52,39 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def variants(varied: Iterable[str], words: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Every combination of the values of name=value,value,...: what it adds to the name of a row, and all its words. Raises Refused."""
-    given, _ = split(words)
-    axes, problems = dict[str, list[str]](), list[str]()
+    """Return (suffix of the row's name, words of the command line) for every combination of name=value,value,...
+
+    Args:
+        varied: Texts of the form name=value,value,...
+        words: Words of the command line that every run has.
+
+    Raises:
+        ConfigurationError: a text has another form, or a name is given twice.
+    """
+    options, _ = split(words)
+    axes, errors = dict[str, list[str]](), list[str]()
     for text in varied:
         name, _, values = text.partition("=")
         name, choices = name.replace("-", "_"), split_values(values)
         if not all(choices) or len(set(choices)) < max(len(choices), 2):
-            problems.append(f"--vary {text!r}: write name=value,value with two values or more, each once")
-        if name in axes or name in given:
-            problems.append(f"--vary {text!r}: {name} is given twice")
+            errors.append(f"--vary {text!r}: write name=value,value with two values or more, each once")
+        if name in axes or name in options:
+            errors.append(f"--vary {text!r}: {name} is given twice")
         axes[name] = choices
-    if problems:
-        raise ConfigurationError(problems)
-    combinations = [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
-    return [("".join(f"-{name.rpartition('.')[2]}-{NOT_IN_NAMES.sub('-', value)}" for name, value in chosen.items()),
-             [*words, *(word for name, value in chosen.items() for word in (f"--{name}", *filter(None, split_values(value, " "))))])
-            for chosen in combinations]
+    if errors:
+        raise ConfigurationError(errors)
+    found = []
+    for values in itertools.product(*axes.values()):
+        suffix, added = "", list[str]()
+        for name, value in zip(axes, values):
+            suffix += f"-{name.rpartition('.')[2]}-{NOT_IN_FILE_NAMES.sub('-', value)}"
+            added += [f"--{name}", *filter(None, split_values(value, " "))]
+        found.append((suffix, [*words, *added]))
+    return found
 
 
 def of_row(config: str, suffix: str, options: argparse.Namespace, words: Sequence[str], folder: Path) -> list[ChildRun]:
-    """The runs of a row, one a seed."""
+    """Return the runs of a row, one per seed."""
     template = options_of(config, words, options.name, options.root)
     row = f"{template.config}{suffix}"
     names = {seed: f"{row}-seed{seed}" for seed in options.seeds}
@@ -75,19 +92,23 @@ def of_row(config: str, suffix: str, options: argparse.Namespace, words: Sequenc
 
 
 def each_once(runs: Iterable[ChildRun]) -> list[ChildRun]:
-    """One for each name. Raises Refused where runs of one name would be told different things."""
-    kept, problems = dict[str, ChildRun](), dict[str, None]()
+    """Return one run per signature.
+
+    Raises:
+        ConfigurationError: runs of one signature would have different options.
+    """
+    kept, errors = dict[str, ChildRun](), dict[str, None]()
     for run in runs:
         first = kept.setdefault(run.options.signature, run)
         if first.options != run.options:
-            problems[f"two different runs would both be named {run.options.signature}: make them in sweeps of two names"] = None
-    if problems:
-        raise ConfigurationError(list(problems))
+            errors[f"two different runs would both be named {run.options.signature}: make them in sweeps of two names"] = None
+    if errors:
+        raise ConfigurationError(list(errors))
     return list(kept.values())
 
 
 def tabulate(runs: Sequence[ChildRun], path: Path) -> str:
-    """Write path.csv and path.md, a line for each row, and path-runs.csv, a line for each run. Returns the Markdown."""
+    """Write path.csv and path.md, a line per row, and path-runs.csv, a line per run; return the Markdown."""
     results = [result(run) for run in runs]
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = summaries(results)
@@ -99,13 +120,14 @@ def tabulate(runs: Sequence[ChildRun], path: Path) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     shape = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m utils.sweep", description=__doc__, formatter_class=shape)
     parser.add_argument("--configs", nargs="+", required=True, help="rows of CONFIGS")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1])
-    parser.add_argument("--vary", nargs="+", default=[], metavar="NAME=VALUE,VALUE", help="every combination is run")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--name", default="sweep", help="of the runs; another one for other settings")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1], help="one run per seed")
+    parser.add_argument("--vary", nargs="+", default=[], metavar="NAME=VALUE,VALUE", help="options of which every combination is run")
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
+    parser.add_argument("--name", default="sweep", help="name of the sweep; take another one for other options")
     parser.add_argument("--root", default=PROJECT, help="folder of models/ and logs/")
     return parser
 

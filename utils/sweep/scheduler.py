@@ -1,4 +1,4 @@
-"""Many runs, a number of them at a time, on this machine's cores."""
+"""Run many subprocess runs, some at a time, on the cores of this machine."""
 
 import contextlib
 import fcntl
@@ -12,13 +12,16 @@ from utils.errors import ConfigurationError
 from utils.plot.curves import late_score, read_curve
 from utils.sweep.subprocess_run import ChildRun
 
-INTERRUPTED = 128  # plus the signal's number
-POLL = 0.2         # seconds
-GRACE = 60.0       # seconds that what an earlier, killed runner left running has to save and end
+INTERRUPTED = 128  # Exit code after a signal, minus the signal's number.
+POLL = 0.2  # Seconds between two looks at the running processes.
+GRACE = 60.0  # Seconds that the runs of an earlier, killed scheduler have to save and end.
 
 
 class SignalForwarder:
-    """While it is entered, SIGINT and SIGTERM are noted, and every run in `runs` is told to save and end, at the second signal to end."""
+    """A context manager that forwards SIGINT and SIGTERM to every run in `runs`.
+
+    The first signal makes the runs save and end, the second one ends them at once. True once a signal has arrived.
+    """
 
     def __init__(self, runs: Sequence[ChildRun]):
         self.runs, self._numbers = runs, list[int]()
@@ -36,23 +39,27 @@ class SignalForwarder:
 
     @property
     def exit_code(self) -> int:
+        """Return 128 plus the number of the first signal, or 0 without a signal."""
         return INTERRUPTED + self._numbers[0] if self._numbers else 0
 
-    def tell(self) -> None:
-        """Every run, also one that was started while a signal came."""
+    def forward(self) -> None:
+        """Forward the signals to every run, including one that was started while a signal arrived."""
         for run in self.runs:
             run.interrupt(len(self._numbers))
 
     def _note(self, number: int, frame: object) -> None:
         self._numbers.append(number)
-        self.tell()
+        self.forward()
 
 
 class Runner:
-    """Runs that are complete are not repeated, interrupted ones are continued, one that fails stops no other. Each of `jobs` at a time has
-    its share of the cores. SIGINT and SIGTERM make every run save and end.
+    """Run all runs, `jobs` at a time, each on its share of the cores.
 
-    Raises Refused for more jobs than cores and for runs that exist with other settings.
+    Complete runs are not repeated, interrupted ones are resumed, and a run that fails does not stop the others. SIGINT
+    and SIGTERM make every run save and end.
+
+    Raises:
+        ConfigurationError: there are more jobs than cores, or a run exists with other options.
     """
 
     def __init__(self, runs: Sequence[ChildRun], jobs: int):
@@ -65,7 +72,7 @@ class Runner:
         self._interrupts = SignalForwarder(runs)
 
     def run(self) -> int:
-        """To the end of all. Returns 0, or 128 and the signal that ended it."""
+        """Run all to their end; return 0, or 128 plus the number of the signal that ended them."""
         with self._interrupts:
             self._run_all()
         return self._interrupts.exit_code
@@ -78,24 +85,18 @@ class Runner:
         while active or (waiting and not self._interrupts):
             while waiting and free and not self._interrupts:
                 share, run = free.pop(0), waiting.pop(0)
-                if not self._left_alone(run):
+                if not wait_until_idle(run, self._interrupts):
+                    self._print(run, "is being trained by somebody else and passed over")
                     free.insert(0, share)
                     continue
-                self._say(run, "runs")
+                self._print(run, "runs")
                 run.start(self._shares[share])
                 active[share] = run
-                self._interrupts.tell()
+                self._interrupts.forward()
             time.sleep(POLL)
             for share in [share for share, run in active.items() if run.exit_code is not None]:
                 free.append(share)
-                self._say(run := active.pop(share), self._outcome(run))
-
-    def _left_alone(self, run: ChildRun) -> bool:
-        """Whether nobody trains this run any more, after a while."""
-        if wait_until_left(run, self._interrupts):
-            return True
-        self._say(run, "is being trained by somebody else and passed over")
-        return False
+                self._print(run := active.pop(share), self._outcome(run))
 
     @staticmethod
     def _outcome(run: ChildRun) -> str:
@@ -104,12 +105,12 @@ class Runner:
         curve = read_curve(run.options.log_folder / "metrics.jsonl")
         return f"done, late score {late_score(curve, run.options.steps):.2f}"
 
-    def _say(self, run: ChildRun, what: str) -> None:
-        print(f"[{self._runs.index(run) + 1}/{len(self._runs)}] {run.options.signature} {what}", flush=True)
+    def _print(self, run: ChildRun, event: str) -> None:
+        print(f"[{self._runs.index(run) + 1}/{len(self._runs)}] {run.options.signature} {event}", flush=True)
 
 
-def wait_until_left(run: ChildRun, interrupts: SignalForwarder) -> bool:
-    """Whether no process trains this run any more; what a killed runner left has a while to save and end."""
+def wait_until_idle(run: ChildRun, interrupts: SignalForwarder) -> bool:
+    """Return True once no process trains this run. A process left by a killed scheduler has GRACE to save and end."""
     deadline = time.monotonic() + GRACE
     while run.running and time.monotonic() < deadline and not interrupts:
         time.sleep(POLL)
@@ -118,7 +119,11 @@ def wait_until_left(run: ChildRun, interrupts: SignalForwarder) -> bool:
 
 @contextlib.contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Whoever makes the runs of this folder does so alone. Raises Refused when another does."""
+    """Hold the lock of this folder, so that one process alone makes its runs.
+
+    Raises:
+        ConfigurationError: another process holds the lock.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:

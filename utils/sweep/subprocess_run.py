@@ -1,4 +1,4 @@
-"""A run of main.py as a process of its own: started, continued where it stopped, interrupted so that it saves."""
+"""Run main.py in a subprocess: start it, resume it where it stopped, and interrupt it so that it saves."""
 
 import ctypes
 import dataclasses
@@ -20,17 +20,21 @@ from utils.options import PROJECT, Options
 from utils.plot.curves import read_curve
 from utils.plot.seed_groups import STOPS, differences
 
-OWN = ("config", "seed", "mode", "machine", "timestamp", "resume", "root")  # words that whoever makes runs gives, not its user
-PATIENT = ("--ray.place_timeout", "none")                                   # of many runs on a cluster some wait for the room of others
+RESERVED = ("config", "seed", "mode", "machine", "timestamp", "resume", "root")  # Options that a sweep sets, not its user.
+PATIENT = ("--ray.place_timeout", "none")  # On a shared cluster, runs wait for the room that others hold.
 MAIN = Path(PROJECT) / "main.py"
 PR_SET_PDEATHSIG = 1
 
 
 def options_of(config: str, words: Sequence[str], machine: str, root: str) -> Options:
-    """What a new run of this row with these words would be told. Raises Refused with every problem."""
+    """Return the options of a new run of this row with these words of the command line.
+
+    Raises:
+        ConfigurationError: the words are wrong, or no option says when the run ends.
+    """
     given, _ = command_line.split(words)
-    if own := [f"--{name} is not yours to give here" for name in OWN if name in given]:
-        raise ConfigurationError(own)
+    if reserved := [f"--{name} is not yours to give here" for name in RESERVED if name in given]:
+        raise ConfigurationError(reserved)
     try:
         options = command_line.read([*words, "--config", config, "--root", root, "--mode", "1", "--resume", "none",
                                      "--machine", machine, "--timestamp", "new.run"])
@@ -38,13 +42,19 @@ def options_of(config: str, words: Sequence[str], machine: str, root: str) -> Op
         raise ConfigurationError([f"{config}: {problem}" for problem in refused.problems], refused.code) from None
     if all(getattr(options, name) is None for name in STOPS):
         raise ConfigurationError(
-            [f"{config}: nothing says when its runs are done; give --{', --'.join(STOPS)} after --, as -- --steps 100000"])
+            [f"{config}: nothing says when its runs are done; give --{', --'.join(STOPS)} after --, "
+             "as -- --steps 100000"])
     return options
 
 
 class ChildRun:
-    """Named by its options' machine and timestamp; `words` are those of the command line beside what its options name. Tables have it
-    under `row`, by default the row of CONFIGS.
+    """A run of main.py in a subprocess, named by the signature of its options.
+
+    Args:
+        options: Options of the run.
+        words: Words of the command line that the options of RESERVED do not cover.
+        output: File for what the run prints.
+        row: Name of the run's line in tables; by default the row of CONFIGS.
     """
 
     def __init__(self, options: Options, words: Sequence[str], output: Path, row: str | None = None):
@@ -53,10 +63,10 @@ class ChildRun:
         self.process: subprocess.Popen[bytes] | None = None
         self._interrupted = 0
 
-    # what there is ------------------------------------------------------------------------------------------------------
+    # state ----------------------------------------------------------------------------------------------------------
     @property
     def exit_code(self) -> int | None:
-        """Of the last part, negative for a signal; None while it runs and before it has run."""
+        """Return the exit code of the last start, negative for a signal; None if the run is active or never started."""
         if self.process is not None:
             return self.process.poll()
         saved = run_registry.read(self.options.log_folder)
@@ -64,7 +74,7 @@ class ChildRun:
 
     @property
     def complete(self) -> bool:
-        """It met its stop conditions, or has been evaluated at as many agent steps as are wanted."""
+        """Return True if the run met its stop conditions, or was evaluated at or after its last agent step."""
         saved, options = run_registry.read(self.options.log_folder), self.options
         if saved is None:
             return False
@@ -73,10 +83,10 @@ class ChildRun:
         return bool((saved.exit_code == 0 and same) or (options.steps and len(evaluated) and evaluated[-1] >= options.steps))
 
     def check(self) -> None:
-        """Raises Refused when this run exists and learnt with other settings."""
+        """Raise ConfigurationError if this run exists and was trained with other options."""
         saved, wanted = run_registry.read(self.options.log_folder), run_registry.plain(flatten(self.options))
         different = differences(saved.options, wanted) if saved else []
-        if self.options.num_envs_per_actor == 0:  # whatever it found
+        if self.options.num_envs_per_actor == 0:  # The run has determined the number itself.
             different = [name for name in different if name != "num_envs_per_actor"]
         if saved and different:
             listed = ", ".join(f"{name}={saved.options[name]!r} there and {wanted[name]!r} here" for name in different)
@@ -84,7 +94,7 @@ class ChildRun:
 
     @property
     def running(self) -> bool:
-        """Some process, of whomever, has its folder claimed."""
+        """Return True if any process holds the lock of the run's folder."""
         try:
             folder = os.open(self.options.log_folder, os.O_RDONLY)
         except OSError:
@@ -97,10 +107,12 @@ class ChildRun:
             os.close(folder)
         return False
 
-    # what it does -------------------------------------------------------------------------------------------------------
+    # control --------------------------------------------------------------------------------------------------------
     def start(self, cores: Collection[int]) -> None:
-        """Train on these cores from the newest checkpoint; a run that left none is begun again, and the metrics it had are moved to where
-        its output is. It saves and ends when this process dies."""
+        """Train on these cores from the newest checkpoint. The run saves and ends if this process dies.
+
+        A run without a checkpoint starts again; its earlier log folder moves to the folder of `output`.
+        """
         self.output.parent.mkdir(parents=True, exist_ok=True)
         resume = any(self.options.checkpoint_folder.glob("step_*"))
         if not resume and self.options.log_folder.exists():
@@ -109,34 +121,37 @@ class ChildRun:
         before = os.sched_getaffinity(0)
         with self.output.open("a") as output:
             try:
-                os.sched_setaffinity(0, cores)  # children inherit it, and engines count it
+                os.sched_setaffinity(0, cores)  # Inherited by the child, whose engine counts its cores.
                 self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                                                 start_new_session=True, preexec_fn=partial(end_with, os.getpid()))
             finally:
                 os.sched_setaffinity(0, before)
 
     def interrupt(self, times: int = 1) -> None:
-        """Have it interrupted so many times in all: once saves and ends it, twice ends it at once."""
+        """Send SIGINT until the run has received `times` in total: one makes it save and end, two end it at once."""
         while self._interrupted < times and self.process is not None and self.process.poll() is None:
             self._interrupted += 1
             self.process.send_signal(signal.SIGINT)
 
     def _command(self, resume: bool) -> list[str]:
-        options = self.options
-        identity = (["--resume", options.signature, "--model_file", "none"] if resume  # what it began from it has in its checkpoint
+        options = self.options  # A resumed run has its initial weights in its checkpoint and needs no model_file.
+        identity = (["--resume", options.signature, "--model_file", "none"] if resume
                     else ["--resume", "none", "--machine", options.machine, "--timestamp", str(options.timestamp)])
         return ["--config", options.config, "--seed", str(options.seed), "--root", options.root, "--mode", "1",
                 *PATIENT, *self._words, *identity]
 
 
 def named(options: Options, timestamp: str, seed: int) -> Options:
+    """Return the options with another timestamp and seed."""
     return dataclasses.replace(options, timestamp=timestamp, seed=seed)
 
 
 def end_with(parent: int) -> None:
-    """In the new process: have the kernel send it SIGTERM when the one that started it dies, however that dies; and let it hear SIGINT,
-    which a shell's background jobs ignore."""
+    """Make the kernel send SIGTERM to this new process when its parent dies in any way; call it as a preexec_fn.
+
+    SIGINT gets its default handler, because background jobs of a shell ignore it and their children inherit that.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # The parent died before prctl was called.
         os._exit(128 + signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What many runs came to: one line a run, and one a row over its seeds, as CSV and Markdown."""
+"""Summarise many runs, one line per run and one per row over its seeds, as CSV and Markdown."""
 
 import csv
 import math
@@ -14,35 +14,36 @@ from utils.sweep.subprocess_run import ChildRun
 
 @dataclass(frozen=True)
 class Result:
-    """Scores are means of evaluation episodes; nan where there was no evaluation."""
+    """The outcome of one run. Scores are means of evaluation episodes; nan if there was no evaluation."""
 
-    row: str                 # and what varies
+    row: str  # Row of CONFIGS, followed by the varied options.
     seed: int
-    complete: bool           # it did all it was to do
-    exit_code: int | None    # of its last part; None: killed, or not begun
-    steps: int               # agent steps
-    minutes: float           # of wall time
-    final: float             # score of the last evaluation
-    best: float              # of the best one
-    late: float              # mean of those after 80 % of the steps
+    complete: bool  # The run has made all its steps.
+    exit_code: int | None  # Exit code of the last start. If None, the run was killed or never started.
+    steps: int  # Agent steps.
+    minutes: float  # Wall time.
+    final: float  # Score of the last evaluation.
+    best: float  # Score of the best evaluation.
+    late: float  # Mean of the evaluations after 80 % of the steps.
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Of one row, means over the seeds that were evaluated."""
+    """The outcome of one row: means over the seeds that were evaluated."""
 
     row: str
-    seeds: str               # evaluated of all
+    seeds: str  # Number of evaluated seeds, and of all.
     late: float
     late_of_each: str
     final: float
     best: float
     steps: int
-    minutes: float           # a run
-    incomplete: str          # seeds that did not do all they were to do, and how they ended
+    minutes: float  # Wall time of a run.
+    incomplete: str  # Seeds that did not complete, and how they ended.
 
 
 def result(run: ChildRun) -> Result:
+    """Return the outcome of a run from its files."""
     folder = run.options.log_folder
     curve, lines = until(read_curve(folder / "metrics.jsonl"), run.options.steps), read_lines(folder / "metrics.jsonl")
     final, best = (float(curve.values[-1]), float(curve.values.max())) if len(curve.values) else (math.nan, math.nan)
@@ -52,7 +53,9 @@ def result(run: ChildRun) -> Result:
 
 
 def summaries(results: Sequence[Result]) -> list[Summary]:
-    return [_summary(row, [result for result in results if result.row == row]) for row in dict.fromkeys(result.row for result in results)]
+    """Return one summary per row, in the order of the results."""
+    rows = dict.fromkeys(result.row for result in results)
+    return [_summary(row, [result for result in results if result.row == row]) for row in rows]
 
 
 def _summary(row: str, results: Sequence[Result]) -> Summary:
@@ -66,6 +69,7 @@ def _summary(row: str, results: Sequence[Result]) -> Summary:
 
 
 def write_csv(path: Path, lines: Sequence[Result] | Sequence[Summary]) -> None:
+    """Write a column per field and a line per result or summary."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(lines[0])])
         writer.writeheader()
@@ -73,6 +77,7 @@ def write_csv(path: Path, lines: Sequence[Result] | Sequence[Summary]) -> None:
 
 
 def markdown(lines: Iterable[Summary]) -> str:
+    """Return the summaries as a Markdown table."""
     header = [field.name.replace("_", " ") for field in fields(Summary)]
     rows = [header, ["---"] * len(header), *([_text(value) for value in asdict(line).values()] for line in lines)]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)

@@ -1,6 +1,6 @@
-"""Ranges that settings are tuned over: those declared for an agent or a row, and the way to write one.
+"""Declare the ranges of tuned options for agents and rows, and parse ranges of the command line.
 
-low..high is a range, low..high:log one that is looked at by factors, a,b,c a choice. Numbers are of the setting's declared type.
+low..high is a linear range, low..high:log a logarithmic one, and a,b,c a choice. Numbers have the type of the option.
 """
 
 import typing
@@ -21,7 +21,7 @@ CONTROL = {"agent.lr": "1e-4..3e-3:log", "agent.critic_lr": "1e-4..3e-3:log", "a
            "agent.gamma": "0.95,0.98,0.99,0.995", "agent.target_update": "1e-3..2e-2:log", "clock.samples_per_insert": "64..512:log"}
 NOISY = {**CONTROL, "agent.noise_scale": "0.05..0.5"}
 BY_PRIORITY = {"memory.alpha": "0.2..0.9"}
-RANGES: dict[str, dict[str, str]] = {  # of an agent_type, or of a row, whose ranges go before those of its agent
+RANGES: dict[str, dict[str, str]] = {  # By agent_type or row; the ranges of a row replace those of its agent.
     "dqn": {**VALUES, **BY_PRIORITY}, "rainbow": {**VALUES, **BY_PRIORITY}, "r2d2": {**VALUES, **BY_PRIORITY, "agent.burn_in": "0,4,10,20"},
     "impala": ACTOR_CRITIC, "impact": {**ACTOR_CRITIC, "agent.epsilon": "0.1..0.5", "agent.target_update": "1,2,4,8,16,32"},
     "ddpg": NOISY, "d4pg": {**NOISY, **BY_PRIORITY, "agent.nstep": "1..10"}, "td3": {**NOISY, "agent.policy_period": "1,2,4"},
@@ -31,55 +31,67 @@ RANGES: dict[str, dict[str, str]] = {  # of an agent_type, or of a row, whose ra
 
 
 class Range(NamedTuple):
-    """low and high with both ends, or choices."""
+    """The values that an option may take in a study."""
 
     name: str
-    text: str
-    values: tuple[Any, ...]   # (low, high), or the choices
-    kind: str                 # range, log or choice
+    text: str  # As written.
+    values: tuple[Any, ...]  # (low, high), both included, or the choices.
+    kind: str  # "range", "log" or "choice".
 
 
 def ranges(options: Options, wanted: Iterable[str]) -> list[Range]:
-    """The ranges of a row: `wanted` are name=range, or names of declared ones; without any, all that are declared. Raises Refused."""
+    """Return the ranges of a row.
+
+    Args:
+        options: Options of the row.
+        wanted: Texts of the form name=range, or names of options whose ranges are declared. If empty, all declared.
+
+    Raises:
+        ConfigurationError: an option does not exist, a range is wrong, or none is declared.
+    """
     known, declared = annotations(options), _declared(options)
     texts = [text.partition("=")[::2] for text in wanted] or list(declared.items())
-    problems, found = [], []
+    errors, found = [], []
     for name, text in texts:
         if name not in known:
             near = closest(name, known)
-            problems.append(f"there is no setting {name} to tune" + (f", did you mean {' or '.join(near)}?" if near else ""))
+            errors.append(f"there is no setting {name} to tune" + (f", did you mean {' or '.join(near)}?" if near else ""))
         elif not (text or name in declared):
-            problems.append(f"{name} has no declared range: write {name}=low..high, {name}=low..high:log or {name}=a,b,c")
+            errors.append(f"{name} has no declared range: write {name}=low..high, {name}=low..high:log or {name}=a,b,c")
         else:
             try:
                 found.append(_range(options, name, text or declared[name], known[name]))
             except ValueError as error:
-                problems.append(f"{name}={text or declared[name]}: {error}")
-    if problems or not found:
+                errors.append(f"{name}={text or declared[name]}: {error}")
+    if errors or not found:
         raise ConfigurationError(
-            problems or [f"no ranges are declared for {options.config} or agent_type={options.agent_type}: give --ranges"])
+            errors or [f"no ranges are declared for {options.config} or agent_type={options.agent_type}: give --ranges"])
     return found
 
 
 def _declared(options: Options) -> Mapping[str, str]:
-    """Those of the row; without any, those of its agent for settings that this row's classes have."""
+    """Return the declared ranges of the row; if there are none, those of its agent for options that the row has."""
     known = annotations(options)
     return RANGES.get(options.config) or {name: text for name, text in RANGES.get(options.agent_type, {}).items() if name in known}
 
 
 def _range(options: Options, name: str, text: str, annotation: Any) -> Range:
-    """Raises ValueError for what is no range, or beyond the bounds of the setting."""
+    """Parse one range.
+
+    Raises:
+        ValueError: the text is no range, or exceeds the bounds of the option.
+    """
     kinds = typing.get_args(annotation) or (annotation,)
-    of_json = "{" in text or "[" in text  # whose colons are no marks of ranges
-    body, colon, log = (text, "", "") if of_json else text.partition(":")
-    low, dots, high = (body, "", "") if of_json else body.partition("..")
+    is_json = "{" in text or "[" in text  # Colons and dots within JSON mark no range.
+    body, colon, log = (text, "", "") if is_json else text.partition(":")
+    low, dots, high = (body, "", "") if is_json else body.partition("..")
     if colon and (log != "log" or not dots):
-        raise ValueError("after : only log is known, and for a range")
+        raise ValueError("only :log may follow, and only after a range")
     values = tuple(parse([part], annotation) for part in ((low, high) if dots else split_values(body)))
     if dots and not (all(type(value) in (int, float) for value in values) and {int, float} & set(kinds)):
         raise ValueError("a range needs two numbers")
     if dots and not (values[0] < values[1] and (values[0] > 0 or not log)):
-        raise ValueError("a range rises, and a logarithmic one begins above 0")
+        raise ValueError("low must be below high, and above 0 for :log")
     if violated := [problem for value in values for problem in settings.problems(changed(options, {name: value}))]:
         raise ValueError(violated[0])
     return Range(name, text, values, log or ("range" if dots else "choice"))

@@ -1,4 +1,4 @@
-"""A study of optuna whose trials are runs of main.py, ended early where optuna says so."""
+"""Run an optuna study whose trials are runs of main.py, ended early if optuna's pruner says so."""
 
 import csv
 import os
@@ -14,37 +14,50 @@ from utils.options import Options
 from utils.plot import figures
 from utils.plot.curves import METRICS, Curve, late_score, reached, read_curve, until
 from utils.plot.seed_groups import STOPS
-from utils.sweep.scheduler import POLL, SignalForwarder, wait_until_left
+from utils.sweep.scheduler import POLL, SignalForwarder, wait_until_idle
 from utils.sweep.subprocess_run import ChildRun, named, options_of
 from utils.tune.ranges import Range
 
-LINES = (*STOPS, "num_envs_per_actor")  # that a printed row has
-WIDTH = 130                             # of its text
+LINES = (*STOPS, "num_envs_per_actor")  # Options without a dot that a printed row may have.
+WIDTH = 110  # Columns of a printed row.
 
 
 class Study:
-    """Kept in folder/study.log, where a later start finds its trials again. `template`: what the runs have in common, as `words` say it.
-    Whoever makes one has claimed its folder.
+    """A study that is kept in folder/study.log, where a later start finds its trials again.
 
-    Raises Refused without optuna, and for a study that exists with other ranges or settings.
+    The caller must hold the lock of the folder.
+
+    Args:
+        template: Options that all runs have in common.
+        words: Words of the command line that set them.
+        ranges: Options to tune.
+        folder: Folder of the study.
+        startup: Trials with random values, before any trial is ended early.
+        warmup: Evaluations before a run may be ended early.
+        seed: Seed of the runs and of the sampler.
+
+    Raises:
+        ConfigurationError: optuna is not installed, or the study exists with other ranges or options.
     """
 
     def __init__(self, template: Options, words: Sequence[str], ranges: Sequence[Range], folder: Path, startup: int, warmup: int,
                  seed: int):
         self._optuna = library()
         self._template, self._words, self._ranges, self._folder = template, list(words), ranges, folder
-        journal = _whole(folder.resolve() / "study.log")  # resolved, as a lock beside it is a link to it
+        journal = _without_partial_line(folder.resolve() / "study.log")  # optuna's lock is a link to this path.
         storage = self._optuna.storages.JournalStorage(self._optuna.storages.journal.JournalFileBackend(str(journal)))
         self._study = self._optuna.create_study(study_name=folder.name, storage=storage, load_if_exists=True, direction="maximize",
                                                 pruner=self._optuna.pruners.MedianPruner(startup, warmup))
-        begun = len(self._study.get_trials(deepcopy=False))  # so that a later start draws others
-        self._study.sampler = self._optuna.samplers.TPESampler(n_startup_trials=startup, seed=seed + begun)
+        num_trials = len(self._study.get_trials(deepcopy=False))  # In the seed, so that a later start draws other values.
+        self._study.sampler = self._optuna.samplers.TPESampler(n_startup_trials=startup, seed=seed + num_trials)
         self._seed, self._interrupts = seed, SignalForwarder(())
-        self._keep({"config": template.config, "words": self._words, "seed": seed, "ranges": {part.name: part.text for part in ranges}})
+        self._check_definition({
+            "config": template.config, "words": self._words, "seed": seed,
+            "ranges": {part.name: part.text for part in ranges}})
 
-    # trials -------------------------------------------------------------------------------------------------------------
+    # trials ---------------------------------------------------------------------------------------------------------
     def run(self, trials: int) -> int:
-        """Until so many are finished. Returns 0, or 128 and the signal that ended it."""
+        """Run until this many trials are finished; return 0, or 128 plus the number of the signal that ended it."""
         with self._interrupts:
             states = self._optuna.trial.TrialState
             for unfinished in self._study.get_trials(states=(states.RUNNING,)):
@@ -54,62 +67,63 @@ class Study:
         return self._interrupts.exit_code
 
     def _run(self, trial: Any) -> None:
-        """Tell optuna what this trial came to; nothing if a signal ended it."""
+        """Run a trial and report its outcome to optuna, unless a signal ended it."""
         states = self._optuna.trial.TrialState
         try:
             run = self._child(trial)
         except ConfigurationError as refused:
-            self._tell(trial, states.FAIL, {}, "; ".join(refused.problems))
+            self._report(trial, states.FAIL, {}, "; ".join(refused.problems))
             return
         pruned = self._watch(run)
-        if pruned and self._has_spent_its_budget(run):  # it made its last steps meanwhile and lacks an evaluation only
+        if pruned and self._has_made_all_steps(run):  # The run ended meanwhile and lacks only its last evaluation.
             run = self._child(trial)
             pruned = self._watch(run)
         scores = self._scores(run)
         if run.complete and scores:
-            self._tell(trial, states.COMPLETE, scores, "")
+            self._report(trial, states.COMPLETE, scores, "")
         elif run.complete:
-            self._tell(trial, states.FAIL, {}, f"was never evaluated: see {run.output}")
+            self._report(trial, states.FAIL, {}, f"was never evaluated: see {run.output}")
         elif pruned:
-            self._tell(trial, states.PRUNED, scores, "ended early")
+            self._report(trial, states.PRUNED, scores, "ended early")
         elif not self._interrupts:
-            self._tell(trial, states.FAIL, {}, f"ended with exit code {run.exit_code}: see {run.output}")
+            self._report(trial, states.FAIL, {}, f"ended with exit code {run.exit_code}: see {run.output}")
 
     def _watch(self, run: ChildRun) -> bool:
-        """Train to the end, or to where the pruner gives the trial up. Returns True for the latter."""
+        """Train to the end or until the pruner ends the trial; return True for the latter."""
         pruned, self._interrupts.runs = False, [run]
-        if not run.complete and wait_until_left(run, self._interrupts) and not self._interrupts:
+        if not run.complete and wait_until_idle(run, self._interrupts) and not self._interrupts:
             run.start(os.sched_getaffinity(0))
-            self._interrupts.tell()
+            self._interrupts.forward()
             while run.exit_code is None:
                 time.sleep(POLL)
-                if not pruned and self._is_hopeless(run):
+                if not pruned and self._should_prune(run):
                     pruned = True
                     run.interrupt()
         return pruned and not self._interrupts
 
-    def _is_hopeless(self, run: ChildRun) -> bool:
-        """Return True if the pruner would end this run now. A run that has made its steps is never ended: its last evaluation is due.
+    def _should_prune(self, run: ChildRun) -> bool:
+        """Return True if the pruner would end this run now.
 
-        The pruner is shown the curve as it is now, because a run that was continued may have given up a part that it had.
+        A run that has made all its steps is never ended, because its last evaluation is due. The pruner receives the
+        current curve, because a resumed run may have lost the end of an earlier one.
         """
         scores = self._scores(run)
-        if not scores or self._has_spent_its_budget(run):
+        if not scores or self._has_made_all_steps(run):
             return False
         trial = self._optuna.trial.create_trial(state=self._optuna.trial.TrialState.RUNNING, intermediate_values=scores)
         return bool(self._study.pruner.prune(self._study, trial))
 
     def _scores(self, run: ChildRun) -> dict[int, float]:
-        """Return the trial's score after each of its evaluations; the last of them is the trial's score.
+        """Return the trial's score after each of its evaluations; the last one is the score of the trial.
 
-        A score is the late score of the curve up to there. Keys number the evaluations as they are due, so that those of all trials
-        compare; of several in one period the last one counts.
+        A score is the late score of the curve up to that evaluation. Keys count evaluation periods, so that trials can
+        be compared. Of several evaluations in one period the last one counts.
         """
         curve, period = until(read_curve(run.options.log_folder / METRICS), self._template.steps), run.options.evaluator.steps
         return {int(step // period): late_score(Curve(*(column[:count] for column in curve)), self._template.steps)
                 for count, step in enumerate(curve.steps, 1)}
 
-    def _has_spent_its_budget(self, run: ChildRun) -> bool:
+    def _has_made_all_steps(self, run: ChildRun) -> bool:
         return reached(run.options.log_folder / METRICS) >= (self._template.steps or float("inf"))
 
     def _child(self, trial: Any) -> ChildRun:
@@ -118,10 +132,10 @@ class Study:
         name = f"trial{trial.number}"
         return ChildRun(named(options, name, self._seed), words, self._folder / f"{name}.txt")
 
-    def _tell(self, trial: Any, state: Any, scores: Mapping[int, float], remark: str) -> None:
-        """Give optuna the scores and the state. It keeps the last score as the value of a trial, of one that was ended early too."""
+    def _report(self, trial: Any, state: Any, scores: Mapping[int, float], remark: str) -> None:
+        """Report scores and state to optuna, which keeps the last score as the value of a complete or pruned trial."""
         score = list(scores.values())[-1] if scores else None
-        reported = self.trials[trial.number].intermediate_values  # by a start that was killed before it told the state
+        reported = self.trials[trial.number].intermediate_values  # Of a start that was killed before it reported the state.
         for number, value in scores.items():
             if number not in reported:
                 trial.report(value, number)
@@ -130,24 +144,26 @@ class Study:
         outcome = ", ".join(part for part in ("" if score is None else f"score {score:.2f}", remark) if part)
         print(f"trial {trial.number}: {settings}: {outcome}", flush=True)
 
-    # results ------------------------------------------------------------------------------------------------------------
+    # results --------------------------------------------------------------------------------------------------------
     @property
     def trials(self) -> list[Any]:
+        """Return optuna's trials, in order."""
         return self._study.get_trials(deepcopy=False)
 
     @property
     def finished(self) -> int:
+        """Return the number of complete, pruned and failed trials."""
         return sum(trial.state.is_finished() for trial in self.trials)
 
     @property
     def best(self) -> Any:
-        """Return the trial of the highest score, or None, of those that went to their end: the others' are of fewer steps."""
+        """Return the complete trial of the highest score, or None; pruned trials made fewer steps and do not compete."""
         complete = [trial for trial in self.trials if trial.state.name == "COMPLETE"]
         return max(complete, key=lambda trial: trial.value, default=None)
 
     def best_row(self) -> str:
-        """A row of CONFIGS that does what the best trial did: what differs from the defaults of its classes."""
-        trained = self._child(self.best).options  # its classes may have other settings than the template's
+        """Return the best trial as a row of CONFIGS, with the options that differ from the defaults of its classes."""
+        trained = self._child(self.best).options  # The trial's classes may have other options than the template's.
         options = changed(trained, {"evaluator.steps": self._template.evaluator.steps})
         plain, _ = from_row({"name": options.config, **{name: getattr(options, name) for name in CHOICES}})
         defaults = flatten(plain)
@@ -156,7 +172,7 @@ class Study:
         return _wrapped([f'"{name}": {_literal(value)}' for name, value in row.items()])
 
     def write_table(self) -> None:
-        """folder/trials.csv: a line for each trial."""
+        """Write folder/trials.csv, a line per trial."""
         with (self._folder / "trials.csv").open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["trial", "state", "score", *(part.name for part in self._ranges)])
@@ -165,32 +181,34 @@ class Study:
                 writer.writerow([trial.number, trial.state.name.lower(), trial.value, *values])
 
     def draw(self) -> Path:
-        """folder/trials.png: score against each setting."""
+        """Draw folder/trials.png, the score against each option, and return the file."""
         trials = [(trial.state.name == "COMPLETE", trial.value, {name: value if isinstance(value, (int, float)) else str(value)
                                                                   for name, value in trial.params.items()})
                   for trial in self.trials if trial.state.name in ("COMPLETE", "PRUNED")]
         figure = figures.draw_trials({part.name: part.kind == "log" for part in self._ranges}, trials, f"trials of {self._template.config}")
         return figures.save(figure, self._folder / "trials", ["png"])[0]
 
-    # the study ----------------------------------------------------------------------------------------------------------
+    # the study ------------------------------------------------------------------------------------------------------
     def _distribution(self, part: Range) -> Any:
         distributions = self._optuna.distributions
         if part.kind == "choice":
-            several = any(isinstance(value, tuple) for value in part.values)  # which optuna cannot keep: it draws what was written
+            several = any(isinstance(value, tuple) for value in part.values)  # optuna stores no tuples, therefore the texts.
             return distributions.CategoricalDistribution(split_values(part.text) if several else part.values)
         kind = distributions.IntDistribution if all(type(value) is int for value in part.values) else distributions.FloatDistribution
         return kind(*part.values, log=part.kind == "log")
 
-    def _keep(self, told: dict[str, Any]) -> None:
-        before = self._study.user_attrs.get("told", told)
-        if before != told:
-            different = ", ".join(f"{name}: {before[name]} there, {told[name]} here" for name in told if before[name] != told[name])
-            raise ConfigurationError([f"study {self._folder} exists and was told something else ({different}): choose another name"])
-        self._study.set_user_attr("told", told)
+    def _check_definition(self, definition: dict[str, Any]) -> None:
+        """Store the definition of a new study. Raise ConfigurationError if the study exists with another one."""
+        known = self._study.user_attrs.get("told", definition)
+        if known != definition:
+            different = ", ".join(
+                f"{name}: {known[name]} there, {definition[name]} here" for name in definition if known[name] != definition[name])
+            raise ConfigurationError([f"study {self._folder} exists with another definition ({different}): choose another name"])
+        self._study.set_user_attr("told", definition)
 
 
 def library() -> Any:
-    """optuna. Raises Refused where it is not installed."""
+    """Return the module optuna, or raise ConfigurationError if it is not installed."""
     try:
         import optuna
     except ImportError:
@@ -199,8 +217,8 @@ def library() -> Any:
     return optuna
 
 
-def _whole(journal: Path) -> Path:
-    """Without a last line that its writer did not get to end: what came after it would be unreadable too."""
+def _without_partial_line(journal: Path) -> Path:
+    """Remove an incomplete last line, after which further lines would be unreadable, and return the path."""
     if journal.exists():
         with journal.open("r+b") as file:
             file.truncate(file.read().rfind(b"\n") + 1)

@@ -90,7 +90,7 @@ def test_runs_without_a_common_step_are_reported(run, capsys):
     metrics = folders[1] / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"step": 100', '"step": 110'))
     draw_curves(grouped(read(folders, [SCORE]), ["config"]), ["steps", "time"], "mean", "")
-    assert capsys.readouterr().err == "dqn-cartpole (2 runs): no curve against steps, as there is no point where all of the runs are\n"
+    assert capsys.readouterr().err == "dqn-cartpole (2 runs): no curve against steps, because no point lies within all runs\n"
 
 
 @pytest.mark.parametrize("words", [(), ("--summary",)])

@@ -1,0 +1,29 @@
+"""docs/rows.md is what CONFIGS says."""
+
+import re
+from pathlib import Path
+
+from utils.config.rows_page import MEASURED, page
+from utils.options import CONFIGS
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "rows.md"
+
+
+def test_the_page_is_generated_from_configs():
+    assert DOCUMENT.read_text() == page(), "run: python -m utils.config.rows_page > docs/rows.md"
+
+
+def test_every_row_has_one_line_in_the_order_of_configs():
+    assert re.findall(r"(?m)^\| `([\w-]+)` \|", page()) == [row["name"] for row in CONFIGS]
+
+
+def test_every_measured_result_belongs_to_a_row():
+    assert MEASURED.keys() <= {row["name"] for row in CONFIGS}
+
+
+def test_another_row_changes_the_page(monkeypatch):
+    row = {"name": "mine", "agent_type": "dqn", "env_type": "gym", "game": "Acrobot-v1", "memory_type": "shared", "model_type": "dqn-mlp",
+           "memory.capacity": 50_000, "steps": 1_000}
+    monkeypatch.setattr("utils.config.rows_page.CONFIGS", [*CONFIGS, row])
+    assert page().endswith("| `mine` | `dqn` | `gym` | Acrobot-v1 | `dqn-mlp` | `shared` | 50,000 | 1,000 |  |\n")
+    assert page() != DOCUMENT.read_text()
