@@ -27,4 +27,4 @@ def root(tmp_path):
 @pytest.fixture
 def alone(monkeypatch):
     """A run can be continued in this process, as if the first had ended."""
-    monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)
+    monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)

@@ -26,8 +26,8 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from core.checkpoint.tensor_file import write_atomically
 from core.common.console import log_to_stderr
+from core.common.files import replace_atomically, write_atomically
 from core.metrics.aggregation import PASSED_THROUGH
 from core.runtime.log_buffers import Record
 
@@ -185,15 +185,10 @@ def _append_in_folder(path: Path, data: bytes) -> None:
 def _write_table(path: Path, lines_path: Path) -> list[str]:
     """Replace a CSV file by the lines of a metrics.jsonl at once. Returns its metrics, in the order in which they came."""
     names = list(dict.fromkeys(name for line in _read_lines(lines_path) for name in line["values"]))
-    temporary = path.with_name(f".temporary_{path.name}")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(_csv_row([*POINT, *names]))
-            for line in _read_lines(lines_path):
-                file.write(_csv_lines([line], names))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replace_atomically(path) as temporary, open(temporary, "wb") as file:
+        file.write(_csv_row([*POINT, *names]))
+        for line in _read_lines(lines_path):
+            file.write(_csv_lines([line], names))
     return names
 
 

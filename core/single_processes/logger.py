@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from core.common.settings import dotted, setting
-from core.common.system import resident_memory_mb, versions
+from core.common.system import rss_mb, versions
 from core.metrics.aggregation import aggregate, with_human_normalized
 from core.metrics.file_writers import MetricsFiles, run_name
 from core.metrics.profiler import Shares
@@ -103,7 +103,7 @@ class _Book:
     def _global_values(self) -> dict[str, float]:
         errors = self._files.errors + sum(tracker.errors for tracker in self._trackers)
         clock, memories = self._context.clock, self._context.memories
-        values = {**self._rates.update(), "samples_per_insert": clock.ratio(), "resident_memory_mb": resident_memory_mb(),
+        values = {**self._rates.update(), "samples_per_insert": clock.ratio(), "resident_memory_mb": rss_mb(),
                   "restarts": clock.restarts, "lost_records": self._lost, "write_errors": errors,
                   "wall_seconds": self._files.seconds}
         if memories:

@@ -74,7 +74,7 @@ def test_a_model_file_that_is_absent_or_of_another_shape_is_a_bad_checkpoint_and
 
 def test_a_run_is_continued_from_its_newest_checkpoint_and_not_without_one(options, monkeypatch):
     started, _ = prepare(options())
-    monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)  # as if it had ended
+    monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)  # as if it had ended
     chosen = options("--resume", started.options.signature)
     with pytest.raises(ConfigurationError, match="there is no checkpoint") as refused:
         prepare(chosen)
@@ -85,9 +85,9 @@ def test_a_run_is_continued_from_its_newest_checkpoint_and_not_without_one(optio
         with pytest.raises(ConfigurationError, match=f"{message}.* not of a run.*; start a new run") as refused:
             prepare(chosen)
         assert refused.value.code == 3
-    run_checkpoint.save(chosen.checkpoint_folder, {"agent": {}, "clock": clock, "learner": {}}, step=40, keep=1)
+    saved = run_checkpoint.save(chosen.checkpoint_folder, {"agent": {}, "clock": clock, "learner": {}}, step=40, keep=1)
     context, _ = prepare(chosen)
-    assert context.clock.agent_steps == 40 and context.resume_from == chosen.checkpoint_folder
+    assert context.clock.agent_steps == 40 and context.resume_from == saved
 
 
 def test_an_agent_is_made_on_the_device_asked_for_and_its_maker_pickles(options):

@@ -1,13 +1,13 @@
 """Many runs, a number of them at a time, on this machine's cores."""
 
 import contextlib
-import fcntl
 import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from core.common.files import folder_lock
 from utils.errors import ConfigurationError
 from utils.plot.curves import late_score, read_curve
 from utils.sweep.subprocess_run import ChildRun
@@ -120,11 +120,7 @@ def wait_until_left(run: ChildRun, interrupts: SignalForwarder) -> bool:
 def claimed(folder: Path) -> Iterator[None]:
     """Whoever makes the runs of this folder does so alone. Raises Refused when another does."""
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with folder_lock(folder) as locked:
+        if not locked:
+            raise ConfigurationError([f"{folder} is being worked on by another process: wait for it, or choose another name"])
         yield
-    except BlockingIOError:
-        raise ConfigurationError([f"{folder} is being worked on by another process: wait for it, or choose another name"]) from None
-    finally:
-        os.close(descriptor)

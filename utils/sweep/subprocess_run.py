@@ -1,8 +1,6 @@
 """A run of main.py as a process of its own: started, continued where it stopped, interrupted so that it saves."""
 
-import ctypes
 import dataclasses
-import fcntl
 import os
 import signal
 import subprocess
@@ -12,6 +10,8 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
+from core.common.files import folder_lock
+from core.common.processes import die_with_parent
 from utils import run_registry
 from utils.config import command_line
 from utils.config.dotted_settings import flatten
@@ -23,7 +23,6 @@ from utils.plot.seed_groups import STOPS, differences
 OWN = ("config", "seed", "mode", "machine", "timestamp", "resume", "root")  # words that whoever makes runs gives, not its user
 PATIENT = ("--ray.place_timeout", "none")                                   # of many runs on a cluster some wait for the room of others
 MAIN = Path(PROJECT) / "main.py"
-PR_SET_PDEATHSIG = 1
 
 
 def options_of(config: str, words: Sequence[str], machine: str, root: str) -> Options:
@@ -86,16 +85,10 @@ class ChildRun:
     def running(self) -> bool:
         """Some process, of whomever, has its folder claimed."""
         try:
-            folder = os.open(self.options.log_folder, os.O_RDONLY)
+            with folder_lock(self.options.log_folder) as locked:
+                return not locked
         except OSError:
             return False
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(folder)
-        return False
 
     # what it does -------------------------------------------------------------------------------------------------------
     def start(self, cores: Collection[int]) -> None:
@@ -137,6 +130,4 @@ def end_with(parent: int) -> None:
     """In the new process: have the kernel send it SIGTERM when the one that started it dies, however that dies; and let it hear SIGINT,
     which a shell's background jobs ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before we asked
-        os._exit(128 + signal.SIGTERM)
+    die_with_parent(parent, signal.SIGTERM, 128 + signal.SIGTERM)

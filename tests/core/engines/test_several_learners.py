@@ -141,7 +141,7 @@ def test_what_two_learners_do_is_the_same_for_a_seed(tmp_path):
 
 
 def test_a_resumed_run_of_two_learners_equals_the_run_that_was_not_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)  # as if the first had ended
+    monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)  # as if the first had ended
     exact = (*RUNS["prioritized"], *TWO, "--learner.checkpoint_replay", "true", "--timestamp", "one")
     straight = saved(train(tmp_path / "straight", *exact, "--learner.checkpoint_steps", "150", "--steps", "250"))
     train(tmp_path / "halves", *exact, "--steps", "150")
@@ -151,7 +151,7 @@ def test_a_resumed_run_of_two_learners_equals_the_run_that_was_not_stopped(tmp_p
 
 
 def test_with_its_replay_a_run_goes_on_with_as_many_learners_and_without_it_with_any(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)
+    monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)
     train(tmp_path, *CARTPOLE, *TWO, "--learner.checkpoint_replay", "true", "--timestamp", "one", "--steps", "120")
     train(tmp_path, *CARTPOLE, *TWO, "--timestamp", "two", "--steps", "120")
     alone = ("--engine", "inline", "--num_learners", "1", "--steps", "260")

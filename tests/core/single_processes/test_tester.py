@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from core.checkpoint.model_file import save_weights
-from core.checkpoint.tensor_file import CheckpointError
+from core.checkpoint.run_checkpoint import CheckpointError
 from core.env import Env
 from core.evaluation.episodes import EpisodeResults, RenderedStep, play_episodes
 from core.evaluation.video_writer import VideoParams
@@ -245,7 +245,8 @@ def make_context(folder: Path, **settings: Any) -> Context:
         "to_dict": lambda: {"all": "options"}, **settings})
     spec = EnvSpec("game", ArraySpec((2,), "float32"), 0, Discrete(3), frames_per_step=4)
     roles = (("tester", 0),)
-    return Context(options, spec, roles, (), ParameterStore(1), Clock(1, 1, 1, ClockParams()), LogRings(1))
+    return Context(options, spec, roles, (), ParameterStore(1), Clock(1, 1, 1, ClockParams()), LogRings(1),
+                   initial_weights=Path(options.model_file or options.model_path))
 
 
 def save_model(context: Context) -> Path:

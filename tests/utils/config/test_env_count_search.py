@@ -98,7 +98,7 @@ def test_a_trial_plays_groups_as_an_actor_does_and_ends_them(options, monkeypatc
 
 
 def test_a_run_that_is_continued_keeps_the_number_it_found(options, tried, root, monkeypatch):
-    monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)  # as if the first had ended
+    monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)  # as if the first had ended
     prepare(options())
     words = ["--root", str(root), "--resume", "test_one"]
     assert read_options(words).num_envs_per_actor == read_options([*words, "--num_envs_per_actor", "0"]).num_envs_per_actor == 32
