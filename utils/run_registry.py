@@ -1,4 +1,4 @@
-"""Find, claim and end the runs on disk, and store the settings that each was started with in logs/<signature>/run.json."""
+"""Find, claim and end the runs on disk. logs/<signature>/run.json stores the settings that a run was started with."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ from utils.options import Options
 
 RUN_FILE = "run.json"
 RESERVED_BYTES = 1 << 16  # that a run writes beside its weights: counters, manifests, metrics
-locks: dict[Path, int] = {}  # log folder -> open descriptor that holds its lock, until the process that runs it takes it
+locks: dict[Path, int] = {}  # log folder -> descriptor that holds its lock, until the process that runs it takes it
 
 
 class SavedRun(NamedTuple):

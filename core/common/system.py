@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 
 PACKAGES = ("torch", "numpy", "gymnasium", "ale-py")  # the packages that decide results
-CGROUP_FILES = {  # version of control groups -> files of limit and usage, and the field of memory.stat with reclaimable file cache
+# Version of control groups -> files of limit and usage, and the field of memory.stat with the reclaimable file cache
+CGROUP_FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
 }
@@ -44,10 +45,10 @@ def available_bytes() -> int:
 
 
 def rss_mb() -> float:
-    """Return the resident memory of this run's processes in MB (1e6 bytes): all private parts, and the largest shared part.
+    """Return the resident memory of this run's processes in MB (1e6 bytes).
 
-    Every process maps the same shared arrays and libraries, so the largest shared part stands for all of them. This costs
-    one read per process instead of a walk over the page tables.
+    This is the sum of all private parts plus the largest shared part. Every process maps the same shared arrays and
+    libraries, so the largest stands for all. It costs one read per process instead of a walk over the page tables.
     """
     parent = multiprocessing.parent_process()
     try:

@@ -1,6 +1,6 @@
 """Relay standard output and standard error, so that no process of a run waits for whoever reads the output.
 
-- Inside `relay_output`, descriptors 1 and 2 of this process and of its children are pipes. One thread empties the pipes.
+- Inside `relay_output`, descriptors 1 and 2 of this process and its children are pipes, which one thread empties.
 - A thread per stream writes to the original destination. Only that thread waits when nobody reads.
 - The lines that wait are bounded. The oldest are dropped, and their number is printed once the reader continues.
 """
@@ -68,7 +68,7 @@ class _StreamRelay:
         self.written = 0  # lines
 
     def read(self) -> bool:
-        """Queue the text that has arrived, and drop the oldest lines over the bound. Return False at the end of file."""
+        """Queue the arrived text, and drop the oldest lines over the bound. Return False at the end of file."""
         with self._changed:
             lines = os.read(self.source, 1 << 16).splitlines(keepends=True)
             self._lines.extend(lines)

@@ -10,7 +10,7 @@ from core.metrics.aggregation import aggregate, with_human_normalized
 from core.metrics.file_writers import MetricsFiles, run_name
 from core.metrics.profiler import Shares
 from core.metrics.progress import Progress
-from core.metrics.trackers import feeders
+from core.metrics.trackers import make_tracker_threads
 from core.runtime.context import Context
 from core.runtime.log_buffers import Record
 from core.runtime.schedule import Schedule
@@ -49,7 +49,7 @@ class _Book:
         self._files = MetricsFiles(options.log_folder, step, name, dotted(options.to_dict()), context.logs.now)
         self._files.write_facts("options", options.to_dict(), step)
         self._files.write_facts("versions", versions(), step)
-        self._trackers = feeders(options)
+        self._trackers = make_tracker_threads(options)
         self._rates = _Rates(context)
         self._progress, self._shares = Progress(options, terminal=context.terminal), Shares()
         self._schedule, self._looked = Schedule(self._period, options.logger.steps, step), time.monotonic()

@@ -232,7 +232,7 @@ def test_scenes_show_stream_0_its_running_score_and_what_the_agent_made_of_the_s
     assert [int(scene.picture[0, 0, 0]) for scene in scenes] == [40 * scene.length for scene in scenes]
     assert [int(scene.observation[0]) for scene in scenes] == [scene.length for scene in scenes]
     assert [None if scene.action is None else int(scene.action) for scene in scenes] == [None, 0, 1, 2, 0, 0, 1, 2]
-    assert [scene.outlook.get("action doubled") for scene in scenes] == [None, 0, 2, 4, 0, 0, 2, 4]
+    assert [scene.diagnostics.get("action doubled") for scene in scenes] == [None, 0, 2, 4, 0, 0, 2, 4]
 
 
 # mode 2 ---------------------------------------------------------------------------------------------------------------
