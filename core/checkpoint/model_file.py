@@ -180,4 +180,5 @@ def _checkpoint_weights(state: dict[str, Any], checkpoint: Path) -> tuple[dict[s
 
 
 def _are_weights(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items())
+    return isinstance(value, dict) and all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items())

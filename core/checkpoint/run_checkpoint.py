@@ -44,8 +44,8 @@ class CheckpointError(Exception):
 def save(folder: Path, state: dict[str, Any], step: int, keep: int, parts: Sequence[str] = ()) -> Path:
     """Write `state` as the checkpoint folder/step_<12 digits>, and delete all but the newest `keep` checkpoints.
 
-    A second checkpoint of a step gets a numbered suffix. Checkpoints of later steps are deleted, because the run has gone
-    back behind them. Only one process may write to a folder.
+    A second checkpoint of a step gets a numbered suffix. Checkpoints of later steps are deleted, because the run did
+    not continue from them. Only one process may write to a folder.
 
     Args:
         folder: the folder of the run's checkpoints.
@@ -248,8 +248,8 @@ def read_torch(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         match = re.search(r"GLOBAL (\S+)", str(error))
         what = f" ({match[1]})" if match else ""
-        raise CheckpointError(
-            f"carries something else than tensors and plain values{what}; refused, nothing in it was executed") from error
+        raise CheckpointError(f"carries something else than tensors and plain values{what}; "
+                              "refused, nothing in it was executed") from error
     except Exception as error:  # a crafted archive can fail anywhere in torch's reader
         text = " ".join(str(error).split())
         raise CheckpointError(f"cannot be read as tensors and plain values: {text}") from error
@@ -355,7 +355,7 @@ def _remove(paths: Iterable[Path]) -> None:
 
 
 def _unusable_tensor(content: Any) -> str:
-    """Return a sentence about the first tensor, at any depth, that is not dense and real-valued; "" if there is none."""
+    """Return a sentence about the first tensor, at any depth, that is not dense and real-valued; "" without one."""
     stack, visited = [("", content)], set[int]()
     while stack:
         name, value = stack.pop()

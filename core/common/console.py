@@ -23,6 +23,6 @@ def open_missing_streams() -> None:
 
 
 def log_to_stderr(message: str) -> None:
-    """Print a line to standard error. A closed stream or a full disk is ignored, because a message must not stop a run."""
+    """Print a line to standard error. A closed stream or a full disk is ignored, so that no message stops a run."""
     with suppress(OSError):
         print(message, file=sys.stderr, flush=True)

@@ -2,8 +2,8 @@
 
 - The mapping is a memfd without a name in the file system: nothing is left when the last process that holds it ends.
 - Its pages are allocated at construction, so a shortage is an exception at the start and never a SIGBUS later.
-- Spawned children inherit the file descriptor through multiprocessing. Other processes of the same machine and user open
-  it in /proc of the process that pickled the object. Nothing is copied.
+- Spawned children inherit the file descriptor through multiprocessing. Other processes of the same machine and user
+  open it in /proc of the process that pickled the object. Nothing is copied.
 """
 
 import errno
@@ -29,7 +29,7 @@ def total_bytes(specs: Mapping[str, ArraySpec]) -> int:
 
 
 class SharedFileHandle(NamedTuple):
-    """A file that is open in another process. The inode detects that the descriptor has been reused for another file."""
+    """A file that is open in another process. The inode detects a descriptor that was reused for another file."""
 
     pid: int
     fd: int
@@ -41,7 +41,8 @@ class SharedFileHandle(NamedTuple):
             descriptor = os.open(f"/proc/{self.pid}/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise ConnectionError(f"the shared memory of process {self.pid} cannot be reached from here "
-                                  f"({error.strerror}): it ended, runs as another user, or in another container") from None
+                                  f"({error.strerror}): it ended, or runs as another user or in another container"
+                                  ) from None
         if os.fstat(descriptor).st_ino == self.inode:
             return descriptor
         os.close(descriptor)
@@ -54,7 +55,7 @@ class SharedArrays:
     A process of the same machine and user that receives this object while the sender lives shares the arrays.
 
     Raises:
-        MemoryError: the machine lacks the bytes, or a limit of this process forbids them. Nothing has been allocated then.
+        MemoryError: the machine lacks the bytes, or a limit of this process forbids them. Nothing was allocated.
     """
 
     def __init__(self, specs: Mapping[str, ArraySpec]):
