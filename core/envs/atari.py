@@ -79,7 +79,7 @@ class AtariEnv(Env):
     def render(self) -> np.ndarray:
         if self._render_mode != "rgb_array":
             return super().render()
-        return self._emulator.render()
+        return np.asarray(self._emulator.render())
 
     def close(self) -> None:
         self._emulator.close()

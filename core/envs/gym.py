@@ -125,11 +125,11 @@ class GymEnv(Env):
         space = self._action_space
         if isinstance(self._action, Discrete):
             assert isinstance(space, spaces.Discrete)
-            return checked_discrete(action, self._num_envs, self._action) + space.start
+            return np.asarray(checked_discrete(action, self._num_envs, self._action) + space.start)
         assert isinstance(space, spaces.Box)
         action = checked_continuous(action, self._num_envs, self._action)
         # float32 bounds may be rounded to values outside the float64 bounds
-        return np.clip(action.astype(space.dtype), space.low, space.high)
+        return np.asarray(np.clip(action.astype(space.dtype), space.low, space.high))
 
     def _try_render(self) -> None:
         """Render once, so that a missing package for drawing is an error of the construction."""

@@ -61,8 +61,8 @@ def flattened_pictures(space: spaces.Space[Any]) -> str:
     name = next(iter(pictures))
     are, key = "is a picture" if len(pictures) == 1 else "are pictures", name.split(".")[0]
     return (f"{' and '.join(pictures)} of the observation {are}, and all parts become one vector of "
-            f"{spaces.flatdim(space):,} numbers (those of {name} 0 to 255), which no convolution sees; to learn from the "
-            "picture alone, make the environment with gymnasium.wrappers.TransformObservation(env, "
+            f"{spaces.flatdim(space):,} numbers (those of {name} 0 to 255), which no convolution sees; to learn from "
+            "the picture alone, make the environment with gymnasium.wrappers.TransformObservation(env, "
             f"lambda seen: seen[{key!r}], env.observation_space[{key!r}])")
 
 
@@ -92,7 +92,9 @@ class CheckedEnv(gym.Wrapper[Any, Any, Any, Any]):
         preprocess: applied to observations.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], stream: int, max_steps: int | None, repeat: int, preprocess: Preprocessing):
+    def __init__(
+        self, env: gym.Env[Any, Any], stream: int, max_steps: int | None, repeat: int, preprocess: Preprocessing
+    ):
         super().__init__(env)
         self.stream, self._max_steps, self._repeat = stream, max_steps, repeat
         self._frame, self._space = frame_of(env.observation_space), env.observation_space

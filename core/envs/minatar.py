@@ -90,7 +90,8 @@ class MinAtarEnv(Env):
             return super().render()
         state = self._games[0].state()  # [10, 10, C] bool
         planes = np.arange(1, state.shape[2] + 1)
-        cells = _palette(state.shape[2])[(state * planes).max(2)]  # the plane with the highest index covers the others
+        top = (state * planes).max(2)  # the plane with the highest index covers the others
+        cells: np.ndarray = _palette(state.shape[2])[top]
         return cells.repeat(PICTURE_SCALE, 0).repeat(PICTURE_SCALE, 1)
 
     def _observation(self) -> np.ndarray:

@@ -58,7 +58,7 @@ class RecallEnv(Env):
 
     @property
     def _asked(self) -> np.ndarray:
-        return self._step == self._params.delay
+        return np.equal(self._step, self._params.delay)
 
     def _start(self, streams: np.ndarray) -> None:
         """Start an episode in each of these streams, [E] bool."""

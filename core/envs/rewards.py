@@ -17,7 +17,7 @@ def soft_asymmetric(reward: np.ndarray) -> np.ndarray:
 def optimistic_asymmetric(reward: np.ndarray) -> np.ndarray:
     """Return 0.3 * min(tanh(r), 0) + 5 * max(tanh(r), 0), IMPALA's asymmetric clipping (1802.01561, figure D.1)."""
     bounded = np.tanh(reward)
-    return 0.3 * np.minimum(bounded, 0.0) + 5.0 * np.maximum(bounded, 0.0)
+    return np.asarray(0.3 * np.minimum(bounded, 0.0) + 5.0 * np.maximum(bounded, 0.0))
 
 
 CLIPPINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
