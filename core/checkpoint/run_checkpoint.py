@@ -322,11 +322,8 @@ def _manifest_sha256(manifest: Mapping[str, Any]) -> str:
 
 def _checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoint folders, oldest first."""
-    found = []
-    for path in folder.glob("step_*"):
-        if match := STEP_FOLDER.fullmatch(path.name):
-            found.append((int(match[1]), int(match[2] or 0), path))
-    return [path for *_, path in sorted(found)]
+    matches = [match for path in folder.glob("step_*") if (match := STEP_FOLDER.fullmatch(path.name))]
+    return [folder / match[0] for match in sorted(matches, key=lambda match: (int(match[1]), int(match[2] or 0)))]
 
 
 def _unused_name(folder: Path, step: int) -> Path:

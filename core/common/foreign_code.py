@@ -1,4 +1,4 @@
-"""Run code of other authors so that whatever it raises is an ordinary exception that names the code.
+"""Run code of other authors so that everything that it raises is an ordinary exception, which names the code.
 
 Three failures are prevented:
 

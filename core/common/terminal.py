@@ -1,7 +1,7 @@
-"""Relay standard output and standard error, so that no process of a run waits for whoever reads the output.
+"""Relay standard output and standard error, so that no process of a run waits for a slow reader.
 
 - Inside `relay_output`, descriptors 1 and 2 of this process and its children are pipes, which one thread empties.
-- A thread per stream writes to the original destination. Only that thread waits when nobody reads.
+- A thread per stream writes to the original destination. Only that thread waits for the reader.
 - The lines that wait are bounded. The oldest are dropped, and their number is printed once the reader continues.
 """
 

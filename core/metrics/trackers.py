@@ -106,7 +106,7 @@ class TrackerThread:
             self.errors += 1
 
     def close(self, timeout: float) -> None:
-        """Wait until the tracker has finished, but at most this many seconds for each of its two steps."""
+        """Wait until the tracker has finished, but at most twice this many seconds."""
         try:
             self._periods.put(None, timeout=timeout)
         except queue.Full:
