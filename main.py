@@ -11,8 +11,9 @@ if __name__ == "__main__":  # while the rest is imported: seconds, in which othe
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who started this may ignore it, and deaths of children would not be seen
 
-from core.common.system import end_children, remove_empty_compile_caches
-from core.common.terminal import Terminal, relayed
+from core.common.processes import kill_descendants
+from core.common.system import remove_empty_compile_caches
+from core.common.terminal import Terminal, relay_output
 from utils import run_registry
 from utils.config.command_line import read_options, refuse
 from utils.errors import ConfigurationError
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.check:
             check(options)
             return 0
-        with relayed() as terminal:
+        with relay_output() as terminal:
             return run(options, terminal)
     except ConfigurationError as refused:
         refuse(refused)
@@ -53,5 +54,5 @@ if __name__ == "__main__":  # spawned processes import this file
     except KeyboardInterrupt:  # before the engine took over
         sys.exit(130)
     finally:
-        end_children()  # of environments that were made in this process
+        kill_descendants()  # of environments that were made in this process
         remove_empty_compile_caches()

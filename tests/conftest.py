@@ -28,4 +28,4 @@ def root(tmp_path):
 @pytest.fixture
 def alone(monkeypatch):
     """Disable the lock of runs, so that a run can be resumed in the process that trained it."""
-    monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)
+    monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)

@@ -11,10 +11,10 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parent.parent
 FLOORS = [  # lowest first; a room imports only from rooms of lower floors
-    {"core.types", "core.ops", "core.checkpoint"},
+    {"core.types", "core.ops"},
     {"core.specs"},
     {"core.common", "core.env"},
-    {"core.model", "core.device", "core.envs", "utils.errors"},
+    {"core.model", "core.device", "core.envs", "core.checkpoint", "utils.errors"},
     {"core.agent", "core.trajectory", "utils.factory"},
     {"core.memory", "core.acting", "core.distributed"},
     {"core.runtime", "core.learning", "core.models.layers"},

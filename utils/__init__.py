@@ -1,6 +1,6 @@
 """What a user runs and edits, and files on disk. Importing any of it first opens missing standard descriptors
-(core/common/descriptors.py)."""
+(core/common/console.py)."""
 
-from core.common.descriptors import open_missing
+from core.common.console import open_missing_streams
 
-open_missing()
+open_missing_streams()

@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import json
 import logging
-import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from core.agent import Agent
-from core.checkpoint.tensor_file import CheckpointError
+from core.checkpoint.run_checkpoint import CheckpointError
+from core.common.files import replace_atomically
 from core.model import disable_host_sync
 from core.specs import Discrete, EnvSpec
 from core.types import OARInputs, State
@@ -92,7 +92,6 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
     agent.model.load_state_dict(policy.agent.model.state_dict())
     network = ActingNetwork(agent, spec)
     example = network.example(spec, TRACED_BATCH)
-    temporary = path.with_name(f".temporary_{path.name}")
     try:
         batch = torch.export.Dim("N", min=1)
         with _quiet():
@@ -101,11 +100,12 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
         assert program is not None
         for name, value in _metadata(policy).items():
             program.model.metadata_props[name] = value
-        program.save(str(temporary), external_data=False)
-        onnx.checker.check_model(str(temporary))
-        if wrong := differences(network, spec, temporary):
-            raise ConfigurationError([f"the exported network differs from torch's: {output}; nothing was written" for output in wrong])
-        os.replace(temporary, path)
+        with replace_atomically(path) as temporary:
+            program.save(str(temporary), external_data=False)
+            onnx.checker.check_model(str(temporary))
+            if wrong := differences(network, spec, temporary):
+                raise ConfigurationError(
+                    [f"the exported network differs from torch's: {output}; nothing was written" for output in wrong])
     except OSError as error:
         raise ConfigurationError([f"{path} cannot be written: {error}"]) from None
     except ConfigurationError:
@@ -113,8 +113,6 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
     except Exception as error:  # The exporter may fail in any way on a network of the user's.
         raise ConfigurationError(
             [f"the network of model_type={policy.options.model_type} cannot be exported: {describe_exception(error)}"]) from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return network
 
 

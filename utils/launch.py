@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from core.agent import Agent
-from core.checkpoint import model_file, run_checkpoint, tensor_file
-from core.common import descriptors
+from core.checkpoint import model_file, run_checkpoint
+from core.checkpoint.run_checkpoint import CheckpointError
 from core.common.console import log_to_stderr
+from core.common.processes import open_file_shortage
 from core.memory import Memory
 from core.model import Model
 from core.runtime.clock import Clock
@@ -44,9 +45,9 @@ def prepare(options: Options) -> tuple[Context, Agent]:
         clock = Clock(options.num_actors, options.num_learners, len(roles), options.clock)
         parameters, logs = ParameterStore(ParameterStore.size_of(agent.model)), LogRings(len(roles))
         initial_weights, resume_from = _initial_weights(options, agent.model, spec), None
-        if options.mode == 2 and initial_weights is not None:
-            _try_test_files(options, initial_weights)
-        if options.engine == "local" and (problem := descriptors.too_few(len(roles))):
+        if options.mode == 2:
+            _try_test_files(options, Path(options.model_file or options.model_path))
+        if options.engine == "local" and (problem := open_file_shortage(len(roles))):
             raise ConfigurationError([problem])
         if options.mode == 1:
             options = run_registry.claim(options, SAVED_COPIES * sum(tensor.nbytes for tensor in agent.model.state_dict().values()))
@@ -58,7 +59,7 @@ def prepare(options: Options) -> tuple[Context, Agent]:
                 raise
     except MemoryError as error:
         raise ConfigurationError([str(error)]) from None
-    except tensor_file.CheckpointError as error:
+    except CheckpointError as error:
         raise ConfigurationError([f"{error}; {_instead(options)}"], BAD_CHECKPOINT) from None
     context = Context(options, spec, roles, memories, parameters, clock, logs, resume_from, initial_weights)
     if options.mode == 1:
@@ -93,15 +94,15 @@ def _memories(options: Options, spec: EnvSpec, agent: Agent) -> tuple[Memory, ..
 
 
 def _continue(options: Options, clock: Clock) -> Path:
-    """Give the clock the counts of the newest sound checkpoint; returns the folder it is in."""
+    """Restore the clock from the newest undamaged checkpoint, and return that checkpoint."""
     state, found = run_checkpoint.load(options.checkpoint_folder)
     if missing := [name for name in PARTS if name not in state]:
-        raise tensor_file.CheckpointError(f"checkpoint {found} has no {' and no '.join(missing)}: it is not of a run")
+        raise CheckpointError(f"checkpoint {found} has no {' and no '.join(missing)}: it is not of a run")
     try:
         clock.load_state_dict(state["clock"], with_rows="memory" in state)
     except Exception as error:  # it is intact, but not what a run wrote
-        raise tensor_file.CheckpointError(f"the clock of checkpoint {found} is not of a run ({describe_exception(error)})") from None
-    return options.checkpoint_folder
+        raise CheckpointError(f"the clock of checkpoint {found} is not of a run ({describe_exception(error)})") from None
+    return found
 
 
 def _instead(options: Options) -> str:
@@ -123,16 +124,21 @@ def _try_test_files(options: Options, model: Path) -> None:
 
 
 def _initial_weights(options: Options, model: Model, spec: EnvSpec) -> Path | None:
-    """The model file to start from or to test, once it has proved to fit. One that the command line names is described in a line."""
+    """Return the model file or checkpoint to start from or to test, which fits the model; None without one.
+
+    A file that the command line names is described in a printed line.
+    """
     path = options.model_path if options.mode == 2 else None
     path = Path(options.model_file) if options.model_file is not None else path
     if path is not None:
         weights, metadata = model_file.load_weights(path)
         if metadata.get("environment", spec.name) != spec.name:
-            raise tensor_file.CheckpointError(f"model file {path} is of game={metadata.get('game')} (env_type={metadata.get('env_type')}) "
-                                              f"and game={options.game} is asked for: give --game {metadata.get('game')}")
+            raise CheckpointError(f"model file {path} is of game={metadata.get('game')} (env_type={metadata.get('env_type')}) "
+                                  f"and game={options.game} is asked for: give --game {metadata.get('game')}")
         model_file.load_into(model, weights, path)
         if options.model_file is not None:
             print(f"{'starting from' if options.mode == 1 else 'testing'} model file {path}: "
                   + ", ".join(f"{name}={metadata.get(name, 'unknown')}" for name in ("config", "game", "agent_steps", "score")))
+        if path.is_dir() and path.name != metadata["checkpoint"]:  # the folder of all checkpoints: one of them was verified
+            path /= metadata["checkpoint"]
     return path

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from core.agent import Agent
-from core.common.tree import leaves, tree_map
+from core.common.tree import tree_leaves, tree_map
 from core.device.cuda_graph import CudaGraphCallable
 from core.model import Model
 
@@ -31,7 +31,7 @@ def capture_forward(model: Model, *, capture: bool) -> None:
     forward, device = model.forward, next(model.parameters()).device
 
     def on_fixed_tensors(*arguments: Any) -> Any:
-        form = model.training, *((leaf.shape, leaf.dtype) for leaf in leaves(arguments))
+        form = model.training, *((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments))
         if form not in known:
             known[form] = StaticInputs(forward, arguments, device, capture=capture)
         return known[form](arguments)
@@ -55,7 +55,7 @@ class StaticInputs:
     @torch.inference_mode(False)
     @torch.no_grad()
     def __call__(self, arguments: tuple[Any, ...]) -> Any:
-        for fixed, given in zip(leaves(self._arguments), leaves(arguments)):
+        for fixed, given in zip(tree_leaves(self._arguments), tree_leaves(arguments)):
             fixed.copy_(given)
         self._work()
         return tree_map(Tensor.clone, self._output)

@@ -1,15 +1,20 @@
-"""Full checkpoints of a run, one folder each.
+"""Save and load the checkpoints of a run: a folder each, with one file of tensors and plain values per top-level key.
 
-One is written to a temporary folder, fsynced, described by a manifest of sizes and SHA-256 sums, and renamed into place, so that whatever
-kills the writer the newest complete one loads.
+- A checkpoint is written to a temporary folder, synced to disk, listed in a manifest with sizes and SHA-256 sums, and
+  renamed into place. The newest complete checkpoint therefore survives a writer that is killed at any time.
+- `load` verifies every file of a checkpoint before it reads the first, and takes the one before a damaged checkpoint.
+- A start verifies once: main calls `load`, and the learners read their files of the same folder with `read_verified`.
+- Files are read with `weights_only=True`: nothing in a file is executed.
 """
 
 import hashlib
 import json
 import os
+import pickle
 import re
 import shutil
 import sys
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,37 +22,45 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from core.checkpoint.tensor_file import CheckpointError, digest_of, read_torch, storable, sync_folder, write, write_atomically, write_torch
+from core.common.files import TEMPORARY, sync_folder, write_atomically, write_durably
 
 STEP_FOLDER = re.compile(r"step_(\d{12})(?:\.(\d+))?")
 STORED_FILE = re.compile(r"\w+\.pt")
-TEMPORARY = ".temporary_"  # folders not, or no longer, part of the record
-PART = ".part_"            # files of the checkpoint that is written next, and beside each what the manifest will say of it
+PART = ".part_"  # prefix of other processes' files of the next checkpoint, and of their manifest entries (.json)
+PLAIN_TYPES = (bool, int, float, str, type(None))
+MAPPED_BYTES = 1 << 28  # size from which a file is memory-mapped, so that a replay is not held in memory twice
+BLOCK_BYTES = 1 << 24   # read at once when a file is hashed
 
 
-def save_parts(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write what the next `save` takes as the files of these top-level keys: another process's share. Raises as `save` does."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, value in state.items():
-            path = folder / f"{PART}{name}"
-            entry = write_torch(path.with_suffix(".pt"), storable(value, name))
-            write(path.with_suffix(".json"), json.dumps(entry).encode())
-    except OSError as error:
-        for name in state:
-            for path in folder.glob(f"{PART}{name}.*"):
-                path.unlink()
-        raise CheckpointError(f"cannot write {', '.join(state)} of a checkpoint in {folder}: {error}") from error
+class CheckpointError(Exception):
+    """An error that names a checkpoint or model file that cannot be written or used, and the reason."""
+
+    exit_code = 3  # of the process that it ends
 
 
+# save -----------------------------------------------------------------------------------------------------------------
 def save(folder: Path, state: dict[str, Any], step: int, keep: int, parts: Sequence[str] = ()) -> Path:
-    """Write `state` as folder/step_<12 digits>, one file a top-level key, and keep the newest `keep` checkpoints.
+    """Write `state` as the checkpoint folder/step_<12 digits>, and delete all but the newest `keep` checkpoints.
 
-    state: nested dicts, lists and tuples of tensors and plain values. A top-level value may be a function without arguments: it is
-    called when its file's turn comes, after those before it have been written. `parts` names what others have written by `save_parts`. A
-    second checkpoint of one step gets a suffix; those of later steps belong to a future that was given up, and go. One writer a folder.
-    Raises CheckpointError (a full disk) with the old ones intact, TypeError for a value that could not be loaded again.
+    A second checkpoint of a step gets a numbered suffix. Checkpoints of later steps are deleted, because the run did
+    not continue from them. Only one process may write to a folder.
+
+    Args:
+        folder: the folder of the run's checkpoints.
+        state: top-level key -> nested dicts, lists and tuples of tensors and plain values; each key becomes a file. A
+            value may be a function without arguments, which is called after the keys before it have been written.
+        step: agent steps of the run.
+        keep: number of checkpoints that are kept.
+        parts: names of the files that other processes have written with `save_parts`.
+
+    Returns:
+        The folder of the new checkpoint.
+
+    Raises:
+        CheckpointError: the disk is full, for instance; the old checkpoints stay as they were.
+        TypeError: a value could not be loaded again.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,137 +68,279 @@ def save(folder: Path, state: dict[str, Any], step: int, keep: int, parts: Seque
         temporary = folder / f"{TEMPORARY}{os.getpid()}"
         try:
             temporary.mkdir()
-            _write_all(temporary, state, step, _taken(folder, temporary, parts))
-            final = _free_name(folder, step)
-            os.replace(temporary, final)
+            files = _move_parts(folder, temporary, parts)
+            for name, value in state.items():
+                value = value() if callable(value) else value
+                files[f"{name}.pt"] = write_torch(temporary / f"{name}.pt", storable(value, name))
+            manifest = {"step": step, "files": files,
+                        "versions": {"torch": str(torch.__version__), "numpy": np.__version__}}
+            signed = {**manifest, "sha256": _manifest_sha256(manifest)}
+            write_durably(temporary / "manifest.json", json.dumps(signed, indent=1).encode())
+            sync_folder(temporary)
+            checkpoint = _unused_name(folder, step)
+            os.replace(temporary, checkpoint)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         sync_folder(folder)
-        write_atomically(folder / "latest", f"{final.name}\n".encode())
-        _prune(folder, final, keep)
+        write_atomically(folder / "latest", f"{checkpoint.name}\n".encode())
+        _prune(folder, checkpoint, keep)
     except OSError as error:
         raise CheckpointError(f"cannot write a checkpoint of step {step} in {folder}: {error}") from error
-    return final
+    return checkpoint
 
 
-def load(folder: Path, names: Collection[str] | None = None) -> tuple[dict[str, Any], Path]:
-    """The newest checkpoint whose files are all intact, tensors on the CPU, and its folder. Of its files those of these names, or all.
+def save_parts(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write files of the next checkpoint from a process other than the one that calls `save`.
 
-    A damaged one is named on stderr and the one before it is taken. Raises CheckpointError when none is left.
+    Arguments and errors are those of `save`.
     """
-    candidates = list(reversed(_checkpoints(folder)))
-    if not candidates:
-        raise CheckpointError(f"there is no checkpoint in {folder}")
-    damages: list[str] = []
-    for candidate in candidates:
-        try:
-            state = read(candidate, names)
-        except (OSError, CheckpointError) as error:
-            damages.append(f"{candidate.name}: {error}")
-            print(f"warning: damaged checkpoint {candidate.name}: {error}", file=sys.stderr)
-            continue
-        if damages:
-            print(f"warning: falling back to checkpoint {candidate.name}", file=sys.stderr)
-        return state, candidate
-    raise CheckpointError(f"every checkpoint in {folder} is damaged ({'; '.join(damages)})")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, value in state.items():
+            path = folder / f"{PART}{name}"
+            entry = write_torch(path.with_suffix(".pt"), storable(value, name))
+            write_durably(path.with_suffix(".json"), json.dumps(entry).encode())
+    except OSError as error:
+        for name in state:
+            _remove(folder.glob(f"{PART}{name}.*"))
+        raise CheckpointError(f"cannot write {', '.join(state)} of a checkpoint in {folder}: {error}") from error
 
 
 def clear(folder: Path) -> None:
-    """Remove what writers left that were killed, and a folder in which nothing could be written."""
+    """Remove the files of killed writers, and the folder itself if it is empty."""
     _remove([*folder.glob(f"{TEMPORARY}*"), *folder.glob(f"{PART}*")])
-    with suppress(OSError):  # it is not empty
+    with suppress(OSError):  # the folder is not empty
         folder.rmdir()
 
 
-def _taken(folder: Path, temporary: Path, parts: Sequence[str]) -> dict[str, Any]:
-    """Moves the parts into the checkpoint in the making; returns what its manifest says of them."""
+def storable(value: Any, name: str) -> Any:
+    """Return the value with every view of a larger tensor copied, because a stored view includes the whole storage.
+
+    Raises:
+        TypeError: the value holds something else than tensors and plain values, which `weights_only` would refuse. The
+            message tells where, starting from `name`.
+    """
+    if type(value) in (dict, OrderedDict):
+        for key in value:
+            if type(key) not in PLAIN_TYPES:
+                raise TypeError(f"{name} has a key of type {type(key).__name__}: only plain values can be stored")
+        return {key: storable(item, f"{name}.{key}") for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(storable(item, f"{name}[{position}]") for position, item in enumerate(value))
+    if isinstance(value, Tensor):
+        value = value.detach()
+        return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+    if type(value) not in PLAIN_TYPES:
+        raise TypeError(f"{name} is a {type(value).__name__}: only tensors and plain values can be stored")
+    return value
+
+
+class HashingFile:
+    """A file for torch.save that computes SHA-256 while it is written.
+
+    An OSError is stored in `error` instead of raised, because torch's archive writer must be allowed to finish.
+    """
+
+    def __init__(self, file: Any):
+        self._file, self._digest = file, hashlib.sha256()
+        self.size = 0
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        if self.error is None:
+            try:
+                self._digest.update(data)
+                self._file.write(data)
+                self.size += len(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing: `write_torch` flushes once."""
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
+
+
+def write_torch(path: Path, value: Any) -> dict[str, Any]:
+    """Write a storable value without copying its tensors. Return the file's manifest entry: size and SHA-256."""
+    with open(path, "wb") as file:
+        hashing = HashingFile(file)
+        torch.save(value, hashing)  # type: ignore[arg-type]
+        if hashing.error is not None:
+            raise hashing.error
+        file.flush()
+        os.fsync(file.fileno())
+    return {"size": hashing.size, "sha256": hashing.hexdigest()}
+
+
+# load -----------------------------------------------------------------------------------------------------------------
+def load(folder: Path, names: Collection[str] | None = None) -> tuple[dict[str, Any], Path]:
+    """Verify and read the newest checkpoint without damage. A warning on stderr names each damaged checkpoint.
+
+    Args:
+        folder: the folder of the run's checkpoints.
+        names: top-level keys to read; None reads all. Every file is verified in either case.
+
+    Returns:
+        Top-level key -> value with tensors on the CPU, and the folder of the checkpoint.
+
+    Raises:
+        CheckpointError: no checkpoint is usable.
+    """
+    checkpoints = _checkpoints(folder)
+    if not checkpoints:
+        raise CheckpointError(f"there is no checkpoint in {folder}")
+    errors: list[str] = []
+    for checkpoint in reversed(checkpoints):
+        try:
+            state = read(checkpoint, names)
+        except (OSError, CheckpointError) as error:
+            errors.append(f"{checkpoint.name}: {error}")
+            print(f"warning: damaged checkpoint {checkpoint.name}: {error}", file=sys.stderr)
+            continue
+        if errors:
+            print(f"warning: falling back to checkpoint {checkpoint.name}", file=sys.stderr)
+        return state, checkpoint
+    raise CheckpointError(f"every checkpoint in {folder} is damaged ({'; '.join(errors)})")
+
+
+def read(checkpoint: Path, names: Collection[str] | None = None) -> dict[str, Any]:
+    """Verify and read one checkpoint. Raises CheckpointError or OSError if a file is damaged or missing.
+
+    Every file is verified before the first is read; `names` and the returned dict are those of `load`.
+    """
+    files = _manifest_files(checkpoint)
+    for name, (size, sha256) in files.items():
+        path = checkpoint / name
+        _require_regular_file(path)
+        if path.stat().st_size != size:
+            raise CheckpointError(f"{name} has {path.stat().st_size} bytes instead of {size}")
+        if file_sha256(path) != sha256:
+            raise CheckpointError(f"{name} does not have the SHA-256 that was written")
+    return _read_files(checkpoint, files, names)
+
+
+def read_verified(checkpoint: Path, names: Collection[str]) -> dict[str, Any]:
+    """Read files of a checkpoint that `load` or `read` has verified in this start, without hashing them again.
+
+    Args:
+        checkpoint: the folder that `load` returned.
+        names: top-level keys; those that the checkpoint lacks are left out.
+
+    Raises:
+        CheckpointError: a file is no longer readable.
+    """
+    try:
+        return _read_files(checkpoint, _manifest_files(checkpoint), names)
+    except (OSError, CheckpointError) as error:
+        raise CheckpointError(f"checkpoint {checkpoint} cannot be used: {error}") from error
+
+
+def read_torch(path: Path) -> Any:
+    """Read dense real-valued tensors, on the CPU, and plain values. Raises CheckpointError for any other content."""
+    try:
+        mapped = path.stat().st_size >= MAPPED_BYTES
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        unusable = _unusable_tensor(content)
+    except pickle.UnpicklingError as error:
+        match = re.search(r"GLOBAL (\S+)", str(error))
+        what = f" ({match[1]})" if match else ""
+        raise CheckpointError(f"carries something else than tensors and plain values{what}; "
+                              "refused, nothing in it was executed") from error
+    except Exception as error:  # a crafted archive can fail anywhere in torch's reader
+        text = " ".join(str(error).split())
+        raise CheckpointError(f"cannot be read as tensors and plain values: {text}") from error
+    if unusable:
+        raise CheckpointError(
+            f"{unusable}; only dense tensors of real numbers are used: make them so and save the file again")
+    return content
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+# parts of both --------------------------------------------------------------------------------------------------------
+def _move_parts(folder: Path, temporary: Path, parts: Sequence[str]) -> dict[str, Any]:
+    """Move the files of `save_parts` into the new checkpoint and return their manifest entries by file name."""
     entries = {}
     for name in parts:
         path = folder / f"{PART}{name}"
         entries[f"{name}.pt"] = json.loads(path.with_suffix(".json").read_text())
         os.replace(path.with_suffix(".pt"), temporary / f"{name}.pt")
-    for path in folder.glob(f"{PART}*"):
-        path.unlink()
+    _remove(folder.glob(f"{PART}*"))
     return entries
 
 
-def _write_all(folder: Path, state: Mapping[str, Any], step: int, files: dict[str, Any]) -> None:
-    """Beside `files`, which are there already."""
-    for name, value in state.items():
-        value = value() if callable(value) else value
-        files[f"{name}.pt"] = write_torch(folder / f"{name}.pt", storable(value, name))
-    manifest = {"step": step, "files": files, "versions": {"torch": str(torch.__version__), "numpy": np.__version__}}
-    write(folder / "manifest.json", json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1).encode())
-    sync_folder(folder)
-
-
-def read(folder: Path, names: Collection[str] | None) -> dict[str, Any]:
-    """Return one checkpoint's files of these names, or all. Every file is checked before the first is opened.
-
-    Raises CheckpointError saying what is wrong, OSError for a folder that has gone.
-    """
-    _require_file(folder / "manifest.json")
-    files = _manifest_files(folder)
-    for name, (expected, digest) in files.items():
-        _require_file(folder / name)
-        if (size := (folder / name).stat().st_size) != expected:
-            raise CheckpointError(f"{name} has {size} bytes instead of {expected}")
-        if digest_of(folder / name) != digest:
-            raise CheckpointError(f"{name} does not have the SHA-256 that was written")
+def _read_files(checkpoint: Path, files: Iterable[str], names: Collection[str] | None) -> dict[str, Any]:
+    """Return top-level key -> content of the files with these names, or of all if `names` is None."""
     state = {}
-    for name in [name for name in files if names is None or name.removesuffix(".pt") in names]:
-        try:
-            state[name.removesuffix(".pt")] = read_torch(folder / name)
-        except CheckpointError as error:
-            raise CheckpointError(f"{name} {error}") from error
+    for file in files:
+        name = file.removesuffix(".pt")
+        if names is None or name in names:
+            try:
+                state[name] = read_torch(checkpoint / file)
+            except CheckpointError as error:
+                raise CheckpointError(f"{file} {error}") from error
     return state
 
 
-def _require_file(path: Path) -> None:
-    """Raise CheckpointError for a FIFO, which would wait for whoever writes to it, and whatever else is there but no file."""
+def _require_regular_file(path: Path) -> None:
+    """Raise CheckpointError if the path is not a regular file; reading a FIFO, for instance, would block."""
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path.name} is no regular file")
 
 
-def _manifest_files(folder: Path) -> dict[str, tuple[int, str]]:
-    """Size and SHA-256 of each file."""
+def _manifest_files(checkpoint: Path) -> dict[str, tuple[int, str]]:
+    """Return file name -> (size in bytes, SHA-256) from the manifest, whose own SHA-256 is verified."""
+    path = checkpoint / "manifest.json"
+    _require_regular_file(path)
     try:
-        manifest = json.loads((folder / "manifest.json").read_bytes())
-        intact = manifest.pop("sha256") == _digest(manifest)
+        manifest = json.loads(path.read_bytes())
+        intact = manifest.pop("sha256") == _manifest_sha256(manifest)
         files = {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError("manifest.json is not readable") from error
     if not intact:
         raise CheckpointError("manifest.json does not have the SHA-256 that was written")
-    if strange := [name for name in files if not STORED_FILE.fullmatch(name)]:
-        raise CheckpointError(f"manifest.json lists {strange[0]!r}, which is no file of a checkpoint")
+    if foreign := [name for name in files if not STORED_FILE.fullmatch(name)]:
+        raise CheckpointError(f"manifest.json lists {foreign[0]!r}, which is no file of a checkpoint")
     return files
 
 
+def _manifest_sha256(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
 def _checkpoints(folder: Path) -> list[Path]:
-    """Oldest first."""
-    found = []
-    for path in folder.glob("step_*"):
-        if match := STEP_FOLDER.fullmatch(path.name):
-            found.append((int(match[1]), int(match[2] or 0), path))
-    return [path for *_, path in sorted(found)]
+    """Return the checkpoint folders, oldest first."""
+    matches = [match for path in folder.glob("step_*") if (match := STEP_FOLDER.fullmatch(path.name))]
+    return [folder / match[0] for match in sorted(matches, key=lambda match: (int(match[1]), int(match[2] or 0)))]
 
 
-def _free_name(folder: Path, step: int) -> Path:
-    """The newest of its step: numbers that were pruned do not come again."""
+def _unused_name(folder: Path, step: int) -> Path:
+    """Return the folder of a new checkpoint. Its suffix is larger than that of every checkpoint of the same step."""
     name = f"step_{step:012d}"
-    taken = [int(match[2] or 0) for path in folder.glob(f"{name}*") if (match := STEP_FOLDER.fullmatch(path.name))]
-    return folder / (f"{name}.{max(taken) + 1}" if taken else name)
+    suffixes = [int(match[2] or 0) for path in folder.glob(f"{name}*") if (match := STEP_FOLDER.fullmatch(path.name))]
+    return folder / (f"{name}.{max(suffixes) + 1}" if suffixes else name)
 
 
 def _prune(folder: Path, newest: Path, keep: int) -> None:
-    """Renamed first: a kill half-way leaves no half checkpoint."""
+    """Delete checkpoints that are too old, and those after `newest`."""
     checkpoints = _checkpoints(folder)
     position = checkpoints.index(newest)
     for path in [*checkpoints[:max(position + 1 - keep, 0)], *checkpoints[position + 1:]]:
-        os.replace(path, doomed := folder / f"{TEMPORARY}{path.name}")
-        _remove([doomed])
+        renamed = folder / f"{TEMPORARY}{path.name}"
+        os.replace(path, renamed)  # because a process killed while it deletes would leave half a checkpoint
+        _remove([renamed])
 
 
 def _remove(paths: Iterable[Path]) -> None:
@@ -196,5 +351,22 @@ def _remove(paths: Iterable[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _digest(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+def _unusable_tensor(content: Any) -> str:
+    """Return a sentence about the first tensor, at any depth, that is not dense and real-valued; "" without one."""
+    stack, visited = [("", content)], set[int]()
+    while stack:
+        name, value = stack.pop()
+        if id(value) in visited:  # a crafted list can contain itself
+            continue
+        visited.add(id(value))
+        if isinstance(value, Tensor):
+            kinds = {"nested": value.is_nested, "sparse": value.layout is not torch.strided,
+                     "quantised": value.is_quantized, "without values (meta)": value.is_meta,
+                     "complex": value.is_complex()}
+            if kind := next((kind for kind, applies in kinds.items() if applies), None):
+                return f"holds {name.lstrip('.') or 'a tensor'}, which is {kind}"
+        elif isinstance(value, dict):
+            stack += [(f"{name}.{key}", item) for key, item in reversed(value.items())]
+        elif isinstance(value, list | tuple):
+            stack += [(f"{name}[{position}]", item) for position, item in reversed(list(enumerate(value)))]
+    return ""

@@ -1,7 +1,10 @@
-"""Run code of other authors so that whatever it raises is an ordinary error that names it.
+"""Run code of other authors so that everything that it raises is an ordinary exception, which names the code.
 
-Without this an environment that calls `sys.exit(0)` would end its process as if the process were done, an ImportError in a step would
-count as a bad configuration, and an exception whose `__str__` raises would hide itself behind a second one.
+Three failures are prevented:
+
+- An environment that calls `sys.exit(0)` would end its process as if the process had finished.
+- An ImportError in an environment's step would count as a bad configuration.
+- An exception whose `__str__` raises would be hidden by a second exception.
 """
 
 import reprlib
@@ -11,7 +14,7 @@ from types import TracebackType
 
 
 def text_of(error: BaseException) -> str:
-    """Return what an exception says, also where its `__str__` raises."""
+    """Return the exception's message, or a note about it if its `__str__` raises."""
     try:
         return str(error)
     except Exception as second:
@@ -19,18 +22,19 @@ def text_of(error: BaseException) -> str:
 
 
 class ForeignCodeError(RuntimeError):
-    """Stands in for what foreign code raised and nobody who drives a process may meet. It keeps the original's traceback."""
+    """An error that replaces an exception of foreign code that must not leave it. The original traceback is kept."""
 
 
 class foreign_code:
-    """A context in which only ordinary exceptions leave foreign code.
+    """A context manager that lets only ordinary exceptions leave foreign code.
 
-    - SystemExit, and a KeyboardInterrupt that is no Ctrl-C, become a ForeignCodeError.
-    - ImportError does too, unless `may_lack_packages`, because a missing package is a matter of the start.
-    - An exception whose text cannot be read does too.
+    - SystemExit, and a KeyboardInterrupt that is not Ctrl-C, become a ForeignCodeError.
+    - ImportError does too, unless `may_lack_packages`, because missing packages are reported before a run starts.
+    - An exception whose message cannot be read does too.
 
     Args:
         where: subject of the error's sentence, such as "its constructor".
+        may_lack_packages: let an ImportError pass.
     """
 
     def __init__(self, where: str, may_lack_packages: bool = False):
@@ -39,18 +43,20 @@ class foreign_code:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if error is not None and (what := self._what_it_did(error)) is not None:
-            raise ForeignCodeError(f"{self._where} {what}").with_traceback(traceback) from None
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None and (predicate := self._replacement(error)) is not None:
+            raise ForeignCodeError(f"{self._where} {predicate}").with_traceback(traceback) from None
 
-    def _what_it_did(self, error: BaseException) -> str | None:
-        """Return what to say in place of the error, or None if it may pass."""
+    def _replacement(self, error: BaseException) -> str | None:
+        """Return the predicate of the sentence that replaces this error, or None if the error may pass."""
         if isinstance(error, SystemExit):
             return f"called sys.exit({reprlib.repr(error.code)})"
         if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            return None  # Ctrl-C at the start, before an engine or a child has handlers of its own
+            return None  # Ctrl-C at the start, before an engine or a child has installed handlers
         with suppress(Exception):
-            str(error)  # raises where its text cannot be read, and then the error may not pass
+            str(error)  # raises if the message cannot be read, and then the error may not pass
             if isinstance(error, Exception) and (self._may_lack_packages or not isinstance(error, ImportError)):
                 return None
         return f"raised {type(error).__name__}: {text_of(error)}"

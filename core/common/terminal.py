@@ -1,9 +1,8 @@
-"""Relay of standard output and error: no process of a run waits for whoever reads what is printed.
+"""Relay standard output and standard error, so that no process of a run waits for a slow reader.
 
-While `relayed` is entered, descriptors 1 and 2 of this process and of all that it starts are pipes. One thread empties them, so that
-whoever prints (the logger, an environment, a library in C) goes on; one thread a stream writes to where the stream led before, and
-only that thread waits when nobody reads. Lines that wait are bounded: the oldest are dropped, counted, and their number is printed
-when somebody reads again.
+- Inside `relay_output`, descriptors 1 and 2 of this process and its children are pipes, which one thread empties.
+- A thread per stream writes to the original destination. Only that thread waits for the reader.
+- The lines that wait are bounded. The oldest are dropped, and their number is printed once the reader continues.
 """
 
 import array
@@ -21,23 +20,24 @@ from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
-MOST_BYTES = 1 << 18  # of a stream's lines that wait for their reader
-PATIENCE = 2.0        # seconds that a reader may take for a line once the run has ended
-LONGEST_END = 10.0    # seconds that all readers may take then
-UNKNOWN_COLUMNS = 80  # of a terminal that does not say its width
+MAX_WAITING_BYTES = 1 << 18  # lines of one stream that wait for the reader
+READER_TIMEOUT = 2.0         # seconds that a reader may take for one line once the run has ended
+DRAIN_TIMEOUT = 10.0         # seconds that all readers may take then
+DRAIN_POLL = 0.005           # seconds between two looks at their progress
+DEFAULT_COLUMNS = 80         # width of a terminal that does not report one
 
 
 class Terminal:
-    """The standard output of main, as processes that it spawns are given it, to see how wide the terminal is."""
+    """The main process's original standard output, passed to spawned processes to read the width of the terminal."""
 
     def __init__(self, descriptor: int | None):
         self._descriptor = descriptor
 
     @property
     def columns(self) -> int:
-        """Width of the terminal; 0 where standard output is none or was not passed on."""
+        """Return the width in characters; 0 if standard output is not a terminal or was not passed on."""
         try:
-            return 0 if self._descriptor is None else os.get_terminal_size(self._descriptor).columns or UNKNOWN_COLUMNS
+            return 0 if self._descriptor is None else os.get_terminal_size(self._descriptor).columns or DEFAULT_COLUMNS
         except OSError:
             return 0
 
@@ -50,34 +50,37 @@ class Terminal:
         self._descriptor = state["descriptor"] and state["descriptor"].detach()
 
 
-class _Stream:
-    """Standard output, error, or both where they lead to one place: what is printed arrives at `source` and goes on to `target`."""
+class _StreamRelay:
+    """The relay of standard output, of standard error, or of both if they share a destination.
 
-    def __init__(self, *numbers: int):
-        self.numbers, self.target = numbers, os.dup(numbers[0])
+    Printed text arrives at descriptor `source` and is written to descriptor `target`.
+    """
+
+    def __init__(self, *descriptors: int):
+        self._descriptors, self.target = descriptors, os.dup(descriptors[0])
         self.source, sink = os.pipe()
-        for number in numbers:
-            os.dup2(sink, number)
+        for descriptor in descriptors:
+            os.dup2(sink, descriptor)
         os.close(sink)
         self._changed = threading.Condition()
         self._lines, self._bytes, self._dropped = deque[bytes](), 0, 0
         self._writing = self._ended = False
-        self.written = 0
+        self.written = 0  # lines
 
     def read(self) -> bool:
-        """Queue what has arrived; lines too many are dropped. Return False if nothing can arrive any more."""
+        """Queue the arrived text, and drop the oldest lines over the bound. Return False at the end of file."""
         with self._changed:
             lines = os.read(self.source, 1 << 16).splitlines(keepends=True)
             self._lines.extend(lines)
             self._bytes += sum(map(len, lines))
-            while self._bytes > MOST_BYTES:
+            while self._bytes > MAX_WAITING_BYTES:
                 self._bytes -= len(self._lines.popleft())
                 self._dropped += 1
             self._changed.notify()
             return bool(lines)
 
     def write(self) -> None:
-        """Write line by line to the end."""
+        """Write queued lines to the target until the relay ends."""
         while True:
             with self._changed:
                 self._writing = False
@@ -87,35 +90,39 @@ class _Stream:
                 self._writing, line = True, self._lines.popleft()
                 self._bytes -= len(line)
                 if self._dropped:
-                    line, self._dropped = f"\n[{self._dropped:,} lines were dropped here: nobody read them]\n".encode() + line, 0
-            with suppress(OSError):  # closed by its reader, or a full disk: no reason to stop a run
+                    line = f"\n[{self._dropped:,} lines were dropped here: nobody read them]\n".encode() + line
+                    self._dropped = 0
+            with suppress(OSError):  # a closed pipe or a full disk must not stop a run
                 while line:
                     line = line[os.write(self.target, line):]
             self.written += 1
 
     def end(self) -> None:
-        """Have what is printed from now on go where it went before; nowhere, if nobody has read."""
-        with open(os.devnull, "wb") as nowhere:
-            target = self.target if self.idle else nowhere.fileno()
-            for number in self.numbers:
-                os.dup2(target, number)
+        """Restore the descriptors to the target, or to /dev/null if unread lines remain."""
+        with open(os.devnull, "wb") as null:
+            target = self.target if self.idle else null.fileno()
+            for descriptor in self._descriptors:
+                os.dup2(target, descriptor)
         with self._changed:
             self._ended = True
             self._changed.notify()
 
     @property
     def idle(self) -> bool:
-        """Return True if all that was printed has been written."""
+        """Return True if all printed text has been written to the target."""
         with self._changed:
-            waiting = array.array("i", [0])
-            fcntl.ioctl(self.source, termios.FIONREAD, waiting)
-            return not (waiting[0] or self._lines or self._writing)
+            unread = array.array("i", [0])
+            fcntl.ioctl(self.source, termios.FIONREAD, unread)
+            return not (unread[0] or self._lines or self._writing)
 
 
 @contextmanager
-def relayed() -> Iterator[Terminal]:
-    """Relay what is printed until the end of the block, and give readers a moment then: what they have not read by that time is lost."""
-    streams = [_Stream(1, 2)] if os.path.sameopenfile(1, 2) else [_Stream(1), _Stream(2)]
+def relay_output() -> Iterator[Terminal]:
+    """Relay standard output and standard error inside the block.
+
+    At the end readers get READER_TIMEOUT to take the waiting lines; lines that remain are dropped.
+    """
+    streams = [_StreamRelay(1, 2)] if os.path.sameopenfile(1, 2) else [_StreamRelay(1), _StreamRelay(2)]
     threading.Thread(target=_read_all, args=(streams,), daemon=True, name="relay").start()
     for stream in streams:
         threading.Thread(target=stream.write, daemon=True, name="relay").start()
@@ -125,12 +132,13 @@ def relayed() -> Iterator[Terminal]:
         for file in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 file.flush()
-        _wait_for_readers(streams)
+        _drain(streams)
         for stream in streams:
             stream.end()
 
 
-def _read_all(streams: list[_Stream]) -> None:
+def _read_all(streams: list[_StreamRelay]) -> None:
+    """Read from every stream until all have reached their end of file."""
     with selectors.DefaultSelector() as selector:
         for stream in streams:
             selector.register(stream.source, selectors.EVENT_READ, stream)
@@ -141,10 +149,12 @@ def _read_all(streams: list[_Stream]) -> None:
                     os.close(key.fd)
 
 
-def _wait_for_readers(streams: list[_Stream]) -> None:
-    began = moved = time.monotonic()
+def _drain(streams: list[_StreamRelay]) -> None:
+    """Wait until all lines are written, no line has been written for READER_TIMEOUT, or DRAIN_TIMEOUT has passed."""
+    began = progressed = time.monotonic()
     written = [stream.written for stream in streams]
-    while not all(stream.idle for stream in streams) and time.monotonic() < min(moved + PATIENCE, began + LONGEST_END):
-        time.sleep(0.005)
+    while not all(stream.idle for stream in streams) \
+            and time.monotonic() < min(progressed + READER_TIMEOUT, began + DRAIN_TIMEOUT):
+        time.sleep(DRAIN_POLL)
         if written != (written := [stream.written for stream in streams]):
-            moved = time.monotonic()
+            progressed = time.monotonic()

@@ -1,4 +1,4 @@
-"""Functions over nested tuples of tensors."""
+"""Apply functions to nested tuples of tensors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,14 +6,19 @@ from typing import Any
 from torch import Tensor
 
 
-def tree_map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """A tensor, or nested tuples of tensors, named or not, with function(tensor) in the place of each."""
-    if isinstance(value, Tensor):
-        return function(value)
-    parts = [tree_map(function, part) for part in value]
-    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """Return the same structure with every tensor replaced by `function(tensor)`.
+
+    Args:
+        function: applied to each tensor.
+        tree: a tensor, or nested tuples of tensors; named tuples keep their type.
+    """
+    if isinstance(tree, Tensor):
+        return function(tree)
+    children = [tree_map(function, child) for child in tree]
+    return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)
 
 
-def leaves(value: Any) -> list[Tensor]:
-    """The tensors of such a value, in order."""
-    return [value] if isinstance(value, Tensor) else [leaf for part in value for leaf in leaves(part)]
+def tree_leaves(tree: Any) -> list[Tensor]:
+    """Return the tensors of a nested tuple, in order."""
+    return [tree] if isinstance(tree, Tensor) else [leaf for child in tree for leaf in tree_leaves(child)]

@@ -1,6 +1,5 @@
 """What runs inside a spawned process: the driver of one generator."""
 
-import ctypes
 import os
 import select
 import signal
@@ -12,12 +11,11 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 
 from core.common.foreign_code import text_of
+from core.common.processes import die_with_parent, idle_delays, set_process_name
 from core.device.torch_runtime import use_threads
 from core.engines import run_end
 from core.runtime.context import Context
 
-SHORTEST_NAP, LONGEST_NAP, GROWTH = 0.0005, 0.02, 1.25  # seconds; naps of a process that has nothing to do grow from one to the other
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # main alone decides when a run ends
 LONGEST = 7_000  # characters of an error and of its traceback: what a pipe takes although nobody reads it yet
 
@@ -26,8 +24,8 @@ def main(process: Callable[[Context, int], Iterator[bool]], context: Context, ro
          parent: int, failure: Connection) -> None:
     """Drive the generator to its end. None is sent to the supervisor when it is done, an exception as text; the exit code says of what
     kind that was."""
-    _die_with(parent)
-    show_name(f"{role} {index}")
+    die_with_parent(parent, signal.SIGKILL, run_end.TRAINING_FAILED)
+    set_process_name(f"{role} {index}")
     _ignore_signals()
     use_threads(threads)
     try:
@@ -60,20 +58,14 @@ def _cut(text: str) -> str:
 
 
 def drive(generator: Iterator[bool], context: Context, process_ind: int) -> None:
-    """Beat after every slice of work; nap when there was none."""
-    nap = SHORTEST_NAP
+    """Advance the generator to its end, with a heartbeat after every step; sleep while it is idle."""
+    delays = idle_delays()
     for worked in generator:
         context.clock.heartbeat(process_ind)
         if worked:
-            nap = SHORTEST_NAP
+            delays = idle_delays()
         else:
-            time.sleep(nap)
-            nap = min(GROWTH * nap, LONGEST_NAP)
-
-
-def show_name(name: str) -> None:
-    """What top and /proc/<pid>/comm show of this process."""
-    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
+            time.sleep(next(delays))
 
 
 def end_with(main: int) -> None:
@@ -84,10 +76,3 @@ def end_with(main: int) -> None:
 
     descriptor = os.pidfd_open(main)
     threading.Thread(target=wait, name="end with main", daemon=True).start()
-
-
-def _die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when main dies, however it dies."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked
-        os._exit(run_end.TRAINING_FAILED)

@@ -1,4 +1,4 @@
-"""What every environment checks at its border, and the seeds of its streams."""
+"""Check the arguments of environments, seed their streams, and build the time step after a reset."""
 
 from typing import Any
 
@@ -6,27 +6,28 @@ import numpy as np
 
 from core.common.settings import problems
 from core.specs import Continuous, Discrete
+from core.types import TimeStep
 
 RENDER_MODES = (None, "human", "rgb_array")
 
 
 def check_construction(params: Any, num_envs: int, num_threads: int, render_mode: str | None) -> None:
-    """Raises ValueError with everything that is wrong with these arguments of an Env."""
-    found = problems(params)
+    """Raise ValueError with every violation in these arguments of an Env."""
+    violations = problems(params)
     if num_envs < 1:
-        found.append(f"num_envs={num_envs} must be at least 1")
+        violations.append(f"num_envs={num_envs} must be at least 1")
     if num_threads < 1:
-        found.append(f"num_threads={num_threads} must be at least 1")
+        violations.append(f"num_threads={num_threads} must be at least 1")
     if render_mode not in RENDER_MODES:
-        found.append(f"render_mode={render_mode!r} must be one of {', '.join(map(str, RENDER_MODES))}")
+        violations.append(f"render_mode={render_mode!r} must be one of {', '.join(map(str, RENDER_MODES))}")
     if render_mode is not None and num_envs != 1:
-        found.append(f"render_mode={render_mode!r} draws one stream, num_envs={num_envs}")
-    if found:
-        raise ValueError("; ".join(found))
+        violations.append(f"render_mode={render_mode!r} draws one stream, num_envs={num_envs}")
+    if violations:
+        raise ValueError("; ".join(violations))
 
 
 def checked_discrete(action: np.ndarray, num_envs: int, space: Discrete) -> np.ndarray:
-    """The actions [E] as int64. Raises ValueError naming stream and value."""
+    """Return the actions [E] as int64. Raises ValueError that names stream and value of an invalid action."""
     action = np.asarray(action)
     if action.shape != (num_envs,) or action.dtype.kind not in "iu":
         raise ValueError(f"actions are {action.dtype} {list(action.shape)}, expected integers [{num_envs}]")
@@ -38,20 +39,35 @@ def checked_discrete(action: np.ndarray, num_envs: int, space: Discrete) -> np.n
 
 
 def checked_continuous(action: np.ndarray, num_envs: int, space: Continuous) -> np.ndarray:
-    """The actions [E, ...] as float32. Raises ValueError naming stream and value; NaN is outside everything."""
+    """Return the actions [E, ...] as float32. Raises ValueError that names stream and value of an invalid action.
+
+    NaN is outside every interval.
+    """
     action = np.asarray(action)
     if action.shape != (num_envs, *space.low.shape) or action.dtype.kind not in "fiu":
-        raise ValueError(f"actions are {action.dtype} {list(action.shape)}, expected float32 {[num_envs, *space.low.shape]}")
+        expected = [num_envs, *space.low.shape]
+        raise ValueError(f"actions are {action.dtype} {list(action.shape)}, expected float32 {expected}")
     action = action.astype(np.float32, copy=False)
     inside = (action >= space.low) & (action <= space.high)
     if not inside.all():
-        place = tuple(int(index) for index in np.argwhere(~inside)[0])
-        low, high = space.low[place[1:]], space.high[place[1:]]
-        raise ValueError(f"action {action[place]} of stream {place[0]} (element {list(place[1:])}) is outside {low} .. {high}")
+        stream, *element = (int(index) for index in np.argwhere(~inside)[0])
+        value, low, high = (array[tuple(element)] for array in (action[stream], space.low, space.high))
+        raise ValueError(f"action {value} of stream {stream} (element {element}) is outside {low} .. {high}")
     return action
 
 
 def stream_seeds(seed: int, num_envs: int) -> np.ndarray:
-    """A seed [E] in 0 .. 2**31 - 1 for each stream: distinct, and far from those of neighbouring `seed`s."""
+    """Return a seed [E] in 0 .. 2**31 - 1 for each stream; neighbouring values of `seed` give distant seeds."""
     first = int(np.random.SeedSequence(seed).generate_state(1)[0]) % (2**31 - num_envs)
     return first + np.arange(num_envs)
+
+
+def reset_timestep(observation: np.ndarray) -> TimeStep:
+    """Return the time step of E streams that have been reset: reward 0, discount 1, `first` True and `last` False.
+
+    Args:
+        observation: [E, ...].
+    """
+    zeros = np.zeros(len(observation), np.float32)
+    first = np.ones(len(observation), bool)
+    return TimeStep(observation, zeros, zeros + 1, first, ~first, zeros)

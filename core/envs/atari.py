@@ -1,8 +1,11 @@
-"""Atari 2600 on ale_py's C++ thread pool: E emulators step outside the GIL, python does a few numpy lines for all of them.
+"""Provide Atari 2600 games on ale_py's C++ thread pool, where E emulators step without the GIL.
 
-Deviations from the emulator's own options, all on purpose: a lost life never ends a game here (`episodic_life` would restart it),
-rewards are clipped outside (the score needs them raw), and episodes are cut here (the emulator's own cut returns a final picture
-blended from two agent steps, and a truncated episode bootstraps from that picture).
+Three options of the emulator are replaced on purpose:
+
+- A lost life never ends a game. The emulator's `episodic_life` would restart it.
+- Rewards are clipped here, because the score needs them raw.
+- Episodes are truncated here. The emulator's own limit returns a final picture that blends two agent steps, and a
+  truncated episode bootstraps from that picture.
 """
 
 from typing import Any
@@ -10,21 +13,21 @@ from typing import Any
 import numpy as np
 
 from core.env import Env
-from core.envs.argument_checks import check_construction, checked_discrete, stream_seeds
+from core.envs.argument_checks import check_construction, checked_discrete, reset_timestep, stream_seeds
 from core.envs.atari_protocols import AtariParams
 from core.envs.game_names import atari_game
 from core.envs.human_scores import human_normalized
-from core.envs.pictures import sides
+from core.envs.pictures import height_and_width
 from core.envs.rewards import clipped
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
 
 
 class AtariEnv(Env):
-    """One game, E streams. `lives` of the last step stand in `self.lives` [E]."""
+    """E streams of one game. `lives` [E] are those of the last step."""
 
     Params = AtariParams
-    human_normalized = staticmethod(human_normalized)  # (game, score) -> score between random play and the human tester
+    human_normalized = staticmethod(human_normalized)  # (game, score) -> normalised score
 
     def __init__(self, params: AtariParams, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
                  render_mode: str | None = None):
@@ -35,65 +38,70 @@ class AtariEnv(Env):
         self._life_loss = training and params.rules().life_loss
         self._clipping = params.reward_clipping if training else "none"
         self._render_mode = render_mode
-        shape = (*sides(params.size), *([] if params.grayscale else [3]))
+        shape = (*height_and_width(params.size), *([] if params.grayscale else [3]))
         self._actions = Discrete(int(self._emulator.single_action_space.n))
-        self.spec = EnvSpec(name=name, frame=ArraySpec(shape, "uint8"), frame_stack=params.frame_stack, action=self._actions,
-                            frames_per_step=params.frameskip, is_image=True, max_value=255.0)
+        self.spec = EnvSpec(name=name, frame=ArraySpec(shape, "uint8"), frame_stack=params.frame_stack,
+                            action=self._actions, frames_per_step=params.frameskip, is_image=True, max_value=255.0)
 
     def reset(self, seed: int) -> TimeStep:
         observation, info = self._emulator.reset(seed=stream_seeds(seed, self._num_envs))
         self.lives = info["lives"]
         self._steps = np.zeros(self._num_envs, np.int64)  # agent steps of the running episodes
         self._ended = np.zeros(self._num_envs, bool)
-        self._cut = np.zeros(self._num_envs, bool)        # ended by the cap: the emulator does not know yet
-        zeros, ones = np.zeros(self._num_envs, np.float32), np.ones(self._num_envs, np.float32)
-        return TimeStep(self._stacked(observation), zeros, ones, ones.astype(bool), self._ended, zeros)
+        self._cut = np.zeros(self._num_envs, bool)        # truncated here, and still to be reset in the emulator
+        return reset_timestep(self._stacked(observation))
 
     def step(self, action: np.ndarray) -> TimeStep:
         self.send(action)
         return self.recv()
 
     def send(self, action: np.ndarray) -> None:
-        self._emulator.send(checked_discrete(action, self._num_envs, self._actions))  # one outside hangs the emulator for ever
+        # an action outside the space would block the emulator for ever
+        self._emulator.send(checked_discrete(action, self._num_envs, self._actions))
 
     def recv(self) -> TimeStep:
         first = self._ended
         observation, reward, terminated, _, info = self._emulator.recv()
         if self._cut.any():
-            observation, info = self._emulator.reset(options={"reset_mask": self._cut})  # the others stay as they are
+            observation, info = self._emulator.reset(options={"reset_mask": self._cut})  # leaves the others unchanged
             terminated = terminated & ~self._cut
         raw_reward = np.where(first, 0, reward).astype(np.float32)
-        dead = terminated | (info["lives"] < self.lives) & ~first if self._life_loss else terminated
+        lost_life = (info["lives"] < self.lives) & ~first
+        dead = terminated | lost_life if self._life_loss else terminated
         self.lives = info["lives"]
         self._steps = np.where(first, 0, self._steps + 1)
         self._cut = (self._steps >= self._max_steps) & ~terminated
         self._ended = terminated | self._cut
         discount = 1.0 - dead.astype(np.float32)
-        return TimeStep(self._stacked(observation), clipped(raw_reward, self._clipping), discount, first, self._ended, raw_reward)
+        reward = clipped(raw_reward, self._clipping)
+        return TimeStep(self._stacked(observation), reward, discount, first, self._ended, raw_reward)
 
     def render(self) -> np.ndarray:
         if self._render_mode != "rgb_array":
             return super().render()
-        return self._emulator.render()
+        return np.asarray(self._emulator.render())
 
     def close(self) -> None:
         self._emulator.close()
-        del self._emulator  # the last reference: the emulator's threads end here
+        del self._emulator  # the last reference, with which the emulator's threads end
 
     def _stacked(self, observation: np.ndarray) -> np.ndarray:
         return observation if self.spec.frame_stack else observation[:, 0]
 
 
 def _emulator(params: AtariParams, name: str, num_envs: int, num_threads: int, render_mode: str | None) -> Any:
-    if render_mode is not None:  # the thread pool draws nothing
+    if render_mode is not None:  # the thread pool cannot render
         from core.envs.atari_render import RenderableAtari
+
         return RenderableAtari(params, name, render_mode)
     from ale_py.vector_env import AtariVectorEnv
-    rules, (height, width) = params.rules(), sides(params.size)
+
+    rules, (height, width) = params.rules(), height_and_width(params.size)
     return AtariVectorEnv(
-        name, num_envs, num_threads=min(num_threads, num_envs), frameskip=params.frameskip, stack_num=max(params.frame_stack, 1),
-        img_height=height, img_width=width, grayscale=params.grayscale, maxpool=params.maxpool,
-        noop_max=rules.noop_max + 1,  # it draws 0 .. noop_max - 1
+        name, num_envs, num_threads=min(num_threads, num_envs), frameskip=params.frameskip,
+        stack_num=max(params.frame_stack, 1), img_height=height, img_width=width, grayscale=params.grayscale,
+        maxpool=params.maxpool,
+        noop_max=rules.noop_max + 1,  # the emulator draws from 0 .. noop_max - 1
         repeat_action_probability=rules.repeat_action_probability, full_action_space=rules.full_action_space,
         use_fire_reset=rules.use_fire_reset, episodic_life=False, reward_clipping=False,
-        max_num_frames_per_episode=(params.max_steps + 2) * params.frameskip)  # never reached: AtariEnv cuts before
+        max_num_frames_per_episode=(params.max_steps + 2) * params.frameskip)  # not reached: AtariEnv truncates first

@@ -1,4 +1,4 @@
-"""The settings of Atari, and the two protocols that results are reported under."""
+"""Provide the settings of Atari, and the two protocols under which results are reported."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from core.envs.rewards import CLIPPINGS
 
 @dataclass(frozen=True)
 class Protocol:
-    """What differs between the ways of reporting Atari results; the fields are those of AtariParams."""
+    """The settings in which the protocols of Atari results differ. Its fields are those of AtariParams."""
 
     noop_max: int
     repeat_action_probability: float
@@ -20,9 +20,9 @@ class Protocol:
 
 
 PROTOCOLS = {
-    # DQN (Nature 2015) to LASER. FIRE starts the games that wait for it (OpenAI baselines).
+    # DQN (Nature 2015) to LASER. FIRE starts the games that wait for that button (OpenAI baselines).
     "classic": Protocol(noop_max=30, repeat_action_probability=0.0, life_loss=True, full_action_space=False, use_fire_reset=True),
-    # Machado et al. 2018 (1709.06009): sticky actions instead of no-ops, nothing known of the game.
+    # Machado et al. 2018 (1709.06009): sticky actions instead of no-ops, and no knowledge of the game's lives or actions.
     "machado": Protocol(noop_max=0, repeat_action_probability=0.25, life_loss=False, full_action_space=True, use_fire_reset=False),
 }
 
@@ -49,10 +49,11 @@ class AtariParams:
 
     @property
     def max_steps(self) -> int:
-        """Agent steps an episode."""
+        """Return the agent steps after which an episode is truncated."""
         return max(1, self.max_frames // self.frameskip)
 
     def rules(self) -> Protocol:
-        """The protocol, with what these settings say instead."""
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(Protocol)}
-        return dataclasses.replace(PROTOCOLS[self.protocol], **{name: value for name, value in given.items() if value is not None})
+        """Return the protocol, in which settings that are not None replace those of the protocol."""
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(Protocol)}
+        changes = {name: value for name, value in own.items() if value is not None}
+        return dataclasses.replace(PROTOCOLS[self.protocol], **changes)

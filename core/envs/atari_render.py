@@ -1,4 +1,4 @@
-"""One Atari game that can be looked at: the part of AtariVectorEnv that AtariEnv uses, with the same preprocessing in numpy."""
+"""Provide one Atari game that can be rendered, with the preprocessing of AtariVectorEnv in numpy."""
 
 from typing import Any
 
@@ -12,7 +12,10 @@ from core.envs.pictures import resized
 
 
 class RenderableAtari:
-    """A single stream with next-step autoreset; its observations are those of the thread pool, byte for byte."""
+    """A single stream with next-step autoreset, and the methods of AtariVectorEnv that AtariEnv calls.
+
+    Its observations equal those of AtariVectorEnv in every byte.
+    """
 
     def __init__(self, params: AtariParams, name: str, render_mode: str):
         rom = roms.get_rom_path(name)
@@ -23,12 +26,15 @@ class RenderableAtari:
         self._ale.setFloat("repeat_action_probability", self._rules.repeat_action_probability)
         self._ale.setBool("display_screen", render_mode == "human")
         self._ale.loadROM(self._rom)
-        self._actions = self._ale.getLegalActionSet() if self._rules.full_action_space else self._ale.getMinimalActionSet()
+        full = self._rules.full_action_space
+        self._actions = self._ale.getLegalActionSet() if full else self._ale.getMinimalActionSet()
         self._fire = self._rules.use_fire_reset and ale_py.Action.FIRE in self._actions
         self.single_action_space = Discrete(len(self._actions))
         self._ended = False
 
-    def reset(self, *, seed: np.ndarray | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: np.ndarray | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         if seed is not None:
             self._random = np.random.default_rng(int(seed[0]))
             self._ale.setInt("random_seed", int(seed[0]))
@@ -76,7 +82,7 @@ class RenderableAtari:
         for frames_left in range(self._params.frameskip, 0, -1):
             reward += self._ale.act(action)
             self._ended = self._ale.game_over()
-            if self._ended:  # as the thread pool does: the picture stays that of the frames before
+            if self._ended:  # the picture stays that of the frames before, as in AtariVectorEnv
                 break
             if frames_left <= 2:
                 self._screens[frames_left - 1] = self._screen()

@@ -1,6 +1,7 @@
-"""Catch (bsuite's, after Mnih et al. 2014): a ball falls and a paddle moves under it. Random play scores about -0.6, perfect play 1.
+"""Provide the game Catch (of bsuite, after Mnih et al. 2014): a ball falls and a paddle moves under it.
 
-Learnt in seconds, so tests use it where a whole algorithm has to prove that it learns.
+Random play scores about -0.6, perfect play 1. Agents learn the game in seconds, so tests use it to prove that a whole
+algorithm learns.
 """
 
 from dataclasses import dataclass
@@ -9,12 +10,12 @@ import numpy as np
 
 from core.common.settings import setting
 from core.env import Env
-from core.envs.argument_checks import check_construction, checked_discrete
-from core.envs.game_names import closest
+from core.envs.argument_checks import check_construction, checked_discrete, reset_timestep
+from core.envs.game_names import resolve_name
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
 
-PICTURE_SCALE = 32  # pixels a cell, in render
+PICTURE_SCALE = 32  # pixels per cell in `render`
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,11 @@ class CatchParams:
 
 
 class CatchEnv(Env):
-    """Planes [rows, columns, 2]: ball, paddle. Actions left, stay, right; reward 1 or -1 when the ball is down, which ends the episode."""
+    """E games of Catch.
+
+    Observations are planes [rows, columns, 2] of ball and paddle, actions left, stay and right. When the ball is down,
+    the episode ends with reward 1 or -1.
+    """
 
     Params = CatchParams
 
@@ -34,17 +39,16 @@ class CatchEnv(Env):
         if render_mode == "human":
             raise ValueError('catch opens no window; use render_mode "rgb_array"')
         self._params, self._num_envs, self._render_mode, self._actions = params, num_envs, render_mode, Discrete(3)
-        self.spec = EnvSpec(name=closest(game, ("catch",)), frame=ArraySpec((params.rows, params.columns, 2), "uint8"), frame_stack=0,
-                            action=self._actions, is_image=True)
+        frame = ArraySpec((params.rows, params.columns, 2), "uint8")
+        self.spec = EnvSpec(name=resolve_name(game, ("catch",)), frame=frame, frame_stack=0, action=self._actions,
+                            is_image=True)
 
     def reset(self, seed: int) -> TimeStep:
         self._random = np.random.default_rng(seed)
         self._row, self._ball, self._paddle = np.zeros((3, self._num_envs), np.int64)
-        every = np.ones(self._num_envs, bool)
-        self._ended = ~every
-        self._start(every)
-        zeros = np.zeros(self._num_envs, np.float32)
-        return TimeStep(self._observation(), zeros, zeros + 1, every, ~every, zeros)
+        self._ended = np.zeros(self._num_envs, bool)
+        self._start(~self._ended)
+        return reset_timestep(self._observation())
 
     def step(self, action: np.ndarray) -> TimeStep:
         action = checked_discrete(action, self._num_envs, self._actions)
@@ -64,7 +68,7 @@ class CatchEnv(Env):
         return picture.repeat(PICTURE_SCALE, 0).repeat(PICTURE_SCALE, 1)
 
     def _start(self, streams: np.ndarray) -> None:
-        """New episodes in these streams [E] bool."""
+        """Start an episode in each of these streams, [E] bool."""
         balls = self._random.integers(self._params.columns, size=self._num_envs)
         self._row = np.where(streams, 0, self._row)
         self._ball = np.where(streams, balls, self._ball)

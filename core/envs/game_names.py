@@ -1,6 +1,6 @@
-"""One game, many spellings: `Pong`, `pong`, `PongNoFrameskip-v4` and `ALE/Pong-v5` all mean "pong".
+"""Resolve the spellings of a game: `Pong`, `pong`, `PongNoFrameskip-v4` and `ALE/Pong-v5` all mean "pong".
 
-What the suffixes used to say (frameskip, stickiness, action set) is said by the settings, never by the name.
+Frameskip, sticky actions and the action set, which gymnasium encodes in suffixes, are set by options only.
 """
 
 import difflib
@@ -8,30 +8,31 @@ import re
 from collections.abc import Iterable
 from functools import cache
 
-TWO_PLAYERS_ONLY = frozenset({"combat", "joust", "maze_craze", "warlords"})  # the emulator ends the process on these ROMs
+# Games for two players only, on whose ROMs the emulator ends the process
+TWO_PLAYERS_ONLY = frozenset({"combat", "joust", "maze_craze", "warlords"})
 
 
 def normalized_name(name: str) -> str:
-    """The letters that matter: no namespace, no suffix, no underscores or capitals."""
+    """Return the name in lower case without namespace, suffix, spaces, hyphens and underscores."""
     name = re.sub(r"^(ALE|MinAtar)/", "", name, flags=re.IGNORECASE)
     name = re.sub(r"(NoFrameskip|Deterministic)?(-v\d+)?$", "", name, flags=re.IGNORECASE)
     return re.sub(r"[\s_-]", "", name).lower()
 
 
-def closest(name: str, known: Iterable[str]) -> str:
-    """The canonical one of `known` that this name means. Raises ValueError with the closest names."""
-    by_key = {normalized_name(canonical): canonical for canonical in known}
+def resolve_name(name: str, known: Iterable[str]) -> str:
+    """Return the canonical name among `known`. Raises ValueError with the closest names."""
+    canonical_names = {normalized_name(canonical): canonical for canonical in known}
     key = normalized_name(name)
-    if key in by_key:
-        return by_key[key]
-    near = [by_key[other] for other in difflib.get_close_matches(key, by_key, n=3, cutoff=0.5)]
-    hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(sorted(by_key.values()))}"
+    if key in canonical_names:
+        return canonical_names[key]
+    close = [canonical_names[other] for other in difflib.get_close_matches(key, canonical_names, n=3, cutoff=0.5)]
+    hint = f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(sorted(canonical_names.values()))}"
     raise ValueError(f"unknown game {name!r}; {hint}")
 
 
 @cache
 def atari_games() -> tuple[str, ...]:
-    """Every game that ale_py brings and one player can play. Raises ImportError without ale_py."""
+    """Return the games of ale_py that one player can play. Raises ImportError without ale_py."""
     try:
         from ale_py import roms
     except ImportError as error:
@@ -40,5 +41,5 @@ def atari_games() -> tuple[str, ...]:
 
 
 def atari_game(name: str) -> str:
-    """The canonical name ("pong", "ms_pacman") of an Atari game in any spelling. Raises ValueError with the closest names."""
-    return closest(name, atari_games())
+    """Return the canonical name of an Atari game, such as "ms_pacman". Raises ValueError with the closest names."""
+    return resolve_name(name, atari_games())

@@ -1,7 +1,8 @@
-"""Any gymnasium id ("CartPole-v1", "HalfCheetah-v5", "my_package:MyEnv-v0"), discrete or continuous, E of them in one thread."""
+"""Provide the environments of any gymnasium id, such as "CartPole-v1" or "my_package:MyEnv-v0"."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -10,9 +11,15 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from core.common.settings import setting
 from core.env import Env
-from core.envs.argument_checks import check_construction, checked_continuous, checked_discrete, stream_seeds
+from core.envs.argument_checks import (
+    check_construction,
+    checked_continuous,
+    checked_discrete,
+    reset_timestep,
+    stream_seeds,
+)
 from core.envs.gym_checks import CheckedEnv, flattened_pictures, frame_of, is_image
-from core.envs.gym_make import LEGACY_VERSIONS, frame_rate, make
+from core.envs.gym_make import LEGACY_VERSIONS, frame_rate, make_env
 from core.envs.pictures import Preprocessing, Size
 from core.envs.rewards import CLIPPINGS, clipped
 from core.specs import Continuous, Discrete, EnvSpec
@@ -36,47 +43,53 @@ class GymParams:
 
 
 class GymEnv(Env):
-    """E environments of one id. `num_threads` is not used: python environments share the interpreter, more actors do not."""
+    """E environments of one id in one thread.
+
+    `num_threads` is ignored, because Python environments of one process share the interpreter. More actors do not.
+    """
 
     Params = GymParams
 
     def __init__(self, params: GymParams, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
                  render_mode: str | None = None):
         check_construction(params, num_envs, num_threads, render_mode)
-        made = [make(game, params.legacy, render_mode, params.kwargs, params.wrappers) for _ in range(num_envs)]
+        made = [make_env(game, params.legacy, render_mode, params.kwargs, params.wrappers) for _ in range(num_envs)]
         env = made[0].env
-        self._action, self._action_space = _action(env.action_space), env.action_space
+        self._action, self._action_space = _action_spec(env.action_space), env.action_space
         image = is_image(env.observation_space)
         preprocess = Preprocessing(frame_of(env.observation_space), image, params.size, params.grayscale)
-        self.spec = EnvSpec(name=made[0].name, frame=preprocess.frame, frame_stack=params.frame_stack, action=self._action,
-                            frames_per_step=params.action_repeat, is_image=image, max_value=255.0 if image else 1.0,
-                            reward_threshold=made[0].reward_threshold, frame_rate=frame_rate(env),
-                            warning=flattened_pictures(env.observation_space))
+        self.spec = EnvSpec(
+            name=made[0].name, frame=preprocess.frame, frame_stack=params.frame_stack, action=self._action,
+            frames_per_step=params.action_repeat, is_image=image, max_value=255.0 if image else 1.0,
+            reward_threshold=made[0].reward_threshold, frame_rate=frame_rate(env),
+            warning=flattened_pictures(env.observation_space))
         repeat = params.action_repeat
-        limits = [params.max_steps * repeat if params.max_steps else one.max_steps for one in made]
-        self._streams = [CheckedEnv(one.env, stream, limit, repeat, preprocess) for stream, (one, limit) in enumerate(zip(made, limits))]
-        self._vector = SyncVectorEnv([_giver(env) for env in self._streams], autoreset_mode=AutoresetMode.NEXT_STEP)
+        max_steps = params.max_steps * repeat if params.max_steps else made[0].max_steps
+        self._streams = [CheckedEnv(each.env, stream, max_steps, repeat, preprocess)
+                         for stream, each in enumerate(made)]
+        makers = [partial(_identity, stream) for stream in self._streams]
+        self._vector = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP)
         self._num_envs, self._render_mode = num_envs, render_mode
         self._stack: np.ndarray  # [E, S, *frame.shape] of the last step, oldest frame first
         self._clipping = params.reward_clipping if training else "none"
         if render_mode is not None:
-            self._try_to_draw()
+            self._try_render()
 
     def reset(self, seed: int) -> TimeStep:
         observation, _ = self._vector.reset(seed=stream_seeds(seed, self._num_envs).tolist())
         self._ended = np.zeros(self._num_envs, bool)
-        zeros, ones = np.zeros(self._num_envs, np.float32), np.ones(self._num_envs, np.float32)
-        return TimeStep(self._stacked(observation, ones.astype(bool)), zeros, ones, ones.astype(bool), self._ended, zeros)
+        return reset_timestep(self._stacked(observation, ~self._ended))
 
     def step(self, action: np.ndarray) -> TimeStep:
         observation, reward, terminated, truncated, _ = self._vector.step(self._checked(action))
         first, self._ended = self._ended, terminated | truncated
         raw_reward, discount = reward.astype(np.float32), 1.0 - terminated.astype(np.float32)
-        return TimeStep(self._stacked(observation, first), clipped(raw_reward, self._clipping), discount, first, self._ended, raw_reward)
+        reward = clipped(raw_reward, self._clipping)
+        return TimeStep(self._stacked(observation, first), reward, discount, first, self._ended, raw_reward)
 
     @classmethod
-    def gymnasium_env(cls, params: GymParams, game: str) -> gym.Env:
-        return make(game, params.legacy, None, params.kwargs).env.unwrapped
+    def gymnasium_env(cls, params: GymParams, game: str) -> gym.Env[Any, Any]:
+        return make_env(game, params.legacy, None, params.kwargs).env.unwrapped
 
     def success(self, stream: int) -> bool | None:
         return self._streams[stream].success
@@ -85,37 +98,41 @@ class GymEnv(Env):
         if self._render_mode != "rgb_array":
             return super().render()
         picture = self._vector.envs[0].render()
-        assert isinstance(picture, np.ndarray)  # tried when this was made
+        assert isinstance(picture, np.ndarray)  # `_try_render` checked that at the construction
         return picture
 
     def set_activity_marker(self, cell: np.ndarray, first: int = 0) -> None:
-        for number, env in enumerate(self._streams, first):
-            env.note, env.stream = cell, number
+        for stream, env in enumerate(self._streams, first):
+            env.activity_marker, env.stream = cell, stream
 
     def close(self) -> None:
         self._vector.close()
 
     def _stacked(self, newest: np.ndarray, first: np.ndarray) -> np.ndarray:
-        """Put the newest frames [E, ...] behind those of the steps before, [E, S, ...]; where an episode starts those are zeros."""
+        """Return the newest frames [E, ...] stacked behind the previous ones, [E, S, ...].
+
+        Previous frames are zeros where an episode starts.
+        """
         if not self.spec.frame_stack:
             return newest
-        older = np.zeros((len(newest), self.spec.frame_stack - 1, *newest.shape[1:]), newest.dtype)
+        previous = np.zeros((len(newest), self.spec.frame_stack - 1, *newest.shape[1:]), newest.dtype)
         if not first.all():
-            older[~first] = self._stack[~first, 1:]
-        self._stack = np.concatenate([older, newest[:, None]], 1)
+            previous[~first] = self._stack[~first, 1:]
+        self._stack = np.concatenate([previous, newest[:, None]], 1)
         return self._stack
 
     def _checked(self, action: np.ndarray) -> np.ndarray:
         space = self._action_space
         if isinstance(self._action, Discrete):
             assert isinstance(space, spaces.Discrete)
-            return checked_discrete(action, self._num_envs, self._action) + space.start
+            return np.asarray(checked_discrete(action, self._num_envs, self._action) + space.start)
         assert isinstance(space, spaces.Box)
         action = checked_continuous(action, self._num_envs, self._action)
-        return np.clip(action.astype(space.dtype), space.low, space.high)  # float32 bounds may round outside of float64 ones
+        # float32 bounds may be rounded to values outside the float64 bounds
+        return np.asarray(np.clip(action.astype(space.dtype), space.low, space.high))
 
-    def _try_to_draw(self) -> None:
-        """Drawing packages are imported on the first picture; a missing one is a mistake of the start, not of the first episode."""
+    def _try_render(self) -> None:
+        """Render once, so that a missing package for drawing is an error of the construction."""
         try:
             self._vector.reset(seed=[0])
             picture = self._vector.envs[0].render()
@@ -125,11 +142,12 @@ class GymEnv(Env):
             raise ValueError(f"{self.spec.name} draws no pictures: render() returned {type(picture).__name__}")
 
 
-def _giver(env: gym.Env) -> Callable[[], gym.Env]:
-    return lambda: env
+def _identity(env: CheckedEnv) -> CheckedEnv:
+    return env
 
 
-def _action(space: spaces.Space) -> Discrete | Continuous:
+def _action_spec(space: spaces.Space[Any]) -> Discrete | Continuous:
+    """Return the specification of an action space. Raises ValueError for a space that no policy can act in."""
     if isinstance(space, spaces.Discrete):
         return Discrete(int(space.n))
     if not isinstance(space, spaces.Box) or np.dtype(space.dtype).kind != "f":
@@ -139,7 +157,7 @@ def _action(space: spaces.Space) -> Discrete | Continuous:
         bounded = np.isfinite(high - low).all()
     if not bounded:
         raise ValueError(
-            f"actions of {space} have no bounds whose distance float32 can hold, and a policy's actions are stretched between "
-            "them; give the environment bounds where it is made, with gymnasium.wrappers.TransformAction(env, lambda action: action, "
-            f"gymnasium.spaces.Box(-1.0, 1.0, {space.shape}, env.action_space.dtype))")
+            f"actions of {space} have no bounds whose distance float32 can hold, and a policy's actions are scaled to "
+            "them; give the environment bounds where it is made, with gymnasium.wrappers.TransformAction(env, "
+            f"lambda action: action, gymnasium.spaces.Box(-1.0, 1.0, {space.shape}, env.action_space.dtype))")
     return Continuous(low, high)

@@ -1,4 +1,4 @@
-"""Making one gymnasium environment, or one of the old gym through shimmy, with errors that say what to do."""
+"""Make one environment of gymnasium, or of the old gym through shimmy, with errors that say what to do."""
 
 import difflib
 import importlib
@@ -14,42 +14,56 @@ from core.common.foreign_code import text_of
 
 DEFAULT_FRAME_RATE = 30.0  # of gymnasium's recorder
 LEGACY_VERSIONS = ("none", "v26", "v21")
-REGISTERED_BY = {"dm_control": ("shimmy", "dm-control")}  # namespace of an id -> module that registers it, extra that brings it
-OLD_GYM = ('it is of the old gym: pip install -e ".[legacy-gym]" and set env.legacy to v21, or to v26 if its step returns five values')
+# Namespace of an id -> (module that registers the id, extra that installs it)
+REGISTERED_BY = {"dm_control": ("shimmy", "dm-control")}
+OLD_GYM = ('it is of the old gym: pip install -e ".[legacy-gym]" and set env.legacy to v21, or to v26 if its step '
+           "returns five values")
 
 
-class Made(NamedTuple):
-    env: gym.Env
+class MadeEnv(NamedTuple):
+    """An environment and what its id was registered with."""
+
+    env: gym.Env[Any, Any]
     name: str
-    max_steps: int | None  # the limit it was registered with, still to be applied
-    reward_threshold: float | None = None  # that it was registered with
+    max_steps: int | None  # limit of an episode, which has not been applied
+    reward_threshold: float | None = None
 
 
-def make(game: str, legacy: str, render_mode: str | None, kwargs: str = "{}", wrappers: str = "[]") -> Made:
-    """Make one environment with these arguments, inside these wrappers; both are JSON (core/envs/gym.py).
+def make_env(game: str, legacy: str, render_mode: str | None, kwargs: str = "{}", wrappers: str = "[]") -> MadeEnv:
+    """Make one environment.
 
-    Raises ValueError for an unknown id (with the closest ones), for arguments it does not take and for wrappers that are none, and
-    ImportError (with the pip command) for a missing package.
+    Args:
+        game: gymnasium id.
+        legacy: one of LEGACY_VERSIONS.
+        render_mode: "human" or "rgb_array"; None renders nothing.
+        kwargs: arguments of the environment, a JSON object.
+        wrappers: wrappers around it, a JSON list (see GymParams).
+
+    Raises:
+        ValueError: the id is unknown (the message has the closest ones), the environment does not take an argument, or
+            a wrapper is not valid.
+        ImportError: a package is missing; the message has the pip command.
     """
-    arguments = arguments_of(kwargs) | ({} if render_mode is None else {"render_mode": render_mode})  # not every constructor knows it
+    # not every constructor knows render_mode
+    arguments = parse_kwargs(kwargs) | ({} if render_mode is None else {"render_mode": render_mode})
     try:
         made = _make(game, arguments) if legacy == "none" else _make_legacy(game, legacy, arguments)
     except TypeError as error:
         if kwargs == "{}":
             raise
         raise ValueError(f"env.kwargs={kwargs}: {error}") from error
-    return made._replace(env=wrapped(made.env, wrappers))
+    return made._replace(env=apply_wrappers(made.env, wrappers))
 
 
-def _make(game: str, arguments: dict[str, Any]) -> Made:
+def _make(game: str, arguments: dict[str, Any]) -> MadeEnv:
     module, extra = REGISTERED_BY.get(game.partition("/")[0], (None, None))
     try:
         if module:
             importlib.import_module(module)
-    except Exception as error:  # versions that do not go together fail in any way
-        raise ImportError(f'{game}: {_said(error)}; pip install -e ".[{extra}]"') from error
+    except Exception as error:  # versions that do not fit together can raise anything
+        raise ImportError(f'{game}: {_describe(error)}; pip install -e ".[{extra}]"') from error
     try:
-        # Its own checker and time limit would meet a faulty value first and say less about it than CheckedEnv.
+        # without gymnasium's own checker and time limit, which would report a faulty value less exactly than CheckedEnv
         env = gym.make(game, disable_env_checker=True, max_episode_steps=-1, **arguments)
     except gym.error.DependencyNotInstalled as error:
         raise ImportError(f"{game}: {error}") from error
@@ -60,25 +74,26 @@ def _make(game: str, arguments: dict[str, Any]) -> Made:
     except gym.error.NamespaceNotFound as error:
         if extra:
             raise ImportError(f'{game}: {error}; pip install -e ".[{extra}]"') from error
-        raise ValueError(f"{game}: {error}{_closest(game, gym.registry)}") from error
+        raise ValueError(f"{game}: {error}{_closest_ids(game, gym.registry)}") from error
     except gym.error.Error as error:
-        what = f" {OLD_GYM}" if _is_of_old_gym(game) else _closest(game, gym.registry)
+        what = f" {OLD_GYM}" if _is_registered_in_old_gym(game) else _closest_ids(game, gym.registry)
         raise ValueError(f"{game}: {error}{what}") from error
     except TypeError as error:
         if "incompatible with Gymnasium" in str(error):
-            raise ValueError(f'{game}: {error} Or set legacy="v26" (shimmy\'s adapter, pip install -e ".[legacy-gym]")') from error
+            raise ValueError(
+                f'{game}: {error} Or set legacy="v26" (shimmy\'s adapter, pip install -e ".[legacy-gym]")') from error
         raise
     except Exception as error:
         if "site-packages" in traceback.extract_tb(error.__traceback__)[-1].filename:
             error.add_note(f"its package may want other versions than these, which are installed: {_versions()}")
         raise
     name = env.unwrapped.spec.id if env.unwrapped.spec else game
-    registered = gym.registry.get(name)
-    return Made(env, name, registered.max_episode_steps, registered.reward_threshold) if registered else Made(env, name, None)
+    spec = gym.registry.get(name)
+    return MadeEnv(env, name, spec.max_episode_steps, spec.reward_threshold) if spec else MadeEnv(env, name, None)
 
 
-def arguments_of(kwargs: str) -> dict[str, Any]:
-    """Read env.kwargs. Raises ValueError."""
+def parse_kwargs(kwargs: str) -> dict[str, Any]:
+    """Return env.kwargs as a dict. Raises ValueError if it is not a JSON object."""
     try:
         arguments = json.loads(kwargs)
     except (ValueError, RecursionError):
@@ -90,75 +105,79 @@ def arguments_of(kwargs: str) -> dict[str, Any]:
     return arguments
 
 
-def wrapped(env: gym.Env, wrappers: str) -> gym.Env:
-    """Put env.wrappers around an environment, the first one innermost. Raises ValueError naming the wrapper at fault."""
+def apply_wrappers(env: gym.Env[Any, Any], wrappers: str) -> gym.Env[Any, Any]:
+    """Put env.wrappers around an environment, the first one innermost. Raises ValueError that names a wrong wrapper."""
     try:
-        listed = json.loads(wrappers)
+        entries = json.loads(wrappers)
     except (ValueError, RecursionError):
-        listed = None
-    if not isinstance(listed, list):
+        entries = None
+    if not isinstance(entries, list):
         raise ValueError(f'env.wrappers={wrappers} is no JSON list such as ["package.module:Wrapper"]')
-    for entry in listed:
+    for entry in entries:
         name, arguments = entry if isinstance(entry, list) and len(entry) == 2 else (entry, {})
         if not (isinstance(name, str) and isinstance(arguments, dict)):
-            raise ValueError(f'env.wrappers: {json.dumps(entry)} is neither "package.module:Wrapper" nor [that, {{its arguments}}]')
-        wrapper = _wrapper(name)
+            raise ValueError(f"env.wrappers: {json.dumps(entry)} is neither "
+                             '"package.module:Wrapper" nor [that, {its arguments}]')
+        wrapper = _wrapper_class(name)
         try:
             env = wrapper(env, **arguments)
         except Exception as error:
-            raise ValueError(f"env.wrappers: {name} cannot be put around the environment: {_said(error)}") from error
+            raise ValueError(
+                f"env.wrappers: {name} cannot be put around the environment: {_describe(error)}") from error
     return env
 
 
-def frame_rate(env: gym.Env) -> float:
-    """Return the environment's render_fps, pictures a second of real time; gymnasium's 30 where it names none that can be."""
-    given = env.metadata.get("render_fps")
-    return float(given) if isinstance(given, int | float) and 0 < given < 1_000 else DEFAULT_FRAME_RATE
+def frame_rate(env: gym.Env[Any, Any]) -> float:
+    """Return the environment's render_fps, pictures per second of real time; 30 if it has no valid one."""
+    rate = env.metadata.get("render_fps")
+    return float(rate) if isinstance(rate, int | float) and 0 < rate < 1_000 else DEFAULT_FRAME_RATE
 
 
-def _wrapper(name: str) -> type[gym.Wrapper]:
+def _wrapper_class(name: str) -> Any:
+    """Import a gymnasium.Wrapper from "package.module:Wrapper". Raises ValueError if that is impossible."""
     module_name, _, attribute = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:  # a module of the user's own can fail in any way
-        raise ValueError(f"env.wrappers: {name} cannot be imported: {_said(error)}") from error
-    if not (isinstance(found, type) and issubclass(found, gym.Wrapper)):
+        wrapper = getattr(importlib.import_module(module_name), attribute)
+    except Exception as error:  # importing a user's module can raise anything
+        raise ValueError(f"env.wrappers: {name} cannot be imported: {_describe(error)}") from error
+    if not (isinstance(wrapper, type) and issubclass(wrapper, gym.Wrapper)):
         raise ValueError(f"env.wrappers: {name} is no gymnasium.Wrapper")
-    if issubclass(found, gym.wrappers.FrameStackObservation):
+    if issubclass(wrapper, gym.wrappers.FrameStackObservation):
         raise ValueError(f"env.wrappers: {name} would have every frame stored several times: set env.frame_stack")
-    return found
+    return wrapper
 
 
-def _make_legacy(game: str, legacy: str, arguments: dict[str, Any]) -> Made:
+def _make_legacy(game: str, legacy: str, arguments: dict[str, Any]) -> MadeEnv:
     try:
         old_gym = importlib.import_module("gym")
         shimmy = importlib.import_module("shimmy.openai_gym_compatibility")
     except ImportError as error:
         raise ImportError(f'{error}; old gym environments need: pip install -e ".[legacy-gym]"') from error
-    four_values = {"apply_api_compatibility": True} if legacy == "v21" else {}
+    if legacy == "v21":  # step returns four values
+        arguments = {"apply_api_compatibility": True, **arguments}
     try:
-        # gym 0.26's own checker fails on numpy 2
-        env = shimmy.GymV26CompatibilityV0(env=old_gym.make(game, disable_env_checker=True, **four_values, **arguments))
+        # the checker of gym 0.26 fails with numpy 2
+        env = shimmy.GymV26CompatibilityV0(env=old_gym.make(game, disable_env_checker=True, **arguments))
     except old_gym.error.DependencyNotInstalled as error:
         raise ImportError(f"{game}: {error}") from error
     except old_gym.error.Error as error:
-        raise ValueError(f"{game}: {error}{_closest(game, old_gym.envs.registration.registry)}") from error
-    return Made(env, game, None)  # gym's own time limit is inside
+        raise ValueError(f"{game}: {error}{_closest_ids(game, old_gym.envs.registration.registry)}") from error
+    return MadeEnv(env, game, None)  # gym has applied the time limit
 
 
-def _closest(game: str, registry: Any) -> str:
-    by_lower = {name.lower(): name for name in registry}
-    near = difflib.get_close_matches(game.lower(), by_lower, n=3, cutoff=0.6)
-    return f" The closest ids are {', '.join(by_lower[name] for name in near)}." if near else ""
+def _closest_ids(game: str, registry: Any) -> str:
+    ids = {name.lower(): name for name in registry}
+    close = difflib.get_close_matches(game.lower(), ids, n=3, cutoff=0.6)
+    return f" The closest ids are {', '.join(ids[name] for name in close)}." if close else ""
 
 
-def _is_of_old_gym(game: str) -> bool:
-    """Return True if the module that the id names registered it with the old gym, as procgen does."""
+def _is_registered_in_old_gym(game: str) -> bool:
+    """Return True if the module that the id names has registered it with the old gym, as procgen does."""
     registry = getattr(sys.modules.get("gym.envs.registration"), "registry", {})
     return game.rpartition(":")[2] in getattr(registry, "env_specs", registry)
 
 
-def _said(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {text_of(error)}"
 
 

@@ -1,7 +1,7 @@
-"""MinAtar (1903.03176): five Atari games on 10 x 10 boolean planes, the test bench for pixels that a CPU learns in minutes.
+"""Provide MinAtar (1903.03176), five Atari games on 10 x 10 boolean planes, which a CPU learns in minutes.
 
-The game rules are the package's own. Its `minatar.Environment` is not used: importing it brings pyplot and seaborn (seconds a
-process), and all it adds is the sticky action below.
+The game rules are those of the package. Its `minatar.Environment` is not used, because its import takes seconds (pyplot
+and seaborn) and it only adds the sticky actions below.
 """
 
 import importlib.util
@@ -14,15 +14,15 @@ import numpy as np
 
 from core.common.settings import setting
 from core.env import Env
-from core.envs.argument_checks import check_construction, checked_discrete, stream_seeds
-from core.envs.game_names import closest
+from core.envs.argument_checks import check_construction, checked_discrete, reset_timestep, stream_seeds
+from core.envs.game_names import resolve_name
 from core.envs.rewards import CLIPPINGS, clipped
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
-PICTURE_SCALE = 32  # pixels a cell, in render
-FRAME_RATE = 20.0  # the package shows each picture for 50 ms
+PICTURE_SCALE = 32  # pixels per cell in `render`
+FRAME_RATE = 20.0   # because the package shows each picture for 50 ms
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class MinAtarParams:
 
 
 class MinAtarEnv(Env):
-    """One game, E streams in one thread; spec.name is "minatar_" and the game, since Atari has games of the same names."""
+    """E streams of one game in one thread. spec.name is "minatar_<game>", because Atari has games of the same names."""
 
     Params = MinAtarParams
 
@@ -45,50 +45,53 @@ class MinAtarEnv(Env):
         check_construction(params, num_envs, num_threads, render_mode)
         if render_mode == "human":
             raise ValueError('MinAtar opens no window; use render_mode "rgb_array"')
-        name = closest(game, GAMES)
+        name = resolve_name(game, GAMES)
         self._games = [_game_module(name).Env(ramping=params.difficulty_ramping) for _ in range(num_envs)]
         self._actions = np.array(self._games[0].minimal_action_set() if params.minimal_action_set else range(6))
         self._params, self._num_envs, self._render_mode = params, num_envs, render_mode
         self._clipping = params.reward_clipping if training else "none"
         self._discrete = Discrete(len(self._actions))
-        self.spec = EnvSpec(name=f"minatar_{name}", frame=ArraySpec(tuple(self._games[0].state_shape()), "uint8"), frame_stack=0,
-                            action=self._discrete, is_image=True, max_value=1.0, frame_rate=FRAME_RATE)
+        frame = ArraySpec(tuple(self._games[0].state_shape()), "uint8")
+        self.spec = EnvSpec(name=f"minatar_{name}", frame=frame, frame_stack=0, action=self._discrete, is_image=True,
+                            max_value=1.0, frame_rate=FRAME_RATE)
 
     def reset(self, seed: int) -> TimeStep:
         seeds = stream_seeds(seed, self._num_envs)
-        self._random = np.random.default_rng(seeds)  # of the sticky actions
+        self._random = np.random.default_rng(seeds)  # draws sticky actions
         for game, stream_seed in zip(self._games, seeds.tolist()):
-            game.random = np.random.RandomState(stream_seed)  # the kind whose methods the games call
+            game.random = np.random.RandomState(stream_seed)  # the games call methods of this class
             game.reset()
         self._last_actions = np.zeros(self._num_envs, np.int64)
         self._steps = np.zeros(self._num_envs, np.int64)
         self._ended = np.zeros(self._num_envs, bool)
-        zeros, ones = np.zeros(self._num_envs, np.float32), np.ones(self._num_envs, np.float32)
-        return TimeStep(self._observation(), zeros, ones, ones.astype(bool), self._ended, zeros)
+        return reset_timestep(self._observation())
 
     def step(self, action: np.ndarray) -> TimeStep:
         action = self._actions[checked_discrete(action, self._num_envs, self._discrete)]
         first = self._ended
-        # An episode starts with nothing to stick to.
-        sticks = self._random.random(self._num_envs) < self._params.sticky_action_prob
-        self._last_actions = np.where(first, 0, np.where(sticks, self._last_actions, action))
+        sticky = self._random.random(self._num_envs) < self._params.sticky_action_prob
+        # at the start of an episode there is no action to repeat
+        self._last_actions = np.where(first, 0, np.where(sticky, self._last_actions, action))
         raw_reward, terminated = np.zeros(self._num_envs, np.float32), np.zeros(self._num_envs, bool)
-        for stream, (game, restart, played) in enumerate(zip(self._games, first.tolist(), self._last_actions.tolist())):
+        actions = self._last_actions.tolist()
+        for stream, (game, restart, taken) in enumerate(zip(self._games, first.tolist(), actions)):
             if restart:
                 game.reset()
             else:
-                raw_reward[stream], terminated[stream] = game.act(played)
+                raw_reward[stream], terminated[stream] = game.act(taken)
         self._steps = np.where(first, 0, self._steps + 1)
         self._ended = terminated | (self._steps >= self._params.max_steps)
         discount = 1.0 - terminated.astype(np.float32)
-        return TimeStep(self._observation(), clipped(raw_reward, self._clipping), discount, first, self._ended, raw_reward)
+        reward = clipped(raw_reward, self._clipping)
+        return TimeStep(self._observation(), reward, discount, first, self._ended, raw_reward)
 
     def render(self) -> np.ndarray:
         if self._render_mode != "rgb_array":
             return super().render()
         state = self._games[0].state()  # [10, 10, C] bool
         planes = np.arange(1, state.shape[2] + 1)
-        cells = _palette(state.shape[2])[(state * planes).max(2)]  # the highest plane covers the others
+        top = (state * planes).max(2)  # the plane with the highest index covers the others
+        cells: np.ndarray = _palette(state.shape[2])[top]
         return cells.repeat(PICTURE_SCALE, 0).repeat(PICTURE_SCALE, 1)
 
     def _observation(self) -> np.ndarray:
@@ -96,7 +99,7 @@ class MinAtarEnv(Env):
 
 
 def _palette(num_planes: int) -> np.ndarray:
-    """Black and a colour for each plane, [1 + num_planes, 3] uint8: hues evenly apart."""
+    """Return black and a colour per plane with evenly spaced hues, [1 + num_planes, 3] uint8."""
     hues = np.arange(num_planes)[:, None] / num_planes + np.array([0, 1 / 3, 2 / 3])
     colours = 140 + 110 * np.cos(2 * np.pi * hues)
     return np.concatenate([np.zeros((1, 3)), colours]).astype(np.uint8)
@@ -104,7 +107,7 @@ def _palette(num_planes: int) -> np.ndarray:
 
 @cache
 def _game_module(name: str) -> ModuleType:
-    """minatar/environments/<name>.py without the package's __init__."""
+    """Import minatar/environments/<name>.py without the package's __init__."""
     package = importlib.util.find_spec("minatar")
     if package is None or not package.submodule_search_locations:
         raise ImportError('MinAtar is missing: pip install -e ".[minatar]"')

@@ -1,49 +1,60 @@
-"""Grey and smaller pictures, as the networks take them; shared by every environment that gives pictures."""
+"""Convert pictures to grayscale and resize them, for all environments with pictures."""
 
 import numpy as np
 
 from core.specs import ArraySpec
 
-Size = int | tuple[int, int]
+Size = int | tuple[int, int]  # side of a square, or (height, width)
 
 
-def sides(size: Size) -> tuple[int, int]:
-    """Return height and width of a size that is written as one number or as both."""
+def height_and_width(size: Size) -> tuple[int, int]:
+    """Return a size as (height, width)."""
     return (size, size) if isinstance(size, int) else size
 
 
 def resized(picture: np.ndarray, size: Size) -> np.ndarray:
-    """Resize [H, W] or [H, W, planes] to this size; each pixel is the mean of the area that it covers."""
-    import cv2  # large, and most environments need none of it
+    """Resize a picture [H, W] or [H, W, planes]; each new pixel is the mean of the area that it covers."""
+    import cv2  # takes long to import, and most environments need none of it
 
-    height, width = sides(size)
-    planes = [picture] if picture.ndim == 2 else np.split(picture, range(4, picture.shape[2], 4), 2)  # cv2 takes four at a time
-    smaller = [cv2.resize(part, (width, height), interpolation=cv2.INTER_AREA).reshape(height, width, *part.shape[2:]) for part in planes]
+    height, width = height_and_width(size)
+    # cv2 resizes at most four planes at a time
+    parts = [picture] if picture.ndim == 2 else np.split(picture, range(4, picture.shape[2], 4), 2)
+    smaller = [cv2.resize(part, (width, height), interpolation=cv2.INTER_AREA).reshape(height, width, *part.shape[2:])
+               for part in parts]
     return smaller[0] if len(smaller) == 1 else np.concatenate(smaller, 2)
 
 
-def grey(picture: np.ndarray) -> np.ndarray:
-    """Return the brightness [H, W] of a picture; one that has no colours stays as it is."""
+def grayscale(picture: np.ndarray) -> np.ndarray:
+    """Return the brightness [H, W] of a picture [H, W, 3]; a picture of one plane keeps its values."""
     import cv2
 
-    planes = picture.shape[2] if picture.ndim == 3 else 1
-    return cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY) if planes == 3 else picture.reshape(picture.shape[:2])
+    if picture.ndim == 3 and picture.shape[2] == 3:
+        return cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
+    return picture.reshape(picture.shape[:2])
 
 
 class Preprocessing:
-    """Makes observations [*given.shape] uint8 into frames [*frame.shape]: grey, then resized, where asked for.
+    """A function from uint8 observations to frames: grayscale first, then resized, each if asked for.
 
-    Raises ValueError where that is asked for observations that are no pictures.
+    Args:
+        observation: shape and dtype of the observations.
+        is_image: True if they are pictures.
+        size: new size; None keeps the size.
+        to_gray: convert to grayscale.
+
+    Raises:
+        ValueError: preprocessing is asked for observations that are not pictures, or do not have one or three planes.
     """
 
-    def __init__(self, given: ArraySpec, is_image: bool, size: Size | None, grayscale: bool):
-        self._size, self._grayscale = size, grayscale
-        if not is_image and (grayscale or size is not None):
-            raise ValueError(f"env.size and env.grayscale are for pictures, and its observations are {given.dtype} {list(given.shape)}")
-        if grayscale and len(given.shape) == 3 and given.shape[2] not in (1, 3):
-            raise ValueError(f"env.grayscale is for pictures of three colours, and its have {given.shape[2]} planes")
-        self.frame = ArraySpec(self(np.zeros(given.shape, given.dtype)).shape, given.dtype)
+    def __init__(self, observation: ArraySpec, is_image: bool, size: Size | None, to_gray: bool):
+        self._size, self._to_gray, shape = size, to_gray, list(observation.shape)
+        if not is_image and (to_gray or size is not None):
+            raise ValueError("env.size and env.grayscale are for pictures, and its observations are "
+                             f"{observation.dtype} {shape}")
+        if to_gray and len(shape) == 3 and shape[2] not in (1, 3):
+            raise ValueError(f"env.grayscale is for pictures of three colours, and its have {shape[2]} planes")
+        self.frame = ArraySpec(self(np.zeros(observation.shape, observation.dtype)).shape, observation.dtype)
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
-        picture = grey(observation) if self._grayscale else observation
+        picture = grayscale(observation) if self._to_gray else observation
         return picture if self._size is None else resized(picture, self._size)

@@ -1,6 +1,6 @@
-"""A memory task: a cue is shown in the first observation only and must be named `delay` steps later.
+"""Provide a memory task: a cue is shown in the first observation only and must be named `delay` steps later.
 
-Without memory no policy does better than guessing, 2 / cues - 1 on average; with it every episode scores 1.
+Without memory no policy scores more than guessing, 2 / cues - 1 on average. With memory every episode scores 1.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ import numpy as np
 
 from core.common.settings import setting
 from core.env import Env
-from core.envs.argument_checks import check_construction, checked_discrete
-from core.envs.game_names import closest
+from core.envs.argument_checks import check_construction, checked_discrete, reset_timestep
+from core.envs.game_names import resolve_name
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
 
@@ -22,9 +22,11 @@ class RecallParams:
 
 
 class RecallEnv(Env):
-    """Vectors [cues + 1] float32: the cue, one-hot, in the first observation; in the last one before the end the question flag; else zeros.
+    """E recall tasks. Observations are vectors [cues + 1] float32.
 
-    The action taken at the question earns 1 if it names the cue, else -1, and ends the episode; others earn nothing.
+    The first observation holds the cue, one-hot. `delay` steps later the last element is 1, which is the question; all
+    other elements are 0. The action after the question earns 1 if it names the cue, else -1, and ends the episode.
+    Other actions earn 0.
     """
 
     Params = RecallParams
@@ -35,17 +37,15 @@ class RecallEnv(Env):
         if render_mode is not None:
             raise ValueError("recall draws no pictures")
         self._params, self._num_envs, self._actions = params, num_envs, Discrete(params.cues)
-        self.spec = EnvSpec(name=closest(game, ("recall",)), frame=ArraySpec((params.cues + 1,), "float32"), frame_stack=0,
-                            action=self._actions)
+        self.spec = EnvSpec(name=resolve_name(game, ("recall",)), frame=ArraySpec((params.cues + 1,), "float32"),
+                            frame_stack=0, action=self._actions)
 
     def reset(self, seed: int) -> TimeStep:
         self._random = np.random.default_rng(seed)
         self._step, self._cue = np.zeros((2, self._num_envs), np.int64)
         self._ended = np.zeros(self._num_envs, bool)
-        every = np.ones(self._num_envs, bool)
-        self._start(every)
-        zeros = np.zeros(self._num_envs, np.float32)
-        return TimeStep(self._observation(), zeros, zeros + 1, every, ~every, zeros)
+        self._start(~self._ended)
+        return reset_timestep(self._observation())
 
     def step(self, action: np.ndarray) -> TimeStep:
         action = checked_discrete(action, self._num_envs, self._actions)
@@ -58,10 +58,10 @@ class RecallEnv(Env):
 
     @property
     def _asked(self) -> np.ndarray:
-        return self._step == self._params.delay
+        return np.equal(self._step, self._params.delay)
 
     def _start(self, streams: np.ndarray) -> None:
-        """New episodes in these streams [E] bool."""
+        """Start an episode in each of these streams, [E] bool."""
         self._cue = np.where(streams, self._random.integers(self._params.cues, size=self._num_envs), self._cue)
         self._step = np.where(streams, 0, self._step)
 

@@ -1,4 +1,4 @@
-"""What training sees of a reward; the score is always the sum of raw rewards."""
+"""Clip rewards for training. The score is always the sum of raw rewards."""
 
 from collections.abc import Callable
 
@@ -6,29 +6,29 @@ import numpy as np
 
 
 def soft_asymmetric(reward: np.ndarray) -> np.ndarray:
-    """Return 5 * (0.3 * min(tanh(r / 5), 0) + max(tanh(r / 5), 0)), as IMPALA's published code clips rewards (scalable_agent).
+    """Return 5 * (0.3 * min(tanh(r / 5), 0) + max(tanh(r / 5), 0)), the clipping of IMPALA's code (scalable_agent).
 
-    The paper's own formula is `optimistic_asymmetric`, which turns flat at rewards of about 2 in place of about 10.
+    The paper's own formula is `optimistic_asymmetric`, which saturates at rewards of about 2 instead of about 10.
     """
-    squeezed = np.tanh(reward / 5.0)
-    return 5.0 * np.where(reward < 0, 0.3 * squeezed, squeezed)
+    bounded = np.tanh(reward / 5.0)
+    return 5.0 * np.where(reward < 0, 0.3 * bounded, bounded)
 
 
 def optimistic_asymmetric(reward: np.ndarray) -> np.ndarray:
-    """Return 0.3 * min(tanh(r), 0) + 5 * max(tanh(r), 0), the optimistic asymmetric clipping of IMPALA (1802.01561, figure D.1)."""
-    squeezed = np.tanh(reward)
-    return 0.3 * np.minimum(squeezed, 0.0) + 5.0 * np.maximum(squeezed, 0.0)
+    """Return 0.3 * min(tanh(r), 0) + 5 * max(tanh(r), 0), IMPALA's asymmetric clipping (1802.01561, figure D.1)."""
+    bounded = np.tanh(reward)
+    return np.asarray(0.3 * np.minimum(bounded, 0.0) + 5.0 * np.maximum(bounded, 0.0))
 
 
 CLIPPINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "none": lambda reward: reward,
-    "sign": np.sign,                                  # DQN (Nature 2015): all positive rewards 1, all negative -1
-    "clamp": lambda reward: np.clip(reward, -1, 1),   # fractions survive
-    "soft_asymmetric": soft_asymmetric,               # IMPALA's published code
-    "optimistic_asymmetric": optimistic_asymmetric,   # IMPALA's figure D.1
+    "sign": np.sign,                                 # DQN (Nature 2015): positive rewards are 1, negative ones -1
+    "clamp": lambda reward: np.clip(reward, -1, 1),  # keeps fractions
+    "soft_asymmetric": soft_asymmetric,              # IMPALA's published code
+    "optimistic_asymmetric": optimistic_asymmetric,  # IMPALA's figure D.1
 }
 
 
 def clipped(reward: np.ndarray, clipping: str) -> np.ndarray:
-    """float32 rewards [E] under one of CLIPPINGS, in an array of their own."""
+    """Return a new float32 array of the rewards [E], clipped by an entry of CLIPPINGS."""
     return CLIPPINGS[clipping](reward).astype(np.float32)

@@ -1,4 +1,7 @@
-"""Playing whole episodes to measure an agent: raw returns, no bias towards short episodes, a cap on endless ones."""
+"""Play whole episodes to measure an agent.
+
+The returns are raw, short episodes are not over-represented, and endless episodes are truncated.
+"""
 
 from collections.abc import Callable, Generator
 from typing import NamedTuple
@@ -13,132 +16,159 @@ from core.types import TimeStep
 
 
 class EpisodeResults(NamedTuple):
-    """N episodes: the first of every stream, then the second of every stream, and so on."""
+    """The results of N episodes, ordered: the first episode of every stream, then the second of every stream, ..."""
 
     returns: np.ndarray    # [N] float64, sums of raw rewards
     lengths: np.ndarray    # [N] int64, agent steps
-    truncated: np.ndarray  # [N] bool, ended by a time limit, the environment's or `max_steps`
-    solved: np.ndarray | None = None  # [N] bool; None where it is not known what solving an episode is
+    truncated: np.ndarray  # [N] bool, ended by a time limit of the environment or by `max_steps`
+    solved: np.ndarray | None = None  # [N] bool; None if it is not known when an episode counts as solved
 
 
 class Episode(NamedTuple):
-    score: float
-    length: int
+    """The result of one episode."""
+
+    score: float  # sum of raw rewards
+    length: int   # agent steps
     truncated: bool
     solved: bool | None
 
 
 class RenderedStep(NamedTuple):
-    """What can be seen of stream 0 after a step, or after a reset."""
+    """The picture of stream 0 after a step or a reset, and what led to it."""
 
-    picture: np.ndarray              # [H, W, 3] uint8
-    observation: np.ndarray          # [*observation_shape]
-    score: float                     # raw rewards of the episode so far
-    length: int                      # agent steps of the episode so far
-    action: np.ndarray | None        # that led here; None: a reset did
-    outlook: dict[str, np.ndarray]   # what the agent made of it when it chose that action: Agent.outlook, each [] or [N]
+    picture: np.ndarray                  # [H, W, 3] uint8
+    observation: np.ndarray              # [*observation_shape]
+    score: float                         # sum of raw rewards of the episode so far
+    length: int                          # agent steps of the episode so far
+    action: np.ndarray | None            # action that led here; None after a reset
+    diagnostics: dict[str, np.ndarray]   # of the policy when it chose that action: Agent.outlook, each [] or [N]
 
 
-def play_episodes(agent: Agent, env: Env, episodes: int, max_steps: int, exploration: Exploration | None, seed: int,
-                  on_scene: Callable[[RenderedStep], None] | None = None,
-                  on_episode: Callable[[Episode], None] | None = None) -> Generator[bool, None, EpisodeResults]:
-    """Play `episodes` episodes over the streams of `env`; yields True after every step of it.
+def play_episodes(
+    agent: Agent, env: Env, episodes: int, max_steps: int, exploration: Exploration | None, seed: int,
+    on_step: Callable[[RenderedStep], None] | None = None, on_episode: Callable[[Episode], None] | None = None,
+) -> Generator[bool, None, EpisodeResults]:
+    """Play episodes on all streams of an environment. Yield True after every step.
 
-    Which episodes count is fixed beforehand: each stream plays its share, so a stream of short episodes does not play more of
-    them. An episode of max_steps agent steps is cut and counts as truncated; its stream waits for the game to end, or until all
-    streams that have episodes left wait and the environment is reset. An episode is solved if the environment says so at its last
-    step (Env.success), or, where it says nothing, if its score reaches EnvSpec.reward_threshold. `on_scene` gets what stream 0
-    shows at each step (render_mode "rgb_array").
+    - Each stream plays a fixed number of episodes, so that streams with short episodes do not contribute more.
+    - An episode of `max_steps` steps counts as truncated. Its stream then waits until the game ends, or until all
+      streams with episodes left wait and the environment is reset.
+    - An episode is solved if `Env.success` says so at its last step. Without such a statement it is solved if its score
+      reaches EnvSpec.reward_threshold.
+
+    Args:
+        agent: chooses the actions.
+        env: E streams.
+        episodes: total number of episodes.
+        max_steps: agent steps after which an episode is truncated.
+        exploration: exploration of the E streams; None acts greedily.
+        seed: seed of the environment.
+        on_step: called with stream 0 after every step and reset; needs render_mode "rgb_array".
+        on_episode: called at the end of every episode that counts.
+
+    Returns:
+        The results of all episodes.
     """
     sequence = np.random.SeedSequence(seed)
-    timestep = env.reset(_seed_from(sequence))
-    tally = _Tally(len(timestep.first), episodes, max_steps, env)
+    timestep = env.reset(_next_seed(sequence))
+    scheduler = _EpisodeScheduler(len(timestep.first), episodes, max_steps, env)
     initial = state = agent.initial_state(len(timestep.first))
 
     def show(output: ActorOutput | None) -> None:
-        if on_scene is not None:
-            outlook = {} if output is None else {name: values[0] for name, values in agent.outlook(output).items()}
-            action = None if output is None else output.action[0]
-            on_scene(RenderedStep(env.render(), timestep.observation[0].copy(), *tally.of(0), action, outlook))
+        if on_step is None:
+            return
+        action, diagnostics = None, dict[str, np.ndarray]()
+        if output is not None:
+            action = output.action[0]
+            diagnostics = {name: values[0] for name, values in agent.outlook(output).items()}
+        score, length = scheduler.running(0)
+        on_step(RenderedStep(env.render(), timestep.observation[0].copy(), score, length, action, diagnostics))
 
     show(None)
-    while not tally.done:
+    while not scheduler.done:
         state = restart(state, timestep.first, initial)
         with torch.inference_mode():
             output = agent.act(timestep, state, exploration)
         timestep, state = env.step(output.action), output.state
-        episodes_ended = tally.count(timestep)
+        ended = scheduler.count(timestep)
         show(output)
-        for episode in episodes_ended:
+        for episode in ended:
             if on_episode is not None:
                 on_episode(episode)
-        if tally.all_wait:
-            timestep = env.reset(_seed_from(sequence))
-            tally.restart()
+        if scheduler.all_wait:
+            timestep = env.reset(_next_seed(sequence))
+            scheduler.restart()
             show(None)
         yield True
-    return tally.results()
+    return scheduler.results()
 
 
-class _Tally:
-    """Scores and lengths of the E running episodes, and what is left to play."""
+class _EpisodeScheduler:
+    """Scores and lengths of the E running episodes, and the number of episodes that each stream still has to play."""
 
     def __init__(self, num_envs: int, episodes: int, max_steps: int, env: Env):
         self._max_steps, self._env = max_steps, env
-        self._left = episodes // num_envs + (np.arange(num_envs) < episodes % num_envs).astype(np.int64)  # [E]
+        extra = np.arange(num_envs) < episodes % num_envs
+        self._remaining = episodes // num_envs + extra.astype(np.int64)  # [E]
         self._finished: list[list[Episode]] = [[] for _ in range(num_envs)]
         self._waiting = np.zeros(num_envs, bool)
         self.restart()
 
     @property
     def done(self) -> bool:
-        return not self._left.any()
+        """Return True if all episodes have been played."""
+        return not self._remaining.any()
 
     @property
     def all_wait(self) -> bool:
-        """There is more to play, and only by streams that were cut."""
-        return not self.done and bool(self._waiting[self._left > 0].all())
+        """Return True if every stream with episodes left waits after a truncated episode."""
+        return not self.done and bool(self._waiting[self._remaining > 0].all())
 
     def restart(self) -> None:
-        """All streams start an episode."""
+        """Start an episode in every stream."""
         self._waiting[:] = False
-        self._scores, self._lengths = np.zeros(len(self._left)), np.zeros(len(self._left), np.int64)
+        self._scores = np.zeros(len(self._remaining))
+        self._lengths = np.zeros(len(self._remaining), np.int64)
 
     def count(self, timestep: TimeStep) -> list[Episode]:
-        """Add one step of all streams. Returns the episodes that it finished."""
+        """Count one step of all streams. Return the episodes that it ended."""
         self._scores[timestep.first], self._lengths[timestep.first] = 0.0, 0
         self._waiting[timestep.first] = False
         moved = ~timestep.first
         self._scores[moved] += timestep.raw_reward[moved]
         self._lengths[moved] += 1
         cut = (self._lengths >= self._max_steps) & ~timestep.last
-        ended = (timestep.last | cut) & ~self._waiting & (self._left > 0)
+        ended = (timestep.last | cut) & ~self._waiting & (self._remaining > 0)
         self._waiting |= cut
-        return [self._finish(stream, bool(cut[stream] or timestep.discount[stream] != 0)) for stream in np.flatnonzero(ended).tolist()]
+        truncated = cut | (timestep.discount != 0)
+        return [self._finish(stream, bool(truncated[stream])) for stream in np.flatnonzero(ended).tolist()]
 
-    def of(self, stream: int) -> tuple[float, int]:
-        """Score and length of the episode that runs there, or has just ended."""
+    def running(self, stream: int) -> tuple[float, int]:
+        """Return score and length of the stream's episode, which runs or has just ended."""
         return float(self._scores[stream]), int(self._lengths[stream])
 
     def results(self) -> EpisodeResults:
         rounds = max(len(finished) for finished in self._finished)
-        ordered = [finished[number] for number in range(rounds) for finished in self._finished if number < len(finished)]
-        return EpisodeResults(np.array([episode.score for episode in ordered], np.float64),
-                              np.array([episode.length for episode in ordered], np.int64),
-                              np.array([episode.truncated for episode in ordered], bool),
-                              None if any(episode.solved is None for episode in ordered)
-                              else np.array([episode.solved for episode in ordered], bool))
+        ordered = [played[number] for number in range(rounds) for played in self._finished if number < len(played)]
+        solved = [episode.solved for episode in ordered]
+        return EpisodeResults(
+            np.array([episode.score for episode in ordered], np.float64),
+            np.array([episode.length for episode in ordered], np.int64),
+            np.array([episode.truncated for episode in ordered], bool),
+            None if None in solved else np.array(solved, bool),
+        )
 
     def _finish(self, stream: int, truncated: bool) -> Episode:
-        score, threshold, solved = float(self._scores[stream]), self._env.spec.reward_threshold, self._env.success(stream)
+        score, length = self.running(stream)
+        threshold, solved = self._env.spec.reward_threshold, self._env.success(stream)
         if solved is None and threshold is not None:
             solved = score >= threshold
-        episode = Episode(score, int(self._lengths[stream]), truncated, solved)
+        episode = Episode(score, length, truncated, solved)
         self._finished[stream].append(episode)
-        self._left[stream] -= 1
+        self._remaining[stream] -= 1
         return episode
 
 
-def _seed_from(sequence: np.random.SeedSequence) -> int:
-    """A new seed each time."""
+def _next_seed(sequence: np.random.SeedSequence) -> int:
+    """Return a new seed at each call."""
     return int(sequence.spawn(1)[0].generate_state(1)[0] >> 1)

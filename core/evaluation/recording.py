@@ -1,4 +1,4 @@
-"""One recorded episode of the policy that is being evaluated, beside the evaluation and not part of its score."""
+"""Record one episode of the policy that is being evaluated; its score does not count for the evaluation."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,21 +13,30 @@ from core.runtime.context import Context
 
 
 def record_episode(context: Context, agent: Agent, path: Path, max_steps: int, seed: int) -> Iterator[bool]:
-    """Play one episode, cut after max_steps, into the file; yields True after each step. A full disk is reported and training goes on."""
-    from core.evaluation.video_overlay import EpisodeRenderer  # opencv is large, and most runs draw nothing
+    """Play one episode into a video file. Yield True after each step. A full disk is reported and training continues.
+
+    Args:
+        context: context of the evaluator.
+        agent: agent that plays.
+        path: the video file.
+        max_steps: agent steps after which the episode is cut.
+        seed: seed of the environment and of the exploration.
+    """
+    from core.evaluation.video_overlay import EpisodeRenderer  # opencv takes long to import, and most runs need none
 
     with ExitStack() as stack:
         env = context.make_env(1, training=False, render_mode="rgb_array")
         stack.callback(env.close)
         exploration = agent.evaluation_exploration(1, np.random.default_rng(seed))
         try:
-            film = EpisodeRenderer(path, context.options.video, context.spec)
+            renderer = EpisodeRenderer(path, context.options.video, context.spec)
             try:
-                for _ in play_episodes(agent, env, 1, max_steps, exploration, seed, film.add):
+                for _ in play_episodes(agent, env, 1, max_steps, exploration, seed, renderer.add):
                     if context.clock.interrupted:
                         return
                     yield True
             finally:
-                film.close()
+                renderer.close()
         except OSError as error:
-            log_to_stderr(f"video {path} not written, training goes on, and the next is tried when it is due: {error}")
+            log_to_stderr(
+                f"video {path} not written, training goes on, and the next is tried when it is due: {error}")

@@ -1,4 +1,4 @@
-"""What a recording shows: the game's own picture and, if asked, what happened, what the network saw and what the agent made of it."""
+"""Draw the frames of a recording: the game's picture and, if asked, a caption, the network's input and value curves."""
 
 from collections import deque
 from pathlib import Path
@@ -10,110 +10,120 @@ from core.evaluation.episodes import RenderedStep
 from core.evaluation.video_writer import Video, VideoParams
 from core.specs import EnvSpec
 
-LEAST_HEIGHT = 320      # pixels of a picture that is not shown alone: smaller ones are enlarged
+MIN_HEIGHT = 320  # pixels to which a small picture is enlarged if anything is drawn beside it
 CAPTION_HEIGHT = 26
 PANEL_WIDTH, STRIP_HEIGHT, LABEL_HEIGHT = 320, 96, 18
-HISTORY = 200           # steps that a curve goes back
-FONT, INK, PAPER = cv2.FONT_HERSHEY_SIMPLEX, (235, 235, 235), 40
-COLOURS = ((86, 180, 233), (230, 159, 0), (0, 158, 115), (240, 228, 66), (213, 94, 0), (204, 121, 167))  # Okabe and Ito's, for all eyes
+HISTORY = 200     # steps that a curve shows
+FONT, FOREGROUND, BACKGROUND = cv2.FONT_HERSHEY_SIMPLEX, (235, 235, 235), 40
+# The palette of Okabe and Ito, which colour-blind viewers can distinguish
+COLOURS = ((86, 180, 233), (230, 159, 0), (0, 158, 115), (240, 228, 66), (213, 94, 0), (204, 121, 167))
 
 
 class EpisodeRenderer:
-    """Scenes in, frames of one size out. A scene is drawn when the next one tells what was done in it."""
+    """A video of rendered steps. A step is drawn once the next one is known, because that names the action taken."""
 
     def __init__(self, path: Path, params: VideoParams, spec: EnvSpec):
         self.video = Video(path, params.fps or spec.frame_rate / spec.frames_per_step)
         self._params, self._spec = params, spec
-        self._held: RenderedStep | None = None
+        self._previous: RenderedStep | None = None
         self._curves: dict[str, deque[np.ndarray]] = {}
 
-    def add(self, scene: RenderedStep) -> None:
-        if self._held is not None:
-            self._draw(self._held, scene)
-        self._held = scene
+    def add(self, step: RenderedStep) -> None:
+        """Draw the previous step, and keep this one."""
+        if self._previous is not None:
+            self._draw(self._previous, step)
+        self._previous = step
 
     def close(self) -> None:
+        """Draw the last step and finish the file."""
         try:
-            if self._held is not None:
-                self._draw(self._held, self._held)
+            if self._previous is not None:
+                self._draw(self._previous, self._previous)
         finally:
             self.video.close()
 
-    def _draw(self, scene: RenderedStep, after: RenderedStep) -> None:
-        """`after`: the next scene, with the action chosen in this one."""
-        for name, values in after.outlook.items():
+    def _draw(self, step: RenderedStep, following: RenderedStep) -> None:
+        for name, values in following.diagnostics.items():
             self._curves.setdefault(name, deque(maxlen=HISTORY)).append(np.atleast_1d(values))
-        self.video.add(self.frame(scene, after.action))
+        self.video.add(self.frame(step, following.action))
 
-    def frame(self, scene: RenderedStep, action: np.ndarray | None) -> np.ndarray:
-        """[H, W, 3] uint8, the picture untouched where nothing else is asked for."""
+    def frame(self, step: RenderedStep, action: np.ndarray | None) -> np.ndarray:
+        """Return a frame [H, W, 3] uint8, which is the game's picture unless an overlay or a panel is asked for.
+
+        Args:
+            step: the step to draw.
+            action: the action that was taken in it.
+        """
         if not (self._params.overlay or self._params.panel):
-            return scene.picture
-        picture = enlarged(scene.picture, -(-LEAST_HEIGHT // len(scene.picture)))
+            return step.picture
+        scale = -(-MIN_HEIGHT // len(step.picture))
+        frame = step.picture.repeat(scale, 0).repeat(scale, 1)
         if self._params.overlay:
-            picture = np.concatenate([picture, caption(scene, action, picture.shape[1])])
+            frame = np.concatenate([frame, caption(step, action, frame.shape[1])])
         if self._params.panel:
-            strips = [strip(name, list(curve)) for name, curve in self._curves.items()]
-            panel = np.concatenate([seen(scene.observation, self._spec), *strips])
-            height = max(len(picture), len(panel))
-            picture = np.concatenate([padded(picture, height), padded(panel, height)], 1)
-        return padded(picture, len(picture) + len(picture) % 2, picture.shape[1] + picture.shape[1] % 2)
+            strips = [curve_strip(name, list(curve)) for name, curve in self._curves.items()]
+            panel = np.concatenate([observation_sheet(step.observation, self._spec), *strips])
+            height = max(len(frame), len(panel))
+            frame = np.concatenate([_pad(frame, height, frame.shape[1]), _pad(panel, height, PANEL_WIDTH)], 1)
+        return _pad(frame, len(frame) + len(frame) % 2, frame.shape[1] + frame.shape[1] % 2)  # yuv420p needs even sides
 
 
-def caption(scene: RenderedStep, action: np.ndarray | None, width: int) -> np.ndarray:
-    """Score, step and action in a line of this width."""
-    line = np.full((CAPTION_HEIGHT, width, 3), PAPER, np.uint8)
-    chosen = "-" if action is None else " ".join(f"{value:.4g}" for value in np.atleast_1d(action)[:4])
-    cv2.putText(line, f"score {scene.score:g}  step {scene.length}  action {chosen}", (6, 18), FONT, 0.45, INK, 1, cv2.LINE_AA)
+def caption(step: RenderedStep, action: np.ndarray | None, width: int) -> np.ndarray:
+    """Return a line with score, step and action, [CAPTION_HEIGHT, width, 3]."""
+    line = np.full((CAPTION_HEIGHT, width, 3), BACKGROUND, np.uint8)
+    action_text = "-" if action is None else " ".join(f"{value:.4g}" for value in np.atleast_1d(action)[:4])
+    text = f"score {step.score:g}  step {step.length}  action {action_text}"
+    cv2.putText(line, text, (6, 18), FONT, 0.45, FOREGROUND, 1, cv2.LINE_AA)
     return line
 
 
-def seen(observation: np.ndarray, spec: EnvSpec) -> np.ndarray:
-    """Every frame of a stack, or every plane, side by side, [H, PANEL_WIDTH, 3]; nothing for vectors."""
+def observation_sheet(observation: np.ndarray, spec: EnvSpec) -> np.ndarray:
+    """Return every frame of a stack, or every plane, side by side, [H, PANEL_WIDTH, 3]; H is 0 for vectors."""
     tiles = _tiles(observation, spec)
     if not tiles:
         return np.zeros((0, PANEL_WIDTH, 3), np.uint8)
     columns = int(np.ceil(np.sqrt(len(tiles))))
     width = PANEL_WIDTH // columns
-    height = max(width * tiles[0].shape[0] // tiles[0].shape[1], 3)  # pictures need not be square
-    sheet = np.full((-(-len(tiles) // columns) * height, PANEL_WIDTH, 3), PAPER, np.uint8)
+    height = max(width * tiles[0].shape[0] // tiles[0].shape[1], 3)
+    sheet = np.full((-(-len(tiles) // columns) * height, PANEL_WIDTH, 3), BACKGROUND, np.uint8)
     for number, tile in enumerate(tiles):
         row, column = divmod(number, columns)
-        drawn = cv2.resize(tile, (width - 2, height - 2), interpolation=cv2.INTER_NEAREST)
-        sheet[row * height:row * height + height - 2, column * width:column * width + width - 2] = drawn
+        top, left = row * height, column * width
+        scaled = cv2.resize(tile, (width - 2, height - 2), interpolation=cv2.INTER_NEAREST)
+        sheet[top : top + height - 2, left : left + width - 2] = scaled
     return sheet
 
 
 def _tiles(observation: np.ndarray, spec: EnvSpec) -> list[np.ndarray]:
-    """Each [H, W, 3] uint8."""
+    """Return the pictures in an observation, each [H, W, 3] uint8."""
     if not spec.is_image:
         return []
     frames = list(observation) if spec.frame_stack else [observation]
-    colour = len(spec.frame.shape) == 3 and spec.frame.shape[2] == 3
-    planes = frames if colour else [plane for frame in frames for plane in np.moveaxis(np.atleast_3d(frame), 2, 0)]
-    scaled = [(plane * (255.0 / spec.max_value)).astype(np.uint8) for plane in planes]
-    return scaled if colour else [np.repeat(plane[..., None], 3, 2) for plane in scaled]
+    if len(spec.frame.shape) == 3 and spec.frame.shape[2] == 3:
+        return [_scaled(frame, spec) for frame in frames]
+    planes = [plane for frame in frames for plane in np.moveaxis(np.atleast_3d(frame), 2, 0)]
+    return [np.repeat(_scaled(plane, spec)[..., None], 3, 2) for plane in planes]
 
 
-def strip(name: str, history: list[np.ndarray]) -> np.ndarray:
-    """The curves of an [N] value over the last steps, newest at the right edge, [STRIP_HEIGHT, PANEL_WIDTH, 3]."""
-    picture = np.full((STRIP_HEIGHT, PANEL_WIDTH, 3), PAPER, np.uint8)
+def _scaled(pixels: np.ndarray, spec: EnvSpec) -> np.ndarray:
+    return (pixels * (255.0 / spec.max_value)).astype(np.uint8)
+
+
+def curve_strip(name: str, history: list[np.ndarray]) -> np.ndarray:
+    """Return curves of an [N] value over the last steps, newest at the right edge, [STRIP_HEIGHT, PANEL_WIDTH, 3]."""
+    picture = np.full((STRIP_HEIGHT, PANEL_WIDTH, 3), BACKGROUND, np.uint8)
     values = np.stack(history)  # [steps, N]
     low, high = float(values.min()), float(values.max())
     newest = " ".join(f"{value:.3g}" for value in values[-1][:4])
-    cv2.putText(picture, f"{name} {newest}", (6, 13), FONT, 0.4, INK, 1, cv2.LINE_AA)
+    cv2.putText(picture, f"{name} {newest}", (6, 13), FONT, 0.4, FOREGROUND, 1, cv2.LINE_AA)
     x = PANEL_WIDTH - 2 - (PANEL_WIDTH - 4) / (HISTORY - 1) * np.arange(len(values) - 1, -1, -1)
-    for number, line in enumerate(values.T):
-        y = STRIP_HEIGHT - 4 - (STRIP_HEIGHT - LABEL_HEIGHT - 6) * (line - low) / ((high - low) or 1.0)
+    for number, curve in enumerate(values.T):
+        y = STRIP_HEIGHT - 4 - (STRIP_HEIGHT - LABEL_HEIGHT - 6) * (curve - low) / ((high - low) or 1.0)
         points = np.stack([x, y], 1).round().astype(np.int32)
         cv2.polylines(picture, [points], False, COLOURS[number % len(COLOURS)], 1, cv2.LINE_AA)
     return picture
 
 
-def enlarged(picture: np.ndarray, times: int) -> np.ndarray:
-    return picture.repeat(times, 0).repeat(times, 1)
-
-
-def padded(picture: np.ndarray, height: int, width: int | None = None) -> np.ndarray:
-    """Black below and to the right."""
-    return np.pad(picture, ((0, height - len(picture)), (0, (width or picture.shape[1]) - picture.shape[1]), (0, 0)))
+def _pad(picture: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Return the picture with black pixels added below and to the right."""
+    return np.pad(picture, ((0, height - len(picture)), (0, width - picture.shape[1]), (0, 0)))

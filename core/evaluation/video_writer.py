@@ -1,4 +1,4 @@
-"""Writing pictures to an mp4 or a GIF."""
+"""Write pictures to an mp4 or GIF file."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 
 from core.common.settings import setting
 
-GIF_FRAMES = 30.0       # a second at most: browsers slow down those that want more
+MAX_GIF_RATE = 30.0  # frames per second, because browsers slow down faster GIFs
 
 
 @dataclass(frozen=True)
@@ -21,28 +21,35 @@ class VideoParams:
 
 
 class Video:
-    """A file of `rate` pictures a second; its suffix says which kind. `close` finishes it, and it is readable from then on.
+    """A video file, which is readable once it has been closed.
 
-    Raises ImportError with the pip command when imageio or its ffmpeg is missing.
+    Args:
+        path: the file; its suffix tells the format, .mp4 or .gif.
+        rate: pictures per second.
+
+    Raises:
+        ImportError: imageio or imageio-ffmpeg is missing; the message has the pip command.
     """
 
     def __init__(self, path: Path, rate: float):
         try:
             import imageio
             import imageio_ffmpeg  # noqa: F401
-        except Exception as error:  # a package that is there may be broken in any way
+        except Exception as error:  # an installed package may be broken in any way
             raise ImportError("recording a video needs imageio and imageio-ffmpeg: pip install -e .[video]") from error
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._count = path, 0
-        self._stride = math.ceil(rate / GIF_FRAMES) if path.suffix == ".gif" else 1
+        self._stride = math.ceil(rate / MAX_GIF_RATE) if path.suffix == ".gif" else 1
         self._writer: Any
         if path.suffix == ".gif":
             self._writer = imageio.get_writer(path, mode="I", duration=1_000 * self._stride / rate, loop=0)
-        else:  # yuv420p wants even sides; the default of 16 would stretch 210 x 160
-            self._writer = imageio.get_writer(path, format="FFMPEG", fps=rate, macro_block_size=2, output_params=["-loglevel", "error"])
+        else:
+            # yuv420p needs even sides, and the default block size of 16 would stretch 210 x 160 pictures
+            self._writer = imageio.get_writer(
+                path, format="FFMPEG", fps=rate, macro_block_size=2, output_params=["-loglevel", "error"])
 
     def add(self, picture: np.ndarray) -> None:
-        """picture: [H, W, 3] uint8, of one size in a file. Raises OSError once the disk is full."""
+        """Append a picture [H, W, 3] uint8; all have the same size. Raises OSError once the disk is full."""
         if self._count % self._stride == 0:
             try:
                 self._writer.append_data(picture)
@@ -51,4 +58,5 @@ class Video:
         self._count += 1
 
     def close(self) -> None:
+        """Finish the file."""
         self._writer.close()

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from core.common.rounding import next_multiple
 from core.specs import WindowSpec
 from core.trajectory.ring_buffer import Trajectories
 from core.types import SampleIds, Window
@@ -32,7 +33,7 @@ class WindowStarts:
             return
         if spec.stride != layout.chunk_length:
             raise ValueError(f"sequences start with a chunk: every {spec.stride} rows does not fit chunks of {layout.chunk_length}")
-        stack = -(-max(layout.frame_stack - 1, 0) // spec.stride) * spec.stride
+        stack = next_multiple(max(layout.frame_stack - 1, 0), spec.stride)
         if layout.rows < (least := layout.overwrite_margin + stack + spec.length + 1):
             raise ValueError(f"{layout.rows} rows a stream are too few for a sequence of length {spec.length} every {spec.stride} rows: at "
                              f"least {least} are needed; raise the capacity or lower the number of streams")

@@ -1,4 +1,4 @@
-"""From what processes report to what is written: means over a period, episode statistics, human-normalised scores."""
+"""Aggregate the records of processes over a period: means, episode statistics and human-normalised scores."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,44 +7,44 @@ import numpy as np
 
 from core.runtime.log_buffers import Record
 
-EPISODIC = "episodic_"           # actors report these once an episode
-PASSED_THROUGH = "evaluator/"    # already aggregated, over its own episodes
+EPISODIC = "episodic_"  # prefix of the names that actors report once an episode
+EVALUATOR = "evaluator/"  # prefix of records that are aggregated over an evaluation's episodes already
 
 
 def aggregate(records: Iterable[Record]) -> list[Record]:
-    """One record a name, the mean of the period at the step and time of its last report.
+    """Return one record per name: the mean over the period, at the step and time of the last report.
 
-    "actor/episodic_return" and the like become _mean, _std (of the population) and _median over the period's episodes. Records of the
-    evaluator stay as they are, each at its own step.
+    Names such as "actor/episodic_return" become _mean, _std (of the population) and _median over the period's episodes.
+    Records of the evaluator are returned unchanged, each at its own step.
     """
-    passed: list[Record] = []
-    collected: dict[str, list[Record]] = {}
+    evaluations: list[Record] = []
+    by_name: dict[str, list[Record]] = {}
     for record in records:
-        if record.name.startswith(PASSED_THROUGH):
-            passed.append(record)
+        if record.name.startswith(EVALUATOR):
+            evaluations.append(record)
         else:
-            collected.setdefault(record.name, []).append(record)
-    return [summary for name, group in collected.items() for summary in _summaries(name, group)] + passed
+            by_name.setdefault(record.name, []).append(record)
+    return [summary for name, same in by_name.items() for summary in _summaries(name, same)] + evaluations
 
 
 def human_normalized(env_class: Any, game: str, score: float) -> float | None:
-    """(score - random) / (human - random) where the environment class knows both for this game."""
+    """Return (score - random) / (human - random), or None if the environment class does not know the game's scores."""
     normalize = getattr(env_class, "human_normalized", None)
     return None if normalize is None else normalize(game, score)
 
 
 def with_human_normalized(records: list[Record], env_class: Any, game: str) -> list[Record]:
-    """The records, and group/human_normalized beside each group/episodic_return_mean of a game that has the numbers."""
+    """Return the records, and <namespace>/human_normalized for each <namespace>/episodic_return_mean if it is known."""
     added: list[Record] = []
     for record in records:
-        group, _, name = record.name.rpartition("/")
-        if name == "episodic_return_mean" and (value := human_normalized(env_class, game, record.value)) is not None:
-            added.append(record._replace(name=f"{group}/human_normalized", value=value))
+        namespace, _, name = record.name.rpartition("/")
+        if name == "episodic_return_mean" and (score := human_normalized(env_class, game, record.value)) is not None:
+            added.append(record._replace(name=f"{namespace}/human_normalized", value=score))
     return records + added
 
 
-def _summaries(name: str, group: list[Record]) -> list[Record]:
-    values, last = np.array([record.value for record in group]), group[-1]
+def _summaries(name: str, records: list[Record]) -> list[Record]:
+    values, last = np.array([record.value for record in records]), records[-1]
     if not name.rpartition("/")[2].startswith(EPISODIC):
         return [last._replace(value=float(values.mean()))]
     statistics = {"mean": values.mean(), "std": values.std(), "median": np.median(values)}

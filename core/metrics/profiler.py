@@ -1,12 +1,13 @@
-"""Where the time of actors and learners goes: a process names what it has just done, and the time since it last did so counts for that.
+"""Measure how actors and learners spend their time.
 
-So the phases of a process add up to its whole time, and a phase costs one reading of the clock. Processes report seconds; the logger
-makes shares of them, profile/<role>/<phase>, and a table at the end.
+A process names each phase that it has just finished, and the time since the previous mark counts for that phase. The
+phases of a process therefore add up to its whole time, and a mark costs one reading of the clock. Processes report
+seconds; the logger converts them to shares, profile/<role>/<phase>, and prints a table at the end.
 """
 
 import time
 from collections.abc import Iterable
-from typing import Any
+from pathlib import Path
 
 import torch
 from rich.table import Table
@@ -15,46 +16,51 @@ from core.runtime.context import Context
 from core.runtime.log_buffers import Record
 
 PREFIX = "profile/"
-SKIPPED, WARM_UP = 10, 3  # steps before a trace: the first ones are not like the others, and the profiler itself needs some
+SKIPPED_STEPS = 10  # before a trace, because the first steps are slower than the others
+WARM_UP_STEPS = 3   # that torch.profiler runs without recording
 
 
 class Profile:
-    """The laps of one process; with `options.profile` off they cost a call each. With `options.profile_trace` the learner's steps of
-    that number are recorded by torch.profiler too, into logs/<signature>/trace_learner_<index>.json (chrome://tracing, Perfetto)."""
+    """The phase timer of one process. If `options.profile` is off, each mark costs only the call.
+
+    With `options.profile_trace`, torch.profiler also records that number of the learner's steps to
+    logs/<signature>/trace_learner_<index>.json, which chrome://tracing and Perfetto open.
+    """
 
     def __init__(self, context: Context, role: str, index: int, device: str = "cpu"):
         self._context, self._role, self._process_ind = context, role, context.process_ind(role, index)
-        self._on, self._cuda = context.options.profile, device if device.startswith("cuda") else None
+        self._enabled, self._cuda_device = context.options.profile, device if device.startswith("cuda") else None
         self._seconds: dict[str, float] = {}
         steps = context.options.profile_trace if role == "learner" else 0
-        self._trace = _trace(context.options.log_folder / f"trace_{role}_{index}.json", steps) if steps else None
-        self._left = SKIPPED + WARM_UP + steps
+        self._trace = _start_trace(context.options.log_folder / f"trace_{role}_{index}.json", steps) if steps else None
+        self._steps_left = SKIPPED_STEPS + WARM_UP_STEPS + steps
         self._last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """Everything since the last lap was `phase`; on a GPU also what it has been given to do since."""
-        if not self._on:
+        """Count the time since the last mark for `phase`. On CUDA, wait for the launched work first."""
+        if not self._enabled:
             return
-        if self._cuda is not None:
-            torch.cuda.synchronize(self._cuda)
+        if self._cuda_device is not None:
+            torch.cuda.synchronize(self._cuda_device)
         now = time.perf_counter()
         self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
     def step(self) -> None:
-        """One round of the process is over."""
+        """Tell the trace that one step of the process is over."""
         if self._trace is not None:
-            self._left -= 1
-            self._trace.step() if self._left else self._end_trace()
+            self._steps_left -= 1
+            self._trace.step() if self._steps_left else self._end_trace()
 
     def report(self) -> None:
         """Send the seconds since the last report to the logger."""
-        if self._on:
+        if self._enabled:
             values = {f"{PREFIX}{self._role}/{phase}": seconds for phase, seconds in self._seconds.items()}
             self._context.logs.write(self._process_ind, values, self._context.clock.agent_steps)
             self._seconds = dict.fromkeys(self._seconds, 0.0)
 
     def close(self) -> None:
+        """Send the last report and write the trace."""
         self.report()
         self._end_trace()
 
@@ -65,57 +71,51 @@ class Profile:
 
 
 class Shares:
-    """The logger's side: seconds in, shares out, and sums over the run."""
+    """The logger's side of the profile, which converts seconds to shares and sums them over the run."""
 
     def __init__(self) -> None:
-        self._totals: dict[str, float] = {}
+        self._totals: dict[str, dict[str, float]] = {}  # role -> phase -> seconds of the run
 
     def take(self, records: Iterable[Record]) -> list[Record]:
-        """The records, those of profiles replaced by one a phase: its share of the seconds that all processes of that role reported."""
+        """Replace all records of a phase by one, its share of the seconds that all processes of the role reported.
+
+        Records that are not of a profile are returned unchanged.
+        """
         others: list[Record] = []
-        newest: dict[str, Record] = {}
+        periods: dict[str, Record] = {}      # name -> seconds of the period
+        role_seconds: dict[str, float] = {}  # of the period
         for record in records:
             if not record.name.startswith(PREFIX):
                 others.append(record)
                 continue
-            before = newest[record.name].value if record.name in newest else 0.0
-            newest[record.name] = record._replace(value=before + record.value)
-        for name, record in newest.items():
-            self._totals[name] = self._totals.get(name, 0.0) + record.value
-        sums = _sums({name: record.value for name, record in newest.items()})
-        return others + [record._replace(value=record.value / (sums[_role(name)] or 1.0)) for name, record in newest.items()]
+            _, role, phase = record.name.split("/", 2)
+            totals = self._totals.setdefault(role, {})
+            totals[phase] = totals.get(phase, 0.0) + record.value
+            role_seconds[role] = role_seconds.get(role, 0.0) + record.value
+            previous = periods[record.name].value if record.name in periods else 0.0
+            periods[record.name] = record._replace(value=previous + record.value)
+        return others + [record._replace(value=record.value / (role_seconds[name.split("/")[1]] or 1.0))
+                         for name, record in periods.items()]
 
     def table(self) -> Table | None:
-        """Every role's phases over the whole run, largest first; None if nobody reported any."""
+        """Return the phases of each role over the whole run, largest first; None if no process has reported any."""
         if not self._totals:
             return None
-        table, sums = Table(title="where the time went"), _sums(self._totals)
-        for heading, side in (("process", "left"), ("phase", "left"), ("share", "right"), ("seconds", "right")):
-            table.add_column(heading, justify=side)  # type: ignore[arg-type]
-        for role in sorted(sums):
-            own = {name.removeprefix(f"{PREFIX}{role}/"): seconds for name, seconds in self._totals.items() if _role(name) == role}
-            for number, (phase, seconds) in enumerate(sorted(own.items(), key=lambda item: -item[1]), 1):
-                table.add_row(role if number == 1 else "", phase, f"{seconds / (sums[role] or 1.0):.1%}", f"{seconds:,.1f}",
-                              end_section=number == len(own))
+        table = Table("process", "phase", title="where the time went")
+        table.add_column("share", justify="right")
+        table.add_column("seconds", justify="right")
+        for role, phases in sorted(self._totals.items()):
+            total = sum(phases.values()) or 1.0
+            for number, (phase, seconds) in enumerate(sorted(phases.items(), key=lambda item: -item[1]), 1):
+                table.add_row(role if number == 1 else "", phase, f"{seconds / total:.1%}", f"{seconds:,.1f}",
+                              end_section=number == len(phases))
         return table
 
 
-def _role(name: str) -> str:
-    """profile/actor/wait: actor"""
-    return name.split("/")[1]
-
-
-def _sums(seconds: dict[str, float]) -> dict[str, float]:
-    """Over the phases of each role."""
-    sums: dict[str, float] = {}
-    for name, value in seconds.items():
-        sums[_role(name)] = sums.get(_role(name), 0.0) + value
-    return sums
-
-
-def _trace(path: Any, steps: int) -> torch.profiler.profile:
-    """A started profiler that writes its trace to `path` once it has seen so many steps, or when it is stopped before."""
-    schedule = torch.profiler.schedule(wait=SKIPPED, warmup=WARM_UP, active=steps, repeat=1)
-    profiler = torch.profiler.profile(schedule=schedule, on_trace_ready=lambda ready: ready.export_chrome_trace(str(path)))
+def _start_trace(path: Path, steps: int) -> torch.profiler.profile:
+    """Return a running profiler that writes its trace after this many steps, or when it is stopped earlier."""
+    schedule = torch.profiler.schedule(wait=SKIPPED_STEPS, warmup=WARM_UP_STEPS, active=steps, repeat=1)
+    profiler = torch.profiler.profile(
+        schedule=schedule, on_trace_ready=lambda ready: ready.export_chrome_trace(str(path)))
     profiler.start()
     return profiler

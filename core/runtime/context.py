@@ -38,8 +38,8 @@ class Context:
     parameters: ParameterStore
     clock: Clock
     logs: LogRings
-    resume_from: Path | None = None   # a verified full checkpoint
-    initial_weights: Path | None = None
+    resume_from: Path | None = None      # the verified full checkpoint that this run continues from
+    initial_weights: Path | None = None  # a verified model file, or checkpoint of another run
     meeting: Rendezvous = field(default_factory=SingleLearner)  # of several learners: set by the engine
     terminal: Terminal | None = None  # where main's output is relayed to; None: it is not relayed
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from core.agent import Agent
-from core.checkpoint import model_file, tensor_file
+from core.checkpoint import model_file
+from core.checkpoint.run_checkpoint import CheckpointError
 from core.common.console import log_to_stderr
 from core.common.settings import setting
 from core.env import Env
@@ -104,7 +105,7 @@ def _kept_score(context: Context) -> float:
         return float("-inf")
     try:
         score = model_file.load_weights(context.options.model_path)[1].get("score")
-    except tensor_file.CheckpointError:
+    except CheckpointError:
         score = None
     return float("-inf") if score is None else float(score)
 
@@ -117,7 +118,7 @@ def _save(context: Context, index: int, agent: Agent, agent_steps: int, score: f
     try:
         model_file.save_weights(options.model_path, agent.model.state_dict(), metadata)
         written = True
-    except tensor_file.CheckpointError as error:
+    except CheckpointError as error:
         log_to_stderr(f"best model not written, one that is there stays as it was: {error}")
         written = False
     context.clock.note_written(context.process_ind("evaluator", index), written)

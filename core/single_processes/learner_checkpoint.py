@@ -4,18 +4,18 @@ Learner 0 writes the agent, which all have alike, the clock, and its own part: r
 are named by their index.
 """
 
-import fcntl
-import os
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from core.agent import Agent
-from core.checkpoint import model_file, run_checkpoint, tensor_file
+from core.checkpoint import model_file, run_checkpoint
+from core.checkpoint.run_checkpoint import CheckpointError
 from core.common.console import log_to_stderr
+from core.common.files import folder_lock
 from core.device.torch_runtime import device_random_state, set_device_random_state
 from core.distributed.learner_group import LearnerGroup, SingleLearner
 from core.learning.batch_source import Batches
@@ -33,7 +33,7 @@ def restore(context: Context, agent: Agent, memory: LearnersMemory, index: int) 
     version, drawn = 1, list[Batch]()
     if context.resume_from is not None:
         own = _own(index)
-        state, found = run_checkpoint.load(context.resume_from, ("agent", "learner", *own))
+        state = run_checkpoint.read_verified(context.resume_from, ("agent", "learner", *own))
         try:
             agent.load_state_dict(state["agent"])
             if own[1] in state:
@@ -48,14 +48,14 @@ def restore(context: Context, agent: Agent, memory: LearnersMemory, index: int) 
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # it is intact, but not what such a run wrote
-            problem = f"checkpoint {found} does not fit this run ({type(error).__name__}: {error}): start a new one"
-            raise tensor_file.CheckpointError(problem) from error
+            problem = f"checkpoint {context.resume_from} does not fit this run ({type(error).__name__}: {error}): start a new one"
+            raise CheckpointError(problem) from error
     return version, drawn
 
 
 def load_initial(agent: Agent, path: Path) -> None:
     """The weights of a model file, into an agent whose target and optimiser are still to be made."""
-    model_file.load_into(agent.model, model_file.load_weights(path)[0], path)
+    model_file.load_into(agent.model, model_file.reload_weights(path)[0], path)
 
 
 def save(context: Context, agent: Agent, memory: LearnersMemory, batches: Batches, group: LearnerGroup) -> Generator[bool, None, None]:
@@ -90,32 +90,13 @@ def save_alone(context: Context, agent: Agent, memory: LearnersMemory, batches: 
     """Save what is left when another learner is gone, whose memory is gone too. All have learnt alike, so the first to come does it."""
     if context.options.learner.checkpoint_replay:
         return
-    with _first_to_come(context.options.checkpoint_folder) as first:
+    folder, first = context.options.checkpoint_folder, True
+    with ExitStack() as stack:
+        with suppress(OSError):  # `save` reports it
+            folder.mkdir(parents=True, exist_ok=True)
+            first = stack.enter_context(folder_lock(folder))
         for _ in save(context, agent, memory, batches, SingleLearner()) if first else ():
             """Alone it does not wait."""
-
-
-@contextmanager
-def _first_to_come(folder: Path) -> Iterator[bool]:
-    """Yield True unless another process is within this for the folder."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # which the save reports
-        yield True
-        return
-    try:
-        yield _locked(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _own(index: int) -> tuple[str, str]:
@@ -135,7 +116,7 @@ def _parts(context: Context, agent: Agent, memory: LearnersMemory, batches: Batc
 def _written(write: Callable[[], Any]) -> bool:
     try:
         write()
-    except (tensor_file.CheckpointError, MemoryError) as error:
+    except (CheckpointError, MemoryError) as error:
         log_to_stderr(f"checkpoint not written, those that are there stay as they were: {error}")
         return False
     return True

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from core.common.settings import dotted, setting
-from core.common.system import resident_memory_mb, versions
+from core.common.system import rss_mb, versions
 from core.metrics.aggregation import aggregate, with_human_normalized
 from core.metrics.file_writers import MetricsFiles, run_name
 from core.metrics.profiler import Shares
 from core.metrics.progress import Progress
-from core.metrics.trackers import feeders
+from core.metrics.trackers import make_tracker_threads
 from core.runtime.context import Context
 from core.runtime.log_buffers import Record
 from core.runtime.schedule import Schedule
@@ -49,7 +49,7 @@ class _Book:
         self._files = MetricsFiles(options.log_folder, step, name, dotted(options.to_dict()), context.logs.now)
         self._files.write_facts("options", options.to_dict(), step)
         self._files.write_facts("versions", versions(), step)
-        self._trackers = feeders(options)
+        self._trackers = make_tracker_threads(options)
         self._rates = _Rates(context)
         self._progress, self._shares = Progress(options, terminal=context.terminal), Shares()
         self._schedule, self._looked = Schedule(self._period, options.logger.steps, step), time.monotonic()
@@ -103,7 +103,7 @@ class _Book:
     def _global_values(self) -> dict[str, float]:
         errors = self._files.errors + sum(tracker.errors for tracker in self._trackers)
         clock, memories = self._context.clock, self._context.memories
-        values = {**self._rates.update(), "samples_per_insert": clock.ratio(), "resident_memory_mb": resident_memory_mb(),
+        values = {**self._rates.update(), "samples_per_insert": clock.ratio(), "resident_memory_mb": rss_mb(),
                   "restarts": clock.restarts, "lost_records": self._lost, "write_errors": errors,
                   "wall_seconds": self._files.seconds}
         if memories:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from core.agent import Exploration
-from core.checkpoint.model_file import load_into, load_weights, test_file
-from core.checkpoint.tensor_file import write_atomically
+from core.checkpoint.model_file import load_into, reload_weights, test_file
+from core.common.files import write_atomically
 from core.common.system import versions
 from core.evaluation.episodes import Episode, EpisodeResults, play_episodes
 from core.evaluation.video_overlay import EpisodeRenderer
@@ -26,7 +26,8 @@ def tester(context: Context, index: int) -> Iterator[bool]:
     """Raises CheckpointError for a model file that cannot be used, ImportError when recording wants a package."""
     options = context.options
     path = Path(options.model_file or options.model_path)
-    weights, metadata = load_weights(path)
+    assert context.initial_weights is not None
+    weights, metadata = reload_weights(context.initial_weights)
     agent = context.make_agent(options.device)
     load_into(agent.model, weights, path)
     num_envs = 1 if options.record or options.render else min(options.episodes, options.evaluator.num_envs)

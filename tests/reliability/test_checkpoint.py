@@ -15,11 +15,10 @@ import pytest
 import torch
 from torch import nn
 
-from core.checkpoint import run_checkpoint, tensor_file
+from core.checkpoint import run_checkpoint
 from core.checkpoint.model_file import load_into, load_weights, save_weights
-from core.checkpoint.model_file import test_file as file_of_mode_2  # pytest would collect the name test_file
-from core.checkpoint.run_checkpoint import load, save
-from core.checkpoint.tensor_file import CheckpointError
+from core.checkpoint.model_file import test_file as file_of_mode_2  # pytest would take the function for a test
+from core.checkpoint.run_checkpoint import CheckpointError, load, save
 
 
 def state_of(number: int) -> dict:
@@ -131,19 +130,19 @@ def test_a_view_is_stored_without_its_base(tmp_path: Path) -> None:
 
 def test_tensors_changed_while_being_written_still_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.zeros(3_000_000, dtype=torch.uint8)
-    write = tensor_file.HashingFile.write
+    write = run_checkpoint.HashingFile.write
 
-    def disturbed(file: tensor_file.HashingFile, data: memoryview) -> int:
+    def disturbed(file: run_checkpoint.HashingFile, data: memoryview) -> int:
         rows.add_(1)
         return write(file, data)
 
-    monkeypatch.setattr(tensor_file.HashingFile, "write", disturbed)
+    monkeypatch.setattr(run_checkpoint.HashingFile, "write", disturbed)
     save(tmp_path, {"rows": rows}, 1, keep=1)
     assert load(tmp_path)[0]["rows"].shape == rows.shape
 
 
 def test_mapped_files_load_as_private_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_file, "MAPPED_BYTES", 1)
+    monkeypatch.setattr(run_checkpoint, "MAPPED_BYTES", 1)
     save(tmp_path, state_of(1), 1, keep=1)
     state, _ = load(tmp_path)
     state["learner"]["weights"].add_(1)
@@ -198,9 +197,9 @@ def test_a_malicious_checkpoint_executes_nothing(tmp_path: Path) -> None:
     torch.save(Malicious(victim), path / "learner.pt")
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"]["learner.pt"] = {"size": (path / "learner.pt").stat().st_size,
-                                       "sha256": tensor_file.digest_of(path / "learner.pt")}
+                                       "sha256": run_checkpoint.file_sha256(path / "learner.pt")}
     manifest.pop("sha256")
-    (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": run_checkpoint._digest(manifest)}))
+    (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": run_checkpoint._manifest_sha256(manifest)}))
     with pytest.raises(CheckpointError, match=r"refused"):
         load(tmp_path)
     assert not victim.exists()
@@ -406,11 +405,11 @@ def test_f44_tensors_of_unsupported_kinds_are_refused_by_name(tmp_path: Path, ki
 
 def write_as_listed(folder: Path, agent: dict) -> None:
     """Replace the agent's file of a checkpoint and its entry in the manifest."""
-    entry = tensor_file.write_torch(folder / "agent.pt", agent)
+    entry = run_checkpoint.write_torch(folder / "agent.pt", agent)
     manifest = json.loads((folder / "manifest.json").read_text())
     del manifest["sha256"]
     manifest["files"]["agent.pt"] = entry
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "sha256": run_checkpoint._digest(manifest)}))
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "sha256": run_checkpoint._manifest_sha256(manifest)}))
 
 
 def test_a_list_that_contains_itself_is_loaded(tmp_path: Path) -> None:

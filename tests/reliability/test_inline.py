@@ -176,6 +176,20 @@ def test_every_checkpoint_can_be_tested_and_started_from(tmp_path, capsys):
     assert not differences(saved(second)["agent"]["model"], run_checkpoint.read(folders[1], ["agent"])["agent"]["model"])
 
 
+@pytest.mark.parametrize("words", [
+    ("--resume", "test_one", "--steps", "250"),
+    (*CARTPOLE, "--timestamp", "two", "--steps", "50", "--model_file", "test_one_checkpoints"),
+    (*CARTPOLE, "--mode", "2", "--episodes", "1", "--model_file", "test_one_checkpoints")], ids=["resume", "start", "test"])
+def test_a_start_hashes_each_file_of_a_checkpoint_once(tmp_path, monkeypatch, alone, words):
+    saving = ("--learner.checkpoint_replay", "true", "--learner.checkpoint_steps", "100", "--learner.checkpoint_keep", "9")
+    train(tmp_path, *CARTPOLE, "--timestamp", "one", "--steps", "200", *saving)
+    newest = max((tmp_path / "models" / "test_one_checkpoints").glob("step_*"))
+    expected, hashed, file_sha256 = sorted(newest.glob("*.pt")), [], run_checkpoint.file_sha256
+    monkeypatch.setattr(run_checkpoint, "file_sha256", lambda path: hashed.append(path) or file_sha256(path))
+    assert main.main(["--root", str(tmp_path), *words]) == 0
+    assert [path.name for path in expected] == ["agent.pt", "clock.pt", "learner.pt", "memory.pt"] and sorted(hashed) == expected
+
+
 @pytest.mark.parametrize("learners", [1, 2])
 def test_weights_alone_initialise_every_learners_target(tmp_path, monkeypatch, learners):
     first = train(tmp_path, *CARTPOLE, "--steps", "400", "--timestamp", "one")

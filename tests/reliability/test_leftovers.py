@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from core.checkpoint import run_checkpoint, tensor_file
+from core.checkpoint import run_checkpoint
+from core.common import files
 from tests.reliability.program import start
 from tests.reliability.test_inline import CARTPOLE
 from utils import run_registry
@@ -54,16 +55,16 @@ def full(monkeypatch):
     def fail(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("core.checkpoint.tensor_file.os.fsync", fail)
+    monkeypatch.setattr("core.common.files.os.fsync", fail)
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path, full):
     (tmp_path / "latest").write_text("old")
     with pytest.raises(OSError):
-        tensor_file.write_atomically(tmp_path / "latest", b"new")
-    with pytest.raises(tensor_file.CheckpointError):
+        files.write_atomically(tmp_path / "latest", b"new")
+    with pytest.raises(run_checkpoint.CheckpointError):
         run_checkpoint.save_parts(tmp_path, {"learner_1": {}, "memory_1": {}})
-    with pytest.raises(tensor_file.CheckpointError):
+    with pytest.raises(run_checkpoint.CheckpointError):
         run_checkpoint.save(tmp_path, {"agent": {}}, 1, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["latest"] and (tmp_path / "latest").read_text() == "old"
 
@@ -86,7 +87,7 @@ def test_a_failed_claim_is_undone_but_resumed_runs_keep_files(root, monkeypatch)
     def no_locks(descriptor, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("utils.run_registry.fcntl.flock", no_locks)
+    monkeypatch.setattr("core.common.files.fcntl.flock", no_locks)
     with pytest.raises(run_registry.ConfigurationError, match="cannot be made"):
         run_registry.claim(options)
     assert not list((root / "logs").iterdir()) and options.log_folder not in run_registry.locks

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from core.checkpoint import model_file, run_checkpoint
-from core.checkpoint.tensor_file import CheckpointError
+from core.checkpoint.run_checkpoint import CheckpointError
 from utils import run_registry
 from utils.config import rows
 from utils.config.command_line import read_options
@@ -114,7 +114,7 @@ def saved(tmp_path_factory):
 
 def signed(content):
     """Return a manifest whose own checksum is right."""
-    return {**content, "sha256": run_checkpoint._digest(content)} if isinstance(content, dict) else content
+    return {**content, "sha256": run_checkpoint._manifest_sha256(content)} if isinstance(content, dict) else content
 
 
 entries = st.one_of(plain, st.fixed_dictionaries({"size": st.one_of(st.just(1), plain), "sha256": plain}))

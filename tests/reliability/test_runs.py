@@ -7,6 +7,7 @@ import stat
 import pytest
 
 from core.checkpoint import run_checkpoint
+from core.common import files
 from utils import run_registry
 from utils.config import validation
 from utils.config.command_line import read_options
@@ -71,8 +72,8 @@ def test_ending_a_run_removes_its_temporary_files_only(options):
     run = run_registry.claim(options())
     run_registry.save(run, {})
     kept = run_checkpoint.save(run.checkpoint_folder, {"agent": {}}, 1, keep=1)
-    (run.checkpoint_folder / f"{run_checkpoint.TEMPORARY}123").mkdir()
-    (run.checkpoint_folder / f"{run_checkpoint.TEMPORARY}123" / "agent.pt").touch()
+    (run.checkpoint_folder / f"{files.TEMPORARY}123").mkdir()
+    (run.checkpoint_folder / f"{files.TEMPORARY}123" / "agent.pt").touch()
     run_checkpoint.save_parts(run.checkpoint_folder, {"learner_1": {}})
     for name in (run.model_path.name, "another.pth"):
         (run.model_path.parent / f".temporary_{name}").touch()

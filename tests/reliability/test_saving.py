@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from core.checkpoint import run_checkpoint
-from core.checkpoint.tensor_file import CheckpointError
+from core.checkpoint.run_checkpoint import CheckpointError
 from core.engines.run_end import resume_command_hint
 from core.runtime.clock import Clock, ClockParams
 from tests.reliability.program import SLOW, Program, start
@@ -82,7 +82,7 @@ def test_f61_claim_checks_the_room_for_a_first_checkpoint(root, monkeypatch, res
     monkeypatch.setattr(os, "posix_fallocate", allocate)
     with pytest.raises(ConfigurationError, match="No space left on device"):
         run_registry.claim(options, 12_345)
-    assert tried == [12_345 + run_registry.LEAST] and sorted(root.rglob("*"))[:len(before)] == before
+    assert tried == [12_345 + run_registry.RESERVED_BYTES] and sorted(root.rglob("*"))[:len(before)] == before
     assert not list((root / "models").iterdir()) and (root / "logs").exists() is resumed
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from core.acting.validated_env import ValidatedEnv
 from core.checkpoint import model_file
-from core.checkpoint.tensor_file import CheckpointError
+from core.checkpoint.run_checkpoint import CheckpointError
 from core.evaluation.episodes import _seed_from
 from tests.reliability.program import PROJECT
 from tests.reliability.test_inline import RUNS, SMALL

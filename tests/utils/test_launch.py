@@ -74,7 +74,7 @@ def test_an_unsuitable_model_file_exits_3_and_makes_no_file(mode, options, root,
 
 def test_a_run_is_resumed_from_its_newest_checkpoint_only(options, monkeypatch):
     started, _ = prepare(options())
-    monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)  # as if it had ended
+    monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)  # as if it had ended
     chosen = options("--resume", started.options.signature)
     with pytest.raises(ConfigurationError, match="there is no checkpoint") as refused:
         prepare(chosen)
@@ -85,9 +85,9 @@ def test_a_run_is_resumed_from_its_newest_checkpoint_only(options, monkeypatch):
         with pytest.raises(ConfigurationError, match=f"{message}.* not of a run.*; start a new run") as refused:
             prepare(chosen)
         assert refused.value.code == 3
-    run_checkpoint.save(chosen.checkpoint_folder, {"agent": {}, "clock": clock, "learner": {}}, step=40, keep=1)
+    saved = run_checkpoint.save(chosen.checkpoint_folder, {"agent": {}, "clock": clock, "learner": {}}, step=40, keep=1)
     context, _ = prepare(chosen)
-    assert context.clock.agent_steps == 40 and context.resume_from == chosen.checkpoint_folder
+    assert context.clock.agent_steps == 40 and context.resume_from == saved
 
 
 def test_an_agent_is_made_on_its_device_and_its_maker_pickles(options):

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 
+from core.common.rounding import next_multiple
 from utils.options import Options
 
 COUNTS = tuple(2**exponent for exponent in range(2, 10))  # 4 .. 512
@@ -13,7 +14,7 @@ PATIENCE = 2  # larger counts in a row without it, after which no more are tried
 def counts(options: Options) -> list[int]:
     """What is tried, smallest first: every group has equally many."""
     groups = options.actor.groups
-    return list(dict.fromkeys(-(-count // groups) * groups for count in COUNTS))
+    return list(dict.fromkeys(next_multiple(count, groups) for count in COUNTS))
 
 
 def with_count(options: Options, count: int) -> Options:

@@ -3,6 +3,7 @@
 import operator
 
 from core.agent import Agent
+from core.common.rounding import next_multiple
 from core.common.system import available_bytes
 from core.memories.unrolls.unroll_memory import UnrollMemory
 from core.specs import ArraySpec, EnvSpec, WindowSpec
@@ -92,7 +93,7 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     rings = layouts(options, spec, agent)
     streams = options.num_actors * options.num_envs_per_actor
     chunk_length = rings[0].chunk_length
-    first = streams * -(-(length + 2 * in_steps) // chunk_length) * chunk_length
+    first = streams * next_multiple(length + 2 * in_steps, chunk_length)
     if clock.samples_per_insert is not None and clock.learn_start + clock.tolerance < first:
         return [f"clock.learn_start={clock.learn_start} plus clock.tolerance={clock.tolerance} must be at least {first} agent steps, which "
                 f"{streams} environments take to store the first windows of {length + 1} rows"]

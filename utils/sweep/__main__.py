@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from core.common.terminal import relayed
+from core.common.terminal import relay_output
 from utils.config.command_line import refuse, split
 from utils.config.dotted_settings import split_values
 from utils.errors import ConfigurationError
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         runs = each_once(run for config in options.configs for suffix, words in variants(options.vary, arguments[end + 1:])
                          for run in of_row(config, suffix, options, words, folder))
         runner = Runner(runs, options.jobs)
-        with claimed(folder), relayed():
+        with claimed(folder), relay_output():
             exit_code = runner.run()
     except ConfigurationError as refused:
         refuse(refused)

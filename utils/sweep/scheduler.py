@@ -1,13 +1,13 @@
 """Run many subprocess runs, some at a time, on the cores of this machine."""
 
 import contextlib
-import fcntl
 import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from core.common.files import folder_lock
 from utils.errors import ConfigurationError
 from utils.plot.curves import late_score, read_curve
 from utils.sweep.subprocess_run import ChildRun
@@ -125,11 +125,7 @@ def claimed(folder: Path) -> Iterator[None]:
         ConfigurationError: another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with folder_lock(folder) as locked:
+        if not locked:
+            raise ConfigurationError([f"{folder} is being worked on by another process: wait for it, or choose another name"])
         yield
-    except BlockingIOError:
-        raise ConfigurationError([f"{folder} is being worked on by another process: wait for it, or choose another name"]) from None
-    finally:
-        os.close(descriptor)

@@ -1,8 +1,6 @@
 """Run main.py in a subprocess: start it, resume it where it stopped, and interrupt it so that it saves."""
 
-import ctypes
 import dataclasses
-import fcntl
 import os
 import signal
 import subprocess
@@ -12,6 +10,8 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
+from core.common.files import folder_lock
+from core.common.processes import die_with_parent
 from utils import run_registry
 from utils.config import command_line
 from utils.config.dotted_settings import flatten
@@ -23,7 +23,6 @@ from utils.plot.seed_groups import STOPS, differences
 RESERVED = ("config", "seed", "mode", "machine", "timestamp", "resume", "root")  # Options that a sweep sets, not its user.
 PATIENT = ("--ray.place_timeout", "none")  # On a shared cluster, runs wait for the room that others hold.
 MAIN = Path(PROJECT) / "main.py"
-PR_SET_PDEATHSIG = 1
 
 
 def options_of(config: str, words: Sequence[str], machine: str, root: str) -> Options:
@@ -96,16 +95,10 @@ class ChildRun:
     def running(self) -> bool:
         """Return True if any process holds the lock of the run's folder."""
         try:
-            folder = os.open(self.options.log_folder, os.O_RDONLY)
+            with folder_lock(self.options.log_folder) as locked:
+                return not locked
         except OSError:
             return False
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(folder)
-        return False
 
     # control --------------------------------------------------------------------------------------------------------
     def start(self, cores: Collection[int]) -> None:
@@ -152,6 +145,4 @@ def end_with(parent: int) -> None:
     SIGINT gets its default handler, because background jobs of a shell ignore it and their children inherit that.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # The parent died before prctl was called.
-        os._exit(128 + signal.SIGTERM)
+    die_with_parent(parent, signal.SIGTERM, 128 + signal.SIGTERM)

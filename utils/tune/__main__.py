@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from core.common.terminal import relayed
+from core.common.terminal import relay_output
 from utils.config.command_line import refuse
 from utils.errors import ConfigurationError
 from utils.options import PROJECT
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         words += ["--evaluator.steps", str(max(template.steps // options.evaluations, 1))]
         parts, folder = ranges(template, options.ranges), Path(options.root) / "logs" / options.name
         warmup = options.evaluations // 4 if options.warmup is None else options.warmup
-        with claimed(folder), relayed():
+        with claimed(folder), relay_output():
             study = Study(template, words, parts, folder, options.startup, warmup, options.seed)
             exit_code = study.run(options.trials)
     except ConfigurationError as refused:

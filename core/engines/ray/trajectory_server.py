@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import ray
 
+from core.common.processes import idle_delays
 from core.engines import process_main
 from core.engines.ray.connection import News
 from core.runtime.context import Context
 from core.trajectory.chunk_codec import ChunkFormat
 from core.trajectory.writer import ChunkWriter
 
-SHORTEST_NAP, LONGEST_NAP, GROWTH = 0.0005, 0.02, 1.25  # seconds, while a ring has no room
 Records = list[tuple[dict[str, float], int]]
 
 
@@ -76,13 +76,12 @@ class TrajectoryServer:
 
     async def _room(self, index: int, life: int) -> bool:
         """Wait as a writer beside the learner would. False: the run was stopped meanwhile."""
-        clock, nap, sender = self._context.clock, SHORTEST_NAP, self._sender(index, life)
+        clock, delays, sender = self._context.clock, idle_delays(), self._sender(index, life)
         while sender.writer is not None and not (sender.writer.has_room() or clock.is_warming_up):
             if clock.stopped:
                 return False
             self._beat(index)
-            await asyncio.sleep(nap)
-            nap = min(GROWTH * nap, LONGEST_NAP)
+            await asyncio.sleep(next(delays))
             self._sender(index, life)
         return True
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import ray
 
+from core.common.processes import set_process_name
 from core.device.torch_runtime import use_threads
 from core.engines import process_main
 from core.engines.ray.code_version import check_code
@@ -32,7 +33,7 @@ class Worker:
             ingest: Any, threads: int) -> None:
         """Drive the single-process to its end. `home` is the node of `main`, a process number, which has the memory behind the
         `context`, an ObjectRef in a list."""
-        process_main.show_name(f"{self._role} {self._index}")
+        set_process_name(f"{self._role} {self._index}")
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # main alone decides when a run ends
         use_threads(threads)
         if ray.get_runtime_context().get_node_id() == home:

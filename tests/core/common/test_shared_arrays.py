@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from core.common.shared_arrays import ALIGNMENT, SharedArrays, total_bytes
-from core.common.system import _free_in_groups
+from core.common.system import _free_bytes_in_cgroups
 from core.specs import ArraySpec
 
 SPECS = {"bytes": ArraySpec((3, 5), "uint8"), "flags": ArraySpec((7,), "bool"), "counters": ArraySpec((2, 8), "int64"),
@@ -82,8 +82,8 @@ def test_limits_of_all_enclosing_control_groups_count(tmp_path, line, top, limit
         (group / limit).write_text(f"{most}\n")
         (group / usage).write_text(f"{used}\n")
         (group / "memory.stat").write_text(f"cache 5\n{cache} 200\nrss 3\n")
-    assert sorted(_free_in_groups(tmp_path / "cgroup", tmp_path / "mount")) == [500, 4600]
-    assert _free_in_groups(tmp_path / "absent", tmp_path / "mount") == []
+    assert sorted(_free_bytes_in_cgroups(tmp_path / "cgroup", tmp_path / "mount")) == [500, 4600]
+    assert _free_bytes_in_cgroups(tmp_path / "absent", tmp_path / "mount") == []
 
 
 def test_total_bytes_equals_the_mapped_bytes():

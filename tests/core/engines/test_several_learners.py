@@ -145,8 +145,7 @@ def test_two_learners_are_reproducible_for_a_seed(tmp_path):
 
 
 def test_a_resumed_run_of_two_learners_equals_an_uninterrupted(tmp_path, monkeypatch):
-    # as if the first had ended
-    monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)
+    monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)  # as if the first had ended
     exact = (*RUNS["prioritized"], *TWO, "--learner.checkpoint_replay", "true", "--timestamp", "one")
     straight = saved(train(tmp_path / "straight", *exact, "--learner.checkpoint_steps", "150", "--steps", "250"))
     train(tmp_path / "halves", *exact, "--steps", "150")
@@ -156,7 +155,7 @@ def test_a_resumed_run_of_two_learners_equals_an_uninterrupted(tmp_path, monkeyp
 
 
 def test_only_without_its_replay_a_run_resumes_with_any_learners(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)
+    monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)
     train(tmp_path, *CARTPOLE, *TWO, "--learner.checkpoint_replay", "true", "--timestamp", "one", "--steps", "120")
     train(tmp_path, *CARTPOLE, *TWO, "--timestamp", "two", "--steps", "120")
     alone = ("--engine", "inline", "--num_learners", "1", "--steps", "260")

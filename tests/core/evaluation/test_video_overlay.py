@@ -14,7 +14,7 @@ from core.agents.base.q_learning import QLearning
 from core.evaluation import video_overlay
 from core.evaluation.episodes import RenderedStep
 from core.evaluation.recording import record_episode
-from core.evaluation.video_overlay import HISTORY, PANEL_WIDTH, PAPER, EpisodeRenderer, seen, strip
+from core.evaluation.video_overlay import BACKGROUND, HISTORY, PANEL_WIDTH, EpisodeRenderer, curve_strip, observation_sheet
 from core.evaluation.video_writer import Video, VideoParams
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
@@ -86,13 +86,13 @@ def test_the_caption_names_the_action_chosen_in_its_frame(shoot, monkeypatch):
 
 def test_the_curves_of_a_frame_end_with_its_own_value(shoot, monkeypatch):
     drawn = []
-    original = video_overlay.strip
+    original = video_overlay.curve_strip
 
     def noted(name, history):
         drawn.append((name, [part.tolist() for part in history]))
         return original(name, history)
 
-    monkeypatch.setattr(video_overlay, "strip", noted)
+    monkeypatch.setattr(video_overlay, "curve_strip", noted)
     shoot(3, panel=True)
     values = [history for name, history in drawn if name == "value"]
     assert values == [[[10.0]], [[10.0], [20.0]], [[10.0], [20.0], [20.0]]]
@@ -101,22 +101,21 @@ def test_the_curves_of_a_frame_end_with_its_own_value(shoot, monkeypatch):
 
 def test_the_network_input_is_tiled_frame_by_frame():
     stack = np.arange(4, dtype=np.uint8)[:, None, None] * 60 * np.ones((4, 8, 8), np.uint8)
-    sheet = seen(stack, STACK)
+    sheet = observation_sheet(stack, STACK)
     half = PANEL_WIDTH // 2
     assert [int(sheet[row * half + 70, column * half + 70, 0]) for row in range(2) for column in range(2)] == [0, 60, 120, 180]
-    assert (sheet[half - 1, :] == PAPER).all()  # the border between the tiles
+    assert (sheet[half - 1, :] == BACKGROUND).all()  # between the tiles
     planes = np.zeros((5, 5, 5), np.uint8)
     planes[2, 2, 4] = 1
     side = PANEL_WIDTH // 3
-    sheet = seen(planes, PLANES)
+    sheet = observation_sheet(planes, PLANES)
     assert sheet.shape == (2 * side, PANEL_WIDTH, 3)
-    # the fifth of five planes, three per line
-    assert (np.argwhere(sheet[..., 0] == 255).min(0) // side).tolist() == [1, 1]
-    assert seen(np.zeros(5, np.float32), VECTOR).shape == (0, PANEL_WIDTH, 3)
+    assert (np.argwhere(sheet[..., 0] == 255).min(0) // side).tolist() == [1, 1]  # the fifth of five, in rows of three
+    assert observation_sheet(np.zeros(5, np.float32), VECTOR).shape == (0, PANEL_WIDTH, 3)
 
 
 def test_a_curve_rises_to_its_newest_value_at_the_right_edge():
-    picture = strip("value", [np.array([float(value)]) for value in range(HISTORY)])
+    picture = curve_strip("value", [np.array([float(value)]) for value in range(HISTORY)])
     rows, columns = np.nonzero(picture[video_overlay.LABEL_HEIGHT:, :, 2] > 150)
     assert PANEL_WIDTH - 3 <= columns.max() <= PANEL_WIDTH - 1 and columns.min() <= 3
     assert rows[columns == columns.max()].max() < rows[columns == columns.min()].min()

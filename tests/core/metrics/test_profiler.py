@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from core.metrics import profiler
-from core.metrics.profiler import SKIPPED, WARM_UP, Profile, Shares
+from core.metrics.profiler import SKIPPED_STEPS, WARM_UP_STEPS, Profile, Shares
 from core.runtime.clock import Clock, ClockParams
 from core.runtime.log_buffers import LogRings, Record
 from utils.config.command_line import read_options
@@ -107,7 +107,8 @@ def test_a_run_without_profiles_has_no_table():
 def test_a_profiled_run_has_scalars_a_table_and_a_trace(root, capsys):
     options = read_options(["--root", str(root), "--config", "dqn-cartpole", "--engine", "inline", "--memory_type", "prioritized",
                             "--profile", "--profile_trace", "4", "--clock.learn_start", "100",
-                            "--updates", str(SKIPPED + WARM_UP + 10), "--evaluator.episodes", "1", "--evaluator.max_steps", "5"])
+                            "--updates", str(SKIPPED_STEPS + WARM_UP_STEPS + 10), "--evaluator.episodes", "1",
+                            "--evaluator.max_steps", "5"])
     context, agent = prepare(options)
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
     folder = context.options.log_folder
@@ -121,5 +122,5 @@ def test_a_profiled_run_has_scalars_a_table_and_a_trace(root, capsys):
     assert "where the time went" in printed and "environment" in printed
     events = json.loads((folder / "trace_learner_0.json").read_text())["traceEvents"]
     steps = {event["name"] for event in events if event["name"].startswith("ProfilerStep#")}
-    assert steps == {f"ProfilerStep#{SKIPPED + WARM_UP + number}" for number in range(4)}
+    assert steps == {f"ProfilerStep#{SKIPPED_STEPS + WARM_UP_STEPS + number}" for number in range(4)}
     assert any(event["name"].startswith("Optimizer.step") for event in events)

@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from core.metrics.trackers import WAITING_PERIODS, MlflowTracker, TrackerThread, WandbTracker, by_step, feeders
+from core.metrics.trackers import MAX_WAITING_PERIODS, MlflowTracker, TrackerThread, WandbTracker, by_step, make_tracker_threads
 from core.runtime.log_buffers import Record
 from core.single_processes.logger import LoggerParams
 from utils.config.command_line import read_options
@@ -138,13 +138,13 @@ def test_a_hanging_tracker_delays_no_writer_and_counts_losses():
     slow = Slow()
     feeder = TrackerThread("slow", lambda: slow)
     started = time.monotonic()
-    for number in range(WAITING_PERIODS + 50):
+    for number in range(MAX_WAITING_PERIODS + 50):
         feeder.write([number])
     assert time.monotonic() - started < 5 and 48 <= feeder.errors <= 50
     feeder.close(timeout=0.05)
     slow.gate.set()
     feeder.close(timeout=20)
-    assert slow.periods[:3] == [[0], [1], [2]] and len(slow.periods) == WAITING_PERIODS + 50 - feeder.errors
+    assert slow.periods[:3] == [[0], [1], [2]] and len(slow.periods) == MAX_WAITING_PERIODS + 50 - feeder.errors
 
 
 def test_all_periods_are_written_before_close_returns():
@@ -172,7 +172,7 @@ def test_a_failing_tracker_is_reported_once_and_losses_counted(part, capsys):
 
 
 def test_without_a_name_there_is_no_tracker():
-    assert feeders(SimpleNamespace(logger=LoggerParams())) == []
+    assert make_tracker_threads(SimpleNamespace(logger=LoggerParams())) == []
 
 
 def test_a_missing_tracker_is_refused_with_its_pip_command(root, monkeypatch, capsys):

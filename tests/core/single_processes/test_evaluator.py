@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from core.checkpoint import model_file
-from core.checkpoint.tensor_file import CheckpointError
+from core.checkpoint.run_checkpoint import CheckpointError
 from core.runtime.clock import Clock, ClockParams
 from core.runtime.context import Context
 from core.runtime.parameter_store import ParameterStore

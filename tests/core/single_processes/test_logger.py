@@ -25,7 +25,7 @@ from tensorboard.plugins import base_plugin
 from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
 from tensorboard.util import tensor_util
 
-from core.common.system import resident_memory_mb, versions
+from core.common.system import rss_mb, versions
 from core.metrics import file_writers
 from core.metrics.aggregation import aggregate, human_normalized
 from core.metrics.file_writers import append_whole
@@ -379,15 +379,15 @@ def hold(megabytes: int, ready: Any, done: Any) -> None:
 @pytest.mark.timeout(60)
 def test_rss_includes_child_processes() -> None:
     processes = multiprocessing.get_context("fork")
-    ready, done, before = processes.Event(), processes.Event(), resident_memory_mb()
+    ready, done, before = processes.Event(), processes.Event(), rss_mb()
     child = processes.Process(target=hold, args=(200, ready, done))
     child.start()
     ready.wait()
-    after = resident_memory_mb()
+    after = rss_mb()
     done.set()
     child.join()
     assert after - before >= 200
-    assert resident_memory_mb() - before < 100
+    assert rss_mb() - before < 100
 
 
 # progress ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from core.checkpoint.model_file import save_weights
-from core.checkpoint.tensor_file import CheckpointError
+from core.checkpoint.run_checkpoint import CheckpointError
 from core.env import Env
 from core.evaluation.episodes import EpisodeResults, RenderedStep, play_episodes
 from core.evaluation.video_writer import VideoParams
@@ -235,7 +235,7 @@ def test_rendered_steps_show_environment_0_with_score_and_action() -> None:
     assert [int(scene.picture[0, 0, 0]) for scene in scenes] == [40 * scene.length for scene in scenes]
     assert [int(scene.observation[0]) for scene in scenes] == [scene.length for scene in scenes]
     assert [None if scene.action is None else int(scene.action) for scene in scenes] == [None, 0, 1, 2, 0, 0, 1, 2]
-    assert [scene.outlook.get("action doubled") for scene in scenes] == [None, 0, 2, 4, 0, 0, 2, 4]
+    assert [scene.diagnostics.get("action doubled") for scene in scenes] == [None, 0, 2, 4, 0, 0, 2, 4]
 
 
 # mode 2 -----------------------------------------------------------------------------------------------------------
@@ -248,7 +248,8 @@ def make_context(folder: Path, **settings: Any) -> Context:
         "to_dict": lambda: {"all": "options"}, **settings})
     spec = EnvSpec("game", ArraySpec((2,), "float32"), 0, Discrete(3), frames_per_step=4)
     roles = (("tester", 0),)
-    return Context(options, spec, roles, (), ParameterStore(1), Clock(1, 1, 1, ClockParams()), LogRings(1))
+    return Context(options, spec, roles, (), ParameterStore(1), Clock(1, 1, 1, ClockParams()), LogRings(1),
+                   initial_weights=Path(options.model_file or options.model_path))
 
 
 def save_model(context: Context) -> Path:

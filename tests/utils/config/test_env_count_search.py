@@ -99,8 +99,7 @@ def test_a_trial_plays_splits_as_an_actor_does_and_closes_them(options, monkeypa
 
 
 def test_a_resumed_run_keeps_the_number_it_found(options, tried, root, monkeypatch):
-    # as if the first run had ended
-    monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)
+    monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)  # as if the first had ended
     prepare(options())
     words = ["--root", str(root), "--resume", "test_one"]
     assert read_options(words).num_envs_per_actor == read_options([*words, "--num_envs_per_actor", "0"]).num_envs_per_actor == 32

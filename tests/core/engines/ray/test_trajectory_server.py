@@ -168,7 +168,7 @@ def test_a_local_actor_replaces_a_remote_one_with_waiting_chunks(line, monkeypat
         next(playing)
     written = context.memories[0].trajectories.written().tolist()
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "home"))
-    for name in ("process_main.show_name", "signal.signal", "use_threads"):
+    for name in ("set_process_name", "signal.signal", "use_threads"):
         monkeypatch.setattr(f"core.engines.ray.worker.{name}", lambda *_: None)
     shared = wire.loop.create_task(wire._value(context))
     Worker("actor", 0).run(lambda context, index: iter(()), "home", os.getpid(), [shared], None, wire, 1)

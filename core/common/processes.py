@@ -1,0 +1,63 @@
+"""Name, limit and end operating-system processes, and space out the polls of an idle one."""
+
+import ctypes
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+
+import psutil
+
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # options of prctl(2)
+SHORTEST_DELAY, LONGEST_DELAY, DELAY_GROWTH = 0.0005, 0.02, 1.25  # seconds, seconds, factor
+DESCRIPTORS_PER_PROCESS = 4  # the main process keeps this many pipe ends open per child
+DESCRIPTORS_PER_START = 12   # additional descriptors while one child starts
+
+
+def idle_delays() -> Iterator[float]:
+    """Yield how many seconds to sleep between polls that find no work: 0.5 ms at first, growing to 20 ms."""
+    delay = SHORTEST_DELAY
+    while True:
+        yield delay
+        delay = min(DELAY_GROWTH * delay, LONGEST_DELAY)
+
+
+def set_process_name(name: str) -> None:
+    """Set the name that top and /proc/<pid>/comm show for this process."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
+
+
+def die_with_parent(parent: int, signal_number: signal.Signals, exit_code: int) -> None:
+    """Ask the kernel to send this process a signal when its parent dies, for whatever reason.
+
+    Args:
+        parent: process id of the parent.
+        signal_number: signal that the kernel sends.
+        exit_code: exit code of this process if the parent died before the request was made.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_number)
+    if os.getppid() != parent:
+        os._exit(exit_code)
+
+
+def kill_descendants() -> None:
+    """Kill every process that this process has started, directly or not.
+
+    The resource tracker of multiprocessing is spared because it ends by itself.
+    """
+    with suppress(psutil.Error, OSError):
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                if "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
+                    process.kill()
+
+
+def open_file_shortage(processes: int) -> str | None:
+    """Return an error message if the limit of open files is too low to start this many processes, else None."""
+    needed = len(os.listdir("/proc/self/fd")) + DESCRIPTORS_PER_PROCESS * processes + DESCRIPTORS_PER_START
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if allowed == resource.RLIM_INFINITY or needed <= allowed:
+        return None
+    return (f"{processes} processes need {needed} open files and {allowed} are allowed: "
+            f"raise the limit by ulimit -n {max(64, 2 * needed)}")

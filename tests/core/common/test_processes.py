@@ -1,0 +1,51 @@
+"""Sleeps of idle processes, and the signal that a process gets when its parent dies."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from core.common.processes import idle_delays
+
+PARENT = """
+import os, subprocess, sys
+from functools import partial
+from signal import SIGTERM
+from core.common.processes import die_with_parent
+child = subprocess.Popen(["sleep", "100"], stdout=subprocess.DEVNULL,
+                         preexec_fn=partial(die_with_parent, os.getpid(), SIGTERM, 7))
+print(child.pid, flush=True)
+"""
+
+
+def test_an_idle_process_sleeps_longer_and_longer_up_to_20_ms():
+    delays = list(itertools.islice(idle_delays(), 30))
+    assert delays[0] == 0.0005 and delays[-1] == 0.02
+    assert delays[:10] == pytest.approx([0.0005 * 1.25**number for number in range(10)])
+
+
+def running(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_child_gets_the_signal_when_its_parent_ends():
+    parent = subprocess.run([sys.executable, "-c", PARENT], capture_output=True, text=True, check=True, timeout=60)
+    child, deadline = int(parent.stdout), time.monotonic() + 10
+    while running(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if running(child):
+        os.kill(child, signal.SIGKILL)
+        pytest.fail("the child outlived its parent")
+
+
+def test_a_process_whose_parent_is_gone_already_exits():
+    program = "import signal; from core.common.processes import die_with_parent; die_with_parent(1 << 22, signal.SIGKILL, 7)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 7
