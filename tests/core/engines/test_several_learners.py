@@ -12,10 +12,10 @@ from core.agent import Agent
 from core.agents.sac import SAC
 from core.checkpoint import run_checkpoint
 from core.engines.inline import InlineEngine
-from core.learning.batch_source import EagerUpdates
+from core.learning.updates import EagerUpdates
 from core.memories.unrolls.unroll_memory import concatenated
 from core.runtime.context import Context
-from core.single_processes import learner_setup
+from core.single_processes import learner as learner_module
 from core.types import Batch, SampleIds
 from tests.reliability.test_inline import CARTPOLE, RUNS, differences, saved, train
 from utils.config.command_line import read_options
@@ -50,7 +50,7 @@ def learnt(monkeypatch):
             self.batches.append(batch)
             return super().__call__(batch)
 
-    monkeypatch.setattr(learner_setup, "EagerUpdates", Recording)
+    monkeypatch.setattr(learner_module, "EagerUpdates", Recording)
     return found
 
 
@@ -73,10 +73,10 @@ def test_two_learners_learn_what_one_does_from_both_their_batches(tmp_path, lear
     follow = ("--agent.target_update", "2") if hasattr(read_options(RUNS[name]).agent, "target_update") else ()
     context = train(tmp_path, *RUNS[name], *TWO, *QUIET.get(name, ()), *follow, "--steps", "300")
     first, second = learnt
-    assert len(first.batches) == len(second.batches) == context.clock.updates >= 3
-    assert context.clock.sampled == sum(samples(first.agent.params, batch.window) for batch in (*first.batches, *second.batches))
+    assert len(first.batches) == len(second.batches) == context.counters.updates >= 3
+    assert context.counters.sampled == sum(samples(first.agent.params, batch.window) for batch in (*first.batches, *second.batches))
     if context.options.memory_type == "queue":  # every step once
-        assert 0.5 * context.clock.inserted < context.clock.sampled <= context.clock.inserted
+        assert 0.5 * context.counters.inserted < context.counters.sampled <= context.counters.inserted
     assert not differences(first.initial, second.initial) and not differences(first.agent.state_dict(), second.agent.state_dict())
     twin = context.make_agent()
     twin.load_state_dict(first.initial)
@@ -86,18 +86,18 @@ def test_two_learners_learn_what_one_does_from_both_their_batches(tmp_path, lear
 
 
 def test_two_learners_with_rows_on_their_devices_learn_what_one_does_from_both_their_batches(tmp_path, monkeypatch):
-    class Noted(learner_setup.GraphedDeviceUpdate):
-        def __init__(self, agent, memory, *arguments, **settings):
-            super().__init__(agent, memory, *arguments, **settings)
+    class Noted(learner_module.GraphedUpdate):
+        def __init__(self, agent, batches, **settings):
+            super().__init__(agent, batches, **settings)
             learnt.append(Learnt(agent, copy.deepcopy(agent.state_dict()), []))
             batches, learn = learnt[-1].batches, agent.learn
             agent.learn = lambda batch: (batches.append(batch), learn(batch))[1]
 
     learnt: list[Learnt] = []
-    monkeypatch.setattr(learner_setup, "GraphedDeviceUpdate", Noted)
+    monkeypatch.setattr(learner_module, "GraphedUpdate", Noted)
     context = train(tmp_path, *RUNS[ON_DEVICE], *TWO, "--agent.target_update", "2", "--agent.eps", "1.5e-4", "--steps", "300")
     first, second = learnt
-    assert len(first.batches) == len(second.batches) == context.clock.updates >= 4
+    assert len(first.batches) == len(second.batches) == context.counters.updates >= 4
     assert not differences(first.initial, second.initial) and not differences(first.agent.state_dict(), second.agent.state_dict())
     assert not torch.equal(first.batches[0].window.rewards, second.batches[0].window.rewards)
     twin = context.make_agent()
@@ -113,7 +113,8 @@ def test_every_learner_has_actors_and_rows_of_its_own(tmp_path, learnt):
     memory, other = context.memories
     assert [context.memory_of(actor) for actor in range(3)] == [(memory, 0), (other, 0), (memory, 1)]
     assert all(memory.trajectories.written().all() for memory in context.memories)
-    assert 0 <= (context.clock.inserted - 100) * 8 - context.clock.sampled < 2 * 16  # the ratio is that of all learners together, and exact
+    deficit = (context.counters.inserted - 100) * 8 - context.counters.sampled
+    assert 0 <= deficit < 2 * 16  # the ratio is that of all learners together, and exact
     first, second = (each.batches[0].window for each in learnt)
     assert first.observations.shape == second.observations.shape and not torch.equal(first.observations, second.observations)
 
@@ -122,7 +123,7 @@ def test_an_actor_that_comes_when_the_learners_are_behind_still_gives_its_own_le
     def late(self, key):
         if key != ("actor", 1):
             return advance(self, key)
-        rounds.append(self._context.clock.can_insert())
+        rounds.append(self._context.rate_limiter.can_insert())
         assert len(rounds) < 1_000, "they wait for each other"
         return len(rounds) > 100 and advance(self, key)
 
@@ -130,7 +131,7 @@ def test_an_actor_that_comes_when_the_learners_are_behind_still_gives_its_own_le
     monkeypatch.setattr(InlineEngine, "_advance", late)
     context = train(tmp_path, *CARTPOLE, *TWO, "--clock.tolerance", "100", "--steps", "400")
     assert rounds[0] and not rounds[99]  # the other actor had to wait for it
-    assert all(memory.trajectories.written().all() for memory in context.memories) and context.clock.updates > 20
+    assert all(memory.trajectories.written().all() for memory in context.memories) and context.counters.updates > 20
 
 
 def test_what_two_learners_do_is_the_same_for_a_seed(tmp_path):
@@ -160,7 +161,7 @@ def test_with_its_replay_a_run_goes_on_with_as_many_learners_and_without_it_with
     assert refused.value.code == 2 and "num_learners=1 cannot continue run test_one, which has num_learners=2" in capsys.readouterr().err
     before = run_checkpoint.load(tmp_path / "models/test_two_checkpoints")[0]["clock"]["updates"]
     context = train(tmp_path, "--resume", "test_two", *alone)
-    assert before[0] == before[1] > 0 and context.clock.updates > before[0]
+    assert before[0] == before[1] > 0 and context.counters.updates > before[0]
 
 
 def launch(root, *arguments) -> tuple[int, Context]:
@@ -180,23 +181,23 @@ def test_learners_that_are_not_alike_end_the_run_by_name_and_save_nothing(tmp_pa
     drift: dict = {}
     monkeypatch.setattr(EagerUpdates, "__call__", drifting)
     exit_code, context = launch(tmp_path, *CARTPOLE, *TWO, "--steps", "300")
-    assert exit_code == 4 and context.clock.updates == 2
+    assert exit_code == 4 and context.counters.updates == 2
     assert "after 2 updates the learners are not alike any more: fingerprint" in capsys.readouterr().err
     assert not context.options.checkpoint_folder.exists()
 
 
 @pytest.mark.parametrize("broken", [0, 1])
 def test_a_learner_that_fails_ends_the_run_and_the_other_one_saves(tmp_path, monkeypatch, learnt, broken):
-    recorded = learner_setup.EagerUpdates.__call__
+    recorded = learner_module.EagerUpdates.__call__
 
     def failing(self, batch):
         if len(self.batches) == 5 and self.batches is learnt[broken].batches:
             raise ValueError("broken")
         return recorded(self, batch)
 
-    monkeypatch.setattr(learner_setup.EagerUpdates, "__call__", failing)
+    monkeypatch.setattr(learner_module.EagerUpdates, "__call__", failing)
     exit_code, context = launch(tmp_path, *CARTPOLE, *TWO, "--steps", "300")
-    assert exit_code == 4 and context.clock.updates == 5
+    assert exit_code == 4 and context.counters.updates == 5
     assert "learn" not in [thread.name for thread in threading.enumerate()]
     assert not differences(saved(context)["agent"], learnt[1 - broken].agent.state_dict())
 
