@@ -102,7 +102,7 @@ def test_nothing_is_made_in_inference_mode_and_no_gradients_are_kept(name, monke
     def watched(self):
         calls.append(torch.is_inference_mode_enabled() or torch.is_grad_enabled())
         call(self)
-        assert not any(leaf.is_inference() or leaf.requires_grad for leaf in leaves((self._arguments, self._output)))
+        assert not any(leaf.is_inference() or leaf.requires_grad for leaf in leaves((self._inputs, self._output)))
 
     monkeypatch.setattr(StaticInputs, "_call", watched)
     agent = make_agent(name)
