@@ -63,7 +63,7 @@ def drive(generator: Iterator[bool], context: Context, process_ind: int) -> None
     """Beat after every slice of work; nap when there was none."""
     nap = SHORTEST_NAP
     for worked in generator:
-        context.clock.heartbeat(process_ind)
+        context.run_state.heartbeat(process_ind)
         if worked:
             nap = SHORTEST_NAP
         else:

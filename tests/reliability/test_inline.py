@@ -143,7 +143,7 @@ def test_f42_of_a_resumed_run_only_the_evaluations_that_end_its_parts_are_new(tm
 
 def test_samples_per_insert_is_exact(tmp_path):
     context = train(tmp_path, *CARTPOLE, "--steps", "1000", "--clock.samples_per_insert", "4")
-    owed = (context.clock.inserted - 100) * 4 - context.clock.sampled
+    owed = (context.counters.inserted - 100) * 4 - context.counters.sampled
     assert 0 <= owed < 16
 
 
@@ -151,7 +151,7 @@ def test_weights_alone_can_start_a_new_run(tmp_path):
     first = train(tmp_path, *CARTPOLE, "--steps", "400", "--timestamp", "one")
     weights, _ = model_file.load_weights(first.options.model_path)
     second = train(tmp_path, *CARTPOLE, "--steps", "50", "--timestamp", "two", "--model_file", str(first.options.model_path))
-    assert second.clock.updates == 0
+    assert second.counters.updates == 0
     assert all(np.array_equal(weights[name], value) for name, value in saved(second)["agent"]["model"].items())
 
 
@@ -194,7 +194,7 @@ def test_a_resumed_run_keeps_a_better_model_than_its_own_though_its_checkpoint_i
     model_file.save_weights(first.model_path, weights, {**metadata, "score": 1e9})
     second = train(tmp_path, "--resume", "test_one", "--steps", "300")
     kept, metadata = model_file.load_weights(first.model_path)
-    assert second.clock.scores[0] < second.clock.scores[1] == metadata["score"] == 1e9 and not differences(kept, weights)
+    assert second.counters.scores[0] < second.counters.scores[1] == metadata["score"] == 1e9 and not differences(kept, weights)
 
 
 SCHEDULES = {  # a run, and a name of what the learner reports, with the value it has after so many updates
@@ -211,10 +211,10 @@ def test_what_goes_by_updates_goes_on_in_a_run_that_is_resumed_without_its_repla
     arguments, reported, after = SCHEDULES[name]
     first = train(tmp_path, *arguments, "--learner.log_period", "1e-9", "--steps", "300", "--timestamp", "one")
     found = []
-    monkeypatch.setattr(Context, "report", lambda context, role, index, values: found.append((context.clock.updates, values)))
+    monkeypatch.setattr(Context, "report", lambda context, role, index, values: found.append((context.counters.updates, values)))
     train(tmp_path, "--resume", "test_one", "--steps", "500")
     found = [(updates, values[reported]) for updates, values in found if reported in values]
-    assert 0 < first.clock.updates < found[0][0] < found[-1][0] < 1000
+    assert 0 < first.counters.updates < found[0][0] < found[-1][0] < 1000
     assert [value for _, value in found] == pytest.approx([after(updates) for updates, _ in found])
 
 
@@ -246,4 +246,4 @@ def test_the_last_updates_are_reported_though_no_report_was_due(tmp_path):
 @pytest.mark.parametrize("agent", ["ddpg", "sac"])
 def test_observations_and_actions_without_a_dimension_are_learnt_from(root, agent):
     context = train(root, "--config", f"{agent}-pendulum", *CONTROL, "--game", "tests.reliability.faults:Scalar-v0", "--updates", "20")
-    assert context.clock.updates >= 20
+    assert context.counters.updates >= 20

@@ -12,7 +12,7 @@ import pytest
 from core.checkpoint import run_checkpoint
 from core.checkpoint.tensor_file import CheckpointError
 from core.engines.run_end import resume_command_hint
-from core.runtime.clock import Clock, ClockParams
+from core.runtime.run_state import RunState
 from tests.reliability.program import SLOW, Program, start
 from tests.reliability.test_deaths import ENDLESS
 from tests.reliability.test_inline import CARTPOLE
@@ -141,11 +141,11 @@ def test_f61_an_interrupted_run_that_can_save_nothing_ends_with_4(tmp_path):
 
 
 def test_a_write_that_succeeds_later_makes_good_for_one_that_failed():
-    clock = Clock(1, 1, 3, ClockParams())
-    clock.note_written(2, False)
-    assert clock.unsaved == [2]
-    clock.note_written(2, True)
-    assert clock.unsaved == []
+    run_state = RunState(3)
+    run_state.record_write(2, False)
+    assert run_state.failed_writers == [2]
+    run_state.record_write(2, True)
+    assert run_state.failed_writers == []
 
 
 def test_when_a_checkpoint_is_due_is_said_as_it_is(root):

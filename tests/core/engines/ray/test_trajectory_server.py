@@ -77,10 +77,10 @@ def line(tmp_path, monkeypatch):
         wire.close()
 
 
-def drive(generator, clock):
+def drive(generator, run_state):
     """As engines do, without naps."""
     for worked in generator:
-        clock.heartbeat(0)
+        run_state.heartbeat(0)
         yield worked
 
 
@@ -93,16 +93,16 @@ def test_an_actor_at_the_end_of_a_line_fills_its_ring_counts_and_reports(line):
     context, agent, ingest, wire = line("--config", "rainbow-cartpole")
     link = ServerConnection(wire, 1, 2)
     playing = actor(remote_context(facts(context), link), 1)
-    while context.clock.agent_steps < 500:
+    while context.counters.agent_steps < 500:
         next(playing)
-    ring, clock = context.memories[0].trajectories, context.clock
-    assert ring.written()[0] == 0 and ring.written()[1] * 4 == clock.inserted + ring.arrays["last"][1, :ring.written()[1]].sum()
-    assert clock.episodes and link.news.version == 1 and clock.has_started(context.process_ind("actor", 1))
+    ring, counters, run_state = context.memories[0].trajectories, context.counters, context.run_state
+    assert ring.written()[0] == 0 and ring.written()[1] * 4 == counters.inserted + ring.arrays["last"][1, :ring.written()[1]].sum()
+    assert counters.episodes and link.news.version == 1 and run_state.has_started(context.process_ind("actor", 1))
     assert any(record.name == "actor/episodic_return" for record in context.logs.drain()[0])
     context.parameters.publish(agent.model)
     while link.news.version < 2:
         next(playing)
-    clock.stop()
+    run_state.stop()
     for _ in range(10_000):
         if next(playing, None) is None:
             break
@@ -132,16 +132,16 @@ def test_no_more_chunks_are_on_their_way_than_allowed_and_the_ring_is_never_over
 def test_an_actor_that_waits_for_the_learner_with_nothing_on_its_way_hears_when_it_may_go_on(line):
     context, _, ingest, wire = line("--config", "dqn-cartpole", "--clock.tolerance", "50")
     far = remote_context(facts(context), ServerConnection(wire, 0, 2))
-    playing = drive(actor(far, 0), far.clock)
-    while context.clock.agent_steps < 150 or far.clock.can_insert():
+    playing = drive(actor(far, 0), far.run_state)
+    while context.counters.agent_steps < 150 or far.rate_limiter.can_insert():
         next(playing)
     for _ in range(50):
         next(playing)
-    waiting = context.clock.agent_steps
+    waiting = context.counters.agent_steps
     assert waiting < 150 + 2 * 8 * 4 + 32  # learn_start, tolerance, and the chunks on their way
-    context.clock.count_update(0, 10_000)
+    context.counters.count_update(0, 10_000)
     deadline = time.monotonic() + 20
-    while context.clock.agent_steps == waiting:
+    while context.counters.agent_steps == waiting:
         next(playing)
         assert time.monotonic() < deadline
 
@@ -150,7 +150,7 @@ def test_a_life_that_was_replaced_stores_nothing_more(line):
     context, _, ingest, wire = line("--config", "dqn-cartpole")
     first = ServerConnection(wire, 0, 2)
     playing = actor(remote_context(facts(context), first), 0)
-    while not context.clock.agent_steps:
+    while not context.counters.agent_steps:
         next(playing)
     ServerConnection(wire, 0, 2)
     written = context.memories[0].trajectories.written().tolist()
@@ -180,10 +180,10 @@ def test_a_life_at_home_stores_alone_though_chunks_of_one_elsewhere_still_wait_f
 def test_a_new_life_has_shown_no_sign_of_itself_before_it_plays_or_waits(line):
     context, _, ingest, wire = line("--config", "dqn-cartpole")
     link, place = ServerConnection(wire, 0, 2), context.process_ind("actor", 0)
-    assert not context.clock.has_started(place)  # its environments may take supervisor.start_timeout, or all fail at start
-    playing = drive(actor(remote_context(facts(context), link), 0), remote_context(facts(context), link).clock)
+    assert not context.run_state.has_started(place)  # its environments may take supervisor.start_timeout, or all fail at start
+    playing = drive(actor(remote_context(facts(context), link), 0), remote_context(facts(context), link).run_state)
     deadline = time.monotonic() + 20
-    while not context.clock.has_started(place):
+    while not context.run_state.has_started(place):
         next(playing)
         assert time.monotonic() < deadline
 
