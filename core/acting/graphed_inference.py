@@ -16,9 +16,9 @@ from core.device.cuda_graph import CudaGraphCallable
 from core.model import Model
 
 
-def with_graphed_forward(agent: Agent, captured: bool) -> Agent:
-    """Return the agent, whose forward pass runs as a CUDA graph if `captured` is true and its network is on a GPU."""
-    if captured and next(agent.model.parameters()).is_cuda:
+def with_graphed_forward(agent: Agent, cuda_graph: bool) -> Agent:
+    """Return the agent, whose forward pass runs as a CUDA graph if `cuda_graph` is true and its network is on a GPU."""
+    if cuda_graph and next(agent.model.parameters()).is_cuda:
         capture_forward(agent.model, capture=True)
     return agent
 

@@ -5,7 +5,7 @@ memory on the CPU into them, DeviceReplayBatches samples from a replay on the de
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,73 +25,6 @@ def supports_cuda_graphs(agent: type[Agent], params: Any, count: int) -> bool:
     return agent.captures and count % agent.period(params) == 0
 
 
-class GraphedBatches(Protocol):
-    """Fill the batches of `count` updates. `sample` and `finish_update` are captured, `load` is not."""
-
-    count: int
-    device: torch.device
-    # Priorities [B] of the last update for the caller to write; None if they are written here, or there are none.
-    priorities: Tensor | None
-
-    @property
-    def generators(self) -> Sequence[torch.Generator]:
-        """Return the generators that `sample` draws from."""
-
-    def load(self, batch: Any, /) -> None:
-        """Prepare the next `count` updates for what the learner's BatchSource gave."""
-
-    def sample(self) -> Batch: ...
-
-    def finish_update(self, priorities: Tensor | None) -> None: ...
-
-    def num_samples(self, batch: Any, /) -> int:
-        """Return the agent steps learned from in the updates on this batch."""
-
-
-class GraphedUpdate:
-    """Run `count` updates a call.
-
-    - Learning rates and all else that changes between updates in a known way are scheduled on the device before each
-      call.
-    - Updates that do not launch the same kernels every time run eagerly and are not scheduled.
-
-    Raises:
-        ValueError: `capture` is true and the updates cannot be captured.
-    """
-
-    def __init__(self, agent: Agent, batches: GraphedBatches, *, capture: bool):
-        self._agent, self._batches, self.count = agent, batches, batches.count
-        self._is_scheduled = supports_cuda_graphs(type(agent), agent.params, self.count)
-        if capture and not self._is_scheduled:
-            raise ValueError(f"{self.count} updates of {type(agent).__name__} at once cannot be captured")
-        self._graph = CudaGraphCallable(self._run_updates, batches.device, batches.generators, capture=capture)
-        self._metrics = MetricAccumulator(batches.device)
-
-    def __call__(self, batch: Any) -> LearnerOutput:
-        """Launch the updates. On CUDA this returns before they finish; `statistics` reads their metrics."""
-        self._batches.load(batch)
-        if self._is_scheduled:
-            self._agent.plan(self.count)
-        self._graph()
-        return LearnerOutput({}, self._batches.priorities)
-
-    def _run_updates(self) -> None:
-        for _ in range(self.count):
-            output = self._agent.learn(self._batches.sample())
-            self._batches.finish_update(output.priorities)
-            self._metrics.add(output)
-
-    @property
-    def consecutive_skipped(self) -> int:
-        return self._metrics.consecutive_skipped
-
-    def samples(self, batch: Any) -> int:
-        return self._batches.num_samples(batch)
-
-    def statistics(self) -> dict[str, float]:
-        return self._metrics.take()
-
-
 class StagedBatches:
     """Copy each batch into tensors of the device that stay the same, for one update a call.
 
@@ -105,9 +38,11 @@ class StagedBatches:
     def __init__(self, agent: Agent, device: torch.device):
         self._agent, self.device = agent, device
         self._batch: Batch | None = None
+        # Of the last update, [B], for the caller to write.
         self.priorities: Tensor | None = None
 
     def load(self, batch: Batch) -> None:
+        """Copy a batch to the device. This is not captured."""
         if self._batch is None:
             self._batch = self._empty_like(batch)
         for tensor, static in zip(tensors(batch), tensors(self._batch), strict=True):
@@ -151,6 +86,7 @@ class DeviceReplayBatches:
         return self._memory.generators
 
     def load(self, memory: DeviceMemory) -> None:
+        """Plan what changes between samples. This is not captured."""
         memory.plan(self.count)
 
     def sample(self) -> Batch:
@@ -176,3 +112,47 @@ class DeviceReplayBatches:
         excess = min(self._overcounted, rows)
         self._overcounted -= excess
         return rows - excess
+
+
+class GraphedUpdate:
+    """Run `count` updates a call.
+
+    - Learning rates and all else that changes between updates in a known way are scheduled on the device before each
+      call.
+    - Updates that do not launch the same kernels every time run eagerly and are not scheduled.
+
+    Raises:
+        ValueError: `capture` is true and the updates cannot be captured.
+    """
+
+    def __init__(self, agent: Agent, batches: StagedBatches | DeviceReplayBatches, *, capture: bool):
+        self._agent, self._batches, self.count = agent, batches, batches.count
+        self._is_scheduled = supports_cuda_graphs(type(agent), agent.params, self.count)
+        if capture and not self._is_scheduled:
+            raise ValueError(f"{self.count} updates of {type(agent).__name__} at once cannot be captured")
+        self._graph = CudaGraphCallable(self._run_updates, batches.device, batches.generators, capture=capture)
+        self._metrics = MetricAccumulator(batches.device)
+
+    def __call__(self, batch: Any) -> LearnerOutput:
+        """Launch the updates. On CUDA this returns before they finish; `statistics` reads their metrics."""
+        self._batches.load(batch)
+        if self._is_scheduled:
+            self._agent.plan(self.count)
+        self._graph()
+        return LearnerOutput({}, self._batches.priorities)
+
+    def _run_updates(self) -> None:
+        for _ in range(self.count):
+            output = self._agent.learn(self._batches.sample())
+            self._batches.finish_update(output.priorities)
+            self._metrics.add(output)
+
+    @property
+    def consecutive_skipped(self) -> int:
+        return self._metrics.consecutive_skipped
+
+    def samples(self, batch: Any) -> int:
+        return self._batches.num_samples(batch)
+
+    def statistics(self) -> dict[str, float]:
+        return self._metrics.take()

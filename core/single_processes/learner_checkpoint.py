@@ -65,9 +65,14 @@ def save(context: Context, agent: Agent, memory: Memory | DeviceMemory, batches:
          group: LearnerGroup) -> Generator[bool, None, None]:
     """Publish the parameters, then write a full checkpoint. A full disk is reported and counted; training continues."""
     folder, index, own_parts = context.options.checkpoint_folder, group.index, dict[str, Any]()
+    learner_file, memory_file = _files_of(index)
 
     def write_own() -> None:
-        own_parts.update(_own_parts(context, agent, memory, batches, index))
+        device = next(agent.model.parameters()).device
+        own_parts[learner_file] = {"torch_rng": torch.get_rng_state(), "device_rng": device_random_state(device)}
+        if context.options.learner.checkpoint_replay:
+            own_parts[memory_file] = batches.call(
+                lambda: {**memory.state_dict(), "drawn": [batch_state(batch) for batch in batches.ready_batches()]})
         if index:
             run_checkpoint.save_parts(folder, own_parts)
 
@@ -128,18 +133,6 @@ def _files_of(index: int) -> tuple[str, str]:
     """Return the names of a learner's own file and of its memory's."""
     suffix = f"_{index}" if index else ""
     return f"learner{suffix}", f"memory{suffix}"
-
-
-def _own_parts(context: Context, agent: Agent, memory: Memory | DeviceMemory, batches: BatchSource,
-               index: int) -> dict[str, Any]:
-    learner_file, memory_file = _files_of(index)
-    device = next(agent.model.parameters()).device
-    parts: dict[str, Any] = {
-        learner_file: {"torch_rng": torch.get_rng_state(), "device_rng": device_random_state(device)}}
-    if context.options.learner.checkpoint_replay:
-        parts[memory_file] = batches.call(lambda: {
-            **memory.state_dict(), "drawn": [batch_state(batch) for batch in batches.ready_batches()]})
-    return parts
 
 
 def _try_to_write(write: Callable[[], None]) -> bool:
