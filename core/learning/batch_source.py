@@ -12,7 +12,7 @@ from core.types import Batch, SampleIds
 class BatchSource(Protocol):
     """Give batches and take priorities. The other implementation is core/learning/prefetcher.py."""
 
-    # True if the memory had no rows to sample before the last `get`, so that the wait was not for sampling.
+    # True if the memory had nothing to sample before the last `get`, so that the wait was not for sampling.
     starved: bool
     # If False, priorities are not read back from the device.
     takes_priorities: bool

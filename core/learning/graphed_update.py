@@ -17,10 +17,10 @@ from core.learning.metric_accumulator import MetricAccumulator
 from core.memory import DeviceMemory
 from core.types import Batch, tensors
 
-IDLE_READ_PERIOD = 100  # calls between two reads of the number of rows that were no samples
+IDLE_READ_PERIOD = 100  # calls between two reads of the number of steps that were no samples
 
 
-def supports_cuda_graphs(agent: type[Agent], params: Any, count: int) -> bool:
+def can_capture(agent: type[Agent], params: Any, count: int) -> bool:
     """Return True if `count` updates of the agent launch the same kernels every time."""
     return agent.captures and count % agent.period(params) == 0
 
@@ -76,9 +76,9 @@ class DeviceReplayBatches:
 
     def __init__(self, agent: Agent, memory: DeviceMemory, batch_size: int, count: int, device: torch.device):
         self._agent, self._memory, self._batch_size, self.count, self.device = agent, memory, batch_size, count, device
-        # Windows of one row start where an action was taken, so they have no idle rows.
-        self._has_idle_rows = agent.samples_per_window > 1
-        self._idle_rows = torch.zeros((), dtype=torch.int64, device=device)
+        # Windows of one step start where an action was taken, so they have no idle steps.
+        self._has_idle_steps = agent.samples_per_window > 1
+        self._idle_steps = torch.zeros((), dtype=torch.int64, device=device)
         self._calls = self._overcounted = 0
 
     @property
@@ -91,8 +91,8 @@ class DeviceReplayBatches:
 
     def sample(self) -> Batch:
         batch, self._leaf_indices = self._memory.sample(self._batch_size)
-        if self._has_idle_rows:
-            self._idle_rows.add_(self._agent.idle(batch.window))
+        if self._has_idle_steps:
+            self._idle_steps.add_(self._agent.idle(batch.window))
         return batch
 
     def finish_update(self, priorities: Tensor | None) -> None:
@@ -100,18 +100,18 @@ class DeviceReplayBatches:
             self._memory.update_priorities(self._leaf_indices, priorities)
 
     def num_samples(self, memory: DeviceMemory) -> int:
-        """Return all rows, less those of earlier calls that ended an episode and were therefore no samples.
+        """Return all steps, less those of earlier calls that ended an episode and were therefore no samples.
 
         Their number is read from the device once in IDLE_READ_PERIOD calls, because reading waits for the device.
         """
         self._calls += 1
-        if self._has_idle_rows and self._calls % IDLE_READ_PERIOD == 0:
-            self._overcounted += int(self._idle_rows)
-            self._idle_rows.zero_()
-        rows = self.count * self._batch_size * self._agent.samples_per_window
-        excess = min(self._overcounted, rows)
+        if self._has_idle_steps and self._calls % IDLE_READ_PERIOD == 0:
+            self._overcounted += int(self._idle_steps)
+            self._idle_steps.zero_()
+        steps = self.count * self._batch_size * self._agent.samples_per_window
+        excess = min(self._overcounted, steps)
         self._overcounted -= excess
-        return rows - excess
+        return steps - excess
 
 
 class GraphedUpdate:
@@ -127,7 +127,7 @@ class GraphedUpdate:
 
     def __init__(self, agent: Agent, batches: StagedBatches | DeviceReplayBatches, *, capture: bool):
         self._agent, self._batches, self.count = agent, batches, batches.count
-        self._is_scheduled = supports_cuda_graphs(type(agent), agent.params, self.count)
+        self._is_scheduled = can_capture(type(agent), agent.params, self.count)
         if capture and not self._is_scheduled:
             raise ValueError(f"{self.count} updates of {type(agent).__name__} at once cannot be captured")
         self._graph = CudaGraphCallable(self._run_updates, batches.device, batches.generators, capture=capture)

@@ -16,9 +16,9 @@ COUNTS = ("agent_steps", "episodes", "updates", *REPLAY_COUNTS)
 class RunCounters:
     """Count the work of num_actors actors and num_learners learners.
 
-    An *agent step* is one action of one environment. Rows that end an episode are no agent steps, because no action was
-    taken there. `inserted` and `sampled` count the agent steps that the current replay received and gave; they restart
-    with an empty replay.
+    An *agent step* is one action of one environment. The last observation of an episode is stored too, but is no agent
+    step, because no action was taken there. `inserted` and `sampled` count the agent steps that the current replay
+    received and gave; they restart with an empty replay.
     """
 
     def __init__(self, num_actors: int, num_learners: int):

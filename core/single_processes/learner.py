@@ -15,7 +15,7 @@ from core.device.torch_runtime import use_tf32
 from core.distributed.consensus import News, SyncChecker
 from core.distributed.learner_group import LearnerGroup, PeerLostError
 from core.learning.batch_source import BatchSource, InPlaceBatchSource
-from core.learning.graphed_update import DeviceReplayBatches, GraphedUpdate, StagedBatches, supports_cuda_graphs
+from core.learning.graphed_update import DeviceReplayBatches, GraphedUpdate, StagedBatches, can_capture
 from core.learning.precision import PRECISIONS, precision_on
 from core.learning.prefetcher import Prefetcher
 from core.learning.updates import EagerUpdates, Updates
@@ -195,7 +195,7 @@ def _make_updates(context: Context, agent: Agent, memory: Memory | DeviceMemory,
     if isinstance(memory, DeviceMemory):
         count = params.updates_per_replay
         capture = (on_gpu and params.captured != "no" and options.num_learners == 1
-                   and supports_cuda_graphs(type(agent), agent.params, count))
+                   and can_capture(type(agent), agent.params, count))
         device_batches = DeviceReplayBatches(agent, memory, size, count, device)
         return InPlaceBatchSource(memory), GraphedUpdate(agent, device_batches, capture=capture)
     depth = 0 if options.engine == "inline" else params.prefetch
