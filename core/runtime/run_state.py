@@ -4,12 +4,16 @@ Every value has one writer and a cache line of its own, so no process takes a lo
 """
 
 import time
+from collections.abc import Generator
+from typing import TypeVar, cast
 
 import numpy as np
 
 from core.common.shared_arrays import SharedArrays
 from core.runtime.run_counters import CACHE_LINE
 from core.specs import ArraySpec
+
+Result = TypeVar("Result")
 
 FLAGS = {"stop": 0, "checkpoints_requested": 1, "checkpoints_written": 2, "logger_may_end": 3, "restarts": 4}
 FINISHED, INTERRUPTED = 1, 2  # values of "stop"
@@ -37,6 +41,15 @@ class RunState:
     def interrupted(self) -> bool:
         """Return True if processes must save and exit at once. A finished run still plays its last evaluation."""
         return self._flag("stop") == INTERRUPTED
+
+    def until_interrupted(self, work: Generator[bool, None, Result]) -> Generator[bool, None, Result | None]:
+        """Yield what `work` yields, and return its result, or None if the run is interrupted before."""
+        while not self.interrupted:
+            try:
+                yield next(work)
+            except StopIteration as end:
+                return cast(Result, end.value)
+        return None
 
     def stop(self, interrupt: bool = False) -> None:
         self._set_flag("stop", INTERRUPTED if interrupt or self.interrupted else FINISHED)

@@ -11,7 +11,7 @@ from core.checkpoint import model_file, tensor_file
 from core.common.console import log_to_stderr
 from core.common.settings import setting
 from core.env import Env
-from core.evaluation.episodes import EpisodeResults, play_episodes
+from core.evaluation.episodes import play_episodes
 from core.evaluation.recording import record_episode
 from core.runtime.context import Context
 from core.runtime.schedule import Schedule
@@ -71,16 +71,10 @@ def _evaluate(context: Context, index: int, agent: Agent, env: Env, best: float)
     params, agent_steps = context.options.evaluator, context.counters.agent_steps
     generator = context.seed_everything("evaluator", index, agent_steps)
     exploration = agent.evaluation_exploration(min(params.num_envs, params.episodes), generator)
-    playing = play_episodes(agent, env, params.episodes, params.max_steps, exploration, int(generator.integers(2**31)))
-    while True:
-        try:
-            next(playing)
-        except StopIteration as end:
-            results: EpisodeResults = end.value
-            break
-        if context.run_state.interrupted:
-            return best
-        yield True
+    results = yield from context.run_state.until_interrupted(play_episodes(
+        agent, env, params.episodes, params.max_steps, exploration, int(generator.integers(2**31))))
+    if results is None:
+        return best
     score = float(np.mean(results.returns))
     context.counters.record_evaluation(score, best, agent_steps)
     if score > best and _save(context, index, agent, agent_steps, score):

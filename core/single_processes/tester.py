@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from core.evaluation.episodes import Episode, EpisodeResults, play_episodes
 from core.evaluation.video_overlay import EpisodeRenderer
 from core.metrics.aggregation import human_normalized
 from core.runtime.context import Context
-from core.runtime.run_state import RunState
 
 
 def tester(context: Context, index: int) -> Iterator[bool]:
@@ -44,7 +43,7 @@ def tester(context: Context, index: int) -> Iterator[bool]:
             renderer = EpisodeRenderer(test_file(path, options.video.format), options.video, context.spec)
             stack.callback(renderer.close)
         exploration = agent.evaluation_exploration(num_envs, context.seed_everything("tester", index))
-        results = yield from _until_interrupted(context.run_state, play_episodes(
+        results = yield from context.run_state.until_interrupted(play_episodes(
             agent, env, options.episodes, options.evaluator.max_steps, exploration, context.seed("tester", index),
             renderer.add if renderer else None, _EpisodePrinter(options.episodes)))
     if results is None:
@@ -92,18 +91,6 @@ def _print(message: str) -> None:
     """Print to stdout. A closed pipe (`| head -2`) or a full disk behind stdout does not stop the test."""
     with suppress(OSError):
         print(message, flush=True)
-
-
-def _until_interrupted(run_state: RunState,
-                       playing: Iterator[bool]) -> Generator[bool, None, EpisodeResults | None]:
-    """Return what `playing` returns, or None if the test is interrupted before."""
-    while not run_state.interrupted:
-        try:
-            next(playing)
-        except StopIteration as end:
-            return end.value
-        yield True
-    return None
 
 
 def _protocol(context: Context, num_envs: int, exploration: Exploration | None) -> dict[str, Any]:
