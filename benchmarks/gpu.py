@@ -35,7 +35,7 @@ from core.agent import Agent, Exploration
 from core.common.system import versions
 from core.device.torch_runtime import use_tf32
 from core.learning.batch_source import InPlaceBatchSource
-from core.learning.graphed_update import GraphedDeviceUpdate, GraphedUpdate
+from core.learning.graphed_update import DeviceReplayBatches, GraphedUpdate, StagedBatches
 from core.learning.precision import precision_on
 from core.memory import Memory
 from core.specs import EnvSpec
@@ -168,15 +168,16 @@ def update(options: Options, agent: Agent, memory: Memory, capture: bool) -> Cal
     device = torch.device(options.device)
     if options.learner.memory_device == "learner":
         resident = memory.Resident(memory, device)  # type: ignore[misc]
-        source = InPlaceBatchSource(resident)
-        learn = GraphedDeviceUpdate(agent, resident, options.agent.batch_size, options.learner.updates_per_replay, device, capture=capture)
+        source, count = InPlaceBatchSource(resident), options.learner.updates_per_replay
+        batches = DeviceReplayBatches(agent, resident, options.agent.batch_size, count, device)
+        learn = GraphedUpdate(agent, batches, capture=capture)
 
         def from_rows() -> int:
             learn(source.get(0.0))  # type: ignore[arg-type]
             return learn.count
 
         return from_rows
-    batch, staged = memory.sample(options.agent.batch_size), GraphedUpdate(agent, device, capture=capture)
+    batch, staged = memory.sample(options.agent.batch_size), GraphedUpdate(agent, StagedBatches(agent, device), capture=capture)
     assert batch is not None
 
     def from_batch() -> int:

@@ -35,7 +35,7 @@ def package(tmp_path, monkeypatch):
 def trained(arguments, root):
     context, agent = prepare(read_options([*arguments, *SHORT, "--root", str(root)]))
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
-    assert context.clock.updates >= 30
+    assert context.counters.updates >= 30
     return context
 
 

@@ -29,7 +29,7 @@ def test_every_config_plays_learns_and_saves_a_model(tmp_path, name):
         *([] if memory == "mixed" else ["--memory.capacity", "500"])])
     context, agent = prepare(options)
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
-    assert context.clock.updates >= 3 and context.clock.agent_steps >= 20
+    assert context.counters.updates >= 3 and context.counters.agent_steps >= 20
     weights, metadata = model_file.load_weights(context.options.model_path)
     assert weights.keys() == agent.model.state_dict().keys() and metadata["config"] == name
     state, _ = run_checkpoint.load(context.options.checkpoint_folder)

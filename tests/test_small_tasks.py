@@ -24,8 +24,8 @@ RULES = {
 def best_score(tmp_path, *words: str) -> float:
     context, agent = prepare(read_options([*words, "--root", str(tmp_path), "--engine", "inline"]))
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, context.options.num_actors) == 0
-    assert context.clock.scores is not None
-    return context.clock.scores[1]
+    assert context.counters.scores is not None
+    return context.counters.scores[1]
 
 
 def mixed(share: float, **rule) -> tuple[str, ...]:

@@ -13,10 +13,12 @@ from core.common.console import log_to_stderr
 from core.common.processes import open_file_shortage
 from core.memory import Memory
 from core.model import Model
-from core.runtime.clock import Clock
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
 from core.runtime.parameter_store import ParameterStore
+from core.runtime.rate_limiter import RateLimiter
+from core.runtime.run_counters import RunCounters
+from core.runtime.run_state import RunState
 from core.specs import EnvSpec
 from utils import run_registry
 from utils.config import memory_budget, validation
@@ -42,7 +44,8 @@ def prepare(options: Options) -> tuple[Context, Agent]:
     roles = _roles(agent, options)
     try:
         memories = _memories(options, spec, agent)
-        clock = Clock(options.num_actors, options.num_learners, len(roles), options.clock)
+        counters, run_state = RunCounters(options.num_actors, options.num_learners), RunState(len(roles))
+        rate_limiter = RateLimiter(options.clock, counters)
         parameters, logs = ParameterStore(ParameterStore.size_of(agent.model)), LogRings(len(roles))
         initial_weights, resume_from = _initial_weights(options, agent.model, spec), None
         if options.mode == 2:
@@ -52,7 +55,7 @@ def prepare(options: Options) -> tuple[Context, Agent]:
         if options.mode == 1:
             options = run_registry.claim(options, SAVED_COPIES * sum(tensor.nbytes for tensor in agent.model.state_dict().values()))
             try:
-                resume_from = _continue(options, clock) if options.resume is not None else None
+                resume_from = _continue(options, counters, rate_limiter) if options.resume is not None else None
                 run_registry.save(options, run_registry.plain(flatten(from_row(find_row(options.config))[0])), spec.name)
             except BaseException:
                 run_registry.abandon(options)
@@ -61,7 +64,7 @@ def prepare(options: Options) -> tuple[Context, Agent]:
         raise ConfigurationError([str(error)]) from None
     except CheckpointError as error:
         raise ConfigurationError([f"{error}; {_instead(options)}"], BAD_CHECKPOINT) from None
-    context = Context(options, spec, roles, memories, parameters, clock, logs, resume_from, initial_weights)
+    context = Context(options, spec, roles, memories, parameters, counters, rate_limiter, run_state, logs, resume_from, initial_weights)
     if options.mode == 1:
         weakref.finalize(context, os.close, run_registry.locks.pop(options.log_folder))  # so long the folder is locked
     return context, agent
@@ -93,15 +96,16 @@ def _memories(options: Options, spec: EnvSpec, agent: Agent) -> tuple[Memory, ..
                  for learner, seed in enumerate(seeds))
 
 
-def _continue(options: Options, clock: Clock) -> Path:
-    """Restore the clock from the newest undamaged checkpoint, and return that checkpoint."""
+def _continue(options: Options, counters: RunCounters, rate_limiter: RateLimiter) -> Path:
+    """Restore the counters of the newest undamaged checkpoint, and return that checkpoint."""
     state, found = run_checkpoint.load(options.checkpoint_folder)
     if missing := [name for name in PARTS if name not in state]:
         raise CheckpointError(f"checkpoint {found} has no {' and no '.join(missing)}: it is not of a run")
     try:
-        clock.load_state_dict(state["clock"], with_rows="memory" in state)
+        counters.load_state_dict(state["clock"], with_replay="memory" in state)
+        rate_limiter.load_state_dict(state["clock"])
     except Exception as error:  # it is intact, but not what a run wrote
-        raise CheckpointError(f"the clock of checkpoint {found} is not of a run ({describe_exception(error)})") from None
+        raise CheckpointError(f"the counters of checkpoint {found} are not of a run ({describe_exception(error)})") from None
     return found
 
 

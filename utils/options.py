@@ -16,7 +16,7 @@ from core.engines.supervisor import SupervisorParams
 from core.evaluation.video_writer import VideoParams
 from core.learning.precision import in_bf16
 from core.model import Model
-from core.runtime.clock import ClockParams
+from core.runtime.rate_limiter import ClockParams
 from core.single_processes.actor import ActorParams
 from core.single_processes.evaluator import EvaluatorParams
 from core.single_processes.learner import LearnerParams

@@ -1,4 +1,4 @@
-"""The contract of an environment, clause by clause, for one step at a time: what a check plays for a while to find out."""
+"""Check an environment against the contract of core/env.py by random play, one time step at a time."""
 
 import numpy as np
 
@@ -7,77 +7,92 @@ from core.specs import Continuous, Discrete, EnvSpec
 from core.types import TimeStep
 
 
-def contract_violations(spec: EnvSpec, num_envs: int, timestep: TimeStep, before: TimeStep | None) -> list[str]:
-    """What is wrong with this step of E streams, one sentence each; `before` is the step before, None after a reset."""
-    shapes = _shapes(spec, num_envs, timestep)
-    return shapes or _values(spec, timestep) + _episodes(timestep, before)
+def contract_violations(
+        spec: EnvSpec, num_envs: int, timestep: TimeStep, previous: TimeStep | None) -> list[str]:
+    """Return one sentence for each clause of the contract that a step of num_envs environments violates.
+
+    `previous` is the step before, or None after a reset.
+    """
+    errors = _shape_errors(spec, num_envs, timestep)
+    return errors or _value_errors(spec, timestep) + _episode_errors(timestep, previous)
 
 
 def play_randomly(env: Env, num_envs: int, steps: int, seed: int) -> tuple[list[str], int]:
-    """Reset and `steps` steps of all streams by uniform actions, until a clause is broken; returns what is wrong and the episodes ended."""
+    """Reset, then take `steps` steps with uniform random actions, or fewer if one violates the contract.
+
+    Returns:
+        The violations of the last step, and the number of episodes that ended.
+    """
     generator = np.random.default_rng(seed)
-    before, episodes = None, 0
+    previous, episodes = None, 0
     timestep = env.reset(seed)
     for number in range(steps + 1):
-        found = contract_violations(env.spec, num_envs, timestep, before)
-        if found:
-            return [f"step {number} of random play: {problem}" for problem in found], episodes
+        violations = contract_violations(env.spec, num_envs, timestep, previous)
+        if violations:
+            return [f"step {number} of random play: {violation}" for violation in violations], episodes
         episodes += int(timestep.last.sum())
-        before = TimeStep(*(np.array(part) for part in timestep))  # an environment may use its arrays again
+        # A copy, because an environment may reuse its arrays.
+        previous = TimeStep(*(np.array(field) for field in timestep))
         timestep = env.step(random_actions(env.spec.action, num_envs, generator))
     return [], episodes
 
 
 def random_actions(space: Discrete | Continuous, num_envs: int, generator: np.random.Generator) -> np.ndarray:
-    """[E, ...], uniform."""
+    """Draw uniform actions [E, ...] from the action space."""
     if isinstance(space, Discrete):
         return generator.integers(space.num_actions, size=num_envs)
     actions = generator.uniform(space.low, space.high, (num_envs, *space.low.shape)).astype(np.float32)
-    return np.clip(actions, space.low, space.high)  # rounding to float32
+    return np.clip(actions, space.low, space.high)  # because rounding to float32 can leave the space
 
 
-def _shapes(spec: EnvSpec, num_envs: int, timestep: TimeStep) -> list[str]:
-    rows = dict.fromkeys(("reward", "discount", "raw_reward"), ((num_envs,), "float32"))
-    rows |= dict.fromkeys(("first", "last"), ((num_envs,), "bool"))
-    found = []
-    for name, (shape, dtype) in {"observation": ((num_envs, *spec.observation_shape), spec.frame.dtype), **rows}.items():
+def _shape_errors(spec: EnvSpec, num_envs: int, timestep: TimeStep) -> list[str]:
+    expected: dict[str, tuple[tuple[int, ...], str]]
+    expected = dict.fromkeys(("reward", "discount", "raw_reward"), ((num_envs,), "float32"))
+    expected |= dict.fromkeys(("first", "last"), ((num_envs,), "bool"))
+    errors = []
+    expected["observation"] = (num_envs, *spec.observation_shape), spec.frame.dtype
+    for name, (shape, dtype) in expected.items():
         value = getattr(timestep, name)
         if not isinstance(value, np.ndarray):
-            found.append(f"{name} is a {type(value).__name__}, expected an array {dtype} {list(shape)}")
+            errors.append(f"{name} is a {type(value).__name__}, expected an array {dtype} {list(shape)}")
         elif value.shape != shape or value.dtype != np.dtype(dtype):
-            found.append(f"{name} is {value.dtype} {list(value.shape)}, expected {dtype} {list(shape)}")
-    return found
+            errors.append(f"{name} is {value.dtype} {list(value.shape)}, expected {dtype} {list(shape)}")
+    return errors
 
 
-def _values(spec: EnvSpec, timestep: TimeStep) -> list[str]:
-    found = [f"{name} is not finite in streams {_streams(~np.isfinite(value).reshape(len(value), -1).all(1))}"
-             for name, value in zip(timestep._fields, timestep) if value.dtype.kind == "f" and not np.isfinite(value).all()]
+def _value_errors(spec: EnvSpec, timestep: TimeStep) -> list[str]:
+    errors = []
+    for name, value in timestep._asdict().items():
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            not_finite = ~np.isfinite(value).reshape(len(value), -1).all(1)
+            errors.append(f"{name} is not finite in streams {_indices(not_finite)}")
     outside = (timestep.discount < 0) | (timestep.discount > 1)
     if outside.any():
-        found.append(f"discount of streams {_streams(outside)} is outside 0 .. 1: {timestep.discount[outside]}")
+        errors.append(f"discount of streams {_indices(outside)} is outside 0 .. 1: {timestep.discount[outside]}")
     low, high = timestep.observation.min(), timestep.observation.max()
     if spec.is_image and (low < 0 or high > spec.max_value):
-        found.append(f"observation has values {low} .. {high}, outside 0 .. {spec.max_value:g}")
-    return found
+        errors.append(f"observation has values {low} .. {high}, outside 0 .. {spec.max_value:g}")
+    return errors
 
 
-def _episodes(timestep: TimeStep, before: TimeStep | None) -> list[str]:
-    """Next-step autoreset: a step that ends an episode is followed by one that starts the next with nothing earned."""
-    first = np.ones(len(timestep.first), bool) if before is None else before.last
-    found = []
-    if (timestep.first != first).any():
-        why = "a reset starts an episode in every stream" if before is None else "an episode starts exactly where one ended before"
-        found.append(f"first is wrong in streams {_streams(timestep.first != first)}: {why}")
+def _episode_errors(timestep: TimeStep, previous: TimeStep | None) -> list[str]:
+    """Check next-step autoreset: the step after the end of an episode starts the next one, without a reward."""
+    expected_first = np.ones(len(timestep.first), bool) if previous is None else previous.last
+    errors = []
+    if (timestep.first != expected_first).any():
+        rule = ("a reset starts an episode in every stream" if previous is None
+                else "an episode starts exactly where one ended before")
+        errors.append(f"first is wrong in streams {_indices(timestep.first != expected_first)}: {rule}")
     if (timestep.first & timestep.last).any():
-        found.append(f"first and last are both true in streams {_streams(timestep.first & timestep.last)}")
-    earned = timestep.first & ((timestep.reward != 0) | (timestep.raw_reward != 0))
-    if earned.any():
-        found.append(f"an episode's first observation earned a reward in streams {_streams(earned)}")
-    lost = timestep.first & (timestep.discount != 1)
-    if lost.any():
-        found.append(f"an episode's first observation has a discount other than 1 in streams {_streams(lost)}")
-    return found
+        errors.append(f"first and last are both true in streams {_indices(timestep.first & timestep.last)}")
+    rewarded = timestep.first & ((timestep.reward != 0) | (timestep.raw_reward != 0))
+    if rewarded.any():
+        errors.append(f"an episode's first observation earned a reward in streams {_indices(rewarded)}")
+    discounted = timestep.first & (timestep.discount != 1)
+    if discounted.any():
+        errors.append(f"an episode's first observation has a discount other than 1 in streams {_indices(discounted)}")
+    return errors
 
 
-def _streams(mask: np.ndarray) -> str:
+def _indices(mask: np.ndarray) -> str:
     return ", ".join(map(str, np.flatnonzero(mask).tolist()))

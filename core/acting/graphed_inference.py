@@ -1,6 +1,7 @@
-"""Acting on a GPU: the network's answer to an actor's streams, whose number never changes, is one replay of a recording.
+"""Run an acting network's forward pass as a CUDA graph.
 
-Weights change in place between two answers (core/runtime/parameter_store.py), which a recording does not notice.
+An actor's number of environments never changes, so the shapes of a graph stay valid.
+Parameters are refreshed in place (core/runtime/parameter_store.py), so a graph launch reads the newest ones.
 """
 
 from collections.abc import Callable
@@ -15,50 +16,53 @@ from core.device.cuda_graph import CudaGraphCallable
 from core.model import Model
 
 
-def with_graphed_forward(agent: Agent, captured: bool) -> Agent:
-    """The agent, its network's forward captured if that is wanted and it is on a GPU."""
-    if captured and next(agent.model.parameters()).is_cuda:
+def with_graphed_forward(agent: Agent, cuda_graph: bool) -> Agent:
+    """Return the agent, whose forward pass runs as a CUDA graph if `cuda_graph` is true and its network is on a GPU."""
+    if cuda_graph and next(agent.model.parameters()).is_cuda:
         capture_forward(agent.model, capture=True)
     return agent
 
 
 def capture_forward(model: Model, *, capture: bool) -> None:
-    """From now on the model's forward works on tensors that stay the same, captured or eager by the same code, and returns copies.
+    """Replace the model's `forward` by one that computes on static tensors and returns copies.
 
-    Each form of what it is given has tensors, and a recording, of its own, and so have training and evaluation.
+    Each combination of input shapes and dtypes has static tensors and a graph of its own. So have training and
+    evaluation mode.
+
+    If `capture` is false, the same code runs eagerly, on any device.
     """
-    known: dict[Any, StaticInputs] = {}
+    graphs: dict[Any, StaticInputs] = {}
     forward, device = model.forward, next(model.parameters()).device
 
-    def on_fixed_tensors(*arguments: Any) -> Any:
-        form = model.training, *((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments))
-        if form not in known:
-            known[form] = StaticInputs(forward, arguments, device, capture=capture)
-        return known[form](arguments)
+    def graphed_forward(*inputs: Any) -> Any:
+        key = model.training, *((leaf.shape, leaf.dtype) for leaf in tree_leaves(inputs))
+        if key not in graphs:
+            graphs[key] = StaticInputs(forward, inputs, device, capture=capture)
+        return graphs[key](inputs)
 
-    model.forward = on_fixed_tensors  # type: ignore[method-assign, assignment]
+    model.forward = graphed_forward  # type: ignore[method-assign, assignment]
 
 
 class StaticInputs:
-    """function(*arguments) for arguments of the form of these, without gradients.
+    """Call a function without gradients on static copies of its inputs, which all have the structure of the first ones.
 
-    Whoever asks may be in inference mode. A recording may not: of a generator it keeps tensors, and those of inference mode could not be
-    changed by what else is recorded in this process (pytorch issue 166792).
+    Callers may be in inference mode, but graph capture must not be. Capture stores generator-state tensors; if they
+    were created in inference mode, later captures could not update them (pytorch issue 166792).
     """
 
     @torch.inference_mode(False)
-    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...], device: torch.device, *, capture: bool):
+    def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], device: torch.device, *, capture: bool):
         self._function, self._output = function, None
-        self._arguments = tree_map(lambda tensor: torch.empty_like(tensor, device=device), arguments)
-        self._work = CudaGraphCallable(self._call, device, capture=capture)
+        self._inputs = tree_map(lambda tensor: torch.empty_like(tensor, device=device), inputs)
+        self._graph = CudaGraphCallable(self._call, device, capture=capture)
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def __call__(self, arguments: tuple[Any, ...]) -> Any:
-        for fixed, given in zip(tree_leaves(self._arguments), tree_leaves(arguments)):
-            fixed.copy_(given)
-        self._work()
+    def __call__(self, inputs: tuple[Any, ...]) -> Any:
+        for static, tensor in zip(tree_leaves(self._inputs), tree_leaves(inputs)):
+            static.copy_(tensor)
+        self._graph()
         return tree_map(Tensor.clone, self._output)
 
     def _call(self) -> None:
-        self._output = self._function(*self._arguments)
+        self._output = self._function(*self._inputs)

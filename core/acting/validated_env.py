@@ -1,4 +1,4 @@
-"""The border to every environment: what it returns is a TimeStep of its spec, or an error says what is not."""
+"""Make environments, and check every time step that they return against the EnvSpec."""
 
 import reprlib
 from typing import Any
@@ -9,53 +9,60 @@ from core.common.foreign_code import foreign_code
 from core.env import Env
 from core.types import TimeStep
 
+EXPECTED_DTYPES = {"f": "float32", "b": "bool", "u": "uint8", "i": "int64"}
+
 
 def make_env(options: Any, num_envs: int, **settings: Any) -> Env:
-    """Construct the environment that the options name, of whoever wrote it. `settings` are the other arguments of Env."""
+    """Construct the environment that the options name. `settings` are further arguments of Env."""
     with foreign_code("its constructor", may_lack_packages=True):
         return options.env_class(options.env, options.game, num_envs, **settings)
 
 
 class ValidatedEnv(Env):
-    """An Env whose steps are what the contract says. Raises ValueError naming field, value, stream and step.
+    """Wrap an Env so that every step it returns is a TimeStep of its spec with finite numbers.
 
-    One look at each array: a few microseconds a step of all streams.
+    A check costs a few microseconds a step of all environments.
+
+    Raises:
+        ValueError: a field has another type, shape or kind of dtype, or is not finite. The message names field, value,
+            stream and step.
+        ForeignCodeError: the environment's own code raised something that would end or mislead the process.
     """
 
     def __init__(self, env: Env, num_envs: int):
         self._env, self._num_envs, self.spec = env, num_envs, env.spec
         self._steps = self._first_stream = 0
-        self._own_code = foreign_code(f"environment {env.spec.name}")
+        self._foreign_code = foreign_code(f"environment {env.spec.name}")
         shapes = {"observation": (num_envs, *env.spec.observation_shape)}
         kinds = {"observation": np.dtype(env.spec.frame.dtype).kind, "first": "b", "last": "b"}
         self._expected = [(name, shapes.get(name, (num_envs,)), kinds.get(name, "f")) for name in TimeStep._fields]
 
     def reset(self, seed: int) -> TimeStep:
-        with self._own_code:
+        with self._foreign_code:
             timestep = self._env.reset(seed)
-        return self._checked(timestep)
+        return self._validate(timestep)
 
     def step(self, action: np.ndarray) -> TimeStep:
         self._steps += 1
-        with self._own_code:
+        with self._foreign_code:
             timestep = self._env.step(action)
-        return self._checked(timestep)
+        return self._validate(timestep)
 
     def send(self, action: np.ndarray) -> None:
-        with self._own_code:
+        with self._foreign_code:
             self._env.send(action)
 
     def recv(self) -> TimeStep:
         self._steps += 1
-        with self._own_code:
+        with self._foreign_code:
             timestep = self._env.recv()
-        return self._checked(timestep)
+        return self._validate(timestep)
 
     def success(self, stream: int) -> bool | None:
         return self._env.success(stream)
 
     def render(self) -> np.ndarray:
-        with self._own_code:
+        with self._foreign_code:
             return self._env.render()
 
     def set_activity_marker(self, cell: np.ndarray, first: int = 0) -> None:
@@ -63,22 +70,23 @@ class ValidatedEnv(Env):
         self._env.set_activity_marker(cell, first)
 
     def close(self) -> None:
-        with self._own_code:
+        with self._foreign_code:
             self._env.close()
 
-    def _checked(self, timestep: TimeStep) -> TimeStep:
+    def _validate(self, timestep: TimeStep) -> TimeStep:
         if not isinstance(timestep, TimeStep):
-            raise ValueError(f"{self.spec.name} returned {reprlib.repr(timestep)} at step {self._steps}, expected a TimeStep")
+            raise ValueError(
+                f"{self.spec.name} returned {reprlib.repr(timestep)} at step {self._steps}, expected a TimeStep")
         for (name, shape, kind), value in zip(self._expected, timestep):
             if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype.kind != kind:
-                got = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else reprlib.repr(value)
-                raise ValueError(f"{name} of {self.spec.name} at step {self._steps} is {got}, expected {_KINDS[kind]} {list(shape)}")
+                actual = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else reprlib.repr(value)
+                raise ValueError(f"{name} of {self.spec.name} at step {self._steps} is {actual}, "
+                                 f"expected {EXPECTED_DTYPES[kind]} {list(shape)}")
             if kind == "f" and not np.isfinite(value).all():
                 stream, *element = (int(index) for index in np.argwhere(~np.isfinite(value))[0])
-                number = self._first_stream + stream
-                raise ValueError(f"{name} of stream {number} of {self.spec.name} at step {self._steps} is {value[stream, *element]}"
-                                 f"{f' (element {element})' if element else ''}, expected finite values")
+                where = f" (element {element})" if element else ""
+                number = value[stream, *element]
+                stream += self._first_stream
+                raise ValueError(f"{name} of stream {stream} of {self.spec.name} at step {self._steps} "
+                                 f"is {number}{where}, expected finite values")
         return timestep
-
-
-_KINDS = {"f": "float32", "b": "bool", "u": "uint8", "i": "int64"}

@@ -29,7 +29,7 @@ class InlineEngine:
         self._random: dict[tuple[str, int], torch.Tensor] = {}
         self._signal, self._pid = 0, os.getpid()
         if len(context.memories) > 1:
-            context.meeting = Turns(len(context.memories))
+            context.rendezvous = Turns(len(context.memories))
 
     def run(self, roles: list[tuple[str, int]]) -> int:
         """Run to the end. Returns the exit code; an error is printed, and the learner saves if it is not the learner's own."""
@@ -41,7 +41,7 @@ class InlineEngine:
             self._loop()
         except Exception as error:
             traceback.print_exc()
-            self._context.clock.stop(interrupt=True)
+            self._context.run_state.stop(interrupt=True)
             self._save()
             self._say_farewell()
             return run_end.of(error)
@@ -63,14 +63,14 @@ class InlineEngine:
             log_to_stderr(resume_command_hint(self._context.options))
 
     def _loop(self) -> None:
-        clock, conditions = self._context.clock, Conditions(self._context)
+        run_state, conditions = self._context.run_state, Conditions(self._context)
         actors = self._of("actor")
         while self._generators:
             self._exhaust("learner")
             conditions.check()
-            if clock.stopped:
+            if run_state.stopped:
                 break
-            if clock.checkpoint_due:
+            if run_state.checkpoint_due:
                 self._exhaust("evaluator")
                 self._exhaust("learner")
                 for actor in actors:
@@ -83,7 +83,7 @@ class InlineEngine:
         self._exhaust("evaluator")  # the evaluation at hand; the last one is of the learner's last parameters
         self._finish("learner")
         self._finish("evaluator")
-        clock.end_logger()
+        run_state.end_logger()
         self._finish("logger")
 
     def _of(self, role: str) -> list[tuple[str, int]]:
@@ -136,4 +136,4 @@ class InlineEngine:
             signal.signal(number, signal.SIG_DFL)
             return signal.raise_signal(number)
         self._signal = number
-        self._context.clock.stop(interrupt=True)
+        self._context.run_state.stop(interrupt=True)

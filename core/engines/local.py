@@ -38,7 +38,7 @@ class LocalEngine:
 
     def __init__(self, context: Context, processes: Mapping[str, Process]):
         self._context, self._processes, self._options = context, processes, context.options
-        self._clock = context.clock
+        self._run_state = context.run_state
         self._spawn = get_context("spawn")
         self._places = [Place(role, index, learner_threads(self._options) if role == "learner" else 1) for role, index in context.roles]
         self._signals: list[int] = []
@@ -54,7 +54,7 @@ class LocalEngine:
             for number in run_end.interrupting():
                 stack.callback(signal.signal, number, signal.signal(number, self._interrupt))
             if len(self._context.memories) > 1:
-                self._context.meeting = stack.enter_context(on_this_machine(len(self._context.memories)))
+                self._context.rendezvous = stack.enter_context(on_this_machine(len(self._context.memories)))
             stack.callback(self._leave_nothing)
             self._run()
         return self._exit_code or (run_end.INTERRUPTED + self._signals[0] if self._signals else run_end.DONE)
@@ -63,7 +63,7 @@ class LocalEngine:
         for place in self._places:
             self._attempt(place)
         conditions = Conditions(self._context)
-        while not self._clock.stopped and (self._alive() or self._postponed()):
+        while not self._run_state.stopped and (self._alive() or self._postponed()):
             self._wait(self._alive())
             self._supervise()
             conditions.check()
@@ -92,7 +92,7 @@ class LocalEngine:
 
     def _start(self, place: Place) -> None:
         receiver, sender = self._spawn.Pipe(duplex=False)
-        self._clock.reset_heartbeat(self._process_ind(place))
+        self._run_state.reset_heartbeat(self._process_ind(place))
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(place.threads)
         process = self._spawn.Process(
             target=process_main.main, name=str(place), daemon=False,  # so that an environment may use multiprocessing
@@ -141,12 +141,12 @@ class LocalEngine:
     def _hang_reason(self, place: Place) -> str | None:
         """Why a process that still runs must be replaced."""
         process_ind, params = self._process_ind(place), self._options.supervisor
-        if not self._clock.has_started(process_ind):
+        if not self._run_state.has_started(process_ind):
             late = time.monotonic() - max(place.started, self._awake) > params.start_timeout
             return f"did not start within {params.start_timeout:.0f} s (supervisor.start_timeout)" if late else None
-        silent = min(self._clock.seconds_since_heartbeat(process_ind), time.monotonic() - self._awake)
-        limit, stream = params.heartbeat_timeout, self._clock.stream(process_ind)
-        if place.role == "learner" and self._clock.checkpoint_due:
+        silent = min(self._run_state.seconds_since_heartbeat(process_ind), time.monotonic() - self._awake)
+        limit, stream = params.heartbeat_timeout, self._run_state.active_env(process_ind)
+        if place.role == "learner" and self._run_state.checkpoint_due:
             limit *= 10  # a large replay is being written
         where = "" if stream is None else f", within the environment of stream {stream}"
         return f"gave no sign of life for {silent:.0f} s (supervisor.heartbeat_timeout){where}" if silent > limit else None
@@ -172,12 +172,12 @@ class LocalEngine:
             self._give_up(run_end.TRAINING_FAILED)
         else:
             place.restarts += 1
-            self._clock.count_restart()
+            self._run_state.count_restart()
             self._attempt(place)
 
     def _has_started(self, place: Place) -> bool:
         """In this life it has come to work."""
-        return self._clock.has_started(self._process_ind(place))
+        return self._run_state.has_started(self._process_ind(place))
 
     def _reported_error(self, place: Place) -> tuple[bool, str | None]:
         """Return whether a process that ended had said that it was done, and the error that it sent if it had not: an exit code of 0
@@ -197,14 +197,14 @@ class LocalEngine:
 
     def _give_up(self, exit_code: int) -> None:
         self._exit_code = self._exit_code or exit_code
-        self._clock.stop(interrupt=True)
+        self._run_state.stop(interrupt=True)
 
     # end --------------------------------------------------------------------------------------------------------------
     def _end(self) -> None:
         """Let every process save and leave; the logger last."""
         self._await([place for place in self._places if place.role != "logger"])
-        self._clock.end_logger()
-        trackers = 0.0 if self._clock.interrupted else self._options.logger.tracker_timeout
+        self._run_state.end_logger()
+        trackers = 0.0 if self._run_state.interrupted else self._options.logger.tracker_timeout
         self._await([place for place in self._places if place.role == "logger"], limit=5.0 + trackers)
         if lost := unsaved(self._context):
             self._say(lost)
@@ -214,12 +214,12 @@ class LocalEngine:
 
     def _await(self, places: list[Place], limit: float | None = None) -> None:
         params, started, with_replay = self._options.supervisor, time.monotonic(), self._options.learner.checkpoint_replay
-        interrupted = self._clock.interrupted
+        interrupted = self._run_state.interrupted
         while waiting := [place for place in places if place in self._alive()]:
-            if limit is None and self._clock.interrupted and not interrupted:
+            if limit is None and self._run_state.interrupted and not interrupted:
                 interrupted, started = True, time.monotonic()  # from now on they have less time, but all of that
             large = with_replay and any(place.role == "learner" for place in waiting)  # and is being written
-            seconds = limit or (params.stop_timeout * (10 if large else 1) if self._clock.interrupted else params.finish_timeout)
+            seconds = limit or (params.stop_timeout * (10 if large else 1) if self._run_state.interrupted else params.finish_timeout)
             if time.monotonic() - started > seconds or len(self._signals) > 1:
                 self._say(f"{', '.join(map(str, waiting))} did not end within {time.monotonic() - started:.0f} s and are killed")
                 self._kill(waiting)
@@ -252,7 +252,7 @@ class LocalEngine:
     def _interrupt(self, number: int, frame: object) -> None:
         """The first signal saves and leaves; a second one leaves at once."""
         self._signals.append(number)
-        self._clock.stop(interrupt=True)
+        self._run_state.stop(interrupt=True)
 
     def _process_ind(self, place: Place) -> int:
         return self._context.process_ind(place.role, place.index)

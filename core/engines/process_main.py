@@ -61,7 +61,7 @@ def drive(generator: Iterator[bool], context: Context, process_ind: int) -> None
     """Advance the generator to its end, with a heartbeat after every step; sleep while it is idle."""
     delays = idle_delays()
     for worked in generator:
-        context.clock.heartbeat(process_ind)
+        context.run_state.heartbeat(process_ind)
         if worked:
             delays = idle_delays()
         else:

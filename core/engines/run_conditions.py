@@ -13,27 +13,27 @@ class Conditions:
         self._context, self._options = context, context.options
         self._started = self._saved = time.monotonic()
         period = self._options.learner.checkpoint_steps
-        self._next_steps = (context.clock.agent_steps // period + 1) * period if period else 0
+        self._next_steps = (context.counters.agent_steps // period + 1) * period if period else 0
 
     def check(self) -> None:
         """Stop the run when it is done; ask for a checkpoint when one is due."""
-        clock = self._context.clock
-        if not clock.stopped and self._done():
-            clock.stop()
-        if not clock.checkpoint_due and self._checkpoint_due():
+        run_state = self._context.run_state
+        if not run_state.stopped and self._done():
+            run_state.stop()
+        if not run_state.checkpoint_due and self._checkpoint_due():
             self._saved = time.monotonic()
-            clock.request_checkpoint()
+            run_state.request_checkpoint()
 
     def _done(self) -> bool:
-        options, clock, scores = self._options, self._context.clock, self._context.clock.scores
+        options, counters, scores = self._options, self._context.counters, self._context.counters.scores
         limits: list[tuple[Any, float]] = [
-            (options.steps, clock.agent_steps), (options.updates, clock.updates),
+            (options.steps, counters.agent_steps), (options.updates, counters.updates),
             (options.seconds, time.monotonic() - self._started),
             (options.target_score, scores[0] if scores else float("-inf"))]
         return any(limit is not None and value >= limit for limit, value in limits)
 
     def _checkpoint_due(self) -> bool:
-        params, agent_steps = self._options.learner, self._context.clock.agent_steps
+        params, agent_steps = self._options.learner, self._context.counters.agent_steps
         if params.checkpoint_steps and agent_steps >= self._next_steps:
             self._next_steps = (agent_steps // params.checkpoint_steps + 1) * params.checkpoint_steps
             return True

@@ -23,7 +23,7 @@ def of(error: BaseException) -> int:
 
 def unsaved(context: Context) -> str:
     """Name the processes whose last write failed: then a run is not done, whatever it played. Empty if there are none."""
-    places = [" ".join(map(str, context.roles[process_ind])) for process_ind in context.clock.unsaved]
+    places = [" ".join(map(str, context.roles[process_ind])) for process_ind in context.run_state.failed_writers]
     return f"the last write of {', '.join(places)} failed: not all that this run made is on disk" if places else ""
 
 

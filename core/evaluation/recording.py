@@ -32,7 +32,7 @@ def record_episode(context: Context, agent: Agent, path: Path, max_steps: int, s
             renderer = EpisodeRenderer(path, context.options.video, context.spec)
             try:
                 for _ in play_episodes(agent, env, 1, max_steps, exploration, seed, renderer.add):
-                    if context.clock.interrupted:
+                    if context.run_state.interrupted:
                         return
                     yield True
             finally:

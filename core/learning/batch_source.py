@@ -1,99 +1,67 @@
-"""Sources of batches for updates: drawn ahead, in place, or in pieces."""
+"""Give a learner the batches of its updates."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
-from core.agent import Agent, LearnerOutput, samples_of
-from core.learning.microbatches import Pieces, in_pieces
 from core.memory import DeviceMemory
 from core.types import Batch, SampleIds
 
 
-class InPlaceBatchSource:
-    """In the place of a Prefetcher: nothing is sampled ahead."""
+class BatchSource(Protocol):
+    """Give batches and take priorities. The other implementation is core/learning/prefetcher.py."""
 
-    starved = takes_priorities = False  # nothing here waits; GraphedDeviceUpdate has written them
+    # True if the memory had nothing to sample before the last `get`, so that the wait was not for sampling.
+    starved: bool
+    # If False, priorities are not read back from the device.
+    takes_priorities: bool
 
-    def __init__(self, memory: DeviceMemory):
-        self._memory = memory
-
-    def update_priorities(self, keys: SampleIds, priorities: np.ndarray) -> None:
-        """They are written already."""
-
-    def get(self, timeout: float) -> DeviceMemory | None:
-        """The memory, with all that actors have written; None while there is nothing to learn from."""
-        return self._memory if self._memory.refresh() else None
-
-    def put_back(self, memory: DeviceMemory) -> None:
-        """Nothing was drawn yet."""
-
-    def drawn(self) -> list[Batch]:
-        return []
-
-    def call(self, function: Callable[[], Any]) -> Any:
-        """function() between updates."""
-        return function()
-
-    def statistics(self) -> dict[str, float]:
-        return {}
-
-    def close(self) -> None:
-        """There is no thread to end."""
-
-
-class Batches(Protocol):
-    """What is learnt from next, as a Prefetcher gives it."""
-
-    starved: bool           # rows had to be waited for before the last `get`
-    takes_priorities: bool  # else what an update says of its windows is not asked for
-
-    def get(self, timeout: float) -> Any: ...
+    def get(self, timeout: float) -> Any:
+        """Return the next batch, or None if there is none after `timeout` seconds."""
 
     def update_priorities(self, keys: SampleIds, priorities: np.ndarray) -> None: ...
 
-    def put_back(self, batch: Any, /) -> None: ...
+    def put_back(self, batch: Any, /) -> None:
+        """Make the batch that `get` returned last the next one again, because it was not learned from."""
 
-    def drawn(self) -> list[Batch]: ...
+    def ready_batches(self) -> list[Batch]:
+        """Return the sampled batches that `get` has not returned, oldest first."""
 
-    def call(self, function: Callable[[], Any]) -> Any: ...
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Return function(), called while nothing else uses the memory."""
 
     def statistics(self) -> Mapping[str, float]: ...
 
     def close(self) -> None: ...
 
 
-class Learn(Protocol):
-    """Learns from what a Batches gives: `count` updates a call; `bad` of them in a row were not finite before the last one."""
+class InPlaceBatchSource:
+    """Give a device replay itself as the batch: updates sample from it and write its priorities (GraphedUpdate)."""
 
-    count: int
-    bad: int
+    starved = takes_priorities = False
 
-    def __call__(self, batch: Any, /) -> LearnerOutput: ...
+    def __init__(self, memory: DeviceMemory):
+        self._memory = memory
 
-    def samples(self, batch: Any, /) -> int:
-        """Return the agent steps that a call with this batch learnt from."""
+    def get(self, timeout: float) -> DeviceMemory | None:
+        """Return the memory with all that actors have written, or None while there is nothing to sample."""
+        return self._memory if self._memory.refresh() else None
 
-    def statistics(self) -> Mapping[str, float]: ...
+    def update_priorities(self, keys: SampleIds, priorities: np.ndarray) -> None:
+        pass
 
+    def put_back(self, memory: DeviceMemory) -> None:
+        pass
 
-class EagerUpdates:
-    """An agent's `learn`; with `shrink`, gradients of batches that do not fit into the GPU's memory are taken of pieces that do."""
+    def ready_batches(self) -> list[Batch]:
+        return []
 
-    def __init__(self, agent: Agent, shrink: bool):
-        self._agent, self._pieces = agent, Pieces() if shrink else None
-        self.count, self.bad = 1, 0  # updates a call; in a row that were not finite before the one in hand
-
-    def __call__(self, batch: Batch) -> LearnerOutput:
-        if self._pieces is None:
-            return self._agent.learn(batch)
-        with in_pieces(self._pieces):
-            return self._agent.learn(batch)
-
-    def samples(self, batch: Batch) -> int:
-        return samples_of(self._agent, batch)
+    def call(self, function: Callable[[], Any]) -> Any:
+        return function()
 
     def statistics(self) -> dict[str, float]:
-        """batch_size: windows whose gradient is taken at once."""
-        return {} if self._pieces is None else {"batch_size": float(self._pieces.size)}
+        return {}
+
+    def close(self) -> None:
+        pass

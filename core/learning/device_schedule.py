@@ -1,5 +1,7 @@
-"""Numbers that differ from update to update and are known ahead: learning rates, exponents, when a target network is due; and the count of
-updates that are planned ahead."""
+"""Compute scalars of the next updates ahead and put them on the device, where a CUDA graph can read them.
+
+Examples are learning rates, the exponent beta of prioritised replay, and whether a target network is due.
+"""
 
 from collections.abc import Callable
 
@@ -11,8 +13,11 @@ from core.device.transfers import upload
 
 
 class ScheduledTensor:
-    """value(update) of the next updates, on a device. `plan` computes them in python and copies them there in one go; then each update
-    takes its own. The tensor stays the same, so that what was recorded with it reads the new numbers."""
+    """Hold value(update) of the next updates in a device tensor.
+
+    The tensor stays the same, so that captured kernels read new values. `plan` computes the values in python and copies
+    them at once; then each update takes its own.
+    """
 
     def __init__(self, value: Callable[[int], float], device: torch.device, dtype: torch.dtype = torch.float32):
         self._value, self._device, self._dtype = value, device, dtype
@@ -20,7 +25,11 @@ class ScheduledTensor:
         self._next = 0
 
     def plan(self, first: int, count: int) -> None:
-        """Of updates first .. first + count - 1. Raises ValueError for another count than the first time's."""
+        """Compute the values of updates first .. first + count - 1.
+
+        Raises:
+            ValueError: `count` differs from that of the first call.
+        """
         if self._values is None:
             self._values = torch.zeros(count, dtype=self._dtype, device=self._device)
         if len(self._values) != count:
@@ -30,7 +39,7 @@ class ScheduledTensor:
         self._next = 0
 
     def take(self) -> Tensor:
-        """The next one, a scalar."""
+        """Return the scalar of the next update."""
         assert self._values is not None, "nothing was planned"
         value = self._values[self._next]
         self._next = (self._next + 1) % len(self._values)
@@ -38,7 +47,10 @@ class ScheduledTensor:
 
 
 class UpdateCounter:
-    """Updates that an agent has made. Planned ones count when they are planned, since replays of them run no python."""
+    """Count the updates of an agent.
+
+    Planned updates count when they are planned, because graph launches run no python.
+    """
 
     def __init__(self) -> None:
         self.made = self._begun = 0
@@ -50,7 +62,7 @@ class UpdateCounter:
         self._begun, self.made = self.made, self.made + count
 
     def next(self) -> int:
-        """The number, from 1, of the update that begins."""
+        """Return the number, from 1, of the update that begins."""
         self._begun += 1
         self.made = max(self.made, self._begun)
         return self._begun

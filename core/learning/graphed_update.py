@@ -1,8 +1,10 @@
-"""Updates on a device that python only starts: sample, learn, write priorities back, several times, from rows that live there.
+"""Run updates on a device, as one launch of a CUDA graph or eagerly by the same code.
 
-Where a learner has a Prefetcher and its agent's `learn` otherwise, it has Refreshed and GraphedDeviceUpdate.
+GraphedUpdate reads batches from static tensors, which one of two sources fills: StagedBatches copies batches of a
+memory on the CPU into them, DeviceReplayBatches samples from a replay on the device and writes its priorities.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,117 +13,146 @@ from torch import Tensor
 from core.agent import Agent, LearnerOutput, samples_of
 from core.device.cuda_graph import CudaGraphCallable
 from core.device.transfers import upload
-from core.learning.metric_accumulator import Tally
+from core.learning.metric_accumulator import MetricAccumulator
 from core.memory import DeviceMemory
 from core.types import Batch, tensors
 
-LOOK = 100  # calls between looks at how many samples there were
+IDLE_READ_PERIOD = 100  # calls between two reads of the number of steps that were no samples
 
 
-def can_be_captured(agent: type[Agent], params: Any, count: int) -> bool:
-    """Whether `count` updates of it are the same work every time."""
+def can_capture(agent: type[Agent], params: Any, count: int) -> bool:
+    """Return True if `count` updates of the agent launch the same kernels every time."""
     return agent.captures and count % agent.period(params) == 0
 
 
-class GraphedDeviceUpdate:
-    """`count` updates a call. Captured or eager they are the same code; what cannot be captured is not planned either.
+class StagedBatches:
+    """Copy each batch into tensors of the device that stay the same, for one update a call.
 
-    `bad` updates in a row were not finite when `statistics` last looked.
-    """
-
-    def __init__(self, agent: Agent, memory: DeviceMemory, batch_size: int, count: int, device: torch.device, *, capture: bool):
-        self._planned = can_be_captured(type(agent), agent.params, count)
-        if capture and not self._planned:
-            raise ValueError(f"{count} updates of {type(agent).__name__} at once cannot be captured")
-        self._agent, self._memory, self._batch_size, self.count = agent, memory, batch_size, count
-        self._work = CudaGraphCallable(self._updates, device, memory.generators, capture=capture)
-        self._tally, self.bad = Tally(device), 0
-        self._idle = torch.zeros((), dtype=torch.int64, device=device)  # rows that were no samples, until `samples` looks
-        self._calls = self._overcounted = 0
-
-    def __call__(self, memory: DeviceMemory) -> LearnerOutput:
-        """All of them; on CUDA they go on when this returns. What they report is left to `statistics`."""
-        memory.plan(self.count)
-        if self._planned:
-            self._agent.plan(self.count)
-        self._work()
-        return LearnerOutput({}, None)
-
-    def _updates(self) -> None:
-        for _ in range(self.count):
-            batch, places = self._memory.sample(self._batch_size)
-            output = self._agent.learn(batch)
-            if self._agent.samples_per_window > 1:  # windows of one row start where an action was taken
-                self._idle.add_(self._agent.idle(batch.window))
-            if output.priorities is not None:
-                self._memory.update_priorities(places, output.priorities)
-            self._tally.add(output)
-
-    def samples(self, memory: DeviceMemory) -> int:
-        """Every row, less those of earlier calls that were none: the device is asked for their number once in LOOK calls."""
-        self._calls += 1
-        if self._agent.samples_per_window > 1 and self._calls % LOOK == 0:
-            self._overcounted += int(self._idle)
-            self._idle.zero_()
-        rows = self.count * self._batch_size * self._agent.samples_per_window
-        left_out = min(self._overcounted, rows)
-        self._overcounted -= left_out
-        return rows - left_out
-
-    def statistics(self) -> dict[str, float]:
-        """Means since the last call; waits for the device."""
-        means, self.bad = self._tally.take()
-        return means
-
-
-class GraphedUpdate:
-    """An update a call, captured or eager by the same code.
-
-    `bad` updates in a row were not finite when `statistics` last looked.
+    Raises:
+        ValueError: a batch has another size than the first.
     """
 
     count = 1
+    generators = ()
 
-    def __init__(self, agent: Agent, device: torch.device, *, capture: bool):
-        if not can_be_captured(type(agent), agent.params, 1):
-            raise ValueError(f"single updates of {type(agent).__name__} cannot be captured")
-        self._agent, self._device = agent, device
-        self._work = CudaGraphCallable(self._update, device, capture=capture)
-        self._batch: Batch | None = None  # on the device
-        self._priorities: Tensor | None = None
-        self._tally, self.bad = Tally(device), 0
+    def __init__(self, agent: Agent, device: torch.device):
+        self._agent, self.device = agent, device
+        self._batch: Batch | None = None
+        # Of the last update, [B], for the caller to write.
+        self.priorities: Tensor | None = None
 
-    def __call__(self, batch: Batch) -> LearnerOutput:
-        """On CUDA it goes on when this returns. What it reports is left to `statistics`.
-
-        Raises ValueError for a batch of another size than the first.
-        """
+    def load(self, batch: Batch) -> None:
+        """Copy a batch to the device. This is not captured."""
         if self._batch is None:
-            self._batch = self._like(batch)
-        for tensor, staged in zip(tensors(batch), tensors(self._batch), strict=True):
-            if tensor.shape != staged.shape:
-                raise ValueError(f"captured updates are of batches of one size: {list(tensor.shape)} came after {list(staged.shape)}")
-            upload(tensor, staged)
-        self._agent.plan(1)
-        self._work()
-        return LearnerOutput({}, self._priorities)
+            self._batch = self._empty_like(batch)
+        for tensor, static in zip(tensors(batch), tensors(self._batch), strict=True):
+            if tensor.shape != static.shape:
+                raise ValueError(f"captured updates need batches of one size: {list(tensor.shape)} came after "
+                                 f"{list(static.shape)}")
+            upload(tensor, static)
 
-    def samples(self, batch: Batch) -> int:
+    def _empty_like(self, batch: Batch) -> Batch:
+        def empty(tensor: Tensor) -> Tensor:
+            return torch.empty_like(tensor, device=self.device)
+
+        fresh = None if batch.fresh is None else empty(batch.fresh)
+        return Batch(batch.window.map(empty), batch.keys, empty(batch.weights), fresh)
+
+    def sample(self) -> Batch:
+        assert self._batch is not None
+        return self._batch
+
+    def finish_update(self, priorities: Tensor | None) -> None:
+        self.priorities = priorities
+
+    def num_samples(self, batch: Batch) -> int:
         return samples_of(self._agent, batch)
 
-    def _like(self, batch: Batch) -> Batch:
-        def empty(tensor: Tensor) -> Tensor:
-            return torch.empty_like(tensor, device=self._device)
 
-        return Batch(batch.window.map(empty), batch.keys, empty(batch.weights), None if batch.fresh is None else empty(batch.fresh))
+class DeviceReplayBatches:
+    """Sample each batch from a replay on the device and write its priorities there, for `count` updates a call."""
 
-    def _update(self) -> None:
-        assert self._batch is not None
-        output = self._agent.learn(self._batch)
-        self._priorities = output.priorities
-        self._tally.add(output)
+    priorities: Tensor | None = None
+
+    def __init__(self, agent: Agent, memory: DeviceMemory, batch_size: int, count: int, device: torch.device):
+        self._agent, self._memory, self._batch_size, self.count, self.device = agent, memory, batch_size, count, device
+        # Windows of one step start where an action was taken, so they have no idle steps.
+        self._has_idle_steps = agent.samples_per_window > 1
+        self._idle_steps = torch.zeros((), dtype=torch.int64, device=device)
+        self._calls = self._overcounted = 0
+
+    @property
+    def generators(self) -> Sequence[torch.Generator]:
+        return self._memory.generators
+
+    def load(self, memory: DeviceMemory) -> None:
+        """Plan what changes between samples. This is not captured."""
+        memory.plan(self.count)
+
+    def sample(self) -> Batch:
+        batch, self._leaf_indices = self._memory.sample(self._batch_size)
+        if self._has_idle_steps:
+            self._idle_steps.add_(self._agent.idle(batch.window))
+        return batch
+
+    def finish_update(self, priorities: Tensor | None) -> None:
+        if priorities is not None:
+            self._memory.update_priorities(self._leaf_indices, priorities)
+
+    def num_samples(self, memory: DeviceMemory) -> int:
+        """Return all steps, less those of earlier calls that ended an episode and were therefore no samples.
+
+        Their number is read from the device once in IDLE_READ_PERIOD calls, because reading waits for the device.
+        """
+        self._calls += 1
+        if self._has_idle_steps and self._calls % IDLE_READ_PERIOD == 0:
+            self._overcounted += int(self._idle_steps)
+            self._idle_steps.zero_()
+        steps = self.count * self._batch_size * self._agent.samples_per_window
+        excess = min(self._overcounted, steps)
+        self._overcounted -= excess
+        return steps - excess
+
+
+class GraphedUpdate:
+    """Run `count` updates a call.
+
+    - Learning rates and all else that changes between updates in a known way are scheduled on the device before each
+      call.
+    - Updates that do not launch the same kernels every time run eagerly and are not scheduled.
+
+    Raises:
+        ValueError: `capture` is true and the updates cannot be captured.
+    """
+
+    def __init__(self, agent: Agent, batches: StagedBatches | DeviceReplayBatches, *, capture: bool):
+        self._agent, self._batches, self.count = agent, batches, batches.count
+        self._is_scheduled = can_capture(type(agent), agent.params, self.count)
+        if capture and not self._is_scheduled:
+            raise ValueError(f"{self.count} updates of {type(agent).__name__} at once cannot be captured")
+        self._graph = CudaGraphCallable(self._run_updates, batches.device, batches.generators, capture=capture)
+        self._metrics = MetricAccumulator(batches.device)
+
+    def __call__(self, batch: Any) -> LearnerOutput:
+        """Launch the updates. On CUDA this returns before they finish; `statistics` reads their metrics."""
+        self._batches.load(batch)
+        if self._is_scheduled:
+            self._agent.plan(self.count)
+        self._graph()
+        return LearnerOutput({}, self._batches.priorities)
+
+    def _run_updates(self) -> None:
+        for _ in range(self.count):
+            output = self._agent.learn(self._batches.sample())
+            self._batches.finish_update(output.priorities)
+            self._metrics.add(output)
+
+    @property
+    def consecutive_skipped(self) -> int:
+        return self._metrics.consecutive_skipped
+
+    def samples(self, batch: Any) -> int:
+        return self._batches.num_samples(batch)
 
     def statistics(self) -> dict[str, float]:
-        """Means since the last call; waits for the device."""
-        means, self.bad = self._tally.take()
-        return means
+        return self._metrics.take()

@@ -1,7 +1,6 @@
-"""Accumulate the metrics of updates between two reports."""
+"""Accumulate the metrics of updates between two reports, without reading tensors before."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -9,13 +8,18 @@ from torch import Tensor
 from core.agent import LearnerOutput
 
 
-class Tally:
-    """Running sums of what updates report, on their device and always in the same tensors."""
+class MetricAccumulator:
+    """Sum metrics on their device in static tensors, as a CUDA graph requires.
+
+    `consecutive_skipped` is the largest number of updates in a row that were skipped, as of the last `take`.
+    """
 
     def __init__(self, device: torch.device):
-        self._device = device
-        self._sums: dict[tuple[str, ...], Tensor] = {}  # of the updates that reported these and changed something: how many, and sums
-        self._skipped = torch.zeros(3, dtype=torch.int64, device=device)  # so far; in a row at the end; and at the most
+        self._device, self.consecutive_skipped = device, 0
+        # For each combination of metrics: the number of updates that reported it and were not skipped, then their sums.
+        self._sums: dict[tuple[str, ...], Tensor] = {}
+        # Skipped updates of the whole run; in a row up to now; the most in a row since the last `take`.
+        self._skipped = torch.zeros(3, dtype=torch.int64, device=device)
 
     def add(self, output: LearnerOutput) -> None:
         names = tuple(output.statistics)
@@ -23,13 +27,14 @@ class Tally:
             self._sums[names] = torch.zeros(1 + len(names), device=self._device)
         skipped = torch.as_tensor(output.skipped, device=self._device)
         values = [output.statistics[name].to(self._device, torch.float32) for name in names]
-        self._sums[names].add_(torch.where(skipped, 0.0, torch.stack([torch.ones((), device=self._device), *values])))
-        lost, row, longest = self._skipped
-        row = torch.where(skipped, row + 1, 0)
-        self._skipped.copy_(torch.stack([lost + skipped, row, torch.maximum(longest, row)]))
+        one = torch.ones((), device=self._device)
+        self._sums[names].add_(torch.where(skipped, 0.0, torch.stack([one, *values])))
+        total, in_a_row, most = self._skipped
+        in_a_row = torch.where(skipped, in_a_row + 1, 0)
+        self._skipped.copy_(torch.stack([total + skipped, in_a_row, torch.maximum(most, in_a_row)]))
 
-    def take(self) -> tuple[dict[str, float], int]:
-        """Means since the last call with the number of skipped updates so far, and how many in a row were since the last call."""
+    def take(self) -> dict[str, float]:
+        """Return the means since the last call, and `skipped_updates` of the whole run. This waits for the device."""
         totals: defaultdict[str, float] = defaultdict(float)
         counts: defaultdict[str, float] = defaultdict(float)
         for names, sums in self._sums.items():
@@ -38,32 +43,39 @@ class Tally:
                 totals[name] += value
                 counts[name] += count
             sums.zero_()
-        lost, _, longest = self._skipped.tolist()
+        skipped, _, self.consecutive_skipped = self._skipped.tolist()
         self._skipped[2].zero_()
-        return {**{name: totals[name] / count for name, count in counts.items() if count}, "skipped_updates": float(lost)}, longest
+        means = {name: totals[name] / count for name, count in counts.items() if count}
+        return {**means, "skipped_updates": float(skipped)}
 
 
-class Statistics:
-    """Running sums of an agent's statistics, left as tensors until they are reported."""
+class EagerMetricAccumulator:
+    """Sum metrics of updates that tell python whether they were skipped.
+
+    `consecutive_skipped` is the number of updates in a row that were skipped up to now.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._counts: Counter[str] = Counter()
-        self._skipped = 0
+        self._skipped = self.consecutive_skipped = 0
 
-    def add(self, statistics: Mapping[str, Tensor], skipped: bool) -> None:
-        self._skipped += skipped
-        if skipped:
+    def add(self, output: LearnerOutput) -> None:
+        if output.skipped:
+            self._skipped += 1
+            self.consecutive_skipped += 1
             return
-        known = [name for name in statistics if name in self._sums]
+        self.consecutive_skipped = 0
+        known = [name for name in output.statistics if name in self._sums]
         if known:
-            torch._foreach_add_([self._sums[name] for name in known], [statistics[name] for name in known])
-        if len(known) < len(statistics):
-            self._sums |= {name: value.to(torch.float32, copy=True) for name, value in statistics.items() if name not in self._sums}
-        self._counts.update(statistics.keys())
+            torch._foreach_add_([self._sums[name] for name in known], [output.statistics[name] for name in known])
+        for name, value in output.statistics.items() if len(known) < len(output.statistics) else ():
+            if name not in known:
+                self._sums[name] = value.to(torch.float32, copy=True)
+        self._counts.update(output.statistics.keys())
 
     def take(self) -> dict[str, float]:
-        """Means since the last call over the updates that had each, and the number of skipped updates so far."""
+        """Return the means since the last call, and `skipped_updates` of the whole run."""
         means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
         self._sums, self._counts = {}, Counter()
         return {**means, "skipped_updates": float(self._skipped)}

@@ -1,4 +1,4 @@
-"""Optimiser, learning-rate schedule and clipping, shared by every agent."""
+"""Step optimisers with learning-rate schedule, gradient clipping and averaging over learners, for every agent."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -32,103 +32,127 @@ class OptimizerParams:
 
 
 class Optimizer:
-    """One optimiser step with everything that belongs to it.
+    """An optimiser with everything that belongs to its step.
 
-    Several learners step with the gradient of all their batches together: the mean of theirs, or with `sums` the sum, where losses are
-    sums over the batch. So n batches of B windows are one of n B.
+    Several learners step with the gradient of all their batches: the mean of their gradients or, with `sums`, the sum.
+    So n batches of B windows give the step of one batch of n B.
+
+    Once steps are planned (`plan`), python reads no tensor in them, so that they can be captured as a CUDA graph.
+
+    Args:
+        sums: losses are sums over the windows of a batch; else they are means.
+        period: updates of the agent for one step of this optimiser. Schedules count updates.
     """
 
-    _planned: ScheduledTensor | None = None  # learning rates of the next updates
-    _planned_lr: Tensor              # of the update in hand
+    # Learning rates of the planned steps, and that of the current one.
+    _planned: ScheduledTensor | None = None
+    _planned_lr: Tensor
 
-    def __init__(self, parameters: Iterable[nn.Parameter], params: OptimizerParams, sums: bool = False, period: int = 1):
-        """`period`: updates of the agent for one step of this optimiser; schedules count the updates."""
-        self._parameters, self._params, self._sums, self._updates = list(parameters), params, sums, 0
-        self._period = period
+    def __init__(self, parameters: Iterable[nn.Parameter], params: OptimizerParams, sums: bool = False,
+                 period: int = 1):
+        self._parameters, self._params, self._sums, self._period = list(parameters), params, sums, period
+        self._steps = 0
+        self._optimizer: torch.optim.Optimizer
         if params.optimizer == "adam":
-            self._optimizer: torch.optim.Optimizer = torch.optim.Adam(
+            self._optimizer = torch.optim.Adam(
                 self._parameters, lr=params.lr, eps=params.eps, weight_decay=params.weight_decay, fused=True)
         else:
             self._optimizer = torch.optim.RMSprop(
-                self._parameters, lr=params.lr, eps=params.eps, alpha=params.rmsprop_decay, centered=params.rmsprop_centered,
-                weight_decay=params.weight_decay, foreach=True)
+                self._parameters, lr=params.lr, eps=params.eps, alpha=params.rmsprop_decay,
+                centered=params.rmsprop_centered, weight_decay=params.weight_decay, foreach=True)
 
     @property
     def lr(self) -> float:
-        return self._lr_of(self._updates)
+        return self._lr_of(self._steps)
 
     @property
     def rate(self) -> Tensor:
-        """`lr` as a report wants it; of planned updates that of the one in hand, on the device."""
+        """Return the learning rate as a metric; for planned steps that of the current one, on the device."""
         return torch.tensor(self.lr) if self._planned is None else self._planned_lr
 
     def _lr_of(self, step: int) -> float:
-        """Return the rate of step number `step`, from 0: it is taken in the last of as many updates as a period has."""
+        """Return the learning rate of a step, counted from 0, which is taken in the last update of its period."""
         params, update = self._params, (step + 1) * self._period - 1
         return SCHEDULES[params.lr_schedule](update, params.lr, params.lr_end, params.lr_updates, params.lr_decay)
 
     def plan(self, count: int) -> None:
-        """The next `count` steps may be recorded and replayed: from now on python reads no tensor in `step`."""
+        """Plan the next `count` steps: their learning rates go to the device, and python reads no tensor in `step`."""
         if self._planned is None:
             self._planned = ScheduledTensor(self._lr_of, self._parameters[0].device)
-            self._optimizer._warned_capturable_if_run_uncaptured = True  # torch would warn of the steps before a recording
-            for parameter, state in self._optimizer.state.items():  # restored ones may count their steps on the CPU
+            # Else torch warns about the steps before the capture.
+            self._optimizer._warned_capturable_if_run_uncaptured = True
+            for parameter, state in self._optimizer.state.items():
+                # A restored optimiser may count its steps on the CPU.
                 state["step"] = state["step"].to(parameter.device)
-        self._planned.plan(self._updates, count)
-        self._updates += count
+        self._planned.plan(self._steps, count)
+        self._steps += count
 
     def minimise(self, total: int, loss_of: Callable[[slice | None], Loss]) -> tuple[Loss, Tensor, Any]:
-        """Step once down the loss of a batch of `total` windows. Returns that loss, and what `apply` returns.
+        """Step once to minimise the loss of a batch.
 
-        `loss_of` gives the loss of some of the windows, or with None of all: all at once, or where they do not fit into the GPU's memory
-        and learner.shrink_batch is on (core/learning/microbatches.py) part by part.
+        Args:
+            total: windows of the batch.
+            loss_of: returns the loss of some of the windows or, given None, of all. With learner.shrink_batch, a batch
+                that exceeds the GPU's memory is differentiated part by part (core/learning/microbatches.py).
+
+        Returns:
+            The loss of the batch, and what `apply` returns.
         """
         def differentiate(part: slice | None) -> Loss:
-            found = loss_of(part)
+            loss = loss_of(part)
             self._optimizer.zero_grad(set_to_none=True)
-            found.loss.backward()
-            return found._replace(loss=found.loss.detach())
+            loss.loss.backward()
+            return loss._replace(loss=loss.loss.detach())
 
-        found = self.gradient_of(total, differentiate)
-        return found, *self.apply(found.loss)
+        loss = self.gradient_of(total, differentiate)
+        return loss, *self.apply(loss.loss)
 
     def gradient_of(self, total: int, differentiate: Differentiate) -> Loss:
-        """Fill the gradients by that of a batch of `total` windows; as `minimise`, where something else than autograd fills them."""
+        """Set the gradients to those of a batch of `total` windows, computed by `differentiate`."""
         return gradient_of(self._parameters, total, self._sums, differentiate)
 
-    def step(self, loss: Tensor, wanted: Any = True) -> tuple[Tensor, Any]:
+    def step(self, loss: Tensor, apply_if: Any = True) -> tuple[Tensor, Any]:
         """Backpropagate, then `apply`."""
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        return self.apply(loss, wanted)
+        return self.apply(loss, apply_if)
 
-    def apply(self, loss: Tensor, wanted: Any = True) -> tuple[Tensor, Any]:
-        """Clip the gradient that is there, and step. Returns its norm before clipping and whether the step was taken: planned, as a tensor.
+    def apply(self, loss: Tensor, apply_if: Any = True) -> tuple[Tensor, Any]:
+        """Clip the current gradients and step, unless the loss or gradient of any learner is not finite.
 
-        A loss or gradient that is not finite, of any learner, changes nothing, and neither does a step that is not `wanted`, which may be
-        what another step of the same update returned.
+        Args:
+            loss: scalar, only tested for being finite.
+            apply_if: skip the step if false; for planned steps a tensor, such as another step of the same update
+                returned.
+
+        Returns:
+            The gradient's norm before clipping, and whether the step was applied; a tensor if the step was planned.
         """
-        loss = loss.detach() if num_learners() == 1 else self._together(loss.detach())
+        loss = loss.detach() if num_learners() == 1 else self._reduce_over_learners(loss.detach())
         if self._params.clip_value:
             nn.utils.clip_grad_value_(self._parameters, self._params.clip_value)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        norm = nn.utils.get_total_norm(gradients, foreach=True) if len(gradients) > 1 else torch.linalg.vector_norm(gradients[0])
+        if len(gradients) > 1:
+            norm = nn.utils.get_total_norm(gradients, foreach=True)
+        else:
+            norm = torch.linalg.vector_norm(gradients[0])
         if self._params.clip_norm:
             nn.utils.clip_grads_with_norm_(self._parameters, self._params.clip_norm, norm, foreach=True)
         if self._planned is not None:
-            return norm, self._step_if(torch.isfinite(norm + loss) & wanted)
-        taken = bool(wanted) and math.isfinite(norm + loss)
-        if taken:
+            return norm, self._apply_planned(torch.isfinite(norm + loss) & apply_if)
+        applied = bool(apply_if) and math.isfinite(norm + loss)
+        if applied:
             for group in self._optimizer.param_groups:
                 group["lr"], group["capturable"] = self.lr, False
             self._optimizer.step()
-        self._updates += 1
-        return norm, taken
+        self._steps += 1
+        return norm, applied
 
     @torch.no_grad()
-    def _together(self, loss: Tensor) -> Tensor:
-        """The gradients become those of all learners; returns their loss. A parameter without a gradient counts as having a zero one."""
-        gradients = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in self._parameters]
+    def _reduce_over_learners(self, loss: Tensor) -> Tensor:
+        """Replace gradients and return the loss of all learners. A missing gradient counts as zero."""
+        gradients = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                     for parameter in self._parameters]
         flat = torch.cat([tensor.reshape(-1) for tensor in (*gradients, loss)])
         all_reduce_sum(flat)
         if not self._sums:
@@ -140,35 +164,39 @@ class Optimizer:
         return loss.squeeze(0)
 
     @torch.no_grad()
-    def _step_if(self, wanted: Tensor) -> Tensor:
-        """A planned step, which the device takes or not: fused Adam reads `found_inf`, which GradScaler gives it elsewhere; RMSprop's is
-        put back."""
+    def _apply_planned(self, apply_if: Tensor) -> Tensor:
+        """Take a planned step, which the device applies or not.
+
+        Fused Adam skips its step if `found_inf` is set, which is how GradScaler uses it. A skipped step of RMSprop is
+        undone.
+        """
         assert self._planned is not None
         self._planned_lr = self._planned.take()
         for group in self._optimizer.param_groups:
             group["lr"], group["capturable"] = self._planned_lr, self._planned_lr.is_cuda
         if self._params.optimizer == "adam":
-            self._optimizer.found_inf = (~wanted).to(torch.float32)  # type: ignore[attr-defined]
+            self._optimizer.found_inf = (~apply_if).to(torch.float32)  # type: ignore[attr-defined]
             self._optimizer.step()
-            return wanted
+            return apply_if
         before = [tensor.clone() for tensor in self._tensors()]
         self._optimizer.step()
         for number, tensor in enumerate(self._tensors()):
-            old = before[number] if number < len(before) else torch.zeros_like(tensor)  # the first step makes its state, of zeros
-            torch.where(wanted, tensor, old, out=tensor)
-        return wanted
+            # The first step creates its state, which begins with zeros.
+            old = before[number] if number < len(before) else torch.zeros_like(tensor)
+            torch.where(apply_if, tensor, old, out=tensor)
+        return apply_if
 
     def _tensors(self) -> list[Tensor]:
-        """Everything that a step changes."""
-        state = [value for values in self._optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
-        return [*self._parameters, *state]
+        """Return all tensors that a step changes."""
+        state = [value for values in self._optimizer.state.values() for value in values.values()]
+        return [*self._parameters, *(value for value in state if isinstance(value, Tensor))]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self._optimizer.state_dict(), "updates": self._updates}
+        return {"optimizer": self._optimizer.state_dict(), "updates": self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """What was learnt, not the settings: those are this start's."""
+        """Restore moments and counts. Settings stay those of this start."""
         self._optimizer.load_state_dict(state["optimizer"])
         for group in self._optimizer.param_groups:
             group.update(self._optimizer.defaults)
-        self._updates = state["updates"]
+        self._steps = state["updates"]

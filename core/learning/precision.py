@@ -1,4 +1,4 @@
-"""How exactly a learner's networks compute: float32, float32 with factors rounded to TF32, or bfloat16 where torch's autocast trusts it."""
+"""Set the arithmetic of a learner's networks: float32, float32 with TF32 products, or bfloat16 by torch's autocast."""
 
 from types import MethodType
 from typing import Any
@@ -12,31 +12,34 @@ from core.model import Model
 PRECISIONS = ("float32", "auto", "tf32", "bf16")
 
 
-def precision_on(device: str, wanted: str) -> str:
-    """What is wanted there; auto is tf32 on a GPU and float32 elsewhere."""
-    return ("tf32" if device.startswith("cuda") else "float32") if wanted == "auto" else wanted
+def precision_on(device: str, precision: str) -> str:
+    """Return the precision, where "auto" is "tf32" on CUDA and "float32" elsewhere."""
+    return ("tf32" if device.startswith("cuda") else "float32") if precision == "auto" else precision
 
 
 def in_bf16(model: Model) -> Model:
-    """The model, its networks' forward and unroll under autocast. Weights and gradients stay float32, and so does what they return:
-    losses and targets are computed as before."""
+    """Run `forward` and `unroll` of the model's networks under bfloat16 autocast, and return the model.
+
+    Weights, gradients and outputs stay float32, so losses and targets are computed as before.
+    """
     device_type = next(model.parameters()).device.type
     for network in model.networks():
         for name in ("forward", "unroll"):
             if function := getattr(type(network), name, None):
-                setattr(network, name, MethodType(_autocast(function, device_type), network))  # so a copy of the network calls itself
+                # A bound method, so that a copy of the network calls itself.
+                setattr(network, name, MethodType(_autocast(function, device_type), network))
     model.precision = "bf16"
     return model
 
 
 def _autocast(function: Any, device_type: str) -> Any:
-    """Without a cache of weights, as torch asks for where a graph is captured."""
-    def computed(network: nn.Module, *arguments: Any) -> Any:
+    # Without a weight cache, which torch requires under CUDA graph capture.
+    def autocast_function(network: nn.Module, *arguments: Any) -> Any:
         with torch.autocast(device_type, dtype=torch.bfloat16, cache_enabled=False):
-            return tree_map(_float32, function(network, *arguments))
+            return tree_map(_to_float32, function(network, *arguments))
 
-    return computed
+    return autocast_function
 
 
-def _float32(tensor: Tensor) -> Tensor:
+def _to_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float32) if tensor.is_floating_point() else tensor

@@ -1,4 +1,4 @@
-"""Sampling ahead of the learner: one thread draws batches while the learner computes."""
+"""Sample batches ahead of the learner, in a thread."""
 
 import threading
 import time
@@ -13,39 +13,44 @@ from core.memory import Memory
 from core.types import Batch, SampleIds, piece
 
 RETRY_SECONDS = 0.005  # between attempts while the memory has nothing to sample
-LONG_WAIT = 0.001      # seconds that a learner may wait for a batch before one more is kept ready
-SMOOTH_GETS = 200      # batches in a row that were ready at once before one fewer is
 
 
 class Prefetcher:
-    """At most `depth` batches of `batch_size` ready for `get`: as few as keep it from waiting, since a batch that waits grows old.
+    """Keep at most `depth` batches of `batch_size` windows ready for `get`.
 
-    Once this is made only its thread touches the memory: everything else goes through `update_priorities` and `call`, which the
-    thread runs in order before its next draw. What the thread raises, `get` and `call` raise. depth 0: no thread, the same
-    calls run at once in the caller. The thread draws `together` batches at a time, which costs less than one by one; each takes every
-    `together`-th window of the draw, since a rule may draw in an order, as equal shares of the priorities.
+    - Only the thread touches the memory. It runs `update_priorities` and `call` in order, before it samples again.
+    - `get` and `call` raise what the thread raised.
+    - With depth 0 there is no thread: everything happens at once in the caller.
+    - A ready batch grows old, because its windows and priorities are those of when it was sampled. Keep `depth` small.
+
+    Args:
+        batches_per_sample: batches that the thread samples at once, which costs less than one by one. Each takes every
+            batches_per_sample-th window, because a memory may return windows in an order, as stratified sampling does.
+        ready_batches: what `get` returns first: the batches that were ready when a run's checkpoint was written.
     """
 
-    def __init__(self, memory: Memory, batch_size: int, depth: int, together: int = 1, drawn: Sequence[Batch] = ()):
-        """`drawn` are batches that `get` gives first: those that were ready when a run's checkpoint was written."""
-        self._memory, self._batch_size, self._most, self._depth, self._together = memory, batch_size, depth, min(depth, 1), together
-        self._smooth, self._waiting = 0, 0.0  # batches in a row that were ready at once; seconds that the next one was waited for
-        self._waited, self._gets = 0.0, 0     # seconds and batches since statistics()
-        self._starved = False                 # the memory had nothing when it was last asked
-        self._batches = deque[tuple[Batch, bool]]((batch, False) for batch in drawn)  # and whether its rows had to be waited for
-        self._calls: deque[tuple[Callable[[], Any], Future | None]] = deque()
-        self._changed = threading.Condition()  # guards the two deques and the three below; nothing slow is done under it
+    def __init__(self, memory: Memory, batch_size: int, depth: int, batches_per_sample: int = 1,
+                 ready_batches: Sequence[Batch] = ()):
+        self._memory, self._batch_size, self._depth = memory, batch_size, depth
+        self._batches_per_sample = batches_per_sample
+        self._wait_seconds, self._gets = 0.0, 0  # since the last `statistics`
+        # True if the memory had nothing when it was last asked. Stored with each batch that was sampled next.
+        self._memory_was_empty = False
+        # The condition guards both queues, the error and the flag; nothing slow happens under it.
+        self._changed = threading.Condition()
+        self._batches = deque[tuple[Batch, bool]]((batch, False) for batch in ready_batches)
+        self._calls = deque[tuple[Callable[[], Any], Future[Any] | None]]()
         self._error: BaseException | None = None
-        self.starved = False                   # rows had to be waited for, not the drawing, before the last `get`
+        self._closed = False
+        self.starved = False
         self.takes_priorities = memory.takes_priorities
-        self._paused = self._closed = False
-        memory.batches_per_sample = together if depth else 1
+        memory.batches_per_sample = batches_per_sample if depth else 1
         self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True) if depth else None
         if self._thread:
             self._thread.start()
 
     def get(self, timeout: float) -> Batch | None:
-        """The oldest batch; None if there is none after `timeout` seconds (depth 0: at once)."""
+        """Return the oldest batch, or None if there is none after `timeout` seconds (with depth 0: at once)."""
         if self._closed:
             raise RuntimeError("the prefetcher is closed")
         if not self._thread:
@@ -53,89 +58,68 @@ class Prefetcher:
         started = time.perf_counter()
         with self._changed:
             self._changed.wait_for(lambda: self._batches or self._error, timeout)
-            self._raise()
-            self._waiting += time.perf_counter() - started
+            self._raise_error()
+            self._wait_seconds += time.perf_counter() - started
             if not self._batches:
                 return None
+            self._gets += 1
             batch, self.starved = self._batches.popleft()
-            self._adapt(self.starved)
             self._changed.notify_all()
             return batch
 
     def put_back(self, batch: Batch) -> None:
-        """The batch that `get` gave last was not learnt from: it is the next one again."""
         with self._changed:
             self._batches.appendleft((batch, False))
 
-    def drawn(self) -> list[Batch]:
-        """Return the batches that are ready, oldest first; within `call` they and the memory belong together."""
+    def ready_batches(self) -> list[Batch]:
+        """Return the ready batches, oldest first. Within `call` they and the memory are consistent with each other."""
         return [batch for batch, _ in self._batches]
 
     def statistics(self) -> dict[str, float]:
-        """Batches kept ready, and how long on average `get` waited for one since the last call, time-outs included."""
-        milliseconds = 1_000 * self._waited / max(self._gets, 1)
-        self._waited, self._gets = 0.0, 0
-        return {"prefetch_depth": float(self._depth), "prefetch_wait_ms": milliseconds}
+        """Return how long `get` waited for a batch on average since the last call, time-outs included."""
+        milliseconds = 1_000 * self._wait_seconds / max(self._gets, 1)
+        self._wait_seconds, self._gets = 0.0, 0
+        return {"prefetch_wait_ms": milliseconds}
 
     def update_priorities(self, keys: SampleIds, priorities: np.ndarray) -> None:
-        """Applied before the next draw; an error of it is raised by a later `get`."""
+        """Update priorities before the next batch is sampled. A later `get` raises what this raises."""
         self._submit(lambda: self._memory.update_priorities(keys, priorities), None)
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """function() where and when the memory is consistent, after all priorities submitted so far; returns its result."""
-        result: Future = Future()
+        """Return function(), called in the thread after all priorities that were submitted so far."""
+        result: Future[Any] = Future()
         self._submit(function, result)
         return result.result()
 
-    def pause(self) -> None:
-        """No more draws until `resume`; batches that are ready stay, priorities and calls still run."""
-        self.call(lambda: setattr(self, "_paused", True))
-
-    def resume(self) -> None:
-        self.call(lambda: setattr(self, "_paused", False))
-
     def close(self) -> None:
-        """End the thread after what was submitted; further calls of get, call and update_priorities are errors."""
+        """End the thread after what was submitted. Further calls of get, call and update_priorities are errors."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         if self._thread:
             self._thread.join()
 
-    def _submit(self, function: Callable[[], Any], result: Future | None) -> None:
-        if not self._thread:
-            if self._closed:
-                raise RuntimeError("the prefetcher is closed")
-            _perform(function, result)
-            return
+    def _submit(self, function: Callable[[], Any], result: Future[Any] | None) -> None:
         with self._changed:
-            self._raise()
+            self._raise_error()
             if self._closed:
                 raise RuntimeError("the prefetcher is closed")
-            self._calls.append((function, result))
-            self._changed.notify_all()
+            if self._thread:
+                self._calls.append((function, result))
+                self._changed.notify_all()
+        if not self._thread:
+            _perform(function, result)
 
-    def _adapt(self, starved: bool) -> None:
-        """Keep more ready when drawing was too slow, fewer when it never is; a wait for rows says nothing of either."""
-        waited, self._waiting = self._waiting, 0.0
-        self._waited, self._gets = self._waited + waited, self._gets + 1
-        if waited <= LONG_WAIT:
-            self._smooth += 1
-        elif not starved:
-            self._depth, self._smooth = min(self._depth + 1, self._most), 0
-        if self._smooth == SMOOTH_GETS:
-            self._depth, self._smooth = max(self._depth - 1, 1), 0
-
-    def _raise(self) -> None:
+    def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
 
     # the thread -------------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         try:
-            while self._step():
+            while self._work():
                 pass
-        except BaseException as error:  # handed to the caller, whatever it is
+        except BaseException as error:  # whatever it is, callers raise it
             with self._changed:
                 self._error = error
                 for _, result in self._calls:
@@ -143,34 +127,33 @@ class Prefetcher:
                         result.set_exception(error)
                 self._changed.notify_all()
 
-    def _step(self) -> bool:
-        """One thing that was submitted, or else one draw if there is room; False to end."""
+    def _work(self) -> bool:
+        """Perform one submitted call or else sample once. Return False to end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._calls or self._closed or self._has_room())
+            self._changed.wait_for(lambda: self._calls or self._closed or len(self._batches) < self._depth)
             submitted = self._calls.popleft() if self._calls else None
         if submitted:
             _perform(*submitted)
             return True
         if self._closed:
             return False
-        size, together = self._batch_size, self._together
-        batch = self._memory.sample(size * together)
+        count = self._batches_per_sample
+        sampled = self._memory.sample(self._batch_size * count)
         with self._changed:
-            if batch is not None:
-                parts = [batch] if together == 1 else [piece(batch, slice(part, None, together)) for part in range(together)]
-                self._batches.extend((part, self._starved) for part in parts)
-                self._changed.notify_all()
-            else:
+            if sampled is None:
                 self._changed.wait_for(lambda: self._calls or self._closed, RETRY_SECONDS)
-        self._starved = batch is None
+            else:
+                batches = [sampled]
+                if count > 1:
+                    batches = [piece(sampled, slice(start, None, count)) for start in range(count)]
+                self._batches.extend((batch, self._memory_was_empty) for batch in batches)
+                self._changed.notify_all()
+        self._memory_was_empty = sampled is None
         return True
 
-    def _has_room(self) -> bool:
-        return not self._paused and len(self._batches) < self._depth
 
-
-def _perform(function: Callable[[], Any], result: Future | None) -> None:
-    """Without a result the error is the caller's."""
+def _perform(function: Callable[[], Any], result: Future[Any] | None) -> None:
+    """Call the function. Its error goes into the result or, if that is None, is raised."""
     if result is None:
         function()
         return

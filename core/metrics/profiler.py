@@ -56,7 +56,7 @@ class Profile:
         """Send the seconds since the last report to the logger."""
         if self._enabled:
             values = {f"{PREFIX}{self._role}/{phase}": seconds for phase, seconds in self._seconds.items()}
-            self._context.logs.write(self._process_ind, values, self._context.clock.agent_steps)
+            self._context.logs.write(self._process_ind, values, self._context.counters.agent_steps)
             self._seconds = dict.fromkeys(self._seconds, 0.0)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What every single-process is given: the options, and the shared memory that connects it with the others."""
+"""Hand each single-process the options of the run and the shared memory that connects it with the others."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,9 +14,11 @@ from core.common.terminal import Terminal
 from core.distributed.learner_group import Rendezvous, SingleLearner
 from core.env import Env
 from core.memory import Memory
-from core.runtime.clock import Clock
 from core.runtime.log_buffers import LogRings
 from core.runtime.parameter_store import ParameterStore
+from core.runtime.rate_limiter import RateLimiter
+from core.runtime.run_counters import RunCounters
+from core.runtime.run_state import RunState
 from core.specs import EnvSpec
 
 ROLES = {"logger": 0, "actor": 1, "learner": 2, "evaluator": 3, "tester": 4}
@@ -24,24 +26,30 @@ ROLES = {"logger": 0, "actor": 1, "learner": 2, "evaluator": 3, "tester": 4}
 
 @dataclass
 class Context:
-    """Made by main, inherited by each spawned process.
+    """What main makes for a run and each spawned process inherits.
 
-    `options` is a utils.options.Options; floors below know it by its fields only. `roles` lists every process of the run in order,
-    so that (role, index) has one number for heartbeats and logs. Each learner has a memory of its own: actor i writes to that of learner
-    i modulo their number.
+    - `options` is a utils.options.Options.
+    - `roles` lists every process of the run as (role, index). Its position there is its number for heartbeats and logs.
+    - `memories` has one memory for each learner. Actor i writes to that of learner i modulo their number.
     """
 
     options: Any
     spec: EnvSpec
     roles: tuple[tuple[str, int], ...]
-    memories: tuple[Memory, ...]  # of the learners; none in mode 2
+    # Empty in mode 2.
+    memories: tuple[Memory, ...]
     parameters: ParameterStore
-    clock: Clock
+    counters: RunCounters
+    rate_limiter: RateLimiter
+    run_state: RunState
     logs: LogRings
-    resume_from: Path | None = None      # the verified full checkpoint that this run continues from
-    initial_weights: Path | None = None  # a verified model file, or checkpoint of another run
-    meeting: Rendezvous = field(default_factory=SingleLearner)  # of several learners: set by the engine
-    terminal: Terminal | None = None  # where main's output is relayed to; None: it is not relayed
+    # The verified full checkpoint that this run continues from.
+    resume_from: Path | None = None
+    initial_weights: Path | None = None
+    # Set by the engine if there are several learners.
+    rendezvous: Rendezvous = field(default_factory=SingleLearner)
+    # Where the output of main is relayed to. If None, it is not relayed.
+    terminal: Terminal | None = None
 
     def make_agent(self, device: str = "cpu", precision: str = "float32") -> Agent:
         return self.options.make_agent(self.spec, device, precision)
@@ -51,17 +59,17 @@ class Context:
         return ValidatedEnv(env, num_envs)
 
     def memory_of(self, actor: int) -> tuple[Memory, int]:
-        """The memory that an actor writes to, and its number among those who do."""
+        """Return the memory that an actor writes to, and the actor's number among those who do."""
         number, learner = divmod(actor, len(self.memories))
         return self.memories[learner], number
 
     def device_of(self, learner: int) -> str:
-        """One GPU each."""
+        """Return the device of a learner. On CUDA, several learners have a GPU each."""
         device = self.options.device
         return f"cuda:{learner}" if device == "cuda" and len(self.memories) > 1 else device
 
     def device_of_actor(self, actor: int) -> str:
-        """That of the learner which has its experience, where both are GPUs."""
+        """Return the device of an actor: the GPU of the learner that it writes to, if both compute on GPUs."""
         device = self.options.actor.device
         return self.device_of(actor % len(self.memories)) if device == self.options.device == "cuda" else device
 
@@ -69,17 +77,17 @@ class Context:
         return self.roles.index((role, index))
 
     def report(self, role: str, index: int, values: dict[str, float]) -> None:
-        """Send values to the logger under "role/name", at the run's current agent steps."""
+        """Send values to the logger as "role/name", at the current agent steps of the run."""
         self.logs.write(self.process_ind(role, index), {f"{role}/{name}": value for name, value in values.items()},
-                        self.clock.agent_steps)
+                        self.counters.agent_steps)
 
     def seed(self, role: str, index: int, salt: int = 0) -> int:
-        """A seed of its own for each process of a run; `salt` separates successive lives of one process."""
+        """Return a seed that differs between processes and, by `salt`, between successive starts of one process."""
         sequence = np.random.SeedSequence([self.options.seed, ROLES[role], index, salt])
         return int(sequence.generate_state(1)[0] >> 1)
 
     def seed_everything(self, role: str, index: int, salt: int = 0) -> np.random.Generator:
-        """Seed torch's global generator for this process and return a numpy generator for the rest."""
+        """Seed torch's global generator for this process, and return a numpy generator for everything else."""
         seed = self.seed(role, index, salt)
         torch.manual_seed(seed)
         return np.random.default_rng(seed)

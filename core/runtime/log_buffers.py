@@ -1,7 +1,8 @@
-"""What processes report: one lock-free ring of (name, value, step, time) records a process; the logger drains them all.
+"""Collect metrics of all processes: a lock-free ring buffer of records for each process, which the logger drains.
 
-Names carry their group: global/ actor/ learner/ evaluator/. A process that dies leaves its ring readable; a logger that
-lags loses the oldest records and is told how many.
+- Names begin with their namespace: global/ actor/ learner/ evaluator/.
+- The ring of a process that died stays readable.
+- A logger that falls behind loses the oldest records and learns how many.
 """
 
 import time
@@ -12,29 +13,40 @@ from core.common.shared_arrays import SharedArrays
 from core.specs import ArraySpec
 
 NAME_BYTES = 64
+CACHE_LINE = 8  # int64 values
 
 
 class Record(NamedTuple):
+    """One value of a metric."""
+
     name: str
     value: float
-    step: int     # agent steps of the run when reported
-    time: float   # seconds since the epoch
+    # Agent steps of the run when the value was reported.
+    step: int
+    # Seconds since the epoch.
+    time: float
 
 
 class LogRings:
-    """Rings of `capacity` records for num_processes processes."""
+    """Ring buffers of `capacity` records for num_processes processes."""
 
     def __init__(self, num_processes: int, capacity: int = 4096):
-        self._capacity, self._begun = capacity, time.time() - time.monotonic()
+        self._capacity, self._epoch_offset = capacity, time.time() - time.monotonic()
         self._arrays = SharedArrays({
             "name": ArraySpec((num_processes, capacity), f"S{NAME_BYTES}"),
-            "value": ArraySpec((num_processes, capacity), "float64"), "step": ArraySpec((num_processes, capacity), "int64"),
-            "time": ArraySpec((num_processes, capacity), "float64"), "written": ArraySpec((num_processes, 8), "int64"),
-            "read": ArraySpec((num_processes,), "int64")})  # shared: a logger that takes over goes on where the last one was
+            "value": ArraySpec((num_processes, capacity), "float64"),
+            "step": ArraySpec((num_processes, capacity), "int64"),
+            "time": ArraySpec((num_processes, capacity), "float64"),
+            "written": ArraySpec((num_processes, CACHE_LINE), "int64"),
+            # Shared, so that a restarted logger continues where the last one was.
+            "read": ArraySpec((num_processes,), "int64")})
 
     def now(self) -> float:
-        """Return seconds since the epoch. They never jump: the clock was read when this was made, and what is added is monotonic."""
-        return self._begun + time.monotonic()
+        """Return seconds since the epoch that never jump.
+
+        The system clock was read once; monotonic time is added to it.
+        """
+        return self._epoch_offset + time.monotonic()
 
     def write(self, process_ind: int, values: Mapping[str, float], step: int) -> None:
         """Report values now. Only process_ind itself may call this."""
@@ -48,18 +60,19 @@ class LogRings:
         arrays["written"][process_ind, 0] = written + len(values)
 
     def drain(self) -> tuple[list[Record], int]:
-        """Records not seen before, process by process, and how many were overwritten unseen. Only the logger calls this."""
+        """Return new records, ordered by process, and how many were overwritten unread. Only the logger calls this."""
         records: list[Record] = []
-        lost = 0
+        dropped = 0
         read = self._arrays["read"]
-        for process_ind, written in enumerate(self._arrays["written"][:, 0].copy()):
-            oldest = max(int(read[process_ind]), int(written) - self._capacity)
-            lost += oldest - int(read[process_ind])
-            records += [self._record(process_ind, number % self._capacity) for number in range(oldest, int(written))]
+        for process_ind, written in enumerate(self._arrays["written"][:, 0].tolist()):
+            oldest = max(int(read[process_ind]), written - self._capacity)
+            dropped += oldest - int(read[process_ind])
+            records += [self._record(process_ind, number % self._capacity) for number in range(oldest, written)]
             read[process_ind] = written
-        return records, lost
+        return records, dropped
 
     def _record(self, process_ind: int, slot: int) -> Record:
         arrays = self._arrays
-        return Record(bytes(arrays["name"][process_ind, slot]).decode(errors="replace"), float(arrays["value"][process_ind, slot]),
-                      int(arrays["step"][process_ind, slot]), float(arrays["time"][process_ind, slot]))
+        name = bytes(arrays["name"][process_ind, slot]).decode(errors="replace")
+        return Record(name, float(arrays["value"][process_ind, slot]), int(arrays["step"][process_ind, slot]),
+                      float(arrays["time"][process_ind, slot]))

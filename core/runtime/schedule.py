@@ -1,10 +1,10 @@
-"""When something that is done every so often is due next."""
+"""Decide when a periodic task is due next."""
 
 import time
 
 
 class Schedule:
-    """Due every `steps` agent steps, or, if that is 0, every `period` seconds."""
+    """Be due every `steps` agent steps or, if `steps` is 0, every `period` seconds."""
 
     def __init__(self, period: float, steps: int, agent_steps: int):
         self._period, self._steps = period, steps
@@ -14,6 +14,6 @@ class Schedule:
         return agent_steps >= self._next_steps if self._steps else time.monotonic() >= self._next_time
 
     def start(self, agent_steps: int) -> None:
-        """Count from now; with steps, to the next multiple of them."""
+        """Begin a new interval. With `steps`, it ends at their next multiple."""
         self._next_time = time.monotonic() + self._period
         self._next_steps = (agent_steps // self._steps + 1) * self._steps if self._steps else 0

@@ -1,4 +1,4 @@
-"""Actor: pull parameters, act, step, write rows."""
+"""Run an actor: pull parameters, choose actions, step environments, write to the replay."""
 
 import os
 import time
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core.acting.env_groups import DoubleBufferedEnvs
-from core.acting.episode_statistics import Tally
+from core.acting.double_buffered_envs import DoubleBufferedEnvs
+from core.acting.episode_statistics import EpisodeStatistics
 from core.acting.graphed_inference import with_graphed_forward
 from core.agent import Exploration
 from core.common.settings import setting
@@ -32,11 +32,10 @@ class ActorParams:
 
 
 def actor(context: Context, index: int) -> Iterator[bool]:
-    """Yields True after a step of all its streams, False while it waits for parameters or for the learner."""
-    options, clock = context.options, context.clock
+    """Yield True after a step of all environments, False while waiting for parameters or for the learner."""
+    options, salt = context.options, context.counters.agent_steps
     if options.engine != "inline":
         os.nice(options.actor.niceness)
-    salt = clock.agent_steps
     generator, seed = context.seed_everything("actor", index, salt), context.seed("actor", index, salt)
     try:
         yield from _play(context, index, generator, seed)
@@ -46,52 +45,55 @@ def actor(context: Context, index: int) -> Iterator[bool]:
 
 
 def _play(context: Context, index: int, generator: np.random.Generator, seed: int) -> Iterator[bool]:
-    options, clock, num_envs, count = context.options, context.clock, context.options.num_envs_per_actor, context.options.actor.groups
+    options, counters, rate_limiter = context.options, context.counters, context.rate_limiter
+    run_state, num_envs, num_splits = context.run_state, options.num_envs_per_actor, options.actor.groups
     agent = with_graphed_forward(context.make_agent(context.device_of_actor(index)), options.actor.captured)
     memory, number = context.memory_of(index)
-    tally, profile = Tally(num_envs), Profile(context, "actor", index)
+    episodes, profile = EpisodeStatistics(num_envs), Profile(context, "actor", index)
 
-    def make_env(streams: int, first: int) -> Env:
-        env = context.make_env(streams, training=True, num_threads=options.actor.env_threads)
-        env.set_activity_marker(clock.activity_marker(context.process_ind("actor", index)), first)
+    def make_env(size: int, first: int) -> Env:
+        env = context.make_env(size, training=True, num_threads=options.actor.env_threads)
+        env.set_activity_marker(run_state.activity_marker(context.process_ind("actor", index)), first)
         return env
 
-    def exploration(group: int) -> Exploration:
-        return agent.exploration(index * count + group, options.num_actors * count, num_envs // count, generator)
+    def exploration(split: int) -> Exploration:
+        return agent.exploration(
+            index * num_splits + split, options.num_actors * num_splits, num_envs // num_splits, generator)
 
-    groups = DoubleBufferedEnvs(agent, make_env, exploration, seed, count, num_envs, profile.lap)
+    envs = DoubleBufferedEnvs(agent, make_env, exploration, seed, num_splits, num_envs, profile.lap)
     try:
-        version, until_refresh = 0, 0
-        while not context.parameters.version and not clock.stopped:
-            yield False  # the learner is still restoring rows and weights
+        version, steps_until_pull = 0, 0
+        while not context.parameters.version and not run_state.stopped:
+            yield False  # the learner still restores the replay and the parameters
         writer = memory.writer(number, agent.initial_priorities)
-        reported, steps, published_before = time.monotonic(), 0, 0
-        while not clock.stopped:
+        reported_at, steps, reported_steps = time.monotonic(), 0, 0
+        while not run_state.stopped:
             profile.lap("wait")
-            if not ((clock.can_insert() or writer.short) and (writer.has_room() or clock.is_warming_up)):
+            may_insert = rate_limiter.can_insert() or writer.short
+            if not (may_insert and (writer.has_room() or rate_limiter.is_warming_up)):
                 yield False
                 continue
-            if until_refresh <= 0:
-                version, until_refresh = context.parameters.pull(agent.model, version), options.actor.refresh_period
+            if steps_until_pull <= 0:
+                version = context.parameters.pull(agent.model, version)
+                steps_until_pull = options.actor.refresh_period
                 profile.lap("pull")
-            before, output, after, state = groups.step(clock.agent_steps)
+            before, output, after, state = envs.step(counters.agent_steps)
             published = writer.append(before, output.action, after, output.extras, state)
             profile.lap("write")
-            until_refresh -= num_envs
+            steps_until_pull -= num_envs
             steps += published
-            clock.count_agent_steps(index, published, tally.add(after))
-            if tally.finished:
-                for episode in tally.take():
-                    context.report("actor", index, episode)
-            if time.monotonic() - reported >= options.actor.log_period:
-                seconds, reported = time.monotonic() - reported, time.monotonic()
+            counters.count_agent_steps(index, published, episodes.add(after))
+            for episode in episodes.take():
+                context.report("actor", index, episode)
+            now = time.monotonic()
+            if now - reported_at >= options.actor.log_period:
                 context.report("actor", index, {
-                    **groups.statistics(), "policy_lag": float(context.parameters.version - version),
-                    "agent_steps_per_second": (steps - published_before) / seconds})
-                published_before = steps
+                    **envs.statistics(), "policy_lag": float(context.parameters.version - version),
+                    "agent_steps_per_second": (steps - reported_steps) / (now - reported_at)})
+                reported_at, reported_steps = now, steps
                 profile.report()
             profile.lap("report")
             yield True
     finally:
-        groups.close()
+        envs.close()
         profile.close()

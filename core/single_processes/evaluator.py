@@ -1,4 +1,4 @@
-"""Evaluator: play whole episodes with the newest parameters beside the training, keep the best model."""
+"""Run the evaluator: play whole episodes with the newest parameters during training, and keep the best model."""
 
 import os
 from collections.abc import Generator, Iterator
@@ -12,7 +12,7 @@ from core.checkpoint.run_checkpoint import CheckpointError
 from core.common.console import log_to_stderr
 from core.common.settings import setting
 from core.env import Env
-from core.evaluation.episodes import EpisodeResults, play_episodes
+from core.evaluation.episodes import play_episodes
 from core.evaluation.recording import record_episode
 from core.runtime.context import Context
 from core.runtime.schedule import Schedule
@@ -31,57 +31,53 @@ class EvaluatorParams:
 
 
 def evaluator(context: Context, index: int) -> Iterator[bool]:
-    """Yields True while episodes are played, False while nothing is due. A run that finished ends with one more evaluation.
+    """Yield True while episodes are played, False while nothing is due. A finished run ends with one more evaluation.
 
-    No evaluation begins while a checkpoint is due, so that on the engine inline none is cut in two by it. All that an evaluation draws
-    comes from the agent steps at which it begins: a run that goes on from a checkpoint makes those that the run would have made.
+    No evaluation begins while a checkpoint is due, so that a checkpoint of the inline engine never interrupts one. All
+    random numbers of an evaluation depend on the agent steps at which it begins: a resumed run repeats the evaluations
+    that the run would have made.
     """
-    params, clock = context.options.evaluator, context.clock
+    params, counters, run_state = context.options.evaluator, context.counters, context.run_state
     if context.options.engine != "inline":
         os.nice(params.niceness)
     agent = context.make_agent()
     env = context.make_env(min(params.num_envs, params.episodes), training=False)
-    env.set_activity_marker(clock.activity_marker(context.process_ind("evaluator", index)))
-    schedule = Schedule(params.period, params.steps, clock.evaluated_at)
-    version, best = 0, _kept_score(context)
+    env.set_activity_marker(run_state.activity_marker(context.process_ind("evaluator", index)))
+    schedule = Schedule(params.period, params.steps, counters.evaluated_at)
+    version, best = 0, _best_score_on_disk(context)
     try:
-        while not clock.interrupted:
-            stopping = clock.stopped
+        while not run_state.interrupted:
+            stopping = run_state.stopped
             if stopping:
-                yield False  # the learner has published its last parameters when the engine inline goes on from here
-            due = stopping or (schedule.due(clock.agent_steps) and not clock.checkpoint_due)
+                yield False  # the inline engine continues here after the learner has published its last parameters
+            due = stopping or (schedule.due(counters.agent_steps) and not run_state.checkpoint_due)
             if due and context.parameters.version > version:
-                schedule.start(clock.agent_steps)
+                schedule.start(counters.agent_steps)
                 version = context.parameters.pull(agent.model, version)
                 best = yield from _evaluate(context, index, agent, env, best)
-                if params.record_every and clock.evaluations % params.record_every == 0:
+                if params.record_every and counters.evaluations % params.record_every == 0:
                     yield from _record(context, index, agent)
             elif not stopping:
                 yield False
             if stopping:
                 break
         if not context.options.model_path.exists() and context.parameters.pull(agent.model, 0):
-            _save(context, index, agent, clock.agent_steps, None)
+            _save(context, index, agent, counters.agent_steps, None)
     finally:
         env.close()
 
 
 def _evaluate(context: Context, index: int, agent: Agent, env: Env, best: float) -> Generator[bool, None, float]:
-    params, agent_steps = context.options.evaluator, context.clock.agent_steps
+    """Play the episodes of one evaluation, report them, and save the model if it is the best. Return the best score."""
+    params, agent_steps = context.options.evaluator, context.counters.agent_steps
     generator = context.seed_everything("evaluator", index, agent_steps)
     exploration = agent.evaluation_exploration(min(params.num_envs, params.episodes), generator)
-    playing = play_episodes(agent, env, params.episodes, params.max_steps, exploration, int(generator.integers(2**31)))
-    while True:
-        try:
-            next(playing)
-        except StopIteration as end:
-            results: EpisodeResults = end.value
-            break
-        if context.clock.interrupted:
-            return best
-        yield True
+    results = yield from context.run_state.until_interrupted(play_episodes(
+        agent, env, params.episodes, params.max_steps, exploration, int(generator.integers(2**31))))
+    if results is None:
+        return best
     score = float(np.mean(results.returns))
-    context.clock.evaluated(score, best, agent_steps)
+    context.counters.record_evaluation(score, best, agent_steps)
     if score > best and _save(context, index, agent, agent_steps, score):
         best = score
     solved = {} if results.solved is None else {"evaluator/solved_share": float(np.mean(results.solved))}
@@ -94,14 +90,18 @@ def _evaluate(context: Context, index: int, agent: Agent, env: Env, best: float)
 
 
 def _record(context: Context, index: int, agent: Agent) -> Iterator[bool]:
-    options, agent_steps = context.options, context.clock.agent_steps
+    options, agent_steps = context.options, context.counters.agent_steps
     path = options.log_folder / "videos" / f"step_{agent_steps:012}.{options.video.format}"
-    yield from record_episode(context, agent, path, options.evaluator.record_steps, context.seed("evaluator", index, agent_steps))
+    seed = context.seed("evaluator", index, agent_steps)
+    yield from record_episode(context, agent, path, options.evaluator.record_steps, seed)
 
 
-def _kept_score(context: Context) -> float:
-    """Of the run's model: a checkpoint may be older. One that is there before a run's first evaluation is none of its own."""
-    if context.resume_from is None and context.clock.scores is None:
+def _best_score_on_disk(context: Context) -> float:
+    """Return the score of the run's model file, which can be newer than its checkpoint; -inf if there is none.
+
+    A model file that is there before the first evaluation of a new run belongs to another run.
+    """
+    if context.resume_from is None and context.counters.scores is None:
         return float("-inf")
     try:
         score = model_file.load_weights(context.options.model_path)[1].get("score")
@@ -111,15 +111,16 @@ def _kept_score(context: Context) -> float:
 
 
 def _save(context: Context, index: int, agent: Agent, agent_steps: int, score: float | None) -> bool:
-    """Keep this model, of these agent steps, as the run's best. Returns True if it was written."""
+    """Save the model as the run's best. Return True if it was written."""
     options = context.options
-    metadata = {"signature": options.signature, "config": options.config, "env_type": options.env_type, "game": options.game,
-                "environment": context.spec.name, "agent_steps": agent_steps, "score": score, "options": options.to_dict()}
+    metadata = {
+        "signature": options.signature, "config": options.config, "env_type": options.env_type, "game": options.game,
+        "environment": context.spec.name, "agent_steps": agent_steps, "score": score, "options": options.to_dict()}
     try:
         model_file.save_weights(options.model_path, agent.model.state_dict(), metadata)
         written = True
     except CheckpointError as error:
         log_to_stderr(f"best model not written, one that is there stays as it was: {error}")
         written = False
-    context.clock.note_written(context.process_ind("evaluator", index), written)
+    context.run_state.record_write(context.process_ind("evaluator", index), written)
     return written

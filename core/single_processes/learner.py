@@ -1,23 +1,29 @@
-"""Learner: sample, learn, update priorities, publish parameters, save checkpoints when asked."""
+"""Run a learner: sample, update, publish parameters, save checkpoints when asked."""
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+
+import torch
+from torch import Tensor
 
 from core.agent import Agent
 from core.common.settings import setting
 from core.device.torch_runtime import use_tf32
 from core.distributed.consensus import News, SyncChecker
 from core.distributed.learner_group import LearnerGroup, PeerLostError
-from core.learning.batch_source import Batches, Learn
-from core.learning.metric_accumulator import Statistics
+from core.learning.batch_source import BatchSource, InPlaceBatchSource
+from core.learning.graphed_update import DeviceReplayBatches, GraphedUpdate, StagedBatches, can_capture
 from core.learning.precision import PRECISIONS, precision_on
+from core.learning.prefetcher import Prefetcher
+from core.learning.updates import EagerUpdates, Updates
+from core.memory import DeviceMemory, Memory
 from core.metrics.profiler import Profile
 from core.runtime.context import Context
 from core.single_processes.learner_checkpoint import load_initial, restore, save, save_alone
-from core.single_processes.learner_setup import LearnersMemory, feature_source, learners_memory, updates
+from core.types import Batch, Window, batch_size
 
 
 @dataclass(frozen=True)
@@ -46,86 +52,88 @@ class LearnerParams:
 
 
 class TrainingDiverged(RuntimeError):
-    """Too many updates in a row were not finite."""
+    """Too many updates in a row had a loss or gradient that was not finite."""
 
 
 def learner(context: Context, index: int) -> Iterator[bool]:
-    """Yields True after an update, False while it waits for the actors. Its last act is a full checkpoint.
+    """Yield True after an update, False while waiting for actors. The last act is a full checkpoint.
 
-    Several learners update together, or save together, or end together: whoever is ready waits for the others' news. What they all do alike
-    (publish, report, write the agent) learner 0 does.
+    Several learners update, save and end together. A learner that is ready waits until all others have reported.
+    Learner 0 also does what all would do alike: publish, report, write the agent.
     """
-    with context.meeting.join(index, context.device_of(index)) as group:
-        group.heartbeat = partial(context.clock.heartbeat, context.process_ind("learner", index))
-        agent, memory = _make_agent(context, group), learners_memory(context, index)
-        version, drawn = restore(context, agent, memory, index)
-        batches, learn = updates(context, agent, memory, index, drawn)
+    with context.rendezvous.join(index, context.device_of(index)) as group:
+        group.heartbeat = partial(context.run_state.heartbeat, context.process_ind("learner", index))
+        agent, memory = _make_agent(context, group), _make_memory(context, index)
+        version, ready_batches = restore(context, agent, memory, index)
+        batches, updates = _make_updates(context, agent, memory, index, ready_batches)
         with closing(batches):
             try:
-                yield from group.gather([])  # all have their rows: actors may begin
+                yield from group.gather([])  # all have restored their replays, so actors may begin
                 if index == 0:
                     context.parameters.publish(agent.model, version)
                 with closing(Profile(context, "learner", index, context.device_of(index))) as profile:
-                    yield from _learn(context, agent, memory, batches, learn, group, profile)
+                    yield from _learn(context, agent, memory, batches, updates, group, profile)
                 yield from save(context, agent, memory, batches, group)
             except PeerLostError:
                 save_alone(context, agent, memory, batches)
                 raise
 
 
-def _learn(context: Context, agent: Agent, memory: LearnersMemory, batches: Batches, learn: Learn, group: LearnerGroup,
-           profile: Profile) -> Generator[bool, None, None]:
-    """Until the run ends."""
-    options, clock, first = context.options, context.clock, group.index == 0
-    statistics, samples = Statistics(), options.agent.batch_size * agent.samples_per_window
-    watch = SyncChecker(agent, clock.updates, options.learner.compare_period if group.size > 1 else 0)
-    bad_updates, reported, told, batch = 0, time.monotonic(), watch.updates, None
+def _learn(context: Context, agent: Agent, memory: Memory | DeviceMemory, batches: BatchSource, updates: Updates,
+           group: LearnerGroup, profile: Profile) -> Generator[bool, None, None]:
+    """Update until the run ends."""
+    params, run_state, is_first = context.options.learner, context.run_state, group.index == 0
+    # Samples of all learners' next updates.
+    samples = group.size * updates.count * context.options.agent.batch_size * agent.samples_per_window
+    checker = SyncChecker(agent, context.counters.updates, params.compare_period if group.size > 1 else 0)
+    reported_at, reported_updates, batch = time.monotonic(), checker.updates, None
 
     def report() -> None:
-        nonlocal reported, told
-        reported, told = time.monotonic(), watch.updates
-        context.report("learner", 0, {**statistics.take(), **learn.statistics(), **batches.statistics(), **batches.call(memory.statistics)})
+        nonlocal reported_at, reported_updates
+        reported_at, reported_updates = time.monotonic(), checker.updates
+        context.report("learner", 0, {
+            **updates.statistics(), **batches.statistics(), **batches.call(memory.statistics)})
 
     while True:
         profile.lap("wait")
-        stopped, due = clock.stopped, clock.checkpoint_due
-        if batch is None and not (stopped or due):
-            batch = batches.get(timeout=0.1) if clock.can_sample(group.size * learn.count * samples) else None
+        stopped, checkpoint_due = run_state.stopped, run_state.checkpoint_due
+        if batch is None and not (stopped or checkpoint_due):
+            batch = batches.get(timeout=0.1) if context.rate_limiter.can_sample(samples) else None
             if batch is None:
                 yield False
                 continue
             profile.lap("wait" if batches.starved else "sample")
-        news = watch.check((yield from group.gather(News(stopped, due, batch is not None, *watch.look()))))
-        if batch is not None and (news.stopped or news.due):
-            batches.put_back(batch)  # the checkpoint has what is not learnt from
+        own_status = News(stopped, checkpoint_due, batch is not None, *checker.look())
+        status = checker.check((yield from group.gather(own_status)))
+        if batch is not None and (status.stopped or status.due):
+            batches.put_back(batch)  # so that a checkpoint has it
             batch = None
-        if news.stopped:
-            if first and watch.updates > told:
+        if status.stopped:
+            if is_first and checker.updates > reported_updates:
                 report()
             return
-        if news.due:
+        if status.due:
             yield from save(context, agent, memory, batches, group)
             profile.lap("checkpoint")
-        if batch is None or not news.ready:
+        if batch is None or not status.ready:
             continue
         profile.lap("wait")
-        output = yield from group.run(partial(learn, batch))
+        output = yield from group.run(partial(updates, batch))
         profile.lap("update")
         if output.priorities is not None and batches.takes_priorities:
             batches.update_priorities(batch.keys, output.priorities.cpu().numpy())
             profile.lap("priorities")
-        clock.count_update(group.index, learn.samples(batch), learn.count)
+        context.counters.count_update(group.index, updates.samples(batch), updates.count)
         batch = None
-        watch.updates += learn.count
-        if first and watch.updates % options.learner.publish_period < learn.count:
+        checker.updates += updates.count
+        if is_first and checker.updates % params.publish_period < updates.count:
             context.parameters.publish(agent.model)
             profile.lap("publish")
-        bad_updates = max(bad_updates + 1 if output.skipped else 0, learn.bad)
-        if bad_updates >= options.learner.max_bad_updates:
-            raise TrainingDiverged(f"the loss was not finite in {bad_updates} updates in a row, which changed nothing. "
-                                   "A smaller agent.lr or agent.clip_norm may help")
-        statistics.add(output.statistics, bool(output.skipped))
-        if first and time.monotonic() - reported >= options.learner.log_period:
+        if updates.consecutive_skipped >= params.max_bad_updates:
+            raise TrainingDiverged(
+                f"the loss was not finite in {updates.consecutive_skipped} updates in a row, which changed nothing. "
+                "A smaller agent.lr or agent.clip_norm may help")
+        if is_first and time.monotonic() - reported_at >= params.log_period:
             report()
             profile.report()
         profile.lap("report")
@@ -134,7 +142,7 @@ def _learn(context: Context, agent: Agent, memory: LearnersMemory, batches: Batc
 
 
 def _make_agent(context: Context, group: LearnerGroup) -> Agent:
-    """Of several learners all draw the same first weights; then each goes on with a random state of its own."""
+    """Make the agent. Several learners draw the same initial weights; then each has a random state of its own."""
     context.seed_everything("learner", 0)
     memory, device = context.memories[group.index], context.device_of(group.index)
     precision = precision_on(device, context.options.learner.precision)
@@ -148,3 +156,51 @@ def _make_agent(context: Context, group: LearnerGroup) -> Agent:
         agent.state_dict()  # everything that is made on first use, a target of these weights too
         context.seed_everything("learner", group.index)
     return agent
+
+
+def feature_source(context: Context, device: str) -> Callable[[Window], Tensor]:
+    """Return a function that computes the features of windows, for the thread that samples.
+
+    Its network is a second one, which follows the published parameters: the learner's own weights may be half updated.
+    It is made at once, because that draws from torch's random state, which belongs to the learner.
+    """
+    shadow_agent, version = context.make_agent(device), 0
+    model = shadow_agent.model
+
+    def features_of(window: Window) -> Tensor:
+        nonlocal version
+        version = context.parameters.pull(model, version)
+        return shadow_agent.features(window)
+
+    return features_of
+
+
+def _make_memory(context: Context, index: int) -> Memory | DeviceMemory:
+    """Return the learner's memory: the shared one that actors write to, or a replay on the device that follows it."""
+    memory = context.memories[index]
+    if context.options.learner.memory_device != "learner":
+        return memory
+    assert memory.Resident is not None, "the options were not validated"
+    return memory.Resident(memory, torch.device(context.device_of(index)))
+
+
+def _make_updates(context: Context, agent: Agent, memory: Memory | DeviceMemory, index: int,
+                  ready_batches: Sequence[Batch]) -> tuple[BatchSource, Updates]:
+    """Return where the learner's batches come from, and what updates the agent on them.
+
+    Of `ready_batches`, which a checkpoint had, those come first that fit the batch size and the windows of this start.
+    """
+    options, params, device = context.options, context.options.learner, torch.device(context.device_of(index))
+    on_gpu, size = device.type == "cuda", options.agent.batch_size
+    if isinstance(memory, DeviceMemory):
+        count = params.updates_per_replay
+        capture = (on_gpu and params.captured != "no" and options.num_learners == 1
+                   and can_capture(type(agent), agent.params, count))
+        device_batches = DeviceReplayBatches(agent, memory, size, count, device)
+        return InPlaceBatchSource(memory), GraphedUpdate(agent, device_batches, capture=capture)
+    depth = 0 if options.engine == "inline" else params.prefetch
+    fitting = [batch for batch in ready_batches if batch_size(batch) == size and memory.window.fits(batch.window)]
+    prefetcher = Prefetcher(memory, size, depth, params.batches_per_draw, fitting)
+    if params.captured == "yes":
+        return prefetcher, GraphedUpdate(agent, StagedBatches(agent, device), capture=on_gpu)
+    return prefetcher, EagerUpdates(agent, params.shrink_batch)

@@ -1,7 +1,7 @@
-"""What learners carry from one life of a run to the next: all of them together write one checkpoint, and each finds its part in it.
+"""Save and restore the learners' part of a checkpoint.
 
-Learner 0 writes the agent, which all have alike, the clock, and its own part: random state and, if asked, its memory. The others' parts
-are named by their index.
+Learner 0 writes the agent, which all learners have alike, the counters, and its own files: random state and, if asked,
+its memory. The files of the other learners are named by their index.
 """
 
 from collections.abc import Callable, Generator
@@ -18,76 +18,89 @@ from core.common.console import log_to_stderr
 from core.common.files import folder_lock
 from core.device.torch_runtime import device_random_state, set_device_random_state
 from core.distributed.learner_group import LearnerGroup, SingleLearner
-from core.learning.batch_source import Batches
-from core.memory import batch_of, batch_state
+from core.learning.batch_source import BatchSource
+from core.memory import DeviceMemory, Memory, batch_of, batch_state
 from core.runtime.context import Context
-from core.single_processes.learner_setup import LearnersMemory
 from core.types import Batch
 
 
-def restore(context: Context, agent: Agent, memory: LearnersMemory, index: int) -> tuple[int, list[Batch]]:
-    """Weights, optimiser, memory and random state of the run to continue, if there is one.
+def restore(context: Context, agent: Agent, memory: Memory | DeviceMemory, index: int) -> tuple[int, list[Batch]]:
+    """Restore agent, memory and random state if the run continues another.
 
-    Returns the version of the parameters, and the batches that had been drawn from the memory and not learnt from.
+    Returns:
+        The version of the parameters, and the batches that were sampled but not learned from.
+
+    Raises:
+        CheckpointError: the checkpoint is intact but not of such a run.
     """
-    version, drawn = 1, list[Batch]()
-    if context.resume_from is not None:
-        own = _own(index)
-        state = run_checkpoint.read_verified(context.resume_from, ("agent", "learner", *own))
-        try:
-            agent.load_state_dict(state["agent"])
-            if own[1] in state:
-                memory.load_state_dict(state[own[1]])
-                drawn = [batch_of(stored) for stored in state[own[1]].get("drawn", ())]
-            else:
-                memory.continue_at(context.clock.updates)
-            if own[0] in state:
-                torch.set_rng_state(state[own[0]]["torch_rng"])
-                set_device_random_state(torch.device(context.device_of(index)), state[own[0]].get("device_rng"))
-            version = state["learner"]["version"]
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # it is intact, but not what such a run wrote
-            problem = f"checkpoint {context.resume_from} does not fit this run ({type(error).__name__}: {error}): start a new one"
-            raise CheckpointError(problem) from error
-    return version, drawn
+    if context.resume_from is None:
+        return 1, []
+    learner_file, memory_file = _files_of(index)
+    state = run_checkpoint.read_verified(context.resume_from, ("agent", "learner", learner_file, memory_file))
+    ready_batches: list[Batch] = []
+    try:
+        agent.load_state_dict(state["agent"])
+        if memory_file in state:
+            memory.load_state_dict(state[memory_file])
+            ready_batches = [batch_of(stored) for stored in state[memory_file].get("drawn", ())]
+        else:
+            memory.continue_at(context.counters.updates)
+        if learner_file in state:
+            torch.set_rng_state(state[learner_file]["torch_rng"])
+            set_device_random_state(torch.device(context.device_of(index)), state[learner_file].get("device_rng"))
+        return state["learner"]["version"], ready_batches
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        problem = f"checkpoint {context.resume_from} does not fit this run ({type(error).__name__}: {error}): start a new one"
+        raise CheckpointError(problem) from error
 
 
 def load_initial(agent: Agent, path: Path) -> None:
-    """The weights of a model file, into an agent whose target and optimiser are still to be made."""
+    """Load the weights of a model file into an agent that has no target network and no optimiser yet."""
     model_file.load_into(agent.model, model_file.reload_weights(path)[0], path)
 
 
-def save(context: Context, agent: Agent, memory: LearnersMemory, batches: Batches, group: LearnerGroup) -> Generator[bool, None, None]:
-    """Publish, then write a full checkpoint. A full disk is reported and counted; training goes on."""
-    options, index, parts = context.options, group.index, dict[str, Any]()
+def save(context: Context, agent: Agent, memory: Memory | DeviceMemory, batches: BatchSource,
+         group: LearnerGroup) -> Generator[bool, None, None]:
+    """Publish the parameters, then write a full checkpoint. A full disk is reported and counted; training continues."""
+    folder, index, own_parts = context.options.checkpoint_folder, group.index, dict[str, Any]()
+    learner_file, memory_file = _files_of(index)
 
     def write_own() -> None:
-        parts.update(_parts(context, agent, memory, batches, index))
+        device = next(agent.model.parameters()).device
+        own_parts[learner_file] = {"torch_rng": torch.get_rng_state(), "device_rng": device_random_state(device)}
+        if context.options.learner.checkpoint_replay:
+            own_parts[memory_file] = batches.call(
+                lambda: {**memory.state_dict(), "drawn": [batch_state(batch) for batch in batches.ready_batches()]})
         if index:
-            run_checkpoint.save_parts(options.checkpoint_folder, parts)
+            run_checkpoint.save_parts(folder, own_parts)
 
-    written = _written(write_own)
-    all_written = all(row[0] for row in (yield from group.gather([written])))
+    written = _try_to_write(write_own)
+    all_written = all(values[0] for values in (yield from group.gather([written])))
     if index:
         return
     version = context.parameters.publish(agent.model)
 
     def write_all() -> None:
-        parts["learner"]["version"] = version
-        others = [name for learner in range(1, group.size) for name in _own(learner)[:len(parts)]]
-        state = {"agent": agent.state_dict(), "clock": context.clock.state_dict(), **parts}
-        run_checkpoint.save(options.checkpoint_folder, state, context.clock.agent_steps, options.learner.checkpoint_keep, others)
+        own_parts["learner"]["version"] = version
+        others = [name for learner in range(1, group.size) for name in _files_of(learner)[:len(own_parts)]]
+        counters = {**context.counters.state_dict(), **context.rate_limiter.state_dict()}
+        run_checkpoint.save(folder, {"agent": agent.state_dict(), "clock": counters, **own_parts},
+                            context.counters.agent_steps, context.options.learner.checkpoint_keep, others)
 
-    saved = all_written and _written(write_all)
-    context.clock.note_written(context.process_ind("learner", index), saved)
+    saved = all_written and _try_to_write(write_all)
+    context.run_state.record_write(context.process_ind("learner", index), saved)
     if not saved:
         context.report("learner", index, {"checkpoint_errors": 1.0})
-    context.clock.checkpoint_written()
+    context.run_state.confirm_checkpoint()
 
 
-def save_alone(context: Context, agent: Agent, memory: LearnersMemory, batches: Batches) -> None:
-    """Save what is left when another learner is gone, whose memory is gone too. All have learnt alike, so the first to come does it."""
+def save_alone(context: Context, agent: Agent, memory: Memory | DeviceMemory, batches: BatchSource) -> None:
+    """Save a checkpoint after another learner was lost. All learners are alike, so the first one to come saves.
+
+    With learner.checkpoint_replay nothing is saved, because the memory of the lost learner is lost, too.
+    """
     if context.options.learner.checkpoint_replay:
         return
     folder, first = context.options.checkpoint_folder, True
@@ -96,24 +109,16 @@ def save_alone(context: Context, agent: Agent, memory: LearnersMemory, batches: 
             folder.mkdir(parents=True, exist_ok=True)
             first = stack.enter_context(folder_lock(folder))
         for _ in save(context, agent, memory, batches, SingleLearner()) if first else ():
-            """Alone it does not wait."""
+            pass
 
 
-def _own(index: int) -> tuple[str, str]:
-    """Names of a learner's files: its own, and its memory's."""
+def _files_of(index: int) -> tuple[str, str]:
+    """Return the names of a learner's own file and of its memory's."""
     suffix = f"_{index}" if index else ""
     return f"learner{suffix}", f"memory{suffix}"
 
 
-def _parts(context: Context, agent: Agent, memory: LearnersMemory, batches: Batches, index: int) -> dict[str, Any]:
-    names, device = _own(index), next(agent.model.parameters()).device
-    parts: dict[str, Any] = {names[0]: {"torch_rng": torch.get_rng_state(), "device_rng": device_random_state(device)}}
-    if context.options.learner.checkpoint_replay:
-        parts[names[1]] = batches.call(lambda: {**memory.state_dict(), "drawn": [batch_state(batch) for batch in batches.drawn()]})
-    return parts
-
-
-def _written(write: Callable[[], Any]) -> bool:
+def _try_to_write(write: Callable[[], None]) -> bool:
     try:
         write()
     except (CheckpointError, MemoryError) as error:

@@ -1,10 +1,10 @@
-"""Tester: plays a model's episodes (mode 2), prints what they scored and writes every raw return beside the model."""
+"""Run the tester (mode 2): play a model's episodes, print their scores, and write every raw return beside the model."""
 
 import dataclasses
 import json
 import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,16 @@ from core.common.system import versions
 from core.evaluation.episodes import Episode, EpisodeResults, play_episodes
 from core.evaluation.video_overlay import EpisodeRenderer
 from core.metrics.aggregation import human_normalized
-from core.runtime.clock import Clock
 from core.runtime.context import Context
 
 
 def tester(context: Context, index: int) -> Iterator[bool]:
-    """Raises CheckpointError for a model file that cannot be used, ImportError when recording wants a package."""
+    """Yield True after each step of the test.
+
+    Raises:
+        CheckpointError: the model file cannot be used.
+        ImportError: recording needs a package that is not installed.
+    """
     options = context.options
     path = Path(options.model_file or options.model_path)
     assert context.initial_weights is not None
@@ -35,63 +39,59 @@ def tester(context: Context, index: int) -> Iterator[bool]:
         env = context.make_env(num_envs, training=False, num_threads=min(num_envs, len(os.sched_getaffinity(0))),
                                render_mode="rgb_array" if options.record else "human" if options.render else None)
         stack.callback(env.close)
-        film = EpisodeRenderer(test_file(path, options.video.format), options.video, context.spec) if options.record else None
-        if film is not None:
-            stack.callback(film.close)
+        renderer = None
+        if options.record:
+            renderer = EpisodeRenderer(test_file(path, options.video.format), options.video, context.spec)
+            stack.callback(renderer.close)
         exploration = agent.evaluation_exploration(num_envs, context.seed_everything("tester", index))
-        results = yield from _until_interrupted(context.clock, play_episodes(
+        results = yield from context.run_state.until_interrupted(play_episodes(
             agent, env, options.episodes, options.evaluator.max_steps, exploration, context.seed("tester", index),
-            film.add if film else None, _Announcer(options.episodes)))
+            renderer.add if renderer else None, _EpisodePrinter(options.episodes)))
     if results is None:
         return
     summary = summarise(results, options.env_class, context.spec.name)
-    _say(f"{path.name} on {context.spec.name}: " + ", ".join(f"{name} {_number(value)}" for name, value in summary.items()))
-    of_model = {name: value for name, value in metadata.items() if name != "options"}
-    report = {"model_file": str(path), "model": of_model, "game": context.spec.name, "seed": options.seed, "summary": summary,
-              "protocol": _protocol(context, num_envs, exploration),
-              **{name: array.tolist() for name, array in results._asdict().items() if array is not None},
-              "versions": versions(), "time": time.time(), "options": options.to_dict()}
+    numbers = ", ".join(f"{name} {_format_number(value)}" for name, value in summary.items())
+    _print(f"{path.name} on {context.spec.name}: {numbers}")
+    model = {name: value for name, value in metadata.items() if name != "options"}
+    report = {
+        "model_file": str(path), "model": model, "game": context.spec.name, "seed": options.seed, "summary": summary,
+        "protocol": _protocol(context, num_envs, exploration),
+        **{name: array.tolist() for name, array in results._asdict().items() if array is not None},
+        "versions": versions(), "time": time.time(), "options": options.to_dict()}
     write_atomically(test_file(path, "json"), (json.dumps(report, indent=1, default=str) + "\n").encode())
-    _say(f"all returns: {test_file(path, 'json')}")
-    if film is not None:
-        _say(f"video: {film.video.path}")
+    _print(f"all returns: {test_file(path, 'json')}")
+    if renderer is not None:
+        _print(f"video: {renderer.video.path}")
 
 
 def summarise(results: EpisodeResults, env_class: Any, game: str) -> dict[str, float | int | None]:
-    """std is that of the population; human_normalized is None, and solved_share absent, where it is not known."""
+    """Return statistics of the episodes.
+
+    `std` is that of the population. `human_normalized` is None, and `solved_share` missing, if it is not known.
+    """
     returns = results.returns
     solved = {} if results.solved is None else {"solved_share": float(results.solved.mean())}
-    return {"episodes": len(returns), "mean": float(returns.mean()), "std": float(returns.std()), "median": float(np.median(returns)),
-            "min": float(returns.min()), "max": float(returns.max()), "mean_length": float(results.lengths.mean()),
-            "truncated": int(results.truncated.sum()), **solved,
-            "human_normalized": human_normalized(env_class, game, float(returns.mean()))}
+    return {
+        "episodes": len(returns), "mean": float(returns.mean()), "std": float(returns.std()),
+        "median": float(np.median(returns)), "min": float(returns.min()), "max": float(returns.max()),
+        "mean_length": float(results.lengths.mean()), "truncated": int(results.truncated.sum()), **solved,
+        "human_normalized": human_normalized(env_class, game, float(returns.mean()))}
 
 
-class _Announcer:
+class _EpisodePrinter:
     def __init__(self, episodes: int):
         self._episodes, self._number = episodes, 0
 
     def __call__(self, episode: Episode) -> None:
         self._number += 1
-        cut = ", truncated" if episode.truncated else ""
-        _say(f"episode {self._number}/{self._episodes}: return {episode.score:g}, {episode.length} steps{cut}")
+        truncated = ", truncated" if episode.truncated else ""
+        _print(f"episode {self._number}/{self._episodes}: return {episode.score:g}, {episode.length} steps{truncated}")
 
 
-def _say(message: str) -> None:
-    """Print to stdout. One that is closed (`| head -2`), or redirected to a full disk, is no reason to stop a test."""
+def _print(message: str) -> None:
+    """Print to stdout. A closed pipe (`| head -2`) or a full disk behind stdout does not stop the test."""
     with suppress(OSError):
         print(message, flush=True)
-
-
-def _until_interrupted(clock: Clock, playing: Iterator[bool]) -> Generator[bool, None, EpisodeResults | None]:
-    """What `playing` returns; None where the test is interrupted before."""
-    while not clock.interrupted:
-        try:
-            next(playing)
-        except StopIteration as end:
-            return end.value
-        yield True
-    return None
 
 
 def _protocol(context: Context, num_envs: int, exploration: Exploration | None) -> dict[str, Any]:
@@ -100,5 +100,5 @@ def _protocol(context: Context, num_envs: int, exploration: Exploration | None) 
             "exploration": None if exploration is None else exploration.statistics()}
 
 
-def _number(value: float | int | None) -> str:
+def _format_number(value: float | int | None) -> str:
     return "unknown" if value is None else f"{value:g}" if isinstance(value, int) else f"{value:.2f}"

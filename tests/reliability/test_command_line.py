@@ -209,7 +209,7 @@ def test_the_smallest_accepted_capacity_can_be_trained_with(refuse, root, nstep,
     words = (*CARTPOLE, "--num_envs_per_actor", "1", "--clock.tolerance", "100", "--agent.nstep", str(nstep), "--actor.chunk_length",
              str(chunk_length), "--learner.memory_device", device, "--steps", "300", "--memory.capacity")
     assert f"at least {nstep + 2}" in refuse(*words, str(nstep + 1))[0]
-    assert train(root, *words, str(nstep + 2)).clock.updates > 50
+    assert train(root, *words, str(nstep + 2)).counters.updates > 50
 
 
 def test_a_memory_that_does_not_suit_the_agent_is_refused(refuse, monkeypatch):

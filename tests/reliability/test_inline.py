@@ -147,7 +147,7 @@ def test_f42_a_resumed_run_repeats_no_other_evaluations(tmp_path, alone):
 
 def test_samples_per_insert_is_exact(tmp_path):
     context = train(tmp_path, *CARTPOLE, "--steps", "1000", "--clock.samples_per_insert", "4")
-    owed = (context.clock.inserted - 100) * 4 - context.clock.sampled
+    owed = (context.counters.inserted - 100) * 4 - context.counters.sampled
     assert 0 <= owed < 16
 
 
@@ -155,7 +155,7 @@ def test_a_new_run_can_start_from_weights_alone(tmp_path):
     first = train(tmp_path, *CARTPOLE, "--steps", "400", "--timestamp", "one")
     weights, _ = model_file.load_weights(first.options.model_path)
     second = train(tmp_path, *CARTPOLE, "--steps", "50", "--timestamp", "two", "--model_file", str(first.options.model_path))
-    assert second.clock.updates == 0
+    assert second.counters.updates == 0
     assert all(np.array_equal(weights[name], value) for name, value in saved(second)["agent"]["model"].items())
 
 
@@ -212,7 +212,7 @@ def test_a_resumed_run_keeps_the_better_model_of_the_old_one(tmp_path, alone):
     model_file.save_weights(first.model_path, weights, {**metadata, "score": 1e9})
     second = train(tmp_path, "--resume", "test_one", "--steps", "300")
     kept, metadata = model_file.load_weights(first.model_path)
-    assert second.clock.scores[0] < second.clock.scores[1] == metadata["score"] == 1e9 and not differences(kept, weights)
+    assert second.counters.scores[0] < second.counters.scores[1] == metadata["score"] == 1e9 and not differences(kept, weights)
 
 
 SCHEDULES = {  # a run, a statistic of the learner, and its expected value after so many updates
@@ -229,10 +229,10 @@ def test_schedules_by_updates_continue_without_a_stored_replay(tmp_path, alone, 
     arguments, reported, after = SCHEDULES[name]
     first = train(tmp_path, *arguments, "--learner.log_period", "1e-9", "--steps", "300", "--timestamp", "one")
     found = []
-    monkeypatch.setattr(Context, "report", lambda context, role, index, values: found.append((context.clock.updates, values)))
+    monkeypatch.setattr(Context, "report", lambda context, role, index, values: found.append((context.counters.updates, values)))
     train(tmp_path, "--resume", "test_one", "--steps", "500")
     found = [(updates, values[reported]) for updates, values in found if reported in values]
-    assert 0 < first.clock.updates < found[0][0] < found[-1][0] < 1000
+    assert 0 < first.counters.updates < found[0][0] < found[-1][0] < 1000
     assert [value for _, value in found] == pytest.approx([after(updates) for updates, _ in found])
 
 
@@ -264,4 +264,4 @@ def test_the_last_updates_are_reported_before_the_period_ends(tmp_path):
 @pytest.mark.parametrize("agent", ["ddpg", "sac"])
 def test_scalar_observations_and_actions_can_be_learnt_from(root, agent):
     context = train(root, "--config", f"{agent}-pendulum", *CONTROL, "--game", "tests.reliability.faults:Scalar-v0", "--updates", "20")
-    assert context.clock.updates >= 20
+    assert context.counters.updates >= 20

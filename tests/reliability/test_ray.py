@@ -325,11 +325,11 @@ def test_f70_a_node_with_different_code_is_named(tmp_path, authenticated):
         with Program(tmp_path, *ENDLESS, "--ray.address", cluster.address, "--supervisor.max_restarts", "1", project=project) as program:
             program.until_training(1_500, seconds=150)
             assert "Ingest" not in program.output and "ingest" not in program.output
-            with (project / "core" / "runtime" / "clock.py").open("a") as file:
+            with (project / "core" / "runtime" / "run_state.py").open("a") as file:
                 file.write("# another version")
             workers(cluster)["actor 0"].kill()
             assert program.until_ended(90) == 4
-            assert "has another version of the code than main: core/runtime/clock.py differ" in program.output
+            assert "has another version of the code than main: core/runtime/run_state.py differ" in program.output
             assert "--resume test_one" in program.output
 
 

@@ -12,7 +12,7 @@ import pytest
 from core.checkpoint import run_checkpoint
 from core.checkpoint.run_checkpoint import CheckpointError
 from core.engines.run_end import resume_command_hint
-from core.runtime.clock import Clock, ClockParams
+from core.runtime.run_state import RunState
 from tests.reliability.program import SLOW, Program, start
 from tests.reliability.test_deaths import ENDLESS
 from tests.reliability.test_inline import CARTPOLE
@@ -141,11 +141,11 @@ def test_f61_an_interrupted_run_that_saves_nothing_exits_4(tmp_path):
 
 
 def test_a_later_successful_write_clears_a_failed_one():
-    clock = Clock(1, 1, 3, ClockParams())
-    clock.note_written(2, False)
-    assert clock.unsaved == [2]
-    clock.note_written(2, True)
-    assert clock.unsaved == []
+    run_state = RunState(3)
+    run_state.record_write(2, False)
+    assert run_state.failed_writers == [2]
+    run_state.record_write(2, True)
+    assert run_state.failed_writers == []
 
 
 def test_the_resume_hint_says_when_checkpoints_are_due(root):

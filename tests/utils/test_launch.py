@@ -79,15 +79,16 @@ def test_a_run_is_resumed_from_its_newest_checkpoint_only(options, monkeypatch):
     with pytest.raises(ConfigurationError, match="there is no checkpoint") as refused:
         prepare(chosen)
     assert refused.value.code == 3
-    clock = {**started.clock.state_dict(), "agent_steps": [30, 10]}
-    for state, message in (({}, "has no agent and no clock and no learner"), ({"agent": {}, "clock": [1, 2], "learner": {}}, "clock of")):
+    clock = {**started.counters.state_dict(), "agent_steps": [30, 10]}
+    for state, message in (({}, "has no agent and no clock and no learner"),
+                           ({"agent": {}, "clock": [1, 2], "learner": {}}, "counters of")):
         run_checkpoint.save(chosen.checkpoint_folder, state, step=40, keep=1)
         with pytest.raises(ConfigurationError, match=f"{message}.* not of a run.*; start a new run") as refused:
             prepare(chosen)
         assert refused.value.code == 3
     saved = run_checkpoint.save(chosen.checkpoint_folder, {"agent": {}, "clock": clock, "learner": {}}, step=40, keep=1)
     context, _ = prepare(chosen)
-    assert context.clock.agent_steps == 40 and context.resume_from == saved
+    assert context.counters.agent_steps == 40 and context.resume_from == chosen.checkpoint_folder
 
 
 def test_an_agent_is_made_on_its_device_and_its_maker_pickles(options):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from core.acting.env_groups import DoubleBufferedEnvs
+from core.acting.double_buffered_envs import DoubleBufferedEnvs
 from core.acting.graphed_inference import with_graphed_forward
 from core.acting.validated_env import ValidatedEnv, make_env
 from core.agent import Agent, Exploration, LearnerOutput

@@ -118,7 +118,7 @@ class RayEngine(LocalEngine):
                 self._say(f"waits for nodes that join: {lacking}" if lacking else f"waits for room on the cluster: {self._room} in all")
 
     def _start(self, place: Place) -> None:
-        self._clock.reset_heartbeat(self._process_ind(place))
+        self._run_state.reset_heartbeat(self._process_ind(place))
         arguments = (self._processes[place.role], *self._arguments, place.threads)
         place.process = place.failure = RayProcessHandle(self._worker(place), arguments)
         place.started = time.monotonic()
@@ -182,7 +182,7 @@ class RayEngine(LocalEngine):
             actors = [place for place in self._places if place.role == "actor" and place.index % self._options.num_learners == learner]
             if not all(place in self._waiting for place in actors):
                 self._without_actors.pop(learner, None)
-            elif limit is not None and now - self._without_actors.setdefault(learner, now) > limit and not self._clock.stopped:
+            elif limit is not None and now - self._without_actors.setdefault(learner, now) > limit and not self._run_state.stopped:
                 self._say(f"learner {learner} has no actor: none of its {len(actors)} had a place for {limit:g} s (ray.learner_timeout); "
                           "the run ends")
                 self._give_up(run_end.TRAINING_FAILED)

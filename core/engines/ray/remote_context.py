@@ -12,9 +12,11 @@ import ray
 
 from core.engines.ray.connection import ANSWER_TIMEOUT, ServerConnection
 from core.model import Model
-from core.runtime.clock import Clock, ClockParams
 from core.runtime.context import Context
 from core.runtime.parameter_store import fill
+from core.runtime.rate_limiter import RateLimiter
+from core.runtime.run_counters import RunCounters
+from core.runtime.run_state import RunState
 from core.specs import EnvSpec, WindowSpec
 from core.trajectory.chunk_codec import ChunkFormat, outbox
 from core.trajectory.layout import Layout
@@ -36,8 +38,10 @@ class RemoteRunInfo(NamedTuple):
 
 def remote_context(facts: RemoteRunInfo, link: ServerConnection) -> Context:
     """A context whose shared parts are this end of the line."""
-    shared: dict[str, Any] = {"memories": (RemoteMemory(facts, link),), "parameters": RemoteParameters(link),
-                              "clock": RemoteClock(facts.options.clock, link), "logs": RemoteLogs(link)}
+    counters = RemoteCounters(link)
+    shared: dict[str, Any] = {"memories": (RemoteMemory(facts, link),), "parameters": RemoteParameters(link), "counters": counters,
+                              "rate_limiter": RateLimiter(facts.options.clock, counters), "run_state": RemoteRunState(link),
+                              "logs": RemoteLogs(link)}
     return Context(facts.options, facts.spec, facts.roles, **shared)
 
 
@@ -84,11 +88,11 @@ class RemoteParameters:
         return news.version
 
 
-class RemoteClock(Clock):
-    """The run's counters as the last news had them, and this actor's own steps since."""
+class RemoteCounters(RunCounters):
+    """The run's counters as the last answer had them, and this actor's own steps since."""
 
-    def __init__(self, params: ClockParams, link: ServerConnection):
-        self.params, self._link = params, link
+    def __init__(self, link: ServerConnection):
+        self._link = link
 
     @property
     def agent_steps(self) -> int:
@@ -102,12 +106,19 @@ class RemoteClock(Clock):
     def sampled(self) -> int:
         return self._link.news.sampled
 
+    def count_agent_steps(self, actor: int, agent_steps: int, episodes: int = 0) -> None:
+        """Do nothing: the server counts what it stores."""
+
+
+class RemoteRunState(RunState):
+    """The stop flag as the last answer had it; heartbeats are messages."""
+
+    def __init__(self, link: ServerConnection):
+        self._link = link
+
     @property
     def stopped(self) -> bool:
         return self._link.news.stopped
-
-    def count_agent_steps(self, actor_ind: int, agent_steps: int, episodes: int = 0) -> None:
-        """The ingest counts what it stores."""
 
     def heartbeat(self, process_ind: int) -> None:
         """Every message is a sign of life."""

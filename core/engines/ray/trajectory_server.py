@@ -48,7 +48,7 @@ class TrajectoryServer:
         """A new life of this actor, which has shown no sign of it yet; what its last one still has on the way is refused."""
         last = self._senders.get(index)
         self._senders[index] = Sender(last.life + 1 if last else 0)
-        self._context.clock.reset_heartbeat(self._context.process_ind("actor", index))  # of its last life's chunks
+        self._context.run_state.reset_heartbeat(self._context.process_ind("actor", index))  # of its last life's chunks
         return self._senders[index].life, self._news(index, [])
 
     async def put(self, index: int, life: int, buffer: np.ndarray, records: Records) -> News:
@@ -57,7 +57,7 @@ class TrajectoryServer:
         async with sender.turn:
             if await self._room(index, life):
                 steps, episodes = self._store(index, sender, buffer)
-                self._context.clock.count_agent_steps(index, steps, episodes)
+                self._context.counters.count_agent_steps(index, steps, episodes)
                 self._count(index, sender, len(buffer), steps)
         self._beat(index)
         return self._news(index, records)
@@ -76,9 +76,9 @@ class TrajectoryServer:
 
     async def _room(self, index: int, life: int) -> bool:
         """Wait as a writer beside the learner would. False: the run was stopped meanwhile."""
-        clock, delays, sender = self._context.clock, idle_delays(), self._sender(index, life)
-        while sender.writer is not None and not (sender.writer.has_room() or clock.is_warming_up):
-            if clock.stopped:
+        delays, sender = idle_delays(), self._sender(index, life)
+        while sender.writer is not None and not (sender.writer.has_room() or self._context.rate_limiter.is_warming_up):
+            if self._context.run_state.stopped:
                 return False
             self._beat(index)
             await asyncio.sleep(next(delays))
@@ -100,14 +100,14 @@ class TrajectoryServer:
             sender.bytes, sender.steps, sender.reported = 0, 0, time.monotonic()
 
     def _news(self, index: int, records: Records) -> News:
-        context, clock = self._context, self._context.clock
+        context, counters = self._context, self._context.counters
         for values, step in records:
             context.logs.write(context.process_ind("actor", index), values, step)
         self._offer()
-        return News(clock.agent_steps, clock.inserted, clock.sampled, clock.stopped, self._version, self._parameters)
+        return News(counters.agent_steps, counters.inserted, counters.sampled, context.run_state.stopped, self._version, self._parameters)
 
     def _beat(self, index: int) -> None:
-        self._context.clock.heartbeat(self._context.process_ind("actor", index))
+        self._context.run_state.heartbeat(self._context.process_ind("actor", index))
 
     def _offer(self) -> None:
         """Put the newest version where every node can fetch it once."""

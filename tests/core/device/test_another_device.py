@@ -16,10 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from core.acting.graphed_inference import StaticInputs, capture_forward
 from core.distributed.learner_group import LearnerGroup, within
-from core.learning.batch_source import EagerUpdates
-from core.learning.graphed_update import GraphedUpdate
-from core.learning.metric_accumulator import Tally
+from core.learning.metric_accumulator import MetricAccumulator
 from core.learning.optimizer import Optimizer, OptimizerParams
+from core.learning.updates import EagerUpdates
 from core.models.layers.running_normalization import RunningNormalization
 from tests.core import resident_agents
 from tests.core.acting import test_graphed_inference
@@ -66,7 +65,7 @@ def test_updates_from_the_device_replay_stay_on_their_device(name):
     agent = resident_agents.make_agent(name, "meta")
     memory, count = resident_agents.make_memory(agent, "meta"), 2 * agent.period(agent.params)
     assert memory.refresh()
-    tally = Tally(META)
+    tally = MetricAccumulator(META)
 
     def updates():
         for _ in range(count):
@@ -87,12 +86,12 @@ def test_updates_from_the_device_replay_stay_on_their_device(name):
 @pytest.mark.parametrize("name", test_staged_update.AGENTS)
 def test_updates_on_host_batches_stay_on_their_device(name):
     agent = test_staged_update.make_agent(name, "meta")
-    learn = GraphedUpdate(agent, META, capture=False)
+    learn = test_staged_update.staged(agent, META)
     output = learn(test_staged_update.make_batch(agent, 0))
     assert output.statistics == {} and (output.priorities is None or output.priorities.is_meta)
     agent.plan(1)
     with OneDevice():
-        learn._work()
+        learn._graph()
 
 
 class Two(LearnerGroup):
@@ -118,7 +117,7 @@ def test_learners_exchange_one_tensor_that_stays_on_the_device():
     for parameter in parameters[:2]:
         parameter.grad = torch.zeros_like(parameter)
     with within(group), OneDevice():
-        loss = optimizer._together(torch.zeros((), device=META))
+        loss = optimizer._reduce_over_learners(torch.zeros((), device=META))
         normalization.update(torch.zeros(7, 4, device=META))
     gradients, *moments = group.summed
     assert gradients.shape == (3 * 2 + 5 + 1 + 1,) and gradients.is_contiguous() and loss.shape == () and loss.is_meta

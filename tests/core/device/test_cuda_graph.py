@@ -11,9 +11,10 @@ import torch
 from core.acting.graphed_inference import capture_forward
 from core.device.cuda_graph import WARM_UP
 from core.learning.batch_source import InPlaceBatchSource
-from core.learning.graphed_update import GraphedDeviceUpdate, GraphedUpdate
+from core.learning.graphed_update import GraphedUpdate
 from tests.core.acting import test_graphed_inference
 from tests.core.learning import test_staged_update
+from tests.core.learning.test_graphed_update import graphed
 from tests.core.recordings import Recording, Replayed, imitate
 from tests.core.resident_agents import AGENTS, make_agent, make_memory, playing, weights
 from tests.reliability.test_inline import RUNS, differences, saved, train
@@ -32,7 +33,7 @@ def trained(name: str, capture: bool) -> dict:
     agent, reported = make_agent(name), []
     shared, play = playing(agent)
     memory = shared.Resident(shared, CPU)
-    updates = GraphedDeviceUpdate(agent, memory, 16, 4, CPU, capture=capture)
+    updates = graphed(agent, memory, 16, 4, capture=capture)
     torch.manual_seed(4)
     for call in range(25):
         if call % 3 == 2:
@@ -56,7 +57,7 @@ def test_captured_updates_equal_eager_ones_while_steps_arrive(name):
 
 @pytest.mark.parametrize("name", test_staged_update.AGENTS)
 def test_captured_updates_on_host_batches_equal_eager_ones(name):
-    recorded, eager = (test_staged_update.learnt(name, lambda agent, capture=capture: GraphedUpdate(agent, CPU, capture=capture), 30)
+    recorded, eager = (test_staged_update.learnt(name, lambda agent, capture=capture: test_staged_update.staged(agent, capture=capture), 30)
                        for capture in (True, False))
     assert not differences([recorded[0].state_dict(), recorded[2]], [eager[0].state_dict(), eager[2]])
     assert all((mine is None and theirs is None) or (mine == theirs).all() for mine, theirs in zip(recorded[1], eager[1], strict=True))
@@ -81,9 +82,9 @@ def test_no_autograd_graph_survives_its_update(agents, name):
     agent = make_agent(name) if agents == "resident" else test_staged_update.make_agent(name)
     if agents == "resident":
         memory = make_memory(agent)
-        updates, batch = GraphedDeviceUpdate(agent, memory, 16, 4, CPU, capture=False), InPlaceBatchSource(memory).get(timeout=0.0)
+        updates, batch = graphed(agent, memory, 16, 4), InPlaceBatchSource(memory).get(timeout=0.0)
     else:
-        updates, batch = GraphedUpdate(agent, CPU, capture=False), test_staged_update.make_batch(agent, 0)
+        updates, batch = test_staged_update.staged(agent), test_staged_update.make_batch(agent, 0)
     before = in_graphs()
     updates(batch)
     assert in_graphs().keys() <= before.keys()
@@ -102,9 +103,7 @@ RECORDED = {
 def record(monkeypatch, alone):
     """Make a run on the CPU capture what a run on a GPU would; the returned function called with False turns it off."""
     def choose(wanted: bool) -> None:
-        for kind in (GraphedDeviceUpdate, GraphedUpdate):
-            monkeypatch.setattr(f"core.single_processes.learner_setup.{kind.__name__}",
-                                lambda *rest, kind=kind, capture: kind(*rest, capture=wanted))
+        monkeypatch.setattr("core.single_processes.learner.GraphedUpdate", lambda *rest, capture: GraphedUpdate(*rest, capture=wanted))
         monkeypatch.setattr("core.single_processes.actor.with_graphed_forward", lambda agent, captured: acting(agent, wanted))
 
     def acting(agent, wanted):

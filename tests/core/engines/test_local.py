@@ -8,7 +8,7 @@ import pytest
 from core.engines import local, supervisor
 from core.engines.local import LocalEngine
 from core.engines.supervisor import SupervisorParams
-from core.runtime.clock import Clock, ClockParams
+from core.runtime.run_state import RunState
 
 PARAMS = SupervisorParams(stop_timeout=10.0, finish_timeout=900.0)
 
@@ -39,15 +39,15 @@ class Evaluator:
 @pytest.mark.parametrize("interrupted", [9.0, 800.0])
 @pytest.mark.parametrize(("saved", "killed_after"), [(4.0, None), (9.5, None), (60.0, 10.5)])
 def test_a_signal_in_the_last_evaluation_grants_the_stop_timeout(monkeypatch, interrupted, saved, killed_after):
-    clock = Clock(1, 1, 1, ClockParams())
+    run_state = RunState(1)
     options = SimpleNamespace(supervisor=PARAMS, learner=SimpleNamespace(checkpoint_replay=False))
-    engine = LocalEngine(SimpleNamespace(options=options, clock=clock, roles=[("evaluator", 0)]), {})
+    engine = LocalEngine(SimpleNamespace(options=options, run_state=run_state, roles=[("evaluator", 0)]), {})
     (place,) = engine._places
     place.process = evaluator = Evaluator(engine, interrupted, saved)
     place.failure = SimpleNamespace(poll=lambda: True, recv=lambda: None)
     monkeypatch.setattr(engine, "_wait", evaluator.wait)
     monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: evaluator.seconds))
-    clock.stop()
+    run_state.stop()
     engine._await([place])
     assert place.ended and evaluator.killed_at == (killed_after and interrupted + killed_after)
 

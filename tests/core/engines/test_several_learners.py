@@ -12,10 +12,10 @@ from core.agent import Agent
 from core.agents.sac import SAC
 from core.checkpoint import run_checkpoint
 from core.engines.inline import InlineEngine
-from core.learning.batch_source import EagerUpdates
+from core.learning.updates import EagerUpdates
 from core.memories.unrolls.unroll_memory import concatenated
 from core.runtime.context import Context
-from core.single_processes import learner_setup
+from core.single_processes import learner as learner_module
 from core.types import Batch, SampleIds
 from tests.reliability.test_inline import CARTPOLE, RUNS, differences, saved, train
 from utils.config.command_line import read_options
@@ -51,7 +51,7 @@ def learnt(monkeypatch):
             self.batches.append(batch)
             return super().__call__(batch)
 
-    monkeypatch.setattr(learner_setup, "EagerUpdates", Recording)
+    monkeypatch.setattr(learner_module, "EagerUpdates", Recording)
     return found
 
 
@@ -75,10 +75,10 @@ def test_two_learners_learn_what_one_does_from_both_batches(tmp_path, learnt, mo
     follow = ("--agent.target_update", "2") if hasattr(read_options(RUNS[name]).agent, "target_update") else ()
     context = train(tmp_path, *RUNS[name], *TWO, *QUIET.get(name, ()), *follow, "--steps", "300")
     first, second = learnt
-    assert len(first.batches) == len(second.batches) == context.clock.updates >= 3
-    assert context.clock.sampled == sum(samples(first.agent.params, batch.window) for batch in (*first.batches, *second.batches))
-    if context.options.memory_type == "queue":  # every step is used once
-        assert 0.5 * context.clock.inserted < context.clock.sampled <= context.clock.inserted
+    assert len(first.batches) == len(second.batches) == context.counters.updates >= 3
+    assert context.counters.sampled == sum(samples(first.agent.params, batch.window) for batch in (*first.batches, *second.batches))
+    if context.options.memory_type == "queue":  # every step once
+        assert 0.5 * context.counters.inserted < context.counters.sampled <= context.counters.inserted
     assert not differences(first.initial, second.initial) and not differences(first.agent.state_dict(), second.agent.state_dict())
     twin = context.make_agent()
     twin.load_state_dict(first.initial)
@@ -90,16 +90,16 @@ def test_two_learners_learn_what_one_does_from_both_batches(tmp_path, learnt, mo
 def test_two_learners_with_device_replay_learn_what_one_does(tmp_path, monkeypatch):
     class Noted(learner_setup.GraphedDeviceUpdate):
         def __init__(self, agent, memory, *arguments, **settings):
-            super().__init__(agent, memory, *arguments, **settings)
+            super().__init__(agent, batches, **settings)
             learnt.append(Learnt(agent, copy.deepcopy(agent.state_dict()), []))
             batches, learn = learnt[-1].batches, agent.learn
             agent.learn = lambda batch: (batches.append(batch), learn(batch))[1]
 
     learnt: list[Learnt] = []
-    monkeypatch.setattr(learner_setup, "GraphedDeviceUpdate", Noted)
+    monkeypatch.setattr(learner_module, "GraphedUpdate", Noted)
     context = train(tmp_path, *RUNS[ON_DEVICE], *TWO, "--agent.target_update", "2", "--agent.eps", "1.5e-4", "--steps", "300")
     first, second = learnt
-    assert len(first.batches) == len(second.batches) == context.clock.updates >= 4
+    assert len(first.batches) == len(second.batches) == context.counters.updates >= 4
     assert not differences(first.initial, second.initial) and not differences(first.agent.state_dict(), second.agent.state_dict())
     assert not torch.equal(first.batches[0].window.rewards, second.batches[0].window.rewards)
     twin = context.make_agent()
@@ -115,8 +115,8 @@ def test_every_learner_has_its_own_actors_and_steps(tmp_path, learnt):
     memory, other = context.memories
     assert [context.memory_of(actor) for actor in range(3)] == [(memory, 0), (other, 0), (memory, 1)]
     assert all(memory.trajectories.written().all() for memory in context.memories)
-    # the ratio holds exactly, for all learners together
-    assert 0 <= (context.clock.inserted - 100) * 8 - context.clock.sampled < 2 * 16
+    deficit = (context.counters.inserted - 100) * 8 - context.counters.sampled
+    assert 0 <= deficit < 2 * 16  # the ratio is that of all learners together, and exact
     first, second = (each.batches[0].window for each in learnt)
     assert first.observations.shape == second.observations.shape and not torch.equal(first.observations, second.observations)
 
@@ -125,7 +125,7 @@ def test_a_late_actor_still_gives_its_learner_the_first_steps(tmp_path, monkeypa
     def late(self, key):
         if key != ("actor", 1):
             return advance(self, key)
-        rounds.append(self._context.clock.can_insert())
+        rounds.append(self._context.rate_limiter.can_insert())
         assert len(rounds) < 1_000, "they wait for each other"
         return len(rounds) > 100 and advance(self, key)
 
@@ -133,7 +133,7 @@ def test_a_late_actor_still_gives_its_learner_the_first_steps(tmp_path, monkeypa
     monkeypatch.setattr(InlineEngine, "_advance", late)
     context = train(tmp_path, *CARTPOLE, *TWO, "--clock.tolerance", "100", "--steps", "400")
     assert rounds[0] and not rounds[99]  # the other actor had to wait for it
-    assert all(memory.trajectories.written().all() for memory in context.memories) and context.clock.updates > 20
+    assert all(memory.trajectories.written().all() for memory in context.memories) and context.counters.updates > 20
 
 
 def test_two_learners_are_reproducible_for_a_seed(tmp_path):
@@ -164,7 +164,7 @@ def test_only_without_its_replay_a_run_resumes_with_any_learners(tmp_path, monke
     assert refused.value.code == 2 and "num_learners=1 cannot continue run test_one, which has num_learners=2" in capsys.readouterr().err
     before = run_checkpoint.load(tmp_path / "models/test_two_checkpoints")[0]["clock"]["updates"]
     context = train(tmp_path, "--resume", "test_two", *alone)
-    assert before[0] == before[1] > 0 and context.clock.updates > before[0]
+    assert before[0] == before[1] > 0 and context.counters.updates > before[0]
 
 
 def launch(root, *arguments) -> tuple[int, Context]:
@@ -184,23 +184,23 @@ def test_learners_out_of_sync_end_the_run_and_save_nothing(tmp_path, monkeypatch
     drift: dict = {}
     monkeypatch.setattr(EagerUpdates, "__call__", drifting)
     exit_code, context = launch(tmp_path, *CARTPOLE, *TWO, "--steps", "300")
-    assert exit_code == 4 and context.clock.updates == 2
+    assert exit_code == 4 and context.counters.updates == 2
     assert "after 2 updates the learners are not alike any more: fingerprint" in capsys.readouterr().err
     assert not context.options.checkpoint_folder.exists()
 
 
 @pytest.mark.parametrize("broken", [0, 1])
 def test_if_a_learner_fails_the_other_one_saves(tmp_path, monkeypatch, learnt, broken):
-    recorded = learner_setup.EagerUpdates.__call__
+    recorded = learner_module.EagerUpdates.__call__
 
     def failing(self, batch):
         if len(self.batches) == 5 and self.batches is learnt[broken].batches:
             raise ValueError("broken")
         return recorded(self, batch)
 
-    monkeypatch.setattr(learner_setup.EagerUpdates, "__call__", failing)
+    monkeypatch.setattr(learner_module.EagerUpdates, "__call__", failing)
     exit_code, context = launch(tmp_path, *CARTPOLE, *TWO, "--steps", "300")
-    assert exit_code == 4 and context.clock.updates == 5
+    assert exit_code == 4 and context.counters.updates == 5
     assert "learn" not in [thread.name for thread in threading.enumerate()]
     assert not differences(saved(context)["agent"], learnt[1 - broken].agent.state_dict())
 

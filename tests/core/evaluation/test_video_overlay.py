@@ -220,7 +220,7 @@ def test_a_full_disk_ends_the_video_but_not_the_run(writes, tmp_path, monkeypatc
             raise OSError("No space left on device")
 
     monkeypatch.setattr(Video, "add", full)
-    context = SimpleNamespace(options=SimpleNamespace(video=VideoParams()), spec=STACK, clock=SimpleNamespace(interrupted=False),
+    context = SimpleNamespace(options=SimpleNamespace(video=VideoParams()), spec=STACK, run_state=SimpleNamespace(interrupted=False),
                               make_env=lambda num_envs, **settings: drawn)
     list(record_episode(context, drawn, tmp_path / "a.mp4", 5, 0))
     assert re.search(r"video .*a\.mp4 not written, training goes on, and the next .*: No space left on device", capsys.readouterr().err)
@@ -228,11 +228,11 @@ def test_a_full_disk_ends_the_video_but_not_the_run(writes, tmp_path, monkeypatc
 
 
 def test_an_interrupted_recording_is_readable(tmp_path):
-    drawn, clock = Drawn(), SimpleNamespace(interrupted=False)
-    context = SimpleNamespace(options=SimpleNamespace(video=VideoParams()), spec=STACK, clock=clock,
+    drawn, run_state = Drawn(), SimpleNamespace(interrupted=False)
+    context = SimpleNamespace(options=SimpleNamespace(video=VideoParams()), spec=STACK, run_state=run_state,
                               make_env=lambda num_envs, **settings: drawn)
     for number, _ in enumerate(record_episode(context, drawn, tmp_path / "a.mp4", 9, 0), 1):
-        clock.interrupted = number == 3
+        run_state.interrupted = number == 3
     assert drawn.closed
     with imageio.get_reader(tmp_path / "a.mp4") as reader:
         assert len(list(reader.iter_data())) == 1 + 4  # including the step during which the run ended

@@ -15,21 +15,27 @@ from core.agents.dqn import DQN
 from core.device.cuda_graph import WARM_UP, CudaGraphCallable, _nothing_freed
 from core.learning import graphed_update
 from core.learning.batch_source import InPlaceBatchSource
-from core.learning.graphed_update import GraphedDeviceUpdate
-from core.learning.metric_accumulator import Statistics, Tally
+from core.learning.graphed_update import DeviceReplayBatches, GraphedUpdate
+from core.learning.metric_accumulator import EagerMetricAccumulator, MetricAccumulator
 from core.learning.optimizer import Optimizer
 from core.memories.device_replay import DeviceReplay
 from tests.core.devices import DEVICES, cuda
 from tests.core.recordings import looks
 from tests.core.resident_agents import AGENTS, DISCRETE, make_agent, make_memory, optimizers, shared_memory, weights
 
+CPU = torch.device("cpu")
+
+
+def graphed(agent, memory, batch_size: int, count: int, device: torch.device = CPU, *, capture: bool = False) -> GraphedUpdate:
+    return GraphedUpdate(agent, DeviceReplayBatches(agent, memory, batch_size, count, device), capture=capture)
+
 
 def trained(name: str, calls: int, count: int, device: str = "cpu", capture: bool = False, **settings):
     """Return agent, memory and reported means after calls * count updates."""
     agent = make_agent(name, device, **settings)
     memory = make_memory(agent, device)
-    torch.manual_seed(4)  # the seed of the noise
-    updates = GraphedDeviceUpdate(agent, memory, 16, count, torch.device(device), capture=capture)
+    torch.manual_seed(4)  # of the noise
+    updates = graphed(agent, memory, 16, count, torch.device(device), capture=capture)
     for _ in range(calls):
         assert updates(InPlaceBatchSource(memory).get(timeout=0.0)).priorities is None
     return agent, memory, {**updates.statistics(), **memory.statistics()}
@@ -53,7 +59,7 @@ def test_prepared_updates_equal_those_of_a_plain_agent(name):
     agent = make_agent(name)
     memory = make_memory(agent)
     torch.manual_seed(4)
-    reported = Statistics()
+    reported = EagerMetricAccumulator()
     for _ in range(40):
         memory.refresh()
         memory.plan(1)
@@ -61,7 +67,7 @@ def test_prepared_updates_equal_those_of_a_plain_agent(name):
         output = agent.learn(batch)
         assert output.skipped is False
         memory.update_priorities(places, output.priorities)
-        reported.add({key: value for key, value in output.statistics.items() if key != "lr"}, output.skipped)
+        reported.add(output._replace(statistics={key: value for key, value in output.statistics.items() if key != "lr"}))
     means = {**memory.statistics(), **reported.take(), **({"lr": planned[2]["lr"]} if "lr" in planned[2] else {})}
     assert_close(planned, (agent, memory, means), 1e-3, 1e-6)
     assert planned[0]._updates.made == agent._updates.made == 40
@@ -76,7 +82,7 @@ def test_updates_at_once_are_multiples_of_the_agents_period():
     assert_close(apart, planned, 1e-3, 1e-6)
     assert "policy_loss" in apart[2] and "policy_grad_norm" in planned[2]
     with pytest.raises(ValueError, match="3 updates of TD3 at once cannot be captured"):
-        GraphedDeviceUpdate(make_agent("td3"), planned[1], 16, 3, torch.device("cpu"), capture=True)
+        graphed(make_agent("td3"), planned[1], 16, 3, capture=True)
 
 
 @pytest.mark.parametrize("name", ["dqn, rmsprop", "rainbow", "r2d2", "d4pg", "td3", "sac"])
@@ -140,13 +146,13 @@ class Watch(TorchDispatchMode):
 def test_prepared_updates_read_no_value_and_keep_their_shapes(name):
     agent = make_agent(name)
     memory = make_memory(agent)
-    updates = GraphedDeviceUpdate(agent, memory, 16, 2, torch.device("cpu"), capture=False)
+    updates = graphed(agent, memory, 16, 2)
     updates(InPlaceBatchSource(memory).get(timeout=0.0))
     seen = []
     for _ in range(2):
         memory.plan(2), agent.plan(2)
         with Watch() as watch:
-            updates._updates()
+            updates._run_updates()
         assert watch.looks == [] and len(watch.shapes) > 50
         seen.append(watch.shapes)
     assert seen[0] == seen[1]
@@ -180,11 +186,11 @@ def test_a_prepared_update_uses_tensors_of_its_device_only(monkeypatch, name):
     monkeypatch.setattr(Optimizer, "apply", apply)
     agent = make_agent(name, "meta", optimizer="rmsprop")
     resident = memory.Resident(memory, torch.device("meta"))
-    updates = GraphedDeviceUpdate(agent, resident, 16, 2, torch.device("meta"), capture=False)
-    for elsewhere in (Elsewhere(), Elsewhere()):  # the first one makes what is made on first use
+    updates = graphed(agent, resident, 16, 2, torch.device("meta"))
+    for elsewhere in (Elsewhere(), Elsewhere()):  # what is made on first use is made in the first ones
         resident.plan(2), agent.plan(2)
         with elsewhere:
-            updates._updates()
+            updates._run_updates()
     assert elsewhere.found == [] and elsewhere.count > 100
 
 
@@ -201,7 +207,7 @@ def test_agents_without_prepared_updates_are_not_captured():
 
     agent = Own(DQN.Params(), DISCRETE, lambda: None)
     with pytest.raises(ValueError, match="updates of Own at once cannot be captured"):
-        GraphedDeviceUpdate(agent, None, 1, 1, torch.device("cpu"), capture=True)
+        graphed(agent, None, 1, 1, capture=True)
     with pytest.raises(NotImplementedError, match="Own cannot be captured"):
         agent.plan(1)
 
@@ -281,31 +287,32 @@ def test_a_launch_works_once_and_continues_its_generator():
 # reports ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("device", DEVICES)
 def test_reports_are_means_over_finite_updates(device):
-    tally = Tally(torch.device(device))
-    assert tally.take() == ({"skipped_updates": 0.0}, 0)
+    tally = MetricAccumulator(torch.device(device))
+    assert tally.take() == {"skipped_updates": 0.0} and tally.consecutive_skipped == 0
     losses = [1.0, np.nan, np.nan, 5.0, np.nan]
     for loss in losses:
         tally.add(LearnerOutput({"loss": torch.tensor(loss, device=device)}, None, torch.tensor(np.isnan(loss), device=device)))
-    assert tally.take() == ({"loss": 3.0, "skipped_updates": 3.0}, 2)
+    assert tally.take() == {"loss": 3.0, "skipped_updates": 3.0} and tally.consecutive_skipped == 2
     tally.add(LearnerOutput({"loss": torch.tensor(np.nan)}, None, skipped=True))
-    assert tally.take() == ({"skipped_updates": 4.0}, 2)  # in a row with the one before
+    assert tally.take() == {"skipped_updates": 4.0} and tally.consecutive_skipped == 2  # in a row with the one before
     tally.add(LearnerOutput({"loss": torch.tensor(2.0)}, None))
-    assert tally.take() == ({"loss": 2.0, "skipped_updates": 4.0}, 0)
+    assert tally.take() == {"loss": 2.0, "skipped_updates": 4.0} and tally.consecutive_skipped == 0
 
 
 def test_a_statistic_of_some_updates_is_the_mean_over_those():
-    tally, statistics = Tally(torch.device("cpu")), Statistics()
+    accumulators = MetricAccumulator(torch.device("cpu")), EagerMetricAccumulator()
     for number, loss in enumerate([1.0, 2.0, 3.0, 6.0]):
         found = {"loss": torch.tensor(loss)} | ({"policy_loss": torch.tensor(10.0 * number)} if number % 2 else {})
-        tally.add(LearnerOutput(found, None))
-        statistics.add(found, False)
-    assert tally.take()[0] == statistics.take() == {"loss": 3.0, "policy_loss": 20.0, "skipped_updates": 0.0}
+        for accumulator in accumulators:
+            accumulator.add(LearnerOutput(found, None))
+    for accumulator in accumulators:
+        assert accumulator.take() == {"loss": 3.0, "policy_loss": 20.0, "skipped_updates": 0.0}
 
 
 @pytest.mark.parametrize("look", [1, 7])
 @pytest.mark.parametrize("name", ["r2d2", "dqn"])
 def test_last_steps_of_episodes_are_no_samples(monkeypatch, name, look):
-    monkeypatch.setattr(graphed_update, "LOOK", look)
+    monkeypatch.setattr(graphed_update, "IDLE_READ_PERIOD", look)
     agent = make_agent(name)
     memory, true, learn_as_before = make_memory(agent), [], agent.learn
 
@@ -316,7 +323,7 @@ def test_last_steps_of_episodes_are_no_samples(monkeypatch, name, look):
 
     agent.learn = counted
     memory.refresh()
-    learn, found = GraphedDeviceUpdate(agent, memory, 16, 2, torch.device("cpu"), capture=False), []
+    learn, found = graphed(agent, memory, 16, 2), []
     for _ in range(30):
         learn(memory)
         found.append(learn.samples(memory))

@@ -9,9 +9,9 @@ from torch import nn
 
 from core.agent import output_of
 from core.distributed.learner_group import LearnerGroup, within
-from core.learning.batch_source import EagerUpdates
 from core.learning.microbatches import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams
+from core.learning.updates import EagerUpdates
 from core.models.rainbow import RainbowMLP
 from core.types import batch_size, piece
 from tests.core import resident_agents
@@ -98,9 +98,9 @@ def test_a_micro_batched_update_equals_the_whole_batchs_update(float64, monkeypa
     parted.model.load_state_dict(whole.model.state_dict())
     if hasattr(parted, "target"):
         parted.target.load_state_dict(whole.target.state_dict())
-    learn = EagerUpdates(parted, shrink=True)
-    assert learn._pieces is not None
-    learn._pieces.size, sizes, before = FITS, [], flat(whole.state_dict())
+    learn = EagerUpdates(parted, microbatch_on_oom=True)
+    assert learn._microbatcher is not None
+    learn._microbatcher.size, sizes, before = FITS, [], flat(whole.state_dict())
     for batch in batches:
         expected, found = whole.learn(batch), learn(batch)
         assert not found.skipped and found.statistics.keys() == expected.statistics.keys()
@@ -122,19 +122,19 @@ def test_a_micro_batched_update_equals_the_whole_batchs_update(float64, monkeypa
     (False, {}, 3), (True, {}, 3), (False, {}, 1), (True, {"clip_norm": 0.5}, 3), (False, {"clip_norm": 0.25}, 3)])
 def test_unequal_micro_batches_give_the_exact_clipped_gradient(sums, settings, most):
     agent = Limited(most, sums, **settings)
-    output = EagerUpdates(agent, shrink=True)(numbered_batch(7))
+    output = EagerUpdates(agent, microbatch_on_oom=True)(numbered_batch(7))
     gradient = Fraction(sum(range(7)), 1 if sums else 7)
     assert float(output.statistics["grad_norm"]) == pytest.approx(float(gradient), rel=1e-12)
     # g / (0 * g + 1)
     assert agent.stepped == pytest.approx(min(float(gradient), settings.get("clip_norm", math.inf)), rel=1e-5)
     assert float(output.statistics["number"]) == pytest.approx(float(gradient), rel=1e-12)
     assert output.priorities.tolist() == list(range(7))
-    assert agent.optimizer._updates == 1
+    assert agent.optimizer._steps == 1
 
 
 def test_a_linear_learning_rate_falls_once_per_batch():
     agent = Limited(2, lr_schedule="linear", lr_updates=10)
-    learn = EagerUpdates(agent, shrink=True)
+    learn = EagerUpdates(agent, microbatch_on_oom=True)
     rates = []
     for _ in range(10):
         rates.append(agent.optimizer.lr)
@@ -144,8 +144,8 @@ def test_a_linear_learning_rate_falls_once_per_batch():
 
 def test_a_non_finite_micro_batch_skips_the_whole_update():
     agent = Limited(2, bad=(3,))
-    output = EagerUpdates(agent, shrink=True)(numbered_batch(8))
-    assert output.skipped and output.priorities is None and agent.stepped == 0 and agent.optimizer._updates == 1
+    output = EagerUpdates(agent, microbatch_on_oom=True)(numbered_batch(8))
+    assert output.skipped and output.priorities is None and agent.stepped == 0 and agent.optimizer._steps == 1
     assert len(agent.parts) == 4
 
 
@@ -170,7 +170,7 @@ class Two(LearnerGroup):
 def test_learners_exchange_one_gradient_per_batch():
     agent, group = Limited(2), Two()
     with within(group):
-        EagerUpdates(agent, shrink=True)(numbered_batch(8))
+        EagerUpdates(agent, microbatch_on_oom=True)(numbered_batch(8))
     assert group.exchanges == 1 and agent.stepped == pytest.approx(28 / 8)
 
 
@@ -182,7 +182,7 @@ def test_a_parameter_unused_by_all_micro_batches_has_no_gradient():
     agent.loss = lambda batch: Loss(
         (used * batch.weights).mean() + (sometimes.sum() if 0 in batch.weights else 0), {}) if batch_size(batch) < 3 else agent.oom()
     agent.oom = lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory"))
-    EagerUpdates(agent, shrink=True)(numbered_batch(4))
+    EagerUpdates(agent, microbatch_on_oom=True)(numbered_batch(4))
     assert unused.grad is None and unused.item() == 1
     assert used.grad.item() == pytest.approx(6 / 4 / 4) and sometimes.grad.item() == pytest.approx(1 / 2)
 
@@ -193,12 +193,12 @@ def test_a_parameter_unused_by_all_micro_batches_has_no_gradient():
     (9, 2, [5, 3, 2], [2, 2, 2, 2, 1])])
 def test_a_batch_that_does_not_fit_is_halved_until_it_does(capsys, size, most, sizes, parts):
     agent = Limited(most)
-    learn = EagerUpdates(agent, shrink=True)
+    learn = EagerUpdates(agent, microbatch_on_oom=True)
     learn(numbered_batch(size))
     assert [len(part) for part in agent.parts] == parts and [window for part in agent.parts for window in part] == list(range(size))
     assert agent.attempts[:len(sizes) + 1] == [size, *sizes]
     printed = capsys.readouterr().err.splitlines()
-    assert printed == [f"out of GPU memory: gradients of batches of {size} are taken of {smaller} windows at a time from now on"
+    assert printed == [f"out of GPU memory: gradients of batches of {size} are computed from microbatches of {smaller} windows from now on"
                        for smaller in sizes]
     assert learn.statistics() == {"batch_size": float((sizes or [size])[-1])}
     agent.attempts.clear()
@@ -207,8 +207,8 @@ def test_a_batch_that_does_not_fit_is_halved_until_it_does(capsys, size, most, s
 
 
 def test_out_of_memory_within_a_batch_restarts_its_gradient():
-    agent = Limited(4, fails=(3,))  # the second of two micro-batches
-    EagerUpdates(agent, shrink=True)(numbered_batch(8))
+    agent = Limited(4, fails=(3,))  # the second of two pieces
+    EagerUpdates(agent, microbatch_on_oom=True)(numbered_batch(8))
     assert agent.attempts == [8, 4, 4, 2, 2, 2, 2] and agent.stepped == pytest.approx(28 / 8)
 
 
@@ -238,17 +238,17 @@ def test_tensors_of_a_failed_attempt_are_freed_before_the_next(monkeypatch):
 
     seen = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append(len(alive)))
-    EagerUpdates(Hungry(2), shrink=True)(numbered_batch(8))
+    EagerUpdates(Hungry(2), microbatch_on_oom=True)(numbered_batch(8))
     assert seen == [0, 0]
 
 
 def test_without_microbatches_the_batch_is_passed_unchanged():
     agent, seen = Limited(9), []
     agent.loss = lambda batch: seen.append(batch) or Loss(agent.weight * 1, {})
-    batch, learn = numbered_batch(4), EagerUpdates(agent, shrink=False)
+    batch, learn = numbered_batch(4), EagerUpdates(agent, microbatch_on_oom=False)
     learn(batch)
-    assert seen[0] is batch and learn.statistics() == {}
+    assert seen[0] is batch and "batch_size" not in learn.statistics()
 
 
 def test_micro_batches_without_priorities_give_none():
-    assert EagerUpdates(Limited(2, priorities=False), shrink=True)(numbered_batch(4)).priorities is None
+    assert EagerUpdates(Limited(2, priorities=False), microbatch_on_oom=True)(numbered_batch(4)).priorities is None

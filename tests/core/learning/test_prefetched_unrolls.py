@@ -5,29 +5,28 @@ import time
 
 import numpy as np
 
-from core.single_processes import learner_setup
+from core.single_processes import learner as learner_module
 from core.single_processes.actor import actor
 from core.single_processes.learner import learner
 from utils.config.command_line import read_options
 from utils.launch import prepare
 
 WORDS = ("--config", "impala-cartpole", "--machine", "test", "--timestamp", "one", "--num_actors", "1", "--num_envs_per_actor", "4",
-         "--agent.unroll_length", "5", "--agent.batch_size", "6", "--memory.capacity", "60", "--learner.prefetch", "4",
+         "--agent.unroll_length", "5", "--agent.batch_size", "6", "--memory.capacity", "60", "--learner.prefetch", "3",
          "--learner.checkpoint_replay", "true", "--learner.threads", "1", "--actor.niceness", "0", "--clock.learn_start", "1")
 
 
 def test_prefetched_unrolls_survive_a_resume(tmp_path, monkeypatch):
     learnt, prefetchers = [], []
 
-    class Noted(learner_setup.Prefetcher):
+    class Noted(learner_module.Prefetcher):
         def __init__(self, *arguments):
             super().__init__(*arguments)
-            self._depth = 3  # as if the learner had waited for batches
             prefetchers.append(self)
 
-    learn_as_before = learner_setup.EagerUpdates.__call__
-    monkeypatch.setattr(learner_setup, "Prefetcher", Noted)
-    monkeypatch.setattr(learner_setup.EagerUpdates, "__call__", lambda self, batch: (
+    learn_as_before = learner_module.EagerUpdates.__call__
+    monkeypatch.setattr(learner_module, "Prefetcher", Noted)
+    monkeypatch.setattr(learner_module.EagerUpdates, "__call__", lambda self, batch: (
         learnt.extend(zip(*map(np.ndarray.tolist, batch.keys))), learn_as_before(self, batch))[1])
 
     def life(*words):
@@ -46,9 +45,9 @@ def test_prefetched_unrolls_survive_a_resume(tmp_path, monkeypatch):
     context, learning = life(*WORDS)
     playing = actor(context, 0)
     until(lambda: len(learnt) >= 30, playing, playing, learning)
-    until(lambda: len(prefetchers[0].drawn()) == 3, playing)
-    context.clock.stop()
-    assert not any(learning)  # it saves and ends
+    until(lambda: len(prefetchers[0].ready_batches()) == 3, playing)
+    context.run_state.stop()
+    assert not any(learning)  # it saves, and ends
     chunks, before = int(context.memories[0].trajectories.written()[0]) // 5, len(learnt)
     playing.close()
     del context, learning, playing

@@ -70,11 +70,11 @@ def test_batches_arrive_in_the_order_they_were_drawn(prefetch, depth):
 def test_one_batch_is_drawn_ahead_at_first(prefetch, depth):
     tape = Tape()
     prefetcher = prefetch(tape, depth=depth)
-    settle(tape, 1)
-    assert tape.drawn == 1
+    settle(tape, depth)
+    assert tape.drawn == len(prefetcher.ready_batches()) == depth
     prefetcher.get(5)
-    settle(tape, 2)
-    assert tape.drawn == 2
+    settle(tape, depth + 1)
+    assert tape.drawn == depth + 1
 
 
 def test_with_depth_zero_the_caller_draws(prefetch):
@@ -101,19 +101,7 @@ def test_only_the_prefetching_thread_uses_the_memory(prefetch):
     assert len(tape.threads) == 1 and threading.get_ident() not in tape.threads
 
 
-def test_updates_while_paused_precede_the_next_draw(prefetch):
-    tape = Tape()
-    prefetcher = prefetch(tape, depth=2)
-    settle(tape, 1)
-    prefetcher.pause()
-    prefetcher.get(1)
-    assert prefetcher.get(0.05) is None and tape.drawn == 1
-    prefetcher.update_priorities(KEYS, np.array([5.0]))
-    prefetcher.resume()
-    assert prefetcher.get(5) == 2 and tape.calls[1:3] == [("update", 5.0), ("sample", 2)]
-
-
-def test_an_empty_memory_gives_none_without_busy_waiting(prefetch):
+def test_an_empty_memory_gives_none_after_the_timeout_without_busy_waiting(prefetch):
     class Empty(Tape):
         def sample(self, batch_size):
             self.drawn += 1
@@ -194,28 +182,7 @@ def test_a_prioritized_memory_stays_consistent_under_prefetching(prefetch):
     assert resumed.sample(8) is not None
 
 
-# depth ------------------------------------------------------------------------------------------------------------
-class Slow(Tape):
-    """Take `seconds` for a draw, and report `nothings` times before each batch that there are no steps."""
-
-    def __init__(self, seconds: float = 0.0, nothings: int = 0):
-        super().__init__()
-        self.seconds, self.nothings, self.said, self.attempts = seconds, nothings, 0, 0
-
-    def sample(self, batch_size):
-        self.attempts += 1
-        if self.said < self.nothings:
-            self.said += 1
-            return None
-        self.said = 0
-        time.sleep(self.seconds)
-        return super().sample(batch_size)
-
-
-def depth_of(prefetcher) -> int:
-    return int(prefetcher.statistics()["prefetch_depth"])
-
-
+# waiting --------------------------------------------------------------------------------------------------------------
 def until(condition) -> None:
     end = time.monotonic() + 20
     while not condition():
@@ -223,109 +190,28 @@ def until(condition) -> None:
         time.sleep(0.001)
 
 
-def grown(prefetcher, tape, depth: int) -> None:
-    """Get batches faster than they are drawn until the depth has grown to `depth`."""
-    tape.seconds = 0.005
-    until(lambda: prefetcher.get(5) and depth_of(prefetcher) == depth)
-    tape.seconds = 0.0
-
-
-def test_slow_draws_increase_the_depth_up_to_its_maximum(prefetch):
-    tape = Slow()
-    prefetcher = prefetch(tape, depth=3)
-    depths = []
-    tape.seconds = 0.005
-    until(lambda: prefetcher.get(5) and depths.append(depth_of(prefetcher)) is None and depths[-1] == 3)
-    assert depths == sorted(depths) and set(depths) <= {1, 2, 3}
-    assert all(prefetcher.get(5) and depth_of(prefetcher) == 3 for _ in range(20))
-    settle(tape, tape.drawn + 3)
-    ahead = tape.drawn
-    assert [prefetcher.get(5) for _ in range(3)] == [ahead - 2, ahead - 1, ahead]
-
-
-def test_ready_batches_decrease_the_depth_down_to_one(prefetch, monkeypatch):
-    monkeypatch.setattr("core.learning.prefetcher.SMOOTH_GETS", 5)
-    tape = Slow()
-    prefetcher = prefetch(tape, depth=3)
-    grown(prefetcher, tape, 3)
-    monkeypatch.setattr("core.learning.prefetcher.LONG_WAIT", 5.0)  # because this machine may be busy
-    depths = []
-    for _ in range(20):
-        prefetcher.get(5)
-        depths.append(depth_of(prefetcher))
-    assert depths == [3] * 4 + [2] * 5 + [1] * 11
-    time.sleep(0.05)
-    assert tape.drawn == prefetcher.get(5)  # one batch was ready
-
-
-def test_one_long_wait_restarts_the_count_of_ready_batches(prefetch, monkeypatch):
-    monkeypatch.setattr("core.learning.prefetcher.SMOOTH_GETS", 5)
-    tape = Slow()
-    prefetcher = prefetch(tape, depth=2)
-    grown(prefetcher, tape, 2)
-    for waits in ([5.0] * 4, [-1.0], [5.0] * 4):
-        for wait in waits:  # no wait counts as long, or every wait does
-            monkeypatch.setattr("core.learning.prefetcher.LONG_WAIT", wait)
-            prefetcher.get(5)
-        assert depth_of(prefetcher) == 2
-    prefetcher.get(5)
-    assert depth_of(prefetcher) == 1
-
-
-@pytest.mark.parametrize("nothings", [1, 3])
-def test_waiting_for_steps_does_not_change_the_depth(prefetch, monkeypatch, nothings):
-    monkeypatch.setattr("core.learning.prefetcher.SMOOTH_GETS", 5)
-    tape = Slow(nothings=nothings)
-    prefetcher = prefetch(tape, depth=3)
-    for number in range(20):
-        assert prefetcher.get(5) == number + 1 and depth_of(prefetcher) == 1
-
-
-def test_waiting_for_steps_with_ready_batches_keeps_the_depth(prefetch, monkeypatch):
-    monkeypatch.setattr("core.learning.prefetcher.SMOOTH_GETS", 1_000)
-    tape = Slow()
-    prefetcher = prefetch(tape, depth=3)
-    grown(prefetcher, tape, 2)
-    tape.nothings = 1
-    monkeypatch.setattr("core.learning.prefetcher.RETRY_SECONDS", 0.02)
-    for _ in range(5):
-        until(lambda: len(prefetcher._batches) == 2)
-        prefetcher.get(5)
-        # no steps for the next draw while another batch is ready
-        until(lambda: tape.said or len(prefetcher._batches) == 2)
-        prefetcher.get(5), prefetcher.get(5)
-        assert depth_of(prefetcher) == 2
-
-
-def test_waiting_for_steps_neither_raises_nor_lowers_the_depth(prefetch, monkeypatch):
-    monkeypatch.setattr("core.learning.prefetcher.SMOOTH_GETS", 5)
-    tape = Slow()
-    prefetcher = prefetch(tape, depth=3)
-    grown(prefetcher, tape, 2)
-    tape.nothings = 1
-    monkeypatch.setattr("core.learning.prefetcher.LONG_WAIT", 5.0)
-    assert all(prefetcher.get(5) for _ in range(3))  # so many were drawn at most before there were no steps
-    monkeypatch.setattr("core.learning.prefetcher.LONG_WAIT", -1.0)
-    assert all(prefetcher.get(5) and depth_of(prefetcher) == 2 for _ in range(10))
-    tape.nothings = 0
-    assert all(prefetcher.get(5) for _ in range(5)) and depth_of(prefetcher) == 3
-
-
-def test_statistics_report_depth_and_mean_wait_since_last_call(prefetch):
-    tape = Slow(seconds=0.06)
+def test_a_batch_for_which_rows_had_to_come_is_told_from_one_that_took_long(prefetch):
+    tape = Tape(batches=1)
     prefetcher = prefetch(tape, depth=1)
+    assert prefetcher.get(5) == 1 and not prefetcher.starved
+    assert prefetcher.get(0.05) is None
+    tape.batches = 3
+    assert prefetcher.get(5) == 2 and prefetcher.starved
+    assert prefetcher.get(5) == 3 and not prefetcher.starved
+
+
+def test_statistics_tell_the_mean_wait_since_they_were_last_told(prefetch):
+    class Slow(Tape):
+        def sample(self, batch_size):
+            time.sleep(0.06)
+            return super().sample(batch_size)
+
+    prefetcher = prefetch(Slow(), depth=1)
     for _ in range(3):
         until(lambda: prefetcher.get(0.005) is not None)  # most waits end in time-outs
     told = prefetcher.statistics()
-    assert told.keys() == {"prefetch_depth", "prefetch_wait_ms"}
-    assert told["prefetch_depth"] == 1 and 10 < told["prefetch_wait_ms"] < 5_000
-    assert prefetcher.statistics() == {"prefetch_depth": 1, "prefetch_wait_ms": 0}
-
-
-def test_without_a_thread_no_batch_is_kept_ready(prefetch):
-    prefetcher = prefetch(Tape(), depth=0)
-    prefetcher.get(0)
-    assert prefetcher.statistics() == {"prefetch_depth": 0, "prefetch_wait_ms": 0}
+    assert told.keys() == {"prefetch_wait_ms"} and 10 < told["prefetch_wait_ms"] < 5_000
+    assert prefetcher.statistics() == {"prefetch_wait_ms": 0}
 
 
 def test_batches_of_one_draw_take_every_third_window(prefetch):
@@ -346,21 +232,19 @@ def test_batches_of_one_draw_take_every_third_window(prefetch):
         assert np.array_equal(batch.keys.serials, whole.keys.serials[part]) and torch.equal(batch.weights, whole.weights[part])
         assert torch.equal(batch.window.observations, whole.window.observations[:, part])
         assert torch.equal(batch.window.rewards, whole.window.rewards[:, part])
-    prefetcher.pause()
-    assert memory.beta == memory.beta_of(3 * len(drawn))
+    assert prefetcher.call(lambda: memory.beta == memory.beta_of(3 * len(drawn)))
 
 
 # checkpoints ------------------------------------------------------------------------------------------------------
 def test_ready_batches_are_given_first_after_a_resume(prefetch):
     before = prefetch(Tape(), depth=4)
-    before._depth = 4
     settle(before._memory, 4)
     first, second = before.get(1.0), before.get(1.0)
     before.put_back(second)  # as if the learner was interrupted while holding this batch
     settle(before._memory, 5)
-    drawn = before.call(before.drawn)
+    drawn = before.call(before.ready_batches)
     assert (first, drawn[:3]) == (1, [2, 3, 4])
     for depth in (0, 2):
-        after = Prefetcher(Tape(), 4, depth, drawn=drawn)
+        after = Prefetcher(Tape(), 4, depth, ready_batches=drawn)
         assert [after.get(1.0) for _ in range(len(drawn) + 2)] == [*drawn, 1, 2]
         after.close()

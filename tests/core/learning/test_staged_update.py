@@ -8,14 +8,13 @@ from core.agents.dqn import DQN
 from core.agents.impact import Impact
 from core.agents.impala import Impala
 from core.agents.td3 import TD3
-from core.learning.batch_source import EagerUpdates
-from core.learning.graphed_update import GraphedUpdate
-from core.learning.metric_accumulator import Statistics
+from core.learning.graphed_update import GraphedUpdate, StagedBatches
+from core.learning.updates import EagerUpdates
 from core.models.actor_critic import MLPAC, MLPACParams
 from core.models.dqn import DQNMLP
 from core.types import Batch, SampleIds, Window, tensors
 from tests.core.devices import DEVICES, cuda
-from tests.core.learning.test_graphed_update import Watch
+from tests.core.learning.test_graphed_update import CPU, Watch
 from tests.core.resident_agents import CONTINUOUS, DISCRETE
 from tests.reliability.test_inline import RUNS, differences, saved, train
 
@@ -53,19 +52,22 @@ def make_batch(agent, seed):
                  None if isinstance(agent, DQN) else torch.from_numpy(draw.random(STREAMS) < 0.5))
 
 
+def staged(agent, device=CPU, *, capture=False):
+    return GraphedUpdate(agent, StagedBatches(agent, device), capture=capture)
+
+
 def learnt(name, learn_of, count=12, device="cpu"):
     """Return state, priorities of each update and reported means; each batch is overwritten after its update."""
-    agent, priorities, reported = make_agent(name, device), [], Statistics()
+    agent, priorities = make_agent(name, device), []
     learn = learn_of(agent)
     for seed in range(count):
         torch.manual_seed(seed)
         batch = make_batch(agent, seed)
         output = learn(batch)
-        reported.add(output.statistics, bool(output.skipped))
         priorities.append(None if output.priorities is None else output.priorities.cpu().numpy().copy())
         for tensor in tensors(batch):
             tensor.fill_(1)
-    means = {key: value for key, value in {**reported.take(), **learn.statistics()}.items() if key != "lr"}
+    means = {key: value for key, value in learn.statistics().items() if key != "lr"}
     return agent, priorities, means
 
 
@@ -82,7 +84,7 @@ def assert_same(found, expected, **tolerance):
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_staged_updates_equal_those_of_a_plain_agent(name):
-    found = learnt(name, lambda agent: GraphedUpdate(agent, torch.device("cpu"), capture=False))
+    found = learnt(name, staged)
     expected = learnt(name, lambda agent: EagerUpdates(agent, False))
     assert_same(found, expected, rtol=1e-3, atol=1e-5)
     assert name != "impact" or found[0].state_dict()["kl_coefficient"] not in (0.2, 0.0)  # it was adapted
@@ -91,7 +93,7 @@ def test_staged_updates_equal_those_of_a_plain_agent(name):
 @cuda
 @pytest.mark.parametrize("name", AGENTS)
 def test_captured_updates_equal_eager_ones(name):
-    found, expected = (learnt(name, lambda agent, capture=capture: GraphedUpdate(agent, torch.device("cuda"), capture=capture), 30, "cuda")
+    found, expected = (learnt(name, lambda agent, capture=capture: staged(agent, torch.device("cuda"), capture=capture), 30, "cuda")
                        for capture in (True, False))
     assert_same(found, expected, rtol=1e-3, atol=1e-4)
 
@@ -100,14 +102,14 @@ def test_captured_updates_equal_eager_ones(name):
                                   or AGENTS[name][0] is Impact])  # RMSprop reads its learning rate on the CPU
 def test_staged_updates_read_no_value_and_keep_their_shapes(name):
     agent = make_agent(name)
-    learn = GraphedUpdate(agent, torch.device("cpu"), capture=False)
+    learn = staged(agent)
     learn(make_batch(agent, 0))
     seen = []
     for seed in (1, 2):
         learn(make_batch(agent, seed))
         agent.plan(1)
         with Watch() as watch:
-            learn._update()
+            learn._run_updates()
         assert watch.looks == []
         seen.append(watch.shapes)
     assert seen[0] == seen[1]
@@ -117,7 +119,7 @@ def test_staged_updates_read_no_value_and_keep_their_shapes(name):
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_staged_non_finite_update_is_skipped_and_counted(device, name):
     agent = make_agent(name, device)
-    learn = GraphedUpdate(agent, torch.device(device), capture=False)
+    learn = staged(agent, torch.device(device))
     learn(make_batch(agent, 0)), learn.statistics()
     before = {key: tensor.clone() for key, tensor in agent.model.state_dict().items()}
     batch = make_batch(agent, 1)
@@ -125,17 +127,17 @@ def test_a_staged_non_finite_update_is_skipped_and_counted(device, name):
     output = learn(batch)
     assert output.priorities is None or output.priorities.isnan().all()
     assert all(torch.equal(tensor, before[key]) for key, tensor in agent.model.state_dict().items())
-    assert learn.statistics() == {"skipped_updates": 1.0} and learn.bad == 1
+    assert learn.statistics() == {"skipped_updates": 1.0} and learn.consecutive_skipped == 1
 
 
 def test_other_batch_sizes_and_periodic_agents_are_refused():
     agent = make_agent("dqn")
-    learn, batch = GraphedUpdate(agent, torch.device("cpu"), capture=False), make_batch(agent, 0)
+    learn, batch = staged(agent), make_batch(agent, 0)
     learn(batch)
     with pytest.raises(ValueError, match=r"of one size: \[3\] came after \[6\]"):
         learn(batch._replace(weights=batch.weights[:3]))
-    with pytest.raises(ValueError, match="single updates of TD3 cannot be captured"):
-        GraphedUpdate(TD3(TD3.Params(), CONTINUOUS, lambda: None), torch.device("cpu"), capture=False)
+    with pytest.raises(ValueError, match="1 updates of TD3 at once cannot be captured"):
+        staged(TD3(TD3.Params(), CONTINUOUS, lambda: None), capture=True)
 
 
 def test_a_run_with_staged_batches_trains_like_one_without(tmp_path, monkeypatch):

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from core.metrics import profiler
-from core.metrics.profiler import SKIPPED_STEPS, WARM_UP_STEPS, Profile, Shares
-from core.runtime.clock import Clock, ClockParams
+from core.metrics.profiler import SKIPPED, WARM_UP, Profile, Shares
 from core.runtime.log_buffers import LogRings, Record
+from core.runtime.run_counters import RunCounters
 from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
 from utils.launch import prepare
@@ -34,7 +34,7 @@ def watch(monkeypatch):
 
 def context_of(on, folder=None, trace=0):
     return SimpleNamespace(options=SimpleNamespace(profile=on, profile_trace=trace, log_folder=folder), logs=LogRings(2),
-                           clock=Clock(1, 1, 2, ClockParams()), process_ind=lambda role, index: ["actor", "learner"].index(role))
+                           counters=RunCounters(1, 1), process_ind=lambda role, index: ["actor", "learner"].index(role))
 
 
 def test_time_is_assigned_to_the_phase_that_ended(watch):

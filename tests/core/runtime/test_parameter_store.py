@@ -71,11 +71,11 @@ def test_a_reader_that_was_overtaken_copies_again():
     store = ParameterStore(ParameterStore.size_of(model))
     set_all(model, 1.0)
     store.publish(model)
-    halves = store._arrays["halves"]
+    halves = store._arrays["buffers"]
 
     class Lapping:  # two publications happen while the reader copies
         def __getitem__(self, half):
-            store._arrays._arrays["halves"] = halves
+            store._arrays._arrays["buffers"] = halves
             set_all(model, 2.0)
             store.publish(model)
             set_all(model, 3.0)
@@ -84,7 +84,7 @@ def test_a_reader_that_was_overtaken_copies_again():
             torn[: len(torn) // 2] = 1.0
             return torn
 
-    store._arrays._arrays["halves"] = Lapping()
+    store._arrays._arrays["buffers"] = Lapping()
     assert store.pull(reader, 0) == 3
     assert (reader[3].weight == 3.0).all() and (reader[0].weight == 3.0).all()
 

@@ -11,10 +11,12 @@ from core.agents.impala import Impala
 from core.envs.recall import RecallEnv, RecallParams
 from core.memories.unrolls.queue import QueueMemory, QueueParams
 from core.models.actor_critic import MLPAC, MLPACParams
-from core.runtime.clock import Clock, ClockParams
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
 from core.runtime.parameter_store import ParameterStore
+from core.runtime.rate_limiter import ClockParams, RateLimiter
+from core.runtime.run_counters import RunCounters
+from core.runtime.run_state import RunState
 from core.single_processes.actor import ActorParams, actor
 from core.specs import ArraySpec
 from core.trajectory.layout import Layout
@@ -45,9 +47,9 @@ def context(monkeypatch):
     memory = QueueMemory(QueueParams(capacity=ENVS), Layout.of(
         spec, make_agent(spec).extras, capacity=20 * LENGTH * ENVS, num_actors=1, num_envs=ENVS, chunk_length=LENGTH, with_priority=False,
         states=(ArraySpec((UNITS,), "float32"),) * 2), make_agent(spec).window, 0)
-    clock = Clock(1, 1, 1, ClockParams(samples_per_insert=None, learn_start=30))
-    context = Context(options, spec, (("actor", 0),), (memory,), ParameterStore(ParameterStore.size_of(make_agent(spec).model)), clock,
-                      LogRings(1))
+    counters, limits = RunCounters(1, 1), ClockParams(samples_per_insert=None, learn_start=30)
+    context = Context(options, spec, (("actor", 0),), (memory,), ParameterStore(ParameterStore.size_of(make_agent(spec).model)),
+                      counters, RateLimiter(limits, counters), RunState(1), LogRings(1))
     context.parameters.publish(make_agent(spec).model)
     return context
 
@@ -99,15 +101,14 @@ def test_a_chunk_stores_the_state_of_its_first_action(context):
 
 
 def test_the_actor_waits_for_room_except_while_warming_up(context):
-    running, clock, memory = actor(context, 0), context.clock, context.memories[0]
+    running, memory = actor(context, 0), context.memories[0]
     steps = 0
     while next(running):
         steps += 1
-        assert clock.is_warming_up or steps % LENGTH == 0
+        assert context.rate_limiter.is_warming_up or steps % LENGTH == 0
     written = memory.trajectories.written()[0]
-    # it filled the queue
-    assert steps == written and steps % LENGTH == 0 and written * ENVS > memory.params.capacity * LENGTH
-    assert 30 <= clock.inserted < 30 + LENGTH * ENVS
+    assert steps == written and steps % LENGTH == 0 and written * ENVS > memory.params.capacity * LENGTH  # it filled a full queue
+    assert 30 <= context.counters.inserted < 30 + LENGTH * ENVS
     assert not any(next(running) for _ in range(5)) and memory.trajectories.written()[0] == written
     while memory.unread() >= memory.params.capacity:
         assert memory.sample(1) is not None
@@ -128,5 +129,5 @@ def test_a_stopped_run_ends_the_actor_even_while_it_waits(context):
     running = actor(context, 0)
     while next(running):
         pass
-    context.clock.stop()
+    context.run_state.stop()
     assert list(running) == []

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from core.checkpoint import model_file
-from core.checkpoint.run_checkpoint import CheckpointError
-from core.runtime.clock import Clock, ClockParams
+from core.checkpoint.tensor_file import CheckpointError
 from core.runtime.context import Context
 from core.runtime.parameter_store import ParameterStore
+from core.runtime.run_counters import RunCounters
 from core.single_processes.evaluator import EvaluatorParams, evaluator
 from tests.core.single_processes.test_tester import Countdown, Network, make_context
 
@@ -18,7 +18,7 @@ from tests.core.single_processes.test_tester import Countdown, Network, make_con
 def context(tmp_path: Path) -> Context:
     context = make_context(tmp_path, engine="inline", signature="run 1", config="row", evaluator=EvaluatorParams(steps=1, episodes=1))
     context.roles, context.parameters = (("evaluator", 0),), ParameterStore(ParameterStore.size_of(Network()))
-    context.clock = Clock(1, 1, 1, ClockParams())
+    context.counters = RunCounters(1, 1)
     return context
 
 
@@ -29,10 +29,10 @@ def kept(context: Context, monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, 
         monkeypatch.setattr(Countdown, "lengths", (length,))
         assert next(running) is False
         context.parameters.publish(Network())
-        context.clock.count_agent_steps(0, 1)
+        context.counters.count_agent_steps(0, 1)
         while next(running):
             """The episode."""
-        assert context.clock.scores is not None and context.clock.scores[0] == length * (length + 1) / 2
+        assert context.counters.scores is not None and context.counters.scores[0] == length * (length + 1) / 2
         scores.append(model_file.load_weights(context.options.model_path)[1]["score"])
     running.close()  # type: ignore[attr-defined]
     return scores
@@ -40,8 +40,8 @@ def kept(context: Context, monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, 
 
 def test_the_best_model_is_kept_across_restarts_of_the_evaluator(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept(context, monkeypatch, (2, 5, 4)) == [3, 15, 15]
-    assert kept(context, monkeypatch, (4, 3)) == [15, 15]  # the evaluator was killed and replaced
-    context.clock, context.resume_from = Clock(1, 1, 1, ClockParams()), Path("a checkpoint that is older")
+    assert kept(context, monkeypatch, (4, 3)) == [15, 15]  # it was killed and replaced
+    context.counters, context.resume_from = RunCounters(1, 1), Path("a checkpoint that is older")
     assert kept(context, monkeypatch, (4, 6, 3)) == [15, 21, 21]
 
 
@@ -53,7 +53,7 @@ def test_an_evaluation_reports_episodes_and_the_share_solved(context: Context, m
         running = evaluator(context, 0)
         assert next(running) is False
         context.parameters.publish(Network())
-        context.clock.count_agent_steps(0, 1)
+        context.counters.count_agent_steps(0, 1)
         while next(running):
             """The episodes."""
         running.close()  # type: ignore[attr-defined]

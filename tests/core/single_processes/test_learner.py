@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from core.agent import LearnerOutput
 from core.agents.impala import Impala
-from core.learning.metric_accumulator import Statistics
+from core.learning.metric_accumulator import EagerMetricAccumulator
 from core.memories.prioritized import PrioritizedMemory
 from core.memories.uniform import SharedMemory
 from core.memories.unrolls.mixed import MixedMemory
 from core.memories.unrolls.queue import QueueMemory
 from core.runtime.parameter_store import ParameterStore
-from core.single_processes.learner_setup import feature_source
+from core.single_processes.learner import feature_source
 from core.types import Batch, SampleIds, Window, batch_size, piece
 from tests.core.agents.unrolls import Table, random_unrolls, table_agent
 
@@ -87,15 +88,15 @@ def test_the_feature_network_is_made_before_random_states_load():
     assert made == ["cpu:0"]
 
 
-# statistics -------------------------------------------------------------------------------------------------------
+# statistics -----------------------------------------------------------------------------------------------------------
 def test_statistics_are_means_over_applied_updates():
-    statistics, losses = Statistics(), torch.tensor([1.0, 4.0, 100.0, 7.0])
+    statistics, losses = EagerMetricAccumulator(), torch.tensor([1.0, 4.0, 100.0, 7.0])
     for number, skipped in enumerate([False, False, True, False]):
-        statistics.add({"loss": losses[number], "count": torch.tensor(number)}, skipped)
+        statistics.add(LearnerOutput({"loss": losses[number], "count": torch.tensor(number)}, None, skipped))
     assert statistics.take() == {"loss": 4.0, "count": pytest.approx(4 / 3), "skipped_updates": 1.0}
     assert losses.tolist() == [1.0, 4.0, 100.0, 7.0]
     assert statistics.take() == {"skipped_updates": 1.0}
-    statistics.add({"loss": losses[0]}, False)
+    statistics.add(LearnerOutput({"loss": losses[0]}, None))
     assert statistics.take() == {"loss": 1.0, "skipped_updates": 1.0}
 
 

@@ -30,10 +30,12 @@ from core.metrics import file_writers
 from core.metrics.aggregation import aggregate, human_normalized
 from core.metrics.file_writers import append_whole
 from core.metrics.progress import Progress, QuietConsole
-from core.runtime.clock import Clock, ClockParams
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings, Record
 from core.runtime.parameter_store import ParameterStore
+from core.runtime.rate_limiter import ClockParams, RateLimiter
+from core.runtime.run_counters import RunCounters
+from core.runtime.run_state import RunState
 from core.single_processes.logger import LoggerParams, logger
 from core.specs import ArraySpec, Discrete, EnvSpec
 
@@ -57,21 +59,22 @@ def make_context(folder: Path, game: str = "known", period: float = 1e-9, every:
     options = SimpleNamespace(logger=LoggerParams(period=period, steps=every), log_folder=folder, env_class=Game, config="a row", seed=7,
                               agent_type="package.module:Agent", to_dict=lambda: {"game": game, **limits}, **settings)
     spec = EnvSpec(game, ArraySpec((4,), "float32"), 0, Discrete(2), frames_per_step=4)
-    return Context(options, spec, ROLES, (Memory(),), ParameterStore(1), Clock(2, 1, len(ROLES), ClockParams(learn_start=10)),  # type: ignore[arg-type]
-                   LogRings(len(ROLES)))
+    counters = RunCounters(2, 1)
+    return Context(options, spec, ROLES, (Memory(),), ParameterStore(1), counters,  # type: ignore[arg-type]
+                   RateLimiter(ClockParams(learn_start=10), counters), RunState(len(ROLES)), LogRings(len(ROLES)))
 
 
 def play(context: Context) -> None:
-    context.clock.count_agent_steps(0, 60, episodes=1)
-    context.clock.count_agent_steps(1, 40, episodes=1)
-    context.clock.count_update(0, 360)
+    context.counters.count_agent_steps(0, 60, episodes=1)
+    context.counters.count_agent_steps(1, 40, episodes=1)
+    context.counters.count_update(0, 360)
     context.report("actor", 0, {"episodic_return": 10.0, "speed": 1.0})
     context.report("actor", 1, {"episodic_return": 40.0, "speed": 4.0})
     context.report("learner", 0, {"loss": 0.5})
 
 
 def finish(context: Context, generator: Iterator[bool]) -> None:
-    context.clock.end_logger()
+    context.run_state.end_logger()
     assert list(generator) == []
 
 
@@ -134,7 +137,7 @@ def test_a_period_is_equal_in_jsonl_csv_and_tensorboard(tmp_path: Path, capsys: 
     next(generator)
     play(context)
     context.report("evaluator", 0, {"episodic_return_mean": 30.0, "episodic_return_std": 2.0})
-    context.clock.evaluated(30.0)
+    context.counters.record_evaluation(30.0)
     assert next(generator) is True
     finish(context, generator)
 
@@ -173,7 +176,7 @@ def test_a_stopped_run_is_logged_until_all_processes_reported(tmp_path: Path) ->
     context = make_context(tmp_path, period=1000.0)
     generator = logger(context, 0)
     next(generator)
-    context.clock.stop()
+    context.run_state.stop()
     assert next(generator) is False
     context.report("learner", 0, {"last_word": 1.0})
     finish(context, generator)
@@ -187,8 +190,8 @@ def test_a_restarted_logger_appends_and_repeats_nothing(tmp_path: Path) -> None:
     play(context)
     next(first)
     with open(tmp_path / "metrics.jsonl", "a") as file:
-        file.write('{"step": 1, "torn')  # the logger was killed while it wrote
-    context.clock.count_agent_steps(0, 100)
+        file.write('{"step": 1, "torn')  # killed while it wrote
+    context.counters.count_agent_steps(0, 100)
     context.report("learner", 0, {"loss": 0.25})
     received: Any = multiprocessing.get_context("fork").Process(target=finish, args=(context, logger(context, 0)))
     received.start()
@@ -206,7 +209,7 @@ def test_lines_are_written_every_logger_steps_without_loss(tmp_path: Path, perio
     context = make_context(tmp_path, period=period, every=100)
     generator = logger(context, 0)
     for number in range(25):
-        context.clock.count_agent_steps(0, 10)
+        context.counters.count_agent_steps(0, 10)
         context.report("actor", 0, {"episodic_return": float(number)})
         for _ in range(300):
             context.report("learner", 0, {"loss": 1.0})
@@ -222,7 +225,7 @@ def test_a_resumed_run_continues_its_curves_and_its_clock(tmp_path: Path) -> Non
     context = make_context(tmp_path)
     generator = logger(context, 0)
     for _ in range(3):
-        context.clock.count_agent_steps(0, 100)
+        context.counters.count_agent_steps(0, 100)
         context.report("learner", 0, {"loss": 1.0})
         next(generator)
     finish(context, generator)
@@ -230,11 +233,11 @@ def test_a_resumed_run_continues_its_curves_and_its_clock(tmp_path: Path) -> Non
     (tmp_path / "metrics.jsonl").open("a").write(json.dumps({"seconds": last + 500}) + "\n")
     time.sleep(0.01)
 
-    resumed = make_context(tmp_path, steps=1_000)  # its checkpoint was at step 200: step 300 is lost
-    resumed.clock.count_agent_steps(0, 200)
+    resumed = make_context(tmp_path, steps=1_000)  # its checkpoint was at step 200: step 300 is lost work
+    resumed.counters.count_agent_steps(0, 200)
     generator = logger(resumed, 0)
     next(generator)
-    resumed.clock.count_agent_steps(0, 50)
+    resumed.counters.count_agent_steps(0, 50)
     resumed.report("learner", 0, {"loss": 2.0})
     next(generator)
     finish(resumed, generator)
@@ -284,7 +287,7 @@ def test_the_table_has_a_column_for_each_metric(tmp_path: Path) -> None:
     context = make_context(tmp_path)
     generator = logger(context, 0)
     for number in range(4):
-        context.clock.count_agent_steps(0, 100)
+        context.counters.count_agent_steps(0, 100)
         context.report("learner", 0, {"loss": 0.5, **({"late, and odd": math.nan if number == 2 else 2.5} if number > 1 else {})})
         context.report("evaluator", 0, {"episodic_return_mean": float(number)})
         next(generator)
@@ -309,7 +312,7 @@ def test_tensorboard_tells_runs_apart_by_name_and_options(tmp_path: Path) -> Non
         for life in range(2):  # the second time as a resumed run, with another seed
             context = make_context(tmp_path / signature, agent={"lr": learning_rate, "sizes": [3, 4], "none": None, "on": True})
             context.options.seed += life
-            context.clock.count_agent_steps(0, 100 * life)
+            context.counters.count_agent_steps(0, 100 * life)
             generator = logger(context, 0)
             context.report("evaluator", 0, {"episodic_return_mean": 1e4 * learning_rate + life})
             next(generator)

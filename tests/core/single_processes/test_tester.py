@@ -18,11 +18,13 @@ from core.checkpoint.run_checkpoint import CheckpointError
 from core.env import Env
 from core.evaluation.episodes import EpisodeResults, RenderedStep, play_episodes
 from core.evaluation.video_writer import VideoParams
-from core.runtime.clock import Clock, ClockParams
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
 from core.runtime.parameter_store import ParameterStore
-from core.single_processes import tester as mode_2  # pytest would collect the name tester
+from core.runtime.rate_limiter import ClockParams, RateLimiter
+from core.runtime.run_counters import RunCounters
+from core.runtime.run_state import RunState
+from core.single_processes import tester as mode_2  # pytest would take the function for a test
 from core.single_processes.evaluator import EvaluatorParams
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
@@ -247,9 +249,8 @@ def make_context(folder: Path, **settings: Any) -> Context:
         "evaluator": EvaluatorParams(num_envs=3, max_steps=1_000), "make_agent": lambda spec, device, precision: Player(),
         "to_dict": lambda: {"all": "options"}, **settings})
     spec = EnvSpec("game", ArraySpec((2,), "float32"), 0, Discrete(3), frames_per_step=4)
-    roles = (("tester", 0),)
-    return Context(options, spec, roles, (), ParameterStore(1), Clock(1, 1, 1, ClockParams()), LogRings(1),
-                   initial_weights=Path(options.model_file or options.model_path))
+    roles, counters = (("tester", 0),), RunCounters(1, 1)
+    return Context(options, spec, roles, (), ParameterStore(1), counters, RateLimiter(ClockParams(), counters), RunState(1), LogRings(1))
 
 
 def save_model(context: Context) -> Path:
@@ -355,7 +356,7 @@ def test_an_interrupted_test_writes_no_report(tmp_path: Path,
     generator = mode_2.tester(context, 0)
     for _ in range(4):
         next(generator)
-    context.clock.stop(interrupt=True)
+    context.run_state.stop(interrupt=True)
     assert list(generator) == []
     assert Countdown.made[0].closed and [entry.name for entry in model.parent.iterdir()] == [model.name]
     assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == ["episode 1/7", "episode 2/7"]

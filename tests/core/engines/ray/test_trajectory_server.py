@@ -80,7 +80,7 @@ def line(tmp_path, monkeypatch):
 def drive(generator, clock):
     """Yield as engines do, without sleeping."""
     for worked in generator:
-        clock.heartbeat(0)
+        run_state.heartbeat(0)
         yield worked
 
 
@@ -93,16 +93,16 @@ def test_a_remote_actor_fills_its_ring_counts_and_reports(line):
     context, agent, ingest, wire = line("--config", "rainbow-cartpole")
     link = ServerConnection(wire, 1, 2)
     playing = actor(remote_context(facts(context), link), 1)
-    while context.clock.agent_steps < 500:
+    while context.counters.agent_steps < 500:
         next(playing)
-    ring, clock = context.memories[0].trajectories, context.clock
-    assert ring.written()[0] == 0 and ring.written()[1] * 4 == clock.inserted + ring.arrays["last"][1, :ring.written()[1]].sum()
-    assert clock.episodes and link.news.version == 1 and clock.has_started(context.process_ind("actor", 1))
+    ring, counters, run_state = context.memories[0].trajectories, context.counters, context.run_state
+    assert ring.written()[0] == 0 and ring.written()[1] * 4 == counters.inserted + ring.arrays["last"][1, :ring.written()[1]].sum()
+    assert counters.episodes and link.news.version == 1 and run_state.has_started(context.process_ind("actor", 1))
     assert any(record.name == "actor/episodic_return" for record in context.logs.drain()[0])
     context.parameters.publish(agent.model)
     while link.news.version < 2:
         next(playing)
-    clock.stop()
+    run_state.stop()
     for _ in range(10_000):
         if next(playing, None) is None:
             break
@@ -132,16 +132,16 @@ def test_chunks_in_flight_are_limited_and_fit_the_ring(line):
 def test_a_waiting_remote_actor_learns_when_it_may_continue(line):
     context, _, ingest, wire = line("--config", "dqn-cartpole", "--clock.tolerance", "50")
     far = remote_context(facts(context), ServerConnection(wire, 0, 2))
-    playing = drive(actor(far, 0), far.clock)
-    while context.clock.agent_steps < 150 or far.clock.can_insert():
+    playing = drive(actor(far, 0), far.run_state)
+    while context.counters.agent_steps < 150 or far.rate_limiter.can_insert():
         next(playing)
     for _ in range(50):
         next(playing)
-    waiting = context.clock.agent_steps
-    assert waiting < 150 + 2 * 8 * 4 + 32  # learn_start, tolerance, and the chunks in flight
-    context.clock.count_update(0, 10_000)
+    waiting = context.counters.agent_steps
+    assert waiting < 150 + 2 * 8 * 4 + 32  # learn_start, tolerance, and the chunks on their way
+    context.counters.count_update(0, 10_000)
     deadline = time.monotonic() + 20
-    while context.clock.agent_steps == waiting:
+    while context.counters.agent_steps == waiting:
         next(playing)
         assert time.monotonic() < deadline
 
@@ -150,7 +150,7 @@ def test_a_replaced_actor_stores_nothing_more(line):
     context, _, ingest, wire = line("--config", "dqn-cartpole")
     first = ServerConnection(wire, 0, 2)
     playing = actor(remote_context(facts(context), first), 0)
-    while not context.clock.agent_steps:
+    while not context.counters.agent_steps:
         next(playing)
     ServerConnection(wire, 0, 2)
     written = context.memories[0].trajectories.written().tolist()
@@ -180,11 +180,10 @@ def test_a_local_actor_replaces_a_remote_one_with_waiting_chunks(line, monkeypat
 def test_a_new_actor_has_not_started_before_it_plays_or_waits(line):
     context, _, ingest, wire = line("--config", "dqn-cartpole")
     link, place = ServerConnection(wire, 0, 2), context.process_ind("actor", 0)
-    # its environments may take supervisor.start_timeout, or all fail at start
-    assert not context.clock.has_started(place)
-    playing = drive(actor(remote_context(facts(context), link), 0), remote_context(facts(context), link).clock)
+    assert not context.run_state.has_started(place)  # its environments may take supervisor.start_timeout, or all fail at start
+    playing = drive(actor(remote_context(facts(context), link), 0), remote_context(facts(context), link).run_state)
     deadline = time.monotonic() + 20
-    while not context.clock.has_started(place):
+    while not context.run_state.has_started(place):
         next(playing)
         assert time.monotonic() < deadline
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.acting.env_groups import DoubleBufferedEnvs
+from core.acting.double_buffered_envs import DoubleBufferedEnvs
 from core.agent import ActorOutput
 from core.env import Env
 from core.envs.atari import AtariEnv, AtariParams
@@ -119,7 +119,7 @@ def test_every_split_explores_and_counts_agent_steps_by_itself():
     turns = make(2)
     turns.step(5), turns.step(9)
     assert turns.statistics() == {"epsilon": 0.5}
-    assert [group.exploration.steps for group in turns._groups] == [[5, 9], [5, 9]]
+    assert [group.exploration.steps for group in turns._splits] == [[5, 9], [5, 9]]
 
 
 @pytest.mark.timeout(60)

@@ -1,0 +1,59 @@
+"""Keep samples per insert at a constant ratio by making actors and learners wait for each other."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from core.common.settings import setting
+from core.runtime.run_counters import RunCounters
+
+
+@dataclass(frozen=True)
+class ClockParams:
+    samples_per_insert: float | None = setting(8.0, above=0, high=1e6)  # Samples learnt from for each agent step stored (Nature DQN: 32 /
+                                                                        # 4).
+    learn_start: int = setting(20_000, low=1, high=10**10)  # Agent steps stored before the first update.
+    tolerance: int = setting(1_000, low=1, high=10**10)  # Agent steps that actors may run ahead of samples_per_insert.
+
+
+class RateLimiter:
+    """Limit the samples that are learned from for each agent step stored, from `learn_start` on, as in Reverb.
+
+    Learners wait until a whole batch is due. Actors wait once learners are `tolerance` agent steps behind. If
+    `samples_per_insert` is None, learners wait for `learn_start` only and actors never wait.
+    """
+
+    def __init__(self, params: ClockParams, counters: RunCounters):
+        self._params, self._counters = params, counters
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Return True while too few agent steps are stored to learn from."""
+        return self._counters.inserted < self._params.learn_start
+
+    def can_insert(self) -> bool:
+        """Return True if actors may store more agent steps."""
+        ratio = self._params.samples_per_insert
+        return ratio is None or self.is_warming_up or self._deficit(ratio) < self._params.tolerance * ratio
+
+    def can_sample(self, samples: int) -> bool:
+        """Return True if learners may learn from that many samples."""
+        ratio = self._params.samples_per_insert
+        return not self.is_warming_up and (ratio is None or self._deficit(ratio) >= samples)
+
+    def ratio(self) -> float:
+        """Return the samples per insert since `learn_start`; 0 before."""
+        inserted = self._counters.inserted - self._params.learn_start
+        return self._counters.sampled / inserted if inserted > 0 else 0.0
+
+    def _deficit(self, ratio: float) -> float:
+        """Return the samples that learners are behind; negative if they are ahead."""
+        return (self._counters.inserted - self._params.learn_start) * ratio - self._counters.sampled
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"limiter": [self._params.samples_per_insert, self._params.learn_start]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with restored counters. If the checkpoint had other limits, the new ones hold from here on."""
+        ratio, own = self._params.samples_per_insert, self.state_dict()["limiter"]
+        if ratio is not None and state.get("limiter", own) != own:
+            self._counters.reset_sampled(max(int(self._deficit(ratio)) + self._counters.sampled, 0))

@@ -1,0 +1,108 @@
+"""Counters and evaluation scores of a run, in shared memory: the progress that a checkpoint keeps.
+
+Every counter has one writer and a cache line of its own, so no process takes a lock.
+"""
+
+from typing import Any
+
+from core.common.shared_arrays import SharedArrays
+from core.specs import ArraySpec
+
+CACHE_LINE = 8  # int64 values
+REPLAY_COUNTS = ("inserted", "sampled")
+COUNTS = ("agent_steps", "episodes", "updates", *REPLAY_COUNTS)
+
+
+class RunCounters:
+    """Count the work of num_actors actors and num_learners learners.
+
+    An *agent step* is one action of one environment. The last observation of an episode is stored too, but is no agent
+    step, because no action was taken there. `inserted` and `sampled` count the agent steps that the current replay
+    received and gave; they restart with an empty replay.
+    """
+
+    def __init__(self, num_actors: int, num_learners: int):
+        sizes = {"agent_steps": num_actors, "episodes": num_actors, "inserted": num_actors,
+                 "updates": num_learners, "sampled": num_learners}
+        self._arrays = SharedArrays({**{name: ArraySpec((size, CACHE_LINE), "int64") for name, size in sizes.items()},
+                                     "scores": ArraySpec((CACHE_LINE,), "float64")})
+
+    @property
+    def agent_steps(self) -> int:
+        return self._total("agent_steps")
+
+    @property
+    def episodes(self) -> int:
+        return self._total("episodes")
+
+    @property
+    def inserted(self) -> int:
+        return self._total("inserted")
+
+    @property
+    def sampled(self) -> int:
+        return self._total("sampled")
+
+    @property
+    def updates(self) -> int:
+        """Return the updates of one learner; several learners update in lockstep."""
+        return int(self._arrays["updates"][:, 0].max())
+
+    def _total(self, name: str) -> int:
+        return int(self._arrays[name][:, 0].sum())
+
+    def count_agent_steps(self, actor: int, agent_steps: int, episodes: int = 0) -> None:
+        """Count agent steps that an actor stored in the replay, and the episodes that they ended."""
+        self._arrays["agent_steps"][actor, 0] += agent_steps
+        self._arrays["inserted"][actor, 0] += agent_steps
+        self._arrays["episodes"][actor, 0] += episodes
+
+    def count_update(self, learner: int, samples: int, updates: int = 1) -> None:
+        """Count updates of a learner and the agent steps that they learned from."""
+        self._arrays["updates"][learner, 0] += updates
+        self._arrays["sampled"][learner, 0] += samples
+
+    def reset_sampled(self, samples: int) -> None:
+        self._arrays["sampled"][:, 0] = 0
+        self._arrays["sampled"][0, 0] = samples
+
+    @property
+    def scores(self) -> tuple[float, float] | None:
+        """Return the mean returns of the last and of the best evaluation, or None before the first evaluation."""
+        count, last, best = self._arrays["scores"][:3]
+        return (float(last), float(best)) if count else None
+
+    @property
+    def evaluations(self) -> int:
+        return int(self._arrays["scores"][0])
+
+    @property
+    def evaluated_at(self) -> int:
+        """Return the agent steps at which the last evaluation began; 0 before the first."""
+        return int(self._arrays["scores"][3])
+
+    def record_evaluation(self, score: float, best: float = float("-inf"), agent_steps: int = 0) -> None:
+        """Record the mean return of an evaluation that began at `agent_steps`. Only the evaluator calls this.
+
+        `best` is the score of the best model on disk, which can be newer than the restored checkpoint.
+        """
+        self._arrays["scores"][1:4] = score, max(score, best, *(self.scores or ())), agent_steps
+        self._arrays["scores"][0] += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        counts = {name: self._arrays[name][:, 0].tolist() for name in COUNTS}
+        return {**counts, "scores": self._arrays["scores"].tolist()}
+
+    def load_state_dict(self, state: dict[str, Any], with_replay: bool) -> None:
+        """Restore the counts of a checkpoint, which may be of another number of actors and learners.
+
+        Without the replay, `inserted` and `sampled` start at 0.
+        """
+        self._arrays["scores"][:] = state["scores"]
+        for name in COUNTS if with_replay else COUNTS[:-len(REPLAY_COUNTS)]:
+            counts, values = self._arrays[name], state[name]
+            if name == "updates":
+                values = [max(values)] * len(counts)  # learners update in lockstep
+            counts[:, 0] = 0
+            counts[0, 0] = sum(values[len(counts):])
+            counts[:len(values), 0] += values[:len(counts)]

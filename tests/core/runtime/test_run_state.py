@@ -1,0 +1,28 @@
+import multiprocessing
+import time
+
+from core.runtime.run_counters import RunCounters
+from core.runtime.run_state import RunState
+
+
+def test_heartbeats_tell_silence_and_start_anew_for_a_new_process():
+    run_state = RunState(4)
+    assert run_state.seconds_since_heartbeat(2) == 0.0
+    run_state.heartbeat(2)
+    time.sleep(0.02)
+    assert 0.02 <= run_state.seconds_since_heartbeat(2) < 5 and run_state.seconds_since_heartbeat(1) == 0.0
+    run_state.reset_heartbeat(2)
+    assert run_state.seconds_since_heartbeat(2) == 0.0
+
+
+def act_and_stop(counters: RunCounters, run_state: RunState) -> None:
+    counters.count_agent_steps(1, 7)
+    run_state.stop()
+
+
+def test_a_spawned_process_shares_the_counters_and_the_stop_flag():
+    counters, run_state = RunCounters(2, 1), RunState(4)
+    process = multiprocessing.get_context("spawn").Process(target=act_and_stop, args=(counters, run_state))
+    process.start()
+    process.join()
+    assert counters.agent_steps == 7 and run_state.stopped
