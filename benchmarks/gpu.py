@@ -162,6 +162,7 @@ def updates(options: Options, spec: EnvSpec, seconds: float) -> Iterator[tuple[s
 def update(options: Options, agent: Agent, memory: Memory, capture: bool) -> Callable[[], int]:
     """What makes some updates and says how many."""
     device = torch.device(options.device)
+    agent.init_learner()
     if options.learner.memory_device == "learner":
         resident = memory.Resident(memory, device)  # type: ignore[misc]
         source = InPlaceBatchSource(resident)

@@ -47,7 +47,7 @@ from core.ops.returns import n_step_return
 from core.specs import EnvSpec, WindowSpec
 from core.trajectory.frame_compression import RAW, StorageParams
 from core.trajectory.layout import Layout
-from core.types import Batch, TimeStep, piece
+from core.types import Batch, TimeStep, slice_batch
 
 NUM_ENVS, NSTEP, GAMMA, CHUNK = 8, 3, 0.99, 8
 PACKAGES = ("stable-baselines3", "torchrl", "tensordict", "lz4")
@@ -148,7 +148,7 @@ class Together:
         if not self._left or batch_size != self._batch_size:
             drawn = self._memory.sample(TOGETHER * batch_size)
             assert drawn is not None
-            self._batch_size, self._left = batch_size, [piece(drawn, slice(part, None, TOGETHER)) for part in range(TOGETHER)]
+            self._batch_size, self._left = batch_size, [slice_batch(drawn, slice(part, None, TOGETHER)) for part in range(TOGETHER)]
         return with_returns(self._left.pop())
 
 

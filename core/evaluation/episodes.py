@@ -36,7 +36,7 @@ class RenderedStep(NamedTuple):
     score: float                     # raw rewards of the episode so far
     length: int                      # agent steps of the episode so far
     action: np.ndarray | None        # that led here; None: a reset did
-    outlook: dict[str, np.ndarray]   # what the agent made of it when it chose that action: Agent.outlook, each [] or [N]
+    outlook: dict[str, np.ndarray]   # what the agent made of it when it chose that action: Agent.policy_diagnostics, each [] or [N]
 
 
 def play_episodes(agent: Agent, env: Env, episodes: int, max_steps: int, exploration: Exploration | None, seed: int,
@@ -57,7 +57,7 @@ def play_episodes(agent: Agent, env: Env, episodes: int, max_steps: int, explora
 
     def show(output: ActorOutput | None) -> None:
         if on_scene is not None:
-            outlook = {} if output is None else {name: values[0] for name, values in agent.outlook(output).items()}
+            outlook = {} if output is None else {name: values[0] for name, values in agent.policy_diagnostics(output).items()}
             action = None if output is None else output.action[0]
             on_scene(RenderedStep(env.render(), timestep.observation[0].copy(), *tally.of(0), action, outlook))
 

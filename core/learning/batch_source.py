@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from core.agent import Agent, LearnerOutput, samples_of
+from core.agent import Agent, LearnerOutput
 from core.learning.microbatches import Pieces, in_pieces
 from core.memory import DeviceMemory
 from core.types import Batch, SampleIds
@@ -92,7 +92,7 @@ class EagerUpdates:
             return self._agent.learn(batch)
 
     def samples(self, batch: Batch) -> int:
-        return samples_of(self._agent, batch)
+        return self._agent.count_samples(batch)
 
     def statistics(self) -> dict[str, float]:
         """batch_size: windows whose gradient is taken at once."""

@@ -8,19 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.agent import Agent, LearnerOutput, samples_of
+from core.agent import Agent, LearnerOutput
 from core.device.cuda_graph import CudaGraphCallable
 from core.device.transfers import upload
 from core.learning.metric_accumulator import Tally
 from core.memory import DeviceMemory
-from core.types import Batch, tensors
+from core.types import Batch, batch_tensors
 
 LOOK = 100  # calls between looks at how many samples there were
 
 
 def can_be_captured(agent: type[Agent], params: Any, count: int) -> bool:
     """Whether `count` updates of it are the same work every time."""
-    return agent.captures and count % agent.period(params) == 0
+    return agent.supports_cuda_graphs and count % agent.update_cycle(params) == 0
 
 
 class GraphedDeviceUpdate:
@@ -43,7 +43,7 @@ class GraphedDeviceUpdate:
         """All of them; on CUDA they go on when this returns. What they report is left to `statistics`."""
         memory.plan(self.count)
         if self._planned:
-            self._agent.plan(self.count)
+            self._agent.prepare_updates(self.count)
         self._work()
         return LearnerOutput({}, None)
 
@@ -52,7 +52,7 @@ class GraphedDeviceUpdate:
             batch, places = self._memory.sample(self._batch_size)
             output = self._agent.learn(batch)
             if self._agent.samples_per_window > 1:  # windows of one row start where an action was taken
-                self._idle.add_(self._agent.idle(batch.window))
+                self._idle.add_(self._agent.count_last_steps(batch.window))
             if output.priorities is not None:
                 self._memory.update_priorities(places, output.priorities)
             self._tally.add(output)
@@ -98,16 +98,16 @@ class GraphedUpdate:
         """
         if self._batch is None:
             self._batch = self._like(batch)
-        for tensor, staged in zip(tensors(batch), tensors(self._batch), strict=True):
+        for tensor, staged in zip(batch_tensors(batch), batch_tensors(self._batch), strict=True):
             if tensor.shape != staged.shape:
                 raise ValueError(f"captured updates are of batches of one size: {list(tensor.shape)} came after {list(staged.shape)}")
             upload(tensor, staged)
-        self._agent.plan(1)
+        self._agent.prepare_updates(1)
         self._work()
         return LearnerOutput({}, self._priorities)
 
     def samples(self, batch: Batch) -> int:
-        return samples_of(self._agent, batch)
+        return self._agent.count_samples(batch)
 
     def _like(self, batch: Batch) -> Batch:
         def empty(tensor: Tensor) -> Tensor:

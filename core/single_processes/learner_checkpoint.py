@@ -54,7 +54,7 @@ def restore(context: Context, agent: Agent, memory: LearnersMemory, index: int) 
 
 
 def load_initial(agent: Agent, path: Path) -> None:
-    """The weights of a model file, into an agent whose target and optimiser are still to be made."""
+    """Load the weights of a model file into an agent, before `init_learner` copies them to its target."""
     model_file.load_into(agent.model, model_file.load_weights(path)[0], path)
 
 

@@ -46,13 +46,13 @@ AGENTS = {
 
 
 def make_agent(name: str, device: str = "cpu", seed: int = 3, **more):
-    """With everything that is made on first use."""
+    """Make an agent that can learn."""
     agent, model, settings = AGENTS[name]
     torch.manual_seed(seed)
     params = agent.Params(**{**SETTINGS, **settings, **more})
     spec = CONTINUOUS if agent.actions is Continuous else DISCRETE
     made = agent(params, spec, lambda: model(model.Params(**NETWORKS[model]), spec).to(device))
-    made.state_dict() if spec is CONTINUOUS else made.target
+    made.init_learner()
     return made
 
 

@@ -163,6 +163,7 @@ def _batch(trajectories: Trajectories, agent: Agent, batch_size: int) -> Batch:
 
 def _updating(agent: Agent, batch: Batch, seconds: float) -> tuple[float, bool]:
     """Return the seconds that an update takes, and whether any changed something. The first is not counted, unless it takes `seconds`."""
+    agent.init_learner()
     sound, updates, started = False, -1, time.perf_counter()
     while updates < 1 or time.perf_counter() - started < seconds:
         output = agent.learn(batch)

@@ -79,6 +79,7 @@ def test_two_learners_learn_what_one_does_from_both_their_batches(tmp_path, lear
         assert 0.5 * context.clock.inserted < context.clock.sampled <= context.clock.inserted
     assert not differences(first.initial, second.initial) and not differences(first.agent.state_dict(), second.agent.state_dict())
     twin = context.make_agent()
+    twin.init_learner()
     twin.load_state_dict(first.initial)
     for pair in zip(first.batches, second.batches):
         twin.learn(joined(*pair))
@@ -101,6 +102,7 @@ def test_two_learners_with_rows_on_their_devices_learn_what_one_does_from_both_t
     assert not differences(first.initial, second.initial) and not differences(first.agent.state_dict(), second.agent.state_dict())
     assert not torch.equal(first.batches[0].window.rewards, second.batches[0].window.rewards)
     twin = context.make_agent()
+    twin.init_learner()
     twin.load_state_dict(first.initial)
     for pair in zip(first.batches, second.batches):
         twin.learn(joined(*pair))
@@ -203,14 +205,14 @@ def test_a_learner_that_fails_ends_the_run_and_the_other_one_saves(tmp_path, mon
 
 @pytest.mark.parametrize("broken", [0, 1])
 def test_what_is_saved_is_of_whole_updates_when_a_learner_fails_within_one(tmp_path, monkeypatch, broken):
-    def failing(self, step, wanted):
+    def failing(self, transitions, apply_if):
         agents.setdefault(id(self), self)
         if list(agents).index(id(self)) == broken and self._updates.made == 5:
             raise ValueError("broken between the critic's step and the policy's")
-        return improve(self, step, wanted)
+        return update_policy(self, transitions, apply_if)
 
-    agents, improve = {}, SAC.improve
-    monkeypatch.setattr(SAC, "improve", failing)
+    agents, update_policy = {}, SAC.update_policy
+    monkeypatch.setattr(SAC, "update_policy", failing)
     exit_code, context = launch(tmp_path, *RUNS["sac"], *TWO, "--steps", "300")
     state = saved(context)
     made = {state["agent"][name]["updates"] for name in ("policy_optimizer", "critic_optimizer", "temperature_optimizer")}

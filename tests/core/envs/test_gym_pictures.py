@@ -182,7 +182,7 @@ def test_a_run_keeps_them_when_it_is_continued_or_tested_and_refuses_others(tmp_
             read([*root, "--resume", "test_one", f"--env.{name}", value])
 
 
-IMAGE_MODELS = [name for name in ModelsDict if ModelsDict[name].observations == "image" and ModelsDict[name].head != "recurrent-q"
+IMAGE_MODELS = [name for name in ModelsDict if ModelsDict[name].observations == "image" and ModelsDict[name].output_kind != "recurrent-q"
                 and not name.startswith(("ddpg", "d4pg", "td3", "sac"))]
 
 

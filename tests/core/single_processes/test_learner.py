@@ -14,7 +14,7 @@ from core.memories.unrolls.mixed import MixedMemory
 from core.memories.unrolls.queue import QueueMemory
 from core.runtime.parameter_store import ParameterStore
 from core.single_processes.learner_setup import feature_source
-from core.types import Batch, SampleIds, Window, batch_size, piece
+from core.types import Batch, SampleIds, Window, batch_size, slice_batch
 from tests.core.agents.unrolls import Table, random_unrolls, table_agent
 
 
@@ -31,7 +31,7 @@ def numbered_batch(size, fresh=True):
 @pytest.mark.parametrize("part", [slice(0, 3), slice(3, 6), slice(6, 9)])
 def test_a_piece_has_every_field_of_its_windows_and_nothing_else(part, fresh):
     batch = numbered_batch(7, fresh)
-    some = piece(batch, part)
+    some = slice_batch(batch, part)
     chosen = list(range(7))[part]
     assert batch_size(some) == len(chosen)
     expected = numbered_batch(7, fresh)
