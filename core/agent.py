@@ -42,8 +42,8 @@ def make_learner_output(
     Args:
         statistics: Scalar metrics by name.
         priorities: [B] new priorities of the windows, if the agent computes any.
-        applied: Whether the optimiser took its step. After `prepare_updates` it is a tensor; then the priorities of a
-            skipped update are NaN.
+        applied: True if the optimiser took its step. After `prepare_updates` it is a tensor, and the priorities of a
+            skipped update become NaN.
     """
     if isinstance(applied, Tensor):
         priorities = None if priorities is None else torch.where(applied, priorities, torch.nan)

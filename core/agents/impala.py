@@ -1,9 +1,9 @@
 """V-trace actor-critic: IMPALA, and with replay CLEAR and LASER, by settings alone.
 
 - IMPALA (1802.01561) learns from every unroll once, from the memory `queue`.
-- With the memory `mixed`, replayed unrolls get CLEAR's cloning of the old policy and value (1811.11682), where
+- Replayed unrolls of the memory `mixed` get CLEAR's cloning of the old policy and value (1811.11682), where
   policy_cloning_cost and value_cloning_cost are not 0.
-- With the memory `mixed`, LASER's relevance (1909.11583) selects replayed steps: a state whose behaviour has become too
+- LASER's relevance (1909.11583) selects among replayed steps of the memory `mixed`: a state whose behaviour has become too
   unlike the policy is left out of every loss and stops the trace that reaches it.
 - Deviations: the loss of a truncated episode bootstraps from its final observation; the entropy is over all steps, with
   LASER over fresh ones.

@@ -6,7 +6,7 @@
 - Deviations: sequences may cross episodes, and the state is reset where an episode begins; a truncated episode
   bootstraps from its final observation; the n steps after the trained ones are read as well, so that every trained step
   has an n-step target.
-- The reward is an input of the network. With `env.reward_clipping none` evaluations see the same rewards as training.
+- The reward is an input of the network. Evaluations see the same rewards as training if `env.reward_clipping` is none.
 """
 
 from dataclasses import dataclass

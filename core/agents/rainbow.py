@@ -2,8 +2,8 @@
 
 - Dueling and noisy layers are options of its models.
 - The distribution is C51's (1707.06887) or, in its place, that of quantile regression (1710.10044).
-- Prioritised replay is the memory `prioritized` with alpha 0.5. As in the paper a new step starts at the largest
-  priority seen, and then has its loss: KL(target || prediction) for C51, the quantile Huber loss for quantiles.
+- Prioritised replay is the memory `prioritized` with alpha 0.5. The priority of a new step is the largest one seen, as
+  in the paper. Then it is the step's loss: KL(target || prediction) for C51, the quantile Huber loss for quantiles.
 - Deviation: a truncated episode bootstraps from its final observation.
 """
 

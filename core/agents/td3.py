@@ -2,7 +2,7 @@
 
 - The target bootstraps from the lower of two critics, at an action with clipped noise; policy and targets move at every
   other update.
-- As in the paper the policy follows the first critic.
+- The policy follows the first critic, as in the paper.
 - Deviation: a truncated episode bootstraps from its final observation.
 """
 

@@ -3,7 +3,7 @@
 - Hidden layers are drawn as nn.Linear does, uniform in +- 1 / sqrt(inputs). The last layers of policy and critic are
   drawn in +- 3e-3, so that first actions and values are close to zero (DDPG, 1509.02971, section 7).
 - The action enters the critic with the observation's features, not a layer later.
-- As in the paper, policy and critic of images have convolutions of their own.
+- Policy and critic of images have convolutions of their own, as in the paper.
 """
 
 import math

@@ -97,7 +97,7 @@ def relevance(
         behaviour_logits: [T, B, A] of mu.
         kind: "implied" for KL(pi || pi~) < threshold, "kl" for KL(pi || mu) < threshold.
         threshold: Nats.
-        rho_bar: As for `implied_policy`, whose result is pi~.
+        rho_bar: Clip of pi / mu for `implied_policy`, whose result is pi~.
 
     Raises:
         ValueError: The kind is another, or the shapes differ.

@@ -88,7 +88,7 @@ class ContinuousControl(Agent):
 
     # acting -----------------------------------------------------------------------------------------------------------
     @cached_property
-    def range(self) -> "ActionRange":
+    def action_range(self) -> "ActionRange":
         """The bounds of the action space; built on first access."""
         return ActionRange(self.spec.action, self.device)  # type: ignore[arg-type]
 
@@ -103,10 +103,10 @@ class ContinuousControl(Agent):
         action = self.sample_action(output, exploration is not None).cpu().numpy()
         if exploration is not None:
             action = exploration.explore(action, timestep.first)
-        return ActorOutput(self.range.in_space(action), {}, state)
+        return ActorOutput(self.action_range.in_space(action), {}, state)
 
     def greedy(self, output: Tensor) -> dict[str, Tensor]:
-        return {"action": self.range.to_space(self.sample_action(output, False))}
+        return {"action": self.action_range.to_space(self.sample_action(output, False))}
 
     def exploration(
         self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator
@@ -188,7 +188,7 @@ class ContinuousControl(Agent):
         window = batch.window.to(self.device)
         returns, discounts = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
         observation, next_observation = (self.model.preprocess(each) for each in window.observations)  # of [2, B, ...]
-        action = self.range.from_space(window.actions[0])
+        action = self.action_range.from_space(window.actions[0])
         return TransitionBatch(observation, action, returns, discounts, next_observation)
 
     # checkpoint -------------------------------------------------------------------------------------------------------

@@ -43,9 +43,9 @@ def test_actions_have_the_shape_and_lie_within_the_bounds_of_the_space_at_any_no
 def test_the_learner_reads_a_stored_action_as_the_one_the_policy_gave(kind):
     agent = make_agent(kind, space(4, low=-2.0, high=6.0), noise="none")
     inside = np.random.default_rng(0).uniform(-1, 1, (9, 4)).astype(np.float32)
-    stored = agent.range.in_space(inside)
+    stored = agent.action_range.in_space(inside)
     np.testing.assert_allclose(stored, 2 + 4 * inside, rtol=1e-6)
-    np.testing.assert_allclose(agent.range.from_space(torch.from_numpy(stored)), inside, atol=1e-6)
+    np.testing.assert_allclose(agent.action_range.from_space(torch.from_numpy(stored)), inside, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
