@@ -108,6 +108,7 @@ def _updates(game: str, seconds: float, lean: bool) -> float:
     action = torch.rand(2, BATCH_SIZE, *spec.action.low.shape) * 0.5  # type: ignore[union-attr]
     window = Window(torch.randn(2, BATCH_SIZE, *spec.observation_shape), zeros.bool(), zeros.bool(), action, zeros + 0.1, zeros + 1, {})
     batch = Batch(window, SampleIds(np.zeros(BATCH_SIZE, np.int64), np.zeros(BATCH_SIZE, np.int64)), torch.ones(BATCH_SIZE))
+    agent.init_learner()
     return _calls_per_second(lambda: agent.learn(batch), seconds)
 
 

@@ -166,6 +166,7 @@ def updates(options: Options, spec: EnvSpec, seconds: float) -> Iterator[tuple[s
 def update(options: Options, agent: Agent, memory: Memory, capture: bool) -> Callable[[], int]:
     """Return a function that makes some updates and returns their number."""
     device = torch.device(options.device)
+    agent.init_learner()
     if options.learner.memory_device == "learner":
         resident = memory.Resident(memory, device)  # type: ignore[misc]
         source, count = InPlaceBatchSource(resident), options.learner.updates_per_replay

@@ -83,6 +83,7 @@ def updating(threads: int, seconds: float) -> float:
     window = Window(torch.randint(0, 256, (UNROLL + 1, BATCH, 4, 84, 84), dtype=torch.uint8), zeros.bool(), zeros.bool(),
                     zeros.long(), zeros, zeros + 1, {"logits": torch.zeros(UNROLL + 1, BATCH, 6), "value": zeros})
     batch = Batch(window, SampleIds(np.zeros(BATCH, np.int64), np.zeros(BATCH, np.int64)), torch.ones(BATCH))
+    agent.init_learner()
     agent.learn(batch)
     started, samples = time.perf_counter(), 0
     while (elapsed := time.perf_counter() - started) < seconds:
@@ -92,12 +93,12 @@ def updating(threads: int, seconds: float) -> float:
 
 
 def _agent():
-    from core.agents.impala import Impala, ImpalaParams
+    from core.agents.impala import Impala, ImpalaAgentParams
     from core.models.actor_critic import NatureAC, NatureACParams
     from core.specs import ArraySpec, Discrete, EnvSpec
 
     spec = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)
-    return Impala(ImpalaParams(batch_size=BATCH, unroll_length=UNROLL), spec, lambda: NatureAC(NatureACParams(), spec))
+    return Impala(ImpalaAgentParams(batch_size=BATCH, unroll_length=UNROLL), spec, lambda: NatureAC(NatureACParams(), spec))
 
 
 def ceiling(seconds: float) -> float:

@@ -50,7 +50,7 @@ from core.ops.returns import n_step_return
 from core.specs import EnvSpec, WindowSpec
 from core.trajectory.frame_compression import RAW, StorageParams
 from core.trajectory.layout import Layout
-from core.types import Batch, TimeStep, piece
+from core.types import Batch, TimeStep, slice_batch
 
 NUM_ENVS, NSTEP, GAMMA, CHUNK = 8, 3, 0.99, 8
 PACKAGES = ("stable-baselines3", "torchrl", "tensordict", "lz4")
@@ -159,7 +159,7 @@ class SplitDraws:
             batch = self._memory.sample(BATCHES_PER_DRAW * batch_size)
             assert batch is not None
             parts = (slice(part, None, BATCHES_PER_DRAW) for part in range(BATCHES_PER_DRAW))
-            self._batch_size, self._pending = batch_size, [piece(batch, part) for part in parts]
+            self._batch_size, self._pending = batch_size, [slice_batch(batch, part) for part in parts]
         return with_returns(self._pending.pop())
 
 

@@ -105,6 +105,7 @@ def updating(batch_size: int, threads: int, seconds: float) -> float:
     window = Window(torch.randint(0, 256, (2, batch_size, 4, 84, 84), dtype=torch.uint8), zeros.bool(), zeros.bool(), zeros.long(), zeros,
                     zeros + 1, {})
     batch = Batch(window, SampleIds(np.zeros(batch_size, np.int64), np.zeros(batch_size, np.int64)), torch.ones(batch_size))
+    agent.init_learner()
     for _ in range(3):
         agent.learn(batch)
     started, samples = time.perf_counter(), 0

@@ -1,11 +1,12 @@
-"""The agent contract: what it stores, how it acts, how it learns.
+"""The agent contract: stored fields and sampled windows, acting, learning.
 
-An agent sees a model, a batch and ops; never a process, a clock, a file or an environment class. Constructing one is cheap: networks,
-optimiser and target are made on first use, in the process that needs them.
+An agent sees a model, a batch and ops; never a process, a clock, a file or an environment class. Constructing an agent
+is cheap, because its network is built on first access and everything that only a learner needs by `init_learner`.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -13,37 +14,48 @@ import torch
 from torch import Tensor
 
 from core.model import Model
-from core.specs import ArraySpec, EnvSpec, WindowSpec
+from core.specs import ArraySpec, EnvSpec, WindowKind, WindowSpec
 from core.types import Batch, State, TimeStep, Window, batch_size
 
 
 class ActorOutput(NamedTuple):
+    """Actions of E environments, fields to store with them, and the next recurrent state."""
+
     action: np.ndarray             # [E, ...] as the action space wants it
-    extras: dict[str, np.ndarray]  # each [E, ...]: the row fields that `Agent.extras` declares, and features if it has them
+    extras: dict[str, np.ndarray]  # each [E, ...]: the fields of `Agent.extras`, and features if the agent has them
     state: State
 
 
 class LearnerOutput(NamedTuple):
-    statistics: dict[str, Tensor]  # scalars, left on their device; an update need not have all that another has
+    """Metrics and priorities of one update."""
+
+    statistics: dict[str, Tensor]  # scalars, left on their device; updates may report different names
     priorities: Tensor | None      # [B], non-negative
-    skipped: bool | Tensor = False  # the loss or its gradient was not finite, nothing changed; a tensor once updates are planned
+    skipped: bool | Tensor = False  # loss or gradient was not finite, nothing changed; a tensor after `prepare_updates`
 
 
-def output_of(statistics: dict[str, Tensor], priorities: Tensor | None, stepped: bool | Tensor) -> LearnerOutput:
-    """Of an update whose step was taken or not, as the optimiser said: a tensor once updates are planned, and then priorities of a skipped
-    one are NaN."""
-    if isinstance(stepped, Tensor):
-        return LearnerOutput(statistics, None if priorities is None else torch.where(stepped, priorities, torch.nan), ~stepped)
-    return LearnerOutput(statistics, priorities if stepped else None, not stepped)
+def make_learner_output(
+    statistics: dict[str, Tensor], priorities: Tensor | None, applied: bool | Tensor
+) -> LearnerOutput:
+    """Build the output of one update.
 
-
-def samples_of(agent: "Agent", batch: Batch) -> int:
-    """Return the agent steps learnt from in a batch on the CPU."""
-    return batch_size(batch) * agent.samples_per_window - int(agent.idle(batch.window))
+    Args:
+        statistics: Scalar metrics by name.
+        priorities: [B] new priorities of the windows, if the agent computes any.
+        applied: True if the optimiser took its step. After `prepare_updates` it is a tensor, and the priorities of a
+            skipped update become NaN.
+    """
+    if isinstance(applied, Tensor):
+        priorities = None if priorities is None else torch.where(applied, priorities, torch.nan)
+        return LearnerOutput(statistics, priorities, ~applied)
+    return LearnerOutput(statistics, priorities if applied else None, not applied)
 
 
 class Exploration(Protocol):
-    """How one actor departs from the greedy policy; made by the agent, kept by the actor, changing with the run's agent steps."""
+    """One actor's departure from the greedy policy.
+
+    The agent makes it, the actor keeps it, and `update` adapts it to the agent steps of the run.
+    """
 
     def update(self, agent_steps: int) -> None: ...
 
@@ -51,115 +63,165 @@ class Exploration(Protocol):
 
 
 class Engine(Protocol):
+    """Runs the processes of a table of roles."""
+
     def run(self, roles: list[tuple[str, int]]) -> int: ...
 
 
 class Agent(ABC):
-    """One algorithm. Class attributes say what it can be combined with, so that impossible rows are found before a start."""
+    """One algorithm.
+
+    Class attributes say what an agent can be combined with, so that impossible configs are refused before a start.
+    """
 
     Params: ClassVar[type]
-    captures: ClassVar[bool] = False     # its updates can be planned, so that they can be captured
-    samples_per_window: int = 1          # rows learnt from in one window
-    first_sample: int = 0                # the first of them
-    head: ClassVar[str]                  # the Model.head it needs
-    actions: ClassVar[type]              # Discrete or Continuous
-    memories: ClassVar[tuple[str, ...]]  # memory types it can learn from
+    supports_cuda_graphs: ClassVar[bool] = False    # `prepare_updates` is implemented
+    required_output: ClassVar[str]                  # the Model.output_kind that it needs
+    actions: ClassVar[type]                         # Discrete or Continuous
+    window_kinds: ClassVar[tuple[WindowKind, ...]]  # kinds of windows that it can learn from
+    samples_per_window: int = 1                     # steps of one window that are learnt from
+    burn_in_steps: int = 0                          # steps of one window before these
 
     def __init__(self, params: Any, spec: EnvSpec, make_model: Callable[[], Model]):
         self.params, self.spec, self._make_model = params, spec, make_model
 
     @classmethod
-    def period(cls, params: Any) -> int:
-        """Updates after which what python decides in `learn` by counting them repeats: so many, or a multiple, can be planned at once."""
+    def update_cycle(cls, params: Any) -> int:
+        """Return the number of updates after which Python's decisions in `learn` repeat.
+
+        A CUDA graph holds a multiple of it.
+        """
         return 1
 
     @classmethod
     def problems(cls, params: Any) -> list[str]:
-        """What is wrong with settings that are each within their bounds, one sentence each."""
+        """Return errors of settings that are each within their bounds, one sentence each."""
         return []
 
-    # what it stores and samples ---------------------------------------------------------------------------------------
+    # stored fields and sampled windows --------------------------------------------------------------------------------
     @property
     @abstractmethod
-    def window(self) -> WindowSpec: ...
+    def window(self) -> WindowSpec:
+        """Return the shape of the windows that it learns from."""
 
     @property
     def extras(self) -> dict[str, ArraySpec]:
-        """Row fields of its own, written by `act`."""
+        """Return the fields of its own that `act` stores with each step."""
         return {}
 
     @property
     def feature_field(self) -> ArraySpec:
-        """Of the row field "features", for memories that compare what networks make of a state."""
+        """Return the spec of the stored field "features", for memories that compare states by them."""
         raise NotImplementedError(f"{type(self).__name__} gives no features")
 
     def features(self, window: Window) -> Tensor:
-        """What the network makes of these windows' observations today, [T, B, F]; as `act` stored it under "features"."""
+        """Compute the network's current features [T, B, F] of windows, for which `act` stored earlier ones."""
         raise NotImplementedError(f"{type(self).__name__} gives no features")
 
-    def idle(self, window: Window) -> Tensor:
-        """Return how many of the rows learnt from end an episode, a scalar: no action was taken there, so they are no samples."""
-        return window.lasts[self.first_sample:self.first_sample + self.samples_per_window].count_nonzero()
+    def count_last_steps(self, window: Window) -> Tensor:
+        """Count the steps learnt from that end an episode, a scalar. They have no action, so they are no samples."""
+        return window.lasts[self.burn_in_steps:self.burn_in_steps + self.samples_per_window].count_nonzero()
+
+    def count_samples(self, batch: Batch) -> int:
+        """Count the agent steps learnt from in a batch on the CPU."""
+        return batch_size(batch) * self.samples_per_window - int(self.count_last_steps(batch.window))
 
     def initial_priorities(self, window: Window) -> np.ndarray | None:
-        """Priorities [B] of fresh windows without observations, from what the actor stored; None: the largest seen so far."""
+        """Compute priorities [B] of new windows without observations, from the actor's stored fields.
+
+        If None, new windows get the largest priority seen so far.
+        """
         return None
 
-    # the actor's side -------------------------------------------------------------------------------------------------
-    @property
-    @abstractmethod
+    # acting -----------------------------------------------------------------------------------------------------------
+    @cached_property
     def model(self) -> Model:
-        """The network that acts and whose parameters are shared."""
+        """The network that acts and whose parameters are shared; built on first access."""
+        return self._make_model()
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device of the network."""
+        return next(self.model.parameters()).device
 
     def initial_state(self, batch_size: int) -> State:
-        """What `act` is given for streams whose episode starts, each tensor [B, ...]."""
+        """Return the state for `act` at the start of an episode, each tensor [B, ...]."""
         return self.model.initial_state(batch_size)
 
     @abstractmethod
     def act(self, timestep: TimeStep, state: State, exploration: Exploration | None) -> ActorOutput:
-        """Actions of E streams; exploration None: greedy. Runs under inference mode."""
+        """Choose actions for E environments, under inference mode. If `exploration` is None, they are greedy."""
 
     def greedy(self, output: Any) -> dict[str, Tensor]:
-        """Return what the model's output for B observations stands for, as an exported network gives it.
+        """Return the named outputs of an exported network.
 
-        "action" [B, ...] is the greedy one, as the action space wants it; what it was chosen from has names of its own, each [B, ...].
+        Args:
+            output: The model's output for B observations.
+
+        Returns:
+            "action" [B, ...] is the greedy action as the action space wants it. The values it was chosen by have
+            further names, each [B, ...].
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say how actions follow from its network: it needs `greedy`")
+        name = type(self).__name__
+        raise NotImplementedError(f"{name} does not say how actions follow from its network: it needs `greedy`")
 
-    def outlook(self, output: ActorOutput) -> dict[str, np.ndarray]:
-        """What a recording draws beside the game: what was made of the streams when these actions were chosen, each [E] or [E, N]."""
+    def policy_diagnostics(self, output: ActorOutput) -> dict[str, np.ndarray]:
+        """Return curves for recordings: quantities by which these actions were chosen, each [E] or [E, N]."""
         return {}
 
     @abstractmethod
-    def exploration(self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator) -> Exploration: ...
+    def exploration(
+        self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator
+    ) -> Exploration:
+        """Make the exploration of one actor in training."""
 
     @abstractmethod
-    def evaluation_exploration(self, num_envs: int, generator: np.random.Generator) -> Exploration | None: ...
+    def evaluation_exploration(self, num_envs: int, generator: np.random.Generator) -> Exploration | None:
+        """Make the exploration of evaluations. If None, evaluations are greedy."""
 
-    # the learner's side -----------------------------------------------------------------------------------------------
+    # learning ---------------------------------------------------------------------------------------------------------
+    def _make_target(self) -> Model:
+        """Build a frozen network with the model's weights."""
+        weights = self.model.state_dict()  # the model draws its weights before the target does
+        target = self._make_model().requires_grad_(False)
+        target.load_state_dict(weights)
+        return target
+
+    @abstractmethod
+    def init_learner(self) -> None:
+        """Build everything that only a learner needs: optimisers, target network, counters.
+
+        A learner calls this once, when the network has its first weights, and before every method below. Actors never
+        call it. Networks draw their weights from torch's global generator in a fixed order: the model first, then its
+        target.
+        """
+
     @abstractmethod
     def learn(self, batch: Batch) -> LearnerOutput:
-        """One update."""
+        """Make one update."""
 
-    def plan(self, count: int) -> None:
-        """The next `count` updates, a multiple of `period`, may be recorded and replayed: what is known ahead and changes from one to the
-        next goes to the device.
+    def prepare_updates(self, count: int) -> None:
+        """Put the scheduled values of the next `count` updates, a multiple of `update_cycle`, on the device.
 
-        From then on python reads no tensor in `learn`: an update that is skipped says so by a tensor and by priorities that are NaN. Only
-        agents with `captures` have it.
+        From then on `learn` never reads a tensor in Python, so that updates can run as a CUDA graph: a skipped update
+        reports so by a tensor and by NaN priorities. Only agents with `supports_cuda_graphs` implement this.
         """
         raise NotImplementedError(f"updates of {type(self).__name__} cannot be captured")
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values that continue learning exactly: weights, target, optimiser, schedules, counters."""
+        """Return tensors and plain values that continue learning exactly.
+
+        They are weights, target, optimisers, schedules and counters.
+        """
 
     @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`. The order of its keys means nothing."""
 
-    # its processes ----------------------------------------------------------------------------------------------------
+    # processes --------------------------------------------------------------------------------------------------------
     def launch(self, engine: Engine, mode: int, num_actors: int = 1, num_learners: int = 1) -> int:
-        """Hand the table of single-processes to the engine; returns the exit code."""
+        """Hand the table of single-processes to the engine and return its exit code."""
         if mode == 2:
             return engine.run([("tester", 1)])
         return engine.run([("logger", 1), ("actor", num_actors), ("learner", num_learners), ("evaluator", 1)])

@@ -1,7 +1,8 @@
 """The environment contract: always vectorised, next-step autoreset.
 
-A step that ends an episode returns `last`; the step after it ignores its action, restarts that stream and returns `first` with
-reward 0. Both kinds of end keep the true final observation; a termination sets `discount` 0, a truncation leaves it 1.
+A step that ends an episode returns `last`. The step after it ignores its action, restarts that environment and returns
+`first` with reward 0. Both kinds of end keep the true final observation: a termination sets `discount` to 0, a
+truncation leaves it at 1.
 """
 
 from abc import ABC, abstractmethod
@@ -14,9 +15,13 @@ from core.types import TimeStep
 
 
 class Env(ABC):
-    """E environments stepped together. Constructing it must be cheap; nothing is shared between instances.
+    """E environments that are stepped together.
 
-    Raises ValueError for an unknown game (with the closest names) and ImportError (with the pip command) for a missing package.
+    Constructing one must be cheap, and instances must share nothing.
+
+    Raises:
+        ValueError: The game is unknown; the message names the closest games.
+        ImportError: A package is missing; the message has the pip command.
     """
 
     Params: ClassVar[type]  # frozen dataclass of `setting` fields
@@ -25,42 +30,61 @@ class Env(ABC):
     @abstractmethod
     def __init__(self, params: Any, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
                  render_mode: str | None = None):
-        """`training` False: raw rewards, no life-loss discounts. `render_mode` "human" or "rgb_array": one stream only."""
+        """Construct the environments.
+
+        Args:
+            params: Settings of this class, an instance of `Params`.
+            game: Name of the game, as a config gives it.
+            num_envs: Number E of environments.
+            training: If False, rewards are raw and a lost life has no discount.
+            num_threads: CPU threads that stepping may use.
+            render_mode: "human", "rgb_array" or None. Rendering allows one environment only.
+        """
 
     @abstractmethod
     def reset(self, seed: int) -> TimeStep:
-        """Start all streams; stream e is seeded from (seed, e), distinct for each. reward 0, discount 1, first True."""
+        """Start all environments.
+
+        Environment e is seeded from (seed, e), so that all differ. The time step has reward 0, discount 1 and `first`
+        True.
+        """
 
     @abstractmethod
     def step(self, action: np.ndarray) -> TimeStep:
-        """Take action [E, ...] in every stream. Raises ValueError naming stream and value for an action outside the space."""
+        """Take the actions [E, ...].
+
+        Raises:
+            ValueError: An action is outside the space; the message names the environment and the value.
+        """
 
     @classmethod
     def gymnasium_env(cls, params: Any, game: str) -> Any:
-        """One gymnasium.Env as its author wrote it, for gymnasium's own checker; None where there is none behind this class."""
+        """Return one gymnasium.Env as its author wrote it, for gymnasium's checker; None if the class wraps none."""
         return None
 
     def send(self, action: np.ndarray) -> None:
-        """The first half of `step`; where the backend can, its emulators begin and this returns. `recv` must follow."""
+        """Start a step with these actions. Backends that can step in the background return before the step ends."""
         self._sent = action
 
     def recv(self) -> TimeStep:
-        """The other half: what `step` of the action that was sent returns."""
+        """Finish the step that `send` started and return its time step."""
         return self.step(self._sent)
 
     def success(self, stream: int) -> bool | None:
-        """Return whether the environment itself calls the episode that this stream has just ended a success; None if it does not say."""
+        """Return True if environment number `stream` calls its last episode a success; None if it does not say."""
         return None
 
     def render(self) -> np.ndarray:
-        """The colour picture [H, W, 3] uint8 of stream 0; only with render_mode "rgb_array"."""
-        raise NotImplementedError(f"{type(self).__name__} draws no pictures")
+        """Return the colour image [H, W, 3] uint8 of environment 0. Only render_mode "rgb_array" allows it."""
+        raise NotImplementedError(f"{type(self).__name__} cannot render images")
 
     def set_activity_marker(self, cell: np.ndarray, first: int = 0) -> None:
-        """Environments that call foreign code write 1 + its stream into cell [1] while it runs, and 0 after: a hang can then be named.
+        """Make foreign code leave a mark while it runs, so that the supervisor can name an environment that hangs.
 
-        The first of these streams is the actor's stream `first`: so they are numbered in the cell and in errors.
+        Args:
+            cell: [1] array. It holds 1 + the number of the environment whose foreign code runs, else 0.
+            first: Number of environment 0 among all environments of the actor, which the cell and errors count from.
         """
 
     def close(self) -> None:
-        """Release threads and windows; further calls are errors."""
+        """Release threads and windows. Further calls are errors."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.specs import WindowSpec
+from core.specs import WindowKind, WindowSpec
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
@@ -39,6 +39,7 @@ class Memory(ABC):
     """
 
     Params: ClassVar[type]
+    window_kinds: ClassVar[tuple[WindowKind, ...]] = ("transitions", "sequences")  # an agent must learn from one of them
     Resident: ClassVar[Any] = None  # the same rule with rows, draws and priorities on the learner's device: a core.memory.DeviceMemory
     with_priority: ClassVar[bool] = False  # rows carry the actor's initial priority: Layout.of wants to know
     batches_per_sample: int = 1            # that the learner makes of what `sample` returns: schedules count batches

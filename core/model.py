@@ -1,4 +1,4 @@
-"""The model contract: observations in, what the agent's head names out, recurrent state passed through."""
+"""The model contract: observations in, output of the kind that the agent requires, recurrent state passed through."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -13,96 +13,124 @@ from core.types import State
 
 
 class Model(nn.Module, ABC):
-    """A network for one EnvSpec. `head` names what forward returns, so that agents and models are matched before a start."""
+    """A network for one EnvSpec.
+
+    `output_kind` names what `forward` returns, so that a mismatch with the agent is found before a start:
+
+    - "q": action values [B, A]
+    - "recurrent-q": action values [B, A] of OARInputs
+    - "distribution": numbers of a distribution of returns for each action [B, A, atoms]
+    - "actor-critic": ActorCriticOutput
+    - the kinds of PolicyAndCritic
+    """
 
     Params: ClassVar[type]
-    head: ClassVar[str]             # "q": action values [B, A]; "recurrent-q": the same of Inputs; "distribution": [B, A, atoms];
-                                    # "actor-critic": ActorCriticOutput; those of PolicyAndCritic
+    output_kind: ClassVar[str]
     observations: ClassVar[str]     # "image" or "vector"
-    precision = "float32"           # of its networks' products (core/learning/precision.py)
+    precision = "float32"           # of the networks' products (core/learning/precision.py)
 
     def __init__(self, params: Any, spec: EnvSpec):
         super().__init__()
         self.params, self.spec = params, spec
 
     def initial_state(self, batch_size: int) -> State:
-        """The state at an episode's first observation."""
+        """Return the recurrent state at an episode's first observation."""
         return ()
 
     def networks(self) -> list[nn.Module]:
-        """What agents call: each has a `forward`, and may have an `unroll`."""
+        """Return the modules that agents call. Each has a `forward`, and may have an `unroll`."""
         return [self]
 
     @abstractmethod
     def forward(self, observation: Any, state: State) -> tuple[Any, State]:
-        """One step of B streams: observation [B, *observation_shape] in its stored dtype, or Inputs; the model scales it."""
+        """Compute one step of B environments.
+
+        Args:
+            observation: [B, *observation_shape] in the stored dtype, which the model scales, or OARInputs.
+            state: Recurrent state before the step, each tensor [B, ...].
+
+        Returns:
+            The output and the recurrent state after the step.
+        """
 
     def unroll(self, observations: Any, firsts: Tensor, state: State) -> tuple[Any, State]:
-        """T steps, [T, B, ...] to [T, B, ...]. Feed-forward models fold time into the batch; recurrent ones override and
-        reset the state where firsts [T, B] is true."""
+        """Compute T steps, [T, B, ...] to [T, B, ...].
+
+        Feed-forward models fold time into the batch. Recurrent models override this, and reset the state where firsts
+        [T, B] is True.
+        """
         length, batch_size = observations.shape[:2]
         output, state = self(observations.flatten(0, 1), state)
         return tree_map(lambda tensor: torch.unflatten(tensor, 0, (length, batch_size)), output), state
 
 
 class Critics(nn.ModuleList):
-    """Critics of the same, each with its own parameters and [B, N] of its own: [C, B, N]."""
+    """Critics of the same inputs, each with its own parameters and outputs [B, N]; together [C, B, N]."""
 
     def forward(self, observation: Tensor, action: Tensor) -> Tensor:
         return torch.stack([critic(observation, action) for critic in self])
 
 
-PerceptronLayers = list[tuple[Tensor, Tensor]]  # weight [outputs, inputs] and bias [outputs] of linear layers with ReLU between them
+# Weight [outputs, inputs] and bias [outputs] of linear layers with ReLU between them.
+PerceptronLayers = list[tuple[Tensor, Tensor]]
 
 
 class PolicyAndCritic(Model):
-    """Networks without a common parameter, for actions of A numbers in -1 .. 1. `critic` gives [C, B, N]: N numbers of each of C critics.
+    """Networks without a common parameter, for actions of A numbers in -1 .. 1.
+
+    `critic` returns [C, B, N]: N numbers from each of C critics. The output kind names the outputs of both:
 
     - "policy-value": policy to actions [B, A], one critic of one value
-    - "policy-distribution": one critic of N atoms' logits
-    - "policy-twin-value": two critics of one value
-    - "gaussian-twin-value": likewise, and policy to means and logarithms of deviations [B, 2 A], before tanh
+    - "policy-distribution": the same policy, one critic of N atoms' logits
+    - "policy-twin-value": the same policy, two critics of one value
+    - "gaussian-twin-value": two critics of one value, and policy to means and logarithms of deviations [B, 2 A], before
+      tanh
     """
 
-    policy: nn.Module  # of what `prepare` returns
-    critic: Critics    # of that and actions [B, A] in -1 .. 1
+    policy: nn.Module  # input: preprocessed observations
+    critic: Critics    # inputs: preprocessed observations, and actions [B, A] in -1 .. 1
 
     def networks(self) -> list[nn.Module]:
         return [self.policy, *self.critic]
 
     @abstractmethod
-    def prepare(self, observation: Tensor) -> Tensor:
-        """Stored observations [B, *observation_shape] as all networks, and their targets, take them: floats [B, ...]."""
+    def preprocess(self, observation: Tensor) -> Tensor:
+        """Return stored observations [B, *observation_shape] as floats [B, ...], the input of networks and targets."""
 
-    def observe(self, observation: Tensor, wanted: bool | Tensor = True) -> None:
-        """See stored observations [B, *observation_shape] that were learnt from, if they are `wanted`: models that normalise keep their
-        statistics in buffers."""
+    def update_normalization(self, observation: Tensor, apply_if: bool | Tensor = True) -> None:
+        """Update the statistics by which a model normalises; the default has none.
 
-    def perceptrons(self) -> tuple[PerceptronLayers, list[PerceptronLayers]] | None:
-        """The policy's layers, with tanh behind them, and each critic's, where that is all there is; None: there is more."""
+        Args:
+            observation: [B, *observation_shape] stored observations that were learnt from.
+            apply_if: If False, the statistics stay as they are. They are buffers of the model.
+        """
+
+    def perceptron_layers(self) -> tuple[PerceptronLayers, list[PerceptronLayers]] | None:
+        """Return the layers of the policy, without its tanh, and of each critic; None if there are other layers."""
         return None
 
     def forward(self, observation: Tensor, state: State = ()) -> tuple[Tensor, State]:
-        """What the policy says."""
-        return self.policy(self.prepare(observation)), state
+        """Compute the policy's output."""
+        return self.policy(self.preprocess(observation)), state
 
 
 class DataDependentModule(nn.Module):
-    """A part that may look at values to take a shorter way, until `disable_host_sync`."""
+    """Base of modules with a data-dependent fast path. CUDA graph capture requires `disable_host_sync` first."""
 
-    looks = True
+    allow_host_sync = True
 
 
 def disable_host_sync(model: nn.Module) -> None:
-    """From now on no part of it looks at a value: what it does depends on shapes alone, so that it can be recorded."""
-    for part in model.modules():
-        if isinstance(part, DataDependentModule):
-            part.looks = False
+    """Make every part of the model depend on shapes alone, and never read a tensor's value in Python."""
+    for module in model.modules():
+        if isinstance(module, DataDependentModule):
+            module.allow_host_sync = False
 
 
 def restart(state: State, first: np.ndarray | Tensor, initial: State) -> State:
-    """The recurrent state with that of streams where an episode starts, `first` [B], replaced by the initial one."""
+    """Return the recurrent state with the initial state in environments where `first` [B] starts an episode."""
     if not state or not first.any():
         return state
     mask = torch.as_tensor(first, device=state[0].device)
-    return tuple(torch.where(mask.view(-1, *[1] * (tensor.dim() - 1)), start, tensor) for tensor, start in zip(state, initial))
+    return tuple(torch.where(mask.view(-1, *[1] * (tensor.dim() - 1)), start, tensor)
+                 for tensor, start in zip(state, initial))

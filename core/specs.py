@@ -1,12 +1,21 @@
-"""Shapes and dtypes without behaviour: of arrays, actions, environments and windows."""
+"""Shapes and dtypes without behaviour: arrays, actions, environments and windows."""
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from core.types import Window
+
+# Kinds of windows. An agent lists those that it learns from, a memory those that it holds; a run needs one that both
+# list.
+WindowKind = Literal[
+    "transitions",       # n-step transitions, which start at any step
+    "sequences",         # overlapping sequences, which start with a chunk and its stored recurrent state
+    "unrolls",           # whole chunks, in the order in which actors publish them or replayed
+    "repeated unrolls",  # batches of unrolls that stay together and are learnt from several times
+]
 
 
 class ArraySpec(NamedTuple):
@@ -17,63 +26,72 @@ class ArraySpec(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize  # python's integers do not overflow
+        """Return the size of such an array in bytes, as a Python integer because numpy's would overflow."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 class Discrete(NamedTuple):
-    """num_actions actions, 0 .. num_actions - 1; stored as int64 scalars."""
+    """Actions 0 .. num_actions - 1, stored as int64 scalars."""
 
     num_actions: int
 
     @property
     def array(self) -> ArraySpec:
+        """Return shape and dtype of one stored action."""
         return ArraySpec((), "int64")
 
 
 class Continuous(NamedTuple):
-    """Actions within [low, high], element by element; stored as float32 of this shape."""
+    """Actions within [low, high], element by element, stored as float32 of this shape."""
 
     low: np.ndarray
     high: np.ndarray
 
     @property
     def array(self) -> ArraySpec:
+        """Return shape and dtype of one stored action."""
         return ArraySpec(self.low.shape, "float32")
 
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What agents, models and memories know of an environment."""
+    """Everything that agents, models and memories know of an environment."""
 
     name: str                        # canonical game name: "pong", "CartPole-v1"
-    frame: ArraySpec                 # one observation of one stream as it is stored, without the stack
-    frame_stack: int                 # 0: observation is one frame; S >= 1: [S, *frame.shape], oldest first, zeros before the start
+    frame: ArraySpec                 # one stored observation of one environment, without the stack
+    frame_stack: int                 # 0: one frame is an observation; S >= 1: [S, *frame.shape], oldest first, 0-padded
     action: Discrete | Continuous
-    frames_per_step: int = 1         # emulator frames an agent step
-    is_image: bool = False           # [H, W], [H, W, C] or planes: wants a convolution
-    max_value: float = 1.0           # pixels are divided by it (255 for bytes)
-    reward_threshold: float | None = None  # return from which on an episode counts as solved; None: no such number is known
+    frames_per_step: int = 1         # emulator frames of an agent step
+    is_image: bool = False           # [H, W], [H, W, C] or planes, which need a convolution
+    max_value: float = 1.0           # pixels are divided by this (255 for bytes)
+    reward_threshold: float | None = None  # return from which an episode counts as solved; None if it is not known
     frame_rate: float = 60.0         # emulator frames a second, at which the environment is meant to be watched
-    warning: str = ""                # what its user should know before a start, one sentence
+    warning: str = ""                # one sentence that the user should know before a start
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
+        """Return the shape of one observation, with its stack."""
         return (self.frame_stack, *self.frame.shape) if self.frame_stack else self.frame.shape
 
 
 @dataclass(frozen=True)
 class WindowSpec:
-    """What a learner samples: rows t .. t + length, and the stacked observations of some of them.
+    """Steps t .. t + length that a learner samples together, and the positions of the stacked observations among them.
 
-    With crosses_episodes False a position past the end of the episode means its last row, whose observation a truncated
-    episode bootstraps from.
+    If `crosses_episodes` is False, a position past the end of the episode means the episode's last step. A truncated
+    episode bootstraps from the observation of that step.
     """
 
-    length: int                       # rows after the first
+    length: int                       # steps after the first
     observations: tuple[int, ...]     # positions in 0 .. length
     crosses_episodes: bool = False
-    stride: int = 0                   # 0: windows start at any row; else at its multiples only, and chunks are that long
+    stride: int = 0                   # 0: windows start at any step; else at multiples of it, the length of a chunk
 
-    def fits(self, window: "Window") -> bool:
-        """Return True if the window has the rows and observations that this asks for."""
+    @classmethod
+    def transition(cls, n_step: int) -> "WindowSpec":
+        """Return the window of an n-step transition: n steps, their first observation and the one to bootstrap from."""
+        return cls(n_step, (0, n_step))
+
+    def fits(self, window: Window) -> bool:
+        """Return True if the window has this number of steps and observations."""
         return len(window.lasts) == self.length + 1 and len(window.observations) == len(self.observations)

@@ -1,4 +1,4 @@
-"""What learners sample: some rows of one stream in a row, and of many streams beside each other."""
+"""Data that crosses rooms: time steps, windows, batches, and the inputs and outputs of networks."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,9 +7,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+State = tuple[Tensor, ...]  # recurrent state, each [B, ...]; empty for feed-forward models
+
+
+class TimeStep(NamedTuple):
+    """A time step of E environments. `reward` and `discount` belong to the action just taken."""
+
+    observation: np.ndarray  # [E, *EnvSpec.observation_shape]
+    reward: np.ndarray       # [E] float32, transformed for training (clipped)
+    discount: np.ndarray     # [E] float32, 0 where the action terminated (or lost a life, in training), else 1
+    first: np.ndarray        # [E] bool, the observation starts an episode
+    last: np.ndarray         # [E] bool, the observation ended an episode
+    raw_reward: np.ndarray   # [E] float32, as the game gave it; its sum over an episode is the score
+
 
 class Window(NamedTuple):
-    """T + 1 rows of B streams, time-major. P is the number of observation positions asked for."""
+    """T + 1 consecutive steps of B environments, time-major. P is the number of observation positions asked for."""
 
     observations: Tensor       # [P, B, *observation_shape] as stored
     firsts: Tensor             # [T + 1, B] bool
@@ -18,69 +31,62 @@ class Window(NamedTuple):
     rewards: Tensor            # [T + 1, B] float32
     discounts: Tensor          # [T + 1, B] float32
     extras: dict[str, Tensor]  # each [T + 1, B, ...]
-    states: tuple[Tensor, ...] = ()  # recurrent state before row 0, each [B, ...]; of windows that start with a chunk
+    states: State = ()         # recurrent state before step 0, each [B, ...]; only of windows that start with a chunk
 
     def to(self, device: torch.device) -> "Window":
+        """Return the window with every tensor on the device."""
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Window":
-        """function(tensor) of each of its tensors."""
+        """Apply a function to every tensor of the window."""
         extras = {name: function(tensor) for name, tensor in self.extras.items()}
         return Window._make([*map(function, self[:6]), extras, tuple(map(function, self.states))])
 
 
-class TimeStep(NamedTuple):
-    """What E streams return to one action each. `reward` and `discount` belong to the action just taken."""
-
-    observation: np.ndarray  # [E, *EnvSpec.observation_shape]
-    reward: np.ndarray       # [E] float32, transformed for training (clipped)
-    discount: np.ndarray     # [E] float32, 0 where the action terminated (or lost a life, in training), else 1
-    first: np.ndarray        # [E] bool, the observation starts an episode
-    last: np.ndarray         # [E] bool, the observation ended an episode
-    raw_reward: np.ndarray   # [E] float32, as the game gave it: the score is their sum over an episode
-
-
 class SampleIds(NamedTuple):
-    """Where sampled windows start: serial numbers never repeat, so an overwritten row is recognised."""
+    """Identities of sampled windows: where each starts.
 
-    streams: np.ndarray  # [B] int64, actor * streams per actor + stream
-    serials: np.ndarray  # [B] int64
+    Serial numbers never repeat, so a step that was overwritten since is recognised.
+    """
+
+    streams: np.ndarray  # [B] int64 number of the environment, actor * environments per actor + environment
+    serials: np.ndarray  # [B] int64 number of the window's first step in its environment
 
 
 class Batch(NamedTuple):
+    """Sampled windows, their identities and their weights."""
+
     window: Window
     keys: SampleIds
-    weights: Tensor  # [B] float32 importance weights, 1 when uniform
-    fresh: Tensor | None = None  # [B] bool: drawn for the first time; None: the rule does not keep count
+    weights: Tensor  # [B] float32 importance weights, 1 when sampling is uniform
+    fresh: Tensor | None = None  # [B] bool, sampled for the first time; None if the memory does not keep count
 
 
 def batch_size(batch: Batch) -> int:
+    """Return the number of windows in a batch."""
     return len(batch.weights)
 
 
-def tensors(batch: Batch) -> list[Tensor]:
-    """All that it has, in the same order for batches of the same agent."""
+def batch_tensors(batch: Batch) -> list[Tensor]:
+    """Return every tensor of a batch, in the same order for all batches of one agent."""
     window, fresh = batch.window, [] if batch.fresh is None else [batch.fresh]
     return [*window[:6], *window.extras.values(), *window.states, batch.weights, *fresh]
 
 
-def piece(batch: Batch, part: slice | None) -> Batch:
-    """Some windows of a batch; None: the batch itself."""
+def slice_batch(batch: Batch, part: slice | None) -> Batch:
+    """Return some windows of a batch, as views. If `part` is None, return the batch itself."""
     if part is None:
         return batch
     window, keys = batch.window, batch.keys
-    some = Window(window.observations[:, part], window.firsts[:, part], window.lasts[:, part], window.actions[:, part],
-                  window.rewards[:, part], window.discounts[:, part], {name: field[:, part] for name, field in window.extras.items()},
-                  tuple(state[part] for state in window.states))
-    return Batch(some, SampleIds(keys.streams[part], keys.serials[part]), batch.weights[part],
+    extras = {name: field[:, part] for name, field in window.extras.items()}
+    states = tuple(state[part] for state in window.states)
+    sliced = Window._make([*(field[:, part] for field in window[:6]), extras, states])
+    return Batch(sliced, SampleIds(keys.streams[part], keys.serials[part]), batch.weights[part],
                  None if batch.fresh is None else batch.fresh[part])
 
 
-State = tuple[Tensor, ...]  # recurrent state, each [B, ...]; empty for feed-forward models
-
-
 class ActorCriticOutput(NamedTuple):
-    """What the head "actor-critic" returns: of one step [B, ...], of an unroll [T, B, ...]."""
+    """Output of the kind "actor-critic": [B, ...] of one step, [T, B, ...] of an unroll."""
 
     logits: Tensor    # [..., A] of the policy
     value: Tensor     # [...]
@@ -88,8 +94,8 @@ class ActorCriticOutput(NamedTuple):
 
 
 class OARInputs(NamedTuple):
-    """What models of the head "recurrent-q" take in place of an observation: of one step [B, ...], of an unroll [T, B, ...]."""
+    """Observation, action and reward for "recurrent-q" models: [B, ...] of one step, [T, B, ...] of an unroll."""
 
     observation: Tensor  # [..., *observation_shape] in its stored dtype
-    action: Tensor       # [...] of any integer dtype, the one that led here; -1 where an episode starts
-    reward: Tensor       # [...] float32, what it earned; 0 where an episode starts
+    action: Tensor       # [...] of any integer dtype, the action that led here; -1 where an episode starts
+    reward: Tensor       # [...] float32, the reward of that action; 0 where an episode starts

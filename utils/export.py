@@ -42,7 +42,7 @@ class ActingNetwork(nn.Module):
     def __init__(self, agent: Agent, spec: EnvSpec):
         super().__init__()
         self.model = agent.model.eval()
-        self._agent, self._recurrent_q = agent, agent.head == "recurrent-q"
+        self._agent, self._recurrent_q = agent, agent.required_output == "recurrent-q"
         disable_host_sync(self.model)
         example = self.example(spec, TRACED_BATCH)
         self.states = [name for name in example if name.startswith("state_")]

@@ -1,7 +1,8 @@
 """D4PG, distributed distributional deterministic policy gradients (Barth-Maron et al. 2018, SyZipzbCb).
 
-DDPG with a categorical critic on a range of returns that the task sets, n-step returns, many actors, uniform or prioritised replay
-(priority: the cross entropy less the target's own entropy). Deviation: a truncated episode bootstraps from its final observation.
+- DDPG with a categorical critic on a range of returns that the task sets, n-step returns and many actors.
+- Replay is uniform or prioritised; the priority is the cross entropy less the target's own entropy.
+- Deviation: a truncated episode bootstraps from its final observation.
 """
 
 from dataclasses import dataclass
@@ -9,14 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from core.agents.base.continuous_control import ControlParams, CriticLosses, Step
+from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, TransitionBatch
 from core.agents.base.deterministic_policy import Deterministic, PolicyLosses
 from core.common.settings import setting
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss
 
 
 @dataclass(frozen=True)
-class D4PGParams(ControlParams):
+class D4PGParams(ControlAgentParams):
     nstep: int = setting(5, low=1, high=100)  # Steps of the return before it bootstraps (D4PG: 5).
     v_min: float = setting(0.0, low=-1e9, high=1e9)  # Smallest return that the critic tells apart; it depends on the task.
     v_max: float = setting(1_000.0, low=-1e9, high=1e9)  # Largest return that the critic tells apart; it depends on the task.
@@ -28,27 +29,36 @@ class D4PGParams(ControlParams):
 
 
 class D4PG(Deterministic):
+    """Deterministic policy gradients through a categorical critic."""
+
     Params = D4PGParams
-    head = "policy-distribution"
-    captures = True
+    required_output = "policy-distribution"
+    supports_cuda_graphs = True
 
     @classmethod
     def problems(cls, params: D4PGParams) -> list[str]:
-        return [] if params.v_min < params.v_max else [f"agent.v_min={params.v_min} must be below agent.v_max={params.v_max}"]
+        if params.v_min < params.v_max:
+            return []
+        return [f"agent.v_min={params.v_min} must be below agent.v_max={params.v_max}"]
 
-    def critic_losses(self, step: Step, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
-        """KL of Z(s, a) from the projection of R + D Z'(s_n, mu'(s_n)): the cross entropy's gradient (algorithm 1)."""
+    def critic_losses(self, transitions: TransitionBatch, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
+        """Compute KL of Z(s, a) from the projection of R + D Z'(s_n, mu'(s_n)).
+
+        Its gradient is that of the cross entropy (algorithm 1).
+        """
         params, logits = self.params, outputs[0]  # [B, atoms]
-        target = categorical_projection(bootstrap[0].softmax(1), step.returns, step.factors, params.v_min, params.v_max)
+        target = categorical_projection(bootstrap[0].softmax(1), transitions.returns, transitions.bootstrap_discounts,
+                                        params.v_min, params.v_max)
         losses, probabilities = kl_loss(logits, target), logits.detach().softmax(1)
-        return CriticLosses(losses, (probabilities - target)[None], losses.detach().clamp(min=0), probabilities @ self._atoms(logits))
+        values = probabilities @ self._atoms(logits)
+        return CriticLosses(losses, (probabilities - target)[None], losses.detach().clamp(min=0), values)
 
     def policy_losses(self, outputs: Tensor) -> PolicyLosses:
-        """- E[Z(s, mu(s))], whose derivative with respect to the logit of atom i is - p_i (z_i - E[Z])."""
+        """Compute - E[Z(s, mu(s))], whose derivative with respect to the logit of atom i is - p_i (z_i - E[Z])."""
         logits = outputs[0]
         means, atoms = categorical_mean(logits, self.params.v_min, self.params.v_max), self._atoms(logits)
         return PolicyLosses(-means, (logits.detach().softmax(1) * (means.detach()[:, None] - atoms))[None])
 
     def _atoms(self, logits: Tensor) -> Tensor:
-        """[atoms] their returns z."""
+        """Return the returns z [atoms] of the atoms."""
         return torch.linspace(self.params.v_min, self.params.v_max, logits.shape[1], device=logits.device)

@@ -1,8 +1,11 @@
-"""IMPACT (1912.00167): each batch of unrolls is learnt from several times, held close to a slowly moving target policy.
+"""IMPACT (1912.00167): several updates on each batch of unrolls, held close to a slowly moving target policy.
 
-Equation 4: L = -E min(r A, clip(r, 1 - eps, 1 + eps) A) with r = clip(mu / pi_target, 0, beta_max) pi / mu; advantages and value targets
-are V-trace's with the ratios pi_target / mu. Memory `circular` is the paper's buffer. Deviation: the values in V-trace are those of the
-online network. The optional weight of KL(pi_target || pi) is adapted where the target is copied: there the two are farthest apart.
+- Equation 4: L = -E min(r A, clip(r, 1 - eps, 1 + eps) A) with r = clip(mu / pi_target, 0, beta_max) pi / mu.
+  Advantages and value targets are V-trace's with the ratios pi_target / mu.
+- The memory `circular` is the paper's buffer.
+- The optional weight of KL(pi_target || pi) is adapted where the target is copied, because there the two are farthest
+  apart.
+- Deviation: the values in V-trace are those of the online network.
 """
 
 from dataclasses import dataclass
@@ -11,23 +14,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.agent import LearnerOutput, output_of
-from core.agents.base.actor_critic import ActorCriticAgent, ActorCriticParams
+from core.agent import LearnerOutput, make_learner_output
+from core.agents.base.actor_critic import ActorCriticAgent, ActorCriticAgentParams
 from core.common.settings import setting
 from core.distributed.learner_group import all_reduce_mean
 from core.learning.device_schedule import UpdateCounter
 from core.learning.microbatches import Loss
 from core.learning.target_network import TargetUpdater
-from core.model import Model, disable_host_sync
-from core.ops.policy_losses import adapted_kl_coefficient, baseline_loss, clipped_surrogate, entropy_loss, kl, log_probs_of
+from core.model import disable_host_sync
+from core.ops.policy_losses import (
+    adapted_kl_coefficient,
+    baseline_loss,
+    clipped_surrogate,
+    entropy_loss,
+    kl,
+    log_probs_of,
+)
 from core.ops.vtrace import vtrace
-from core.types import Batch, batch_size, piece
+from core.types import Batch, batch_size, slice_batch
 
-KL_SPAN = 1_000.0  # times the first weight, up and down, that the adapted one may go: at 0 or inf it would stay
+# Largest factor between the adapted weight of the KL and the first one, up and down: at 0 or inf the weight would stay.
+KL_SPAN = 1_000.0
 
 
 @dataclass(frozen=True)
-class ImpactParams(ActorCriticParams):
+class ImpactParams(ActorCriticAgentParams):
     epsilon: float = setting(0.3, above=0, high=1)  # Half width of the clip around 1 (IMPACT: 0.2 to 0.4).
     beta_max: float = setting(2.0, above=0, high=1e30)  # Clip of mu / pi_target.
     target_update: int = setting(8, low=1, high=10**9)  # Updates between copies of the network to the target (IMPACT: N K).
@@ -42,87 +53,81 @@ class ImpactParams(ActorCriticParams):
 
 
 class Impact(ActorCriticAgent):
+    """Clipped surrogate objective against a target policy, with V-trace's advantages."""
+
     Params = ImpactParams
-    memories = ("circular", "queue", "mixed")
-    captures = True
-    _target: Model | None = None
-    _updates: UpdateCounter
-    _follow: TargetUpdater
-    _coefficient: Tensor
+    window_kinds = ("unrolls", "repeated unrolls")
+    supports_cuda_graphs = True
+
+    def init_learner(self) -> None:
+        super().init_learner()
+        self.target = self._make_target()
+        self._kl_coefficient = torch.tensor(self.params.kl_coefficient, device=self.device)
+        self._updates, self._update_target = UpdateCounter(), TargetUpdater(self.params.target_update)
 
     def learn(self, batch: Batch) -> LearnerOutput:
-        self._prepare()
-        found, grad_norm, stepped = self._optimizer.minimise(batch_size(batch), lambda part: self._loss(piece(batch, part)))
-        sums = found.statistics
-        rows = sums["rows"].clamp(min=1)
-        statistics = {"loss": found.loss, "policy_loss": sums["policy_loss"], "baseline_loss": sums["baseline_loss"],
-                      "entropy": sums["entropy"] / rows, "value_mean": sums["values"] / batch.window.rewards.numel(),
-                      "target_kl": sums["divergence"] / rows, "kl_coefficient": self._coefficient.clone(),
-                      "target_lag": sums["target_lag"] / batch.window.rewards[:-1].numel(), "grad_norm": grad_norm,
+        total, grad_norm, applied = self._optimizer.minimise(
+            batch_size(batch), lambda part: self._loss(slice_batch(batch, part)))
+        sums, rewards = total.statistics, batch.window.rewards
+        steps = sums["steps"].clamp(min=1)
+        statistics = {"loss": total.loss, "policy_loss": sums["policy_loss"], "baseline_loss": sums["baseline_loss"],
+                      "entropy": sums["entropy"] / steps, "value_mean": sums["values"] / rewards.numel(),
+                      "target_kl": sums["target_kl"] / steps, "kl_coefficient": self._kl_coefficient.clone(),
+                      "target_lag": sums["target_lag"] / rewards[:-1].numel(), "grad_norm": grad_norm,
                       "lr": self._optimizer.rate}
-        assert self._target is not None
-        copied = self._follow(list(self._target.state_dict().values()), list(self.model.state_dict().values()), self._updates.next(),
-                              stepped)
+        copied = self._update_target(list(self.target.state_dict().values()), list(self.model.state_dict().values()),
+                                     self._updates.next(), applied)
         if self.params.kl_coefficient and copied is not False:
-            self._adapt(sums["divergence"], rows, copied & stepped)
-        return output_of(statistics, None, stepped)
+            self._adapt_kl_coefficient(sums["target_kl"], steps, copied & applied)
+        return make_learner_output(statistics, None, applied)
 
     def _loss(self, batch: Batch) -> Loss:
-        """The loss of these unrolls and what is reported of them, all of them sums over their rows."""
+        """Compute the loss of the unrolls and its statistics, all of them sums over their steps."""
         params, window = self.params, batch.window.to(self.device)
         output, _ = self.unroll(window)
         with torch.no_grad():
-            target_logits = self.unroll(window, self._target)[0].logits[:-1]  # [T, B, A]
-        logits, values, actions, taken = output.logits[:-1], output.value, window.actions[:-1], ~window.lasts[:-1]
-        log_probs, target_log_probs, behaviour_log_probs = (
-            log_probs_of(each, actions) for each in (logits, target_logits, window.extras["logits"][:-1]))  # each [T, B]
-        returns = vtrace(target_log_probs - behaviour_log_probs, window.rewards[:-1], params.gamma * window.discounts[:-1],
-                         values.detach(), taken, rho_bar=params.rho_bar, c_bar=params.c_bar, pg_rho_bar=1.0,
-                         trace_lambda=params.trace_lambda)
-        objective = clipped_surrogate(log_probs, behaviour_log_probs, target_log_probs, returns.unweighted, params.epsilon, params.beta_max)
-        policy, baseline = -(objective * taken).sum(), baseline_loss(values[:-1], returns.targets, taken)
-        entropy, divergence = entropy_loss(logits, taken), (kl(target_logits, logits) * taken).sum()
+            target_logits = self.unroll(window, self.target)[0].logits[:-1]  # [T, B, A]
+        logits, values, actions, valid = output.logits[:-1], output.value, window.actions[:-1], ~window.lasts[:-1]
+        log_probs, target_log_probs, behaviour_log_probs = (  # each [T, B]
+            log_probs_of(each, actions) for each in (logits, target_logits, window.extras["logits"][:-1]))
+        returns = vtrace(target_log_probs - behaviour_log_probs, window.rewards[:-1],
+                         params.gamma * window.discounts[:-1], values.detach(), valid, rho_bar=params.rho_bar,
+                         c_bar=params.c_bar, pg_rho_bar=1.0, trace_lambda=params.trace_lambda)
+        objective = clipped_surrogate(log_probs, behaviour_log_probs, target_log_probs, returns.unweighted,
+                                      params.epsilon, params.beta_max)
+        policy, baseline = -(objective * valid).sum(), baseline_loss(values[:-1], returns.targets, valid)
+        entropy, target_kl = entropy_loss(logits, valid), (kl(target_logits, logits) * valid).sum()
         loss = (policy + params.baseline_cost * baseline + params.entropy_cost * entropy
-                + (self._coefficient * divergence if params.kl_coefficient else 0.0))
+                + (self._kl_coefficient * target_kl if params.kl_coefficient else 0.0))
         statistics = {"policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy, "values": values.sum(),
-                      "divergence": divergence, "target_lag": (log_probs - target_log_probs).abs().sum(), "rows": taken.sum()}
+                      "target_kl": target_kl, "target_lag": (log_probs - target_log_probs).abs().sum(),
+                      "steps": valid.sum()}
         return Loss(loss, {name: value.detach() for name, value in statistics.items()})
 
-    def _adapt(self, divergence: Tensor, rows: Tensor, wanted: bool | Tensor) -> None:
-        """Keep the divergence of network and target, as it has become since the last copy, near kl_target."""
-        divergence, rows = all_reduce_mean(torch.stack([divergence, rows]))  # of all learners
-        adapted, first = adapted_kl_coefficient(self._coefficient, divergence / rows, self.params.kl_target), self.params.kl_coefficient
-        adapted = adapted.clamp(first / KL_SPAN, first * KL_SPAN)
-        if isinstance(wanted, Tensor):
-            adapted = torch.where(wanted, adapted, self._coefficient)
-        if wanted is not False:
-            self._coefficient.copy_(adapted)
+    def _adapt_kl_coefficient(self, target_kl: Tensor, steps: Tensor, apply_if: bool | Tensor) -> None:
+        """Keep the divergence of network and target since the last copy, a mean over all learners, near kl_target."""
+        target_kl, steps = all_reduce_mean(torch.stack([target_kl, steps]))
+        adapted = adapted_kl_coefficient(self._kl_coefficient, target_kl / steps, self.params.kl_target)
+        adapted = adapted.clamp(self.params.kl_coefficient / KL_SPAN, self.params.kl_coefficient * KL_SPAN)
+        if isinstance(apply_if, Tensor):
+            adapted = torch.where(apply_if, adapted, self._kl_coefficient)
+        if apply_if is not False:
+            self._kl_coefficient.copy_(adapted)
 
-    def _prepare(self) -> None:
-        super()._prepare()
-        if self._target is None:
-            self._target = self._make_model().requires_grad_(False)
-            self._target.load_state_dict(self.model.state_dict())
-            self._coefficient = torch.tensor(self.params.kl_coefficient, device=self.device)
-            self._updates, self._follow = UpdateCounter(), TargetUpdater(self.params.target_update)
-
-    def plan(self, count: int) -> None:
-        super().plan(count)
-        assert self._target is not None
-        disable_host_sync(self._target)
-        self._follow.plan(self._updates.made + 1, count, self.device)
+    def prepare_updates(self, count: int) -> None:
+        super().prepare_updates(count)
+        disable_host_sync(self.target)
+        self._update_target.plan(self._updates.made + 1, count, self.device)
         self._updates.plan(count)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        state = super().state_dict()
-        assert self._target is not None
-        return {**state, "target": self._target.state_dict(), "updates": self._updates.made, "kl_coefficient": float(self._coefficient)}
+        return {**super().state_dict(), "target": self.target.state_dict(), "updates": self._updates.made,
+                "kl_coefficient": float(self._kl_coefficient)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        assert self._target is not None
-        self._target.load_state_dict(state["target"])
+        self.target.load_state_dict(state["target"])
         self._updates.restore(state["updates"])
-        if self.params.kl_coefficient and state["kl_coefficient"]:  # else it begins here, or has ended
-            self._coefficient.fill_(state["kl_coefficient"])
+        if self.params.kl_coefficient and state["kl_coefficient"]:  # else the adaptation begins here, or has ended
+            self._kl_coefficient.fill_(state["kl_coefficient"])

@@ -1,18 +1,18 @@
 """V-trace actor-critic: IMPALA, and with replay CLEAR and LASER, by settings alone.
 
-IMPALA (1802.01561): memory `queue`, every unroll learnt from once. With memory `mixed`, on replayed unrolls only: CLEAR's cloning of the
-old policy and value (1811.11682), where policy_cloning_cost and value_cloning_cost are not 0; LASER's relevance (1909.11583), where a
-state whose behaviour has become too unlike the policy leaves every loss and stops the trace that reaches it.
-Deviations: the loss of a truncated episode bootstraps from its final observation; entropy is on all rows, with LASER on fresh ones.
+- IMPALA (1802.01561) learns from every unroll once, from the memory `queue`.
+- Replayed unrolls of the memory `mixed` get CLEAR's cloning of the old policy and value (1811.11682), where
+  policy_cloning_cost and value_cloning_cost are not 0.
+- LASER's relevance (1909.11583) selects among replayed steps of the memory `mixed`: a state whose behaviour has become too
+  unlike the policy is left out of every loss and stops the trace that reaches it.
+- Deviations: the loss of a truncated episode bootstraps from its final observation; the entropy is over all steps, with
+  LASER over fresh ones.
 """
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from core.agent import LearnerOutput, output_of
-from core.agents.base.actor_critic import ActorCriticAgent, ActorCriticParams
+from core.agent import LearnerOutput, make_learner_output
+from core.agents.base.actor_critic import ActorCriticAgent, ActorCriticAgentParams
 from core.common.settings import setting
 from core.learning.microbatches import Loss
 from core.ops.policy_losses import (
@@ -25,11 +25,11 @@ from core.ops.policy_losses import (
     value_cloning_loss,
 )
 from core.ops.vtrace import relevance, vtrace
-from core.types import Batch, batch_size, piece
+from core.types import Batch, batch_size, slice_batch
 
 
 @dataclass(frozen=True)
-class ImpalaParams(ActorCriticParams):
+class ImpalaAgentParams(ActorCriticAgentParams):
     rho_bar: float = setting(1.0, above=0, high=1e30)  # Clip of pi / mu in the temporal differences (IMPALA: 1).
     c_bar: float = setting(1.0, above=0, high=1e30)  # Clip of pi / mu in the trace (IMPALA: 1).
     pg_rho_bar: float = setting(1.0, above=0, high=1e30)  # Clip of pi / mu in the policy gradient (IMPALA: 1).
@@ -45,54 +45,50 @@ class ImpalaParams(ActorCriticParams):
 
 
 class Impala(ActorCriticAgent):
-    Params = ImpalaParams
-    captures = True
-    memories = ("queue", "mixed")
+    """V-trace actor-critic on fresh and replayed unrolls."""
+
+    Params = ImpalaAgentParams
+    supports_cuda_graphs = True
+    window_kinds = ("unrolls",)
 
     def learn(self, batch: Batch) -> LearnerOutput:
-        self._prepare()
-        found, grad_norm, stepped = self._optimizer.minimise(batch_size(batch), lambda part: self._loss(piece(batch, part)))
-        sums = found.statistics
-        rows = sums["rows"].clamp(min=1)
-        statistics = {"loss": found.loss, "policy_loss": sums["policy_loss"], "baseline_loss": sums["baseline_loss"],
-                      "entropy": sums["entropy"] / rows, "value_mean": sums["values"] / batch.window.rewards.numel(),
-                      "behaviour_kl": sums["behaviour_kl"] / rows, "fresh_share": sums["fresh"] / rows,
-                      "relevant_share": sums["relevant"] / rows, "grad_norm": grad_norm, "lr": self._optimizer.rate}
-        return output_of(statistics, None, stepped)
+        total, grad_norm, applied = self._optimizer.minimise(
+            batch_size(batch), lambda part: self._loss(slice_batch(batch, part)))
+        sums = total.statistics
+        steps = sums["steps"].clamp(min=1)
+        statistics = {"loss": total.loss, "policy_loss": sums["policy_loss"], "baseline_loss": sums["baseline_loss"],
+                      "entropy": sums["entropy"] / steps, "value_mean": sums["values"] / batch.window.rewards.numel(),
+                      "behaviour_kl": sums["behaviour_kl"] / steps, "fresh_share": sums["fresh"] / steps,
+                      "relevant_share": sums["relevant"] / steps, "grad_norm": grad_norm, "lr": self._optimizer.rate}
+        return make_learner_output(statistics, None, applied)
 
     def _loss(self, batch: Batch) -> Loss:
-        """The loss of these unrolls and what is reported of them, all of them sums over their rows."""
+        """Compute the loss of the unrolls and its statistics, all of them sums over their steps."""
         params, window = self.params, batch.window.to(self.device)
         output, _ = self.unroll(window)
         logits, values, actions = output.logits[:-1], output.value, window.actions[:-1]  # [T, B, A], [T + 1, B], [T, B]
         behaviour_logits, behaviour_values = window.extras["logits"][:-1], window.extras["value"][:-1]
-        taken = ~window.lasts[:-1]  # [T, B]: rows where an action was taken
-        fresh = taken & self._fresh(batch)
-        included = taken & self._relevant(logits, behaviour_logits, fresh)
+        valid = ~window.lasts[:-1]  # [T, B]: steps where an action was taken
+        fresh = valid & (True if batch.fresh is None else batch.fresh.to(self.device))
+        included = valid
+        if params.relevance != "none":
+            included = valid & (fresh | relevance(
+                logits.detach(), behaviour_logits, params.relevance, params.relevance_threshold, params.rho_bar))
         log_ratios = (log_probs_of(logits, actions) - log_probs_of(behaviour_logits, actions)).detach()
-        returns = vtrace(log_ratios, window.rewards[:-1], params.gamma * window.discounts[:-1], values.detach(), included,
-                         rho_bar=params.rho_bar, c_bar=params.c_bar, pg_rho_bar=params.pg_rho_bar, trace_lambda=params.trace_lambda)
+        returns = vtrace(log_ratios, window.rewards[:-1], params.gamma * window.discounts[:-1], values.detach(),
+                         included, rho_bar=params.rho_bar, c_bar=params.c_bar, pg_rho_bar=params.pg_rho_bar,
+                         trace_lambda=params.trace_lambda)
         replayed = included & ~fresh
         policy = policy_gradient_loss(logits, actions, returns.advantages, included)
         baseline = baseline_loss(values[:-1], returns.targets, included)
-        entropy = entropy_loss(logits, fresh if params.relevance != "none" else taken)
+        entropy = entropy_loss(logits, fresh if params.relevance != "none" else valid)
         loss = policy + params.baseline_cost * baseline + params.entropy_cost * entropy
         if params.policy_cloning_cost:
             loss = loss + params.policy_cloning_cost * policy_cloning_loss(logits, behaviour_logits, replayed)
         if params.value_cloning_cost:
-            loss = loss + params.value_cloning_cost * value_cloning_loss(values[:-1], behaviour_values, replayed)
-        statistics = {"policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy_loss(logits, taken), "values": values.sum(),
-                      "behaviour_kl": (kl(logits, behaviour_logits) * taken).sum(), "fresh": fresh.sum(), "relevant": included.sum(),
-                      "rows": taken.sum()}
+            cloning = value_cloning_loss(values[:-1], behaviour_values, replayed)
+            loss = loss + params.value_cloning_cost * cloning
+        statistics = {"policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy_loss(logits, valid),
+                      "values": values.sum(), "behaviour_kl": (kl(logits, behaviour_logits) * valid).sum(),
+                      "fresh": fresh.sum(), "relevant": included.sum(), "steps": valid.sum()}
         return Loss(loss, {name: value.detach() for name, value in statistics.items()})
-
-    def _fresh(self, batch: Batch) -> Tensor:
-        """[B] bool."""
-        return torch.ones(len(batch.weights), dtype=torch.bool, device=self.device) if batch.fresh is None else batch.fresh.to(self.device)
-
-    def _relevant(self, logits: Tensor, behaviour_logits: Tensor, fresh: Tensor) -> Tensor:
-        """[T, B] bool: what is fresh, and what LASER would learn from."""
-        if self.params.relevance == "none":
-            return torch.ones_like(fresh)
-        params = self.params
-        return fresh | relevance(logits.detach(), behaviour_logits, params.relevance, params.relevance_threshold, params.rho_bar)

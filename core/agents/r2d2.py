@@ -1,11 +1,12 @@
 """R2D2: recurrent replay distributed DQN (Kapturowski et al. 2019, r1lyTjAqYX).
 
-Of the paper: sequences from the state that the actor stored, burn-in (section 3), n-step double targets under a rescaling of values
-(section 2.3, after 1805.11593), priorities eta max |td| + (1 - eta) mean |td| over a sequence, the epsilon ladder of Ape-X. Deviations:
-sequences may cross episodes, the state restarts where one begins; a truncated episode bootstraps from its final observation; the n rows
-after the trained ones are read as well, so that every trained row has an n-step target.
-
-The reward is an input of the network: `env.reward_clipping none`, with which evaluations see the same ones as training.
+- From the paper: sequences that start with the recurrent state the actor stored, burn-in (section 3), n-step double
+  targets under a rescaling of values (section 2.3, after 1805.11593), priorities eta max |td| + (1 - eta) mean |td| of
+  a sequence, and the epsilon ladder of Ape-X.
+- Deviations: sequences may cross episodes, and the state is reset where an episode begins; a truncated episode
+  bootstraps from its final observation; the n steps after the trained ones are read as well, so that every trained step
+  has an n-step target.
+- The reward is an input of the network. Evaluations see the same rewards as training if `env.reward_clipping` is none.
 """
 
 from dataclasses import dataclass
@@ -26,12 +27,12 @@ from core.ops.value_rescaling import rescaled, unrescaled
 from core.specs import ArraySpec, WindowSpec
 from core.types import Batch, OARInputs, State, TimeStep, Window
 
-NO_ACTION = -1  # before an episode's first
+NO_ACTION = -1  # the action before an episode's first
 
 
 @dataclass(frozen=True)
 class R2D2Params(QLearningParams):
-    """Defaults are the paper's (table 2) where it names them."""
+    """Defaults are the paper's (table 2) where the paper names them."""
 
     batch_size: int = setting(64, low=1, high=65_536)  # Sequences in a batch (R2D2: 64).
     burn_in: int = setting(40, low=0, high=10_000)  # Steps of a sequence that only bring the recurrent state up to date (R2D2: 40).
@@ -48,89 +49,116 @@ class R2D2Params(QLearningParams):
 
 
 class R2D2(QLearning):
-    """The acting state is the model's and, last, the action that led here [B]. The loss is squared td / 2, summed over the trained rows of
-    a sequence, times its importance weight, mean over the batch, as in Acme's R2D2."""
+    """Recurrent Q-learning of sequences.
+
+    The acting state is the model's and, last, the action [B] that led here. The loss is squared td / 2, summed over the
+    trained steps of a sequence, times its importance weight, mean over the batch, as in Acme's R2D2.
+    """
 
     Params = R2D2Params
-    head = "recurrent-q"
-    captures = True
+    required_output = "recurrent-q"
+    window_kinds = ("sequences",)
+    supports_cuda_graphs = True
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self.samples_per_window, self.first_sample = self.params.unroll_length, self.params.burn_in
+        self.samples_per_window, self.burn_in_steps = self.params.unroll_length, self.params.burn_in
 
-    # what it stores and samples ---------------------------------------------------------------------------------------
+    # stored fields and sampled windows --------------------------------------------------------------------------------
     @property
     def window(self) -> WindowSpec:
-        """The burn-in, the trained rows, and n more to bootstrap from."""
+        """Return the burn-in, the trained steps, and n more to bootstrap from."""
         params = self.params
-        rows = params.burn_in + params.unroll_length + params.nstep
-        return WindowSpec(rows - 1, tuple(range(rows)), crosses_episodes=True, stride=params.stride)
+        steps = params.burn_in + params.unroll_length + params.nstep
+        return WindowSpec(steps - 1, tuple(range(steps)), crosses_episodes=True, stride=params.stride)
 
     @property
     def extras(self) -> dict[str, ArraySpec]:
-        """The actor's values, and what its network was given beside the observation."""
+        """Return the fields of the actor's values, and of its network's inputs beside the observation."""
         return {"q_taken": ArraySpec((), "float32"), "q_max": ArraySpec((), "float32"),
                 "previous_action": ArraySpec((), "int16"), "previous_reward": ArraySpec((), "float32")}
 
     def initial_priorities(self, window: Window) -> np.ndarray:
-        """Of the actor's own values: its network stands for the online and the target one."""
-        rows = slice(self.params.burn_in, None)
-        targets = self._targets(window, window.extras["q_max"][rows])
-        return self._priorities(*self._errors(window, targets, window.extras["q_taken"][rows])).numpy()
+        """Compute priorities from the actor's values, in which its network replaces the online and the target one."""
+        after_burn_in = slice(self.params.burn_in, None)
+        targets = self._targets(window, window.extras["q_max"][after_burn_in])
+        return self._priorities(*self._errors(window, targets, window.extras["q_taken"][after_burn_in])).numpy()
 
-    # the actor's side -------------------------------------------------------------------------------------------------
+    # acting -----------------------------------------------------------------------------------------------------------
     def initial_state(self, batch_size: int) -> State:
         return *self.model.initial_state(batch_size), torch.full((batch_size,), NO_ACTION, device=self.device)
 
     def values(self, timestep: TimeStep, state: State) -> tuple[Tensor, State]:
-        """The next state is the model's alone: which action is taken is not known yet."""
+        """Return the action values [E, A], and the model's next state without an action, which is not chosen yet."""
         observation, reward = (on_device(array, self.device) for array in (timestep.observation, timestep.reward))
-        return self.model(OARInputs(observation, state[-1], reward), state[:-1])
+        values, state = self.model(OARInputs(observation, state[-1], reward), state[:-1])
+        return values, state
 
     def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
         output = super().act(timestep, state, exploration)
         extras = {**output.extras, "previous_action": state[-1].cpu().numpy(), "previous_reward": timestep.reward}
         return ActorOutput(output.action, extras, (*output.state, on_device(output.action, self.device)))
 
-    # the learner's side -----------------------------------------------------------------------------------------------
+    # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
-        params, rows = self.params, slice(self.params.burn_in, None)
+        params, after_burn_in = self.params, slice(self.params.burn_in, None)
         window = batch.window.to(self.device)
         values = self._unroll(self.model, window, batch.window.firsts)  # [U + n, B, A]
         with torch.no_grad():
             target_values = self._unroll(self.target, window, batch.window.firsts)
-            chosen = (values if params.double else target_values).argmax(2, keepdim=True)
-            targets = self._targets(window, target_values.gather(2, chosen)[..., 0])  # [U, B]
-        taken = values.gather(2, window.actions[rows, :, None])[..., 0]  # [U + n, B]
-        errors, live = self._errors(window, targets, taken)
+            best = (values if params.double else target_values).argmax(2, keepdim=True)
+            targets = self._targets(window, target_values.gather(2, best)[..., 0])  # [U, B]
+        q_taken = values.gather(2, window.actions[after_burn_in, :, None])[..., 0]  # [U + n, B]
+        errors, valid = self._errors(window, targets, q_taken)
         loss = (batch.weights.to(self.device) * 0.5 * errors.square().sum(0)).mean()
-        priorities = self._priorities(errors.detach(), live)
+        priorities = self._priorities(errors.detach(), valid)
         return Loss(loss, {"q_mean": values.detach().mean(), "td_error": priorities.mean()}, priorities)
 
     def _unroll(self, model: Model, window: Window, firsts: Tensor) -> Tensor:
-        """Action values [U + n, B, A] of the rows after the burn-in, from the stored state. `firsts` stays where it is: no device waits."""
+        """Compute the action values [U + n, B, A] of the steps after the burn-in, from the stored state.
+
+        `firsts` stays on the device of the batch, so that reading it does not wait for the learner's device.
+        """
         inputs = OARInputs(window.observations, window.extras["previous_action"], window.extras["previous_reward"])
         state, burn_in = window.states[:-1], self.params.burn_in
         if burn_in:
             with torch.no_grad():
-                state = model.unroll(OARInputs(*(part[:burn_in] for part in inputs)), firsts[:burn_in], state)[1]
-        return model.unroll(OARInputs(*(part[burn_in:] for part in inputs)), firsts[burn_in:], state)[0]
+                state = model.unroll(OARInputs(*(field[:burn_in] for field in inputs)), firsts[:burn_in], state)[1]
+        values: Tensor
+        values, _ = model.unroll(OARInputs(*(field[burn_in:] for field in inputs)), firsts[burn_in:], state)
+        return values
 
     def _targets(self, window: Window, bootstrap: Tensor) -> Tensor:
-        """h(R + D h^-1(bootstrap)) of the trained rows, [U, B]; `bootstrap` [U + n, B] are the values of the rows after the burn-in."""
+        """Compute the targets h(R + D h^-1(bootstrap)) [U, B] of the trained steps.
+
+        Args:
+            window: The whole sequences.
+            bootstrap: [U + n, B] values of the steps after the burn-in.
+        """
         params = self.params
-        rewards, discounts, lasts = (part[params.burn_in:] for part in (window.rewards, window.discounts, window.lasts))
+        fields = (window.rewards, window.discounts, window.lasts)
+        rewards, discounts, lasts = (field[params.burn_in:] for field in fields)
         values = unrescaled(bootstrap, params.rescaling_eps)
-        return rescaled(n_step_targets(rewards, discounts, lasts, values, params.gamma, params.nstep), params.rescaling_eps)
+        targets = n_step_targets(rewards, discounts, lasts, values, params.gamma, params.nstep)
+        return rescaled(targets, params.rescaling_eps)
 
-    def _errors(self, window: Window, targets: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:
-        """Errors [U, B] of the values `taken` [U + n, B] of the actions, zero in `last` rows; and where one was taken, [U, B] bool."""
+    def _errors(self, window: Window, targets: Tensor, q_taken: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the errors [U, B] of the values of the actions taken, 0 in `last` steps.
+
+        Args:
+            window: The whole sequences.
+            targets: [U, B].
+            q_taken: [U + n, B] values of the actions taken.
+
+        Returns:
+            The errors, and a mask [U, B] of the steps where an action was taken.
+        """
         length = self.params.unroll_length
-        live = ~window.lasts[self.params.burn_in:][:length]
-        return (targets - taken[:length]) * live, live
+        valid = ~window.lasts[self.params.burn_in:][:length]
+        return (targets - q_taken[:length]) * valid, valid
 
-    def _priorities(self, errors: Tensor, live: Tensor) -> Tensor:
-        """eta max |td| + (1 - eta) mean |td| over the rows of each sequence where an action was taken, [B]."""
-        sizes = errors.abs()
-        return self.params.eta * sizes.amax(0) + (1 - self.params.eta) * sizes.sum(0) / live.sum(0).clamp(min=1)
+    def _priorities(self, errors: Tensor, valid: Tensor) -> Tensor:
+        """Compute eta max |td| + (1 - eta) mean |td| [B] over the steps of each sequence where an action was taken."""
+        absolute, eta = errors.abs(), self.params.eta
+        priorities: Tensor = eta * absolute.amax(0) + (1 - eta) * absolute.sum(0) / valid.sum(0).clamp(min=1)
+        return priorities

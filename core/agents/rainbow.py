@@ -1,8 +1,10 @@
-"""Rainbow (1710.02298): double, n-step, prioritised, distributional Q-learning; dueling and noisy layers are options of its models.
+"""Rainbow (1710.02298): double, n-step, prioritised, distributional Q-learning.
 
-In: C51 (1707.06887) or, in its place, quantile regression (1710.10044). Take the memory `prioritized` with alpha 0.5. As in the paper a new
-step starts at the largest priority seen, then has its loss: KL(target || prediction) for C51, the quantile Huber loss for quantiles.
-Deviation: a truncated episode bootstraps from its final observation.
+- Dueling and noisy layers are options of its models.
+- The distribution is C51's (1707.06887) or, in its place, that of quantile regression (1710.10044).
+- Prioritised replay is the memory `prioritized` with alpha 0.5. The priority of a new step is the largest one seen, as
+  in the paper. Then it is the step's loss: KL(target || prediction) for C51, the quantile Huber loss for quantiles.
+- Deviation: a truncated episode bootstraps from its final observation.
 """
 
 from dataclasses import dataclass
@@ -17,19 +19,25 @@ from core.device.transfers import on_device
 from core.learning.microbatches import Loss
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss, quantile_huber_loss
 from core.ops.returns import n_step_return
-from core.specs import WindowSpec
 from core.types import Batch, State, TimeStep
 
 
 class Distribution(Protocol):
-    """What a model's numbers say of the return."""
+    """Interpretation of a model's N numbers as a distribution of returns."""
 
     def mean(self, output: Tensor) -> Tensor:
-        """Action values [...] of what the model gives, [..., N]."""
+        """Return the action values [...] of model outputs [..., N]."""
         ...
 
-    def losses(self, output: Tensor, bootstrap: Tensor, returns: Tensor, factors: Tensor) -> Tensor:
-        """[B], of `output` [B, N] against R + D Z with R and D [B], Z as the model gave it in `bootstrap` [B, N]."""
+    def losses(self, output: Tensor, bootstrap: Tensor, returns: Tensor, discounts: Tensor) -> Tensor:
+        """Compute the losses [B] of outputs against the distribution of R + D Z.
+
+        Args:
+            output: [B, N] model outputs of the actions taken.
+            bootstrap: [B, N] target network's outputs that stand for Z.
+            returns: [B] R of n_step_return.
+            discounts: [B] D of n_step_return.
+        """
         ...
 
 
@@ -42,12 +50,13 @@ class Categorical:
     def mean(self, output: Tensor) -> Tensor:
         return categorical_mean(output, self._v_min, self._v_max)
 
-    def losses(self, output: Tensor, bootstrap: Tensor, returns: Tensor, factors: Tensor) -> Tensor:
-        return kl_loss(output, categorical_projection(bootstrap.softmax(1), returns, factors, self._v_min, self._v_max))
+    def losses(self, output: Tensor, bootstrap: Tensor, returns: Tensor, discounts: Tensor) -> Tensor:
+        target = categorical_projection(bootstrap.softmax(1), returns, discounts, self._v_min, self._v_max)
+        return kl_loss(output, target)
 
 
 class Quantile:
-    """Values of N quantiles at the fractions 1 / 2 N, 3 / 2 N .."""
+    """Values of N quantiles at the fractions 1 / 2 N, 3 / 2 N and so on."""
 
     def __init__(self, params: "RainbowParams"):
         self._kappa = params.kappa
@@ -55,8 +64,8 @@ class Quantile:
     def mean(self, output: Tensor) -> Tensor:
         return output.mean(-1)
 
-    def losses(self, output: Tensor, bootstrap: Tensor, returns: Tensor, factors: Tensor) -> Tensor:
-        return quantile_huber_loss(output, returns[:, None] + factors[:, None] * bootstrap, self._kappa)
+    def losses(self, output: Tensor, bootstrap: Tensor, returns: Tensor, discounts: Tensor) -> Tensor:
+        return quantile_huber_loss(output, returns[:, None] + discounts[:, None] * bootstrap, self._kappa)
 
 
 DISTRIBUTIONS: dict[str, Any] = {"categorical": Categorical, "quantile": Quantile}
@@ -78,9 +87,11 @@ class RainbowParams(QLearningParams):
 
 
 class Rainbow(QLearning):
+    """Distributional Q-learning from model outputs [B, A, N]."""
+
     Params = RainbowParams
-    head = "distribution"
-    captures = True
+    required_output = "distribution"
+    supports_cuda_graphs = True
 
     def __init__(self, params: RainbowParams, *args: Any):
         super().__init__(params, *args)
@@ -92,12 +103,7 @@ class Rainbow(QLearning):
             return []
         return [f"agent.v_min={params.v_min} must be below agent.v_max={params.v_max}"]
 
-    # what it samples --------------------------------------------------------------------------------------------------
-    @property
-    def window(self) -> WindowSpec:
-        return WindowSpec(self.params.nstep, (0, self.params.nstep))
-
-    # the actor's side -------------------------------------------------------------------------------------------------
+    # acting -----------------------------------------------------------------------------------------------------------
     def values(self, timestep: TimeStep, state: State) -> tuple[Tensor, State]:
         output, state = self.model(on_device(timestep.observation, self.device), state)  # [E, A, N]
         return self._distribution.mean(output), state
@@ -105,27 +111,27 @@ class Rainbow(QLearning):
     def greedy(self, output: Tensor) -> dict[str, Tensor]:
         return super().greedy(self._distribution.mean(output))
 
-    # the learner's side -----------------------------------------------------------------------------------------------
+    # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
         window = batch.window
-        returns, factors = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
+        returns, discounts = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
         observations = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
         bootstrap = self._bootstrap(observations[1])  # [B, N]
         output = self.model(observations[0], ())[0]  # [B, A, N]
-        taken = _of_actions(output, window.actions[0].to(self.device))
-        losses = self._distribution.losses(taken, bootstrap, returns.to(self.device), factors.to(self.device))  # [B]
+        taken = _select_actions(output, window.actions[0].to(self.device))
+        losses = self._distribution.losses(taken, bootstrap, returns.to(self.device), discounts.to(self.device))  # [B]
         loss = (batch.weights.to(self.device) * losses).mean()
         q_mean = self._distribution.mean(output.detach()).mean()
         return Loss(loss, {"q_mean": q_mean}, losses.detach().clamp(min=0))  # rounding may take a KL below 0
 
     @torch.no_grad()
     def _bootstrap(self, observation: Tensor) -> Tensor:
-        """The target network's distribution [B, N] of the best action at each window's final observation."""
+        """Return the target network's distribution [B, N] of the best action at each window's final observation."""
         output = self.target(observation, ())[0]  # [B, A, N]
         chooser = self.model(observation, ())[0] if self.params.double else output
-        return _of_actions(output, self._distribution.mean(chooser).argmax(1))
+        return _select_actions(output, self._distribution.mean(chooser).argmax(1))
 
 
-def _of_actions(output: Tensor, actions: Tensor) -> Tensor:
-    """[B, A, N] and [B] to [B, N]."""
+def _select_actions(output: Tensor, actions: Tensor) -> Tensor:
+    """Return the outputs [B, N] of actions [B] among outputs [B, A, N]."""
     return output.gather(1, actions[:, None, None].expand(-1, 1, output.shape[2]))[:, 0]

@@ -1,27 +1,32 @@
 """SAC, soft actor-critic (1801.01290), with two critics and a temperature that is learnt (1812.05905).
 
-The policy is a Gaussian squashed by tanh; it samples in training and takes the mean in evaluations, so there is no noise to add.
-Deviation: a truncated episode bootstraps from its final observation.
+- The policy is a Gaussian squashed by tanh. Training samples it and evaluations take its mean, so no noise is added.
+- Deviation: a truncated episode bootstraps from its final observation.
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from core.agents.base.continuous_control import ContinuousControl, ControlParams, CriticLosses, Step, twin_losses
+from core.agents.base.continuous_control import (
+    ContinuousControl,
+    ControlAgentParams,
+    CriticLosses,
+    TransitionBatch,
+    twin_losses,
+)
 from core.common.settings import setting
 from core.learning.microbatches import Loss
 from core.learning.optimizer import Optimizer
 from core.ops.squashed_gaussian import squashed_gaussian
 
-LOG_DEVIATIONS = -20.0, 2.0  # between which they are clipped, as in the authors' code
+LOG_DEVIATIONS = -20.0, 2.0  # bounds to which they are clipped, as in the authors' code
 
 
 @dataclass(frozen=True)
-class SACParams(ControlParams):
+class SACParams(ControlAgentParams):
     lr: float = setting(3e-4, above=0, high=100)  # Learning rate of policy and temperature at the start (SAC: 3e-4).
     critic_lr: float = setting(3e-4, above=0, high=100)  # Learning rate of the critics at the start (SAC: 3e-4).
     noise: str = setting("none", choices=("gaussian", "ornstein-uhlenbeck", "none"))  # Noise that is added to the policy's sample.
@@ -32,67 +37,67 @@ class SACParams(ControlParams):
 
 
 class SAC(ContinuousControl):
+    """Maximum-entropy actor-critic."""
+
     Params = SACParams
-    head = "gaussian-twin-value"
-    captures = True
+    required_output = "gaussian-twin-value"
+    supports_cuda_graphs = True
 
-    # the actor's side -------------------------------------------------------------------------------------------------
-    def choose(self, output: Tensor, exploring: bool) -> Tensor:
-        return self._sampled(output)[0] if exploring else output.chunk(2, 1)[0].tanh()
+    # acting -----------------------------------------------------------------------------------------------------------
+    def sample_action(self, output: Tensor, exploring: bool) -> Tensor:
+        return self._sample(output)[0] if exploring else output.chunk(2, 1)[0].tanh()
 
-    def _sample(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions [B, A] in -1 .. 1 at prepared observations, and the logarithm of their density [B]."""
-        return self._sampled(self.model.policy(observation))
+    def _sample(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Sample actions [B, A] in -1 .. 1 from the policy's output, with the logarithm of their density [B]."""
+        means, log_deviations = output.chunk(2, 1)
+        return squashed_gaussian(means, log_deviations.clamp(*LOG_DEVIATIONS).exp(), torch.randn_like(means))
 
-    def _sampled(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        means, logarithms = output.chunk(2, 1)
-        return squashed_gaussian(means, logarithms.clamp(*LOG_DEVIATIONS).exp(), torch.randn_like(means))
-
-    # the learner's side -----------------------------------------------------------------------------------------------
-    @cached_property
-    def log_temperature(self) -> nn.Parameter:
-        return nn.Parameter(torch.tensor(self.params.temperature, device=self.device).log())
-
-    @cached_property
-    def temperature_optimizer(self) -> Optimizer:
-        return Optimizer([self.log_temperature], replace(self.params, weight_decay=0.0), period=self.params.policy_period)
+    # learning ---------------------------------------------------------------------------------------------------------
+    def init_learner(self) -> None:
+        super().init_learner()
+        params = self.params
+        self.log_temperature = nn.Parameter(torch.tensor(params.temperature, device=self.device).log())
+        self.temperature_optimizer = Optimizer(
+            [self.log_temperature], replace(params, weight_decay=0.0), period=params.policy_period)
+        num_actions = self.spec.action.low.size  # type: ignore[union-attr]
+        self._target_entropy = -float(num_actions) if params.target_entropy is None else params.target_entropy
 
     @torch.no_grad()
-    def bootstrap(self, step: Step) -> Tensor:
-        """Q'(s_n, a) - temperature log pi(a | s_n) of an action that today's policy samples (1812.05905, equation 3)."""
-        action, log_density = self._sample(step.next_observation)
-        entropy = self.log_temperature.exp() * log_density
-        return self.target.critic(step.next_observation, action) - entropy[:, None]
+    def bootstrap(self, transitions: TransitionBatch) -> Tensor:
+        """Compute Q'(s_n, a) - temperature log pi(a | s_n) for an action of the current policy (1812.05905, eq. 3)."""
+        action, log_density = self._sample(self.model.policy(transitions.next_observation))
+        penalty = self.log_temperature.exp() * log_density
+        outputs: Tensor = self.target.critic(transitions.next_observation, action)
+        return outputs - penalty[:, None]
 
-    def critic_losses(self, step: Step, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
-        return twin_losses(step, outputs, bootstrap)
+    def critic_losses(self, transitions: TransitionBatch, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
+        return twin_losses(transitions, outputs, bootstrap)
 
-    def improve(self, step: Step, wanted: bool | Tensor) -> tuple[dict[str, Tensor], bool | Tensor]:
-        """mean temperature log pi(a | s) - min_c Q_c(s, a) (equation 7), then the temperature (equation 18)."""
+    def update_policy(
+        self, transitions: TransitionBatch, apply_if: bool | Tensor
+    ) -> tuple[dict[str, Tensor], bool | Tensor]:
+        """Minimise mean temperature log pi(a | s) - min_c Q_c(s, a) (equation 7), then adapt the temperature (18)."""
         temperature = self.log_temperature.detach().exp()
 
         def differentiate(part: slice | None) -> Loss:
-            observation = step.part(part).observation
-            action, log_density = self._sample(observation)
+            observation = transitions.select(part).observation
+            action, log_density = self._sample(self.model.policy(observation))
             values = self.model.critic(observation, action)[:, :, 0].amin(0)  # [B]
             loss = (temperature * log_density - values).mean()
             self.gradients.differentiate_policy(loss, loss.new_empty(0))
             return Loss(loss.detach(), {"entropy": -log_density.detach().mean()})
 
-        found = self.policy_optimizer.gradient_of(len(step.returns), differentiate)
-        norm, stepped = self.policy_optimizer.apply(found.loss, wanted)
+        total = self.policy_optimizer.gradient_of(len(transitions.returns), differentiate)
+        grad_norm, applied = self.policy_optimizer.apply(total.loss, apply_if)
         if self.params.learn_temperature:
-            self.temperature_optimizer.step(self.log_temperature * (found.statistics["entropy"] - self._target_entropy), stepped)
-        return {"policy_loss": found.loss, "policy_grad_norm": norm, "temperature": temperature, **found.statistics}, stepped
+            excess = total.statistics["entropy"] - self._target_entropy
+            self.temperature_optimizer.step(self.log_temperature * excess, applied)
+        statistics = {"policy_loss": total.loss, "policy_grad_norm": grad_norm, "temperature": temperature}
+        return {**statistics, **total.statistics}, applied
 
-    def plan(self, count: int) -> None:
-        super().plan(count)
+    def prepare_updates(self, count: int) -> None:
+        super().prepare_updates(count)
         self.temperature_optimizer.plan(count // self.params.policy_period)
-
-    @property
-    def _target_entropy(self) -> float:
-        given = self.params.target_entropy
-        return -float(self.spec.action.low.size) if given is None else given  # type: ignore[union-attr]
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""TD3, twin delayed deep deterministic policy gradient (1802.09477): DDPG with three remedies for values that are too high.
+"""TD3, twin delayed deep deterministic policy gradient (1802.09477): DDPG with three remedies for overestimated values.
 
-The lower one of two critics is bootstrapped from, its action has clipped noise, and policy and targets move at every other update. As in
-the paper the policy follows the first critic. Deviation: a truncated episode bootstraps from its final observation.
+- The target bootstraps from the lower of two critics, at an action with clipped noise; policy and targets move at every
+  other update.
+- The policy follows the first critic, as in the paper.
+- Deviation: a truncated episode bootstraps from its final observation.
 """
 
 from dataclasses import dataclass
@@ -9,13 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from core.agents.base.continuous_control import ControlParams, CriticLosses, Step, twin_losses
+from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, TransitionBatch, twin_losses
 from core.agents.base.deterministic_policy import Deterministic, PolicyLosses, value_losses
 from core.common.settings import setting
 
 
 @dataclass(frozen=True)
-class TD3Params(ControlParams):
+class TD3Params(ControlAgentParams):
     policy_period: int = setting(2, low=1, high=10_000)  # Updates of the critics for one of policy and targets (TD3: 2).
     smoothing_scale: float = setting(0.2, low=0, high=1_000)  # Deviation of the noise on the target's action, as a share of the range's
                                                               # half width (TD3: 0.2).
@@ -23,18 +25,20 @@ class TD3Params(ControlParams):
 
 
 class TD3(Deterministic):
-    Params = TD3Params
-    head = "policy-twin-value"
-    captures = True
+    """Deterministic policy gradients through two critics."""
 
-    def smoothed(self, action: Tensor) -> Tensor:
-        """Equation 14."""
+    Params = TD3Params
+    required_output = "policy-twin-value"
+    supports_cuda_graphs = True
+
+    def smooth_target_action(self, action: Tensor) -> Tensor:
+        """Return the target policy's actions [B, A] with clipped noise, within -1 .. 1 (equation 14)."""
         clip = self.params.smoothing_clip
-        noise = (self.params.smoothing_scale * torch.randn_like(action)).clamp_(-clip, clip)
+        noise: Tensor = (self.params.smoothing_scale * torch.randn_like(action)).clamp_(-clip, clip)
         return (action + noise).clamp_(-1, 1)
 
-    def critic_losses(self, step: Step, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
-        return twin_losses(step, outputs, bootstrap)
+    def critic_losses(self, transitions: TransitionBatch, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
+        return twin_losses(transitions, outputs, bootstrap)
 
     def policy_losses(self, outputs: Tensor) -> PolicyLosses:
         return value_losses(outputs)

@@ -41,7 +41,7 @@ class RenderedStep(NamedTuple):
     score: float                         # sum of raw rewards of the episode so far
     length: int                          # agent steps of the episode so far
     action: np.ndarray | None            # action that led here; None after a reset
-    diagnostics: dict[str, np.ndarray]   # of the policy when it chose that action: Agent.outlook, each [] or [N]
+    diagnostics: dict[str, np.ndarray]   # of the policy when it chose that action: Agent.policy_diagnostics, each [] or [N]
 
 
 def play_episodes(
@@ -80,7 +80,7 @@ def play_episodes(
         action, diagnostics = None, dict[str, np.ndarray]()
         if output is not None:
             action = output.action[0]
-            diagnostics = {name: values[0] for name, values in agent.outlook(output).items()}
+            diagnostics = {name: values[0] for name, values in agent.policy_diagnostics(output).items()}
         score, length = scheduler.running(0)
         on_step(RenderedStep(env.render(), timestep.observation[0].copy(), score, length, action, diagnostics))
 

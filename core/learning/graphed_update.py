@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.agent import Agent, LearnerOutput, samples_of
+from core.agent import Agent, LearnerOutput
 from core.device.cuda_graph import CudaGraphCallable
 from core.device.transfers import upload
 from core.learning.metric_accumulator import MetricAccumulator
 from core.memory import DeviceMemory
-from core.types import Batch, tensors
+from core.types import Batch, batch_tensors
 
 IDLE_READ_PERIOD = 100  # calls between two reads of the number of steps that were no samples
 
 
 def can_capture(agent: type[Agent], params: Any, count: int) -> bool:
     """Return True if `count` updates of the agent launch the same kernels every time."""
-    return agent.captures and count % agent.period(params) == 0
+    return agent.supports_cuda_graphs and count % agent.update_cycle(params) == 0
 
 
 class StagedBatches:
@@ -45,7 +45,7 @@ class StagedBatches:
         """Copy a batch to the device. This is not captured."""
         if self._batch is None:
             self._batch = self._empty_like(batch)
-        for tensor, static in zip(tensors(batch), tensors(self._batch), strict=True):
+        for tensor, static in zip(batch_tensors(batch), batch_tensors(self._batch), strict=True):
             if tensor.shape != static.shape:
                 raise ValueError(f"captured updates need batches of one size: {list(tensor.shape)} came after "
                                  f"{list(static.shape)}")
@@ -66,7 +66,7 @@ class StagedBatches:
         self.priorities = priorities
 
     def num_samples(self, batch: Batch) -> int:
-        return samples_of(self._agent, batch)
+        return self._agent.count_samples(batch)
 
 
 class DeviceReplayBatches:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from core.memory import Memory
-from core.types import Batch, SampleIds, piece
+from core.types import Batch, SampleIds, slice_batch
 
 RETRY_SECONDS = 0.005  # between attempts while the memory has nothing to sample
 
@@ -145,7 +145,7 @@ class Prefetcher:
             else:
                 batches = [sampled]
                 if count > 1:
-                    batches = [piece(sampled, slice(start, None, count)) for start in range(count)]
+                    batches = [slice_batch(sampled, slice(start, None, count)) for start in range(count)]
                 self._batches.extend((batch, self._memory_was_empty) for batch in batches)
                 self._changed.notify_all()
         self._memory_was_empty = sampled is None

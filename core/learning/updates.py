@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, Protocol
 
-from core.agent import Agent, LearnerOutput, samples_of
+from core.agent import Agent, LearnerOutput
 from core.learning.metric_accumulator import EagerMetricAccumulator
 from core.learning.microbatches import MicroBatcher, use_microbatches
 from core.types import Batch
@@ -48,7 +48,7 @@ class EagerUpdates:
         return self._metrics.consecutive_skipped
 
     def samples(self, batch: Batch) -> int:
-        return samples_of(self._agent, batch)
+        return self._agent.count_samples(batch)
 
     def statistics(self) -> dict[str, float]:
         """Return mean metrics; with microbatches also `batch_size`, the windows of one gradient."""

@@ -1,25 +1,46 @@
-"""The Nature DQN network (Mnih et al. 2015), plain or with GroupNorm."""
+"""Action-value networks: a torso for each kind of observation, and a head that may be dueling and noisy."""
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from core.common.settings import setting
 from core.model import Model
-from core.models.layers.noisy_linear import NoisyParams, linear_layers
+from core.models.layers.noisy_linear import NoisyParams, linear_factory
 from core.models.layers.torsos import (
-    image_shape,
     minatar_convolutions,
     nature_convolutions,
     num_features,
+    preprocess,
     q_head,
-    scaled_image,
     small_convolutions,
     vector_torso,
 )
 from core.specs import EnvSpec
 from core.types import State
+
+
+class QNetwork(Model):
+    """A torso and a head with one hidden layer, to action values [B, A].
+
+    Subclasses make the torso. If a subclass's output kind is "distribution", the head's output is [B, A, atoms].
+    """
+
+    output_kind = "q"
+
+    def __init__(self, params: Any, spec: EnvSpec, torso: nn.Module):
+        super().__init__(params, spec)
+        self.torso = torso
+        features = num_features(torso, spec) if self.observations == "image" else params.hidden
+        atoms = params.atoms if self.output_kind == "distribution" else None
+        num_actions = spec.action.num_actions  # type: ignore[union-attr]
+        self.q = q_head(features, params.hidden, num_actions, params.dueling, linear_factory(params), atoms)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, observation: Tensor, state: State = ()) -> tuple[Tensor, State]:
+        return self.q(self.torso(preprocess(self, observation))), state
 
 
 @dataclass(frozen=True)
@@ -30,23 +51,14 @@ class DQNCNNParams(NoisyParams):
     hidden: int = setting(512, low=1, high=8_192)  # Units of the fully connected layer (of each stream when dueling).
 
 
-class DQNCNN(Model):
-    """Convolutions 32 8x8/4, 64 4x4/2, 64 3x3/1, one hidden layer, action values [B, A]."""
+class DQNCNN(QNetwork):
+    """The Nature DQN network (Mnih et al. 2015) for 84x84, plain or with GroupNorm."""
 
-    Params = DQNCNNParams
-    head = "q"
+    Params: ClassVar[type] = DQNCNNParams
     observations = "image"
 
-    def __init__(self, params: DQNCNNParams, spec: EnvSpec):
-        super().__init__(params, spec)
-        shape = image_shape(spec)
-        self.torso = nature_convolutions(shape[0], params.norm)
-        self.q = q_head(num_features(self.torso, shape), params.hidden, spec.action.num_actions,  # type: ignore[union-attr]
-                        params.dueling, linear_layers(params))
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    def forward(self, observation: Tensor, state: State = ()) -> tuple[Tensor, State]:
-        return self.q(self.torso(scaled_image(observation, self.spec))), state
+    def __init__(self, params: Any, spec: EnvSpec):
+        super().__init__(params, spec, nature_convolutions(spec, params.norm))
 
 
 @dataclass(frozen=True)
@@ -56,21 +68,14 @@ class DQNMinAtarParams(NoisyParams):
     hidden: int = setting(128, low=1, high=8_192)  # Units of the fully connected layer (of each stream when dueling).
 
 
-class DQNMinAtar(Model):
-    Params = DQNMinAtarParams
-    head = "q"
+class DQNMinAtar(QNetwork):
+    """The network of the MinAtar paper (1903.03176, section 4) for 10x10."""
+
+    Params: ClassVar[type] = DQNMinAtarParams
     observations = "image"
 
-    def __init__(self, params: DQNMinAtarParams, spec: EnvSpec):
-        super().__init__(params, spec)
-        shape = image_shape(spec)
-        self.torso = minatar_convolutions(shape[0], params.planes)
-        self.q = q_head(num_features(self.torso, shape), params.hidden, spec.action.num_actions,  # type: ignore[union-attr]
-                        params.dueling, linear_layers(params))
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    def forward(self, observation: Tensor, state: State = ()) -> tuple[Tensor, State]:
-        return self.q(self.torso(scaled_image(observation, self.spec))), state
+    def __init__(self, params: Any, spec: EnvSpec):
+        super().__init__(params, spec, minatar_convolutions(spec, params.planes))
 
 
 @dataclass(frozen=True)
@@ -79,19 +84,14 @@ class DQNMLPParams(NoisyParams):
     hidden: int = setting(128, low=1, high=8_192)  # Units of each of the two hidden layers.
 
 
-class DQNMLP(Model):
-    Params = DQNMLPParams
-    head = "q"
+class DQNMLP(QNetwork):
+    """Two hidden layers for vectors; the first is never noisy."""
+
+    Params: ClassVar[type] = DQNMLPParams
     observations = "vector"
 
-    def __init__(self, params: DQNMLPParams, spec: EnvSpec):
-        super().__init__(params, spec)
-        self.torso = vector_torso(spec, params.hidden)
-        self.q = q_head(params.hidden, params.hidden, spec.action.num_actions,  # type: ignore[union-attr]
-                        params.dueling, linear_layers(params))
-
-    def forward(self, observation: Tensor, state: State = ()) -> tuple[Tensor, State]:
-        return self.q(self.torso(observation.float())), state
+    def __init__(self, params: Any, spec: EnvSpec):
+        super().__init__(params, spec, vector_torso(spec, params.hidden))
 
 
 @dataclass(frozen=True)
@@ -101,20 +101,11 @@ class DQNSmallParams(NoisyParams):
     hidden: int = setting(256, low=1, high=8_192)  # Units of the fully connected layer (of each stream when dueling).
 
 
-class DQNSmall(Model):
-    """Convolutions 16 4x4/2, 32 4x4/2, 32 3x3/2, one hidden layer, action values [B, A]."""
+class DQNSmall(QNetwork):
+    """A network for 42x42 (env.size 42) and machines without a GPU."""
 
-    Params = DQNSmallParams
-    head = "q"
+    Params: ClassVar[type] = DQNSmallParams
     observations = "image"
 
-    def __init__(self, params: DQNSmallParams, spec: EnvSpec):
-        super().__init__(params, spec)
-        shape = image_shape(spec)
-        self.torso = small_convolutions(shape[0], params.planes)
-        self.q = q_head(num_features(self.torso, shape), params.hidden, spec.action.num_actions,  # type: ignore[union-attr]
-                        params.dueling, linear_layers(params))
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    def forward(self, observation: Tensor, state: State = ()) -> tuple[Tensor, State]:
-        return self.q(self.torso(scaled_image(observation, self.spec))), state
+    def __init__(self, params: Any, spec: EnvSpec):
+        super().__init__(params, spec, small_convolutions(spec, params.planes))

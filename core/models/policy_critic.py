@@ -1,8 +1,9 @@
-"""Policies and critics of continuous actions, for vectors and for pictures. Every network has layers of its own.
+"""Policies and critics of continuous actions, for vectors and for images. Every network has layers of its own.
 
-Hidden layers are drawn as nn.Linear does, which is uniform in +- 1 / sqrt(inputs), and the last layers of policy and critic in +- 3e-3, so
-that first actions and values are close to zero (DDPG, 1509.02971, section 7). The action enters the critic with the observation's features,
-not a layer later. As in the paper, policy and critic of pictures have convolutions of their own.
+- Hidden layers are drawn as nn.Linear does, uniform in +- 1 / sqrt(inputs). The last layers of policy and critic are
+  drawn in +- 3e-3, so that first actions and values are close to zero (DDPG, 1509.02971, section 7).
+- The action enters the critic with the observation's features, not a layer later.
+- Policy and critic of images have convolutions of their own, as in the paper.
 """
 
 import math
@@ -15,54 +16,63 @@ from torch import Tensor, nn
 from core.common.settings import setting
 from core.model import Critics, PerceptronLayers, PolicyAndCritic
 from core.models.layers.running_normalization import RunningNormalization
-from core.models.layers.torsos import image_shape, nature_convolutions, num_features, scaled_image
+from core.models.layers.torsos import nature_convolutions, num_features, scaled_image
 from core.specs import Continuous, EnvSpec
 
 LAST_LAYER = 3e-3
 
 
 @dataclass(frozen=True)
-class ControlParams:
+class ControlNetworkParams:
     hidden: tuple[int, ...] = setting((256, 256), low=1, high=8_192)  # Units of each hidden layer, of policy and critic alike (DDPG: 400
                                                                       # 300).
     layer_norm: bool = setting(False)  # Normalise each layer before its ReLU (1607.06450).
 
 
 @dataclass(frozen=True)
-class ControlMLPParams(ControlParams):
+class ControlMLPParams(ControlNetworkParams):
     normalize_observations: bool = setting(False)  # Normalise observations by the mean and deviation of what was learnt from so far.
 
 
 class Critic(nn.Module):
-    """Prepared observations and actions [B, A] to `outputs` numbers each, [B, outputs]."""
+    """A torso and a perceptron, from preprocessed observations and actions [B, A] to [B, outputs]."""
 
-    def __init__(self, torso: nn.Module, features: int, num_actions: int, params: ControlParams, outputs: int):
+    def __init__(
+        self, torso: nn.Module, features: int, num_actions: int, params: ControlNetworkParams, outputs: int
+    ):
         super().__init__()
         self.torso, self.layers = torso, _perceptron(features + num_actions, params, outputs)
 
     def forward(self, observation: Tensor, action: Tensor) -> Tensor:
-        return self.layers(torch.cat([self.torso(observation), action], 1))
+        outputs: Tensor = self.layers(torch.cat([self.torso(observation), action], 1))
+        return outputs
 
 
 class ControlNetwork(PolicyAndCritic):
-    """Subclasses say what a torso is; what follows it depends on the head."""
+    """A policy and critics, each with a torso of its own.
+
+    Subclasses make the torso; the output kind decides the rest.
+    """
 
     def __init__(self, params: Any, spec: EnvSpec):
         super().__init__(params, spec)
         assert isinstance(spec.action, Continuous)
+        # The torso that only counts features draws weights too: without it seeded runs would start from other weights.
         num_actions, features = math.prod(spec.action.low.shape), self.torso()[1]
-        last = [] if (gaussian := self.head == "gaussian-twin-value") else [nn.Tanh()]
-        self.policy = nn.Sequential(self.torso()[0], _perceptron(features, params, num_actions * (1 + gaussian)), *last)
-        outputs = params.atoms if self.head == "policy-distribution" else 1
-        self.critic = Critics(Critic(self.torso()[0], features, num_actions, params, outputs) for _ in range(1 + ("twin" in self.head)))
+        gaussian = self.output_kind == "gaussian-twin-value"
+        self.policy = nn.Sequential(self.torso()[0], _perceptron(features, params, num_actions * (1 + gaussian)),
+                                    *([] if gaussian else [nn.Tanh()]))
+        outputs = params.atoms if self.output_kind == "policy-distribution" else 1
+        self.critic = Critics(Critic(self.torso()[0], features, num_actions, params, outputs)
+                              for _ in range(2 if "twin" in self.output_kind else 1))
 
     def torso(self) -> tuple[nn.Module, int]:
-        """What makes features [B, F] of prepared observations, and F."""
+        """Make a torso from preprocessed observations to features [B, F], and return it with F."""
         raise NotImplementedError
 
 
 class MLPNetwork(ControlNetwork):
-    """Vectors are their own features."""
+    """Networks for vectors, which are their own features."""
 
     observations = "vector"
 
@@ -74,34 +84,35 @@ class MLPNetwork(ControlNetwork):
     def torso(self) -> tuple[nn.Module, int]:
         return nn.Identity(), math.prod(self.spec.observation_shape)
 
-    def prepare(self, observation: Tensor) -> Tensor:
+    def preprocess(self, observation: Tensor) -> Tensor:
         vectors = observation.float().flatten(1)
         return self.normalization(vectors) if self.normalization else vectors
 
-    def observe(self, observation: Tensor, wanted: bool | Tensor = True) -> None:
+    def update_normalization(self, observation: Tensor, apply_if: bool | Tensor = True) -> None:
         if self.normalization:
-            self.normalization.update(observation.to(self.normalization.mean.device).float().flatten(1), wanted)
+            vectors = observation.to(self.normalization.mean.device).float().flatten(1)
+            self.normalization.update(vectors, apply_if)
 
-    def perceptrons(self) -> tuple[PerceptronLayers, list[PerceptronLayers]] | None:
-        if self.params.layer_norm or self.head == "gaussian-twin-value":
+    def perceptron_layers(self) -> tuple[PerceptronLayers, list[PerceptronLayers]] | None:
+        if self.params.layer_norm or self.output_kind == "gaussian-twin-value":
             return None
-        return _linear(self.policy), [_linear(critic) for critic in self.critic]
+        return _linear_layers(self.policy), [_linear_layers(critic) for critic in self.critic]
 
 
 class CNNNetwork(ControlNetwork):
-    """The Nature DQN convolutions (Mnih et al. 2015), for 84x84."""
+    """Networks on the Nature DQN convolutions (Mnih et al. 2015), for 84x84."""
 
     observations = "image"
 
     def torso(self) -> tuple[nn.Module, int]:
-        layers = nature_convolutions(image_shape(self.spec)[0])
-        return layers, num_features(layers, image_shape(self.spec))
+        layers = nature_convolutions(self.spec)
+        return layers, num_features(layers, self.spec)
 
-    def prepare(self, observation: Tensor) -> Tensor:
+    def preprocess(self, observation: Tensor) -> Tensor:
         return scaled_image(observation, self.spec)
 
 
-def _perceptron(inputs: int, params: ControlParams, outputs: int) -> nn.Sequential:
+def _perceptron(inputs: int, params: ControlNetworkParams, outputs: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for units in params.hidden:
         layers += [nn.Linear(inputs, units), *([nn.LayerNorm(units)] if params.layer_norm else []), nn.ReLU()]
@@ -112,8 +123,8 @@ def _perceptron(inputs: int, params: ControlParams, outputs: int) -> nn.Sequenti
     return nn.Sequential(*layers, last)
 
 
-def _linear(part: nn.Module) -> PerceptronLayers:
-    return [(layer.weight, layer.bias) for layer in part.modules() if isinstance(layer, nn.Linear)]
+def _linear_layers(network: nn.Module) -> PerceptronLayers:
+    return [(layer.weight, layer.bias) for layer in network.modules() if isinstance(layer, nn.Linear)]
 
 
 @dataclass(frozen=True)
@@ -122,37 +133,37 @@ class D4PGMLPParams(ControlMLPParams):
 
 
 @dataclass(frozen=True)
-class D4PGCNNParams(ControlParams):
+class D4PGCNNParams(ControlNetworkParams):
     atoms: int = setting(51, low=2, high=10_000)  # Atoms of the distribution (D4PG: 51).
 
 
 class D4PGMLP(MLPNetwork):
-    Params, head = D4PGMLPParams, "policy-distribution"
+    Params, output_kind = D4PGMLPParams, "policy-distribution"
 
 
 class D4PGCNN(CNNNetwork):
-    Params, head = D4PGCNNParams, "policy-distribution"
+    Params, output_kind = D4PGCNNParams, "policy-distribution"
 
 
 class DDPGMLP(MLPNetwork):
-    Params, head = ControlMLPParams, "policy-value"
+    Params, output_kind = ControlMLPParams, "policy-value"
 
 
 class DDPGCNN(CNNNetwork):
-    Params, head = ControlParams, "policy-value"
+    Params, output_kind = ControlNetworkParams, "policy-value"
 
 
 class TD3MLP(MLPNetwork):
-    Params, head = ControlMLPParams, "policy-twin-value"
+    Params, output_kind = ControlMLPParams, "policy-twin-value"
 
 
 class TD3CNN(CNNNetwork):
-    Params, head = ControlParams, "policy-twin-value"
+    Params, output_kind = ControlNetworkParams, "policy-twin-value"
 
 
 class SACMLP(MLPNetwork):
-    Params, head = ControlMLPParams, "gaussian-twin-value"
+    Params, output_kind = ControlMLPParams, "gaussian-twin-value"
 
 
 class SACCNN(CNNNetwork):
-    Params, head = ControlParams, "gaussian-twin-value"
+    Params, output_kind = ControlNetworkParams, "gaussian-twin-value"

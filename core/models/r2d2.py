@@ -1,10 +1,10 @@
-"""Recurrent action values (R2D2: Kapturowski et al. 2019, r1lyTjAqYX, section 2.3): for Atari, small pictures, MinAtar and vectors.
+"""Recurrent action-value networks (R2D2: Kapturowski et al. 2019, r1lyTjAqYX, section 2.3).
 
-A torso, an LSTM that also reads the last action (one-hot) and the last reward, a dueling head. The reward is squashed by tanh, as in Acme's
-networks: unclipped rewards of hundreds would hold the LSTM's gates open or shut.
+- They are for Atari, small images, MinAtar and vectors.
+- A torso, an LSTM that also reads the last action (one-hot) and the last reward, and a dueling head.
+- The reward is squashed by tanh, as in Acme's networks: unclipped rewards of hundreds would saturate the LSTM's gates.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,13 @@ from core.common.settings import setting
 from core.model import Model
 from core.models.layers.lstm import LSTMCore
 from core.models.layers.torsos import (
-    image_shape,
     image_torso,
     minatar_convolutions,
     nature_convolutions,
+    preprocess,
     q_head,
-    scaled_image,
     small_convolutions,
+    vector_torso,
 )
 from core.specs import EnvSpec
 from core.types import OARInputs, State
@@ -35,12 +35,12 @@ class R2D2NetworkParams:
 
 
 class R2D2Network(Model):
-    """Inputs -> torso [B, hidden] -> LSTM of it, last action and last reward [B, lstm] -> action values [B, A].
+    """Torso [B, hidden], LSTM of its output, last action and last reward [B, lstm], head to action values [B, A].
 
     Subclasses make the torso, whose output has the length `params.hidden`.
     """
 
-    head = "recurrent-q"
+    output_kind = "recurrent-q"
 
     def __init__(self, params: Any, spec: EnvSpec, torso: nn.Module):
         super().__init__(params, spec)
@@ -61,26 +61,25 @@ class R2D2Network(Model):
 
     def unroll(self, observations: OARInputs, firsts: Tensor, state: State) -> tuple[Tensor, State]:
         sizes = observations.action.shape  # [T, B]
-        inputs = OARInputs(*(part.flatten(0, 1) for part in observations))
-        features, state = self.core(self._encode(inputs).unflatten(0, sizes), firsts, state)
-        return self.q(features.flatten(0, 1)).unflatten(0, sizes), state
+        inputs = OARInputs(*(field.flatten(0, 1) for field in observations))
+        features, state = self.core(torch.unflatten(self._encode(inputs), 0, sizes), firsts, state)
+        return torch.unflatten(self.q(features.flatten(0, 1)), 0, sizes), state
 
     def _encode(self, inputs: OARInputs) -> Tensor:
-        """[B, hidden + A + 1]. An action of -1 is none of them: zeros."""
-        image = self.observations == "image"
-        features = self.torso(scaled_image(inputs.observation, self.spec) if image else inputs.observation.float())
-        taken = torch.eq(inputs.action[:, None], self._actions)  # [B, A]
-        return torch.cat([features, taken.to(features.dtype), inputs.reward[:, None].tanh()], 1)
+        """Compute the LSTM's inputs [B, hidden + A + 1]. An action of -1 becomes zeros."""
+        features = self.torso(preprocess(self, inputs.observation))
+        one_hot = torch.eq(inputs.action[:, None], self._actions)  # [B, A]
+        return torch.cat([features, one_hot.to(features.dtype), inputs.reward[:, None].tanh()], 1)
 
 
 class R2D2CNN(R2D2Network):
-    """The Nature DQN network's torso (Mnih et al. 2015) for 84x84: convolutions 32 8x8/4, 64 4x4/2, 64 3x3/1, a layer of 512."""
+    """A network on the Nature DQN torso (Mnih et al. 2015) with a layer of 512, for 84x84."""
 
     Params = R2D2NetworkParams
     observations = "image"
 
     def __init__(self, params: R2D2NetworkParams, spec: EnvSpec):
-        super().__init__(params, spec, image_torso(nature_convolutions(image_shape(spec)[0]), spec, params.hidden))
+        super().__init__(params, spec, image_torso(nature_convolutions(spec), spec, params.hidden))
 
 
 @dataclass(frozen=True)
@@ -91,13 +90,13 @@ class R2D2SmallParams(R2D2NetworkParams):
 
 
 class R2D2Small(R2D2Network):
-    """For 42x42 (env.size 42) and machines without a GPU: convolutions 16 4x4/2, 32 4x4/2, 32 3x3/2."""
+    """A network for 42x42 (env.size 42) and machines without a GPU."""
 
     Params = R2D2SmallParams
     observations = "image"
 
     def __init__(self, params: R2D2SmallParams, spec: EnvSpec):
-        super().__init__(params, spec, image_torso(small_convolutions(image_shape(spec)[0], params.planes), spec, params.hidden))
+        super().__init__(params, spec, image_torso(small_convolutions(spec, params.planes), spec, params.hidden))
 
 
 @dataclass(frozen=True)
@@ -108,13 +107,13 @@ class R2D2MinAtarParams(R2D2NetworkParams):
 
 
 class R2D2MinAtar(R2D2Network):
-    """The MinAtar networks' torso (1903.03176, section 4) for 10x10: one convolution 16 3x3."""
+    """A network on the MinAtar networks' torso (1903.03176, section 4), for 10x10."""
 
     Params = R2D2MinAtarParams
     observations = "image"
 
     def __init__(self, params: R2D2MinAtarParams, spec: EnvSpec):
-        super().__init__(params, spec, image_torso(minatar_convolutions(image_shape(spec)[0], params.planes), spec, params.hidden))
+        super().__init__(params, spec, image_torso(minatar_convolutions(spec, params.planes), spec, params.hidden))
 
 
 @dataclass(frozen=True)
@@ -124,11 +123,10 @@ class R2D2MLPParams(R2D2NetworkParams):
 
 
 class R2D2MLP(R2D2Network):
-    """Vector observations: one layer of ReLU."""
+    """A network for vectors, whose torso is one layer with its ReLU."""
 
     Params = R2D2MLPParams
     observations = "vector"
 
     def __init__(self, params: R2D2MLPParams, spec: EnvSpec):
-        size = math.prod(spec.observation_shape)
-        super().__init__(params, spec, nn.Sequential(nn.Flatten(), nn.Linear(size, params.hidden), nn.ReLU()))
+        super().__init__(params, spec, vector_torso(spec, params.hidden))

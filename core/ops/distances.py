@@ -1,7 +1,7 @@
-"""How far the features of the same states have moved: the distances of elite replay.
+"""Distances between new and old features of the same states, for elite replay.
 
-Each takes features new and old [T, N, F] of N unrolls and returns [N], without gradient. Shapes that differ raise ValueError. They share
-one signature, so that DISTANCES can be looked up by the name users give; p belongs to ln_norm alone.
+Each function takes features [T, N, F] of N unrolls and returns [N], without gradient. All have one signature, so that
+DISTANCES can be looked up by the name that users give; p belongs to ln_norm alone. Shapes that differ raise ValueError.
 """
 
 from collections.abc import Callable
@@ -14,17 +14,21 @@ from core.ops.policy_losses import kl
 
 @torch.no_grad()
 def ln_norm(new: Tensor, old: Tensor, p: float) -> Tensor:
-    """The p-norm of the difference over [T, F], (sum |new - old|^p)^(1/p), p > 0 (else ValueError)."""
-    _assert_features(new, old)
+    """Compute the p-norm of the difference over [T, F], (sum |new - old|^p)^(1/p), p > 0 (else ValueError)."""
+    _check_features(new, old)
     if p <= 0:
         raise ValueError(f"p must be positive, not {p}")
-    return torch.linalg.vector_norm(new - old, p, dim=(0, 2))
+    distances: Tensor = torch.linalg.vector_norm(new - old, p, dim=(0, 2))
+    return distances
 
 
 @torch.no_grad()
 def cos_dist(new: Tensor, old: Tensor, p: float) -> Tensor:
-    """1 - cosine of the flattened [T * F] vectors, in 0 .. 2; p is ignored. A zero vector is 1 from any other and 0 from a zero one."""
-    _assert_features(new, old)
+    """Compute 1 - cosine of the flattened [T * F] vectors, in 0 .. 2; p is ignored.
+
+    The distance of a zero vector is 1 from any other vector and 0 from a zero vector.
+    """
+    _check_features(new, old)
     lengths = [torch.linalg.vector_norm(features, dim=(0, 2), keepdim=True) for features in (new, old)]  # [1, N, 1]
     units = [features / torch.where(length == 0, 1.0, length) for features, length in zip((new, old), lengths)]
     both_zero = ((lengths[0] == 0) & (lengths[1] == 0)).flatten()  # [N]
@@ -34,14 +38,16 @@ def cos_dist(new: Tensor, old: Tensor, p: float) -> Tensor:
 
 @torch.no_grad()
 def kl_div(new: Tensor, old: Tensor, p: float) -> Tensor:
-    """sum_t KL(softmax new_t || softmax old_t), the softmax over the features; p is ignored."""
-    _assert_features(new, old)
+    """Compute sum_t KL(softmax new_t || softmax old_t), with the softmax over the features; p is ignored."""
+    _check_features(new, old)
     return kl(new, old).sum(0)
 
 
-DISTANCES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {"ln_norm": ln_norm, "cos_dist": cos_dist, "kl_div": kl_div}
+DISTANCES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "ln_norm": ln_norm, "cos_dist": cos_dist, "kl_div": kl_div}
 
 
-def _assert_features(new: Tensor, old: Tensor) -> None:
+def _check_features(new: Tensor, old: Tensor) -> None:
     if new.ndim != 3 or new.shape != old.shape:
-        raise ValueError(f"features must be [T, N, F] of one shape, not {tuple(new.shape)} and {tuple(old.shape)}")
+        shapes = f"{tuple(new.shape)} and {tuple(old.shape)}"
+        raise ValueError(f"features must be [T, N, F] of one shape, not {shapes}")

@@ -1,7 +1,8 @@
-"""Learning the distribution of returns: C51 (1707.06887) and quantile regression (1710.10044).
+"""Losses of distributions of returns: C51 (1707.06887) and quantile regression (1710.10044).
 
-Time-free: [B, N] is a distribution of N atoms for each of B samples, a loss is [B]. Gradients flow into what is being learnt only. Shapes
-that differ raise ValueError.
+- [B, N] is a distribution of N atoms for each of B samples, without a time dimension; a loss is [B].
+- Gradients flow into the learnt distribution only.
+- Shapes that differ raise ValueError.
 """
 
 import torch
@@ -10,70 +11,102 @@ from torch import Tensor
 
 
 @torch.no_grad()
-def categorical_projection(probabilities: Tensor, returns: Tensor, factors: Tensor, v_min: float, v_max: float) -> Tensor:
-    """The distribution of R + D Z on Z's own atoms z_i = v_min + i (v_max - v_min) / (N - 1) (1707.06887, eq. 7 and algorithm 1).
+def categorical_projection(
+    probabilities: Tensor, returns: Tensor, discounts: Tensor, v_min: float, v_max: float
+) -> Tensor:
+    """Project the distribution of R + D Z onto the atoms of Z (1707.06887, equation 7 and algorithm 1).
 
+        z_i = v_min + i (v_max - v_min) / (N - 1)
         b_j = clip((R + D z_j - v_min) / (z_1 - z_0), 0, N - 1),    m_i = sum_j p_j max(0, 1 - |b_j - i|)
 
-    which gives the mass of atom j to the neighbours of b_j, all of it to one where b_j is whole. probabilities p [B, N] with N > 1,
-    returns R and factors D [B], as n_step_return gives them, and v_min < v_max. Returns m [B, N].
+    The mass of atom j goes to the neighbours of b_j, all of it to one atom where b_j is whole.
+
+    Args:
+        probabilities: [B, N] p, with N > 1.
+        returns: [B] R, as n_step_return gives it.
+        discounts: [B] D, as n_step_return gives it.
+        v_min: Return of the first atom.
+        v_max: Return of the last atom, above v_min.
+
+    Returns:
+        [B, N] m.
     """
-    _assert_distributions(probabilities)
-    _assert_samples(probabilities, returns, factors)
+    _check_distributions(probabilities)
+    _check_samples(probabilities, returns, discounts)
     num_atoms = probabilities.shape[1]
     if num_atoms < 2 or not v_min < v_max:
         raise ValueError(f"a support needs two atoms and v_min < v_max, not {num_atoms} in {v_min} .. {v_max}")
-    positions = torch.arange(num_atoms, device=returns.device, dtype=probabilities.dtype)  # [N] of the atoms, in steps from v_min
+    indices = torch.arange(num_atoms, device=returns.device, dtype=probabilities.dtype)  # [N] j
     step = (v_max - v_min) / (num_atoms - 1)
-    shift = (returns + (factors - 1) * v_min) / step  # [B]: (R + D z_j - v_min) / step = shift + D j
-    moved = (shift[:, None] + factors[:, None] * positions).clamp(0, num_atoms - 1)  # [B, N] b
-    below = moved.nan_to_num().floor().clamp(max=num_atoms - 2)  # [B, N] neighbours are below and below + 1; NaN stays NaN
-    upper, places = moved - below, below.long()
-    projected = torch.zeros_like(probabilities).scatter_add_(1, places, probabilities * (1 - upper))
-    return projected.scatter_add_(1, places + 1, probabilities * upper)
+    shift = (returns + (discounts - 1) * v_min) / step  # [B]: (R + D z_j - v_min) / step = shift + D j
+    positions = (shift[:, None] + discounts[:, None] * indices).clamp(0, num_atoms - 1)  # [B, N] b
+    # The neighbours are lower and lower + 1. A NaN goes into both shares, so the projection stays NaN.
+    lower = positions.nan_to_num().floor().clamp(max=num_atoms - 2)  # [B, N]
+    upper_share, lower_atoms = positions - lower, lower.long()
+    projected = torch.zeros_like(probabilities).scatter_add_(1, lower_atoms, probabilities * (1 - upper_share))
+    return projected.scatter_add_(1, lower_atoms + 1, probabilities * upper_share)
 
 
 def categorical_mean(logits: Tensor, v_min: float, v_max: float) -> Tensor:
-    """sum_i p_i z_i of softmax logits [..., N] on the atoms of categorical_projection. Returns [...]."""
-    return logits.softmax(-1) @ torch.linspace(v_min, v_max, logits.shape[-1], device=logits.device, dtype=logits.dtype)
+    """Compute sum_i p_i z_i [...] of softmax logits [..., N] on the atoms of categorical_projection."""
+    atoms = torch.linspace(v_min, v_max, logits.shape[-1], device=logits.device, dtype=logits.dtype)
+    return logits.softmax(-1) @ atoms
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """- sum_i m_i log p_i, p the softmax of logits [B, N], m the target's probabilities [B, N] (1707.06887, algorithm 1). Returns [B]."""
-    _assert_distributions(logits, target)
+    """Compute - sum_i m_i log p_i [B] (1707.06887, algorithm 1).
+
+    Args:
+        logits: [B, N], whose softmax is p.
+        target: [B, N] probabilities m.
+    """
+    _check_distributions(logits, target)
     return -(target.detach() * torch.log_softmax(logits, -1)).sum(-1)
 
 
 def kl_loss(logits: Tensor, target: Tensor) -> Tensor:
-    """KL(m || p): the cross entropy less the target's own entropy, so its gradient is the same (1710.02298, section 3). Returns [B]."""
-    _assert_distributions(logits, target)
+    """Compute KL(m || p) [B] (1710.02298, section 3).
+
+    It is the cross entropy less the target's own entropy, so both have the same gradient. Arguments are those of
+    cross_entropy.
+    """
+    _check_distributions(logits, target)
     return cross_entropy(logits, target) + torch.xlogy(target, target).sum(-1).detach()
 
 
 def quantile_huber_loss(quantiles: Tensor, target: Tensor, kappa: float) -> Tensor:
-    """sum_i mean_j |tau_i - 1[u_ij < 0]| L_kappa(u_ij), u_ij = target_j - quantile_i, tau_i = (2 i + 1) / 2 N (1710.10044, eq. 10).
+    """Compute the quantile Huber loss [B] (1710.10044, equation 10).
 
-    L_kappa(u) = u^2 / 2 where |u| <= kappa, else kappa (|u| - kappa / 2): not divided by kappa, as IQN later did (1806.06923, eq. 3).
-    quantiles [B, N], target [B, M] of any number of equally likely atoms, kappa > 0. Returns [B].
+        sum_i mean_j |tau_i - 1[u_ij < 0]| L_kappa(u_ij),    u_ij = target_j - quantile_i,    tau_i = (2 i + 1) / 2 N
+        L_kappa(u) = u^2 / 2 where |u| <= kappa, else kappa (|u| - kappa / 2)
+
+    L_kappa is not divided by kappa, as IQN later did (1806.06923, equation 3).
+
+    Args:
+        quantiles: [B, N].
+        target: [B, M], any number of equally likely atoms.
+        kappa: Error up to which the loss is squared, above 0.
     """
-    _assert_distributions(quantiles)
-    _assert_distributions(target)
-    _assert_samples(quantiles, target[:, 0])
-    num = quantiles.shape[1]
-    fractions = (torch.arange(num, device=quantiles.device, dtype=quantiles.dtype) + 0.5) / num  # [N] tau
+    _check_distributions(quantiles)
+    _check_distributions(target)
+    _check_samples(quantiles, target[:, 0])
+    num_quantiles = quantiles.shape[1]
+    indices = torch.arange(num_quantiles, device=quantiles.device, dtype=quantiles.dtype)
+    fractions = (indices + 0.5) / num_quantiles  # [N] tau
     errors = target.detach()[:, None, :] - quantiles[:, :, None]  # [B, N, M]
     huber = F.huber_loss(errors, torch.zeros_like(errors), reduction="none", delta=kappa)
     weights = (fractions[:, None] - (errors < 0).to(errors.dtype)).abs()
     return (weights * huber).mean(2).sum(1)
 
 
-def _assert_distributions(*tensors: Tensor) -> None:
+def _check_distributions(*tensors: Tensor) -> None:
     shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) != 1 or tensors[0].ndim != 2:
         raise ValueError(f"distributions must be [B, N] of one shape, not {sorted(shapes)}")
 
 
-def _assert_samples(distributions: Tensor, *tensors: Tensor) -> None:
+def _check_samples(distributions: Tensor, *tensors: Tensor) -> None:
     shapes = {tuple(tensor.shape) for tensor in tensors}
     if shapes != {(len(distributions),)}:
-        raise ValueError(f"there must be one value for each of {len(distributions)} distributions, not {sorted(shapes)}")
+        count = len(distributions)
+        raise ValueError(f"there must be one value for each of {count} distributions, not {sorted(shapes)}")

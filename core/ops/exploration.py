@@ -1,33 +1,51 @@
-"""How agents depart from what they think best: random actions, and noise on continuous ones."""
+"""Departures from the greedy action: random actions, and noise on continuous actions."""
 
 import numpy as np
 
 
 def linear(step: int, start: float, end: float, steps: int) -> float:
-    """From start to end over `steps`, then constant."""
+    """Interpolate from start to end over `steps`, then stay at end."""
     return start + (end - start) * min(step / steps, 1.0)
 
 
 def ladder(num: int, base: float, alpha: float) -> np.ndarray:
-    """Ape-X (1803.00933, section 4): epsilon_i = base ^ (1 + alpha i / (N - 1)) for i = 0 .. N - 1. Returns [N] float64."""
+    """Compute Ape-X's epsilons (1803.00933, section 4), [N] float64.
+
+    epsilon_i = base ^ (1 + alpha i / (N - 1)) for i = 0 .. N - 1.
+    """
     steps = np.arange(num) / max(num - 1, 1)
     return base ** (1 + alpha * steps)
 
 
-def epsilon_greedy(greedy: np.ndarray, num_actions: int, epsilon: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+def epsilon_greedy(
+    greedy: np.ndarray, num_actions: int, epsilon: np.ndarray, generator: np.random.Generator
+) -> np.ndarray:
     """Replace greedy actions [E] by uniform ones with probability epsilon [E]."""
     explore = generator.random(len(greedy)) < epsilon
     return np.where(explore, generator.integers(num_actions, size=len(greedy)), greedy)
 
 
 def geometric(num: int, last: float) -> np.ndarray:
-    """last ^ (i / (N - 1)) for i = 0 .. N - 1: from 1 to `last` in equal ratios. Returns [N] float64."""
+    """Compute last ^ (i / (N - 1)) for i = 0 .. N - 1, from 1 to `last` in equal ratios, [N] float64."""
     return last ** (np.arange(num) / max(num - 1, 1))
 
 
-def ornstein_uhlenbeck(state: np.ndarray, theta: float, sigma: np.ndarray, dt: float, normal: np.ndarray) -> np.ndarray:
-    """A step of length dt of dx = - theta x dt + sigma dW (Uhlenbeck & Ornstein 1930; DDPG: 1509.02971, section 7), by Euler and Maruyama.
+def ornstein_uhlenbeck(
+    state: np.ndarray, theta: float, sigma: np.ndarray, dt: float, normal: np.ndarray
+) -> np.ndarray:
+    """Take an Euler-Maruyama step of length dt of dx = - theta x dt + sigma dW.
 
-    state x and unit Gaussian `normal` [E, A], sigma [E, 1]. Returns the next x [E, A].
+    Sources: Uhlenbeck & Ornstein 1930; DDPG, 1509.02971, section 7.
+
+    Args:
+        state: [E, A] x.
+        theta: Pull towards 0.
+        sigma: [E, 1].
+        dt: Length of the step.
+        normal: [E, A] unit Gaussian.
+
+    Returns:
+        [E, A] the next x.
     """
-    return state - theta * state * dt + sigma * np.sqrt(dt) * normal
+    after: np.ndarray = state - theta * state * dt + sigma * np.sqrt(dt) * normal
+    return after

@@ -1,7 +1,9 @@
 """Losses of actor-critic agents.
 
-Time-major, finite tensors. A loss is the SUM over the rows [T, B] whose mask is true, as in IMPALA (1802.01561) and its code, and a
-scalar. Gradients flow into the logits, values and log_probs of the policy being learnt only. Shapes that differ raise ValueError.
+- Tensors are time-major and finite.
+- A loss is a scalar, the SUM over the steps [T, B] whose mask is True, as in IMPALA (1802.01561) and its code.
+- Gradients flow into the logits, values and log_probs of the policy being learnt only.
+- Shapes that differ raise ValueError.
 """
 
 import torch
@@ -9,62 +11,96 @@ from torch import Tensor
 
 
 def log_probs_of(logits: Tensor, actions: Tensor) -> Tensor:
-    """log pi(a). logits [T, B, A], actions [T, B] int64, in 0 .. A - 1 in every row, masked or not. Returns [T, B]."""
-    _assert_logits(logits)
-    _assert_rows(logits[..., 0], actions)
+    """Compute log pi(a) [T, B].
+
+    Args:
+        logits: [T, B, A].
+        actions: [T, B] int64, in 0 .. A - 1 in every step, masked or not.
+    """
+    _check_logits(logits)
+    _check_steps(logits[..., 0], actions)
     return torch.log_softmax(logits, -1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
 
 def kl(logits_p: Tensor, logits_q: Tensor) -> Tensor:
-    """KL(p || q) = sum_a p(a) (log p(a) - log q(a)). logits [T, B, A]. Returns [T, B]."""
-    _assert_logits(logits_p, logits_q)
+    """Compute KL(p || q) = sum_a p(a) (log p(a) - log q(a)) [T, B] of logits [T, B, A]."""
+    _check_logits(logits_p, logits_q)
     log_p, log_q = torch.log_softmax(logits_p, -1), torch.log_softmax(logits_q, -1)
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 def policy_gradient_loss(logits: Tensor, actions: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """- sum log pi(a) A (1802.01561, section 4.2), advantages [T, B] as `vtrace` returns them. logits [T, B, A], the rest [T, B]."""
-    _assert_logits(logits)
-    _assert_rows(logits[..., 0], actions, advantages, mask)
+    """Compute - sum log pi(a) A (1802.01561, section 4.2).
+
+    Args:
+        logits: [T, B, A].
+        actions: [T, B] int64.
+        advantages: [T, B] A, as `vtrace` returns them.
+        mask: [T, B] bool.
+    """
+    _check_logits(logits)
+    _check_steps(logits[..., 0], actions, advantages, mask)
     return _masked_sum(-log_probs_of(logits, actions) * advantages.detach(), mask)
 
 
 def baseline_loss(values: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-    """0.5 sum (target - V)^2. All [T, B]. The paper's gradient has no 2, so the half is IMPALA's own code's (scalable_agent)."""
-    _assert_rows(values, targets, mask)
+    """Compute 0.5 sum (target - V)^2. All arguments are [T, B].
+
+    The paper's gradient has no factor 2, so the half is that of IMPALA's own code (scalable_agent).
+    """
+    _check_steps(values, targets, mask)
     return 0.5 * _masked_sum((targets.detach() - values) ** 2, mask)
 
 
 def entropy_loss(logits: Tensor, mask: Tensor) -> Tensor:
-    """The negative entropy, sum of sum_a pi log pi. logits [T, B, A], mask [T, B]."""
-    _assert_logits(logits)
-    _assert_rows(logits[..., 0], mask)
+    """Compute the negative entropy, the sum of sum_a pi log pi, of logits [T, B, A] with a mask [T, B]."""
+    _check_logits(logits)
+    _check_steps(logits[..., 0], mask)
     log_pi = torch.log_softmax(logits, -1)
     return _masked_sum((log_pi.exp() * log_pi).sum(-1), mask)
 
 
 def policy_cloning_loss(logits: Tensor, behaviour_logits: Tensor, mask: Tensor) -> Tensor:
-    """CLEAR (1811.11682, section 3): sum KL(mu || pi) over replayed rows. Both logits [T, B, A], mask [T, B]."""
-    _assert_logits(logits, behaviour_logits)
-    _assert_rows(logits[..., 0], mask)
+    """Compute sum KL(mu || pi) over replayed steps (CLEAR, 1811.11682, section 3).
+
+    Args:
+        logits: [T, B, A] of pi.
+        behaviour_logits: [T, B, A] of mu.
+        mask: [T, B] bool.
+    """
+    _check_logits(logits, behaviour_logits)
+    _check_steps(logits[..., 0], mask)
     return _masked_sum(kl(behaviour_logits.detach(), logits), mask)
 
 
 def value_cloning_loss(values: Tensor, behaviour_values: Tensor, mask: Tensor) -> Tensor:
-    """CLEAR (1811.11682, section 3): sum (V - V_replay)^2 over replayed rows; no half here. All [T, B]."""
-    _assert_rows(values, behaviour_values, mask)
+    """Compute sum (V - V_replay)^2, without a half, over replayed steps (CLEAR, 1811.11682, section 3).
+
+    All arguments are [T, B].
+    """
+    _check_steps(values, behaviour_values, mask)
     return _masked_sum((values - behaviour_values.detach()) ** 2, mask)
 
 
-def clipped_surrogate(log_probs: Tensor, behaviour_log_probs: Tensor, target_log_probs: Tensor, advantages: Tensor,
-                      epsilon: float, beta_max: float = 2.0) -> Tensor:
-    """IMPACT's objective (1912.00167), to be maximised and not yet masked. All [T, B]; returns [T, B].
+def clipped_surrogate(
+    log_probs: Tensor, behaviour_log_probs: Tensor, target_log_probs: Tensor, advantages: Tensor, epsilon: float,
+    beta_max: float = 2.0
+) -> Tensor:
+    """Compute IMPACT's objective (1912.00167) [T, B], to be maximised and not yet masked.
 
         beta = clip(mu / pi_target, 0, beta_max),    r = beta pi / mu,    min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)
 
-    log_probs of the taken actions by the learner pi, the worker mu and the target pi_target; gradient through pi alone.
+    The gradient flows through pi alone.
+
+    Args:
+        log_probs: [T, B] of the taken actions by the learner, pi.
+        behaviour_log_probs: [T, B] by the worker, mu.
+        target_log_probs: [T, B] by the target, pi_target.
+        advantages: [T, B] A.
+        epsilon: Half width of the clip around 1.
+        beta_max: Clip of mu / pi_target.
     """
-    _assert_rows(log_probs, behaviour_log_probs, target_log_probs, advantages)
+    _check_steps(log_probs, behaviour_log_probs, target_log_probs, advantages)
     mu, target, advantages = behaviour_log_probs.detach(), target_log_probs.detach(), advantages.detach()
     ratios = (mu - target).exp().clamp(max=beta_max) * (log_probs - mu).exp()
     return torch.minimum(ratios * advantages, ratios.clamp(1 - epsilon, 1 + epsilon) * advantages)
@@ -72,12 +108,14 @@ def clipped_surrogate(log_probs: Tensor, behaviour_log_probs: Tensor, target_log
 
 @torch.no_grad()
 def adapted_kl_coefficient(coefficient: Tensor, measured: Tensor, target: float) -> Tensor:
-    """PPO (1707.06347, section 4): doubled where the measured KL is above 1.5 target, halved where it is below target / 1.5.
+    """Double the coefficient where the measured KL is above 1.5 target, halve it where the KL is below target / 1.5.
 
-    RLlib's PPO has another rule (x 1.5 above 2 target, x 0.5 below target / 2). coefficient and measured of one shape, also scalars.
+    This is PPO's rule (1707.06347, section 4). RLlib's PPO has another (x 1.5 above 2 target, x 0.5 below target / 2).
+    `coefficient` and `measured` have one shape, which may be that of a scalar.
     """
     if coefficient.shape != measured.shape:
-        raise ValueError(f"coefficient and measured must be of one shape, not {tuple(coefficient.shape)} and {tuple(measured.shape)}")
+        shapes = f"{tuple(coefficient.shape)} and {tuple(measured.shape)}"
+        raise ValueError(f"coefficient and measured must be of one shape, not {shapes}")
     lowered = torch.where(measured < target / 1.5, coefficient / 2, coefficient)
     return torch.where(measured > 1.5 * target, coefficient * 2, lowered)
 
@@ -88,13 +126,13 @@ def _masked_sum(terms: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, terms, 0.0).sum()
 
 
-def _assert_logits(*tensors: Tensor) -> None:
+def _check_logits(*tensors: Tensor) -> None:
     shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) != 1 or tensors[0].ndim != 3:
         raise ValueError(f"logits must be [T, B, A] of one shape, not {sorted(shapes)}")
 
 
-def _assert_rows(*tensors: Tensor) -> None:
+def _check_steps(*tensors: Tensor) -> None:
     shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) != 1 or tensors[0].ndim != 2:
-        raise ValueError(f"rows must be [T, B] of one shape, not {sorted(shapes)}")
+        raise ValueError(f"steps must be [T, B] of one shape, not {sorted(shapes)}")

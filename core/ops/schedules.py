@@ -1,21 +1,23 @@
-"""Learning-rate schedules: pure functions of the number of updates."""
+"""Learning-rate schedules, as pure functions of the number of updates."""
 
 
 def constant(update: int, start: float, end: float, updates: int, decay: float) -> float:
+    """Return start."""
     return start
 
 
 def polynomial(update: int, start: float, end: float, updates: int, decay: float) -> float:
-    """From start to end over `updates`, as (1 - t) ^ decay; then constant."""
-    return end + (start - end) * (1 - min(update / updates, 1.0)) ** decay
+    """Go from start to end over `updates` as (1 - t) ^ decay, then stay at end."""
+    return end + (start - end) * float((1 - min(update / updates, 1.0)) ** decay)
 
 
 def linear(update: int, start: float, end: float, updates: int, decay: float) -> float:
+    """Go from start to end linearly over `updates`, then stay at end."""
     return polynomial(update, start, end, updates, 1.0)
 
 
 def step(update: int, start: float, end: float, updates: int, decay: float) -> float:
-    """Multiplied by decay every `updates`, never below end."""
+    """Multiply start by decay every `updates`, never going below end."""
     return max(start * decay ** (update // updates), end)
 
 

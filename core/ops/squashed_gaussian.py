@@ -8,16 +8,25 @@ from torch import Tensor
 
 
 def squashed_gaussian(means: Tensor, deviations: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
-    """a = tanh(u), u = mean + deviation * normal, and the logarithm of a's density, by the change of variables.
+    """Compute a = tanh(u), u = mean + deviation * normal, and the logarithm of its density, by the change of variables.
 
         log pi(a) = sum_i log N(u_i) - log(1 - tanh(u_i)^2),    log(1 - tanh(u)^2) = 2 (log 2 - u - log(1 + e^-2u))
 
-    means, deviations > 0 and unit Gaussian `normal` [B, A]. Returns a [B, A] and log pi [B], both differentiable. Other shapes: ValueError.
+    Args:
+        means: [B, A].
+        deviations: [B, A], above 0.
+        normal: [B, A] unit Gaussian.
+
+    Returns:
+        a [B, A] and log pi [B], both differentiable.
+
+    Raises:
+        ValueError: The shapes differ.
     """
     if means.ndim != 2 or not means.shape == deviations.shape == normal.shape:
-        raise ValueError(f"means, deviations and normal must be [B, A] of one shape, not "
-                         f"{tuple(means.shape)}, {tuple(deviations.shape)}, {tuple(normal.shape)}")
+        shapes = f"{tuple(means.shape)}, {tuple(deviations.shape)}, {tuple(normal.shape)}"
+        raise ValueError(f"means, deviations and normal must be [B, A] of one shape, not {shapes}")
     unsquashed = means + deviations * normal
     density = -0.5 * normal.square() - deviations.log() - 0.5 * math.log(2 * math.pi)
-    squeezed = 2 * (math.log(2) - unsquashed - F.softplus(-2 * unsquashed))
-    return torch.tanh(unsquashed), (density - squeezed).sum(1)
+    log_derivative = 2 * (math.log(2) - unsquashed - F.softplus(-2 * unsquashed))
+    return torch.tanh(unsquashed), (density - log_derivative).sum(1)

@@ -1,4 +1,4 @@
-"""V-trace (IMPALA, 1802.01561) and LASER's trust region on it (1909.11583). Time-major, nothing here carries a gradient."""
+"""V-trace (IMPALA, 1802.01561) and LASER's trust region on it (1909.11583), time-major and without gradients."""
 
 import math
 from typing import NamedTuple
@@ -10,28 +10,47 @@ from core.ops.policy_losses import kl
 
 
 class VTraceReturns(NamedTuple):
+    """Value targets and advantages of V-trace."""
+
     targets: Tensor      # [T, B] v_s
     advantages: Tensor   # [T, B] weight of grad log pi(a_s); 0 where excluded
     unweighted: Tensor   # [T, B] the advantages without their ratio, for losses that have a ratio of their own
 
 
 @torch.no_grad()
-def vtrace(log_ratios: Tensor, rewards: Tensor, discounts: Tensor, values: Tensor, included: Tensor, *,
-           rho_bar: float, c_bar: float, pg_rho_bar: float, trace_lambda: float) -> VTraceReturns:
-    """Off-policy value targets and policy gradient weights (1802.01561, remark 1 and section 4.2; exclusion: 1909.11583).
+def vtrace(
+    log_ratios: Tensor, rewards: Tensor, discounts: Tensor, values: Tensor, included: Tensor, *, rho_bar: float,
+    c_bar: float, pg_rho_bar: float, trace_lambda: float
+) -> VTraceReturns:
+    """Compute off-policy value targets and policy gradient weights.
 
         rho_t = min(rho_bar, pi / mu),    c_t = lambda min(c_bar, pi / mu),    delta_t = rho_t (r_t + g_t V_{t+1} - V_t)
         x_t = included_t (delta_t + g_t c_t x_{t+1}),    x_T = 0,    v_t = V_t + x_t,    v_T = V_T
         unweighted_t = included_t (r_t + g_t v_{t+1} - V_t),    advantage_t = min(pg_rho_bar, pi / mu) unweighted_t
 
-    log_ratios log pi(a)/mu(a), rewards, discounts g (gamma times the row's discount, 0 at termination) [T, B] float,
-    values [T + 1, B], included [T, B] bool. A row is excluded because it is `last`, no action was taken there, or because LASER
-    finds its state irrelevant. Either way its target is its value, the row before it bootstraps from that value, and the trace stops
-    when it *reaches* it; its reward and ratio are not read. The three clips may be inf: ratios, corrections and advantages that their
-    numbers cannot hold are the largest ones that these can, so that 0 * inf and inf - inf do not occur. Shapes or dtypes that differ:
-    ValueError.
+    The equations are those of 1802.01561, remark 1 and section 4.2; exclusion is that of 1909.11583. A step is excluded
+    because it is `last` and has no action, or because LASER finds its state irrelevant. Either way its target is its
+    value, the step before it bootstraps from that value, and the trace stops when it *reaches* the step; its reward and
+    ratio are not read.
+
+    Ratios, corrections and advantages that floats cannot hold become the largest that floats can, so that 0 * inf and
+    inf - inf do not occur.
+
+    Args:
+        log_ratios: [T, B] float, log pi(a) / mu(a).
+        rewards: [T, B] float r.
+        discounts: [T, B] float g, gamma times the step's discount, 0 at termination.
+        values: [T + 1, B] float V.
+        included: [T, B] bool.
+        rho_bar: Clip of pi / mu in the temporal differences; it may be inf.
+        c_bar: Clip of pi / mu in the trace; it may be inf.
+        pg_rho_bar: Clip of pi / mu in the policy gradient; it may be inf.
+        trace_lambda: Factor of the trace.
+
+    Raises:
+        ValueError: Shapes or dtypes differ.
     """
-    _assert_window(log_ratios, rewards, discounts, values, included)
+    _check_window(log_ratios, rewards, discounts, values, included)
     largest = torch.finfo(values.dtype).max / 8  # so that a few of them can be added
     ratios = log_ratios.clamp(max=math.log(largest)).exp()
     deltas = (ratios.clamp(max=rho_bar) * (rewards + discounts * values[1:] - values[:-1])).clamp(-largest, largest)
@@ -48,22 +67,40 @@ def vtrace(log_ratios: Tensor, rewards: Tensor, discounts: Tensor, values: Tenso
 
 @torch.no_grad()
 def implied_policy(target_logits: Tensor, behaviour_logits: Tensor, rho_bar: float) -> Tensor:
-    """Whose values V-trace with rho_bar > 0 learns (1802.01561, section 4.1; 1909.11583): pi~ proportional to min(rho_bar mu, pi).
+    """Compute log pi~ [T, B, A] of the policy whose values V-trace learns, pi~ proportional to min(rho_bar mu, pi).
 
-    Logits of pi and mu [T, B, A], finite. Returns log pi~ [T, B, A]. Shapes that differ or rho_bar <= 0: ValueError.
+    Sources: 1802.01561, section 4.1; 1909.11583.
+
+    Args:
+        target_logits: [T, B, A] of pi, finite.
+        behaviour_logits: [T, B, A] of mu, finite.
+        rho_bar: Clip of pi / mu in the temporal differences, above 0.
+
+    Raises:
+        ValueError: The shapes differ, or rho_bar is not positive.
     """
     if target_logits.ndim != 3 or target_logits.shape != behaviour_logits.shape or rho_bar <= 0:
-        raise ValueError(f"logits must be [T, B, A] of one shape, not {tuple(target_logits.shape)} and {tuple(behaviour_logits.shape)}, "
-                         f"and rho_bar positive, not {rho_bar}")
+        shapes = f"{tuple(target_logits.shape)} and {tuple(behaviour_logits.shape)}"
+        raise ValueError(f"logits must be [T, B, A] of one shape, not {shapes}, and rho_bar positive, not {rho_bar}")
     log_pi, log_mu = torch.log_softmax(target_logits, -1), torch.log_softmax(behaviour_logits, -1)
     return torch.log_softmax(torch.minimum(log_mu + math.log(rho_bar), log_pi), -1)
 
 
 @torch.no_grad()
-def relevance(target_logits: Tensor, behaviour_logits: Tensor, kind: str, threshold: float, rho_bar: float) -> Tensor:
-    """Which states LASER (1909.11583) learns from: KL(pi || pi~) < threshold, or KL(pi || mu) < threshold for kind "kl".
+def relevance(
+    target_logits: Tensor, behaviour_logits: Tensor, kind: str, threshold: float, rho_bar: float
+) -> Tensor:
+    """Return a mask [T, B] of the states that LASER (1909.11583) learns from.
 
-    Logits [T, B, A] of pi and mu; rho_bar belongs to kind "implied". Returns [T, B] bool. Another kind or other shapes: ValueError.
+    Args:
+        target_logits: [T, B, A] of pi.
+        behaviour_logits: [T, B, A] of mu.
+        kind: "implied" for KL(pi || pi~) < threshold, "kl" for KL(pi || mu) < threshold.
+        threshold: Nats.
+        rho_bar: Clip of pi / mu for `implied_policy`, whose result is pi~.
+
+    Raises:
+        ValueError: The kind is another, or the shapes differ.
     """
     if kind not in ("implied", "kl"):
         raise ValueError(f"relevance is measured by 'implied' or 'kl', not {kind!r}")
@@ -71,11 +108,13 @@ def relevance(target_logits: Tensor, behaviour_logits: Tensor, kind: str, thresh
     return kl(target_logits, reference) < threshold
 
 
-def _assert_window(log_ratios: Tensor, rewards: Tensor, discounts: Tensor, values: Tensor, included: Tensor) -> None:
-    rows = [tuple(tensor.shape) for tensor in (log_ratios, rewards, discounts, included)]
-    if len(set(rows)) != 1 or rewards.ndim != 2 or len(rewards) < 1:
-        raise ValueError(f"log_ratios, rewards, discounts and included must be [T, B] of one shape with T >= 1, not {rows}")
-    if tuple(values.shape) != (len(rewards) + 1, rewards.shape[1]):
-        raise ValueError(f"values must be [T + 1, B] = {(len(rewards) + 1, rewards.shape[1])}, not {tuple(values.shape)}")
+def _check_window(log_ratios: Tensor, rewards: Tensor, discounts: Tensor, values: Tensor, included: Tensor) -> None:
+    shapes = [tuple(tensor.shape) for tensor in (log_ratios, rewards, discounts, included)]
+    if len(set(shapes)) != 1 or rewards.ndim != 2 or len(rewards) < 1:
+        fields = "log_ratios, rewards, discounts and included"
+        raise ValueError(f"{fields} must be [T, B] of one shape with T >= 1, not {shapes}")
+    expected = (len(rewards) + 1, rewards.shape[1])
+    if tuple(values.shape) != expected:
+        raise ValueError(f"values must be [T + 1, B] = {expected}, not {tuple(values.shape)}")
     if included.dtype != torch.bool:
         raise ValueError(f"included must be bool, not {included.dtype}")

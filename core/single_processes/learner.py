@@ -142,7 +142,7 @@ def _learn(context: Context, agent: Agent, memory: Memory | DeviceMemory, batche
 
 
 def _make_agent(context: Context, group: LearnerGroup) -> Agent:
-    """Make the agent. Several learners draw the same initial weights; then each has a random state of its own."""
+    """Make an agent that can learn. Several learners draw the same first weights, then each has its own random state."""
     context.seed_everything("learner", 0)
     memory, device = context.memories[group.index], context.device_of(group.index)
     precision = precision_on(device, context.options.learner.precision)
@@ -152,8 +152,8 @@ def _make_agent(context: Context, group: LearnerGroup) -> Agent:
         memory.features_of = feature_source(context, device)
     if context.resume_from is None and context.initial_weights is not None:
         load_initial(agent, context.initial_weights)
+    agent.init_learner()  # after the initial weights, which the target copies
     if group.size > 1:
-        agent.state_dict()  # everything that is made on first use, a target of these weights too
         context.seed_everything("learner", group.index)
     return agent
 

@@ -57,7 +57,7 @@ def restore(context: Context, agent: Agent, memory: Memory | DeviceMemory, index
 
 
 def load_initial(agent: Agent, path: Path) -> None:
-    """Load the weights of a model file into an agent that has no target network and no optimiser yet."""
+    """Load the weights of a model file into an agent, before `init_learner` copies them to its target."""
     model_file.load_into(agent.model, model_file.reload_weights(path)[0], path)
 
 

@@ -52,7 +52,7 @@ def make_agent(name: str, device: str = "cpu", seed: int = 3, **more):
     params = agent.Params(**{**SETTINGS, **settings, **more})
     spec = CONTINUOUS if agent.actions is Continuous else DISCRETE
     made = agent(params, spec, lambda: model(model.Params(**NETWORKS[model]), spec).to(device))
-    made.state_dict() if spec is CONTINUOUS else made.target
+    made.init_learner()
     return made
 
 

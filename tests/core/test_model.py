@@ -20,7 +20,7 @@ class Nested(NamedTuple):
 class Plain(Model):
     """Return a tensor [B, 4]."""
 
-    head, observations = "q", "vector"
+    output_kind, observations = "q", "vector"
 
     def forward(self, observation: Tensor, state: State) -> tuple[Tensor, State]:
         return 2 * observation, state

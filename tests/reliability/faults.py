@@ -264,7 +264,7 @@ class Stops(DQN):
 class HalfAnUpdate(SAC):
     """Kill the learner between the step of its critics and the step of its policy."""
 
-    def improve(self, step, wanted):  # type: ignore[no-untyped-def]
+    def update_policy(self, transitions, apply_if):  # type: ignore[no-untyped-def]
         if due("kill", 0, self._updates.made):
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().improve(step, wanted)
+        return super().update_policy(transitions, apply_if)

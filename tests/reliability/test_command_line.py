@@ -214,13 +214,15 @@ def test_the_smallest_accepted_capacity_can_be_trained_with(refuse, root, nstep,
 
 def test_a_memory_that_does_not_suit_the_agent_is_refused(refuse, monkeypatch):
     from core.agents.dqn import DQN
-    monkeypatch.setattr(DQN, "memories", ("shared",))
-    assert "memory_type=prioritized does not suit agent_type=dqn, which learns from memory_type shared" in "\n".join(refuse())
+    monkeypatch.setattr(DQN, "window_kinds", ("unrolls",))
+    expected = ("memory_type=prioritized holds transitions and sequences, and agent_type=dqn learns from unrolls; "
+                "memory_type could be queue or mixed")
+    assert expected in "\n".join(refuse())
 
 
 def test_a_model_whose_output_does_not_suit_the_agent_is_refused(refuse, monkeypatch):
     from core.models.dqn import DQNMLP
-    monkeypatch.setattr(DQNMLP, "head", "policy")
+    monkeypatch.setattr(DQNMLP, "output_kind", "policy")
     told = "\n".join(refuse("--config", "dqn-cartpole"))
     assert "model_type=dqn-mlp gives 'policy' and agent_type=dqn needs 'q'" in told
 

@@ -60,7 +60,7 @@ def refusals(files: Path) -> dict[str, tuple[tuple[str, ...], int, tuple[str, ..
                     "evaluator.num_envs=1000000000 must be at most", "learner.threads=3000000000 must be at most 1024",
                     "supervisor.heartbeat_timeout=1e-300 must be at least 1")),
         "combination": ((*CARTPOLE, "--game", "Pendulum-v1", "--memory_type", "queue", "--model_type", "dqn-cnn"), 2,
-                        ("agent_type=dqn cannot take the continuous actions of game=Pendulum-v1", "learns from memory_type shared",
+                        ("agent_type=dqn cannot take the continuous actions of game=Pendulum-v1", "agent_type=dqn learns from transitions",
                          "model_type could be dqn-mlp")),
         "game": (("--config", "dqn-pong", "--game", "brekout"), 2, ("breakout",)),
         "package": (("--config", "dqn-minatar-breakout"), 2, ('pip install -e ".[minatar]"',)),

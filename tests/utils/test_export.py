@@ -37,7 +37,7 @@ def spec_of(name: str) -> EnvSpec:
 
 
 def agent_of(name: str):
-    return next(AgentsDict[agent] for agent in AgentsDict if AgentsDict[agent].head == ModelsDict[name].head
+    return next(AgentsDict[agent] for agent in AgentsDict if AgentsDict[agent].required_output == ModelsDict[name].output_kind
                 and (agent in name or not name.startswith(("ddpg", "td3", "sac"))))
 
 
@@ -50,7 +50,7 @@ def small_policy(name: str, lstm: bool = False) -> Policy:
     sizes = {field.name: SMALL[field.name] for field in dataclasses.fields(options.model) if field.name in SMALL}
     if isinstance(options.model.hidden if "hidden" in sizes else 0, tuple):
         sizes["hidden"] = (16, 16)
-    if ModelsDict[name].head == "actor-critic" and not lstm:
+    if ModelsDict[name].output_kind == "actor-critic" and not lstm:
         sizes.pop("lstm", None)
     options = dataclasses.replace(options, model=dataclasses.replace(options.model, **sizes))
     torch.manual_seed(1)
@@ -69,10 +69,10 @@ def test_onnxruntime_gives_what_torch_gives(name, lstm, tmp_path):
     example = network.example(policy.spec, 4, seed=9)
     given = {name: tensor.numpy() for name, tensor in example.items()}
     state = tuple(given[name] for name in given if name.startswith("state_"))
-    assert bool(state) == (lstm or policy.agent.head == "recurrent-q")
+    assert bool(state) == (lstm or policy.agent.required_output == "recurrent-q")
     if "previous_action" in given:
         state = *state, given["previous_action"]
-    if policy.agent.head == "actor-critic":
+    if policy.agent.required_output == "actor-critic":
         policy.agent.params = dataclasses.replace(policy.agent.params, evaluation="greedy")
     actions, after = policy.act(given["observation"], state or None, given.get("reward", 0.0))
     found = dict(zip(network.outputs, session.run(network.outputs, given)))

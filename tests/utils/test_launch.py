@@ -88,7 +88,7 @@ def test_a_run_is_resumed_from_its_newest_checkpoint_only(options, monkeypatch):
         assert refused.value.code == 3
     saved = run_checkpoint.save(chosen.checkpoint_folder, {"agent": {}, "clock": clock, "learner": {}}, step=40, keep=1)
     context, _ = prepare(chosen)
-    assert context.counters.agent_steps == 40 and context.resume_from == chosen.checkpoint_folder
+    assert context.counters.agent_steps == 40 and context.resume_from == saved
 
 
 def test_an_agent_is_made_on_its_device_and_its_maker_pickles(options):

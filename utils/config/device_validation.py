@@ -76,10 +76,10 @@ def _captured(options: Options) -> list[str]:
     if learner.captured != "yes":
         return []
     found, count = [], learner.updates_per_replay
-    if not agent.captures:
+    if not agent.supports_cuda_graphs:
         found.append(f"learner.captured=yes: updates of agent_type={options.agent_type} cannot be captured; agent_type could be "
-                     + _names(AgentsDict, lambda other: other.captures))
-    elif (period := agent.period(options.agent)) and count % period:
+                     + _names(AgentsDict, lambda other: other.supports_cuda_graphs))
+    elif (period := agent.update_cycle(options.agent)) and count % period:
         found.append(f"learner.captured=yes: learner.updates_per_replay={count} must be a multiple of {period}, after which updates of "
                      f"agent_type={options.agent_type} repeat")
     if options.num_learners > 1:

@@ -140,12 +140,12 @@ def _trackers(options: Options) -> list[str]:
 
 # combinations ---------------------------------------------------------------------------------------------------------
 def _memory_type(options: Options) -> list[str]:
-    allowed, together = options.agent_class.memories, options.learner.batches_per_draw
-    if options.memory_type not in MemoriesDict:  # a memory of the user's own
-        return []
-    if options.memory_type not in allowed:
-        return [f"memory_type={options.memory_type} does not suit agent_type={options.agent_type}, "
-                f"which learns from memory_type {' or '.join(allowed)}"]
+    kinds, together = options.agent_class.window_kinds, options.learner.batches_per_draw
+    held = options.memory_class.window_kinds
+    if not set(held) & set(kinds):
+        fitting = _fitting(MemoriesDict, lambda memory: set(memory.window_kinds) & set(kinds))
+        return [f"memory_type={options.memory_type} holds {' and '.join(held)}, and agent_type={options.agent_type} learns from "
+                f"{' or '.join(kinds)}; {_could('memory_type', fitting)}"]
     if together > 1 and issubclass(options.memory_class, UnrollMemory):
         return [f"learner.batches_per_draw={together} must be 1 with memory_type={options.memory_type}, whose batches have parts"]
     return []
@@ -161,18 +161,18 @@ def _actions(options: Options, spec: EnvSpec) -> list[str]:
 
 def _head(options: Options) -> list[str]:
     agent, model = options.agent_class, options.model_class
-    if model.head == agent.head:
+    if model.output_kind == agent.required_output:
         return []
-    fitting = _fitting(ModelsDict, lambda other: other.head == agent.head)
-    return [f"model_type={options.model_type} gives {model.head!r} and agent_type={options.agent_type} needs {agent.head!r}; "
-            f"{_could('model_type', fitting)}"]
+    fitting = _fitting(ModelsDict, lambda other: other.output_kind == agent.required_output)
+    return [f"model_type={options.model_type} gives {model.output_kind!r} and agent_type={options.agent_type} needs "
+            f"{agent.required_output!r}; {_could('model_type', fitting)}"]
 
 
 def _observations(options: Options, spec: EnvSpec) -> list[str]:
     kind, agent, model = "image" if spec.is_image else "vector", options.agent_class, options.model_class
     if model.observations == kind:
         return []
-    fitting = _fitting(ModelsDict, lambda other: other.head == agent.head and other.observations == kind)
+    fitting = _fitting(ModelsDict, lambda other: other.output_kind == agent.required_output and other.observations == kind)
     return [f"model_type={options.model_type} takes {model.observations} observations and game={options.game} "
             f"(env_type={options.env_type}) gives {kind} ones; {_could('model_type', fitting)}"]
 

@@ -174,6 +174,7 @@ def _updating(agent: Agent, batch: Batch, seconds: float) -> tuple[float, bool]:
 
     The first update is not counted, unless it takes `seconds` or longer.
     """
+    agent.init_learner()
     sound, updates, started = False, -1, time.perf_counter()
     while updates < 1 or time.perf_counter() - started < seconds:
         output = agent.learn(batch)

@@ -1,4 +1,7 @@
-"""Exploration of continuous actions by noise, in units of half the action's range: Gaussian, or Ornstein-Uhlenbeck and so correlated."""
+"""Exploration of continuous actions by Gaussian or, correlated over time, Ornstein-Uhlenbeck noise.
+
+The unit of noise is half the range of an action.
+"""
 
 from dataclasses import dataclass
 
@@ -23,40 +26,47 @@ class ActionNoiseParams:
 
 
 class ActionNoise:
-    """Exploration of E streams with actions of A numbers. OU noise begins at 0 with every episode."""
+    """Exploration of E environments with actions of A numbers. OU noise starts at 0 in every episode."""
 
     def __init__(self, params: ActionNoiseParams, scales: np.ndarray, num_actions: int, generator: np.random.Generator):
         self._params, self._scales, self._generator = params, scales, generator
         self._state = np.zeros((len(scales), num_actions))  # of OU noise
         self.update(0)
 
-    @staticmethod
-    def of(params: ActionNoiseParams, actor_ind: int, num_actors: int, num_envs: int, num_actions: int,
-           generator: np.random.Generator) -> "ActionNoise":
-        """That of one actor: its environments' rungs of the ladder over those of all actors."""
+    @classmethod
+    def for_actor(
+        cls, params: ActionNoiseParams, actor_ind: int, num_actors: int, num_envs: int, num_actions: int,
+        generator: np.random.Generator
+    ) -> "ActionNoise":
+        """Make the noise of one actor, whose environments are rungs of a ladder over the environments of all actors."""
         scales = params.noise_scale * geometric(num_actors * num_envs, params.noise_ladder)
-        return ActionNoise(params, scales[actor_ind::num_actors], num_actions, generator)
+        return cls(params, scales[actor_ind::num_actors], num_actions, generator)
 
     def update(self, agent_steps: int) -> None:
         params = self._params
         self._random = agent_steps < params.random_steps
-        self.scale = self._scales * linear(agent_steps, 1.0, params.noise_end, params.noise_steps)  # [E]
+        self.scale: np.ndarray = self._scales * linear(agent_steps, 1.0, params.noise_end, params.noise_steps)  # [E]
 
-    def explored(self, action: np.ndarray, first: np.ndarray) -> np.ndarray:
-        """The actions [E, A] with noise, or random ones, within -1 .. 1; `first` [E] where an episode starts."""
+    def explore(self, action: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """Return actions within -1 .. 1 with noise, or random ones.
+
+        Args:
+            action: [E, A] in -1 .. 1.
+            first: [E] bool, an episode starts.
+        """
         if self._random:
             return self._generator.uniform(-1, 1, action.shape).astype(np.float32)
         if self._params.noise == "none":
             return action
-        return (action + self._noise(first)).clip(-1, 1).astype(np.float32)
-
-    def _noise(self, first: np.ndarray) -> np.ndarray:
         normal, scale = self._generator.standard_normal(self._state.shape), self.scale[:, None]
         if self._params.noise == "gaussian":
-            return scale * normal
-        self._state[first] = 0
-        self._state = ornstein_uhlenbeck(self._state, self._params.ou_theta, scale, self._params.ou_dt, normal)
-        return self._state
+            noise: np.ndarray = scale * normal
+        else:
+            self._state[first] = 0
+            noise = ornstein_uhlenbeck(self._state, self._params.ou_theta, scale, self._params.ou_dt, normal)
+            self._state = noise
+        noisy: np.ndarray = (action + noise).clip(-1, 1)
+        return noisy.astype(np.float32)
 
     def statistics(self) -> dict[str, float]:
         return {"noise_scale": float(self.scale.mean())}

@@ -1,7 +1,9 @@
-"""What the actor-critics with unrolls share: acting by sampling the policy, and what they store. Their own files say how they learn."""
+"""The part that actor-critics of unrolls share: acting by sampling the policy, and stored fields.
+
+Each agent's own file says how it learns.
+"""
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,8 @@ EVALUATIONS = ("sample", "greedy")
 
 
 @dataclass(frozen=True)
-class ActorCriticParams(OptimizerParams):
-    """Defaults of the optimiser: IMPALA's on Atari (1802.01561, table G.1)."""
+class ActorCriticAgentParams(OptimizerParams):
+    """Settings of actor-critics; the optimiser's defaults are IMPALA's on Atari (1802.01561, table G.1)."""
 
     batch_size: int = setting(32, low=1, high=65_536)  # Unrolls in a batch (IMPALA: 32).
     unroll_length: int = setting(20, low=1, high=10_000)  # Steps of an unroll (IMPALA: 20).
@@ -38,34 +40,30 @@ class ActorCriticParams(OptimizerParams):
     clip_norm: float = setting(40.0, low=0, high=1e9)  # Largest norm of the whole gradient; losses are sums over [T, B]; 0 is off.
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Over the last axis."""
-    return torch.from_numpy(logits).softmax(-1).numpy()
-
-
 class Sampling:
-    """The policy itself explores."""
+    """Exploration by sampling the policy, which never changes."""
 
     def __init__(self, generator: np.random.Generator):
         self.generator = generator
 
     def update(self, agent_steps: int) -> None:
-        """Nothing decays."""
+        """Do nothing."""
 
     def statistics(self) -> dict[str, float]:
         return {}
 
 
 class ActorCriticAgent(Agent):
-    head = "actor-critic"
+    """Base of agents that learn a policy and a value from whole unrolls."""
+
+    required_output = "actor-critic"
     actions = Discrete
-    _model: Model | None = None
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self.samples_per_window = self.params.unroll_length
 
-    # what it stores and samples ---------------------------------------------------------------------------------------
+    # stored fields and sampled windows --------------------------------------------------------------------------------
     @property
     def window(self) -> WindowSpec:
         length = self.params.unroll_length
@@ -73,7 +71,7 @@ class ActorCriticAgent(Agent):
 
     @property
     def extras(self) -> dict[str, ArraySpec]:
-        """Behaviour logits and value."""
+        """Return the fields of the behaviour policy's logits and value."""
         assert isinstance(self.spec.action, Discrete)
         return {"logits": ArraySpec((self.spec.action.num_actions,), "float32"), "value": ArraySpec((), "float32")}
 
@@ -85,29 +83,22 @@ class ActorCriticAgent(Agent):
     def features(self, window: Window) -> Tensor:
         return self.unroll(window.to(self.device))[0].features[:-1]
 
-    # the actor's side -------------------------------------------------------------------------------------------------
-    @property
-    def model(self) -> Model:
-        if self._model is None:
-            self._model = self._make_model()
-        return self._model
-
-    @cached_property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
+    # acting -----------------------------------------------------------------------------------------------------------
     @torch.inference_mode()
     def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
         output, state = self.model(on_device(timestep.observation, self.device), state)
         logits, value, features = (tensor.cpu().numpy() for tensor in output)
-        noise = 0.0 if exploration is None else exploration.generator.gumbel(size=logits.shape)  # argmax of both is a sample
-        return ActorOutput((logits + noise).argmax(1), {"logits": logits, "value": value, "features": features}, state)
+        # The argmax of logits and Gumbel noise is a sample of the policy.
+        noise = 0.0 if exploration is None else exploration.generator.gumbel(size=logits.shape)
+        action = (logits + noise).argmax(1)
+        return ActorOutput(action, {"logits": logits, "value": value, "features": features}, state)
 
     def greedy(self, output: ActorCriticOutput) -> dict[str, Tensor]:
         return {"action": output.logits.argmax(1), "logits": output.logits, "value": output.value}
 
-    def outlook(self, output: ActorOutput) -> dict[str, np.ndarray]:
-        return {"value": output.extras["value"], "action probabilities": softmax(output.extras["logits"])}
+    def policy_diagnostics(self, output: ActorOutput) -> dict[str, np.ndarray]:
+        probabilities = torch.from_numpy(output.extras["logits"]).softmax(-1).numpy()
+        return {"value": output.extras["value"], "action probabilities": probabilities}
 
     def exploration(self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator) -> Sampling:
         return Sampling(generator)
@@ -115,27 +106,22 @@ class ActorCriticAgent(Agent):
     def evaluation_exploration(self, num_envs: int, generator: np.random.Generator) -> Sampling | None:
         return Sampling(generator) if self.params.evaluation == "sample" else None
 
-    # the learner's side -----------------------------------------------------------------------------------------------
+    # learning ---------------------------------------------------------------------------------------------------------
     def unroll(self, window: Window, model: Model | None = None) -> tuple[ActorCriticOutput, State]:
-        """The network (or another of its kind) on all rows of windows on its device, [T + 1, B, ...]."""
+        """Run the network, or another of its kind, over all steps [T + 1, B, ...] of windows on its device."""
         return (model or self.model).unroll(window.observations, window.firsts, window.states)
 
-    def _prepare(self) -> None:
-        """What only the learner has is made when it first learns."""
-        if not hasattr(self, "_optimizer"):
-            self._optimizer = Optimizer(self.model.parameters(), self.params, sums=True)
+    def init_learner(self) -> None:
+        self._optimizer = Optimizer(self.model.parameters(), self.params, sums=True)
 
-    def plan(self, count: int) -> None:
-        self._prepare()
+    def prepare_updates(self, count: int) -> None:
         disable_host_sync(self.model)
         self._optimizer.plan(count)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        self._prepare()
         return {"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._prepare()
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])

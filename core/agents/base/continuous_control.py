@@ -1,6 +1,7 @@
-"""What the agents of continuous actions share: acting, noise, optimisers and targets of policy and critic, checkpoints.
+"""The part that agents of continuous actions share: acting, noise, optimisers, targets, checkpoints.
 
-Their own files say how critics learn and what a policy maximises; core/agents/base/policy_critic_gradients.py differentiates.
+Each agent's own file says how critics learn and what a policy maximises. core/agents/base/policy_critic_gradients.py
+computes the gradients.
 """
 
 import copy
@@ -14,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.agent import ActorOutput, Agent, LearnerOutput, output_of
+from core.agent import ActorOutput, Agent, LearnerOutput, make_learner_output
 from core.agents.base.action_noise import ActionNoise, ActionNoiseParams
-from core.agents.base.policy_critic_gradients import Gradients, gradients
+from core.agents.base.policy_critic_gradients import make_gradients
 from core.common.settings import setting
 from core.device.transfers import on_device
 from core.learning.device_schedule import UpdateCounter
@@ -30,7 +31,7 @@ from core.types import Batch, State, TimeStep
 
 
 @dataclass(frozen=True)
-class ControlParams(ActionNoiseParams, OptimizerParams):
+class ControlAgentParams(ActionNoiseParams, OptimizerParams):
     batch_size: int = setting(256, low=1, high=65_536)  # Windows in a batch.
     nstep: int = setting(1, low=1, high=100)  # Steps of the return before it bootstraps (D4PG: 5).
     gamma: float = setting(0.99, low=0, high=1)  # Discount of a step.
@@ -46,185 +47,196 @@ class ControlParams(ActionNoiseParams, OptimizerParams):
     lean: bool = setting(True)  # Differentiate small networks on a CPU by hand, which is faster and gives the same numbers.
 
 
-class Step(NamedTuple):
-    """A batch of n-step transitions as critics learn from them. Observations are prepared, actions in -1 .. 1."""
+class TransitionBatch(NamedTuple):
+    """A batch of n-step transitions. Observations are preprocessed, actions in -1 .. 1."""
 
-    observation: Tensor        # [B, ...]
-    action: Tensor             # [B, A]
-    returns: Tensor            # [B] R of n_step_return
-    factors: Tensor            # [B] D: the target is R + D * bootstrap
-    next_observation: Tensor   # [B, ...] that the value is bootstrapped from
+    observation: Tensor          # [B, ...]
+    action: Tensor               # [B, A]
+    returns: Tensor              # [B] R of n_step_return
+    bootstrap_discounts: Tensor  # [B] D of n_step_return: the target is R + D * bootstrap
+    next_observation: Tensor     # [B, ...] that the target bootstraps from
 
-    def part(self, part: slice | None) -> "Step":
-        """Some of the transitions; None: all."""
-        return self if part is None else Step(*(field[part] for field in self))
+    def select(self, part: slice | None) -> "TransitionBatch":
+        """Return some of the transitions. If `part` is None, return all."""
+        return self if part is None else TransitionBatch(*(field[part] for field in self))
 
 
 class CriticLosses(NamedTuple):
-    losses: Tensor      # [B]
-    slopes: Tensor      # [C, B, N] their derivative with respect to what the critics gave
-    priorities: Tensor  # [B] non-negative
-    values: Tensor      # what the critics think of the actions, any shape
+    """Losses of the critics' outputs [C, B, N]."""
+
+    losses: Tensor            # [B]
+    output_gradients: Tensor  # [C, B, N] derivatives of the losses with respect to the outputs
+    priorities: Tensor        # [B] non-negative
+    values: Tensor            # values of the actions, any shape
 
 
 class ContinuousControl(Agent):
+    """Base of agents with a policy and critics of continuous actions."""
+
+    model: PolicyAndCritic
     actions = Continuous
-    memories = ("shared", "prioritized")
-    _model: PolicyAndCritic | None = None
-    _gradients: Gradients | None = None
+    window_kinds = ("transitions",)
 
     @classmethod
-    def period(cls, params: ControlParams) -> int:
+    def update_cycle(cls, params: ControlAgentParams) -> int:
         return params.policy_period
 
-    # what it samples --------------------------------------------------------------------------------------------------
+    # sampled windows --------------------------------------------------------------------------------------------------
     @property
     def window(self) -> WindowSpec:
-        return WindowSpec(self.params.nstep, (0, self.params.nstep))
+        return WindowSpec.transition(self.params.nstep)
 
+    # acting -----------------------------------------------------------------------------------------------------------
     @cached_property
-    def range(self) -> "ActionRange":
+    def action_range(self) -> "ActionRange":
+        """The bounds of the action space; built on first access."""
         return ActionRange(self.spec.action, self.device)  # type: ignore[arg-type]
 
-    # the actor's side -------------------------------------------------------------------------------------------------
-    @property
-    def model(self) -> PolicyAndCritic:
-        if self._model is None:
-            self._model = self._make_model()  # type: ignore[assignment]
-        assert self._model is not None
-        return self._model
-
-    @cached_property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
-    def choose(self, output: Tensor, exploring: bool) -> Tensor:
-        """Actions [E, A] in -1 .. 1, of what the policy says."""
+    def sample_action(self, output: Tensor, exploring: bool) -> Tensor:
+        """Return actions [E, A] in -1 .. 1 from the policy's output."""
         return output
 
     @torch.inference_mode()
     def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
-        """The action returned is the one the environment executes and the memory stores: with noise, clipped, in the space's units."""
+        """Return the actions that are executed and stored: with noise, clipped, in the units of the space."""
         output, state = self.model(on_device(timestep.observation, self.device), state)
-        action = self.choose(output, exploration is not None).cpu().numpy()
+        action = self.sample_action(output, exploration is not None).cpu().numpy()
         if exploration is not None:
-            action = exploration.explored(action, timestep.first)
-        return ActorOutput(self.range.in_space(action), {}, state)
+            action = exploration.explore(action, timestep.first)
+        return ActorOutput(self.action_range.in_space(action), {}, state)
 
     def greedy(self, output: Tensor) -> dict[str, Tensor]:
-        return {"action": self.range.to_space(self.choose(output, False))}
+        return {"action": self.action_range.to_space(self.sample_action(output, False))}
 
-    def exploration(self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator) -> ActionNoise:
-        return ActionNoise.of(self.params, actor_ind, num_actors, num_envs, self.spec.action.low.size, generator)  # type: ignore[union-attr]
+    def exploration(
+        self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator
+    ) -> ActionNoise:
+        num_actions = self.spec.action.low.size  # type: ignore[union-attr]
+        return ActionNoise.for_actor(self.params, actor_ind, num_actors, num_envs, num_actions, generator)
 
     def evaluation_exploration(self, num_envs: int, generator: np.random.Generator) -> None:
         return None
 
-    # the learner's side -----------------------------------------------------------------------------------------------
-    @property
-    def gradients(self) -> Gradients:
-        """Of the model, with its target; made, with the optimisers, when learning begins."""
-        if self._gradients is None:
-            params, self.target = self.params, copy.deepcopy(self.model).requires_grad_(False)
-            self._gradients = gradients(self.model, self.target, params.lean)
-            self.policy_optimizer = Optimizer([self._gradients.online.policy], params, period=params.policy_period)
-            self.critic_optimizer = Optimizer([self._gradients.online.critic], dataclasses.replace(
-                params, lr=params.critic_lr, weight_decay=params.critic_weight_decay))
-            self._updates, self._follow = UpdateCounter(), TargetUpdater(params.target_update, params.policy_period)
-        return self._gradients
+    # learning ---------------------------------------------------------------------------------------------------------
+    def init_learner(self) -> None:
+        params, self.target = self.params, copy.deepcopy(self.model).requires_grad_(False)
+        self.gradients = make_gradients(self.model, self.target, params.lean)
+        self.policy_optimizer = Optimizer([self.gradients.online.policy], params, period=params.policy_period)
+        self.critic_optimizer = Optimizer([self.gradients.online.critic], dataclasses.replace(
+            params, lr=params.critic_lr, weight_decay=params.critic_weight_decay))
+        self._updates = UpdateCounter()
+        self._update_target = TargetUpdater(params.target_update, params.policy_period)
 
     @abstractmethod
-    def bootstrap(self, step: Step) -> Tensor:
-        """What the target critics say of what comes after, [C, B, N], without gradient."""
+    def bootstrap(self, transitions: TransitionBatch) -> Tensor:
+        """Compute the target critics' outputs [C, B, N] at the next observations, without gradient."""
 
     @abstractmethod
-    def critic_losses(self, step: Step, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
-        """Of what the critics say of the actions, [C, B, N], and of `bootstrap`."""
+    def critic_losses(self, transitions: TransitionBatch, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
+        """Compute the losses of the critics' outputs for the actions.
+
+        Args:
+            transitions: The batch.
+            outputs: [C, B, N] outputs of the critics.
+            bootstrap: [C, B, N] as `bootstrap` returned it.
+        """
 
     @abstractmethod
-    def improve(self, step: Step, wanted: bool | Tensor) -> tuple[dict[str, Tensor], bool | Tensor]:
-        """A step of the policy, if the critics' one was taken. Returns statistics, and whether it was."""
+    def update_policy(
+        self, transitions: TransitionBatch, apply_if: bool | Tensor
+    ) -> tuple[dict[str, Tensor], bool | Tensor]:
+        """Take a step of the policy's optimiser if `apply_if`, the critics' step, was taken.
+
+        Returns:
+            Statistics, and whether the step was taken.
+        """
 
     def learn(self, batch: Batch) -> LearnerOutput:
-        networks, step = self.gradients, self.step_of(batch)
+        transitions = self.transitions(batch)
         weights = batch.weights.to(self.device)  # [B]
 
         def differentiate(part: slice | None) -> Loss:
-            some, shares = step.part(part), weights if part is None else weights[part]
-            found = self.critic_losses(some, networks.critic_values(some.observation, some.action), self.bootstrap(some))
+            selected, shares = transitions.select(part), weights if part is None else weights[part]
+            outputs = self.gradients.critic_values(selected.observation, selected.action)
+            critics = self.critic_losses(selected, outputs, self.bootstrap(selected))
             shares = shares / len(shares)
-            loss = found.losses @ shares
-            networks.differentiate_critic(loss, found.slopes * shares[:, None])
-            return Loss(loss.detach(), {"q_mean": found.values.detach().mean(), "td_error": found.priorities.mean()}, found.priorities)
+            loss = critics.losses @ shares
+            self.gradients.differentiate_critic(loss, critics.output_gradients * shares[:, None])
+            statistics = {"q_mean": critics.values.detach().mean(), "td_error": critics.priorities.mean()}
+            return Loss(loss.detach(), statistics, critics.priorities)
 
-        found = self.critic_optimizer.gradient_of(len(weights), differentiate)
-        grad_norm, stepped = self.critic_optimizer.apply(found.loss)
-        statistics = {"loss": found.loss, "grad_norm": grad_norm, **found.statistics}
+        total = self.critic_optimizer.gradient_of(len(weights), differentiate)
+        grad_norm, applied = self.critic_optimizer.apply(total.loss)
+        statistics = {"loss": total.loss, "grad_norm": grad_norm, **total.statistics}
         if (update := self._updates.next()) % self.params.policy_period == 0:
-            more, stepped = self.improve(step, stepped)
-            statistics |= more
-            self._follow([networks.target.both], [networks.online.both], update, stepped)
-        self.model.observe(batch.window.observations[0], stepped)
-        return output_of(statistics, found.priorities, stepped)
+            policy_statistics, applied = self.update_policy(transitions, applied)
+            statistics |= policy_statistics
+            self._update_target([self.gradients.target.both], [self.gradients.online.both], update, applied)
+        self.model.update_normalization(batch.window.observations[0], applied)
+        return make_learner_output(statistics, total.priorities, applied)
 
-    def plan(self, count: int) -> None:
-        networks, improvements = self.gradients, count // self.params.policy_period
-        first = (self._updates.made // self.params.policy_period + 1) * self.params.policy_period
-        self._follow.plan(first, improvements, networks.online.both.device)
+    def prepare_updates(self, count: int) -> None:
+        period = self.params.policy_period
+        policy_updates, first = count // period, (self._updates.made // period + 1) * period
+        self._update_target.plan(first, policy_updates, self.gradients.online.both.device)
         self.critic_optimizer.plan(count)
-        self.policy_optimizer.plan(improvements)
+        self.policy_optimizer.plan(policy_updates)
         self._updates.plan(count)
 
-    def step_of(self, batch: Batch) -> Step:
+    def transitions(self, batch: Batch) -> TransitionBatch:
         """Return the n-step transitions of a batch."""
         window = batch.window.to(self.device)
-        returns, factors = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
-        observation, next_observation = (self.model.prepare(each) for each in window.observations)  # of [2, B, ...]
-        return Step(observation, self.range.from_space(window.actions[0]), returns, factors, next_observation)
+        returns, discounts = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
+        observation, next_observation = (self.model.preprocess(each) for each in window.observations)  # of [2, B, ...]
+        action = self.action_range.from_space(window.actions[0])
+        return TransitionBatch(observation, action, returns, discounts, next_observation)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        self.gradients  # noqa: B018  made if nothing was learnt yet
         return {"model": self.model.state_dict(), "target": self.target.state_dict(),
-                "policy_optimizer": self.policy_optimizer.state_dict(), "critic_optimizer": self.critic_optimizer.state_dict(),
-                "updates": self._updates.made}
+                "policy_optimizer": self.policy_optimizer.state_dict(),
+                "critic_optimizer": self.critic_optimizer.state_dict(), "updates": self._updates.made}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.gradients  # noqa: B018  made before anything is loaded into it
-        self.target.load_state_dict(state["target"])
         self.model.load_state_dict(state["model"])
+        self.target.load_state_dict(state["target"])
         self.policy_optimizer.load_state_dict(state["policy_optimizer"])
         self.critic_optimizer.load_state_dict(state["critic_optimizer"])
         self._updates.restore(state["updates"])
 
 
 class ActionRange:
-    """The bounds of a space, between which actions of -1 .. 1 are stretched."""
+    """The bounds of a space, to which actions of -1 .. 1 are stretched."""
 
     def __init__(self, space: Continuous, device: torch.device):
-        self._space, self._middle, self._half = space, space.high / 2 + space.low / 2, (space.high - space.low) / 2
-        halves = np.where(self._half, self._half, 1)
-        self._tensors = tuple(torch.from_numpy(each.reshape(-1)).to(device) for each in (self._middle, halves))
+        self._space, self._middle = space, space.high / 2 + space.low / 2
+        self._half = (space.high - space.low) / 2
+        divisor = np.where(self._half, self._half, 1)
+        self._tensors = tuple(torch.from_numpy(each.reshape(-1)).to(device) for each in (self._middle, divisor))
 
     def in_space(self, action: np.ndarray) -> np.ndarray:
-        """Actions [E, A] in -1 .. 1 as the space wants them, [E, *shape] float32 within its bounds."""
-        stretched = self._middle + self._half * action.reshape(-1, *self._middle.shape)
+        """Stretch actions [E, A] in -1 .. 1 to [E, *shape] float32 within the bounds."""
+        stretched: np.ndarray = self._middle + self._half * action.reshape(-1, *self._middle.shape)
         return stretched.clip(self._space.low, self._space.high).astype(np.float32)
 
     def to_space(self, action: Tensor) -> Tensor:
-        """Return actions [B, A] in -1 .. 1 on the device as the space wants them, [B, *shape] within its bounds."""
+        """Stretch actions [B, A] in -1 .. 1 on the device to [B, *shape] within the bounds."""
         middle, half, low, high = (torch.as_tensor(each, dtype=torch.float32, device=action.device)
                                    for each in (self._middle, self._half, self._space.low, self._space.high))
-        return (middle + half * action.unflatten(1, self._middle.shape)).clamp(low, high)
+        stretched: Tensor = middle + half * torch.unflatten(action, 1, self._middle.shape)
+        return stretched.clamp(low, high)
 
     def from_space(self, action: Tensor) -> Tensor:
-        """The inverse, on the device: actions [B, *shape] as [B, A] in -1 .. 1; 0 where the bounds are one."""
+        """Map actions [B, *shape] on the device back to [B, A] in -1 .. 1; 0 where both bounds are equal."""
         middle, half = self._tensors
         return (action.reshape(len(action), -1) - middle) / half
 
 
-def twin_losses(step: Step, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
-    """Squared errors of both critics, added, against R + D min_c Q'_c (equation 10); priority: the mean |error|."""
+def twin_losses(transitions: TransitionBatch, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
+    """Compute the squared errors of both critics, added, against R + D min_c Q'_c (1802.09477, equation 10).
+
+    The priority is the mean |error|.
+    """
     values = outputs[:, :, 0]  # [C, B]
-    errors = values - (step.returns + step.factors * bootstrap[:, :, 0].amin(0))
+    errors = values - (transitions.returns + transitions.bootstrap_discounts * bootstrap[:, :, 0].amin(0))
     return CriticLosses(errors.square().sum(0), 2 * errors.detach()[:, :, None], errors.detach().abs().mean(0), values)

@@ -1,4 +1,4 @@
-"""What DDPG and its descendants share: a policy that names one action, which follows the critic's slope with respect to it."""
+"""The part that DDPG and its descendants share: a policy of one action, which ascends the critic's value of it."""
 
 from abc import abstractmethod
 from typing import NamedTuple
@@ -6,39 +6,46 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from core.agents.base.continuous_control import ContinuousControl, Step
+from core.agents.base.continuous_control import ContinuousControl, TransitionBatch
 from core.learning.microbatches import Loss
 
 
 class PolicyLosses(NamedTuple):
-    losses: Tensor  # [B]
-    slopes: Tensor  # [1, B, N] their derivative with respect to what the first critic gave
+    """Losses of the first critic's outputs [1, B, N] for the policy's own actions."""
+
+    losses: Tensor            # [B]
+    output_gradients: Tensor  # [1, B, N] derivatives of the losses with respect to the outputs
 
 
 class Deterministic(ContinuousControl):
-    def smoothed(self, action: Tensor) -> Tensor:
-        """The target policy's actions [B, A] as they are bootstrapped from."""
+    """Base of agents whose policy outputs one action."""
+
+    def smooth_target_action(self, action: Tensor) -> Tensor:
+        """Return the target policy's actions [B, A] as they are bootstrapped from; the default changes nothing."""
         return action
 
     @abstractmethod
     def policy_losses(self, outputs: Tensor) -> PolicyLosses:
-        """Of what the first critic, [1, B, N], says of the policy's own actions."""
+        """Compute the losses of the first critic's outputs [1, B, N] for the policy's own actions."""
 
-    def bootstrap(self, step: Step) -> Tensor:
-        return self.gradients.bootstrap(step.next_observation, self.smoothed)
+    def bootstrap(self, transitions: TransitionBatch) -> Tensor:
+        return self.gradients.bootstrap(transitions.next_observation, self.smooth_target_action)
 
-    def improve(self, step: Step, wanted: bool | Tensor) -> tuple[dict[str, Tensor], bool | Tensor]:
+    def update_policy(
+        self, transitions: TransitionBatch, apply_if: bool | Tensor
+    ) -> tuple[dict[str, Tensor], bool | Tensor]:
         def differentiate(part: slice | None) -> Loss:
-            found = self.policy_losses(self.gradients.criticise_policy(step.part(part).observation))
-            loss = found.losses.mean()
-            self.gradients.differentiate_policy(loss, found.slopes / len(found.losses))
+            outputs = self.gradients.critic_values_of_policy(transitions.select(part).observation)
+            policy = self.policy_losses(outputs)
+            loss = policy.losses.mean()
+            self.gradients.differentiate_policy(loss, policy.output_gradients / len(policy.losses))
             return Loss(loss.detach(), {})
 
-        found = self.policy_optimizer.gradient_of(len(step.returns), differentiate)
-        norm, stepped = self.policy_optimizer.apply(found.loss, wanted)
-        return {"policy_loss": found.loss, "policy_grad_norm": norm}, stepped
+        total = self.policy_optimizer.gradient_of(len(transitions.returns), differentiate)
+        grad_norm, applied = self.policy_optimizer.apply(total.loss, apply_if)
+        return {"policy_loss": total.loss, "policy_grad_norm": grad_norm}, applied
 
 
 def value_losses(outputs: Tensor) -> PolicyLosses:
-    """- Q(s, mu(s)) of a critic that gives one value (DDPG: 1509.02971, equation 6)."""
+    """Compute - Q(s, mu(s)) of a critic that outputs one value (DDPG: 1509.02971, equation 6)."""
     return PolicyLosses(-outputs[0, :, 0], -torch.ones_like(outputs))

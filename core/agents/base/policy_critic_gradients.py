@@ -1,8 +1,9 @@
-"""Gradients of policy and critic, and the parameters of both as one vector: by autograd, which is the reference, or lean.
+"""Gradients of policy and critic, whose parameters are views of one vector: by autograd, the reference, or by hand.
 
-On a CPU an update of small networks spends as much on operators and fresh memory as on arithmetic. Where both networks are perceptrons,
-`ManualGradients` differentiates them by hand, in buffers that stay in the processor's cache. Both ways fill the same gradients. Those of
-the policy's loss are never taken with respect to the critic's parameters.
+On a CPU an update of small networks spends as much on operators and fresh memory as on arithmetic. Where both networks
+are perceptrons, `ManualGradients` therefore differentiates them by hand, in buffers that stay in the processor's cache.
+Both ways fill the same gradients. The gradient of the policy's loss is never taken with respect to the critic's
+parameters.
 """
 
 from collections.abc import Callable
@@ -13,90 +14,102 @@ from torch import Tensor, nn
 
 from core.model import PerceptronLayers, PolicyAndCritic
 
-Smoothing = Callable[[Tensor], Tensor]  # of the target policy's actions [B, A]
+SmoothAction = Callable[[Tensor], Tensor]  # maps the target policy's actions [B, A] to those that are bootstrapped from
 
 
 class FlatParameters:
-    """The parameters of policy and critics become views of one vector, and their gradients of another.
+    """One vector whose views are the parameters of policy and critics, and another for their gradients.
 
-    So an optimiser, of `policy` or `critic`, and a target, of `both`, need one operator each.
+    An optimiser of `policy` or `critic`, and a target update of `both`, therefore need one operator each.
     """
 
     def __init__(self, model: PolicyAndCritic):
-        self.of_policy, self.of_critic = list(model.policy.parameters()), list(model.critic.parameters())
-        parts = self.of_policy + self.of_critic
-        self.both = torch.cat([part.detach().flatten() for part in parts])
+        self.policy_parameters = list(model.policy.parameters())
+        self.critic_parameters = list(model.critic.parameters())
+        parameters = self.policy_parameters + self.critic_parameters
+        self.both = torch.cat([parameter.detach().flatten() for parameter in parameters])
         gradient, offset = torch.zeros_like(self.both), 0
-        for part in parts:
-            places = slice(offset, offset + part.numel())
-            part.data, part.grad = self.both[places].view_as(part), gradient[places].view_as(part)
-            offset += part.numel()
-        border = sum(part.numel() for part in self.of_policy)
+        for parameter in parameters:
+            span = slice(offset, offset + parameter.numel())
+            parameter.data, parameter.grad = self.both[span].view_as(parameter), gradient[span].view_as(parameter)
+            offset += parameter.numel()
+        border = sum(parameter.numel() for parameter in self.policy_parameters)
         self.policy, self.critic = nn.Parameter(self.both[:border]), nn.Parameter(self.both[border:])
         self.policy.grad, self.critic.grad = gradient[:border], gradient[border:]
 
 
 class Gradients(Protocol):
-    """Outputs are [C, B, N]: of C critics N numbers each. `slopes` [C, B, N] is a loss's derivative with respect to the last outputs.
+    """Forward passes of policy and critics, and the gradients of losses of their last outputs.
 
-    Eager asks autograd for it, Lean believes what it is given.
+    Outputs are [C, B, N]: N numbers from each of C critics. `output_gradients` [C, B, N] is the derivative of a loss
+    with respect to the last outputs. AutogradGradients computes it from the loss, ManualGradients uses what it is
+    given.
     """
 
     online: FlatParameters
     target: FlatParameters
 
-    def bootstrap(self, observation: Tensor, smoothing: Smoothing) -> Tensor:
-        """What the target critics say of the target policy's action, without gradient."""
+    def bootstrap(self, observation: Tensor, smooth_action: SmoothAction) -> Tensor:
+        """Compute the target critics' outputs for the target policy's smoothed actions, without gradient."""
 
     def critic_values(self, observation: Tensor, action: Tensor) -> Tensor:
-        """What the critics say of actions [B, A]."""
+        """Compute the critics' outputs for actions [B, A]."""
 
-    def differentiate_critic(self, loss: Tensor, slopes: Tensor) -> None:
-        """Fill the critics' gradients by those of a loss of `critic_values`'s outputs."""
+    def differentiate_critic(self, loss: Tensor, output_gradients: Tensor) -> None:
+        """Fill the critics' gradients from a loss of the outputs of `critic_values`."""
 
-    def criticise_policy(self, observation: Tensor) -> Tensor:
-        """What the first critic says of the policy's own actions, [1, B, N]."""
+    def critic_values_of_policy(self, observation: Tensor) -> Tensor:
+        """Compute the first critic's outputs [1, B, N] for the policy's own actions."""
 
-    def differentiate_policy(self, loss: Tensor, slopes: Tensor) -> None:
-        """Fill the policy's gradient by that of a loss of `critic_values_policy`'s outputs."""
+    def differentiate_policy(self, loss: Tensor, output_gradients: Tensor) -> None:
+        """Fill the policy's gradient from a loss of the outputs of `critic_values_of_policy`."""
 
 
-def gradients(model: PolicyAndCritic, target: PolicyAndCritic, lean: bool) -> Gradients:
-    """Lean where it is wanted and both networks are perceptrons on a CPU, in float32."""
+def make_gradients(model: PolicyAndCritic, target: PolicyAndCritic, lean: bool) -> Gradients:
+    """Make ManualGradients if `lean` and both networks are perceptrons on a CPU in float32, else AutogradGradients."""
     plain = next(model.parameters()).device.type == "cpu" and model.precision == "float32"
-    return ManualGradients(model, target) if lean and plain and model.perceptrons() is not None else AutogradGradients(model, target)
+    by_hand = lean and plain and model.perceptron_layers() is not None
+    return ManualGradients(model, target) if by_hand else AutogradGradients(model, target)
 
 
 class AutogradGradients:
+    """Gradients by autograd, for networks of any kind."""
+
     def __init__(self, model: PolicyAndCritic, target: PolicyAndCritic):
         self._model, self._target = model, target
         self.online, self.target = FlatParameters(model), FlatParameters(target)
 
     @torch.no_grad()
-    def bootstrap(self, observation: Tensor, smoothing: Smoothing) -> Tensor:
-        return self._target.critic(observation, smoothing(self._target.policy(observation)))
+    def bootstrap(self, observation: Tensor, smooth_action: SmoothAction) -> Tensor:
+        outputs: Tensor = self._target.critic(observation, smooth_action(self._target.policy(observation)))
+        return outputs
 
     def critic_values(self, observation: Tensor, action: Tensor) -> Tensor:
-        return self._model.critic(observation, action)
+        outputs: Tensor = self._model.critic(observation, action)
+        return outputs
 
-    def differentiate_critic(self, loss: Tensor, slopes: Tensor) -> None:
-        _refill(self.online.critic, self.online.of_critic, loss)
+    def differentiate_critic(self, loss: Tensor, output_gradients: Tensor) -> None:
+        _refill(self.online.critic, self.online.critic_parameters, loss)
 
-    def criticise_policy(self, observation: Tensor) -> Tensor:
-        return self._model.critic[:1](observation, self._model.policy(observation))
+    def critic_values_of_policy(self, observation: Tensor) -> Tensor:
+        outputs: Tensor = self._model.critic[:1](observation, self._model.policy(observation))
+        return outputs
 
-    def differentiate_policy(self, loss: Tensor, slopes: Tensor) -> None:
-        _refill(self.online.policy, self.online.of_policy, loss)
+    def differentiate_policy(self, loss: Tensor, output_gradients: Tensor) -> None:
+        _refill(self.online.policy, self.online.policy_parameters, loss)
 
 
-def _refill(vector: nn.Parameter, parts: list[nn.Parameter], loss: Tensor) -> None:
+def _refill(vector: nn.Parameter, parameters: list[nn.Parameter], loss: Tensor) -> None:
     assert vector.grad is not None
     vector.grad.zero_()
-    loss.backward(inputs=parts)
+    torch.autograd.backward(loss, inputs=parameters)
 
 
 class ManualGradients:
-    """tanh comes after the policy's last layer; observation and action, side by side, go into the critics' first."""
+    """Gradients by hand, for perceptrons.
+
+    tanh follows the policy's last layer. The first layer of a critic reads observation and action, side by side.
+    """
 
     def __init__(self, model: PolicyAndCritic, target: PolicyAndCritic):
         self.online, self.target = FlatParameters(model), FlatParameters(target)
@@ -105,8 +118,8 @@ class ManualGradients:
         self._observation = self._action = self._inputs = torch.empty(0)
 
     @torch.no_grad()
-    def bootstrap(self, observation: Tensor, smoothing: Smoothing) -> Tensor:
-        inputs = torch.cat([observation, smoothing(self._target_policy(observation).tanh_())], 1)
+    def bootstrap(self, observation: Tensor, smooth_action: SmoothAction) -> Tensor:
+        inputs = torch.cat([observation, smooth_action(self._target_policy(observation).tanh_())], 1)
         return torch.stack([critic(inputs) for critic in self._target_critics])
 
     @torch.no_grad()
@@ -115,64 +128,71 @@ class ManualGradients:
         return torch.stack([critic(self._inputs) for critic in self._critics])
 
     @torch.no_grad()
-    def differentiate_critic(self, loss: Tensor, slopes: Tensor) -> None:
-        for critic, slope in zip(self._critics, slopes):
-            critic.fill(self._inputs, slope)
+    def differentiate_critic(self, loss: Tensor, output_gradients: Tensor) -> None:
+        for critic, output_gradient in zip(self._critics, output_gradients):
+            critic.differentiate_parameters(self._inputs, output_gradient)
 
     @torch.no_grad()
-    def criticise_policy(self, observation: Tensor) -> Tensor:
+    def critic_values_of_policy(self, observation: Tensor) -> Tensor:
         self._observation, self._action = observation, self._policy(observation).tanh_()
         return self._critics[0](torch.cat([observation, self._action], 1)).clone()[None]
 
     @torch.no_grad()
-    def differentiate_policy(self, loss: Tensor, slopes: Tensor) -> None:
-        action = self._critics[0].back(slopes[0])[:, -self._action.shape[1]:]
-        self._policy.fill(self._observation, torch.ops.aten.tanh_backward(action, self._action))
+    def differentiate_policy(self, loss: Tensor, output_gradients: Tensor) -> None:
+        action_gradient = self._critics[0].differentiate_input(output_gradients[0])[:, -self._action.shape[1]:]
+        tanh_gradient = torch.ops.aten.tanh_backward(action_gradient, self._action)
+        self._policy.differentiate_parameters(self._observation, tanh_gradient)
 
 
 class Perceptron:
-    """Linear layers with ReLU between them. What a call gives lies in buffers that the next call uses again."""
+    """Linear layers with ReLU between them. The output of a call lies in buffers that the next call overwrites."""
 
     def __init__(self, layers: PerceptronLayers):
         self._layers = layers
         self._transposed = [weight.detach().t() for weight, _ in layers]
-        self._outputs: list[Tensor] = []    # of each layer, [B, units]
-        self._gradients: list[Tensor] = []  # with respect to what each layer is given
+        self._outputs: list[Tensor] = []          # of each layer, [B, units]
+        self._input_gradients: list[Tensor] = []  # with respect to each layer's input, [B, inputs]
 
     def __call__(self, input: Tensor) -> Tensor:
-        """[B, inputs] to [B, outputs]."""
+        """Compute outputs [B, outputs] of inputs [B, inputs]."""
         if not self._outputs or len(self._outputs[0]) != len(input):
             self._outputs = [input.new_empty(len(input), len(bias)) for _, bias in self._layers]
-            self._gradients = [input.new_empty(len(input), weight.shape[1]) for weight, _ in self._layers]
-        for number, output in enumerate(self._outputs):
-            torch.addmm(self._layers[number][1], input, self._transposed[number], out=output)
+            self._input_gradients = [input.new_empty(len(input), weight.shape[1]) for weight, _ in self._layers]
+        for index, output in enumerate(self._outputs):
+            torch.addmm(self._layers[index][1], input, self._transposed[index], out=output)
             input = output.relu_() if output is not self._outputs[-1] else output
         return input
 
-    def fill(self, input: Tensor, gradient: Tensor) -> None:
-        """The parameters' gradients, of the last call, which had this input; `gradient` [B, outputs] is that of its outputs."""
-        for number in reversed(range(len(self._layers))):
-            (weight, bias), given = self._layers[number], self._outputs[number - 1] if number else input
-            torch.mm(gradient.t(), given, out=weight.grad)
-            torch.sum(gradient, 0, out=bias.grad)
-            if number:
-                gradient = self._through(number, gradient)
+    def differentiate_parameters(self, input: Tensor, gradient: Tensor) -> None:
+        """Fill the parameters' gradients of the last call.
 
-    def back(self, gradient: Tensor) -> Tensor:
-        """The gradient [B, inputs] of the last call's input; that of the parameters is not made."""
-        for number in reversed(range(len(self._layers))):
-            gradient = self._through(number, gradient)
+        Args:
+            input: [B, inputs] of that call.
+            gradient: [B, outputs] with respect to its outputs.
+        """
+        for index in reversed(range(len(self._layers))):
+            (weight, bias), layer_input = self._layers[index], self._outputs[index - 1] if index else input
+            torch.mm(gradient.t(), layer_input, out=weight.grad)
+            torch.sum(gradient, 0, out=bias.grad)
+            if index:
+                gradient = self._backpropagate(index, gradient)
+
+    def differentiate_input(self, gradient: Tensor) -> Tensor:
+        """Return the gradient [B, inputs] of the last call's input, without those of the parameters."""
+        for index in reversed(range(len(self._layers))):
+            gradient = self._backpropagate(index, gradient)
         return gradient
 
-    def _through(self, number: int, gradient: Tensor) -> Tensor:
-        """From what a layer gives to what it is given, and on through the ReLU before it."""
-        before = torch.mm(gradient, self._layers[number][0], out=self._gradients[number])
-        if number:
-            torch.ops.aten.threshold_backward.grad_input(before, self._outputs[number - 1], 0, grad_input=before)
-        return before
+    def _backpropagate(self, index: int, gradient: Tensor) -> Tensor:
+        """Backpropagate through a layer to its input, and through the ReLU before it."""
+        input_gradient = torch.mm(gradient, self._layers[index][0], out=self._input_gradients[index])
+        if index:
+            torch.ops.aten.threshold_backward.grad_input(
+                input_gradient, self._outputs[index - 1], 0, grad_input=input_gradient)
+        return input_gradient
 
 
 def _perceptrons(model: PolicyAndCritic) -> tuple[Perceptron, list[Perceptron]]:
-    found = model.perceptrons()
-    assert found is not None
-    return Perceptron(found[0]), [Perceptron(layers) for layers in found[1]]
+    layers = model.perceptron_layers()
+    assert layers is not None
+    return Perceptron(layers[0]), [Perceptron(critic) for critic in layers[1]]

@@ -1,24 +1,26 @@
-"""What the agents of action values share: acting, exploring, the target network, checkpoints. Their own files say how they learn."""
+"""The part that agents of action values share: acting, exploration, target network, checkpoints.
+
+Each agent's own file says how its model's output becomes action values, and how it learns.
+"""
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from core.agent import ActorOutput, Agent, LearnerOutput, output_of
+from core.agent import ActorOutput, Agent, LearnerOutput, make_learner_output
 from core.common.settings import setting
 from core.learning.device_schedule import UpdateCounter
 from core.learning.microbatches import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams
 from core.learning.target_network import TargetUpdater
-from core.model import Model, disable_host_sync
+from core.model import disable_host_sync
 from core.ops.exploration import epsilon_greedy, ladder, linear
-from core.specs import Discrete
-from core.types import Batch, State, TimeStep, batch_size, piece
+from core.specs import Discrete, WindowKind, WindowSpec
+from core.types import Batch, State, TimeStep, batch_size, slice_batch
 
 
 @dataclass(frozen=True)
@@ -42,49 +44,47 @@ class QLearningParams(OptimizerParams):
 
 
 class EpsilonGreedy:
-    """Exploration of E streams: a linear decay, a fixed ladder, or a decay that ends at the ladder."""
+    """Epsilon-greedy exploration of E environments.
 
-    def __init__(self, params: QLearningParams, targets: np.ndarray, generator: np.random.Generator, training: bool = True):
-        self._params, self._targets, self.generator, self.training = params, targets, generator, training
-        self.epsilon = targets  # [E]
+    Epsilon falls linearly, differs between environments by a fixed ladder, or falls linearly to the ladder.
+    """
+
+    def __init__(
+        self, params: QLearningParams, final_epsilon: np.ndarray, generator: np.random.Generator, training: bool = True
+    ):
+        self._params, self._final_epsilon, self.generator, self.training = params, final_epsilon, generator, training
+        self.epsilon = final_epsilon  # [E]
 
     def update(self, agent_steps: int) -> None:
         params = self._params
         if params.exploration != "ladder":
             progress = linear(agent_steps, 0.0, 1.0, params.epsilon_steps)
-            self.epsilon = params.epsilon_start + (self._targets - params.epsilon_start) * progress
+            self.epsilon = params.epsilon_start + (self._final_epsilon - params.epsilon_start) * progress
 
     def statistics(self) -> dict[str, float]:
         return {"epsilon": float(self.epsilon.mean())}
 
 
 class QLearning(Agent):
-    """Subclasses say what `head` their model has, how its output becomes action values, and what its loss is."""
+    """Base of agents of action values, whose windows are n-step transitions unless a subclass says otherwise."""
 
     actions = Discrete
-    memories = ("shared", "prioritized")
-    _model: Model | None = None
-    _target: Model | None = None
+    window_kinds: ClassVar[tuple[WindowKind, ...]] = ("transitions",)
 
-    # the actor's side -------------------------------------------------------------------------------------------------
+    # stored fields and sampled windows --------------------------------------------------------------------------------
     @property
-    def model(self) -> Model:
-        if self._model is None:
-            self._model = self._make_model()
-        return self._model
+    def window(self) -> WindowSpec:
+        return WindowSpec.transition(self.params.nstep)
 
-    @cached_property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
+    # acting -----------------------------------------------------------------------------------------------------------
     def set_training(self, training: bool) -> None:
-        """Networks with noise have it while acting in training and while learning, not in evaluation."""
+        """Switch the noise of noisy layers on (acting in training, learning) or off (evaluations)."""
         if self.model.training != training:
             self.model.train(training)
 
     @abstractmethod
     def values(self, timestep: TimeStep, state: State) -> tuple[Tensor, State]:
-        """Action values [E, A] of what E streams see, and the next recurrent state."""
+        """Return the action values [E, A] of E environments, and the next recurrent state."""
 
     @torch.inference_mode()
     def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
@@ -94,53 +94,51 @@ class QLearning(Agent):
         action = values.argmax(1)
         if exploration is not None:
             action = epsilon_greedy(action, values.shape[1], exploration.epsilon, exploration.generator)
-        taken = np.take_along_axis(values, action[:, None], 1)[:, 0]
-        return ActorOutput(action, {"q_taken": taken, "q_max": values.max(1)}, state)
+        q_taken = np.take_along_axis(values, action[:, None], 1)[:, 0]
+        return ActorOutput(action, {"q_taken": q_taken, "q_max": values.max(1)}, state)
 
     def greedy(self, output: Tensor) -> dict[str, Tensor]:
         return {"action": output.argmax(1), "values": output}
 
-    def outlook(self, output: ActorOutput) -> dict[str, np.ndarray]:
+    def policy_diagnostics(self, output: ActorOutput) -> dict[str, np.ndarray]:
         return {"value, best and taken": np.stack([output.extras["q_max"], output.extras["q_taken"]], 1)}
 
-    def exploration(self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator) -> EpsilonGreedy:
+    def exploration(
+        self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator
+    ) -> EpsilonGreedy:
         params = self.params
+        if params.exploration == "linear":
+            return EpsilonGreedy(params, np.full(num_envs, params.epsilon_end), generator)
         rungs = ladder(num_actors * num_envs, params.ladder_base, params.ladder_alpha)
-        flat = np.full(num_envs, params.epsilon_end)
-        targets = flat if params.exploration == "linear" else rungs[actor_ind::num_actors]
-        return EpsilonGreedy(params, targets, generator)
+        return EpsilonGreedy(params, rungs[actor_ind::num_actors], generator)
 
     def evaluation_exploration(self, num_envs: int, generator: np.random.Generator) -> EpsilonGreedy | None:
         epsilon = self.params.evaluation_epsilon
         return EpsilonGreedy(self.params, np.full(num_envs, epsilon), generator, training=False) if epsilon else None
 
-    # the learner's side -----------------------------------------------------------------------------------------------
-    @property
-    def target(self) -> Model:
-        """The network that values what comes after a step; made, with the optimiser, when learning begins."""
-        if self._target is None:
-            self._target = self._make_model().requires_grad_(False)
-            self._target.load_state_dict(self.model.state_dict())
-            self._optimizer = Optimizer(self.model.parameters(), self.params)
-            self._updates, self._follow = UpdateCounter(), TargetUpdater(self.params.target_update)
-        return self._target
+    # learning ---------------------------------------------------------------------------------------------------------
+    def init_learner(self) -> None:
+        self.target = self._make_target()
+        self._optimizer = Optimizer(self.model.parameters(), self.params)
+        self._updates, self._update_target = UpdateCounter(), TargetUpdater(self.params.target_update)
 
     @abstractmethod
     def loss(self, batch: Batch) -> Loss:
-        """The mean loss of these windows, with priorities and what is reported: means too."""
+        """Compute the mean loss of the windows, their priorities, and statistics that are means too."""
 
     def learn(self, batch: Batch) -> LearnerOutput:
         self.set_training(True)
-        self.target  # noqa: B018  made, with the optimiser, if nothing was learnt yet
-        found, grad_norm, stepped = self._optimizer.minimise(batch_size(batch), lambda part: self.loss(piece(batch, part)))
-        self._follow(list(self.target.state_dict().values()), list(self.model.state_dict().values()), self._updates.next(), stepped)
-        statistics = {"loss": found.loss, "grad_norm": grad_norm, "lr": self._optimizer.rate, **found.statistics}
-        return output_of(statistics, found.priorities, stepped)
+        total, grad_norm, applied = self._optimizer.minimise(
+            batch_size(batch), lambda part: self.loss(slice_batch(batch, part)))
+        self._update_target(list(self.target.state_dict().values()), list(self.model.state_dict().values()),
+                            self._updates.next(), applied)
+        statistics = {"loss": total.loss, "grad_norm": grad_norm, "lr": self._optimizer.rate, **total.statistics}
+        return make_learner_output(statistics, total.priorities, applied)
 
-    def plan(self, count: int) -> None:
+    def prepare_updates(self, count: int) -> None:
         for network in (self.target, self.model):
             disable_host_sync(network)
-        self._follow.plan(self._updates.made + 1, count, self.device)
+        self._update_target.plan(self._updates.made + 1, count, self.device)
         self._optimizer.plan(count)
         self._updates.plan(count)
 
@@ -150,7 +148,7 @@ class QLearning(Agent):
                 "optimizer": self._optimizer.state_dict(), "updates": self._updates.made}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.target.load_state_dict(state["target"])
         self.model.load_state_dict(state["model"])
+        self.target.load_state_dict(state["target"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._updates.restore(state["updates"])

@@ -113,6 +113,7 @@ class CircularRule(ReplayStrategy):
 
 class CircularMemory(UnrollMemory):
     Params = CircularParams
+    window_kinds = ("repeated unrolls",)
 
     @classmethod
     def parts(cls, params: Any) -> list[Part]:

@@ -6,7 +6,7 @@ stay in the actors' rings, once, unless a rule decides itself what to overwrite:
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from core.memories.unrolls.strategy import EMPTY_DRAW, DrawnUnrolls, Part, Repla
 from core.memories.unrolls.unroll_slots import slots_bytes
 from core.memories.window_starts import ATTEMPTS, check_batch_size
 from core.memory import Memory
-from core.specs import ArraySpec, WindowSpec
+from core.specs import ArraySpec, WindowKind, WindowSpec
 from core.trajectory.layout import Layout
 from core.trajectory.writer import ChunkWriter
 from core.types import Batch, SampleIds, Window
@@ -25,6 +25,8 @@ from core.types import Batch, SampleIds, Window
 
 class UnrollMemory(Memory):
     """Subclasses say of which parts; `taken` counts the unrolls that have left a queue."""
+
+    window_kinds: ClassVar[tuple[WindowKind, ...]] = ("unrolls",)
 
     def __init__(self, params: Any, layout: Layout, window: WindowSpec, seed: int):
         if window.stride != window.length or layout.chunk_length != window.stride:

@@ -20,18 +20,22 @@ class NoisyParams:
 
 
 class NoisyLinear(nn.Linear):
-    """y = (mu_w + sigma_w * e_w) x + mu_b + sigma_b * e_b with e_w = f(q) f(p)^T and e_b = f(q), f(x) = sign(x) sqrt |x| (eq. 9 to 11).
+    """A linear layer with factorised noise on weights and biases.
 
-    p [inputs] and q [outputs] are unit Gaussians, drawn anew from torch's global generator at every forward in training, the same for the
-    whole batch; in evaluation there is no noise. mu_w and mu_b are `weight` and `bias`: nn.Linear draws them as the paper does, uniform in
-    +- 1 / sqrt(inputs). Both sigmas begin as sigma / sqrt(inputs) (section 3.2).
+        y = (mu_w + sigma_w * e_w) x + mu_b + sigma_b * e_b
+        e_w = f(q) f(p)^T,    e_b = f(q),    f(x) = sign(x) sqrt |x|    (equations 9 to 11)
+
+    p [inputs] and q [outputs] are unit Gaussians, drawn anew from torch's global generator at every forward in
+    training, the same for the whole batch. Evaluations have no noise. mu_w and mu_b are `weight` and `bias`: nn.Linear
+    draws them as the paper does, uniform in +- 1 / sqrt(inputs). Both sigmas start at sigma / sqrt(inputs) (section
+    3.2).
     """
 
     def __init__(self, in_features: int, out_features: int, sigma: float = 0.5):
         super().__init__(in_features, out_features)
-        spread = sigma / math.sqrt(in_features)
-        self.weight_sigma = nn.Parameter(torch.full((out_features, in_features), spread))
-        self.bias_sigma = nn.Parameter(torch.full((out_features,), spread))
+        initial = sigma / math.sqrt(in_features)
+        self.weight_sigma = nn.Parameter(torch.full((out_features, in_features), initial))
+        self.bias_sigma = nn.Parameter(torch.full((out_features,), initial))
 
     def forward(self, input: Tensor) -> Tensor:
         mean = super().forward(input)
@@ -39,10 +43,11 @@ class NoisyLinear(nn.Linear):
             return mean
         noise = torch.randn(self.in_features + self.out_features, device=input.device, dtype=input.dtype)
         noise = noise.sign() * noise.abs().sqrt()
-        inputs, outputs = noise.split((self.in_features, self.out_features))
-        return mean + outputs * F.linear(input * inputs, self.weight_sigma, self.bias_sigma)  # e_w is never made
+        inputs, outputs = torch.split(noise, [self.in_features, self.out_features])
+        # The product of factors is applied to inputs and outputs, so the matrix e_w is never computed.
+        return mean + outputs * F.linear(input * inputs, self.weight_sigma, self.bias_sigma)
 
 
-def linear_layers(params: NoisyParams) -> Callable[[int, int], nn.Module]:
-    """What makes a head's layers of (inputs, outputs)."""
+def linear_factory(params: NoisyParams) -> Callable[[int, int], nn.Module]:
+    """Return a function that makes a head's layer of (inputs, outputs)."""
     return partial(NoisyLinear, sigma=params.sigma) if params.noisy else nn.Linear

@@ -103,7 +103,7 @@ def test_static_tensors_are_made_outside_inference_mode(name, monkeypatch):
     def watched(self):
         calls.append(torch.is_inference_mode_enabled() or torch.is_grad_enabled())
         call(self)
-        assert not any(leaf.is_inference() or leaf.requires_grad for leaf in leaves((self._inputs, self._output)))
+        assert not any(leaf.is_inference() or leaf.requires_grad for leaf in tree_leaves((self._inputs, self._output)))
 
     monkeypatch.setattr(StaticInputs, "_call", watched)
     agent = make_agent(name)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from core.agents.base.continuous_control import ControlParams
+from core.agents.base.continuous_control import ControlAgentParams
 from core.agents.d4pg import D4PG, D4PGParams
 from core.agents.ddpg import DDPG
 from core.agents.sac import SAC, SACParams
@@ -14,7 +14,7 @@ from core.models.policy_critic import D4PGMLP, DDPGMLP, SACMLP, TD3MLP, ControlM
 from core.specs import ArraySpec, Continuous, EnvSpec
 from core.types import Batch, SampleIds, TimeStep, Window
 
-KINDS = {"ddpg": (DDPG, ControlParams(), DDPGMLP, ControlMLPParams(hidden=(16, 12))),
+KINDS = {"ddpg": (DDPG, ControlAgentParams(), DDPGMLP, ControlMLPParams(hidden=(16, 12))),
          "d4pg": (D4PG, D4PGParams(v_min=-5.0, v_max=5.0, nstep=1, target_update=0.1), D4PGMLP, D4PGMLPParams(hidden=(16, 12), atoms=11)),
          "td3": (TD3, TD3Params(), TD3MLP, ControlMLPParams(hidden=(16, 12))),
          "sac": (SAC, SACParams(), SACMLP, ControlMLPParams(hidden=(16, 12)))}
@@ -24,7 +24,7 @@ def space(*shape, low=-1.0, high=1.0):
     return Continuous(np.full(shape, low, np.float32), np.full(shape, high, np.float32))
 
 
-def make_agent(kind, action=None, frame=(5,), seed=0, network=None, **settings):
+def make_agent(kind, action=None, frame=(5,), seed=0, network=None, learner=True, **settings):
     agent, params, model, model_params = KINDS[kind]
     spec = EnvSpec("numbers", ArraySpec(frame, "float32"), 0, space(3) if action is None else action)
     torch.manual_seed(seed)
@@ -32,6 +32,8 @@ def make_agent(kind, action=None, frame=(5,), seed=0, network=None, **settings):
     with torch.no_grad():  # last layers begin at almost zero, which would hide mistakes
         for part in made.model.parameters():
             part.copy_(torch.randn_like(part) * 0.4)
+    if learner:
+        made.init_learner()
     return made
 
 

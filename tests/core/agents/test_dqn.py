@@ -18,7 +18,7 @@ SPEC = EnvSpec("numbers", ArraySpec((1,), "float32"), 0, Discrete(2))
 class Linear(Model):
     """Compute Q(s, a) = w_a s."""
 
-    head = "q"
+    output_kind = "q"
     observations = "vector"
     first = (1.0, 2.0)
 
@@ -31,7 +31,9 @@ class Linear(Model):
 
 
 def make_agent(**settings):
-    return DQN(replace(DQNParams(optimizer="adam", lr=0.1, clip_norm=0.0, gamma=0.9, nstep=2), **settings), SPEC, Linear)
+    agent = DQN(replace(DQNParams(optimizer="adam", lr=0.1, clip_norm=0.0, gamma=0.9, nstep=2), **settings), SPEC, Linear)
+    agent.init_learner()
+    return agent
 
 
 def make_batch(observation, final, action, rewards, discounts, lasts, weights=(1.0,)):
@@ -87,7 +89,6 @@ def test_truncation_bootstraps_after_the_steps_taken():
 @pytest.mark.parametrize("loss, gradient", [("huber", lambda error: np.clip(error, -1, 1)), ("squared", lambda error: 2 * error)])
 def test_the_gradient_equals_the_one_derived_by_hand(loss, gradient):
     agent = make_agent(loss=loss, double=False)
-    _ = agent.target
     batch = make_batch([2.0, 1.0], [3.0, 0.0], [0, 1], [[1.0, 10.0, 0.0], [0.0, 0.3, 0.0]], [[1.0] * 3] * 2, [[False] * 3] * 2, (0.5, 1.0))
     found = torch.autograd.grad(agent.loss(batch).loss, agent.model.weight)[0]
     first, second = 2.0 - (10 + 0.81 * 6), 2.0 - 0.27  # Q - y

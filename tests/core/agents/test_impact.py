@@ -10,7 +10,7 @@ import torch
 
 from core.agents.impact import KL_SPAN, Impact
 from core.agents.impala import Impala
-from core.types import piece
+from core.types import slice_batch
 from tests.core.agents.unrolls import (
     A,
     Sum,
@@ -35,9 +35,8 @@ SETTINGS = {
 
 def with_target(agent, logits):
     """Set the target network's logits [T + 1, B, A] apart from the online ones, and its values far away."""
-    agent._prepare()
-    agent._target.logits.data[:] = torch.tensor(logits).flatten(0, 1)
-    agent._target.values.data[:] = 1e6
+    agent.target.logits.data[:] = torch.tensor(logits).flatten(0, 1)
+    agent.target.values.data[:] = 1e6
     return agent
 
 
@@ -121,7 +120,7 @@ def test_targets_advantages_and_target_network_carry_no_gradient():
     agent = with_target(table_agent(Impact, logits, values, baseline_cost=0.0, kl_coefficient=1.0), random_target(logits))
     agent.learn(batch)
     assert not agent.model.values.grad.any() and agent.model.logits.grad.any()
-    assert agent._target.logits.grad is None and not any(parameter.requires_grad for parameter in agent._target.parameters())
+    assert agent.target.logits.grad is None and not any(parameter.requires_grad for parameter in agent.target.parameters())
 
 
 def test_of_the_bootstrap_step_only_published_fields_are_read():
@@ -144,7 +143,7 @@ def test_the_target_network_is_copied_every_update_period():
     for update in range(1, 8):
         agent.learn(batch)
         weights.append(agent.model.logits.detach().clone())
-        assert torch.equal(agent._target.logits, weights[update - update % 3])
+        assert torch.equal(agent.target.logits, weights[update - update % 3])
         assert not torch.equal(weights[update], weights[update - 1])
 
 
@@ -172,7 +171,7 @@ def test_several_learners_adapt_the_kl_coefficient_together():
     settings = {"target_update": 1, "kl_coefficient": 0.4}
     measured = float(with_target(table_agent(Impact, logits, values, **settings), target_logits).learn(batch).statistics["target_kl"])
     agents = [with_target(table_agent(Impact, logits, values, **settings, kl_target=measured), target_logits) for _ in range(2)]
-    parts = [piece(batch, slice(0, 3)), piece(batch, slice(3, 6))]
+    parts = [slice_batch(batch, slice(0, 3)), slice_batch(batch, slice(3, 6))]
     first, second = together(*(partial(agent.learn, part) for agent, part in zip(agents, parts)))
     # alone the coefficients would be doubled and halved
     assert float(first.statistics["target_kl"]) > 1.5 * measured and float(second.statistics["target_kl"]) == 0

@@ -27,7 +27,9 @@ def make_agent(spec=SPEC, seed=0, **settings):
         torch.manual_seed(seed)
         return R2D2MLP(R2D2MLP.Params(hidden=16, lstm=HIDDEN), spec)
 
-    return R2D2(replace(params, **settings), spec, model)
+    agent = R2D2(replace(params, **settings), spec, model)
+    agent.init_learner()
+    return agent
 
 
 def spread(agent):

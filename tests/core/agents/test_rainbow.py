@@ -26,7 +26,7 @@ SPEC = EnvSpec("numbers", ArraySpec((1,), "float32"), 0, Discrete(ACTIONS))
 class Table(Model):
     """Hold one distribution for each of the states 0 .. 19 and each action."""
 
-    head = "distribution"
+    output_kind = "distribution"
     observations = "vector"
 
     def __init__(self):
@@ -37,13 +37,19 @@ class Table(Model):
         return self.numbers[observation[:, 0].long()], state
 
 
+def learner(agent):
+    agent.init_learner()
+    return agent
+
+
 def make_agent(**settings):
     params = RainbowParams(optimizer="adam", lr=0.1, clip_norm=0.0, gamma=GAMMA, v_min=-2.0, v_max=4.0)
-    return Rainbow(replace(params, **settings), SPEC, Table)
+    return learner(Rainbow(replace(params, **settings), SPEC, Table))
 
 
 def make_noisy(**settings):
-    return Rainbow(replace(RainbowParams(nstep=2, lr=1e-2), **settings), SPEC, lambda: RainbowMLP(RainbowMLPParams(hidden=16), SPEC))
+    params = replace(RainbowParams(nstep=2, lr=1e-2), **settings)
+    return learner(Rainbow(params, SPEC, lambda: RainbowMLP(RainbowMLPParams(hidden=16), SPEC)))
 
 
 def make_batch(states, finals, actions, rewards, discounts, lasts, weights=None):
@@ -236,7 +242,7 @@ def test_an_evaluation_with_epsilon_has_no_parameter_noise():
 
 
 @pytest.mark.parametrize("agent", [
-    make_noisy(), DQN(DQNParams(nstep=2), SPEC, lambda: DQNMLP(DQNMLPParams(noisy=True, hidden=16), SPEC))])
+    make_noisy(), learner(DQN(DQNParams(nstep=2), SPEC, lambda: DQNMLP(DQNMLPParams(noisy=True, hidden=16), SPEC)))])
 def test_each_forward_pass_of_an_update_draws_its_own_noise(agent, monkeypatch):
     drawn, randn = [], torch.randn
     layers = sum(hasattr(layer, "weight_sigma") for layer in agent.target.modules())

@@ -21,7 +21,7 @@ SPEC = EnvSpec("table", ArraySpec((1,), "int64"), 0, Discrete(A))
 class Table(Model):
     """Hold logits and value of each state; an observation is the state's number and the logits are the features."""
 
-    head, observations = "actor-critic", "vector"
+    output_kind, observations = "actor-critic", "vector"
     feature_size = A
 
     def __init__(self, logits, values):
@@ -38,7 +38,9 @@ class Table(Model):
 def table_agent(agent_class, logits, values, **settings):
     """Return an agent with `logits` [T + 1, B, A] and `values` [T + 1, B] for the steps of one batch."""
     params = replace(agent_class.Params(gamma=0.9, clip_norm=0.0, unroll_length=len(values) - 1), **settings)
-    return agent_class(params, SPEC, lambda: Table(logits, values))
+    agent = agent_class(params, SPEC, lambda: Table(logits, values))
+    agent.init_learner()
+    return agent
 
 
 def make_batch(rewards, discounts, lasts, actions, behaviour_logits, behaviour_values, fresh=None):

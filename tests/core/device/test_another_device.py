@@ -63,7 +63,7 @@ def a_device_without_values(monkeypatch):
 @pytest.mark.parametrize("name", resident_agents.AGENTS)
 def test_updates_from_the_device_replay_stay_on_their_device(name):
     agent = resident_agents.make_agent(name, "meta")
-    memory, count = resident_agents.make_memory(agent, "meta"), 2 * agent.period(agent.params)
+    memory, count = resident_agents.make_memory(agent, "meta"), 2 * agent.update_cycle(agent.params)
     assert memory.refresh()
     tally = MetricAccumulator(META)
 
@@ -75,9 +75,9 @@ def test_updates_from_the_device_replay_stay_on_their_device(name):
             tally.add(output)
         return output
 
-    memory.plan(count), agent.plan(count)
-    updates()  # makes what is made on first use, as before a capture
-    memory.plan(count), agent.plan(count)
+    memory.plan(count), agent.prepare_updates(count)
+    updates()  # which makes what is made on first use, as before a recording
+    memory.plan(count), agent.prepare_updates(count)
     with OneDevice():
         output = updates()
     assert all(value.is_meta for value in (*output.statistics.values(), output.priorities, output.skipped))
@@ -89,7 +89,7 @@ def test_updates_on_host_batches_stay_on_their_device(name):
     learn = test_staged_update.staged(agent, META)
     output = learn(test_staged_update.make_batch(agent, 0))
     assert output.statistics == {} and (output.priorities is None or output.priorities.is_meta)
-    agent.plan(1)
+    agent.prepare_updates(1)
     with OneDevice():
         learn._graph()
 

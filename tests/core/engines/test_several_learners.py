@@ -1,4 +1,4 @@
-"""Two learners on the inline engine learn what one learner would from both batches, and stop and save together."""
+"""Two learners on the inline engine: they learn what one learner would from both batches, stay alike, stop and save together."""
 
 import copy
 import threading
@@ -23,11 +23,10 @@ from utils.factory import EnginesDict, ProcessesDict
 from utils.launch import prepare
 
 TWO = ("--num_learners", "2", "--num_actors", "2", "--learner.compare_period", "1")
-# the learners draw different noise; eps keeps rounding errors small
-QUIET = {"rainbow": ("--model.noisy", "false", "--agent.eps", "1.5e-4"),
+QUIET = {"rainbow": ("--model.noisy", "false", "--agent.eps", "1.5e-4"),  # one learner's noise is not another's; rounding stays small
          "td3": ("--agent.smoothing_scale", "0", "--agent.eps", "1.5e-4"), "sac": ("--agent.eps", "1.5e-4")}
 ON_DEVICE = "on the learner's device"
-COMPARABLE = [name for name in RUNS if name != ON_DEVICE]  # the device replay has a test of its own
+COMPARABLE = [name for name in RUNS if name != ON_DEVICE]  # which has a test of its own
 
 
 class Learnt(NamedTuple):
@@ -38,7 +37,7 @@ class Learnt(NamedTuple):
 
 @pytest.fixture
 def learnt(monkeypatch):
-    """Record agent, initial state and batches of each learner of the run."""
+    """Of each learner of the run."""
     found = []
 
     class Recording(EagerUpdates):
@@ -56,7 +55,7 @@ def learnt(monkeypatch):
 
 
 def samples(params, window) -> int:
-    """Count the steps that are learnt from: those of an unroll after the burn-in, or the first, without last steps."""
+    """Rows that are learnt from, one by one: those of an unroll after the burn-in, or the first; none where an episode had ended."""
     begin = getattr(params, "burn_in", 0)
     rows = range(begin, begin + getattr(params, "unroll_length", 1))
     return sum(not window.lasts[row, column] for row in rows for column in range(window.lasts.shape[1]))
@@ -69,9 +68,8 @@ def joined(first: Batch, second: Batch) -> Batch:
 
 
 @pytest.mark.parametrize("name", COMPARABLE)
-def test_two_learners_learn_what_one_does_from_both_batches(tmp_path, learnt, monkeypatch, name):
-    # SAC draws noise for every loss: make it a function of the step
-    monkeypatch.setattr(torch, "randn_like", lambda means: (3 * means.detach()).sin())
+def test_two_learners_learn_what_one_does_from_both_their_batches(tmp_path, learnt, monkeypatch, name):
+    monkeypatch.setattr(torch, "randn_like", lambda means: (3 * means.detach()).sin())  # SAC draws for every loss: of a row always the same
     follow = ("--agent.target_update", "2") if hasattr(read_options(RUNS[name]).agent, "target_update") else ()
     context = train(tmp_path, *RUNS[name], *TWO, *QUIET.get(name, ()), *follow, "--steps", "300")
     first, second = learnt
@@ -87,9 +85,9 @@ def test_two_learners_learn_what_one_does_from_both_batches(tmp_path, learnt, mo
     assert distance(first.agent, twin.state_dict()) < 1e-6 < distance(first.agent, first.initial) / 100
 
 
-def test_two_learners_with_device_replay_learn_what_one_does(tmp_path, monkeypatch):
-    class Noted(learner_setup.GraphedDeviceUpdate):
-        def __init__(self, agent, memory, *arguments, **settings):
+def test_two_learners_with_rows_on_their_devices_learn_what_one_does_from_both_their_batches(tmp_path, monkeypatch):
+    class Noted(learner_module.GraphedUpdate):
+        def __init__(self, agent, batches, **settings):
             super().__init__(agent, batches, **settings)
             learnt.append(Learnt(agent, copy.deepcopy(agent.state_dict()), []))
             batches, learn = learnt[-1].batches, agent.learn
@@ -109,7 +107,7 @@ def test_two_learners_with_device_replay_learn_what_one_does(tmp_path, monkeypat
     assert distance(first.agent, twin.state_dict()) < 1e-6 < distance(first.agent, first.initial) / 100
 
 
-def test_every_learner_has_its_own_actors_and_steps(tmp_path, learnt):
+def test_every_learner_has_actors_and_rows_of_its_own(tmp_path, learnt):
     context = train(tmp_path, *CARTPOLE, "--num_learners", "2", "--num_actors", "3", "--steps", "300")
     assert [memory.layout.num_actors for memory in context.memories] == [2, 1]
     memory, other = context.memories
@@ -121,7 +119,7 @@ def test_every_learner_has_its_own_actors_and_steps(tmp_path, learnt):
     assert first.observations.shape == second.observations.shape and not torch.equal(first.observations, second.observations)
 
 
-def test_a_late_actor_still_gives_its_learner_the_first_steps(tmp_path, monkeypatch):
+def test_an_actor_that_comes_when_the_learners_are_behind_still_gives_its_own_learner_the_first_rows(tmp_path, monkeypatch):
     def late(self, key):
         if key != ("actor", 1):
             return advance(self, key)
@@ -136,16 +134,15 @@ def test_a_late_actor_still_gives_its_learner_the_first_steps(tmp_path, monkeypa
     assert all(memory.trajectories.written().all() for memory in context.memories) and context.counters.updates > 20
 
 
-def test_two_learners_are_reproducible_for_a_seed(tmp_path):
+def test_what_two_learners_do_is_the_same_for_a_seed(tmp_path):
     noisy = (*RUNS["rainbow"], *TWO, "--steps", "150")
     first, second = (saved(train(tmp_path / name, *noisy)) for name in ("a", "b"))
     assert not differences(first, second)
-    # each learner draws its own noise
-    assert not torch.equal(first["learner"]["torch_rng"], first["learner_1"]["torch_rng"])
+    assert not torch.equal(first["learner"]["torch_rng"], first["learner_1"]["torch_rng"])  # the noise of each is its own
 
 
-def test_a_resumed_run_of_two_learners_equals_an_uninterrupted(tmp_path, monkeypatch):
-    monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)  # as if the first had ended
+def test_a_resumed_run_of_two_learners_equals_the_run_that_was_not_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)  # as if the first had ended
     exact = (*RUNS["prioritized"], *TWO, "--learner.checkpoint_replay", "true", "--timestamp", "one")
     straight = saved(train(tmp_path / "straight", *exact, "--learner.checkpoint_steps", "150", "--steps", "250"))
     train(tmp_path / "halves", *exact, "--steps", "150")
@@ -154,8 +151,8 @@ def test_a_resumed_run_of_two_learners_equals_an_uninterrupted(tmp_path, monkeyp
         assert not differences(straight[name] | {"version": 0}, resumed[name] | {"version": 0}), name
 
 
-def test_only_without_its_replay_a_run_resumes_with_any_learners(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)
+def test_with_its_replay_a_run_goes_on_with_as_many_learners_and_without_it_with_any(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)
     train(tmp_path, *CARTPOLE, *TWO, "--learner.checkpoint_replay", "true", "--timestamp", "one", "--steps", "120")
     train(tmp_path, *CARTPOLE, *TWO, "--timestamp", "two", "--steps", "120")
     alone = ("--engine", "inline", "--num_learners", "1", "--steps", "260")
@@ -173,11 +170,11 @@ def launch(root, *arguments) -> tuple[int, Context]:
     return agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, options.num_actors, options.num_learners), context
 
 
-def test_learners_out_of_sync_end_the_run_and_save_nothing(tmp_path, monkeypatch, capsys):
+def test_learners_that_are_not_alike_end_the_run_by_name_and_save_nothing(tmp_path, monkeypatch, capsys):
     def drifting(self, batch):
         output = self._agent.learn(batch)
         drift[self] = drift.get(self, len(drift)) + 1
-        if drift[self] == 3:  # the learner that learns last has a smaller count
+        if drift[self] == 3:  # the one that learns last has a smaller count
             next(self._agent.model.parameters()).data.view(-1)[0] += 1e-3
         return output
 
@@ -190,7 +187,7 @@ def test_learners_out_of_sync_end_the_run_and_save_nothing(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-def test_if_a_learner_fails_the_other_one_saves(tmp_path, monkeypatch, learnt, broken):
+def test_a_learner_that_fails_ends_the_run_and_the_other_one_saves(tmp_path, monkeypatch, learnt, broken):
     recorded = learner_module.EagerUpdates.__call__
 
     def failing(self, batch):
@@ -206,7 +203,7 @@ def test_if_a_learner_fails_the_other_one_saves(tmp_path, monkeypatch, learnt, b
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-def test_a_learner_that_fails_in_an_update_leaves_whole_updates(tmp_path, monkeypatch, broken):
+def test_what_is_saved_is_of_whole_updates_when_a_learner_fails_within_one(tmp_path, monkeypatch, broken):
     def failing(self, step, wanted):
         agents.setdefault(id(self), self)
         if list(agents).index(id(self)) == broken and self._updates.made == 5:
@@ -222,5 +219,5 @@ def test_a_learner_that_fails_in_an_update_leaves_whole_updates(tmp_path, monkey
 
 
 def distance(agent: Agent, state: dict) -> float:
-    """Return the largest difference of a weight."""
+    """Of the weights."""
     return max(float((state["model"][key] - value).abs().max()) for key, value in agent.model.state_dict().items())

@@ -182,7 +182,7 @@ def test_a_resumed_run_keeps_its_environment_options(tmp_path, alone):
             read([*root, "--resume", "test_one", f"--env.{name}", value])
 
 
-IMAGE_MODELS = [name for name in ModelsDict if ModelsDict[name].observations == "image" and ModelsDict[name].head != "recurrent-q"
+IMAGE_MODELS = [name for name in ModelsDict if ModelsDict[name].observations == "image" and ModelsDict[name].output_kind != "recurrent-q"
                 and not name.startswith(("ddpg", "d4pg", "td3", "sac"))]
 
 

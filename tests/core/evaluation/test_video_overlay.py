@@ -124,8 +124,8 @@ def test_a_curve_rises_to_its_newest_value_at_the_right_edge():
 def test_agents_describe_their_output_for_a_step():
     output = ActorOutput(np.zeros(1, np.int64), {"q_max": np.float32([3]), "q_taken": np.float32([1]), "value": np.float32([2]),
                                                  "logits": np.log(np.float32([[1, 3]]))}, ())
-    assert QLearning.outlook(None, output)["value, best and taken"].tolist() == [[3, 1]]
-    found = ActorCriticAgent.outlook(None, output)
+    assert QLearning.policy_diagnostics(None, output)["value, best and taken"].tolist() == [[3, 1]]
+    found = ActorCriticAgent.policy_diagnostics(None, output)
     assert found["value"].tolist() == [2] and found["action probabilities"][0].tolist() == pytest.approx([0.25, 0.75])
 
 
@@ -193,7 +193,7 @@ class Drawn:
     def act(self, timestep, state, exploration):
         return ActorOutput(np.zeros(1, np.int64), {}, state)
 
-    def outlook(self, output):
+    def policy_diagnostics(self, output):
         return {}
 
     def reset(self, seed):

@@ -50,7 +50,7 @@ def assert_close(found, expected, rtol: float, atol: float) -> None:
 
 def period(name: str) -> int:
     agent, _, settings = AGENTS[name]
-    return agent.period(agent.Params(**settings))
+    return agent.update_cycle(agent.Params(**settings))
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -106,10 +106,10 @@ def test_a_prepared_non_finite_update_changes_nothing(device, name, first):
     memory = make_memory(agent, device)
     memory.refresh()
     for _ in range(0 if first else 3):
-        memory.plan(1), agent.plan(1)
+        memory.plan(1), agent.prepare_updates(1)
         agent.learn(memory.sample(16)[0])
     before, states = weights(agent), [[tensor.clone() for tensor in each._tensors()] for each in optimizers(agent)]
-    memory.plan(1), agent.plan(1)
+    memory.plan(1), agent.prepare_updates(1)
     batch, places = memory.sample(16)
     output = agent.learn(batch._replace(weights=batch.weights * torch.nan))
     assert bool(output.skipped) and output.priorities.isnan().all()
@@ -150,7 +150,7 @@ def test_prepared_updates_read_no_value_and_keep_their_shapes(name):
     updates(InPlaceBatchSource(memory).get(timeout=0.0))
     seen = []
     for _ in range(2):
-        memory.plan(2), agent.plan(2)
+        memory.plan(2), agent.prepare_updates(2)
         with Watch() as watch:
             updates._run_updates()
         assert watch.looks == [] and len(watch.shapes) > 50
@@ -188,7 +188,7 @@ def test_a_prepared_update_uses_tensors_of_its_device_only(monkeypatch, name):
     resident = memory.Resident(memory, torch.device("meta"))
     updates = graphed(agent, resident, 16, 2, torch.device("meta"))
     for elsewhere in (Elsewhere(), Elsewhere()):  # what is made on first use is made in the first ones
-        resident.plan(2), agent.plan(2)
+        resident.plan(2), agent.prepare_updates(2)
         with elsewhere:
             updates._run_updates()
     assert elsewhere.found == [] and elsewhere.count > 100
@@ -202,14 +202,14 @@ def test_the_watch_detects_value_reads():
 
 def test_agents_without_prepared_updates_are_not_captured():
     class Own(DQN):
-        captures = False
-        plan = Agent.plan
+        supports_cuda_graphs = False
+        prepare_updates = Agent.prepare_updates
 
     agent = Own(DQN.Params(), DISCRETE, lambda: None)
     with pytest.raises(ValueError, match="updates of Own at once cannot be captured"):
         graphed(agent, None, 1, 1, capture=True)
     with pytest.raises(NotImplementedError, match="Own cannot be captured"):
-        agent.plan(1)
+        agent.prepare_updates(1)
 
 
 # CUDA graphs ------------------------------------------------------------------------------------------------------

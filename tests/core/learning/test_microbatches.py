@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from core.agent import output_of
+from core.agent import make_learner_output
 from core.distributed.learner_group import LearnerGroup, within
 from core.learning.microbatches import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams
 from core.learning.updates import EagerUpdates
 from core.models.rainbow import RainbowMLP
-from core.types import batch_size, piece
+from core.types import batch_size, slice_batch
 from tests.core import resident_agents
 from tests.core.learning import test_staged_update
 from tests.core.single_processes.test_learner import numbered_batch
@@ -38,8 +38,8 @@ class Limited:
 
     def learn(self, batch):
         self.parts.clear()
-        found, norm, stepped = self.optimizer.minimise(batch_size(batch), lambda part: self.loss(piece(batch, part)))
-        return output_of({"loss": found.loss, "grad_norm": norm, **found.statistics}, found.priorities, stepped)
+        found, norm, stepped = self.optimizer.minimise(batch_size(batch), lambda part: self.loss(slice_batch(batch, part)))
+        return make_learner_output({"loss": found.loss, "grad_norm": norm, **found.statistics}, found.priorities, stepped)
 
     def loss(self, batch):
         self.attempts.append(batch_size(batch))

@@ -48,8 +48,9 @@ def test_unrolls_and_named_outputs_keep_their_types(lstm):
 
 @pytest.mark.parametrize("kind", ["ddpg", "d4pg", "td3", "sac"])
 def test_control_updates_compute_in_bfloat16_with_own_targets(kind):
-    agent = control_agents.make_agent(kind)
+    agent = control_agents.make_agent(kind, learner=False)
     found = seen_dtypes(in_bf16(agent.model))
+    agent.init_learner()
     agent.learn(control_agents.make_batch(agent))
     assert found == {torch.bfloat16}
     observation, action = torch.randn(4, 5), torch.rand(4, 3)

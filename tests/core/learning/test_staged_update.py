@@ -12,7 +12,7 @@ from core.learning.graphed_update import GraphedUpdate, StagedBatches
 from core.learning.updates import EagerUpdates
 from core.models.actor_critic import MLPAC, MLPACParams
 from core.models.dqn import DQNMLP
-from core.types import Batch, SampleIds, Window, tensors
+from core.types import Batch, SampleIds, Window, batch_tensors
 from tests.core.devices import DEVICES, cuda
 from tests.core.learning.test_graphed_update import CPU, Watch
 from tests.core.resident_agents import CONTINUOUS, DISCRETE
@@ -34,7 +34,9 @@ def make_agent(name, device="cpu"):
     torch.manual_seed(3)
     model = DQNMLP if network is None else MLPAC
     params = DQNMLP.Params(hidden=16) if network is None else MLPACParams(hidden=16, **network)
-    return agent(agent.Params(**settings), DISCRETE, lambda: model(params, DISCRETE).to(device))
+    made = agent(agent.Params(**settings), DISCRETE, lambda: model(params, DISCRETE).to(device))
+    made.init_learner()
+    return made
 
 
 def make_batch(agent, seed):
@@ -65,7 +67,7 @@ def learnt(name, learn_of, count=12, device="cpu"):
         batch = make_batch(agent, seed)
         output = learn(batch)
         priorities.append(None if output.priorities is None else output.priorities.cpu().numpy().copy())
-        for tensor in tensors(batch):
+        for tensor in batch_tensors(batch):
             tensor.fill_(1)
     means = {key: value for key, value in learn.statistics().items() if key != "lr"}
     return agent, priorities, means
@@ -107,7 +109,7 @@ def test_staged_updates_read_no_value_and_keep_their_shapes(name):
     seen = []
     for seed in (1, 2):
         learn(make_batch(agent, seed))
-        agent.plan(1)
+        agent.prepare_updates(1)
         with Watch() as watch:
             learn._run_updates()
         assert watch.looks == []

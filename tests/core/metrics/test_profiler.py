@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from core.metrics import profiler
-from core.metrics.profiler import SKIPPED, WARM_UP, Profile, Shares
+from core.metrics.profiler import SKIPPED_STEPS, WARM_UP_STEPS, Profile, Shares
 from core.runtime.log_buffers import LogRings, Record
 from core.runtime.run_counters import RunCounters
 from utils.config.command_line import read_options

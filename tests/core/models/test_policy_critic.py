@@ -28,7 +28,7 @@ def make(kind, spec=VECTOR, **settings):
 def test_heads_have_their_shapes_and_small_initial_outputs(kind, spec, layer_norm):
     model, (critics, numbers) = make(kind, spec, layer_norm=layer_norm), KINDS[kind]
     observation = torch.randint(0, 256, (5, 84, 84, 3), dtype=torch.uint8) if spec.is_image else torch.randn(5, 4, 2)
-    prepared, action = model.prepare(observation), torch.rand(5, 6) * 2 - 1
+    prepared, action = model.preprocess(observation), torch.rand(5, 6) * 2 - 1
     chosen, values = model.policy(prepared), model.critic(prepared, action)
     assert chosen.shape == (5, 12 if kind == "sac" else 6) and values.shape == (critics, 5, numbers)
     assert float(chosen.abs().max()) < 0.2 and float(values.abs().max()) < 0.2
@@ -98,8 +98,8 @@ def test_networks_normalize_on_request_and_copy_the_statistics():
     plain, normalising, other = make("ddpg"), make("ddpg", normalize_observations=True), make("ddpg", normalize_observations=True)
     observation = torch.randn(64, 4, 2) * 9 + 50
     for model in (plain, normalising):
-        model.observe(observation)
-    assert torch.equal(plain.prepare(observation), observation.flatten(1))
-    assert float(normalising.prepare(observation).abs().max()) < 5
+        model.update_normalization(observation)
+    assert torch.equal(plain.preprocess(observation), observation.flatten(1))
+    assert float(normalising.preprocess(observation).abs().max()) < 5
     other.load_state_dict(normalising.state_dict())
-    assert torch.equal(other.prepare(observation), normalising.prepare(observation))
+    assert torch.equal(other.preprocess(observation), normalising.preprocess(observation))

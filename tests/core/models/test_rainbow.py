@@ -46,7 +46,7 @@ def observe(spec, *sizes):
 def test_every_network_gives_a_distribution_for_each_action(network, dueling, noisy, atoms):
     model = make(network, dueling=dueling, noisy=noisy, atoms=atoms)
     output, state = model(observe(model.spec, BATCH), ())
-    assert output.shape == (BATCH, ACTIONS, atoms) and state == () and model.head == "distribution"
+    assert output.shape == (BATCH, ACTIONS, atoms) and state == () and model.output_kind == "distribution"
 
 
 @every_network

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from core.single_processes.learner_setup import feature_source
 
 from core.agent import LearnerOutput
 from core.agents.impala import Impala
@@ -14,8 +15,7 @@ from core.memories.uniform import SharedMemory
 from core.memories.unrolls.mixed import MixedMemory
 from core.memories.unrolls.queue import QueueMemory
 from core.runtime.parameter_store import ParameterStore
-from core.single_processes.learner import feature_source
-from core.types import Batch, SampleIds, Window, batch_size, piece
+from core.types import Batch, SampleIds, Window, batch_size, slice_batch
 from tests.core.agents.unrolls import Table, random_unrolls, table_agent
 
 
@@ -32,7 +32,7 @@ def numbered_batch(size, fresh=True):
 @pytest.mark.parametrize("part", [slice(0, 3), slice(3, 6), slice(6, 9)])
 def test_a_slice_has_every_field_of_its_windows(part, fresh):
     batch = numbered_batch(7, fresh)
-    some = piece(batch, part)
+    some = slice_batch(batch, part)
     chosen = list(range(7))[part]
     assert batch_size(some) == len(chosen)
     expected = numbered_batch(7, fresh)

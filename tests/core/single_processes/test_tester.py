@@ -121,7 +121,7 @@ class Player:
             assert np.array_equal(state[0][:, 0].numpy()[~timestep.last], timestep.observation[~timestep.last, 0])
         return Output(timestep.observation[:, 0].astype(np.int64) % 3, {}, tuple(part + 1 for part in state))
 
-    def outlook(self, output: Output) -> dict[str, np.ndarray]:
+    def policy_diagnostics(self, output: Output) -> dict[str, np.ndarray]:
         return {"action doubled": output.action * 2}
 
     def evaluation_exploration(self, num_envs: int, generator: np.random.Generator) -> Any:

@@ -13,7 +13,7 @@ RESIDENT = ("--learner.memory_device", "learner")
 
 
 class Own(DQN):
-    captures = False
+    supports_cuda_graphs = False
 
 
 @pytest.fixture

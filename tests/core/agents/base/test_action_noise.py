@@ -10,7 +10,7 @@ NOBODY, EVERYBODY = np.zeros(STREAMS, bool), np.ones(STREAMS, bool)
 
 
 def make(num_envs=STREAMS, seed=0, actor_ind=0, num_actors=1, **settings):
-    return ActionNoise.of(ActionNoiseParams(**settings), actor_ind, num_actors, num_envs, NUMBERS, np.random.default_rng(seed))
+    return ActionNoise.for_actor(ActionNoiseParams(**settings), actor_ind, num_actors, num_envs, NUMBERS, np.random.default_rng(seed))
 
 
 def zeros(num_envs=STREAMS):
@@ -19,7 +19,7 @@ def zeros(num_envs=STREAMS):
 
 def test_gaussian_noise_has_its_deviation_and_no_correlation():
     noise = make(noise="gaussian", noise_scale=0.2)
-    first, second = noise.explored(zeros(), EVERYBODY), noise.explored(zeros(), NOBODY)
+    first, second = noise.explore(zeros(), EVERYBODY), noise.explore(zeros(), NOBODY)
     assert first.dtype == np.float32 and first.shape == (STREAMS, NUMBERS)
     assert first.std() == pytest.approx(0.2, rel=0.05) and abs(first.mean()) < 0.01
     assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.05
@@ -32,7 +32,7 @@ def test_ornstein_uhlenbeck_noise_has_its_processs_statistics():
     """
     theta, sigma, dt, steps = 0.5, 0.3, 0.2, 12
     noise = make(noise="ornstein-uhlenbeck", noise_scale=sigma, ou_theta=theta, ou_dt=dt)
-    taken = [noise.explored(zeros(), EVERYBODY if step == 0 else NOBODY) for step in range(steps)]
+    taken = [noise.explore(zeros(), EVERYBODY if step == 0 else NOBODY) for step in range(steps)]
     c = 1 - theta * dt
     variances = [sigma**2 * dt * (1 - c ** (2 * k)) / (1 - c**2) for k in range(1, steps + 1)]
     assert [each.var() for each in taken] == pytest.approx(variances, rel=0.08)
@@ -43,9 +43,9 @@ def test_ornstein_uhlenbeck_noise_has_its_processs_statistics():
 def test_ornstein_uhlenbeck_noise_restarts_with_each_episode():
     noise = make(noise="ornstein-uhlenbeck", noise_scale=0.1, ou_theta=0.1, ou_dt=1.0)
     for _ in range(30):
-        before = noise.explored(zeros(), NOBODY)
+        before = noise.explore(zeros(), NOBODY)
     half = np.arange(STREAMS) < STREAMS // 2
-    after = noise.explored(zeros(), half)
+    after = noise.explore(zeros(), half)
     assert after[half].std() == pytest.approx(0.1, rel=0.05)  # one step from 0
     assert abs(np.corrcoef(before[half].ravel(), after[half].ravel())[0, 1]) < 0.05
     assert np.corrcoef(before[~half].ravel(), after[~half].ravel())[0, 1] > 0.8
@@ -54,9 +54,9 @@ def test_ornstein_uhlenbeck_noise_restarts_with_each_episode():
 def test_noise_stays_in_range_and_none_adds_nothing():
     action = np.full((STREAMS, NUMBERS), 0.95, np.float32)
     for kind in ("gaussian", "ornstein-uhlenbeck"):
-        taken = make(noise=kind, noise_scale=3.0, ou_dt=1.0).explored(action, EVERYBODY)
+        taken = make(noise=kind, noise_scale=3.0, ou_dt=1.0).explore(action, EVERYBODY)
         assert taken.max() == 1.0 and taken.min() == -1.0
-    np.testing.assert_array_equal(make(noise="none").explored(action, EVERYBODY), action)
+    np.testing.assert_array_equal(make(noise="none").explore(action, EVERYBODY), action)
 
 
 def test_the_noise_ladder_covers_all_actors_and_is_annealed():
@@ -69,19 +69,19 @@ def test_the_noise_ladder_covers_all_actors_and_is_annealed():
             assert noise.scale == pytest.approx(rungs[actor::2] * factor)
     assert make(num_envs=3, noise_scale=0.2).scale.tolist() == [0.2] * 3
     noisy = make(noise_scale=0.4, noise_ladder=0.1)
-    deviations = noisy.explored(zeros(), EVERYBODY).std(1)
+    deviations = noisy.explore(zeros(), EVERYBODY).std(1)
     assert deviations[:400].mean() > 5 * deviations[-400:].mean()
 
 
 def test_the_first_random_steps_have_uniform_actions():
     noise = make(random_steps=1_000, noise_scale=0.0)
     noise.update(999)
-    taken = noise.explored(np.full((STREAMS, NUMBERS), 0.5, np.float32), EVERYBODY)
+    taken = noise.explore(np.full((STREAMS, NUMBERS), 0.5, np.float32), EVERYBODY)
     assert taken.std() == pytest.approx(1 / np.sqrt(3), rel=0.03) and abs(taken.mean()) < 0.03
     noise.update(1_000)
-    assert set(noise.explored(np.full((STREAMS, NUMBERS), 0.5, np.float32), NOBODY).ravel()) == {np.float32(0.5)}
+    assert set(noise.explore(np.full((STREAMS, NUMBERS), 0.5, np.float32), NOBODY).ravel()) == {np.float32(0.5)}
 
 
 def test_a_seed_determines_the_noise():
-    np.testing.assert_array_equal(*(make(seed=3).explored(zeros(), EVERYBODY) for _ in range(2)))
-    assert not np.array_equal(make(seed=3).explored(zeros(), EVERYBODY), make(seed=4).explored(zeros(), EVERYBODY))
+    np.testing.assert_array_equal(*(make(seed=3).explore(zeros(), EVERYBODY) for _ in range(2)))
+    assert not np.array_equal(make(seed=3).explore(zeros(), EVERYBODY), make(seed=4).explore(zeros(), EVERYBODY))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from core.agents.base.actor_critic import Sampling
-from core.agents.impala import Impala, ImpalaParams
+from core.agents.impala import Impala, ImpalaAgentParams
 from core.memories.unrolls.queue import QueueMemory, QueueParams
 from core.model import restart
 from core.models.actor_critic import MLPAC, MLPACParams
@@ -109,8 +109,9 @@ def played():
     """Return a recurrent agent, its records of 30 unrolls in 3 environments, and these unrolls as a batch."""
     play = RandomPlay(3, ENVS, frame_stack=2)
     torch.manual_seed(0)
-    agent = Impala(replace(ImpalaParams(), unroll_length=LENGTH, batch_size=1), play.spec, partial(MLPAC, MLPACParams(lstm=8), play.spec))
-    agent.model.torso[1].weight.data.div_(255)  # observations are bytes
+    params = replace(ImpalaAgentParams(), unroll_length=LENGTH, batch_size=1)
+    agent = Impala(params, play.spec, partial(MLPAC, MLPACParams(lstm=8), play.spec))
+    agent.model.torso[1].weight.data.div_(255)  # bytes
     states = tuple(ArraySpec(tuple(part.shape[1:]), "float32") for part in agent.model.initial_state(1))
     layout = Layout.of(play.spec, {**agent.extras, "features": agent.feature_field}, capacity=40 * LENGTH * ENVS, num_actors=1,
                        num_envs=ENVS, chunk_length=LENGTH, with_priority=False, states=states)

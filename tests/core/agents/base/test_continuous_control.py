@@ -44,9 +44,9 @@ def test_noisy_actions_stay_within_the_bounds_of_the_space(kind):
 def test_a_stored_action_is_read_as_the_policy_gave_it(kind):
     agent = make_agent(kind, space(4, low=-2.0, high=6.0), noise="none")
     inside = np.random.default_rng(0).uniform(-1, 1, (9, 4)).astype(np.float32)
-    stored = agent.range.in_space(inside)
+    stored = agent.action_range.in_space(inside)
     np.testing.assert_allclose(stored, 2 + 4 * inside, rtol=1e-6)
-    np.testing.assert_allclose(agent.range.from_space(torch.from_numpy(stored)), inside, atol=1e-6)
+    np.testing.assert_allclose(agent.action_range.from_space(torch.from_numpy(stored)), inside, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -78,7 +78,7 @@ def test_ddpg_n_step_targets_handle_terminations_and_truncations():
                                      ([1, 1, 1], [0, 1, 0], rewards[0] + 0.9 * final)):            # truncated after one step
         columns = [torch.tensor(column, dtype=torch.float32)[:, None].expand(3, 7) for column in (discounts, lasts)]
         shaped = batch._replace(window=window._replace(discounts=columns[0], lasts=columns[1].bool()))
-        step = agent.step_of(shaped)
+        step = agent.transitions(shaped)
         found = agent.critic_losses(step, agent.gradients.critic_values(step.observation, step.action), agent.bootstrap(step))
         assert found.priorities.tolist() == pytest.approx((target - values).abs().tolist(), rel=1e-4, abs=1e-5)
         assert found.losses.tolist() == pytest.approx((target - values).square().tolist(), rel=1e-4, abs=1e-5)
@@ -90,7 +90,7 @@ def test_d4pg_projects_the_n_step_distribution_as_the_paper_does():
     batch = make_batch(agent)
     batch.window.discounts[0, :3] = 0  # these three terminate
     batch.window.lasts[1, :3] = True
-    step = agent.step_of(batch)
+    step = agent.transitions(batch)
     logits = agent.bootstrap(step)[0]
     losses = agent.critic_losses(step, agent.gradients.critic_values(step.observation, step.action), logits[None])
     atoms = np.linspace(-5, 5, 11)
@@ -112,12 +112,12 @@ def test_d4pg_projects_the_n_step_distribution_as_the_paper_does():
 def test_td3_bootstraps_from_the_lower_critic_at_a_noisy_action():
     agent = make_agent("td3", smoothing_scale=50.0, smoothing_clip=0.5)
     actions = torch.zeros(2000, 3)
-    smoothed = agent.smoothed(actions)
+    smoothed = agent.smooth_target_action(actions)
     assert set(smoothed.abs().unique().tolist()) >= {0.5} and float(smoothed.abs().max()) == 0.5
-    assert float(agent.smoothed(actions + 0.9).max()) == 1.0
+    assert float(agent.smooth_target_action(actions + 0.9).max()) == 1.0
     quiet = make_agent("td3", smoothing_scale=0.0)
     batch = make_batch(quiet)
-    step = quiet.step_of(batch)
+    step = quiet.transitions(batch)
     both = quiet.gradients.critic_values(step.observation, step.action)
     found = quiet.critic_losses(step, both, quiet.bootstrap(step))
     final = quiet.target.critic(step.next_observation, quiet.target.policy(step.next_observation))[:, :, 0]
@@ -128,12 +128,11 @@ def test_td3_bootstraps_from_the_lower_critic_at_a_noisy_action():
 
 def test_sac_bootstraps_from_the_current_policy_with_entropy():
     agent = make_agent("sac", temperature=0.3)
-    step = agent.step_of(make_batch(agent))
-    agent.gradients
+    step = agent.transitions(make_batch(agent))
     torch.manual_seed(5)
     found = agent.bootstrap(step)
     torch.manual_seed(5)
-    action, log_density = agent._sample(step.next_observation)
+    action, log_density = agent._sample(agent.model.policy(step.next_observation))
     expected = agent.target.critic(step.next_observation, action)[:, :, 0] - 0.3 * log_density
     assert torch.allclose(found[:, :, 0], expected, atol=1e-5) and not torch.equal(found[0], found[1])
 
@@ -158,14 +157,13 @@ def test_the_policys_loss_does_not_reach_the_critic(kind, lean):
     The critic's gradient is that of its own loss alone.
     """
     agent, still = make_agent(kind, lean=lean, policy_period=1), make_agent(kind, lean=lean, policy_period=1)
-    still.gradients
     still.critic_optimizer.apply = lambda loss: (torch.zeros(()), True)
     critic, policy = parameters(still.model.critic), parameters(still.model.policy)
     torch.manual_seed(1)
     still.learn(make_batch(still))
     alone = [part.grad.clone() for part in still.model.critic.parameters()]
     assert same(critic, parameters(still.model.critic)) and not same(policy, parameters(still.model.policy))
-    agent.improve = lambda step, wanted: ({}, True)
+    agent.update_policy = lambda transitions, apply_if: ({}, True)
     torch.manual_seed(1)
     agent.learn(make_batch(agent))
     assert same(alone, [part.grad for part in agent.model.critic.parameters()])
@@ -176,7 +174,6 @@ def test_the_policy_gradient_is_the_chain_rule_of_the_critic(kind):
     """dJ/dtheta = dQ/da da/dtheta (1509.02971, equation 6), computed by autograd in two parts."""
     agent = make_agent(kind, policy_period=1)
     batch = make_batch(agent)
-    agent.gradients
     agent.critic_optimizer.apply = agent.policy_optimizer.apply = lambda loss, wanted=True: (torch.zeros(()), True)
     agent.learn(batch)
     observation = batch.window.observations[0]
@@ -296,18 +293,18 @@ def test_a_non_finite_update_changes_no_target_and_no_statistics(kind, target_up
     network = {"normalize_observations": True}
     agent = make_agent(kind, policy_period=1, target_update=target_update, network=network)
     agent.learn(make_batch(agent))
-    for part in agent.gradients.online.of_policy + agent.gradients.online.of_critic:
-        part.data.mul_(1.5)  # moves the online networks away from the target
+    for part in agent.gradients.online.policy_parameters + agent.gradients.online.critic_parameters:
+        part.data.mul_(1.5)  # the target is elsewhere now
     everything = copy.deepcopy([*agent.target.state_dict().values(), *agent.model.state_dict().values()])
     target, count = agent.gradients.target.both.clone(), float(agent.model.normalization.count)
     batch = make_batch(agent, seed=1)
     batch.window.rewards[0, 2] = float("nan")
     if planned:
-        agent.plan(1)
+        agent.prepare_updates(1)
     assert agent.learn(batch).skipped
     assert same(everything, [*agent.target.state_dict().values(), *agent.model.state_dict().values()])
     if planned:
-        agent.plan(1)
+        agent.prepare_updates(1)
     agent.learn(make_batch(agent, seed=2))
     assert not torch.equal(target, agent.gradients.target.both) and float(agent.model.normalization.count) == count + 7
 
@@ -323,7 +320,7 @@ def test_lr_and_target_copies_count_updates_at_any_policy_period(planned):
     rates = {"policy": [], "critic": []}
     for update in range(1, 21):
         if planned and update % 2:
-            agent.plan(2)
+            agent.prepare_updates(2)
         agent.learn(make_batch(agent, seed=update))
         for name, optimizer in (("critic", agent.critic_optimizer), ("policy", agent.policy_optimizer)):
             if name == "critic" or update % 2 == 0:
@@ -340,7 +337,7 @@ def test_scalar_actions_can_be_learnt_from():
     agent = make_agent("ddpg", action=space(low=-2.0, high=4.0))
     batch = make_batch(agent)
     assert batch.window.actions.shape == (2, 7)
-    step = agent.step_of(batch)
+    step = agent.transitions(batch)
     assert step.action[:, 0].tolist() == pytest.approx(((batch.window.actions[0] - 1) / 3).tolist(), abs=1e-6)
     assert not agent.learn(batch).skipped
 

@@ -77,7 +77,7 @@ def line(tmp_path, monkeypatch):
         wire.close()
 
 
-def drive(generator, clock):
+def drive(generator, run_state):
     """Yield as engines do, without sleeping."""
     for worked in generator:
         run_state.heartbeat(0)

@@ -1,0 +1,67 @@
+"""What a learner needs is built by `init_learner` alone, whatever is read of an agent before or afterwards."""
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+
+from core.types import TimeStep
+from tests.core import resident_agents
+from tests.core.agents.unrolls import differences
+from tests.core.learning import test_staged_update
+
+UNROLLS = {name: test_staged_update.AGENTS[name] for name in ("impala", "impact", "impact with LSTM")}
+MAKERS = {**dict.fromkeys(resident_agents.AGENTS, resident_agents.make_agent), **dict.fromkeys(UNROLLS, test_staged_update.make_agent)}
+ENVS = 3
+
+
+def read_everything(agent):
+    """Act once, and read whatever an actor, a memory or a checkpoint reads."""
+    numbers, first = np.zeros(ENVS, np.float32), np.ones(ENVS, bool)
+    observation = np.zeros((ENVS, *agent.spec.observation_shape), agent.spec.frame.dtype)
+    agent.act(TimeStep(observation, numbers, numbers, first, ~first, numbers), agent.initial_state(ENVS), None)
+    return agent.window, agent.extras, agent.device, agent.model
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_an_agent_that_acts_has_no_learner(name, monkeypatch):
+    agent_class = (resident_agents.AGENTS | UNROLLS)[name][0]
+    with monkeypatch.context() as patch:
+        patch.setattr(agent_class, "init_learner", lambda agent: None)
+        agent = MAKERS[name](name)
+    read_everything(agent)
+    found = {key for key, value in vars(agent).items() if type(value).__module__.startswith(("core.learning", "torch"))}
+    assert found <= {"device"} and not hasattr(agent, "target")
+    with pytest.raises(AttributeError):
+        agent.state_dict()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_reading_an_agent_draws_no_random_numbers_and_changes_nothing(name):
+    agent = MAKERS[name](name)
+    read_everything(agent)
+    before, random = deepcopy(agent.state_dict()), torch.get_rng_state()
+    read_everything(agent)
+    assert not differences(before, agent.state_dict()) and torch.equal(random, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_model_draws_its_weights_first_and_the_target_has_the_same(name):
+    agent = MAKERS[name](name)
+    torch.manual_seed(3)  # as the makers do
+    expected = agent._make_model().state_dict()
+    assert not differences(dict(agent.model.state_dict()), dict(expected))
+    assert not hasattr(agent, "target") or not differences(dict(agent.target.state_dict()), dict(expected))
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_order_of_keys_in_a_state_means_nothing(name):
+    first, second = MAKERS[name](name), MAKERS[name](name)
+    for network in [first.model] + [first.target] * hasattr(first, "target"):
+        for parameter in network.parameters():
+            parameter.data.add_(torch.randn_like(parameter))
+    state = deepcopy(first.state_dict())
+    assert differences(state, second.state_dict())
+    second.load_state_dict(dict(reversed(state.items())))
+    assert not differences(state, second.state_dict())

@@ -1,0 +1,54 @@
+"""Agents and memories are matched by the kinds of windows that they declare, not by names."""
+
+import pytest
+
+from core.memories.unrolls.queue import QueueMemory
+from utils.config.command_line import read_options
+from utils.factory import AgentsDict, MemoriesDict
+
+OWN = "tests.utils.config.test_validation:OwnMemory"
+PAIRS = {"dqn": {"shared", "prioritized"}, "rainbow": {"shared", "prioritized"}, "r2d2": {"shared", "prioritized"},
+         "ddpg": {"shared", "prioritized"}, "d4pg": {"shared", "prioritized"}, "td3": {"shared", "prioritized"},
+         "sac": {"shared", "prioritized"}, "impala": {"queue", "mixed"}, "impact": {"queue", "mixed", "circular"}}
+
+
+class OwnMemory(QueueMemory):
+    """A memory that no agent knows."""
+
+
+@pytest.fixture
+def refuse(root, capsys):
+    def refused(*words):
+        with pytest.raises(SystemExit) as exit:
+            read_options([*words, "--root", str(root)])
+        assert exit.value.code == 2
+        return capsys.readouterr().err
+
+    return refused
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    monkeypatch.setitem(MemoriesDict._places, "own", OWN)
+
+
+@pytest.mark.parametrize("agent", AgentsDict)
+def test_agents_and_memories_share_the_kinds_of_windows_that_they_should(agent):
+    kinds = set(AgentsDict[agent].window_kinds)
+    assert {memory for memory in MemoriesDict if kinds & set(MemoriesDict[memory].window_kinds)} == PAIRS[agent]
+
+
+@pytest.mark.parametrize("name", ["own", OWN])
+def test_a_memory_that_the_agents_do_not_know_is_taken_by_those_that_learn_from_its_windows(root, registered, name):
+    for config in ("impala-cartpole", "impact-cartpole"):
+        assert read_options(["--config", config, "--memory_type", name, "--root", str(root)]).memory_type == name
+
+
+@pytest.mark.parametrize("name", ["own", OWN])
+def test_a_memory_whose_windows_the_agent_cannot_learn_from_is_refused(refuse, registered, name):
+    message = f"memory_type={name} holds unrolls, and agent_type=dqn learns from transitions; memory_type could be shared or prioritized"
+    assert message in refuse("--config", "dqn-cartpole", "--memory_type", name)
+
+
+def test_a_registered_memory_is_named_among_those_that_fit(refuse, registered):
+    assert "memory_type could be queue or mixed or own" in refuse("--config", "impala-cartpole", "--memory_type", "shared")
