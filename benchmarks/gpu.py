@@ -128,7 +128,7 @@ def full_memory(options: Options, spec: EnvSpec, agent: Agent) -> Memory:
     memory: Memory = options.memory_class(options.memory, memory_budget.layout(options, spec, agent), agent.window, options.seed)
     generator, arrays, layout = np.random.default_rng(0), memory.trajectories.arrays, memory.layout
     block = generator.integers(0, 256, (layout.chunk_length, *arrays["frame"].shape[2:]), np.uint8)
-    for row in range(0, layout.rows, layout.chunk_length):
+    for row in range(0, layout.ring_length, layout.chunk_length):
         arrays["frame"][:, row:row + layout.chunk_length] = block
     lasts = generator.random(arrays["last"].shape) < 1 / 500
     arrays["last"][:] = lasts
@@ -137,7 +137,7 @@ def full_memory(options: Options, spec: EnvSpec, agent: Agent) -> Memory:
     arrays["action"][:] = generator.integers(spec.action.num_actions, size=lasts.shape)  # type: ignore[union-attr]
     if "priority" in arrays:
         arrays["priority"][:] = generator.random(lasts.shape)
-    arrays["written"][:, 0] = layout.rows
+    arrays["written"][:, 0] = layout.ring_length
     return memory
 
 
@@ -163,7 +163,7 @@ def update(options: Options, agent: Agent, memory: Memory, capture: bool) -> Cal
     """What makes some updates and says how many."""
     device = torch.device(options.device)
     if options.learner.memory_device == "learner":
-        resident = memory.Resident(memory, device)  # type: ignore[misc]
+        resident = memory.device_class(memory, device)  # type: ignore[misc]
         source = InPlaceBatchSource(resident)
         learn = GraphedDeviceUpdate(agent, resident, options.agent.batch_size, options.learner.updates_per_replay, device, capture=capture)
 

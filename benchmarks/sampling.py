@@ -41,20 +41,20 @@ from benchmarks.training import ROOT
 from core.common.system import available_bytes, versions
 from core.envs.atari import AtariEnv, AtariParams
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
-from core.memories.uniform import SharedMemory, SharedParams
+from core.memories.uniform import UniformMemory, UniformParams
 from core.memory import Memory
 from core.ops.returns import n_step_return
 from core.specs import EnvSpec, WindowSpec
 from core.trajectory.frame_compression import RAW, StorageParams
 from core.trajectory.layout import Layout
-from core.types import Batch, TimeStep, piece
+from core.types import Batch, TimeStep, slice_batch
 
 NUM_ENVS, NSTEP, GAMMA, CHUNK = 8, 3, 0.99, 8
 PACKAGES = ("stable-baselines3", "torchrl", "tensordict", "lz4")
 BATCHES = (32, 256)
 BYTES_A_STEP = 200_000  # that all sides hold together
 WINDOW = WindowSpec(NSTEP, (0, NSTEP))
-RULES: dict[str, tuple[Any, Any]] = {"shared": (SharedMemory, SharedParams), "prioritized": (PrioritizedMemory, PrioritizedParams)}
+RULES: dict[str, tuple[Any, Any]] = {"shared": (UniformMemory, UniformParams), "prioritized": (PrioritizedMemory, PrioritizedParams)}
 UPDATED = 50  # batches that take turns in being given new priorities
 TOGETHER = 8  # batches of a draw
 OURS = "ours "
@@ -122,7 +122,7 @@ class Sides:
 # ours ---------------------------------------------------------------------------------------------------------------------
 def our_memory(spec: EnvSpec, rule: str, codec: str, threads: int, steps: int) -> Memory:
     memory_type, params_type = RULES[rule]
-    layout = Layout.of(spec, {}, capacity=steps, num_actors=1, num_envs=NUM_ENVS, chunk_length=CHUNK, kept_rows=NSTEP,
+    layout = Layout.of(spec, {}, capacity=steps, num_actors=1, num_envs=NUM_ENVS, chunk_length=CHUNK, kept_steps_per_env=NSTEP,
                        storage=StorageParams(codec, threads=threads), with_priority=memory_type.with_priority)
     return memory_type(params_type(capacity=steps), layout, WINDOW, seed=0)
 
@@ -148,7 +148,7 @@ class Together:
         if not self._left or batch_size != self._batch_size:
             drawn = self._memory.sample(TOGETHER * batch_size)
             assert drawn is not None
-            self._batch_size, self._left = batch_size, [piece(drawn, slice(part, None, TOGETHER)) for part in range(TOGETHER)]
+            self._batch_size, self._left = batch_size, [slice_batch(drawn, slice(part, None, TOGETHER)) for part in range(TOGETHER)]
         return with_returns(self._left.pop())
 
 

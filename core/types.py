@@ -41,10 +41,10 @@ class TimeStep(NamedTuple):
 
 
 class SampleIds(NamedTuple):
-    """Where sampled windows start: serial numbers never repeat, so an overwritten row is recognised."""
+    """The steps at which sampled windows start. Step ids never repeat, so an overwritten step is recognised."""
 
-    streams: np.ndarray  # [B] int64, actor * streams per actor + stream
-    serials: np.ndarray  # [B] int64
+    env_ids: np.ndarray   # [B] int64, actor * environments per actor + environment
+    step_ids: np.ndarray  # [B] int64, number of the step in its environment, from 0
 
 
 class Batch(NamedTuple):
@@ -64,15 +64,15 @@ def tensors(batch: Batch) -> list[Tensor]:
     return [*window[:6], *window.extras.values(), *window.states, batch.weights, *fresh]
 
 
-def piece(batch: Batch, part: slice | None) -> Batch:
-    """Some windows of a batch; None: the batch itself."""
+def slice_batch(batch: Batch, part: slice | None) -> Batch:
+    """Return some windows of a batch; if part is None, return the batch itself."""
     if part is None:
         return batch
     window, keys = batch.window, batch.keys
     some = Window(window.observations[:, part], window.firsts[:, part], window.lasts[:, part], window.actions[:, part],
                   window.rewards[:, part], window.discounts[:, part], {name: field[:, part] for name, field in window.extras.items()},
                   tuple(state[part] for state in window.states))
-    return Batch(some, SampleIds(keys.streams[part], keys.serials[part]), batch.weights[part],
+    return Batch(some, SampleIds(keys.env_ids[part], keys.step_ids[part]), batch.weights[part],
                  None if batch.fresh is None else batch.fresh[part])
 
 

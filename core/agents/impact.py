@@ -21,7 +21,7 @@ from core.learning.target_network import TargetUpdater
 from core.model import Model, disable_host_sync
 from core.ops.policy_losses import adapted_kl_coefficient, baseline_loss, clipped_surrogate, entropy_loss, kl, log_probs_of
 from core.ops.vtrace import vtrace
-from core.types import Batch, batch_size, piece
+from core.types import Batch, batch_size, slice_batch
 
 KL_SPAN = 1_000.0  # times the first weight, up and down, that the adapted one may go: at 0 or inf it would stay
 
@@ -52,7 +52,7 @@ class Impact(ActorCriticAgent):
 
     def learn(self, batch: Batch) -> LearnerOutput:
         self._prepare()
-        found, grad_norm, stepped = self._optimizer.minimise(batch_size(batch), lambda part: self._loss(piece(batch, part)))
+        found, grad_norm, stepped = self._optimizer.minimise(batch_size(batch), lambda part: self._loss(slice_batch(batch, part)))
         sums = found.statistics
         rows = sums["rows"].clamp(min=1)
         statistics = {"loss": found.loss, "policy_loss": sums["policy_loss"], "baseline_loss": sums["baseline_loss"],

@@ -25,7 +25,7 @@ from core.ops.policy_losses import (
     value_cloning_loss,
 )
 from core.ops.vtrace import relevance, vtrace
-from core.types import Batch, batch_size, piece
+from core.types import Batch, batch_size, slice_batch
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Impala(ActorCriticAgent):
 
     def learn(self, batch: Batch) -> LearnerOutput:
         self._prepare()
-        found, grad_norm, stepped = self._optimizer.minimise(batch_size(batch), lambda part: self._loss(piece(batch, part)))
+        found, grad_norm, stepped = self._optimizer.minimise(batch_size(batch), lambda part: self._loss(slice_batch(batch, part)))
         sums = found.statistics
         rows = sums["rows"].clamp(min=1)
         statistics = {"loss": found.loss, "policy_loss": sums["policy_loss"], "baseline_loss": sums["baseline_loss"],

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from core.memory import Memory
-from core.types import Batch, SampleIds, piece
+from core.types import Batch, SampleIds, slice_batch
 
 RETRY_SECONDS = 0.005  # between attempts while the memory has nothing to sample
 LONG_WAIT = 0.001      # seconds that a learner may wait for a batch before one more is kept ready
@@ -157,7 +157,7 @@ class Prefetcher:
         batch = self._memory.sample(size * together)
         with self._changed:
             if batch is not None:
-                parts = [batch] if together == 1 else [piece(batch, slice(part, None, together)) for part in range(together)]
+                parts = [batch] if together == 1 else [slice_batch(batch, slice(part, None, together)) for part in range(together)]
                 self._batches.extend((part, self._starved) for part in parts)
                 self._changed.notify_all()
             else:

@@ -21,8 +21,8 @@ def learners_memory(context: Context, index: int) -> LearnersMemory:
     memory = context.memories[index]
     if context.options.learner.memory_device != "learner":
         return memory
-    assert memory.Resident is not None  # else the settings are refused
-    return memory.Resident(memory, torch.device(context.device_of(index)))
+    assert memory.device_class is not None  # else the settings are refused
+    return memory.device_class(memory, torch.device(context.device_of(index)))
 
 
 def updates(context: Context, agent: Agent, memory: LearnersMemory, index: int, drawn: Sequence[Batch]) -> tuple[Batches, Learn]:

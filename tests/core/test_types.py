@@ -49,7 +49,7 @@ def test_every_window_equals_the_naive_twin_through_ends_and_wrap_around(frame_s
         plays[0].play(writers[0], 3)
         plays[1].play(writers[1], 1 + part % 6)
         checked += assert_equals_twin(trajectories, plays, spec)
-    assert int(trajectories.written().min()) > 2 * layout.rows and checked > 300
+    assert int(trajectories.written().min()) > 2 * layout.ring_length and checked > 300
 
 
 def test_frames_of_two_dimensions_and_long_episodes_are_rebuilt_over_the_seam_of_the_ring():
@@ -136,7 +136,7 @@ def test_on_a_real_atari_game_the_rebuilt_stack_equals_the_one_the_actor_saw():
                     checked += 1
     env.close()
     assert sum(flags.sum() for flags in lasts) >= 8 and checked > 1000
-    assert int(trajectories.written()[0]) > 3 * layout.rows
+    assert int(trajectories.written()[0]) > 3 * layout.ring_length
 
 
 # unrolls --------------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def test_every_unroll_equals_the_twin_as_soon_as_its_chunk_is_published(frame_st
             play.with_states = True
             play.play(writers[actor], 1 + (part + actor) % 3)
         checked += assert_unrolls_equal_twin(trajectories, plays, length)
-    assert int(trajectories.written().min()) > 2 * layout.rows and checked > 50
+    assert int(trajectories.written().min()) > 2 * layout.ring_length and checked > 50
     ends = [play.seen(stream, serial)[2] for play in plays for stream in range(2) for serial in range(0, len(play.rows[0]), length)]
     assert any(ends) and any(row.first and serial % length == 0 for serial, row in enumerate(plays[0].rows[0]) if serial)
 

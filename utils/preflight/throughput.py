@@ -151,7 +151,7 @@ def _acting(options: Options, spec: EnvSpec, seconds: float,
 def _small(layout: Layout, agent: Agent) -> Layout:
     """The same rows of one actor, in a ring that holds a window and no more; raw."""
     chunks = -(-(agent.window.length + 1 + layout.frame_stack) // layout.chunk_length) + 4
-    return dataclasses.replace(layout, num_actors=1, rows=chunks * layout.chunk_length, storage=STORAGE, arena_bytes=0)
+    return dataclasses.replace(layout, num_actors=1, ring_length=chunks * layout.chunk_length, storage=STORAGE, arena_bytes=0)
 
 
 def _batch(trajectories: Trajectories, agent: Agent, batch_size: int) -> Batch:

@@ -18,7 +18,7 @@ from core.learning.target_network import TargetUpdater
 from core.model import Model, disable_host_sync
 from core.ops.exploration import epsilon_greedy, ladder, linear
 from core.specs import Discrete
-from core.types import Batch, State, TimeStep, batch_size, piece
+from core.types import Batch, State, TimeStep, batch_size, slice_batch
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class QLearning(Agent):
     def learn(self, batch: Batch) -> LearnerOutput:
         self.set_training(True)
         self.target  # noqa: B018  made, with the optimiser, if nothing was learnt yet
-        found, grad_norm, stepped = self._optimizer.minimise(batch_size(batch), lambda part: self.loss(piece(batch, part)))
+        found, grad_norm, stepped = self._optimizer.minimise(batch_size(batch), lambda part: self.loss(slice_batch(batch, part)))
         self._follow(list(self.target.state_dict().values()), list(self.model.state_dict().values()), self._updates.next(), stepped)
         statistics = {"loss": found.loss, "grad_norm": grad_norm, "lr": self._optimizer.rate, **found.statistics}
         return output_of(statistics, found.priorities, stepped)

@@ -16,7 +16,7 @@ from core.runtime.clock import Clock, ClockParams
 from core.runtime.context import Context
 from core.runtime.parameter_store import fill
 from core.specs import EnvSpec, WindowSpec
-from core.trajectory.chunk_codec import ChunkFormat, outbox
+from core.trajectory.chunk_codec import ChunkFormat, single_actor_layout
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
@@ -48,7 +48,7 @@ class RemoteMemory:
         self._facts, self._link = facts, link
 
     def writer(self, actor_ind: int, priorities: Callable[[Window], np.ndarray | None]) -> ChunkWriter:
-        own = Trajectories(outbox(self._facts.layout, self._facts.window.length))
+        own = Trajectories(single_actor_layout(self._facts.layout, self._facts.window.length))
         with_priority = self._facts.options.memory_class.with_priority
         return RemoteWriter(own, 0, self._facts.window, priorities if with_priority else None, self._link)
 

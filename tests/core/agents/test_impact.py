@@ -10,7 +10,7 @@ import torch
 
 from core.agents.impact import KL_SPAN, Impact
 from core.agents.impala import Impala
-from core.types import piece
+from core.types import slice_batch
 from tests.core.agents.unrolls import (
     A,
     Sum,
@@ -168,7 +168,7 @@ def test_several_learners_adapt_the_weight_by_the_divergence_of_all_their_batche
     settings = {"target_update": 1, "kl_coefficient": 0.4}
     measured = float(with_target(table_agent(Impact, logits, values, **settings), target_logits).learn(batch).statistics["target_kl"])
     agents = [with_target(table_agent(Impact, logits, values, **settings, kl_target=measured), target_logits) for _ in range(2)]
-    parts = [piece(batch, slice(0, 3)), piece(batch, slice(3, 6))]
+    parts = [slice_batch(batch, slice(0, 3)), slice_batch(batch, slice(3, 6))]
     first, second = together(*(partial(agent.learn, part) for agent, part in zip(agents, parts)))
     assert float(first.statistics["target_kl"]) > 1.5 * measured and float(second.statistics["target_kl"]) == 0  # alone: doubled, halved
     assert [agent.state_dict()["kl_coefficient"] for agent in agents] == [pytest.approx(0.4)] * 2

@@ -178,7 +178,7 @@ def test_a_planned_update_touches_nothing_outside_its_device(monkeypatch, name):
     monkeypatch.setattr("core.learning.device_schedule.upload", lambda array, target: None)
     monkeypatch.setattr(Optimizer, "apply", apply)
     agent = make_agent(name, "meta", optimizer="rmsprop")
-    resident = memory.Resident(memory, torch.device("meta"))
+    resident = memory.device_class(memory, torch.device("meta"))
     updates = GraphedDeviceUpdate(agent, resident, 16, 2, torch.device("meta"), capture=False)
     for elsewhere in (Elsewhere(), Elsewhere()):  # what is made on first use is made in the first ones
         resident.plan(2), agent.plan(2)

@@ -13,7 +13,7 @@ from core.learning.batch_source import EagerUpdates
 from core.learning.microbatches import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams
 from core.models.rainbow import RainbowMLP
-from core.types import batch_size, piece
+from core.types import batch_size, slice_batch
 from tests.core import resident_agents
 from tests.core.learning import test_staged_update
 from tests.core.single_processes.test_learner import numbered_batch
@@ -38,7 +38,7 @@ class Limited:
 
     def learn(self, batch):
         self.parts.clear()
-        found, norm, stepped = self.optimizer.minimise(batch_size(batch), lambda part: self.loss(piece(batch, part)))
+        found, norm, stepped = self.optimizer.minimise(batch_size(batch), lambda part: self.loss(slice_batch(batch, part)))
         return output_of({"loss": found.loss, "grad_norm": norm, **found.statistics}, found.priorities, stepped)
 
     def loss(self, batch):

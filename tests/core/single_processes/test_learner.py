@@ -9,12 +9,12 @@ import torch
 from core.agents.impala import Impala
 from core.learning.metric_accumulator import Statistics
 from core.memories.prioritized import PrioritizedMemory
-from core.memories.uniform import SharedMemory
+from core.memories.uniform import UniformMemory
 from core.memories.unrolls.mixed import MixedMemory
 from core.memories.unrolls.queue import QueueMemory
 from core.runtime.parameter_store import ParameterStore
 from core.single_processes.learner_setup import feature_source
-from core.types import Batch, SampleIds, Window, batch_size, piece
+from core.types import Batch, SampleIds, Window, batch_size, slice_batch
 from tests.core.agents.unrolls import Table, random_unrolls, table_agent
 
 
@@ -31,7 +31,7 @@ def numbered_batch(size, fresh=True):
 @pytest.mark.parametrize("part", [slice(0, 3), slice(3, 6), slice(6, 9)])
 def test_a_piece_has_every_field_of_its_windows_and_nothing_else(part, fresh):
     batch = numbered_batch(7, fresh)
-    some = piece(batch, part)
+    some = slice_batch(batch, part)
     chosen = list(range(7))[part]
     assert batch_size(some) == len(chosen)
     expected = numbered_batch(7, fresh)
@@ -39,7 +39,7 @@ def test_a_piece_has_every_field_of_its_windows_and_nothing_else(part, fresh):
         assert torch.equal(getattr(some.window, name), getattr(expected.window, name)[:, chosen]), name
     assert torch.equal(some.window.extras["logits"], expected.window.extras["logits"][:, chosen])
     assert [state.tolist() for state in some.window.states] == [[[2 * number] for number in chosen], [3 * number for number in chosen]]
-    assert some.keys.streams.tolist() == chosen and some.keys.serials.tolist() == [100 + number for number in chosen]
+    assert some.keys.env_ids.tolist() == chosen and some.keys.step_ids.tolist() == [100 + number for number in chosen]
     assert some.weights.tolist() == [number / 4 for number in chosen]
     assert (some.fresh is None) == (not fresh) and (not fresh or some.fresh.tolist() == [number % 2 == 0 for number in chosen])
 
@@ -101,5 +101,5 @@ def test_statistics_are_means_of_the_updates_that_were_taken_and_leave_what_they
 
 def test_only_rules_that_do_something_with_priorities_are_given_them():
     assert PrioritizedMemory.__new__(PrioritizedMemory).takes_priorities
-    for rule in (SharedMemory, QueueMemory, MixedMemory):
+    for rule in (UniformMemory, QueueMemory, MixedMemory):
         assert not rule.__new__(rule).takes_priorities, rule

@@ -187,9 +187,9 @@ def test_what_was_made_for_a_copy_alone_goes_by_way_of_memory_that_outlives_it(m
     monkeypatch.setattr("core.device.transfers.upload", lambda array, target: uploads.append(array))
     transfers, target = Transfers(arrays, torch.device("cpu")), torch.zeros(2, 5, dtype=torch.int16)
     arrays["a"][1:] = 3
-    transfers._copy_from_where_it_is(arrays["a"][1:], target)
+    transfers._copy_in_place(arrays["a"][1:], target)
     assert (target == 3).all() and not uploads
-    transfers._copy_from_where_it_is(arrays["a"][1:] + 1, target)
+    transfers._copy_in_place(arrays["a"][1:] + 1, target)
     assert len(uploads) == 1
 
 

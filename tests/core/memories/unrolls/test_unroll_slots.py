@@ -75,10 +75,10 @@ def test_packed_memories_continue_with_identical_batches(items):
 @pytest.mark.parametrize("kind", ["reservoir", "elite"])
 def test_a_rule_whose_packed_copies_find_no_room_keeps_fewer_and_goes_on(kind):
     memory, actors = make({"type": kind, "capacity": 30}, storage=LZ4)
-    rule = memory.rules[0]
-    rule.store.frames._most //= 6
+    rule = memory.strategies[0]
+    rule.store.frames._max_bytes //= 6
     play(memory, actors, 200)
-    assert rule._copies.capacity < 30 and len(rule) == rule._copies.capacity and rule.store.frames.used <= rule.store.frames._most
+    assert rule._copies.capacity < 30 and len(rule) == rule._copies.capacity and rule.store.frames.used <= rule.store.frames._max_bytes
     drawn = {unroll for _ in range(20) for unroll in check_coded_unrolls(memory.layout, memory.sample(8).window)}
     assert max(serial for _, serial in drawn) > 400  # what came after it was full is in it too
 
@@ -87,7 +87,7 @@ def test_a_rule_whose_packed_copies_find_no_room_keeps_fewer_and_goes_on(kind):
 def test_what_slots_allocate_is_what_they_said(packs):
     memory, _ = make({"type": "standard", "capacity": 30}, storage=LZ4)
     slots = UnrollStore(memory.trajectories, 30, 4, packs)
-    most = slots.store.frames._most if packs else 0
+    most = slots.store.frames._max_bytes if packs else 0
     assert slots_bytes(memory.layout, 30, 4, packs) == slots.store.layout.nbytes + most
     assert ("frame" in slots.store.arrays) != packs
 
@@ -97,14 +97,14 @@ def test_packed_queues_that_block_lose_nothing_however_badly_frames_compress():
     memory, actors = make(*items, storage=StorageParams("lz4", bytes=1))
     incompressible, given = np.random.default_rng(0), 0
     for actor in actors:
-        actor.writer._packer._frames[:] = 0
-        append = actor.writer._packer.pack
+        actor.writer._compressor._frames[:] = 0
+        append = actor.writer._compressor.pack
 
-        def pack(chunk, append=append, frames=actor.writer._packer._frames):
+        def pack(chunk, append=append, frames=actor.writer._compressor._frames):
             frames[:] ^= incompressible.integers(1 << 62, size=frames.shape)
             append(chunk)
 
-        actor.writer._packer.pack = pack
+        actor.writer._compressor.pack = pack
     for _ in range(300):
         for actor in actors:
             while actor.step():
