@@ -30,7 +30,8 @@ class PriorityRule(Generic[Array]):
             library: The module numpy or torch.
             largest: The largest priority seen, a scalar array that is changed in place; 1 at first.
         """
-        self._params, self._library, self.largest = params, library, largest
+        self._params, self._library = params, library
+        self.largest: Array = largest
 
     def beta(self, batch: int) -> float:
         """Return the exponent of the importance weights of a batch, numbered from 0."""

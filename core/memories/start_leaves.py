@@ -46,7 +46,8 @@ class StartLeaves(Generic[Store]):
     """The leaves of all starts: those of an actor's valid starts [low, high) are set, all others are zero."""
 
     def __init__(self, starts: WindowStarts, store: Store):
-        self._starts, self.store = starts, store
+        self._starts = starts
+        self.store: Store = store
         self.low = np.zeros(starts.layout.num_actors, np.int64)
         self.high = self.low.copy()
 

@@ -53,9 +53,9 @@ class WindowStarts:
         """Return the starts [low, high) of each actor from which a whole window can be read, both [num_actors]."""
         return self.numbers_from(*self._trajectories.starts(self._spec.length))
 
-    def numbers_from(self, *step_ids: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return the numbers of the first starts at or after these steps."""
-        return tuple(-(-ids // self.stride) for ids in step_ids)
+    def numbers_from(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers [low, high) of the starts among steps [low, high)."""
+        return -(-low // self.stride), -(-high // self.stride)
 
     def invalid_starts(self, lasts: Array) -> Array:
         """Return which steps are no starts, [B] bool; `lasts` [B] bool tells which steps end an episode."""
