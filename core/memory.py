@@ -61,7 +61,7 @@ class Memory(ABC):
     @classmethod
     def ring_steps(cls, params: Any, batch_size: int, length: int, num_actors: int) -> int:
         """Return the agent steps that the rings of all actors must hold for batches of windows of this length."""
-        return params.capacity
+        return int(params.capacity)
 
     @classmethod
     def kept_steps(cls, params: Any, batch_size: int, length: int, num_actors: int) -> int:

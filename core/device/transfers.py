@@ -89,7 +89,7 @@ def _register(shared: SharedArrays, device: torch.device) -> bool:
     """Pin shared memory for as long as it is mapped here; if CUDA refuses, log it and return False."""
     if shared in _PINNED:
         return True
-    memory, cudart = shared.whole, torch.cuda.cudart()
+    memory, cudart = shared.whole, torch.cuda.cudart()  # type: ignore[no-untyped-call]
     with torch.cuda.device(device):
         error = cudart.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
         if not int(error):

@@ -35,29 +35,34 @@ class PriorityRule(Generic[Array]):
 
     def beta(self, batch: int) -> float:
         """Return the exponent of the importance weights of a batch, numbered from 0."""
-        start, end = self._params.beta_start, self._params.beta_end
-        return start + (end - start) * min(batch / self._params.beta_updates, 1.0)
+        start, end, updates = self._params.beta_start, self._params.beta_end, self._params.beta_updates
+        return float(start + (end - start) * min(batch / updates, 1.0))
 
     def fractions(self, uniform: Array) -> Array:
         """Return fractions of the sum of all leaves, one in each of B equal parts, of uniform numbers [B] in [0, 1)."""
-        parts = self._library.arange(len(uniform), device=uniform.device)
+        parts: Array = self._library.arange(len(uniform), device=uniform.device)
         return (parts + uniform) / len(uniform)
 
     def weights(self, leaves: Array, beta: Any) -> Array:
         """Return the importance weights [B] of starts with these leaves [B]."""
-        return (leaves / leaves.min()) ** -beta
+        weights: Array = (leaves / leaves.min()) ** -beta
+        return weights
 
     def is_valid(self, priorities: Array) -> Array:
         """Return which priorities are finite and not negative, [B] bool."""
-        return self._library.isfinite(priorities) & (priorities >= 0)
+        valid: Array = self._library.isfinite(priorities) & (priorities >= 0)
+        return valid
 
     def leaves(self, priorities: Array) -> Array:
         """Return the leaves of priorities [B]; an invalid priority counts as the largest one seen, these included."""
         valid = self.is_valid(priorities)
         highest = self._library.where(valid, priorities, 0.0).max()
         self.largest[...] = self._library.maximum(self.largest, highest)
-        return (self._library.where(valid, priorities, self.largest) + self._params.epsilon) ** self._params.alpha
+        known: Array = self._library.where(valid, priorities, self.largest)
+        leaves: Array = (known + self._params.epsilon) ** self._params.alpha
+        return leaves
 
     def first_leaves(self, priorities: Array, invalid_starts: Array) -> Array:
         """Return the leaves of new steps [B], 0 for those that are no starts."""
-        return self._library.where(invalid_starts, 0.0, self.leaves(priorities))
+        leaves: Array = self._library.where(invalid_starts, 0.0, self.leaves(priorities))
+        return leaves

@@ -59,7 +59,8 @@ class WindowStarts:
 
     def invalid_starts(self, lasts: Array) -> Array:
         """Return which steps are no starts, [B] bool; `lasts` [B] bool tells which steps end an episode."""
-        return lasts & (not self._spec.stride)
+        invalid: Array = lasts & (not self._spec.stride)
+        return invalid
 
     # leaves: one number for each start that the rings can hold --------------------------------------------------------
     @property

@@ -11,4 +11,6 @@ def first_valid_step(arrays: SharedArrays, ring_length: int, chunk_length: int) 
     Older steps may be lost to the chunk being written and its bootstrap step, to the frame arena, or to a checkpoint
     that left them out.
     """
-    return np.maximum(arrays["written"][:, 0] - ring_length + chunk_length + 1, arrays["oldest"][:, 0])
+    overwritten = arrays["written"][:, 0] - ring_length + chunk_length + 1
+    first: np.ndarray = np.maximum(overwritten, arrays["oldest"][:, 0])
+    return first

@@ -76,7 +76,7 @@ class Trajectories(WindowGatherer):
 
         A window is touched with any step from the oldest frame of its first stack on.
         """
-        oldest_read = np.maximum(step_ids - max(self.layout.frame_stack - 1, 0), 0)
+        oldest_read: np.ndarray = np.maximum(step_ids - max(self.layout.frame_stack - 1, 0), 0)
         first_valid = first_valid_step(self.arrays, self.layout.ring_length, self.layout.chunk_length)
         return oldest_read >= first_valid[env_ids // self.layout.num_envs]
 

@@ -29,8 +29,9 @@ class CircularStrategy(ReplayStrategy):
     """A strategy that gives whole batches, each several times."""
 
     Params = CircularParams
+    params: CircularParams
 
-    def __init__(self, params: Any, memory: Any):
+    def __init__(self, params: CircularParams, memory: Any):
         super().__init__(params, memory)
         self._queue = QueueStrategy(params, memory)
         self._gathered: SampleIds = EMPTY_IDS  # of the next fresh batch
@@ -39,20 +40,20 @@ class CircularStrategy(ReplayStrategy):
         self._next = 0
 
     @classmethod
-    def ring_unrolls(cls, params: Any, batch_size: int, num_actors: int) -> int:
+    def ring_unrolls(cls, params: CircularParams, batch_size: int, num_actors: int) -> int:
         queued = QueueStrategy.ring_unrolls(params, batch_size, num_actors)
         return queued + 2 * params.num_batches * batch_size * num_actors
 
     @classmethod
-    def is_rate_limited(cls, params: Any) -> bool:
+    def is_rate_limited(cls, params: CircularParams) -> bool:
         return True
 
     @classmethod
-    def max_reuse(cls, params: Any) -> int:
+    def max_reuse(cls, params: CircularParams) -> int:
         return params.times
 
     @classmethod
-    def problems(cls, params: Any, share: int) -> list[str]:
+    def problems(cls, params: CircularParams, share: int) -> list[str]:
         if params.overflow in ("block", "keep_latest"):
             return []
         return [f"overflow={params.overflow} does not suit a circular memory, whose batches stay in the rings: "
@@ -122,7 +123,7 @@ class CircularMemory(UnrollMemory):
     Params = CircularParams
 
     @classmethod
-    def components(cls, params: Any) -> list[MixtureComponent]:
+    def components(cls, params: CircularParams) -> list[MixtureComponent]:
         return [MixtureComponent(CircularStrategy, params, 1.0)]
 
 

@@ -61,8 +61,9 @@ class FeatureDistanceStrategy(ReplayStrategy):
     """
 
     Params = CustomParams
+    params: CustomParams
 
-    def __init__(self, params: Any, memory: Any):
+    def __init__(self, params: CustomParams, memory: Any):
         super().__init__(params, memory)
         self._in_rings, length = FifoIndex(params.capacity), memory.window.length
         self._copies = UnrollStore(memory.trajectories, params.capacity, length) if self.slots(params) else None
@@ -73,15 +74,15 @@ class FeatureDistanceStrategy(ReplayStrategy):
 
     # requirements -----------------------------------------------------------------------------------------------------
     @classmethod
-    def ring_unrolls(cls, params: Any, batch_size: int, num_actors: int) -> int:
+    def ring_unrolls(cls, params: CustomParams, batch_size: int, num_actors: int) -> int:
         return super().ring_unrolls(params, batch_size, num_actors) if cls.slots(params) else params.capacity
 
     @classmethod
-    def slots(cls, params: Any) -> int:
+    def slots(cls, params: CustomParams) -> int:
         return params.capacity if params.insert_strategy == "elite_insertion" else 0
 
     @classmethod
-    def needs_features(cls, params: Any) -> bool:
+    def needs_features(cls, params: CustomParams) -> bool:
         return params.insert_strategy != "newest" or params.sample_strategy != "uniform"
 
     # slots ------------------------------------------------------------------------------------------------------------
@@ -181,7 +182,8 @@ class FeatureDistanceStrategy(ReplayStrategy):
     def _features(self, window: Window) -> Tensor:
         if self.memory.features_of is None:
             raise RuntimeError("features_of must be set before unrolls are compared")
-        return self.memory.features_of(window)
+        features: Tensor = self.memory.features_of(window)
+        return features
 
     def _distance(self, new: Tensor, old: Tensor) -> np.ndarray:
         return DISTANCES[self.params.dist_function](new, old.to(new.device), self.params.p).cpu().numpy()
@@ -226,7 +228,8 @@ def nearest_of_groups(distances: np.ndarray, draw_counts: np.ndarray, count: int
 
 def nearest_of_least_drawn(distances: np.ndarray, draw_counts: np.ndarray, count: int) -> np.ndarray:
     """Keep the least often drawn, nearer ones first."""
-    return np.lexsort((distances, draw_counts))[:count]
+    order: np.ndarray = np.lexsort((distances, draw_counts))
+    return order[:count]
 
 
 def least_drawn_of_groups(distances: np.ndarray, draw_counts: np.ndarray, count: int) -> np.ndarray:
@@ -238,7 +241,8 @@ def least_drawn_of_groups(distances: np.ndarray, draw_counts: np.ndarray, count:
 
 
 def _group_starts(size: int, count: int) -> np.ndarray:
-    return np.arange(count) * size // count
+    starts: np.ndarray = np.arange(count) * size // count
+    return starts
 
 
 STRATEGIES: dict[str, Callable[[np.ndarray, np.ndarray, int], np.ndarray]] = {

@@ -62,7 +62,7 @@ class MixedMemory(UnrollMemory):
     Params = MixedParams
 
     @classmethod
-    def components(cls, params: Any) -> list[MixtureComponent]:
+    def components(cls, params: MixedParams) -> list[MixtureComponent]:
         """Return the components of the replay list; raise ValueError for a list with `problems`."""
         components, errors = _read(params.replay_parameters)
         if errors:
@@ -70,7 +70,7 @@ class MixedMemory(UnrollMemory):
         return components
 
     @classmethod
-    def problems(cls, params: Any, batch_size: int) -> list[str]:
+    def problems(cls, params: MixedParams, batch_size: int) -> list[str]:
         errors = _read(params.replay_parameters)[1]
         if not errors:
             components = cls._ordered(params)

@@ -38,9 +38,10 @@ class QueueStrategy(ReplayStrategy):
     """
 
     Params = QueueParams
+    params: QueueParams
     packs = False  # because a batch must always fit
 
-    def __init__(self, params: Any, memory: Any):
+    def __init__(self, params: QueueParams, memory: Any):
         super().__init__(params, memory)
         self._waiting: deque[tuple[int, int]] = deque()
         copied, length = params.overflow in COPIED, memory.window.length
@@ -50,19 +51,19 @@ class QueueStrategy(ReplayStrategy):
 
     # requirements -----------------------------------------------------------------------------------------------------
     @classmethod
-    def ring_unrolls(cls, params: Any, batch_size: int, num_actors: int) -> int:
+    def ring_unrolls(cls, params: QueueParams, batch_size: int, num_actors: int) -> int:
         return (params.capacity + 2 * batch_size) * num_actors
 
     @classmethod
-    def slots(cls, params: Any) -> int:
+    def slots(cls, params: QueueParams) -> int:
         return params.capacity if params.overflow in COPIED else 0
 
     @classmethod
-    def is_rate_limited(cls, params: Any) -> bool:
+    def is_rate_limited(cls, params: QueueParams) -> bool:
         return True
 
     @classmethod
-    def problems(cls, params: Any, share: int) -> list[str]:
+    def problems(cls, params: QueueParams, share: int) -> list[str]:
         if params.overflow not in COPIED or params.capacity >= share:
             return []
         return [f"a queue with overflow={params.overflow} must hold its share of a batch: "
@@ -156,5 +157,5 @@ class QueueMemory(UnrollMemory):
     Params = QueueParams
 
     @classmethod
-    def components(cls, params: Any) -> list[MixtureComponent]:
+    def components(cls, params: QueueParams) -> list[MixtureComponent]:
         return [MixtureComponent(QueueStrategy, params, 1.0)]

@@ -70,7 +70,8 @@ class ReplayStrategy(ABC):
     @property
     def store(self) -> Trajectories:
         """Return where the unrolls lie that `draw` returns."""
-        return self.memory.trajectories
+        trajectories: Trajectories = self.memory.trajectories
+        return trajectories
 
     def has_capacity(self) -> bool:
         """Return True if an actor may begin a chunk.

@@ -62,12 +62,12 @@ class StandardStrategy(ReplayStrategy):
 
     Params = ReplayParams
 
-    def __init__(self, params: Any, memory: Any):
+    def __init__(self, params: ReplayParams, memory: Any):
         super().__init__(params, memory)
         self._index = FifoIndex(params.capacity)
 
     @classmethod
-    def ring_unrolls(cls, params: Any, batch_size: int, num_actors: int) -> int:
+    def ring_unrolls(cls, params: ReplayParams, batch_size: int, num_actors: int) -> int:
         return params.capacity
 
     def insert(self, keys: SampleIds) -> None:
@@ -94,13 +94,13 @@ class ReservoirStrategy(ReplayStrategy):
 
     Params = ReplayParams
 
-    def __init__(self, params: Any, memory: Any):
+    def __init__(self, params: ReplayParams, memory: Any):
         super().__init__(params, memory)
         self._copies = UnrollStore(memory.trajectories, params.capacity, memory.window.length)
         self._seen = 0
 
     @classmethod
-    def slots(cls, params: Any) -> int:
+    def slots(cls, params: ReplayParams) -> int:
         return params.capacity
 
     @property

@@ -225,7 +225,7 @@ def shares(ratios: Sequence[float], batch_size: int) -> list[int]:
     exact = np.array(ratios) / sum(ratios) * batch_size
     counts = np.floor(exact + 1e-9).astype(int)
     counts[np.argsort(counts - exact, kind="stable")[:batch_size - counts.sum()]] += 1
-    return counts.tolist()
+    return [int(count) for count in counts]
 
 
 def concatenate_windows(windows: Sequence[Window]) -> Window:

@@ -75,7 +75,7 @@ class CompressedFrames:
             if block is None:
                 raise CorruptedBlock(f"the compressed frames of slot {slot} are not what was written")
             unpacked[number] = block
-        frames = unpacked.view(self._frame.dtype).reshape(-1, *self._frame.shape)
+        frames: np.ndarray = unpacked.view(self._frame.dtype).reshape(-1, *self._frame.shape)
         return frames.take(inverse.reshape(slots.shape) * self._steps + step_ids % self._steps, axis=0)
 
     def state_dict(self) -> dict[str, Any]:
