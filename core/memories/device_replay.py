@@ -17,7 +17,7 @@ from core.common.shared_arrays import total_bytes
 from core.device.transfers import on_device, upload
 from core.learning.device_schedule import ScheduledTensor
 from core.memories.priority_rule import PriorityRule
-from core.memories.start_leaves import CumulativeLeaves, StartLeaves
+from core.memories.start_leaves import CumulativeLeaves, PrioritizedLeaves, StartLeaves
 from core.memories.window_starts import WindowStarts, check_batch_size
 from core.memory import DeviceMemory, Memory
 from core.specs import ArraySpec, WindowSpec
@@ -113,16 +113,18 @@ class DeviceReplay(DeviceMemory):
 class DevicePrioritizedReplay(DeviceReplay):
     """Prioritised replay under the rule of core/memories/priority_rule.py."""
 
+    _table: PrioritizedLeaves[CumulativeLeaves]
+
     def __init__(self, memory: Memory, device: torch.device):
         super().__init__(memory, device)
         self.rule = PriorityRule(memory.params, torch, torch.ones((), dtype=torch.float64, device=device))
-        self._batches = 0
+        self._table = PrioritizedLeaves(self._starts, self._table.store, self.rule)
         self._beta = ScheduledTensor(self.rule.beta, device, torch.float64)
 
     def plan(self, count: int) -> None:
         """Compute beta of the next `count` batches."""
-        self._beta.plan(self._batches, count)
-        self._batches += count
+        self._beta.plan(self._table.batches, count)
+        self._table.batches += count
 
     def _first_leaves(self, env_ids: np.ndarray, step_ids: np.ndarray) -> Tensor:
         shared = self.memory.trajectories
@@ -142,20 +144,16 @@ class DevicePrioritizedReplay(DeviceReplay):
         self._leaves[leaf_indices] = leaves
 
     def statistics(self) -> dict[str, float]:
-        priorities = {"max_priority": float(self.rule.largest), "beta": self.rule.beta(self._batches)}
-        return {**super().statistics(), **self._table.statistics(), **priorities}
+        return {**super().statistics(), **self._table.statistics()}
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
-        leaves = self._table.state_dict(num_steps=state["trajectories"]["last"].shape[1])
-        return {**state, "batches": self._batches, "priorities": {**leaves, "largest": float(self.rule.largest)}}
+        return {**state, **self._table.state_dict(num_steps=state["trajectories"]["last"].shape[1])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._batches = state["batches"]
-        self._table.load_state_dict(state["priorities"])
+        self._table.load_state_dict(state)
         upload(self._table.low, self._low)
-        self.rule.largest[...] = state["priorities"]["largest"]
 
     def continue_at(self, updates: int) -> None:
-        self._batches = updates
+        self._table.batches = updates

@@ -11,7 +11,7 @@ import torch
 from core.common.settings import setting
 from core.memories.device_replay import DevicePrioritizedReplay
 from core.memories.priority_rule import PriorityRule
-from core.memories.start_leaves import StartLeaves
+from core.memories.start_leaves import PrioritizedLeaves
 from core.memories.sum_tree import SumTree
 from core.memories.window_starts import WindowStarts, check_batch_size
 from core.memory import Memory
@@ -41,12 +41,11 @@ class PrioritizedMemory(Memory):
         super().__init__(params, layout, window, seed)
         self._starts = WindowStarts(self.trajectories, window)
         self.rule = PriorityRule(params, np, np.ones(()))
-        self._batches = 0
 
     @cached_property
-    def _leaves(self) -> StartLeaves[SumTree]:
+    def _leaves(self) -> PrioritizedLeaves[SumTree]:
         """Return the leaves, made on first use so that they are not sent to every process."""
-        return StartLeaves(self._starts, SumTree(math.prod(self._starts.shape)))
+        return PrioritizedLeaves(self._starts, SumTree(math.prod(self._starts.shape)), self.rule)
 
     @property
     def tree(self) -> SumTree:
@@ -56,7 +55,7 @@ class PrioritizedMemory(Memory):
     @property
     def beta(self) -> float:
         """Return the exponent of the next batch's importance weights."""
-        return self.rule.beta(self._batches)
+        return self.rule.beta(self._leaves.batches)
 
     def sample(self, batch_size: int) -> Batch | None:
         check_batch_size(batch_size)
@@ -67,7 +66,7 @@ class PrioritizedMemory(Memory):
             return None
         window, ids = drawn
         weights = self.rule.weights(self.tree.leaves[self._starts.leaf_indices(*ids)], self.beta)
-        self._batches += self.batches_per_sample
+        self._leaves.batches += self.batches_per_sample
         return Batch(window, ids, torch.from_numpy(weights.astype(np.float32)))
 
     def _draw(self, count: int) -> SampleIds | None:
@@ -101,21 +100,16 @@ class PrioritizedMemory(Memory):
             self.tree.set(leaf_indices, self.rule.leaves(priorities[live]))
 
     def statistics(self) -> dict[str, float]:
-        """Return mean_priority, the mean of p^alpha over all starts, max_priority and beta."""
-        priorities = {"max_priority": float(self.rule.largest), "beta": self.beta}
-        return {**super().statistics(), **self._leaves.statistics(), **priorities}
+        return {**super().statistics(), **self._leaves.statistics()}
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
-        leaves = self._leaves.state_dict(num_steps=state["trajectories"]["last"].shape[1])
-        return {**state, "batches": self._batches, "priorities": {**leaves, "largest": float(self.rule.largest)}}
+        return {**state, **self._leaves.state_dict(num_steps=state["trajectories"]["last"].shape[1])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._batches = state["batches"]
-        self._leaves.load_state_dict(state["priorities"])
-        self.rule.largest[...] = state["priorities"]["largest"]
+        self._leaves.load_state_dict(state)
 
     def continue_at(self, updates: int) -> None:
-        self._batches = updates
+        self._leaves.batches = updates

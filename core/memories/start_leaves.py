@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from core.device.transfers import on_device
+from core.memories.priority_rule import PriorityRule
 from core.memories.sum_tree import SumTree
 from core.memories.window_starts import WindowStarts
 
@@ -72,18 +73,32 @@ class StartLeaves(Generic[Store]):
         self.low, self.high = low, high
         return bool(changed)
 
+
+class PrioritizedLeaves(StartLeaves[Store]):
+    """The leaves of all starts under a rule of priorities, and how many batches were drawn by them."""
+
+    def __init__(self, starts: WindowStarts, store: Store, rule: PriorityRule[Any]):
+        super().__init__(starts, store)
+        self.rule, self.batches = rule, 0
+
     def statistics(self) -> dict[str, float]:
-        """Return mean_priority, the mean leaf of all starts whose leaf is not zero."""
-        return {"mean_priority": float(self.store.total) / max(int((self.store.leaves > 0).sum()), 1)}
+        """Return mean_priority, the mean leaf of all starts, max_priority, and the next batch's beta."""
+        mean = float(self.store.total) / max(int((self.store.leaves > 0).sum()), 1)
+        largest = float(self.rule.largest)
+        return {"mean_priority": mean, "max_priority": largest, "beta": self.rule.beta(self.batches)}
 
     def state_dict(self, num_steps: int) -> dict[str, Any]:
-        """Return the leaves of the first `num_steps` ring slots of each environment, and the valid starts."""
+        """Return the state; `num_steps` ring slots of each environment are in use."""
         leaves = torch.as_tensor(self.store.leaves).reshape(self._starts.shape)[:, :num_steps // self._starts.stride]
-        return {"leaves": leaves.cpu().clone(), "low": self.low.tolist(), "high": self.high.tolist()}
+        priorities = {"leaves": leaves.cpu().clone(), "low": self.low.tolist(), "high": self.high.tolist(),
+                      "largest": float(self.rule.largest)}
+        return {"batches": self.batches, "priorities": priorities}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
+        """Continue from state_dict."""
+        stored, self.batches = state["priorities"], state["batches"]
         leaves = np.zeros(self._starts.shape)
-        leaves[:, :state["leaves"].shape[1]] = state["leaves"].numpy()
+        leaves[:, :stored["leaves"].shape[1]] = stored["leaves"].numpy()
         self.store.set(np.arange(leaves.size), leaves.ravel())
-        self.low[:], self.high[:] = state["low"], state["high"]
+        self.low[:], self.high[:] = stored["low"], stored["high"]
+        self.rule.largest[...] = stored["largest"]

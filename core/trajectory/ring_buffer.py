@@ -72,9 +72,9 @@ class Trajectories(WindowGatherer):
         return int((high - low).sum()) * self.layout.num_envs
 
     def still_valid(self, env_ids: np.ndarray, step_ids: np.ndarray) -> np.ndarray:
-        """Return which windows their writers have not touched until now, [B] bool.
+        """Return which windows no writer has overwritten until now, [B] bool.
 
-        A window is touched with any step from the oldest frame of its first stack on.
+        The older frames of a window's first stack belong to the window.
         """
         oldest_read: np.ndarray = np.maximum(step_ids - max(self.layout.frame_stack - 1, 0), 0)
         first_valid = first_valid_step(self.arrays, self.layout.ring_length, self.layout.chunk_length)

@@ -58,6 +58,8 @@ class WindowGatherer(ABC):
 
     def _states(self, slots: Tensor) -> tuple[Tensor, ...]:
         """Return the recurrent states, each [B, ...], stored with the chunks of steps at flat indices [B]."""
+        if not self.layout.states:
+            return ()
         num_envs = self.layout.num_envs
         chunks = slots // (num_envs * self.layout.chunk_length) * num_envs + slots % num_envs
         return tuple(self._take(name, chunks) for name in self.layout.state_fields)

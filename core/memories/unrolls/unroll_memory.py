@@ -132,9 +132,10 @@ class UnrollMemory(Memory):
         tickets = self.trajectories.arrays["tickets"]
         order = np.argsort(tickets[actors, chunks % tickets.shape[1]], kind="stable")
         env_ids = (actors[order, None] * envs + np.arange(envs)).ravel()
+        keys = SampleIds(env_ids, np.repeat(chunks[order] * length, envs))
         if len(order):
             for strategy in self.strategies:
-                strategy.insert(SampleIds(env_ids, np.repeat(chunks[order] * length, envs)))
+                strategy.insert(keys)
         self._seen = available
 
     def _complete(self, number: int, count: int) -> bool:

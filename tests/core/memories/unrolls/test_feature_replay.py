@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from core.common.settings import problems
-from core.memories.unrolls.feature_replay import STRATEGIES, MAX_COMPARED, CustomParams, FeatureDistanceStrategy
+from core.memories.unrolls.feature_replay import MAX_COMPARED, STRATEGIES, CustomParams, FeatureDistanceStrategy
 from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.trajectory.frame_compression import StorageParams
 from core.trajectory.layout import STORAGE
