@@ -109,6 +109,9 @@ class Trajectories(WindowGatherer):
     def _take_frames(self, env_ids: Tensor, step_ids: Tensor, slots: Tensor) -> Tensor:
         return torch.from_numpy(self.take_frames(env_ids.numpy(), step_ids.numpy(), slots.numpy()))
 
+    def _clear(self, frames: Tensor, mask: Tensor) -> None:
+        frames.numpy()[mask.numpy()] = 0  # touches the masked frames only; masked_fill_ passes over all
+
     def statistics(self) -> dict[str, float]:
         """Return memory_mb, the frames' size in 1e6 bytes, and for compressed frames their compression ratio."""
         packed = self.layout.packed

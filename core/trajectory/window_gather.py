@@ -14,8 +14,8 @@ from core.types import Window
 class WindowGatherer(ABC):
     """A reader of windows from rings whose fields lie on one device, flattened to [num_slots, ...].
 
-    Indices are computed by tensor operations of fixed shapes. On CUDA, Python reads no value of a tensor, so that CUDA
-    graphs can capture the gathering.
+    Indices are computed by tensor operations of fixed shapes, and Python reads no value of a tensor, so that CUDA graphs
+    can capture the gathering.
     """
 
     layout: Layout
@@ -28,6 +28,10 @@ class WindowGatherer(ABC):
     @abstractmethod
     def _take_frames(self, env_ids: Tensor, step_ids: Tensor, slots: Tensor) -> Tensor:
         """Return copies of the frames of steps, whose flat indices are `slots`, [*slots.shape, *frame]."""
+
+    def _clear(self, frames: Tensor, mask: Tensor) -> None:
+        """Set the frames [P, B, S, *frame] to zero for which mask [P, B, S] is True."""
+        frames.masked_fill_(mask.view(*mask.shape, *[1] * (frames.dim() - mask.dim())), 0)
 
     @cached_property
     def _first_slots(self) -> Tensor:
@@ -72,11 +76,7 @@ class WindowGatherer(ABC):
         slots = self._slots(env_ids, step_ids)
         frames = self._take_frames(env_ids, step_ids, slots)
         age_of_first = torch.where(self._take("first", slots), self._ages, len(self._ages)).amin(-1, keepdim=True)
-        earlier_episode = self._ages > age_of_first  # [P, B, S]
-        if frames.is_cpu:
-            frames.numpy()[earlier_episode.numpy()] = 0  # touches these frames only; masked_fill_ passes over all
-        else:
-            frames.masked_fill_(earlier_episode.view(*slots.shape, *[1] * (frames.dim() - slots.dim())), 0)
+        self._clear(frames, self._ages > age_of_first)
         return frames
 
 
