@@ -132,7 +132,7 @@ def full_memory(options: Options, spec: EnvSpec, agent: Agent) -> Memory:
     memory: Memory = options.memory_class(options.memory, memory_budget.layout(options, spec, agent), agent.window, options.seed)
     generator, arrays, layout = np.random.default_rng(0), memory.trajectories.arrays, memory.layout
     block = generator.integers(0, 256, (layout.chunk_length, *arrays["frame"].shape[2:]), np.uint8)
-    for row in range(0, layout.rows, layout.chunk_length):
+    for row in range(0, layout.ring_length, layout.chunk_length):
         arrays["frame"][:, row:row + layout.chunk_length] = block
     lasts = generator.random(arrays["last"].shape) < 1 / 500
     arrays["last"][:] = lasts
@@ -141,7 +141,7 @@ def full_memory(options: Options, spec: EnvSpec, agent: Agent) -> Memory:
     arrays["action"][:] = generator.integers(spec.action.num_actions, size=lasts.shape)  # type: ignore[union-attr]
     if "priority" in arrays:
         arrays["priority"][:] = generator.random(lasts.shape)
-    arrays["written"][:, 0] = layout.rows
+    arrays["written"][:, 0] = layout.ring_length
     return memory
 
 
@@ -168,7 +168,7 @@ def update(options: Options, agent: Agent, memory: Memory, capture: bool) -> Cal
     device = torch.device(options.device)
     agent.init_learner()
     if options.learner.memory_device == "learner":
-        resident = memory.Resident(memory, device)  # type: ignore[misc]
+        resident = memory.device_class(memory, device)  # type: ignore[misc]
         source, count = InPlaceBatchSource(resident), options.learner.updates_per_replay
         batches = DeviceReplayBatches(agent, resident, options.agent.batch_size, count, device)
         learn = GraphedUpdate(agent, batches, capture=capture)

@@ -146,7 +146,7 @@ def unpacking(trajectories: Trajectories) -> float:
     low, high = (int(bound[0]) for bound in trajectories.starts(0))
     chunks = generator.integers(-(-low // length), high // length, size=(TIMED_BLOCKS // 32, 32))
     for batch in chunks:
-        streams, started = generator.integers(layout.num_streams, size=(32, 1)), time.perf_counter()
+        streams, started = generator.integers(layout.total_envs, size=(32, 1)), time.perf_counter()
         trajectories.frames.take(streams, batch[:, None] * length + np.arange(length))
         seconds += time.perf_counter() - started
     return seconds / (chunks.size * length) * 1e6

@@ -44,7 +44,7 @@ from benchmarks.training import ROOT
 from core.common.system import available_bytes, versions
 from core.envs.atari import AtariEnv, AtariParams
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
-from core.memories.uniform import SharedMemory, SharedParams
+from core.memories.uniform import UniformMemory, UniformParams
 from core.memory import Memory
 from core.ops.returns import n_step_return
 from core.specs import EnvSpec, WindowSpec
@@ -57,7 +57,7 @@ PACKAGES = ("stable-baselines3", "torchrl", "tensordict", "lz4")
 BATCHES = (32, 256)
 BYTES_PER_STEP = 200_000  # Memory of all sides together.
 WINDOW = WindowSpec(NSTEP, (0, NSTEP))
-MEMORIES: dict[str, tuple[Any, Any]] = {"shared": (SharedMemory, SharedParams), "prioritized": (PrioritizedMemory, PrioritizedParams)}
+MEMORIES: dict[str, tuple[Any, Any]] = {"shared": (UniformMemory, UniformParams), "prioritized": (PrioritizedMemory, PrioritizedParams)}
 NUM_PRIORITY_BATCHES = 50  # Batches whose priorities are updated in turn.
 BATCHES_PER_DRAW = 8
 OURS = "ours "
@@ -131,7 +131,7 @@ class Sides:
 def our_memory(spec: EnvSpec, name: str, codec: str, threads: int, steps: int) -> Memory:
     """Return an empty memory of ours."""
     memory_type, params_type = MEMORIES[name]
-    layout = Layout.of(spec, {}, capacity=steps, num_actors=1, num_envs=NUM_ENVS, chunk_length=CHUNK, kept_rows=NSTEP,
+    layout = Layout.of(spec, {}, capacity=steps, num_actors=1, num_envs=NUM_ENVS, chunk_length=CHUNK, kept_steps_per_env=NSTEP,
                        storage=StorageParams(codec, threads=threads), with_priority=memory_type.with_priority)
     return memory_type(params_type(capacity=steps), layout, WINDOW, seed=0)
 

@@ -1,4 +1,4 @@
-"""The memory contract: actors write rows, the learner samples windows; the rule between them is one file in core/memories."""
+"""The memory contract: actors write steps into rings, and the learner samples windows by a rule of core/memories."""
 
 import json
 from abc import ABC, abstractmethod
@@ -18,110 +18,124 @@ from core.types import Batch, SampleIds, Window
 
 
 def batch_state(batch: Batch) -> dict[str, Any]:
-    """Return tensors and plain values that `batch_of` makes the batch of again."""
-    window = batch.window
-    return {"window": [*window[:6]], "extras": window.extras, "states": [*window.states], "weights": batch.weights, "fresh": batch.fresh,
-            "keys": [torch.from_numpy(column) for column in batch.keys]}
+    """Return a batch as tensors and plain values, from which `batch_of` makes it again."""
+    window, keys = batch.window, [torch.from_numpy(column) for column in batch.keys]
+    return {"window": [*window[:6]], "extras": window.extras, "states": [*window.states], "weights": batch.weights,
+            "fresh": batch.fresh, "keys": keys}
 
 
 def batch_of(state: dict[str, Any]) -> Batch:
-    """Return the batch of a `batch_state`, in memory of its own."""
+    """Return the batch of a `batch_state`, as copies."""
     window = Window._make([*state["window"], state["extras"], tuple(state["states"])]).map(Tensor.clone)
     keys = SampleIds(*(column.numpy().copy() for column in state["keys"]))
-    return Batch(window, keys, state["weights"].clone(), None if state["fresh"] is None else state["fresh"].clone())
+    fresh = state["fresh"]
+    return Batch(window, keys, state["weights"].clone(), None if fresh is None else fresh.clone())
 
 
 class Memory(ABC):
-    """Rows of all actors in shared memory, and a rule that samples windows of them.
+    """A memory: the steps of all actors in shared memory, and a rule that samples windows of them.
 
-    Built by main with its shared memory; its learner-side state (trees, random generator) is made on the first `sample`.
-    Raises ValueError when the rows of a stream can never hold a whole window.
+    Main builds it with its shared memory. State that only the learner needs (trees, random generator) is made by the
+    first `sample`.
     """
 
     Params: ClassVar[type]
-    window_kinds: ClassVar[tuple[WindowKind, ...]] = ("transitions", "sequences")  # an agent must learn from one of them
-    Resident: ClassVar[Any] = None  # the same rule with rows, draws and priorities on the learner's device: a core.memory.DeviceMemory
-    with_priority: ClassVar[bool] = False  # rows carry the actor's initial priority: Layout.of wants to know
-    batches_per_sample: int = 1            # that the learner makes of what `sample` returns: schedules count batches
-    features_of: Callable[[Window], Tensor] | None = None  # today's features [T, B, F] of windows; the learner sets it if they are wanted
+    # Kinds of windows that this memory holds; an agent must learn from one of them.
+    window_kinds: ClassVar[tuple[WindowKind, ...]] = ("transitions", "sequences")
+    # The same rule with steps, draws and priorities on the learner's device, a DeviceMemory; None if there is none.
+    device_class: ClassVar[Any] = None
+    with_priority: ClassVar[bool] = False  # True if steps carry the actor's initial priority; Layout.of needs it
+    batches_per_sample: int = 1  # batches that the learner makes of one `sample`, because schedules count batches
+    # Returns the features [T, B, F] that today's network computes of windows. The learner sets it if they are needed.
+    features_of: Callable[[Window], Tensor] | None = None
 
     def __init__(self, params: Any, layout: Layout, window: WindowSpec, seed: int):
-        least = layout.overwrite_margin + max(layout.frame_stack - 1, 0) + window.length + (not window.stride)
-        if window.length < 1 or layout.rows < least:
-            raise ValueError(f"{layout.rows} rows a stream are too few for windows of length {window.length}: at least {least} "
-                             "rows and length 1 are needed; raise the capacity or lower the number of streams")
+        """Allocate the rings; raise ValueError if the ring of an environment can never hold a whole window."""
+        min_length = layout.overwrite_margin + max(layout.frame_stack - 1, 0) + window.length + (not window.stride)
+        if window.length < 1 or layout.ring_length < min_length:
+            raise ValueError(f"{layout.ring_length} steps an environment are too few for windows of length "
+                             f"{window.length}: at least {min_length} steps and length 1 are needed; raise the "
+                             "capacity or lower the number of environments")
         self.params, self.layout, self.window, self.seed = params, layout, window, seed
         self.trajectories = Trajectories(layout)
 
-    # what it asks for, before it is made -------------------------------------------------------------------------------
+    # requirements, known before the memory is made --------------------------------------------------------------------
     @classmethod
     def ring_steps(cls, params: Any, batch_size: int, length: int, num_actors: int) -> int:
-        """Agent steps that the rings of all actors must hold for batches of windows of this length."""
-        return params.capacity
+        """Return the agent steps that the rings of all actors must hold for batches of windows of this length."""
+        return int(params.capacity)
 
     @classmethod
     def kept_steps(cls, params: Any, batch_size: int, length: int, num_actors: int) -> int:
-        """Of those, the newest ones that must not be lost however badly frames compress."""
+        """Return how many of the newest agent steps must not be lost, however badly frames compress."""
         return 0
 
     @classmethod
     def own_bytes(cls, params: Any, layout: Layout, length: int) -> int:
-        """Bytes of rows that the rule keeps outside the rings."""
+        """Return the bytes that the rule keeps outside the rings."""
         return 0
 
     @classmethod
     def is_rate_limited(cls, params: Any) -> bool:
-        """The rule itself says how often rows are learnt from, so that clock.samples_per_insert must not."""
+        """Return True if this rule limits samples per insert itself, so that clock.samples_per_insert must be None."""
         return False
 
     @classmethod
     def samples_per_step(cls, params: Any) -> float:
-        """How many that is, where it paces."""
+        """Return samples per insert if this memory limits its own rate (see `is_rate_limited`)."""
         return 1.0
 
     @classmethod
     def feature_dtype(cls, params: Any) -> str | None:
-        """As what rows must carry the agent's feature vectors; None: they need not."""
+        """Return the dtype in which feature vectors are stored with each step. If None, they are not stored."""
         return None
 
     @classmethod
     def problems(cls, params: Any, batch_size: int) -> list[str]:
-        """What is wrong with settings that are each within their bounds, one sentence each."""
+        """Return what is wrong with settings that are each within their bounds, one sentence each."""
         return []
 
-    # sides ------------------------------------------------------------------------------------------------------------
+    # actors and learner -----------------------------------------------------------------------------------------------
     def writer(self, actor_ind: int, priorities: Callable[[Window], np.ndarray | None] | None = None) -> ChunkWriter:
-        """The one writer of this actor's ring. `priorities` as in ChunkWriter; rules without priorities ignore it."""
+        """Return the only writer of this actor's rings.
+
+        Args:
+            actor_ind: The actor.
+            priorities: Initial priorities, as in ChunkWriter. Rules without priorities ignore them.
+        """
         return ChunkWriter(self.trajectories, actor_ind, self.window, priorities if self.with_priority else None)
 
     @cached_property
     def generator(self) -> np.random.Generator:
-        """Randomness of sampling; only the learner's process uses it."""
+        """Return the random generator of sampling, which only the learner's process uses."""
         return np.random.default_rng([self.seed, 0])
 
     def size(self) -> int:
-        """Rows that can be read now."""
+        """Return the number of steps that can be read now."""
         return self.trajectories.size()
 
     @abstractmethod
     def sample(self, batch_size: int) -> Batch | None:
-        """batch_size windows; None while no legal start exists. Raises ValueError for a batch size below 1."""
+        """Return batch_size windows; if there is no valid start yet, return None.
+
+        Raises ValueError for a batch size below 1.
+        """
 
     def update_priorities(self, keys: SampleIds, priorities: np.ndarray) -> None:
-        """Set |td| priorities [B]; rows overwritten since are dropped. Rules without priorities ignore it."""
+        """Set |td| priorities [B]; those of overwritten steps are dropped. Rules without priorities do nothing."""
 
     @property
     def takes_priorities(self) -> bool:
-        """Whether this rule does anything with them."""
+        """Return True if this rule uses priorities."""
         return type(self).update_priorities is not Memory.update_priorities
 
     def statistics(self) -> dict[str, float]:
-        """What the learner logs of this memory."""
+        """Return what the learner logs of this memory."""
         return {"memory_size": float(self.size()), **self.trajectories.statistics()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values that continue sampling as if nothing had happened, rows among them."""
-        return {"generator": json.dumps(self.generator.bit_generator.state),  # 128-bit integers
+        """Return the state, steps included, as tensors and plain values; sampling continues from it exactly."""
+        return {"generator": json.dumps(self.generator.bit_generator.state),  # JSON, because its integers have 128 bits
                 "trajectories": self.trajectories.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -130,41 +144,44 @@ class Memory(ABC):
         self.trajectories.load_state_dict(state["trajectories"])
 
     def continue_at(self, updates: int) -> None:
-        """In place of load_state_dict, in a run that is continued without its rows after so many updates: what goes by them goes on."""
+        """Advance schedules to this number of updates, in a run that continues without the steps of its memory."""
 
 
 class DeviceMemory(ABC):
-    """The learner's side of a memory on its device. Made of the memory that actors write to, and that device."""
+    """The learner's side of a memory on its device, made of the memory that actors write to."""
 
     @property
     @abstractmethod
     def generators(self) -> tuple[torch.Generator, ...]:
-        """That `sample` draws from."""
+        """Return the generators that `sample` draws from."""
 
     @abstractmethod
     def refresh(self) -> bool:
-        """Take in what actors have written; False while no legal start exists."""
+        """Copy what actors have written; return False while there is no valid start."""
 
     @abstractmethod
     def plan(self, count: int) -> None:
-        """Before `count` calls of `sample`: what changes from one to the next and is known ahead."""
+        """Compute the scheduled values of the next `count` calls of `sample`."""
 
     @abstractmethod
     def sample(self, batch_size: int) -> tuple[Batch, Tensor]:
-        """Windows on the device, and the places [B] of their starts; python looks at no value."""
+        """Return windows on the device and the leaf indices [B] of their starts; Python reads no value of a tensor."""
 
     @abstractmethod
-    def update_priorities(self, places: Tensor, priorities: Tensor) -> None:
-        """Of starts sampled since the last `refresh`. Priorities that are not finite change nothing."""
+    def update_priorities(self, leaf_indices: Tensor, priorities: Tensor) -> None:
+        """Set |td| priorities [B] of starts sampled since the last `refresh`, except those that are not finite."""
 
     @abstractmethod
-    def statistics(self) -> dict[str, float]: ...
+    def statistics(self) -> dict[str, float]:
+        """Return what the learner logs of this memory."""
 
     @abstractmethod
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as tensors and plain values."""
 
     @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from state_dict."""
 
     def continue_at(self, updates: int) -> None:
-        """As Memory.continue_at."""
+        """Advance schedules to this number of updates, as in Memory.continue_at."""

@@ -44,13 +44,10 @@ class Window(NamedTuple):
 
 
 class SampleIds(NamedTuple):
-    """Identities of sampled windows: where each starts.
+    """The steps at which sampled windows start. Step ids never repeat, so an overwritten step is recognised."""
 
-    Serial numbers never repeat, so a step that was overwritten since is recognised.
-    """
-
-    streams: np.ndarray  # [B] int64 number of the environment, actor * environments per actor + environment
-    serials: np.ndarray  # [B] int64 number of the window's first step in its environment
+    env_ids: np.ndarray   # [B] int64, actor * environments per actor + environment
+    step_ids: np.ndarray  # [B] int64, number of the step in its environment, from 0
 
 
 class Batch(NamedTuple):
@@ -81,7 +78,7 @@ def slice_batch(batch: Batch, part: slice | None) -> Batch:
     extras = {name: field[:, part] for name, field in window.extras.items()}
     states = tuple(state[part] for state in window.states)
     sliced = Window._make([*(field[:, part] for field in window[:6]), extras, states])
-    return Batch(sliced, SampleIds(keys.streams[part], keys.serials[part]), batch.weights[part],
+    return Batch(sliced, SampleIds(keys.env_ids[part], keys.step_ids[part]), batch.weights[part],
                  None if batch.fresh is None else batch.fresh[part])
 
 

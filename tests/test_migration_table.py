@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from core.common.settings import problems
-from core.memories.unrolls.mixed import RULES
+from core.memories.unrolls.mixed import STRATEGIES
 from utils.config.command_line import read_options
 from utils.config.dotted_settings import annotations, changed, parse
 from utils.config.options_page import NAMES
@@ -67,7 +67,7 @@ def test_every_named_option_exists_and_accepts_its_value(text):
 
 @pytest.mark.parametrize("key", KEYS)
 def test_every_key_of_the_replay_list_exists(key):
-    assert any(key.strip('"') in annotations(params()) for _, params in RULES.values())
+    assert any(key.strip('"') in annotations(params()) for _, params in STRATEGIES.values())
 
 
 @pytest.mark.parametrize("command", COMMANDS)

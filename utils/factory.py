@@ -91,7 +91,7 @@ EnvsDict = Factory("env_type", {
     "recall": "core.envs.recall:RecallEnv"}, "core.env:Env")
 
 MemoriesDict = Factory("memory_type", {
-    "shared": "core.memories.uniform:SharedMemory",
+    "shared": "core.memories.uniform:UniformMemory",
     "prioritized": "core.memories.prioritized:PrioritizedMemory",
     "queue": "core.memories.unrolls.queue:QueueMemory",
     "mixed": "core.memories.unrolls.mixed:MixedMemory",

@@ -1,7 +1,7 @@
-"""Work that is the same tensor operations every time: called eagerly, or recorded once as a CUDA graph and replayed.
+"""Calls of work that is the same tensor operations every time, eagerly or as a CUDA graph that is captured once.
 
-A replay costs one launch where python would launch hundreds of kernels. It repeats addresses, not python: what the work reads and writes
-must stay the same tensors, and no decision in it may depend on a tensor's value.
+A graph costs one launch, where Python would launch hundreds of kernels. A graph repeats addresses, not Python: the work
+must always read and write the same tensors, and must not decide by the value of a tensor.
 """
 
 import gc
@@ -10,16 +10,26 @@ from contextlib import contextmanager
 
 import torch
 
-WARM_UP = 3  # calls before the recording, on a stream of their own, as torch asks for: libraries choose their kernels in them
+# Calls before the capture, on a stream of their own, as torch asks for: libraries choose their kernels in them.
+WARM_UP = 3
 
 
 class CudaGraphCallable:
-    """Calls work(). With capture the first calls are eager, all later ones replay the recording of one: the same work each time.
+    """A callable that runs work(). With `capture`, the first calls are eager and all later ones launch a graph."""
 
-    `generators` are those that the work draws from, torch's global one aside: a replay goes on in their sequences.
-    """
+    def __init__(
+        self, work: Callable[[], None], device: torch.device, generators: Sequence[torch.Generator] = (), *,
+        capture: bool
+    ):
+        """Bind the work.
 
-    def __init__(self, work: Callable[[], None], device: torch.device, generators: Sequence[torch.Generator] = (), *, capture: bool):
+        Args:
+            work: The work, the same operations in each call.
+            device: Its device.
+            generators: Generators that the work draws from, except torch's global one. Launches continue their
+                sequences.
+            capture: True to capture a graph. Raises ValueError for a device that is not CUDA.
+        """
         if capture and device.type != "cuda":
             raise ValueError(f"only work on a CUDA device can be captured, not on {device}")
         self._work, self._device, self._generators, self._capture = work, device, generators, capture
@@ -46,18 +56,22 @@ class CudaGraphCallable:
             torch.cuda.current_stream().wait_stream(stream)
 
     def _record(self) -> torch.cuda.CUDAGraph:
-        """Recording runs nothing. Other threads may use the device meanwhile."""
+        """Capture the work, which runs nothing. Other threads may use the device meanwhile."""
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
-        with _nothing_freed(), torch.cuda.device(self._device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with _nothing_freed(), torch.cuda.device(self._device), \
+                torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._work()
         return graph
 
 
 @contextmanager
 def _nothing_freed() -> Iterator[None]:
-    """Python's collector of cycles rests: an older recording that it finds meanwhile would, as it goes, spoil this one."""
+    """Disable garbage collection during capture.
+
+    Collecting an old CUDA graph while capturing would invalidate the new one.
+    """
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()

@@ -7,31 +7,32 @@ from core.common.system import available_bytes
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that can still be allocated there."""
+    """Return the bytes that can still be allocated on the device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
 
 
 def use_tf32(enabled: bool) -> None:
-    """Whether GPUs may round the factors of float32 products and convolutions to TF32's 10 bits, in this process."""
+    """Set if GPUs may round the factors of float32 products and convolutions to TF32's 10 bits, in this process."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = enabled
 
 
 def use_threads(count: int) -> None:
-    """Threads of an operator, for this thread; and on its CPU what is too small for a normal float32 is zero from now on.
+    """Set the threads of an operator for this thread, and flush denormal numbers to zero.
 
-    A processor takes a hundred times as long for such numbers, and Adam's moments are among them once a unit's gradient stays zero. Threads
-    that are started later inherit it; torch.set_flush_denormal(False) ends it.
+    Numbers below float32's normal range take a processor a hundred times as long. Adam's moments get there once a
+    unit's gradient stays zero. Threads that are started later inherit the setting. torch.set_flush_denormal(False) ends
+    it.
     """
     torch.set_flush_denormal(True)
     torch.set_num_threads(count)
 
 
 def device_random_state(device: torch.device) -> Tensor:
-    """Of torch's global generator for that device; empty for the CPU, whose state is kept anyway."""
+    """Return the state of torch's global generator for a GPU; empty for the CPU, whose state is stored elsewhere."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.empty(0, dtype=torch.uint8)
 
 
 def set_device_random_state(device: torch.device, state: Tensor | None) -> None:
-    """Continue from device_random_state; of another kind of device, or none, nothing is known."""
+    """Continue from device_random_state; the state of another kind of device, or None, is ignored."""
     if device.type == "cuda" and state is not None and len(state):
         torch.cuda.set_rng_state(state, device)

@@ -1,11 +1,12 @@
-"""Replay on the learner's device: rows, priorities and draws.
+"""Replay on the learner's device: steps, priorities and draws.
 
-Sampling and writing priorities back are tensor operations of fixed shapes in which python looks at no value, so that whole updates can be
-captured; only `refresh`, between updates, knows of actors. Every start has a leaf, a float64: 0 where no window starts. A draw is a
-running sum over all leaves and a search in it: two kernels, where a tree would take one for each of its levels. Between two `refresh` no
-row changes, so a priority that is written back within its update never meets another row.
+Sampling and the writing of priorities are tensor operations of fixed shapes in which Python reads no value, so that
+whole updates can be captured. Only `refresh`, between updates, looks at what actors wrote. Between two calls of
+`refresh` no step changes. A priority that is written back within its update therefore always meets the step that it was
+computed from.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ import torch
 from torch import Tensor
 
 from core.common.shared_arrays import total_bytes
-from core.device.transfers import upload
+from core.device.transfers import on_device, upload
 from core.learning.device_schedule import ScheduledTensor
+from core.memories.priority_rule import PriorityRule
+from core.memories.start_leaves import CumulativeLeaves, PrioritizedLeaves, StartLeaves
 from core.memories.window_starts import WindowStarts, check_batch_size
 from core.memory import DeviceMemory, Memory
 from core.specs import ArraySpec, WindowSpec
@@ -24,21 +27,24 @@ from core.types import Batch, SampleIds
 
 
 class DeviceReplay(DeviceMemory):
-    """Uniform: the leaf of every start is 1. Draws come from a generator of the device, made of the memory's seed."""
+    """Uniform replay: the leaf of every start is 1.
+
+    Draws come from a generator of the device that is made with the memory's seed.
+    """
 
     def __init__(self, memory: Memory, device: torch.device):
-        self.memory, self.device, self.layout, self.window = memory, device, memory.layout, memory.window
-        self.mirror, self._starts = DeviceRingBuffer(memory.trajectories, device), WindowStarts(memory.trajectories, memory.window)
+        self.memory, self.device, self.window = memory, device, memory.window
+        self.ring = DeviceRingBuffer(memory.trajectories, device)
+        self._starts = WindowStarts(memory.trajectories, memory.window)
         self.generator = torch.Generator(device).manual_seed(memory.seed)
-        actors = self.layout.num_actors
-        self._leaves = torch.zeros(actors, self._starts.per_stream, self.layout.num_envs, dtype=torch.float64, device=device)
-        self._low, self._high = np.zeros(actors, np.int64), np.zeros(actors, np.int64)  # of the starts whose leaves are set
-        self._first_numbers = torch.zeros(actors, dtype=torch.int64, device=device)    # `_low` on the device
+        self._table = StartLeaves(self._starts, CumulativeLeaves(math.prod(self._starts.shape), device))
+        self._leaves = self._table.store.leaves
+        self._low = torch.zeros(memory.layout.num_actors, dtype=torch.int64, device=device)  # _table.low on the device
 
     @staticmethod
     def nbytes(layout: Layout, window: WindowSpec) -> int:
-        """That an instance allocates on its device, the running sums of a draw included."""
-        starts = ArraySpec((layout.num_streams * (layout.rows // (window.stride or 1)),), "float64")
+        """Return the bytes that an instance allocates on its device, the running sums of a draw included."""
+        starts = ArraySpec((layout.total_envs * (layout.ring_length // (window.stride or 1)),), "float64")
         return total_bytes(DeviceRingBuffer.arrays(layout)) + 2 * starts.nbytes
 
     @property
@@ -47,141 +53,107 @@ class DeviceReplay(DeviceMemory):
 
     # between updates --------------------------------------------------------------------------------------------------
     def refresh(self) -> bool:
-        low, high = (-(-rows // self._starts.stride) for rows in self.mirror.refresh(self.window.length))
-        changed = np.flatnonzero((low > self._low) | (high > self._high)).tolist()
-        for actor in changed:
-            self._leaves[actor, self._places(self._low[actor], min(low[actor], self._high[actor]))] = 0.0
-            first, last = max(self._high[actor], low[actor]), high[actor]
-            if first < last:
-                self._leaves[actor, self._places(first, last)] = self._first_leaves(actor, first, last)
-        self._low, self._high = low, high
-        if changed:
-            upload(low, self._first_numbers)
-        return bool((high - low).max() > (not self.window.stride))  # of two rows in a row one is no end of an episode
+        low, high = self._starts.numbers_from(*self.ring.refresh(self.window.length))
+        if self._table.refresh(low, high, self._first_leaves):
+            upload(low, self._low)
+        return bool((high - low).max() > (not self.window.stride))  # of two adjacent steps, one does not end an episode
 
     def plan(self, count: int) -> None:
-        """Nothing changes from update to update."""
+        """Do nothing: uniform draws follow no schedule."""
 
-    def _places(self, first: int, last: int) -> Tensor:
-        """In the ring, of starts [first, last): [K] int64."""
-        return torch.arange(first, max(last, first), device=self.device) % self._starts.per_stream
+    def _first_leaves(self, env_ids: np.ndarray, step_ids: np.ndarray) -> Tensor:
+        """Return the leaves of new starts [K]."""
+        return (~self._invalid_starts(env_ids, step_ids)).to(torch.float64)
 
-    def _first_leaves(self, actor: int, first: int, last: int) -> Tensor:
-        """Of fresh starts [first, last) of all streams, [K, num_envs]."""
-        return self._legal(actor, first, last).to(torch.float64)
-
-    def _legal(self, actor: int, first: int, last: int) -> Tensor:
-        """[K, num_envs] bool: which of them are starts."""
-        lasts = self.mirror["last"][actor, self._places(first, last) * self._starts.stride]
-        return torch.ones_like(lasts) if self.window.stride else ~lasts
+    def _invalid_starts(self, env_ids: np.ndarray, step_ids: np.ndarray) -> Tensor:
+        """Return which of these steps are no starts, [K] bool, by the copy: the shared rings may have changed since."""
+        return self._starts.invalid_starts(self.ring.take("last", env_ids, step_ids))
 
     # updates ----------------------------------------------------------------------------------------------------------
     def sample(self, batch_size: int) -> tuple[Batch, Tensor]:
         check_batch_size(batch_size)
-        ends = self._leaves.flatten().cumsum(0)
-        below = torch.minimum(self._shares(batch_size) * ends[-1], torch.nextafter(ends[-1], torch.zeros_like(ends[-1])))
-        places = torch.searchsorted(ends, below, right=True).clamp_(max=len(ends) - 1)
-        streams, serials = self._keys(places)
-        window = self.mirror.gather(streams, serials, self.window)
-        return Batch(window, SampleIds(streams, serials), self._weights(places)), places  # type: ignore[arg-type]
+        uniform = torch.rand(batch_size, generator=self.generator, dtype=torch.float64, device=self.device)
+        leaf_indices = self._table.store.find(self._fractions(uniform))
+        env_ids, step_ids = self._starts.ids(leaf_indices, self._low)
+        window = self.ring.gather(env_ids, step_ids, self.window)
+        keys = SampleIds(env_ids, step_ids)  # type: ignore[arg-type]
+        return Batch(window, keys, self._weights(leaf_indices)), leaf_indices
 
-    def _shares(self, count: int) -> Tensor:
-        """Where in the running sum, each in [0, 1)."""
-        return torch.rand(count, generator=self.generator, dtype=torch.float64, device=self.device)
+    def _fractions(self, uniform: Tensor) -> Tensor:
+        """Return fractions of the sum of all leaves, of uniform numbers [B] in [0, 1)."""
+        return uniform
 
-    def _keys(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Streams and serial numbers of the live starts whose leaves these are."""
-        size, num_envs = self._starts.per_stream, self.layout.num_envs
-        numbers, envs, actors = places // num_envs % size, places % num_envs, places // (num_envs * size)
-        low = self._first_numbers[actors]
-        return actors * num_envs + envs, (low + (numbers - low) % size) * self._starts.stride
+    def _weights(self, leaf_indices: Tensor) -> Tensor:
+        return torch.ones(len(leaf_indices), device=self.device)
 
-    def _weights(self, places: Tensor) -> Tensor:
-        return torch.ones(len(places), device=self.device)
-
-    def update_priorities(self, places: Tensor, priorities: Tensor) -> None:
-        """All starts stay equally likely."""
+    def update_priorities(self, leaf_indices: Tensor, priorities: Tensor) -> None:
+        """Do nothing: all starts stay equally likely."""
 
     # reports and checkpoints ------------------------------------------------------------------------------------------
     def statistics(self) -> dict[str, float]:
         return Memory.statistics(self.memory)
 
     def state_dict(self) -> dict[str, Any]:
-        """As the memory's own, so that either continues from the other's; and this one's generator."""
+        """Return the memory's own state, from which either side continues, and the state of this generator."""
         return {**Memory.state_dict(self.memory), "device_generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Rows are copied to the device by the next `refresh`. A generator of another kind of device starts anew."""
+        """Continue from a state of this class or of the memory.
+
+        The next `refresh` copies the steps to the device. The state of another kind of device's generator is ignored.
+        """
         Memory.load_state_dict(self.memory, state)
-        mine = self.generator.get_state()
-        if "device_generator" in state and state["device_generator"].shape == mine.shape:
+        present = self.generator.get_state()
+        if "device_generator" in state and state["device_generator"].shape == present.shape:
             self.generator.set_state(state["device_generator"])
-        self.mirror.copied[:] = self._low[:] = self._high[:] = 0
+        self.ring.copied[:] = self._table.low[:] = self._table.high[:] = 0
         self._leaves.zero_()
 
 
 class DevicePrioritizedReplay(DeviceReplay):
-    """The rule of core/memories/prioritized.py: the leaf of a start is (|td| + epsilon) ^ alpha."""
+    """Prioritised replay under the rule of core/memories/priority_rule.py."""
 
-    def __init__(self, memory: Any, device: torch.device):
+    _table: PrioritizedLeaves[CumulativeLeaves]
+
+    def __init__(self, memory: Memory, device: torch.device):
         super().__init__(memory, device)
-        self.params = memory.params
-        self._largest = torch.ones((), dtype=torch.float64, device=device)
-        self._batches = 0
-        self._beta = ScheduledTensor(memory.beta_of, device, torch.float64)
+        self.rule = PriorityRule(memory.params, torch, torch.ones((), dtype=torch.float64, device=device))
+        self._table = PrioritizedLeaves(self._starts, self._table.store, self.rule)
+        self._beta = ScheduledTensor(self.rule.beta, device, torch.float64)
 
     def plan(self, count: int) -> None:
-        self._beta.plan(self._batches, count)
-        self._batches += count
+        """Compute beta of the next `count` batches."""
+        self._beta.plan(self._table.batches, count)
+        self._table.batches += count
 
-    def _first_leaves(self, actor: int, first: int, last: int) -> Tensor:
-        """Those that their actors computed; the largest seen where one computed none."""
-        legal = self._legal(actor, first, last)
-        priorities = torch.empty(legal.shape, device=self.device)
-        rows = np.arange(first, last) % self._starts.per_stream * self._starts.stride
-        upload(self.memory.trajectories.arrays["priority"][actor, rows], priorities)
-        leaves = self._see(priorities.to(torch.float64), self._largest)
-        return torch.where(legal, leaves, 0.0)
+    def _first_leaves(self, env_ids: np.ndarray, step_ids: np.ndarray) -> Tensor:
+        shared = self.memory.trajectories
+        priorities = shared.flat("priority")[shared.slots(env_ids, step_ids)].astype(np.float64)
+        return self.rule.first_leaves(on_device(priorities, self.device), self._invalid_starts(env_ids, step_ids))
 
-    def _see(self, priorities: Tensor, otherwise: Tensor) -> Tensor:
-        """Leaves of these priorities, float64; of those that are not finite or negative the leaf of `otherwise`."""
-        sound = torch.isfinite(priorities) & (priorities >= 0)
-        self._largest.copy_(torch.maximum(self._largest, torch.where(sound, priorities, 0.0).amax()))
-        return (torch.where(sound, priorities, otherwise) + self.params.epsilon) ** self.params.alpha
+    def _fractions(self, uniform: Tensor) -> Tensor:
+        return self.rule.fractions(uniform)
 
-    def _shares(self, count: int) -> Tensor:
-        """One in each of `count` equal parts."""
-        return (torch.arange(count, device=self.device) + super()._shares(count)) / count
+    def _weights(self, leaf_indices: Tensor) -> Tensor:
+        return self.rule.weights(self._leaves[leaf_indices], self._beta.take()).to(torch.float32)
 
-    def _weights(self, places: Tensor) -> Tensor:
-        leaves = self._leaves.flatten()[places]
-        return ((leaves / leaves.amin()) ** -self._beta.take()).to(torch.float32)
-
-    def update_priorities(self, places: Tensor, priorities: Tensor) -> None:
-        """Leaves of priorities that are not finite, or negative, stay as they are."""
-        flat, priorities = self._leaves.view(-1), priorities.to(torch.float64)
-        sound = torch.isfinite(priorities) & (priorities >= 0)
-        flat[places] = torch.where(sound, self._see(priorities, self._largest), flat[places])
+    def update_priorities(self, leaf_indices: Tensor, priorities: Tensor) -> None:
+        """Set |td| priorities [B]. Where a priority is not finite or negative, the leaf stays as it is."""
+        priorities = priorities.to(torch.float64)
+        leaves = torch.where(self.rule.is_valid(priorities), self.rule.leaves(priorities), self._leaves[leaf_indices])
+        self._leaves[leaf_indices] = leaves
 
     def statistics(self) -> dict[str, float]:
-        total, count = self._leaves.sum(), (self._leaves > 0).sum().clamp(min=1)
-        return {**super().statistics(), "mean_priority": float(total / count), "max_priority": float(self._largest),
-                "beta": self.memory.beta_of(self._batches)}  # type: ignore[attr-defined]
+        return {**super().statistics(), **self._table.statistics()}
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
-        used = state["trajectories"]["last"].shape[1] // self._starts.stride
-        priorities = {"leaves": self._leaves[:, :used].cpu().clone(), "low": self._low.tolist(), "high": self._high.tolist(),
-                      "largest": float(self._largest)}
-        return {**state, "batches": self._batches, "priorities": priorities}
+        return {**state, **self._table.state_dict(num_steps=state["trajectories"]["last"].shape[1])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        stored, self._batches = state["priorities"], state["batches"]
-        self._leaves[:, :stored["leaves"].shape[1]] = stored["leaves"].to(self.device)
-        self._low[:], self._high[:] = stored["low"], stored["high"]
-        upload(self._low, self._first_numbers)
-        self._largest.fill_(stored["largest"])
+        self._table.load_state_dict(state)
+        upload(self._table.low, self._low)
 
     def continue_at(self, updates: int) -> None:
-        self._batches = updates
+        self._table.batches = updates

@@ -1,9 +1,13 @@
-"""Sums of non-negative numbers that change one by one, and which of them a running sum falls into.
+"""A tree of partial sums: non-negative numbers that change one by one, and the search of a running sum in them.
 
-A row of ROOTS partial sums, each the root of a binary tree; float64, every parent recomputed from its children, so nothing drifts.
-The row is searched by one cumulative sum, which saves half of a binary tree's levels. Measured with numpy on one core, find
-and set together, capacity 1e6, batch 32 / 256: plain binary tree 221 / 449 us, 64-ary blocks 184 / 1069 us, 2048 roots 127 / 276 us;
-capacity 1e5: 213 / 628, 151 / 768, 179 / 187 us.
+ROOTS partial sums are each the root of a binary tree, in float64. Every parent is recomputed from its children, so that
+rounding errors do not accumulate. The roots are searched by one cumulative sum, which saves half of a binary tree's
+levels.
+
+Measured with numpy on one core, find and set together, batch 32 / 256, in microseconds:
+
+- capacity 1e6: plain binary tree 221 / 449, 64-ary blocks 184 / 1069, 2048 roots 127 / 276;
+- capacity 1e5: plain binary tree 213 / 628, 64-ary blocks 151 / 768, 2048 roots 179 / 187.
 """
 
 import numpy as np
@@ -12,7 +16,7 @@ ROOTS = 2048
 
 
 class SumTree:
-    """`capacity` leaves, all zero at first."""
+    """A sum tree of `capacity` leaves, which are all zero at first."""
 
     def __init__(self, capacity: int):
         self.capacity = capacity
@@ -21,15 +25,16 @@ class SumTree:
 
     @property
     def leaves(self) -> np.ndarray:
-        """[capacity] float64, a view: read only."""
+        """Return a read-only view of the leaves, [capacity] float64."""
         return self._levels[-1][:self.capacity]
 
     @property
     def total(self) -> float:
+        """Return the sum of all leaves."""
         return float(self._levels[0].sum())
 
     def set(self, indices: np.ndarray, values: np.ndarray) -> None:
-        """leaves[indices] = values, [B] each; of equal indices the last one counts."""
+        """Set leaves[indices] = values, both [B]; of equal indices the last one counts."""
         assert indices.ndim == 1 and (len(indices) == 0 or (indices.min() >= 0 and indices.max() < self.capacity))
         self._levels[-1][indices] = values
         for parents, children in zip(self._levels[-2::-1], self._levels[:0:-1], strict=True):
@@ -40,14 +45,14 @@ class SumTree:
             parents[indices] = pairs[:, 0] + pairs[:, 1]
 
     def find(self, prefix_sums: np.ndarray) -> np.ndarray:
-        """[B] leaves such that the leaves before each sum up to no more than its prefix sum in [0, total).
+        """Return the leaf that each prefix sum in [0, total) falls into, [B].
 
         A leaf of value zero is never found while the total is positive, whatever rounding does.
         """
         ends = self._levels[0].cumsum()
         below = np.minimum(prefix_sums, np.nextafter(ends[-1], 0))
         indices = ends.searchsorted(below, side="right")
-        below = np.maximum(below - (ends - self._levels[0])[indices], 0)  # rounding may have left less than nothing
+        below = np.maximum(below - (ends - self._levels[0])[indices], 0)  # rounding may leave a negative number
         for children in self._levels[1:]:
             pairs = children.reshape(-1, 2)[indices]
             right = (below >= pairs[:, 0]) & (pairs[:, 1] > 0)
@@ -56,7 +61,7 @@ class SumTree:
         return indices
 
     def check(self) -> None:
-        """Raises AssertionError unless leaves are finite and not negative and every parent is the sum of its children."""
+        """Raise AssertionError unless leaves are finite and not negative, and parents are sums of their children."""
         assert np.isfinite(self._levels[-1]).all() and (self._levels[-1] >= 0).all()
         assert not self._levels[-1][self.capacity:].any()
         for parents, children in zip(self._levels[:-1], self._levels[1:], strict=True):

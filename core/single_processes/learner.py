@@ -180,8 +180,8 @@ def _make_memory(context: Context, index: int) -> Memory | DeviceMemory:
     memory = context.memories[index]
     if context.options.learner.memory_device != "learner":
         return memory
-    assert memory.Resident is not None, "the options were not validated"
-    return memory.Resident(memory, torch.device(context.device_of(index)))
+    assert memory.device_class is not None, "the options were not validated"
+    return memory.device_class(memory, torch.device(context.device_of(index)))
 
 
 def _make_updates(context: Context, agent: Agent, memory: Memory | DeviceMemory, index: int,

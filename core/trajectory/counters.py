@@ -5,7 +5,12 @@ import numpy as np
 from core.common.shared_arrays import SharedArrays
 
 
-def first_valid_step(arrays: SharedArrays, rows: int, chunk_length: int) -> np.ndarray:
-    """[num_actors] serial numbers before which rows may have been overwritten until now: by the open chunk and the head that follows
-    it, or in the arena, or left out of a snapshot."""
-    return np.maximum(arrays["written"][:, 0] - rows + chunk_length + 1, arrays["oldest"][:, 0])
+def first_valid_step(arrays: SharedArrays, ring_length: int, chunk_length: int) -> np.ndarray:
+    """Return the oldest step id of each actor that cannot have been overwritten until now, [num_actors] int64.
+
+    Older steps may be lost to the chunk being written and its bootstrap step, to the frame arena, or to a checkpoint
+    that left them out.
+    """
+    overwritten = arrays["written"][:, 0] - ring_length + chunk_length + 1
+    first: np.ndarray = np.maximum(overwritten, arrays["oldest"][:, 0])
+    return first

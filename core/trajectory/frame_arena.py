@@ -1,4 +1,14 @@
-"""The byte arena in which an actor keeps compressed frames: layout, writer and reader."""
+"""The byte arena in which an actor keeps compressed frames: layout, writer and reader.
+
+Each actor has an arena of fixed size.
+
+- Blocks follow one another round the arena, and no block is split at its end.
+- Before the writer overwrites a block it raises `oldest`, which takes the block's chunk from the readers. Publishing a
+  chunk raises `written` likewise. There is one writer and no lock.
+- The newest chunk, the chunk being written and its bootstrap step lie uncompressed in a short ring.
+- A reader that was overtaken while it read learns so from `oldest`. A block whose checksum is wrong although no writer
+  overtook the reader is an error.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,87 +19,103 @@ from core.common.shared_arrays import SharedArrays
 from core.specs import ArraySpec
 from core.trajectory.counters import first_valid_step
 from core.trajectory.frame_compression import USUAL_RATIO, CorruptedBlock, StorageParams, compress, decompressed
-from core.trajectory.frame_gather import GatherThreadPool, gathered
+from core.trajectory.frame_gather import GatherThreadPool, gather_frames
 
-UNPACKED_CHUNKS = 4   # of each stream: the newest, the one in the making, and two that a reader may still be busy with
+# Uncompressed chunks of an environment: the newest, the one being written, and two that a reader may be copying.
+UNPACKED_CHUNKS = 4
 
 
 class PackedLayout(NamedTuple):
-    """Sizes of the packed frames of all actors."""
+    """Sizes of the compressed frames of all actors."""
 
     num_actors: int
     num_envs: int
-    rows: int           # rows a stream
+    ring_length: int  # steps of an environment
     chunk_length: int
     frame: ArraySpec
-    arena_bytes: int    # an actor
+    arena_bytes: int  # of one actor
 
     @property
     def chunks(self) -> int:
-        return self.rows // self.chunk_length
+        """Return the number of chunks that a ring holds."""
+        return self.ring_length // self.chunk_length
 
     @property
     def block_bytes(self) -> int:
-        """Of an unpacked block."""
+        """Return the bytes of an uncompressed block."""
         return self.chunk_length * self.frame.nbytes
 
     @property
-    def unpacked_rows(self) -> int:
+    def unpacked_steps(self) -> int:
+        """Return how many steps the short ring of uncompressed frames holds."""
         return UNPACKED_CHUNKS * self.chunk_length
 
     def arrays(self) -> dict[str, ArraySpec]:
-        """Blocks are [actor, chunk, stream]. `block_start` counts on round and round the arena, as does `packed` its end."""
-        blocks = (self.num_actors, self.chunks, self.num_envs)
-        return {"frame": ArraySpec((self.num_actors, self.unpacked_rows, self.num_envs, *self.frame.shape), self.frame.dtype),
-                "arena": ArraySpec((self.num_actors, self.arena_bytes), "uint8"), "block_start": ArraySpec(blocks, "int64"),
-                "block_bytes": ArraySpec(blocks, "int32"), "block_check": ArraySpec(blocks, "uint32"),
-                "packed": ArraySpec((self.num_actors, 8), "int64")}
+        """Return the arrays of compressed frames by name.
+
+        Arrays of blocks are [actor, chunk, environment]. `block_start` and `packed`, the end of the newest block, count
+        bytes since the start of the run; modulo the arena's size they are positions.
+        """
+        blocks, steps = (self.num_actors, self.chunks, self.num_envs), (self.num_actors, self.unpacked_steps)
+        return {"frame": ArraySpec((*steps, self.num_envs, *self.frame.shape), self.frame.dtype),
+                "arena": ArraySpec((self.num_actors, self.arena_bytes), "uint8"),
+                "block_start": ArraySpec(blocks, "int64"), "block_bytes": ArraySpec(blocks, "int32"),
+                "block_check": ArraySpec(blocks, "uint32"), "packed": ArraySpec((self.num_actors, 8), "int64")}
 
     def lengths(self, chunks: int, ends: np.ndarray | None) -> dict[str, int]:
-        """Of each array's second axis, what so many chunks take."""
+        """Return how much of each array's second axis holds data after so many chunks and with these arena ends."""
         arena = min(self.arena_bytes, int(ends[:, 0].max())) if ends is not None else 0
-        return {"frame": self.unpacked_rows, "arena": arena, **dict.fromkeys(("block_start", "block_bytes", "block_check"), chunks)}
+        blocks = dict.fromkeys(("block_start", "block_bytes", "block_check"), chunks)
+        return {"frame": self.unpacked_steps, "arena": arena, **blocks}
 
 
-def arena_bytes(storage: StorageParams, frame: ArraySpec, num_actors: int, num_envs: int, rows: int, chunk_length: int,
-                least_rows: int) -> int:
-    """Of one actor: its share of storage.bytes, or of what the rows usually need; but at least what `least_rows` rows need however badly
-    they compress, so that there is always a window to learn from."""
-    usual = num_actors * num_envs * rows * frame.nbytes // USUAL_RATIO
+def arena_bytes(
+    storage: StorageParams, frame: ArraySpec, num_actors: int, num_envs: int, ring_length: int, chunk_length: int,
+    min_steps: int
+) -> int:
+    """Return the arena bytes of one actor.
+
+    The arena is the actor's share of `storage.bytes`, or of the usual compressed size of its ring. It always fits
+    `min_steps` steps of each environment, however badly they compress, so that a window can always be sampled.
+    """
+    usual = num_actors * num_envs * ring_length * frame.nbytes // USUAL_RATIO
     block = chunk_length * frame.nbytes
-    least = (-(-least_rows // chunk_length) + 2) * num_envs * (block + block // 255 + 16)  # lz4's worst case
-    return max((storage.bytes or usual) // num_actors, least)
+    worst_case_block = block + block // 255 + 16  # bound of lz4
+    min_bytes = (-(-min_steps // chunk_length) + 2) * num_envs * worst_case_block
+    return max((storage.bytes or usual) // num_actors, min_bytes)
 
 
 class CompressedFrameWriter:
-    """The one writer of an actor's arena."""
+    """The only writer of an actor's arena."""
 
     def __init__(self, layout: PackedLayout, arrays: SharedArrays, actor_ind: int, level: int):
         self._layout, self._level = layout, level
         self._frames, self._arena = arrays["frame"][actor_ind], arrays["arena"][actor_ind]
-        self._starts, self._sizes, self._checks = (arrays[name][actor_ind] for name in ("block_start", "block_bytes", "block_check"))
+        index = (arrays[name][actor_ind] for name in ("block_start", "block_bytes", "block_check"))
+        self._starts, self._sizes, self._checks = index
         self._end, self._oldest = arrays["packed"][actor_ind], arrays["oldest"][actor_ind]
 
     def pack(self, chunk: int) -> None:
-        """The frames of this chunk, which is not published yet and follows the last one packed."""
-        length = self._layout.chunk_length
-        rows = chunk * length % self._layout.unpacked_rows
-        self.store(chunk, [compress(self._frames[rows:rows + length, env], self._level) for env in range(self._layout.num_envs)])
+        """Compress the frames of a chunk that is not published yet and that follows the last one compressed."""
+        length, num_envs = self._layout.chunk_length, self._layout.num_envs
+        begin = chunk * length % self._layout.unpacked_steps
+        frames = self._frames[begin:begin + length]
+        self.store(chunk, [compress(frames[:, env], self._level) for env in range(num_envs)])
 
     def store(self, chunk: int, blocks: Sequence[tuple[Any, int]]) -> None:
-        """The same for frames that are packed already: a block and its checksum of each stream."""
-        sizes = [len(block) for block, _ in blocks]
-        starts, end = self._places(sizes)
-        self._evict(chunk, end - self._layout.arena_bytes)
+        """Store a chunk's compressed frames: for each environment, a block and its checksum."""
+        layout, sizes = self._layout, [len(block) for block, _ in blocks]
+        starts, end = self._block_starts(sizes)
+        self._evict(chunk, end - layout.arena_bytes)
         for start, (block, _) in zip(starts, blocks):
-            place = start % self._layout.arena_bytes
-            self._arena[place:place + len(block)] = np.frombuffer(block, np.uint8)
-        slot = chunk % self._layout.chunks
+            position = start % layout.arena_bytes
+            self._arena[position:position + len(block)] = np.frombuffer(block, np.uint8)
+        slot = chunk % layout.chunks
         self._starts[slot], self._sizes[slot], self._checks[slot] = starts, sizes, [check for _, check in blocks]
         self._end[0] = end
 
-    def _places(self, sizes: Sequence[int]) -> tuple[list[int], int]:
-        """Where blocks of these sizes go, and the end of the last one; none runs over the arena's edge."""
+    def _block_starts(self, sizes: Sequence[int]) -> tuple[list[int], int]:
+        """Return where blocks of these sizes start, and where the last one ends."""
         arena, end, starts = self._layout.arena_bytes, int(self._end[0]), []
         for size in sizes:
             if end % arena + size > arena:
@@ -99,7 +125,7 @@ class CompressedFrameWriter:
         return starts, end
 
     def _evict(self, chunk: int, limit: int) -> None:
-        """Readers lose the chunks that have bytes before `limit`."""
+        """Take from the readers all chunks that have bytes before `limit`."""
         length, chunks = self._layout.chunk_length, self._layout.chunks
         kept = max(-(-int(self._oldest[0]) // length), chunk - chunks + 1)
         while kept < chunk and self._starts[kept % chunks, 0] < limit:
@@ -109,64 +135,69 @@ class CompressedFrameWriter:
 
 
 class CompressedFrameReader:
-    """The readers' side of packed frames."""
+    """A reader of the compressed frames of all actors."""
 
     def __init__(self, layout: PackedLayout, arrays: SharedArrays, threads: GatherThreadPool):
         self._layout, self._arrays, self._threads = layout, arrays, threads
         self._unpacked = arrays["frame"].reshape(-1, *layout.frame.shape)
         self._arenas = [memoryview(arena) for arena in arrays["arena"]]
         self._index = [arrays[name] for name in ("block_start", "block_bytes", "block_check")]
-        self._num_streams = layout.num_actors * layout.num_envs
+        self._total_envs = layout.num_actors * layout.num_envs
 
-    def take(self, streams: np.ndarray, serials: np.ndarray) -> np.ndarray:
-        """Frames of rows (stream, serial), broadcast together: [..., *frame]. Of rows that their writer reached meanwhile, anything;
-        Raises CorruptedBlock for one that it did not reach."""
-        streams, serials = np.broadcast_arrays(streams, np.maximum(serials, 0))
-        recent, newest = self._newest(streams, serials)
+    def take(self, env_ids: np.ndarray, step_ids: np.ndarray) -> np.ndarray:
+        """Return the frames of steps, [..., *frame]; the arguments are broadcast together.
+
+        Frames of a step that its writer reached meanwhile are undefined. Raises CorruptedBlock for a damaged block of a
+        step that its writer did not reach.
+        """
+        env_ids, step_ids = np.broadcast_arrays(env_ids, np.maximum(step_ids, 0))
+        recent, newest = self._newest(env_ids, step_ids)
         packed = ~recent
-        chunks, rows = np.divmod(serials[packed], self._layout.chunk_length)
-        blocks, inverse = np.unique(chunks * self._num_streams + streams[packed], return_inverse=True)
-        positions = np.zeros(packed.shape, np.int64)
-        positions[packed] = inverse * self._layout.chunk_length + rows
-        frames = gathered(self._unpack(*np.divmod(blocks, self._num_streams)), positions, self._threads)
+        chunks, offsets = np.divmod(step_ids[packed], self._layout.chunk_length)
+        blocks, inverse = np.unique(chunks * self._total_envs + env_ids[packed], return_inverse=True)
+        slots = np.zeros(packed.shape, np.int64)
+        slots[packed] = inverse * self._layout.chunk_length + offsets
+        frames = gather_frames(self._unpack(*np.divmod(blocks, self._total_envs)), slots, self._threads)
         frames[recent] = newest
         return frames
 
     @staticmethod
     def used_bytes(layout: PackedLayout, arrays: SharedArrays) -> int:
-        """Of the arenas by the chunks that readers may read."""
-        oldest = (-(-first_valid_step(arrays, layout.rows, layout.chunk_length) // layout.chunk_length)).clip(0)  # [num_actors] chunks
+        """Return the arena bytes of all readable chunks."""
+        length = layout.chunk_length
+        oldest = (-(-first_valid_step(arrays, layout.ring_length, length) // length)).clip(0)  # [num_actors] chunks
         starts = arrays["block_start"][np.arange(layout.num_actors), oldest % layout.chunks, 0]
-        return int(np.where(oldest * layout.chunk_length < arrays["written"][:, 0], arrays["packed"][:, 0] - starts, 0).sum())
+        used = np.where(oldest * length < arrays["written"][:, 0], arrays["packed"][:, 0] - starts, 0)
+        return int(used.sum())
 
-    def _newest(self, streams: np.ndarray, serials: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """[...] bool: which of these rows are packed no sooner than the next chunk is published; and their frames [N, *frame]."""
+    def _newest(self, env_ids: np.ndarray, step_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return which of these steps lie in the short ring, [...] bool, and their frames [N, *frame]."""
         layout = self._layout
-        actors, envs = np.divmod(streams, layout.num_envs)
-        while True:  # short: writers do not publish two chunks meanwhile again and again
+        actors, envs = np.divmod(env_ids, layout.num_envs)
+        while True:  # ends soon: writers do not publish two chunks during every copy
             written = self._arrays["written"][:, 0].copy()
-            recent = serials >= written[actors] - layout.chunk_length
-            slots = actors[recent] * layout.unpacked_rows + serials[recent] % layout.unpacked_rows
+            recent = step_ids >= written[actors] - layout.chunk_length
+            slots = actors[recent] * layout.unpacked_steps + step_ids[recent] % layout.unpacked_steps
             frames = self._unpacked.take(slots * layout.num_envs + envs[recent], axis=0)
-            if (self._arrays["written"][:, 0] - written <= layout.chunk_length).all():  # the short ring is sound that long
+            if (self._arrays["written"][:, 0] - written <= layout.chunk_length).all():  # none was overwritten until now
                 return recent, frames
 
-    def _unpack(self, chunks: np.ndarray, streams: np.ndarray) -> np.ndarray:
-        """Frames [K * chunk_length, *frame] of chunks and streams [K]; of a chunk that is lost anything."""
+    def _unpack(self, chunks: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
+        """Return the frames of these blocks, [K * chunk_length, *frame]; those of a lost chunk are undefined."""
         layout = self._layout
         unpacked = np.empty((max(len(chunks), 1), layout.block_bytes), np.uint8)
-        self._threads.run(lambda part: self._unpack_some(chunks[part], streams[part], unpacked[part]), len(chunks))
+        self._threads.run(lambda part: self._unpack_some(chunks[part], env_ids[part], unpacked[part]), len(chunks))
         return unpacked.view(layout.frame.dtype).reshape(-1, *layout.frame.shape)
 
-    def _unpack_some(self, chunks: np.ndarray, streams: np.ndarray, unpacked: np.ndarray) -> None:
-        layout = self._layout
-        actors, envs = np.divmod(streams, layout.num_envs)
+    def _unpack_some(self, chunks: np.ndarray, env_ids: np.ndarray, unpacked: np.ndarray) -> None:
+        layout, length = self._layout, self._layout.chunk_length
+        actors, envs = np.divmod(env_ids, layout.num_envs)
         starts, sizes, checks = (column[actors, chunks % layout.chunks, envs] for column in self._index)
-        places = zip(actors.tolist(), (starts % layout.arena_bytes).tolist(), sizes.tolist(), checks.tolist())
-        for number, (actor, start, size, check) in enumerate(places):
-            data = self._arenas[actor][start:start + size]
-            if (frames := decompressed(data, check, layout.block_bytes)) is not None:
+        blocks = zip(actors.tolist(), (starts % layout.arena_bytes).tolist(), sizes.tolist(), checks.tolist())
+        for number, (actor, start, size, check) in enumerate(blocks):
+            frames = decompressed(self._arenas[actor][start:start + size], check, layout.block_bytes)
+            if frames is not None:
                 unpacked[number] = frames
-            elif (chunks[number] + 1) * layout.chunk_length > first_valid_step(self._arrays, layout.rows, layout.chunk_length)[actor]:
-                raise CorruptedBlock(f"packed frames of chunk {chunks[number]}, stream {envs[number]} of actor {actor} "
-                                     f"({size} bytes at {start}) are not what was written")
+            elif (chunks[number] + 1) * length > first_valid_step(self._arrays, layout.ring_length, length)[actor]:
+                raise CorruptedBlock(f"the compressed frames of chunk {chunks[number]}, environment {envs[number]} of "
+                                     f"actor {actor} ({size} bytes at {start}) are not what was written")

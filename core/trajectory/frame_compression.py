@@ -1,9 +1,7 @@
-"""Packed frames as their writer leaves them.
+"""Lossless compression of frames with lz4.
 
-The frames of one chunk and stream are one lz4 block, since neighbouring frames resemble each other. Each actor has an arena of
-fixed size: blocks follow one another round it, none is split, and before bytes are overwritten the chunks they belong to are taken
-from the readers by raising `oldest`, just as `written` gives rows to them. The newest chunk, the one in the making and the row after it lie
-unpacked in a short ring.
+The frames of one chunk and environment form one lz4 block, because neighbouring frames resemble each other.
+core/trajectory/frame_arena.py stores the blocks.
 """
 
 import zlib
@@ -15,8 +13,8 @@ import numpy as np
 
 from core.common.settings import setting
 
-USUAL_RATIO = 16      # by which frames of Atari shrink at the least
-COPIES_RATIO = 8      # the same for whole unrolls that a rule keeps copies of
+USUAL_RATIO = 16  # compression of Atari frames at the least
+COPIES_RATIO = 8  # compression assumed for whole unrolls that a replay strategy copies
 RAW = "raw"
 
 
@@ -30,15 +28,15 @@ class StorageParams:
 
 
 class CorruptedBlock(ValueError):
-    """Packed frames are not what was written."""
+    """An error that is raised for a compressed block whose content is not what its writer stored."""
 
     def __init__(self, problem: str):
-        super().__init__(f"{problem}: the replay is damaged. Continue from the last checkpoint; if it happens again the machine's memory "
-                         "is not sound")
+        super().__init__(f"{problem}: the replay is damaged. Continue from the last checkpoint. If it happens again, "
+                         "the machine's memory is faulty.")
 
 
 def compress(frames: np.ndarray, level: int) -> tuple[bytes, int]:
-    """A block, and its checksum."""
+    """Return the frames as one block, and its CRC-32 checksum."""
     data = np.ascontiguousarray(frames).data.cast("B")
     mode: dict[str, Any] = {"mode": "high_compression", "compression": level} if level else {}
     block = lz4.block.compress(data, store_size=False, **mode)
@@ -46,7 +44,7 @@ def compress(frames: np.ndarray, level: int) -> tuple[bytes, int]:
 
 
 def decompressed(data: Any, check: int, size: int) -> np.ndarray | None:
-    """[size] uint8; None for what is not a sound block of that size."""
+    """Return the bytes of a block, [size] uint8; if its checksum or size is wrong, return None."""
     if zlib.crc32(data) != check:
         return None
     try:

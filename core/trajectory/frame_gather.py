@@ -1,8 +1,4 @@
-"""The readers' side of frames, which lie one after another as they are, or packed (core/trajectory/frame_compression.py).
-
-A reader that was overtaken while it read finds out by `oldest`; a block whose checksum is wrong although nobody overtook the reader is an
-error.
-"""
+"""Copying of frames into a batch, by several threads if asked for."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,14 +8,14 @@ import numpy as np
 
 
 class GatherThreadPool:
-    """Some threads that work through the parts of one call; made on first use, left behind when sent to another process."""
+    """A pool of threads that share the work of one call. It starts them on first use and never pickles them."""
 
     def __init__(self, count: int):
         self.count = count
         self._pool: ThreadPoolExecutor | None = None
 
     def run(self, function: Callable[[slice], Any], length: int) -> None:
-        """function(part) of each of `count` parts of 0 .. length."""
+        """Call function(part) for `count` parts that cover 0 .. length."""
         if self.count == 1 or length < 2 * self.count:
             function(slice(0, length))
             return
@@ -33,23 +29,12 @@ class GatherThreadPool:
         return {"count": self.count, "_pool": None}
 
 
-def gathered(frames: np.ndarray, positions: np.ndarray, threads: GatherThreadPool) -> np.ndarray:
-    """frames[positions], copied. numpy's take moves whole frames, without python's lock, and, unlike torch's index_select, never wakes the
-    learner's compute threads."""
-    taken, flat = np.empty((positions.size, *frames.shape[1:]), frames.dtype), positions.ravel()
-    threads.run(lambda part: frames.take(flat[part], axis=0, out=taken[part], mode="clip"), positions.size)
-    return taken.reshape(*positions.shape, *frames.shape[1:])
+def gather_frames(frames: np.ndarray, slots: np.ndarray, threads: GatherThreadPool) -> np.ndarray:
+    """Return copies of frames[slots], [*slots.shape, *frame].
 
-
-class RawFrames:
-    """Frames as they are, [actors, rows, envs, *frame]."""
-
-    def __init__(self, frames: np.ndarray, threads: GatherThreadPool):
-        self._actors, self._rows, self._envs, *shape = frames.shape
-        self._flat, self._threads = frames.reshape(-1, *shape), threads
-
-    def take(self, streams: np.ndarray, serials: np.ndarray) -> np.ndarray:
-        """Frames of rows (stream, serial), broadcast together: [..., *frame]."""
-        actors, envs = np.divmod(streams, self._envs)
-        slots = (actors * self._rows + serials % self._rows) * self._envs + envs
-        return gathered(self._flat, slots, self._threads)
+    numpy's take releases the interpreter lock and copies whole frames. torch's index_select would also wake the
+    learner's compute threads.
+    """
+    taken, flat = np.empty((slots.size, *frames.shape[1:]), frames.dtype), slots.ravel()
+    threads.run(lambda part: frames.take(flat[part], axis=0, out=taken[part], mode="clip"), slots.size)
+    return taken.reshape(*slots.shape, *frames.shape[1:])

@@ -1,4 +1,4 @@
-"""Sizes of the shared rows (core/trajectory/ring_buffer.py): what is allocated, known before it is."""
+"""Sizes of the shared ring buffers (core/trajectory/ring_buffer.py), known before anything is allocated."""
 
 from dataclasses import dataclass, field
 
@@ -12,71 +12,97 @@ STORAGE = StorageParams()
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of the shared rows of all actors."""
+    """Sizes of the ring buffers of all actors."""
 
     num_actors: int
-    num_envs: int                     # streams an actor
-    rows: int                         # rows a stream, a multiple of chunk_length
-    chunk_length: int                 # rows published together
+    num_envs: int  # environments of an actor
+    ring_length: int  # steps that the ring of an environment holds, a multiple of chunk_length
+    chunk_length: int  # steps published together
     frame_stack: int
-    fields: dict[str, ArraySpec]      # one row of one stream
-    extras: tuple[str, ...] = field(default=())  # the fields that Window.extras carries
-    states: tuple[ArraySpec, ...] = ()           # recurrent state of one stream, stored once a chunk
-    storage: StorageParams = STORAGE             # of the frames
-    arena_bytes: int = 0                         # of an actor's packed frames; 0: they are not packed
+    fields: dict[str, ArraySpec]  # of one step of one environment
+    extras: tuple[str, ...] = field(default=())  # fields that Window.extras carries
+    states: tuple[ArraySpec, ...] = ()  # recurrent state of one environment, stored once a chunk
+    storage: StorageParams = STORAGE  # of the frames
+    arena_bytes: int = 0  # of an actor's compressed frames; 0 stores raw frames
 
     @staticmethod
-    def of(spec: EnvSpec, extras: dict[str, ArraySpec], *, capacity: int, num_actors: int, num_envs: int, chunk_length: int,
-           with_priority: bool, states: tuple[ArraySpec, ...] = (), storage: StorageParams = STORAGE, kept_rows: int = 1) -> "Layout":
-        """The layout of `capacity` agent steps of this environment, or of the fewer whose raw frames take `storage.bytes`; rounded
-        up to whole chunks, guard rows added. Packed frames of `kept_rows` rows of a stream always fit."""
+    def of(
+        spec: EnvSpec, extras: dict[str, ArraySpec], *, capacity: int, num_actors: int, num_envs: int,
+        chunk_length: int, with_priority: bool, states: tuple[ArraySpec, ...] = (), storage: StorageParams = STORAGE,
+        kept_steps_per_env: int = 1
+    ) -> "Layout":
+        """Return the layout that holds `capacity` agent steps, rounded up to whole chunks, plus the overwrite margin.
+
+        Args:
+            spec: The environment.
+            extras: Fields that the agent adds to a step.
+            capacity: Agent steps of all actors. With raw frames, `storage.bytes` may lower the number.
+            num_actors: Number of actors.
+            num_envs: Environments of each actor.
+            chunk_length: Steps that are published together.
+            with_priority: True if actors write initial priorities.
+            states: Recurrent state of one environment.
+            storage: Compression of frames.
+            kept_steps_per_env: Steps of each environment whose compressed frames always fit.
+        """
         if storage.codec == RAW and storage.bytes is not None:
             capacity = max(min(capacity, storage.bytes // spec.frame.nbytes), 1)
-        fields = {"frame": spec.frame, "first": ArraySpec((), "bool"), "last": ArraySpec((), "bool"),
-                  "action": spec.action.array, "reward": ArraySpec((), "float32"),
-                  "discount": ArraySpec((), "float32"), **extras}
+        flag, number = ArraySpec((), "bool"), ArraySpec((), "float32")
+        fields = {"frame": spec.frame, "first": flag, "last": flag, "action": spec.action.array, "reward": number,
+                  "discount": number, **extras}
         if with_priority:
-            fields["priority"] = ArraySpec((), "float32")
+            fields["priority"] = number
         chunks = -(-capacity // (num_actors * num_envs * chunk_length)) + 2 + -(-spec.frame_stack // chunk_length)
-        rows = chunks * chunk_length
-        arena = 0 if storage.codec == RAW else arena_bytes(storage, spec.frame, num_actors, num_envs, rows, chunk_length,
-                                                           2 * chunk_length + spec.frame_stack + kept_rows)
-        return Layout(num_actors, num_envs, rows, chunk_length, spec.frame_stack, fields, tuple(extras), states, storage, arena)
+        ring_length, arena = chunks * chunk_length, 0
+        if storage.codec != RAW:
+            min_steps = 2 * chunk_length + spec.frame_stack + kept_steps_per_env
+            arena = arena_bytes(storage, spec.frame, num_actors, num_envs, ring_length, chunk_length, min_steps)
+        return Layout(num_actors, num_envs, ring_length, chunk_length, spec.frame_stack, fields, tuple(extras), states,
+                      storage, arena)
 
     @property
-    def num_streams(self) -> int:
+    def total_envs(self) -> int:
+        """Return the number of environments of all actors."""
         return self.num_actors * self.num_envs
 
     @property
     def num_slots(self) -> int:
-        return self.num_streams * self.rows
+        """Return the number of steps that all rings hold."""
+        return self.total_envs * self.ring_length
 
     @property
     def overwrite_margin(self) -> int:
-        """Oldest rows that readers leave alone: the chunk being written, and one more so that a reader is rarely lapped."""
+        """Return how many of the oldest steps readers leave alone.
+
+        The writer is overwriting the first chunk of them. The second keeps a slow reader from being overtaken often.
+        """
         return 2 * self.chunk_length
 
     @property
     def state_fields(self) -> dict[str, ArraySpec]:
+        """Return the recurrent states by the names of their arrays."""
         return {f"state {number}": spec for number, spec in enumerate(self.states)}
 
     @property
     def packed(self) -> PackedLayout | None:
-        """Of the frames if they are packed."""
+        """Return the layout of compressed frames; if frames are raw, return None."""
         if not self.arena_bytes:
             return None
-        return PackedLayout(self.num_actors, self.num_envs, self.rows, self.chunk_length, self.fields["frame"], self.arena_bytes)
+        return PackedLayout(self.num_actors, self.num_envs, self.ring_length, self.chunk_length, self.fields["frame"],
+                            self.arena_bytes)
 
     def arrays(self) -> dict[str, ArraySpec]:
-        lead = (self.num_actors, self.rows, self.num_envs)
-        specs = {name: ArraySpec((*lead, *spec.shape), spec.dtype) for name, spec in self.fields.items()}
-        lead = (self.num_actors, self.rows // self.chunk_length, self.num_envs)
-        specs |= {name: ArraySpec((*lead, *spec.shape), spec.dtype) for name, spec in self.state_fields.items()}
-        counters = ArraySpec((self.num_actors, 8), "int64")  # a cache line each; column 0 counts
-        packed, tickets = self.packed, ArraySpec((self.num_actors, self.rows // self.chunk_length), "int64")
-        return {**specs, **(packed.arrays() if packed else {}), "tickets": tickets, "written": counters, "oldest": counters}
+        """Return every array that is allocated, by name."""
+        steps = (self.num_actors, self.ring_length, self.num_envs)
+        chunks = (self.num_actors, self.ring_length // self.chunk_length, self.num_envs)
+        specs = {name: ArraySpec((*steps, *spec.shape), spec.dtype) for name, spec in self.fields.items()}
+        specs |= {name: ArraySpec((*chunks, *spec.shape), spec.dtype) for name, spec in self.state_fields.items()}
+        if packed := self.packed:
+            specs |= packed.arrays()
+        counters = ArraySpec((self.num_actors, 8), "int64")  # a cache line for each actor; column 0 counts
+        return {**specs, "tickets": ArraySpec(chunks[:2], "int64"), "written": counters, "oldest": counters}
 
     @property
     def nbytes(self) -> int:
-        """Bytes that Trajectories(self) allocates."""
+        """Return the bytes that Trajectories(self) allocates."""
         return total_bytes(self.arrays())

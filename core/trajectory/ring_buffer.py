@@ -1,16 +1,18 @@
-"""Rows, chunks and windows: the one data format between actors and learners.
+"""Shared ring buffers of steps, chunks and windows: the one data format between actors and learners.
 
-A *row* is one step of one environment, written once: the newest frame, first, last, action, reward, discount and what the agent
-adds. Each actor owns a ring of rows of its E streams, [rows, E, ...], and is its only writer: it fills a chunk of rows, then
-raises `written`. Readers trust rows in [written - rows + guard, written) and check `written` again when they have read, so
-nobody locks and a killed writer leaves nothing locked. Row t of a stream holds the action taken at its observation and
-the reward and discount which that action earned; a `last` row ends an episode: no action was taken there.
+A step of an environment is written once: its newest frame, `first`, `last`, action, reward, discount, and what the
+agent adds. Step t holds the action taken at its observation, and the reward and discount which that action earned. A
+`last` step ends an episode: no action was taken there.
 
-Of the row after the newest chunk, the *head*, observation, first and last are readable too: an unroll of a whole chunk can
-bootstrap from what its last action led to without waiting for the next chunk.
-
-Every chunk has a *ticket*, which says in what order the chunks of all actors were published: one more than the newest that its writer
-saw. So no counter is shared, and only chunks published at the same moment may have the same one. A checkpoint carries them.
+- Each actor owns the rings of its E environments, [ring_length, E, ...], and is their only writer. It fills a chunk of
+  steps, then raises `written`.
+- Readers use steps in [written - ring_length + overwrite margin, written) and check `written` again after reading.
+  Nobody locks, so a killed writer leaves nothing locked.
+- The step after the newest chunk (the bootstrap step) is partly published: readers may use its observation, `first` and
+  `last`. A learner can therefore bootstrap a full-chunk unroll without waiting for the next chunk.
+- Every chunk has a ticket, which tells in what order the chunks of all actors were published: one more than the newest
+  ticket that its writer saw. No counter is shared, and only chunks published at the same moment may have equal tickets.
+  A checkpoint stores them.
 """
 
 from functools import cached_property
@@ -25,98 +27,93 @@ from core.common.system import available_bytes
 from core.specs import WindowSpec
 from core.trajectory.counters import first_valid_step
 from core.trajectory.frame_arena import CompressedFrameReader
-from core.trajectory.frame_gather import GatherThreadPool, RawFrames
+from core.trajectory.frame_gather import GatherThreadPool, gather_frames
 from core.trajectory.layout import Layout
+from core.trajectory.window_gather import WindowGatherer
 from core.types import Window
 
 
-class Trajectories:
-    """The shared rows of all actors."""
+class Trajectories(WindowGatherer):
+    """The ring buffers of all actors in shared memory."""
+
+    device = torch.device("cpu")
 
     def __init__(self, layout: Layout):
         self.layout = layout
         self.arrays = SharedArrays(layout.arrays())
-        actors, envs = np.divmod(np.arange(layout.num_streams), layout.num_envs)
-        self._origins = actors * layout.rows * layout.num_envs + envs  # [num_streams] flat index of a stream's row 0
+        self._threads = GatherThreadPool(layout.storage.threads)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is made on first use."""
-        return {name: value for name, value in self.__dict__.items() if name != "frames"}
+        """Leave out what is made on first use."""
+        made = ("frames", "_first_slots", "_ages")
+        return {name: value for name, value in self.__dict__.items() if name not in made}
 
     @cached_property
-    def frames(self) -> RawFrames | CompressedFrameReader:
-        """The frames of the rows, by stream and serial number."""
-        packed, threads = self.layout.packed, GatherThreadPool(self.layout.storage.threads)
-        return CompressedFrameReader(packed, self.arrays, threads) if packed else RawFrames(self.arrays["frame"], threads)
+    def frames(self) -> CompressedFrameReader | None:
+        """Return the reader of compressed frames; if frames are raw, return None."""
+        packed = self.layout.packed
+        return CompressedFrameReader(packed, self.arrays, self._threads) if packed else None
 
     def written(self) -> np.ndarray:
-        """[num_actors] int64: rows a stream published by each actor so far; never falls."""
+        """Return how many steps an environment of each actor has published, [num_actors] int64; never falls."""
         return self.arrays["written"][:, 0].copy()
 
     def starts(self, window_length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Serial numbers [low, high) of each actor's rows from which a whole window can be read, both [num_actors]."""
+        """Return the step ids [low, high) from which a whole window can be read, both [num_actors]."""
         written = self.written()
-        low = np.maximum(written - self.layout.rows + self.layout.overwrite_margin, 0)
+        low = np.maximum(written - self.layout.ring_length + self.layout.overwrite_margin, 0)
         low = np.maximum(low, self.arrays["oldest"][:, 0])
         low = np.where(low > 0, low + max(self.layout.frame_stack - 1, 0), 0)
         return low, np.maximum(written - window_length, low)
 
     def size(self) -> int:
+        """Return the number of readable steps."""
         low, high = self.starts(0)
         return int((high - low).sum()) * self.layout.num_envs
 
-    def still_valid(self, streams: np.ndarray, serials: np.ndarray) -> np.ndarray:
-        """[B] bool: the rows of these windows (and of their first stack) had not been touched by their writer until now."""
-        oldest_read = np.maximum(serials - max(self.layout.frame_stack - 1, 0), 0)
-        return oldest_read >= first_valid_step(self.arrays, self.layout.rows, self.layout.chunk_length)[streams // self.layout.num_envs]
+    def still_valid(self, env_ids: np.ndarray, step_ids: np.ndarray) -> np.ndarray:
+        """Return which windows no writer has overwritten until now, [B] bool.
 
-    def slots(self, streams: np.ndarray, serials: np.ndarray) -> np.ndarray:
-        """Flat row indices of (stream, serial), broadcast together."""
-        return self._origins[streams] + serials % self.layout.rows * self.layout.num_envs
+        The older frames of a window's first stack belong to the window.
+        """
+        oldest_read: np.ndarray = np.maximum(step_ids - max(self.layout.frame_stack - 1, 0), 0)
+        first_valid = first_valid_step(self.arrays, self.layout.ring_length, self.layout.chunk_length)
+        return oldest_read >= first_valid[env_ids // self.layout.num_envs]
+
+    def slots(self, env_ids: np.ndarray, step_ids: np.ndarray) -> np.ndarray:
+        """Return the flat indices of steps; env_ids and step_ids are broadcast together."""
+        return self._slots(torch.from_numpy(env_ids), torch.from_numpy(step_ids)).numpy()
 
     def flat(self, name: str) -> np.ndarray:
-        """A field as [num_slots, ...]."""
-        return self.arrays[name].reshape(self.layout.num_slots, *self.layout.fields[name].shape)
+        """Return a view of a field as [num_slots, ...]."""
+        array = self.arrays[name]
+        return array.reshape(-1, *array.shape[3:])
 
-    def gather(self, streams: np.ndarray, serials: np.ndarray, spec: WindowSpec) -> Window:
-        """The windows that start at rows (streams [B], serials [B])."""
-        slots = self.slots(streams, serials + np.arange(spec.length + 1)[:, None])  # [T + 1, B]
+    def gather(self, env_ids: np.ndarray, step_ids: np.ndarray, spec: WindowSpec) -> Window:
+        """Return the windows that start at steps (env_ids [B], step_ids [B])."""
+        return self._gather(torch.from_numpy(env_ids), torch.from_numpy(step_ids), spec)
 
-        def take(name: str) -> Tensor:
-            return torch.from_numpy(self.flat(name).take(slots, axis=0))
+    def states(self, env_ids: np.ndarray, step_ids: np.ndarray) -> tuple[Tensor, ...]:
+        """Return the recurrent states, each [B, ...], stored with the chunks of these steps."""
+        return self._states(self._slots(torch.from_numpy(env_ids), torch.from_numpy(step_ids)))
 
-        lasts = take("last")
-        positions = np.broadcast_to(np.array(spec.observations, np.int64)[:, None], (len(spec.observations), len(serials)))
-        if not spec.crosses_episodes:
-            ends = lasts.numpy()
-            end = np.where(ends.any(0), ends.argmax(0), spec.length)  # [B] position of the episode's last row
-            positions = np.minimum(positions, end)
-        return Window(self._observations(streams, serials + positions), take("first"), lasts, take("action"),
-                      take("reward"), take("discount"), {name: take(name) for name in self.layout.extras},
-                      self.states(streams, serials))
+    def take_frames(self, env_ids: np.ndarray, step_ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Return the frames of steps, whose flat indices are `slots`, [*slots.shape, *frame]."""
+        if self.frames is None:
+            return gather_frames(self.flat("frame"), slots, self._threads)
+        return self.frames.take(env_ids, step_ids)
 
-    def states(self, streams: np.ndarray, serials: np.ndarray) -> tuple[Tensor, ...]:
-        """Recurrent states [B, ...] at the chunks of these rows."""
-        actors, envs = np.divmod(streams, self.layout.num_envs)
-        chunks = serials // self.layout.chunk_length % (self.layout.rows // self.layout.chunk_length)
-        return tuple(torch.from_numpy(self.arrays[name][actors, chunks, envs]) for name in self.layout.state_fields)
+    def _take(self, name: str, slots: Tensor) -> Tensor:
+        return torch.from_numpy(self.flat(name).take(slots.numpy(), axis=0))
 
-    def _observations(self, streams: np.ndarray, rows: np.ndarray) -> Tensor:
-        """Stacked observations of rows [P, B], zeros before an episode's start as the environment pads."""
-        stack = self.layout.frame_stack
-        if not stack:
-            return torch.from_numpy(self.frames.take(streams, rows))
-        serials = rows[..., None] - np.arange(stack - 1, -1, -1)  # [P, B, S], oldest first
-        stacked = self.frames.take(streams[:, None], serials)
-        firsts = self.flat("first")[self.slots(streams[:, None], serials)]
-        before = np.zeros_like(firsts)  # a later frame of the stack started the episode
-        before[..., :-1] = np.logical_or.accumulate(firsts[..., :0:-1], axis=-1)[..., ::-1]
-        if before.any():
-            stacked[before] = 0
-        return torch.from_numpy(stacked)
+    def _take_frames(self, env_ids: Tensor, step_ids: Tensor, slots: Tensor) -> Tensor:
+        return torch.from_numpy(self.take_frames(env_ids.numpy(), step_ids.numpy(), slots.numpy()))
+
+    def _clear(self, frames: Tensor, mask: Tensor) -> None:
+        frames.numpy()[mask.numpy()] = 0  # touches the masked frames only; masked_fill_ passes over all
 
     def statistics(self) -> dict[str, float]:
-        """memory_mb: 1e6 bytes that the frames take; compression: how many times that they would take raw."""
+        """Return memory_mb, the frames' size in 1e6 bytes, and for compressed frames their compression ratio."""
         packed = self.layout.packed
         low, high = self.starts(0)
         raw = float((high - low).sum()) * self.layout.num_envs * self.layout.fields["frame"].nbytes
@@ -126,22 +123,24 @@ class Trajectories:
         return {"memory_mb": used / 1e6, "compression": raw / max(used, 1)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of the rows in use. Writers may go on meanwhile: what they overwrite is left out by `oldest`.
+        """Return copies of the steps in use.
 
-        Raises MemoryError when the machine has no room for the copies.
+        Writers may go on meanwhile: steps that they overwrite during the copy are excluded by `oldest`. Raises
+        MemoryError when the machine has no space for the copies.
         """
         if self.layout.nbytes > available_bytes():
-            raise MemoryError(f"{self.layout.nbytes:,} bytes are needed to copy the replay and {available_bytes():,} are free: "
-                              "a smaller memory.capacity, or learner.checkpoint_replay false")
-        state = self._newest()
-        lengths = self._lengths(self._used(state["written"]), state.get("packed"))
+            raise MemoryError(f"{self.layout.nbytes:,} bytes are needed to copy the replay and {available_bytes():,} "
+                              "are free. Set a smaller memory.capacity, or learner.checkpoint_replay false.")
+        state = self._copy_counters()
+        lengths = self._lengths(state["written"], state.get("packed"))
         state |= {name: self.arrays[name][:, :length].copy() for name, length in lengths.items() if name not in state}
-        state |= {"oldest": self.arrays["oldest"].copy()}
-        state["oldest"][:, 0] = first_valid_step(self.arrays, self.layout.rows, self.layout.chunk_length)  # after the rows were copied
+        # after the copy, so that everything overwritten meanwhile is excluded
+        state["oldest"] = self.arrays["oldest"].copy()
+        state["oldest"][:, 0] = first_valid_step(self.arrays, self.layout.ring_length, self.layout.chunk_length)
         return {name: torch.from_numpy(array) for name, array in state.items()}
 
-    def _newest(self) -> dict[str, np.ndarray]:
-        """`written`, and of packed frames the short ring of unpacked ones as it was then, and their end."""
+    def _copy_counters(self) -> dict[str, np.ndarray]:
+        """Copy `written` and, for compressed frames, the short ring of raw ones and the arenas' ends at that time."""
         while True:
             state = {"written": self.arrays["written"].copy()}
             if self.layout.packed is None:
@@ -151,25 +150,32 @@ class Trajectories:
                 return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Only while nobody writes. Raises ValueError naming the field whose shape or dtype differs."""
-        used = self._used(state["written"].numpy()) if "written" in state else 0
-        lengths = self._lengths(used, state["packed"].numpy() if "packed" in state else None)
+        """Continue from `state_dict`; nobody may write meanwhile.
+
+        Raises ValueError for a field whose shape or dtype differs.
+        """
+        written, ends = (state[name].numpy() if name in state else None for name in ("written", "packed"))
+        lengths = self._lengths(written, ends)
         for name, spec in self.layout.arrays().items():
             shape = (spec.shape[0], lengths[name], *spec.shape[2:]) if name in lengths else spec.shape
             stored = state[name].numpy() if name in state else None
             if stored is None or stored.shape != shape or stored.dtype != spec.dtype:
-                found = "absent" if stored is None else f"{stored.dtype} {stored.shape}"
-                raise ValueError(f"stored replay does not fit: field {name} is {found}, this run needs {spec.dtype} {shape}")
+                present = "absent" if stored is None else f"{stored.dtype} {stored.shape}"
+                raise ValueError(f"stored replay does not fit: field {name} is {present}, "
+                                 f"this run needs {spec.dtype} {shape}")
         for name in self.layout.arrays():
             stored = state[name].numpy()
             self.arrays[name][:, :stored.shape[1]] = stored
 
-    def _used(self, written: np.ndarray) -> int:
-        """Rows of a stream that hold anything: the published ones and the head."""
-        return min(self.layout.rows, int(written.max()) + 1)
+    def _lengths(self, written: np.ndarray | None, ends: np.ndarray | None) -> dict[str, int]:
+        """Return how much of each array's second axis holds data.
 
-    def _lengths(self, used: int, ends: np.ndarray | None) -> dict[str, int]:
-        """Of each array's second axis, what rows 0 .. used of a stream take, and arenas up to `ends`."""
-        chunks = -(-used // self.layout.chunk_length)
-        lengths = {**dict.fromkeys(self.layout.fields, used), **dict.fromkeys((*self.layout.state_fields, "tickets"), chunks)}
-        return lengths | self.layout.packed.lengths(chunks, ends) if self.layout.packed else lengths
+        Args:
+            written: Published steps. The bootstrap step after them is stored too.
+            ends: Ends of the arenas of compressed frames.
+        """
+        layout = self.layout
+        used = 0 if written is None else min(layout.ring_length, int(written.max()) + 1)
+        chunks = -(-used // layout.chunk_length)
+        lengths = dict.fromkeys(layout.fields, used) | dict.fromkeys((*layout.state_fields, "tickets"), chunks)
+        return lengths | layout.packed.lengths(chunks, ends) if layout.packed else lengths

@@ -53,7 +53,7 @@ def test_the_measured_replay_is_full_and_its_windows_are_valid(root):
     options = toy(root)
     spec = validation.environment_spec(options)
     memory = full_memory(options, spec, options.make_agent(spec))
-    resident = memory.Resident(memory, torch.device("cpu"))
+    resident = memory.device_class(memory, torch.device("cpu"))
     assert InPlaceBatchSource(resident).get(0.0) is resident and memory.size() >= options.memory.capacity
     resident.plan(1)
     window = resident.sample(64)[0].window

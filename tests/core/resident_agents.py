@@ -89,7 +89,7 @@ def playing(agent) -> tuple[PrioritizedMemory, Callable[[int], None]]:
 
 def make_memory(agent, device: str = "cpu"):
     memory = shared_memory(agent)
-    return memory.Resident(memory, torch.device(device))
+    return memory.device_class(memory, torch.device(device))
 
 
 def optimizers(agent) -> list[Optimizer]:

@@ -127,9 +127,9 @@ def small_layout(spec: EnvSpec, *, rows: int, chunk_length: int, num_envs: int, 
                  kept_rows: int = 1, arena_bytes: int | None = None) -> Layout:
     """Return a layout of exactly `rows` steps per environment, and of `arena_bytes` per arena unless None."""
     layout = Layout.of(spec, extras or {}, capacity=1, num_actors=num_actors, num_envs=num_envs, chunk_length=chunk_length,
-                       with_priority=with_priority, states=states, storage=storage, kept_rows=kept_rows)
+                       with_priority=with_priority, states=states, storage=storage, kept_steps_per_env=kept_rows)
     assert rows % chunk_length == 0
-    return dataclasses.replace(layout, rows=rows, arena_bytes=layout.arena_bytes if arena_bytes is None else arena_bytes)
+    return dataclasses.replace(layout, ring_length=rows, arena_bytes=layout.arena_bytes if arena_bytes is None else arena_bytes)
 
 
 @contextmanager
@@ -213,7 +213,7 @@ def check_blocks(trajectories: Trajectories) -> list[int]:
     """
     layout, counts = trajectories.layout, []
     names = ("arena", "written", "oldest", "packed", "block_start", "block_bytes", "block_check")
-    length, chunks = layout.chunk_length, layout.rows // layout.chunk_length
+    length, chunks = layout.chunk_length, layout.ring_length // layout.chunk_length
     for arena, (written, *_), (oldest, *_), (packed, *_), starts, sizes, checks in zip(*map(trajectories.arrays.__getitem__, names)):
         end = first = None
         live = range(max(-(-oldest // length), written // length - chunks + 1), written // length)
@@ -263,7 +263,7 @@ def unroll_memory(memory_type: type[Memory], params: Any, spec: EnvSpec, *, batc
     capacity = memory_type.ring_steps(params, batch_size, length, num_actors)
     kept = -(-memory_type.kept_steps(params, batch_size, length, num_actors) // (num_actors * num_envs))
     layout = Layout.of(spec, extras or {}, capacity=capacity, num_actors=num_actors, num_envs=num_envs, chunk_length=length,
-                       with_priority=False, states=states, storage=storage, kept_rows=length + kept)
+                       with_priority=False, states=states, storage=storage, kept_steps_per_env=length + kept)
     layout = dataclasses.replace(layout, arena_bytes=layout.arena_bytes if arena_bytes is None else arena_bytes)
     return memory_type(params, layout, unroll_spec(length), seed)
 
@@ -298,7 +298,7 @@ def check_coded_unrolls(layout: Layout, window: Window) -> list[Unroll]:
     """Assert that every element of each window belongs to one unroll, and return the unrolls by their first actions."""
     streams, serials = (array.astype(np.int64) for array in np.divmod(window.actions[0].numpy(), CODE))
     streams, length = streams - 1, layout.chunk_length
-    assert ((streams >= 0) & (streams < layout.num_streams) & (serials % length == 0)).all()
+    assert ((streams >= 0) & (streams < layout.total_envs) & (serials % length == 0)).all()
     rows = serials + np.arange(length + 1)[:, None]
     codes = (streams + 1) * CODE + rows
     assert (window.actions[:-1].numpy() == codes[:-1]).all()

@@ -49,7 +49,7 @@ def test_every_window_equals_the_reference_through_wrap_around(frame_stack, leng
         plays[0].play(writers[0], 3)
         plays[1].play(writers[1], 1 + part % 6)
         checked += assert_equals_twin(trajectories, plays, spec)
-    assert int(trajectories.written().min()) > 2 * layout.rows and checked > 300
+    assert int(trajectories.written().min()) > 2 * layout.ring_length and checked > 300
 
 
 def test_image_stacks_are_rebuilt_across_the_rings_end():
@@ -125,7 +125,7 @@ def test_rebuilt_stacks_equal_the_actors_on_a_real_atari_game():
                     checked += 1
     env.close()
     assert sum(flags.sum() for flags in lasts) >= 8 and checked > 1000
-    assert int(trajectories.written()[0]) > 3 * layout.rows
+    assert int(trajectories.written()[0]) > 3 * layout.ring_length
 
 
 # unrolls ----------------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_every_published_unroll_equals_the_reference(frame_stack, length):
             play.with_states = True
             play.play(writers[actor], 1 + (part + actor) % 3)
         checked += assert_unrolls_equal_twin(trajectories, plays, length)
-    assert int(trajectories.written().min()) > 2 * layout.rows and checked > 50
+    assert int(trajectories.written().min()) > 2 * layout.ring_length and checked > 50
     ends = [play.seen(stream, serial)[2] for play in plays for stream in range(2) for serial in range(0, len(play.rows[0]), length)]
     assert any(ends) and any(row.first and serial % length == 0 for serial, row in enumerate(plays[0].rows[0]) if serial)
 

@@ -22,7 +22,7 @@ def options(root):
 def test_the_context_counts_every_process_of_the_run(options):
     context, _ = prepare(options())
     assert context.roles == (("logger", 0), ("actor", 0), ("actor", 1), ("learner", 0), ("evaluator", 0))
-    assert context.memories[0].layout.num_streams == 2 * context.options.num_envs_per_actor
+    assert context.memories[0].layout.total_envs == 2 * context.options.num_envs_per_actor
     assert context.options.log_folder.is_dir()
 
 

@@ -63,9 +63,9 @@ def combinations(options: Options) -> list[str]:
         if learner.captured == "yes" and learner.shrink_batch:
             found.append("learner.shrink_batch=True does not go with learner.captured=yes: captured batches have one size")
         return found
-    if memory.Resident is None:
+    if memory.device_class is None:
         found.append(f"memory_type={options.memory_type} cannot be on the learner's device; memory_type could be "
-                     + _names(MemoriesDict, lambda other: other.Resident is not None))
+                     + _names(MemoriesDict, lambda other: other.device_class is not None))
     if learner.shrink_batch:
         found.append("learner.shrink_batch=True needs learner.memory_device=cpu: batches drawn on the learner's device have one size")
     return found
@@ -92,7 +92,7 @@ def copied_bytes(options: Options, rows: Layout, window: WindowSpec) -> int:
     """Of main memory that copies of the rows on the learner's device take: none where that is a GPU."""
     if not _is_resident(options) or resolved_device(options.device).startswith("cuda"):
         return 0
-    return options.memory_class.Resident.nbytes(rows, window)
+    return options.memory_class.device_class.nbytes(rows, window)
 
 
 def device_memory(options: Options, rows: Layout, window: WindowSpec) -> list[str]:
@@ -101,7 +101,7 @@ def device_memory(options: Options, rows: Layout, window: WindowSpec) -> list[st
         return []
     device, count = resolved_device(options.device), options.num_learners
     devices = [f"cuda:{learner}" for learner in range(count)] if device == "cuda" and count > 1 else [device]
-    copied, capacity = options.memory_class.Resident.nbytes(rows, window), options.memory.capacity
+    copied, capacity = options.memory_class.device_class.nbytes(rows, window), options.memory.capacity
     free, least = min((free_bytes(torch.device(each)), each) for each in devices)
     if copied + RESERVED_BYTES <= free:
         return []
@@ -111,7 +111,7 @@ def device_memory(options: Options, rows: Layout, window: WindowSpec) -> list[st
 
 
 def _is_resident(options: Options) -> bool:
-    return options.learner.memory_device == "learner" and options.memory_class.Resident is not None
+    return options.learner.memory_device == "learner" and options.memory_class.device_class is not None
 
 
 def _available() -> list[str]:

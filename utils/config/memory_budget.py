@@ -30,7 +30,7 @@ def layout(options: Options, spec: EnvSpec, agent: Agent, learner: int = 0) -> L
     states = tuple(ArraySpec(tuple(tensor.shape[1:]), "float32") for tensor in agent.initial_state(1))
     return Layout.of(spec, extras, capacity=capacity, num_actors=num_actors, num_envs=options.num_envs_per_actor,
                      chunk_length=agent.window.stride or options.actor.chunk_length, with_priority=memory.with_priority, states=states,
-                     storage=options.storage, kept_rows=agent.window.length + kept)
+                     storage=options.storage, kept_steps_per_env=agent.window.length + kept)
 
 
 def actors_of(options: Options, learner: int) -> int:

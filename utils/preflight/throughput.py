@@ -159,7 +159,7 @@ def _acting(options: Options, spec: EnvSpec, seconds: float,
 def _small(layout: Layout, agent: Agent) -> Layout:
     """Return the layout of one actor's ring buffer that holds one window, with raw frames."""
     chunks = -(-(agent.window.length + 1 + layout.frame_stack) // layout.chunk_length) + 4
-    return dataclasses.replace(layout, num_actors=1, rows=chunks * layout.chunk_length, storage=STORAGE, arena_bytes=0)
+    return dataclasses.replace(layout, num_actors=1, ring_length=chunks * layout.chunk_length, storage=STORAGE, arena_bytes=0)
 
 
 def _batch(trajectories: Trajectories, agent: Agent, batch_size: int) -> Batch:

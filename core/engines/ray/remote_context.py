@@ -18,7 +18,7 @@ from core.runtime.rate_limiter import RateLimiter
 from core.runtime.run_counters import RunCounters
 from core.runtime.run_state import RunState
 from core.specs import EnvSpec, WindowSpec
-from core.trajectory.chunk_codec import ChunkFormat, outbox
+from core.trajectory.chunk_codec import ChunkFormat, single_actor_layout
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
@@ -52,7 +52,7 @@ class RemoteMemory:
         self._facts, self._link = facts, link
 
     def writer(self, actor_ind: int, priorities: Callable[[Window], np.ndarray | None]) -> ChunkWriter:
-        own = Trajectories(outbox(self._facts.layout, self._facts.window.length))
+        own = Trajectories(single_actor_layout(self._facts.layout, self._facts.window.length))
         with_priority = self._facts.options.memory_class.with_priority
         return RemoteWriter(own, 0, self._facts.window, priorities if with_priority else None, self._link)
 

@@ -1,7 +1,8 @@
-"""IMPACT's circular buffer (1912.00167, section 3.3): N batches, each learnt from at most K times, visited in turn.
+"""The circular buffer of IMPACT (1912.00167, section 3.3): N batches, each learnt from at most K times, in turn.
 
-A batch that has been used K times makes room for a fresh one; while none is ready the others go on. Deviations: where all N are used up
-and nothing is ready, sampling waits; with overflow=keep_latest actors may overwrite a batch, of which the rest is then used once more.
+A batch that was used K times is replaced by a fresh one. While no fresh one is ready, the other batches stay in use.
+Deviations: if all N batches are used up and none is ready, sampling waits. With overflow=keep_latest actors may
+overwrite a batch; the remaining unrolls are then used once more.
 """
 
 from dataclasses import dataclass
@@ -10,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from core.common.settings import setting
-from core.memories.unrolls.queue import QueueParams, QueueRule
-from core.memories.unrolls.strategy import NONE, DrawnUnrolls, Part, ReplayStrategy
+from core.memories.unrolls.queue import QueueParams, QueueStrategy
+from core.memories.unrolls.strategy import EMPTY_IDS, DrawnUnrolls, MixtureComponent, ReplayStrategy
 from core.memories.unrolls.unroll_memory import UnrollMemory
-from core.trajectory.ring_buffer import Trajectories
 from core.types import SampleIds
 
 
@@ -25,100 +25,108 @@ class CircularParams(QueueParams):
     times: int = setting(2, low=1, high=10_000)        # Times that each unroll is learnt from (K of IMPACT: 2).
 
 
-class CircularRule(ReplayStrategy):
-    Params = CircularParams
+class CircularStrategy(ReplayStrategy):
+    """A strategy that gives whole batches, each several times."""
 
-    def __init__(self, params: Any, memory: Any):
+    Params = CircularParams
+    params: CircularParams
+
+    def __init__(self, params: CircularParams, memory: Any):
         super().__init__(params, memory)
-        self._queue = QueueRule(params, memory)
-        self._gathered: SampleIds = NONE                                 # of the next fresh batch
+        self._queue = QueueStrategy(params, memory)
+        self._gathered: SampleIds = EMPTY_IDS  # of the next fresh batch
         self._batches: list[SampleIds | None] = [None] * params.num_batches
-        self._uses = np.zeros(params.num_batches, np.int64)         # that are left
+        self._remaining_uses = np.zeros(params.num_batches, np.int64)
         self._next = 0
 
     @classmethod
-    def ring_unrolls(cls, params: Any, batch_size: int, num_actors: int) -> int:
-        return QueueRule.ring_unrolls(params, batch_size, num_actors) + 2 * params.num_batches * batch_size * num_actors
+    def ring_unrolls(cls, params: CircularParams, batch_size: int, num_actors: int) -> int:
+        queued = QueueStrategy.ring_unrolls(params, batch_size, num_actors)
+        return queued + 2 * params.num_batches * batch_size * num_actors
 
     @classmethod
-    def is_rate_limited(cls, params: Any) -> bool:
+    def is_rate_limited(cls, params: CircularParams) -> bool:
         return True
 
     @classmethod
-    def times(cls, params: Any) -> int:
+    def max_reuse(cls, params: CircularParams) -> int:
         return params.times
 
     @classmethod
-    def problems(cls, params: Any, share: int) -> list[str]:
+    def problems(cls, params: CircularParams, share: int) -> list[str]:
         if params.overflow in ("block", "keep_latest"):
             return []
-        return [f"overflow={params.overflow} does not suit a circular memory, whose batches stay in the rings: block or keep_latest do"]
+        return [f"overflow={params.overflow} does not suit a circular memory, whose batches stay in the rings: "
+                "set block or keep_latest"]
 
-    @property
-    def store(self) -> Trajectories:
-        return self.memory.trajectories
+    def has_capacity(self) -> bool:
+        return self._queue.has_capacity()
 
-    def room(self) -> bool:
-        return self._queue.room()
-
-    def skipped(self, count: int) -> None:
-        self._queue.skipped(count)
+    def on_missed(self, count: int) -> None:
+        self._queue.on_missed(count)
 
     def insert(self, keys: SampleIds) -> None:
         self._queue.insert(keys)
 
     def draw(self, count: int) -> DrawnUnrolls | None:
-        """A whole batch; part of one only to make up for unrolls that were overwritten."""
+        """Return a whole batch, or part of one to replace unrolls that were overwritten."""
         for _ in range(self.params.num_batches):
             number, self._next = self._next, (self._next + 1) % self.params.num_batches
-            fresh = not self._uses[number] and self._refill(number, count)
-            if self._uses[number]:
+            fresh = not self._remaining_uses[number] and self._refill(number, count)
+            if self._remaining_uses[number]:
                 return self._use(number, count, fresh)
         return None
 
-    def lost(self, count: int) -> None:
-        self._queue.lost(count)
+    def on_overwritten(self, count: int) -> None:
+        self._queue.on_overwritten(count)
 
     def _refill(self, number: int, count: int) -> bool:
-        missing = count - len(self._gathered.streams)
+        """Replace a batch by a fresh one; return False if the queue does not have enough unrolls."""
+        missing = count - len(self._gathered.env_ids)
         drawn = self._queue.draw(missing) if missing > 0 else None
         if drawn is not None:
             self._gathered = SampleIds(*(np.concatenate(pair) for pair in zip(self._gathered, drawn.keys)))
-        if len(self._gathered.streams) < count:
+        if len(self._gathered.env_ids) < count:
             return False
-        self._batches[number], self._gathered, self._uses[number] = self._gathered, NONE, self.params.times
+        self._batches[number], self._gathered = self._gathered, EMPTY_IDS
+        self._remaining_uses[number] = self.params.times
         return True
 
     def _use(self, number: int, count: int, fresh: bool) -> DrawnUnrolls:
-        """A batch that its writers have reached is used for the last time."""
+        """Return a batch; one that its writers have reached is used for the last time."""
         keys = self._batches[number]
         assert keys is not None
-        self._uses[number] = self._uses[number] - 1 if self.memory.trajectories.still_valid(*keys).all() else 0
-        return DrawnUnrolls(SampleIds(keys.streams[:count], keys.serials[:count]), np.full(min(len(keys.streams), count), fresh))
+        whole = self.memory.trajectories.still_valid(*keys).all()
+        self._remaining_uses[number] = self._remaining_uses[number] - 1 if whole else 0
+        used = SampleIds(keys.env_ids[:count], keys.step_ids[:count])
+        return DrawnUnrolls(used, np.full(len(used.env_ids), fresh))
 
     def statistics(self) -> dict[str, float]:
-        return {**self._queue.statistics(), "circular_uses_left": float(self._uses.sum())}
+        return {**self._queue.statistics(), "circular_uses_left": float(self._remaining_uses.sum())}
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         batches = [None if keys is None else [*map(np.ndarray.tolist, keys)] for keys in self._batches]
-        return {"queue": self._queue.state_dict(), "gathered": [*map(np.ndarray.tolist, self._gathered)], "batches": batches,
-                "uses": self._uses.tolist(), "next": self._next}
+        return {"queue": self._queue.state_dict(), "gathered": [*map(np.ndarray.tolist, self._gathered)],
+                "batches": batches, "uses": self._remaining_uses.tolist(), "next": self._next}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._queue.load_state_dict(state["queue"])
-        self._gathered, self._next, self._uses[:] = _keys(state["gathered"]), state["next"], state["uses"]
-        self._batches = [None if stored is None else _keys(stored) for stored in state["batches"]]
+        self._gathered, self._next = _ids(state["gathered"]), state["next"]
+        self._remaining_uses[:] = state["uses"]
+        self._batches = [None if stored is None else _ids(stored) for stored in state["batches"]]
 
 
 class CircularMemory(UnrollMemory):
+    """The circular buffer as the only strategy."""
+
     Params = CircularParams
     window_kinds = ("repeated unrolls",)
 
     @classmethod
-    def parts(cls, params: Any) -> list[Part]:
-        return [Part(CircularRule, params, 1.0)]
+    def components(cls, params: CircularParams) -> list[MixtureComponent]:
+        return [MixtureComponent(CircularStrategy, params, 1.0)]
 
 
-def _keys(stored: list[list[int]]) -> SampleIds:
+def _ids(stored: list[list[int]]) -> SampleIds:
     return SampleIds(*(np.array(column, np.int64) for column in stored))

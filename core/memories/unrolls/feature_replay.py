@@ -1,13 +1,16 @@
-"""Replay that compares what the network makes of a state today with what it made of it when it was acted in.
+"""Replay strategies that compare the features of a state today with its features when it was acted in.
 
-Elite replay (the first of the replaced systems). Sampling: of lambda n candidates without replacement, n are kept by the distance d that
-the features of their states have moved: strategy1 the n nearest; strategy2 the nearest of each of n groups of the sorted candidates;
-strategy3 the nearest first among those drawn least often; strategy4 the least often drawn of each group. Insertion: once full, of
-`elite_batch_size` random slots the one that has moved most is overwritten; every arriving unroll has a choice of its own, whether it comes
-alone or with others, whose forward passes are made together.
+Elite replay (the first of the replaced systems) measures the distance d that the features of an unroll's states have
+moved.
 
-Attentive replay (Sun et al., AAAI 2020): the n candidates most similar to the newest state are kept; d is the distance of an unroll's
-states to it, both seen by today's network.
+- Sampling draws lambda * n candidates without replacement and keeps n of them. strategy1 keeps the n nearest.
+  strategy2 keeps the nearest of each of n groups of the sorted candidates. strategy3 keeps the least often drawn,
+  nearer ones first. strategy4 keeps the least often drawn of each group.
+- Insertion into full slots compares `elite_batch_size` random slots and overwrites the one that has moved most. Every
+  arriving unroll has its own candidates, whether it arrives alone or with others; the forward passes are shared.
+
+Attentive replay (Sun et al., AAAI 2020) keeps the n candidates most similar to the newest state. d is the distance of
+an unroll's states to it, both seen by today's network.
 
 lambda falls to 1 within `alfa_annealing_factor` times `lambda_batches` batches.
 """
@@ -29,7 +32,7 @@ from core.types import SampleIds, Window
 
 INSERTIONS = ("newest", "elite_insertion")
 SAMPLINGS = ("uniform", "elite_sampling", "attentive_sampling")
-TOGETHER = 128  # most unrolls that are compared in one forward pass, which bounds the memory that it takes
+MAX_COMPARED = 128  # unrolls in one forward pass, which bounds the memory that it takes
 
 
 @dataclass(frozen=True)
@@ -52,33 +55,37 @@ class CustomParams:
 
 
 class FeatureDistanceStrategy(ReplayStrategy):
-    """Unrolls stand in places 0 .. len - 1: the newest ones of the rings, or with elite insertion copies in slots of their own."""
+    """A strategy that keeps unrolls by the distance between features.
+
+    Unrolls have slots 0 .. len - 1. They are the newest ones of the rings, or with elite insertion copies.
+    """
 
     Params = CustomParams
+    params: CustomParams
 
-    def __init__(self, params: Any, memory: Any):
+    def __init__(self, params: CustomParams, memory: Any):
         super().__init__(params, memory)
-        self._in_rings = FifoIndex(params.capacity)
-        self._copies = UnrollStore(memory.trajectories, params.capacity, memory.window.length) if self.slots(params) else None
-        self._filled = 0                                   # slots
-        self._times = np.zeros(params.capacity, np.int64)  # that each place's unroll was drawn
+        self._in_rings, length = FifoIndex(params.capacity), memory.window.length
+        self._copies = UnrollStore(memory.trajectories, params.capacity, length) if self.slots(params) else None
+        self._filled = 0  # slots of copies
+        self._draw_counts = np.zeros(params.capacity, np.int64)  # of the unroll in each slot
         self._batches = 0
         self._newest: SampleIds | None = None
 
-    # what it asks for -------------------------------------------------------------------------------------------------
+    # requirements -----------------------------------------------------------------------------------------------------
     @classmethod
-    def ring_unrolls(cls, params: Any, batch_size: int, num_actors: int) -> int:
+    def ring_unrolls(cls, params: CustomParams, batch_size: int, num_actors: int) -> int:
         return super().ring_unrolls(params, batch_size, num_actors) if cls.slots(params) else params.capacity
 
     @classmethod
-    def slots(cls, params: Any) -> int:
+    def slots(cls, params: CustomParams) -> int:
         return params.capacity if params.insert_strategy == "elite_insertion" else 0
 
     @classmethod
-    def needs_features(cls, params: Any) -> bool:
+    def needs_features(cls, params: CustomParams) -> bool:
         return params.insert_strategy != "newest" or params.sample_strategy != "uniform"
 
-    # places -----------------------------------------------------------------------------------------------------------
+    # slots ------------------------------------------------------------------------------------------------------------
     @property
     def store(self) -> Trajectories:
         return self._copies.store if self._copies else super().store
@@ -86,93 +93,97 @@ class FeatureDistanceStrategy(ReplayStrategy):
     def __len__(self) -> int:
         return self._filled if self._copies else len(self._in_rings)
 
-    def keys(self, places: np.ndarray) -> SampleIds:
-        return self._copies.keys(places) if self._copies else self._in_rings.keys(places)
+    def keys(self, slots: np.ndarray) -> SampleIds:
+        """Return the unrolls in these slots."""
+        return self._copies.keys(slots) if self._copies else self._in_rings.keys(slots)
 
     # insertion --------------------------------------------------------------------------------------------------------
     def insert(self, keys: SampleIds) -> None:
-        self._newest = SampleIds(keys.streams[-1:], keys.serials[-1:])
+        self._newest = _select(keys, slice(-1, None))
         if not self._copies:
-            self._times[self._in_rings.insert(keys)] = 0
+            self._draw_counts[self._in_rings.insert(keys)] = 0
             return
         done = 0
-        while done < len(keys.streams) and self._filled < self._copies.capacity:  # which falls where packed copies find no room
-            self._filled += self._put(np.array([self._filled]), SampleIds(keys.streams[done:done + 1], keys.serials[done:done + 1]))
+        while done < len(keys.env_ids) and self._filled < self._copies.capacity:  # which may fall, see UnrollStore
+            self._filled += self._put(np.array([self._filled]), _select(keys, slice(done, done + 1)))
             done += 1
-        if done < len(keys.streams) and self._filled:
-            self._overwrite(SampleIds(keys.streams[done:], keys.serials[done:]))
+        if done < len(keys.env_ids) and self._filled:
+            self._overwrite(_select(keys, slice(done, None)))
 
     def _overwrite(self, keys: SampleIds) -> None:
-        """Each of these unrolls in turn overwrites, of elite_batch_size random slots, the one whose features moved farthest."""
+        """Let each unroll overwrite, of elite_batch_size random slots, the one whose features have moved most."""
         size, generator = min(self.params.elite_batch_size, len(self)), self.memory.generator
-        candidates = [generator.choice(len(self), size, replace=False) for _ in keys.streams]
-        compared, moved, written = np.unique(np.concatenate(candidates)), np.zeros(len(self)), dict[int, int]()
-        moved[compared] = self._moved(self.store, self.keys(compared))
-        arriving = self._moved(self.memory.trajectories, keys)
+        candidates = [generator.choice(len(self), size, replace=False) for _ in keys.env_ids]
+        compared = np.unique(np.concatenate(candidates))
+        distances, written = np.zeros(len(self)), dict[int, int]()
+        distances[compared] = self._distances(self.store, self.keys(compared))
+        arriving = self._distances(self.memory.trajectories, keys)
         for number, slots in enumerate(candidates):
-            slot = int(slots[moved[slots].argmax()])
-            moved[slot], written[slot] = arriving[number], number
-        numbers = [*written.values()]  # what a later one has overwritten is not copied
-        self._put(np.array([*written]), SampleIds(keys.streams[numbers], keys.serials[numbers]))
+            slot = int(slots[distances[slots].argmax()])
+            distances[slot], written[slot] = arriving[number], number
+        # an unroll that a later one overwrites is not copied
+        self._put(np.array([*written]), _select(keys, [*written.values()]))
 
-    def _put(self, places: np.ndarray, keys: SampleIds) -> int:
-        """Returns how many were still there to be copied."""
+    def _put(self, slots: np.ndarray, keys: SampleIds) -> int:
+        """Copy unrolls into slots; return how many were still there to be copied."""
         assert self._copies is not None
-        stored = self._copies.put(places, keys)
-        self._times[places[stored]] = 0
+        stored = self._copies.put(slots, keys)
+        self._draw_counts[slots[stored]] = 0
         return int(stored.sum())
 
     # sampling ---------------------------------------------------------------------------------------------------------
     @property
     def multiplier(self) -> float:
-        """lambda: candidates for each unroll kept."""
+        """Return lambda, the candidates for each unroll that is kept."""
         params = self.params
-        fallen = (params.lambda_batch_multiplier - 1) * self._batches / (params.alfa_annealing_factor * params.lambda_batches)
+        annealing_batches = params.alfa_annealing_factor * params.lambda_batches
+        fallen = (params.lambda_batch_multiplier - 1) * self._batches / annealing_batches
         return max(1.0, params.lambda_batch_multiplier - fallen)
 
     def draw(self, count: int) -> DrawnUnrolls | None:
         generator, size = self.memory.generator, len(self)
         if self.params.sample_strategy == "uniform" or not size:
             return uniform(self, generator, count)
-        places = generator.choice(size, min(round(self.multiplier * count), size), replace=False)
+        slots = generator.choice(size, min(round(self.multiplier * count), size), replace=False)
         if not self._copies:
-            places = places[self.memory.trajectories.still_valid(*self.keys(places))]
-        if len(places) > count:
-            places = places[self._kept(places, count)]
-        self._times[places] += 1
-        return replayed(self.keys(places))
+            slots = slots[self.memory.trajectories.still_valid(*self.keys(slots))]
+        if len(slots) > count:
+            slots = slots[self._keep(slots, count)]
+        self._draw_counts[slots] += 1
+        return replayed(self.keys(slots))
 
-    def release(self) -> None:
+    def on_batch_complete(self) -> None:
         self._batches += 1
 
-    def _kept(self, candidates: np.ndarray, count: int) -> np.ndarray:
-        """Positions of the `count` candidates that the strategy keeps."""
+    def _keep(self, candidates: np.ndarray, count: int) -> np.ndarray:
+        """Return the positions of the `count` candidates that are kept."""
+        keys = self.keys(candidates)
         if self.params.sample_strategy == "attentive_sampling":
-            return np.argsort(self._from_newest(candidates), kind="stable")[:count]
-        moved = self._moved(self.store, self.keys(candidates))
-        return STRATEGIES[self.params.elite_sampling_strategy](moved, self._times[candidates], count)
+            return np.argsort(self._distances_to_newest(keys), kind="stable")[:count]
+        strategy = STRATEGIES[self.params.elite_sampling_strategy]
+        return strategy(self._distances(self.store, keys), self._draw_counts[candidates], count)
 
     # distances --------------------------------------------------------------------------------------------------------
-    def _moved(self, store: Trajectories, keys: SampleIds) -> np.ndarray:
-        """[N] between what the network makes of these unrolls' states today and what it made of them then."""
+    def _distances(self, store: Trajectories, keys: SampleIds) -> np.ndarray:
+        """Return how far the features of unrolls have moved since their states were acted in, [N]."""
         distances = []
-        for start in range(0, len(keys.streams), TOGETHER):
-            some = slice(start, start + TOGETHER)
-            window = store.gather(keys.streams[some], keys.serials[some], self.memory.window)
+        for start in range(0, len(keys.env_ids), MAX_COMPARED):
+            window = store.gather(*_select(keys, slice(start, start + MAX_COMPARED)), self.memory.window)
             distances.append(self._distance(self._features(window), window.extras["features"][:-1].float()))
         return np.concatenate(distances)
 
-    def _from_newest(self, places: np.ndarray) -> np.ndarray:
-        """[N] of these unrolls' states from the newest state, both as the network sees them today."""
+    def _distances_to_newest(self, keys: SampleIds) -> np.ndarray:
+        """Return the distances of unrolls to the newest state, as the network sees them today, [N]."""
         assert self._newest is not None
         newest = self._features(self.memory.trajectories.gather(*self._newest, self.memory.window))[-1:]  # [1, 1, F]
-        features = self._features(self.store.gather(*self.keys(places), self.memory.window))
+        features = self._features(self.store.gather(*keys, self.memory.window))
         return self._distance(features, newest.expand_as(features))
 
     def _features(self, window: Window) -> Tensor:
         if self.memory.features_of is None:
             raise RuntimeError("features_of must be set before unrolls are compared")
-        return self.memory.features_of(window)
+        features: Tensor = self.memory.features_of(window)
+        return features
 
     def _distance(self, new: Tensor, old: Tensor) -> np.ndarray:
         return DISTANCES[self.params.dist_function](new, old.to(new.device), self.params.p).cpu().numpy()
@@ -183,14 +194,15 @@ class FeatureDistanceStrategy(ReplayStrategy):
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         newest = None if self._newest is None else [*map(np.ndarray.tolist, self._newest)]
-        return {"batches": self._batches, "places": self._in_rings.state_dict(), "filled": self._filled, "times": self._times.tolist(),
-                "newest": newest, **({"copies": self._copies.state_dict()} if self._copies else {})}
+        return {"batches": self._batches, "places": self._in_rings.state_dict(), "filled": self._filled,
+                "times": self._draw_counts.tolist(), "newest": newest,
+                **({"copies": self._copies.state_dict()} if self._copies else {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._batches = state["batches"]
+        self._batches, newest = state["batches"], state["newest"]
         self._in_rings.load_state_dict(state["places"])
-        self._filled, self._times[:] = state["filled"], state["times"]
-        self._newest = None if state["newest"] is None else SampleIds(*(np.array(column, np.int64) for column in state["newest"]))
+        self._filled, self._draw_counts[:] = state["filled"], state["times"]
+        self._newest = None if newest is None else SampleIds(*(np.array(column, np.int64) for column in newest))
         if self._copies:
             self._copies.load_state_dict(state["copies"])
 
@@ -198,31 +210,41 @@ class FeatureDistanceStrategy(ReplayStrategy):
         self._batches = updates
 
 
-# strategies: positions of the `count` <= N candidates to keep, by how far they moved [N] and how often they were drawn [N] ---------------
-def nearest(distances: np.ndarray, times: np.ndarray, count: int) -> np.ndarray:
+def _select(keys: SampleIds, which: slice | list[int]) -> SampleIds:
+    return SampleIds(keys.env_ids[which], keys.step_ids[which])
+
+
+# Strategies return the positions of the `count` <= N candidates to keep. Their arguments are the distances that the
+# candidates have moved and how often they were drawn, both [N].
+def nearest(distances: np.ndarray, draw_counts: np.ndarray, count: int) -> np.ndarray:
+    """Keep the nearest."""
     return np.argsort(distances, kind="stable")[:count]
 
 
-def nearest_of_groups(distances: np.ndarray, times: np.ndarray, count: int) -> np.ndarray:
-    """Of `count` groups of the sorted candidates, as equal as can be; none is empty."""
+def nearest_of_groups(distances: np.ndarray, draw_counts: np.ndarray, count: int) -> np.ndarray:
+    """Keep the nearest of each of `count` groups of the sorted candidates, whose sizes differ by at most 1."""
     return np.argsort(distances, kind="stable")[_group_starts(len(distances), count)]
 
 
-def nearest_of_least_drawn(distances: np.ndarray, times: np.ndarray, count: int) -> np.ndarray:
-    return np.lexsort((distances, times))[:count]
+def nearest_of_least_drawn(distances: np.ndarray, draw_counts: np.ndarray, count: int) -> np.ndarray:
+    """Keep the least often drawn, nearer ones first."""
+    order: np.ndarray = np.lexsort((distances, draw_counts))
+    return order[:count]
 
 
-def least_drawn_of_groups(distances: np.ndarray, times: np.ndarray, count: int) -> np.ndarray:
-    """The nearer one where two were drawn equally often."""
+def least_drawn_of_groups(distances: np.ndarray, draw_counts: np.ndarray, count: int) -> np.ndarray:
+    """Keep the least often drawn of each group, the nearer one of equals."""
     order, starts = np.argsort(distances, kind="stable"), _group_starts(len(distances), count)
     groups = np.searchsorted(starts, np.arange(len(order)), side="right")
-    by_group = np.lexsort((np.arange(len(order)), times[order], groups))
+    by_group = np.lexsort((np.arange(len(order)), draw_counts[order], groups))
     return order[by_group[starts]]
 
 
 def _group_starts(size: int, count: int) -> np.ndarray:
-    return np.arange(count) * size // count
+    starts: np.ndarray = np.arange(count) * size // count
+    return starts
 
 
 STRATEGIES: dict[str, Callable[[np.ndarray, np.ndarray, int], np.ndarray]] = {
-    "strategy1": nearest, "strategy2": nearest_of_groups, "strategy3": nearest_of_least_drawn, "strategy4": least_drawn_of_groups}
+    "strategy1": nearest, "strategy2": nearest_of_groups, "strategy3": nearest_of_least_drawn,
+    "strategy4": least_drawn_of_groups}

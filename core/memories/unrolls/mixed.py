@@ -1,9 +1,9 @@
-"""Batches mixed of several rules over one set of rows, by the replay list of the first of the replaced systems, accepted verbatim.
+"""Batches mixed from several replay strategies, by the replay list of the first of the replaced systems.
 
     [{"type": "queue", "capacity": 1, "sample_ratio": 0.5}, {"type": "standard", "capacity": 1000, "sample_ratio": 0.5}]
 
-`elite` and `attentive` are short for `custom` with the strategies of that name; every other key is a setting of the rule's Params. A rule
-of your own is named as "package.module:Class".
+`elite` and `attentive` stand for `custom` with the settings of those names. Every other key is a setting of the
+strategy's Params. A strategy of your own is named "package.module:Class".
 """
 
 import dataclasses
@@ -15,12 +15,15 @@ from typing import Any
 from core.common.settings import problems as out_of_bounds
 from core.common.settings import setting
 from core.memories.unrolls.feature_replay import INSERTIONS, SAMPLINGS, CustomParams, FeatureDistanceStrategy
-from core.memories.unrolls.queue import QueueParams, QueueRule
-from core.memories.unrolls.strategy import Part, ReplayStrategy
-from core.memories.unrolls.uniform_unrolls import ReplayParams, ReservoirRule, StandardRule
+from core.memories.unrolls.queue import QueueParams, QueueStrategy
+from core.memories.unrolls.strategy import MixtureComponent, ReplayStrategy
+from core.memories.unrolls.uniform_unrolls import ReplayParams, ReservoirStrategy, StandardStrategy
 from core.memories.unrolls.unroll_memory import UnrollMemory, shares
 
-DEFAULT = '[{"type": "queue", "capacity": 16, "sample_ratio": 0.5}, {"type": "standard", "capacity": 1000, "sample_ratio": 0.5}]'
+DEFAULT = (
+    '[{"type": "queue", "capacity": 16, "sample_ratio": 0.5}, '
+    '{"type": "standard", "capacity": 1000, "sample_ratio": 0.5}]'
+)
 TOLERANCE = 1e-5  # of the sum of all sample ratios
 
 
@@ -40,10 +43,10 @@ class AttentiveParams(CustomParams):
     lambda_batch_multiplier: float = setting(4.0, low=1, high=10_000)        # Candidates drawn for each unroll that is kept, at first.
 
 
-RULES: dict[str, tuple[type[ReplayStrategy], type]] = {
-    "queue": (QueueRule, QueueParams), "standard": (StandardRule, ReplayParams), "reservoir": (ReservoirRule, ReplayParams),
-    "attentive": (FeatureDistanceStrategy, AttentiveParams), "elite": (FeatureDistanceStrategy, EliteParams),
-     "custom": (FeatureDistanceStrategy, CustomParams)}
+STRATEGIES: dict[str, tuple[type[ReplayStrategy], type]] = {
+    "queue": (QueueStrategy, QueueParams), "standard": (StandardStrategy, ReplayParams),
+    "reservoir": (ReservoirStrategy, ReplayParams), "attentive": (FeatureDistanceStrategy, AttentiveParams),
+    "elite": (FeatureDistanceStrategy, EliteParams), "custom": (FeatureDistanceStrategy, CustomParams)}
 
 
 @dataclass(frozen=True)
@@ -54,74 +57,84 @@ class MixedParams:
 
 
 class MixedMemory(UnrollMemory):
+    """A memory whose batches are mixed by a replay list."""
+
     Params = MixedParams
 
     @classmethod
-    def parts(cls, params: Any) -> list[Part]:
-        """Raises ValueError for a list that `problems` complains of."""
-        parts, found = _read(params.replay_parameters)
-        if found:
-            raise ValueError("; ".join(found))
-        return parts
+    def components(cls, params: MixedParams) -> list[MixtureComponent]:
+        """Return the components of the replay list; raise ValueError for a list with `problems`."""
+        components, errors = _read(params.replay_parameters)
+        if errors:
+            raise ValueError("; ".join(errors))
+        return components
 
     @classmethod
-    def problems(cls, params: Any, batch_size: int) -> list[str]:
-        found = _read(params.replay_parameters)[1]
-        if not found:
-            parts = cls._ordered(params)
-            found = [f"a sample_ratio of {part.ratio:g} is no unroll of a batch of {batch_size}"
-                     for part, count in zip(parts, shares([part.ratio for part in parts], batch_size)) if not count]
-            found += super().problems(params, batch_size)
-        return [f"memory.replay_parameters: {problem}" for problem in found]
+    def problems(cls, params: MixedParams, batch_size: int) -> list[str]:
+        errors = _read(params.replay_parameters)[1]
+        if not errors:
+            components = cls._ordered(params)
+            counts = shares([component.ratio for component in components], batch_size)
+            errors = [f"a sample_ratio of {component.ratio:g} is no unroll of a batch of {batch_size}"
+                      for component, count in zip(components, counts) if not count]
+            errors += super().problems(params, batch_size)
+        return [f"memory.replay_parameters: {error}" for error in errors]
 
 
-def _read(text: str) -> tuple[list[Part], list[str]]:
-    """The parts of a replay list, and everything that is wrong with it."""
+def _read(text: str) -> tuple[list[MixtureComponent], list[str]]:
+    """Return the components of a replay list and everything that is wrong with it."""
     try:
         items = json.loads(text)
     except (ValueError, RecursionError) as error:
         return [], [f"not a JSON list: {error}"]
     if not isinstance(items, list) or not items or not all(isinstance(item, dict) for item in items):
-        return [], ['must be a JSON list of one or more objects such as {"type": "queue", "capacity": 1, "sample_ratio": 1.0}']
-    found = [f"item {number}: {problem}" for number, item in enumerate(items, 1) for problem in _problems(item)]
+        example = '{"type": "queue", "capacity": 1, "sample_ratio": 1.0}'
+        return [], [f"must be a JSON list of one or more objects such as {example}"]
+    errors = [f"item {number}: {error}" for number, item in enumerate(items, 1) for error in _errors(item)]
     ratios = [item.get("sample_ratio") for item in items]
     if all(map(_is_number, ratios)) and abs(sum(ratios) - 1) > TOLERANCE:
-        found.append(f"sample ratios must sum to 1, not {sum(ratios):g}")
+        errors.append(f"sample ratios must sum to 1, not {sum(ratios):g}")
     if sum(item.get("type") == "queue" for item in items) > 1:
-        found.append("there can be one queue only: an unroll is learnt from once as a fresh one")
-    return ([], found) if found else ([_part(item) for item in items], [])
+        errors.append("there can be one queue only: an unroll is learnt from once as a fresh one")
+    return ([], errors) if errors else ([_component(item) for item in items], [])
 
 
-def _part(item: dict[str, Any]) -> Part:
-    rule, params = _rule(item["type"])
-    return Part(rule, params(**_settings(item)), float(item["sample_ratio"]))
+def _component(item: dict[str, Any]) -> MixtureComponent:
+    strategy, params = _strategy(item["type"])
+    return MixtureComponent(strategy, params(**_settings(item)), float(item["sample_ratio"]))
 
 
-def _problems(item: dict[str, Any]) -> list[str]:
-    """Of one object of the list."""
-    kind, settings, found = item.get("type"), _settings(item), list[str]()
+def _errors(item: dict[str, Any]) -> list[str]:
+    """Return what is wrong with one object of the list."""
+    kind, settings, errors = item.get("type"), _settings(item), list[str]()
     ratio: Any = item.get("sample_ratio")
     if not _is_number(ratio) or not 0 < ratio <= 1:
-        found.append(f"sample_ratio={ratio!r} must be greater than 0 and at most 1")
+        errors.append(f"sample_ratio={ratio!r} must be greater than 0 and at most 1")
     try:
-        params = _rule(kind)[1]
+        params = _strategy(kind)[1]
     except (KeyError, ImportError, AttributeError) as error:
         reason = "" if isinstance(error, KeyError) else f": {error}"
-        return [f"type={kind!r} must be one of {', '.join(RULES)} or package.module:Class of your own{reason}", *found]
+        known_types = ", ".join(STRATEGIES)
+        return [f"type={kind!r} must be one of {known_types} or package.module:Class of your own{reason}", *errors]
     known = {field.name: field.default for field in dataclasses.fields(params)}
-    found += [f"{kind} has no setting {name!r}; it has {', '.join(['sample_ratio', *known])}" for name in settings if name not in known]
-    fitting = {name: value for name, value in settings.items() if name in known and _fits(value, known[name])}
-    found += [f"{name}={value!r} must be {_kind(known[name])}" for name, value in settings.items() if name in known and name not in fitting]
-    return found + out_of_bounds(params(**fitting))
+    names = ", ".join(["sample_ratio", *known])
+    errors += [f"{kind} has no setting {name!r}; it has {names}" for name in settings if name not in known]
+    settings = {name: value for name, value in settings.items() if name in known}
+    fitting = {name: value for name, value in settings.items() if _fits(value, known[name])}
+    errors += [f"{name}={settings[name]!r} must be {_kind(known[name])}" for name in settings if name not in fitting]
+    return errors + out_of_bounds(params(**fitting))
 
 
-def _rule(kind: Any) -> tuple[type[ReplayStrategy], type]:
-    """Raises KeyError for what is no name of a rule, ImportError or AttributeError for a class that is not there."""
-    if not isinstance(kind, str) or kind in RULES or ":" not in kind.strip(":"):
-        return RULES[str(kind)]
+def _strategy(kind: Any) -> tuple[type[ReplayStrategy], type]:
+    """Return a strategy and its Params by the name in a replay list.
+
+    Raises KeyError for what names no strategy, ImportError or AttributeError for a class that does not exist.
+    """
+    if not isinstance(kind, str) or kind in STRATEGIES or ":" not in kind.strip(":"):
+        return STRATEGIES[str(kind)]
     module, _, name = kind.partition(":")
-    rule = getattr(importlib.import_module(module), name)
-    return rule, rule.Params
+    strategy = getattr(importlib.import_module(module), name)
+    return strategy, strategy.Params
 
 
 def _settings(item: dict[str, Any]) -> dict[str, Any]:
@@ -135,9 +148,10 @@ def _fits(value: Any, default: Any) -> bool:
 
 
 def _kind(default: Any) -> str:
-    return "a text" if isinstance(default, str) else "a finite number" if isinstance(default, float) else "a whole number below 2**63"
+    number = "a finite number" if isinstance(default, float) else "a whole number below 2**63"
+    return "a text" if isinstance(default, str) else number
 
 
 def _is_number(value: Any) -> bool:
-    """Finite, and no integer beyond what arrays count with."""
+    """Return True for a finite number that is no integer beyond what arrays can count."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 2**63

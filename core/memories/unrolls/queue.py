@@ -1,8 +1,10 @@
-"""First in, first out: every unroll is learnt from once, or dropped by the overflow policy and counted.
+"""A queue of unrolls: each is learnt from once, first in first out, or dropped by the overflow policy and counted.
 
-block: actors wait while the queue is full, nothing is dropped. keep_latest drops the oldest waiting unroll, keep_oldest the one that
-arrives, alternating now the one and now the other. What the learner has begun to gather for a batch waits no longer, so a capacity
-below the batch is no deadlock. While the first `learn_start` rows are stored nobody reads, and block keeps the latest.
+- block: actors wait while the queue is full; nothing is dropped.
+- keep_latest drops the oldest waiting unroll, keep_oldest the arriving one, and alternating takes turns between them.
+- An unroll that was drawn for the next batch does not wait any more. A capacity below the batch is therefore no
+  deadlock.
+- While the first `learn_start` steps are stored nobody reads, and block keeps the latest.
 """
 
 from collections import deque
@@ -12,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from core.common.settings import setting
-from core.memories.unrolls.strategy import DrawnUnrolls, Part, ReplayStrategy
+from core.memories.unrolls.strategy import DrawnUnrolls, MixtureComponent, ReplayStrategy
 from core.memories.unrolls.unroll_memory import UnrollMemory
 from core.memories.unrolls.unroll_slots import UnrollStore
 from core.trajectory.ring_buffer import Trajectories
 from core.types import SampleIds
 
 OVERFLOWS = ("block", "keep_latest", "keep_oldest", "alternating")
-COPIED = ("keep_oldest", "alternating")  # what they keep may be older than what the rings hold
+COPIED = ("keep_oldest", "alternating")  # policies that may keep unrolls longer than the rings do
 
 
 @dataclass(frozen=True)
@@ -28,97 +30,103 @@ class QueueParams:
     overflow: str = setting("block", choices=OVERFLOWS)  # Rule for what happens when the queue is full.
 
 
-class QueueRule(ReplayStrategy):
-    """`_waiting` holds keys of the store in the order of their arrival. A key of a copy has its slot for a stream."""
+class QueueStrategy(ReplayStrategy):
+    """A strategy that gives each unroll once.
+
+    `_waiting` holds the keys of unrolls in their store, in the order of arrival. The environment id of a copy's key is
+    its slot.
+    """
 
     Params = QueueParams
-    packs = False  # a batch must always fit
+    params: QueueParams
+    packs = False  # because a batch must always fit
 
-    def __init__(self, params: Any, memory: Any):
+    def __init__(self, params: QueueParams, memory: Any):
         super().__init__(params, memory)
         self._waiting: deque[tuple[int, int]] = deque()
-        copied = params.overflow in COPIED
-        self._copies = UnrollStore(memory.trajectories, params.capacity, memory.window.length, self.packs) if copied else None
-        self._free, self._given = list(range(self.slots(params))), list[int]()  # slots: empty; drawn and not read yet
+        copied, length = params.overflow in COPIED, memory.window.length
+        self._copies = UnrollStore(memory.trajectories, params.capacity, length, self.packs) if copied else None
+        self._free_slots, self._drawn_slots = list(range(self.slots(params))), list[int]()
         self._arrived = self._dropped = self._turn = 0
 
-    # what it asks for -------------------------------------------------------------------------------------------------
+    # requirements -----------------------------------------------------------------------------------------------------
     @classmethod
-    def ring_unrolls(cls, params: Any, batch_size: int, num_actors: int) -> int:
+    def ring_unrolls(cls, params: QueueParams, batch_size: int, num_actors: int) -> int:
         return (params.capacity + 2 * batch_size) * num_actors
 
     @classmethod
-    def slots(cls, params: Any) -> int:
+    def slots(cls, params: QueueParams) -> int:
         return params.capacity if params.overflow in COPIED else 0
 
     @classmethod
-    def is_rate_limited(cls, params: Any) -> bool:
+    def is_rate_limited(cls, params: QueueParams) -> bool:
         return True
 
     @classmethod
-    def problems(cls, params: Any, share: int) -> list[str]:
+    def problems(cls, params: QueueParams, share: int) -> list[str]:
         if params.overflow not in COPIED or params.capacity >= share:
             return []
-        return [f"a queue with overflow={params.overflow} must hold a batch's share of it: capacity={params.capacity} is below {share}"]
+        return [f"a queue with overflow={params.overflow} must hold its share of a batch: "
+                f"capacity={params.capacity} is below {share}"]
 
-    # what it does -----------------------------------------------------------------------------------------------------
+    # sampling ---------------------------------------------------------------------------------------------------------
     @property
     def store(self) -> Trajectories:
         return self._copies.store if self._copies else super().store
 
-    def room(self) -> bool:
+    def has_capacity(self) -> bool:
         return self.params.overflow != "block" or self.memory.unread() < self.params.capacity
 
-    def skipped(self, count: int) -> None:
+    def on_missed(self, count: int) -> None:
         self._arrived += count
         self._drop(count)
 
     def insert(self, keys: SampleIds) -> None:
-        self._arrived += len(keys.streams)
+        self._arrived += len(keys.env_ids)
         if self._copies:
-            for stream, serial in zip(*keys):
-                self._copy(self._copies, SampleIds(stream[None], serial[None]))
+            for env_id, step_id in zip(*keys):
+                self._copy(self._copies, SampleIds(env_id[None], step_id[None]))
             return
         self._waiting.extend(zip(*map(np.ndarray.tolist, keys)))
-        begun = self.memory.layout.num_streams if self.params.overflow == "block" else 0  # chunks that actors may finish
+        # with block, actors may finish chunks that they began before the queue was full
+        begun = self.memory.layout.total_envs if self.params.overflow == "block" else 0
         while len(self._waiting) > self.params.capacity + begun:
             self._drop_oldest()
 
     def draw(self, count: int) -> DrawnUnrolls | None:
-        """All at once from copies, which wait in their slots as long as that; otherwise what is there, up to count."""
+        """Return up to `count` unrolls; copies, which cannot be overwritten while they wait, only all at once."""
         if len(self._waiting) < (count if self._copies else 1):
             return None
         taken = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
         self._leave(len(taken))
         if self._copies:
-            self._given += [slot for slot, _ in taken]
+            self._drawn_slots += [slot for slot, _ in taken]
         return DrawnUnrolls(SampleIds(*np.array(taken, np.int64).T), np.ones(len(taken), bool))
 
-    def lost(self, count: int) -> None:
+    def on_overwritten(self, count: int) -> None:
         self._dropped += count
 
-    def release(self) -> None:
-        self._free, self._given = self._free + self._given, []
+    def on_batch_complete(self) -> None:
+        self._free_slots, self._drawn_slots = self._free_slots + self._drawn_slots, []
 
     def statistics(self) -> dict[str, float]:
-        return {"queue_size": float(len(self._waiting)), "queue_arrived": float(self._arrived), "queue_dropped": float(self._dropped)}
+        return {"queue_size": float(len(self._waiting)), "queue_arrived": float(self._arrived),
+                "queue_dropped": float(self._dropped)}
 
     def _copy(self, copies: UnrollStore, key: SampleIds) -> None:
-        """Of the unroll that arrives, if it is not the one that is dropped."""
-        if not self._free and self._waiting and self._oldest_goes():
-            self._free.append(self._drop_oldest())
-        if self._free and copies.put(np.array(self._free[-1:]), key).all():
-            streams, serials = copies.keys(np.array([self._free.pop()]))
-            self._waiting.append((int(streams[0]), int(serials[0])))
+        """Copy the arriving unroll, or drop it or the oldest one."""
+        if not self._free_slots and self._waiting:
+            self._turn += self.params.overflow == "alternating"
+            if self._turn % 2:  # the oldest one goes
+                self._free_slots.append(self._drop_oldest())
+        if self._free_slots and copies.put(np.array(self._free_slots[-1:]), key).all():
+            env_ids, step_ids = copies.keys(np.array([self._free_slots.pop()]))
+            self._waiting.append((int(env_ids[0]), int(step_ids[0])))
         else:
             self._drop(1)
 
-    def _oldest_goes(self) -> bool:
-        self._turn += self.params.overflow == "alternating"
-        return self._turn % 2 == 1
-
     def _drop_oldest(self) -> int:
-        """Returns its stream."""
+        """Drop the oldest waiting unroll; return its environment id."""
         self._drop(1)
         return self._waiting.popleft()[0]
 
@@ -131,22 +139,23 @@ class QueueRule(ReplayStrategy):
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        return {"counts": [self._arrived, self._dropped, self._turn], "waiting": [list(pair) for pair in self._waiting], "free": self._free,
-                "given": self._given, **({"copies": self._copies.state_dict()} if self._copies else {})}
+        waiting, copies = [list(pair) for pair in self._waiting], self._copies
+        return {"counts": [self._arrived, self._dropped, self._turn], "waiting": waiting, "free": self._free_slots,
+                "given": self._drawn_slots, **({"copies": copies.state_dict()} if copies else {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._arrived, self._dropped, self._turn = state["counts"]
-        self._waiting = deque((first, second) for first, second in state["waiting"])
-        self._free, self._given = list(state["free"]), list(state["given"])
+        self._waiting = deque((env_id, step_id) for env_id, step_id in state["waiting"])
+        self._free_slots, self._drawn_slots = list(state["free"]), list(state["given"])
         if self._copies:
             self._copies.load_state_dict(state["copies"])
 
 
 class QueueMemory(UnrollMemory):
-    """Nothing but a queue: on-policy learning as in IMPALA."""
+    """A memory that is only a queue, for on-policy learning as in IMPALA."""
 
     Params = QueueParams
 
     @classmethod
-    def parts(cls, params: Any) -> list[Part]:
-        return [Part(QueueRule, params, 1.0)]
+    def components(cls, params: QueueParams) -> list[MixtureComponent]:
+        return [MixtureComponent(QueueStrategy, params, 1.0)]

@@ -1,4 +1,4 @@
-"""Replay of unrolls: the newest ones (`standard`), or a uniform sample of all there ever were (`reservoir`); both drawn uniformly."""
+"""Uniform sampling of unrolls: the newest ones (`standard`), or a uniform sample of all of them (`reservoir`)."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,16 +17,18 @@ class ReplayParams:
     capacity: int = setting(1_000, low=1, high=10**7)  # Unrolls that the rule holds.
 
 
-class Places(Protocol):
-    """Where unrolls stand: 0 .. len - 1."""
+class UnrollIndex(Protocol):
+    """A list of unrolls in slots 0 .. len - 1."""
 
     def __len__(self) -> int: ...
 
-    def keys(self, places: np.ndarray) -> SampleIds: ...
+    def keys(self, slots: np.ndarray) -> SampleIds:
+        """Return the unrolls in these slots."""
+        ...
 
 
 class FifoIndex:
-    """Keys of the last `capacity` unrolls, in places 0 .. capacity - 1 that are overwritten in turn; the rows stay in the rings."""
+    """An index of the last `capacity` unrolls, in slots that are overwritten in turn; the steps stay in the rings."""
 
     def __init__(self, capacity: int):
         self._keys = np.zeros((capacity, 2), np.int64)
@@ -36,66 +38,69 @@ class FifoIndex:
         return min(self._inserted, len(self._keys))
 
     def insert(self, keys: SampleIds) -> np.ndarray:
-        """Returns the places [K] they went to."""
-        places = (self._inserted + np.arange(len(keys.streams))) % len(self._keys)
-        self._keys[places] = np.stack(keys, 1)
-        self._inserted += len(places)
-        return places
+        """Insert unrolls; return their slots [K]."""
+        slots = (self._inserted + np.arange(len(keys.env_ids))) % len(self._keys)
+        self._keys[slots] = np.stack(keys, 1)
+        self._inserted += len(slots)
+        return slots
 
-    def keys(self, places: np.ndarray) -> SampleIds:
-        return SampleIds(*self._keys[places].T)
+    def keys(self, slots: np.ndarray) -> SampleIds:
+        """Return the unrolls in these slots."""
+        return SampleIds(*self._keys[slots].T)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain values."""
         return {"inserted": self._inserted, "keys": self._keys.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from state_dict."""
         self._inserted, self._keys[:] = state["inserted"], state["keys"]
 
 
-class StandardRule(ReplayStrategy):
-    """Uniform over the newest unrolls."""
+class StandardStrategy(ReplayStrategy):
+    """A strategy that samples the newest unrolls uniformly."""
 
     Params = ReplayParams
 
-    def __init__(self, params: Any, memory: Any):
+    def __init__(self, params: ReplayParams, memory: Any):
         super().__init__(params, memory)
-        self._places = FifoIndex(params.capacity)
+        self._index = FifoIndex(params.capacity)
 
     @classmethod
-    def ring_unrolls(cls, params: Any, batch_size: int, num_actors: int) -> int:
+    def ring_unrolls(cls, params: ReplayParams, batch_size: int, num_actors: int) -> int:
         return params.capacity
 
     def insert(self, keys: SampleIds) -> None:
-        self._places.insert(keys)
+        self._index.insert(keys)
 
     def draw(self, count: int) -> DrawnUnrolls | None:
-        return uniform(self._places, self.memory.generator, count)
+        return uniform(self._index, self.memory.generator, count)
 
     def statistics(self) -> dict[str, float]:
-        return {"standard_size": float(len(self._places))}
+        return {"standard_size": float(len(self._index))}
 
     def state_dict(self) -> dict[str, Any]:
-        return self._places.state_dict()
+        return self._index.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._places.load_state_dict(state)
+        self._index.load_state_dict(state)
 
 
-class ReservoirRule(ReplayStrategy):
-    """Algorithm R (Vitter 1985), as CLEAR (1811.11682) keeps its replay.
+class ReservoirStrategy(ReplayStrategy):
+    """A strategy that keeps a uniform sample of all unrolls by algorithm R (Vitter 1985), as CLEAR (1811.11682) does.
 
-    The i-th unroll replaces a random one with probability capacity / i.
+    Unroll i replaces a random one with probability capacity / i.
     """
 
     Params = ReplayParams
 
-    def __init__(self, params: Any, memory: Any):
+    def __init__(self, params: ReplayParams, memory: Any):
         super().__init__(params, memory)
         self._copies = UnrollStore(memory.trajectories, params.capacity, memory.window.length)
         self._seen = 0
 
     @classmethod
-    def slots(cls, params: Any) -> int:
+    def slots(cls, params: ReplayParams) -> int:
         return params.capacity
 
     @property
@@ -106,16 +111,17 @@ class ReservoirRule(ReplayStrategy):
         return min(self._seen, self._copies.capacity)
 
     def keys(self, slots: np.ndarray) -> SampleIds:
+        """Return the unrolls in these slots."""
         return self._copies.keys(slots)
 
     def insert(self, keys: SampleIds) -> None:
-        for stream, serial in zip(*keys):
+        for env_id, step_id in zip(*keys):
             filling = self._seen < self._copies.capacity
             slot = self._seen if filling else int(self.memory.generator.integers(self._seen + 1))
             if slot < self._copies.capacity:
-                stored = self._copies.put(np.array([slot]), SampleIds(stream[None], serial[None])).all()
-                if filling and not stored:
-                    continue  # its writer was faster or there is no room, and an empty slot must not count as filled
+                stored = self._copies.put(np.array([slot]), SampleIds(env_id[None], step_id[None])).all()
+                if filling and not stored:  # overwritten or too large: an empty slot must not count as filled
+                    continue
             self._seen += 1
 
     def draw(self, count: int) -> DrawnUnrolls | None:
@@ -132,10 +138,11 @@ class ReservoirRule(ReplayStrategy):
         self._copies.load_state_dict(state["copies"])
 
 
-def uniform(places: Places, generator: np.random.Generator, count: int) -> DrawnUnrolls | None:
-    """`count` of the places, with replacement; None while there are none."""
-    return replayed(places.keys(generator.integers(len(places), size=count))) if len(places) else None
+def uniform(index: UnrollIndex, generator: np.random.Generator, count: int) -> DrawnUnrolls | None:
+    """Draw `count` unrolls with replacement; if there are none, return None."""
+    return replayed(index.keys(generator.integers(len(index), size=count))) if len(index) else None
 
 
 def replayed(keys: SampleIds) -> DrawnUnrolls:
-    return DrawnUnrolls(keys, np.zeros(len(keys.streams), bool))
+    """Return unrolls that do not count as drawn for the first time."""
+    return DrawnUnrolls(keys, np.zeros(len(keys.env_ids), bool))

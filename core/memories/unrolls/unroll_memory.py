@@ -1,7 +1,8 @@
-"""Memories of whole unrolls: what arrived is shown to one or more rules, and a batch is made of each rule's share.
+"""Memories of whole unrolls: one or more strategies see what arrived, and each gives its share of every batch.
 
-An unroll is a chunk of one stream together with its head; actors publish chunks exactly as long. The rules work on keys; the rows
-stay in the actors' rings, once, unless a rule decides itself what to overwrite: such a rule keeps copies in slots of its own.
+An unroll is a chunk of one environment together with the bootstrap step; actors publish chunks of exactly that length.
+Strategies work on keys. The steps stay in the actors' rings, once, unless a strategy decides itself what to overwrite.
+Such a strategy keeps copies in slots of its own.
 """
 
 from abc import abstractmethod
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from core.common.shared_arrays import SharedArrays
-from core.memories.unrolls.strategy import EMPTY_DRAW, DrawnUnrolls, Part, ReplayStrategy
+from core.memories.unrolls.strategy import EMPTY_DRAW, DrawnUnrolls, MixtureComponent, ReplayStrategy
 from core.memories.unrolls.unroll_slots import slots_bytes
 from core.memories.window_starts import ATTEMPTS, check_batch_size
 from core.memory import Memory
@@ -24,212 +25,238 @@ from core.types import Batch, SampleIds, Window
 
 
 class UnrollMemory(Memory):
-    """Subclasses say of which parts; `taken` counts the unrolls that have left a queue."""
+    """A memory of unrolls. Subclasses name its components."""
 
     window_kinds: ClassVar[tuple[WindowKind, ...]] = ("unrolls",)
 
     def __init__(self, params: Any, layout: Layout, window: WindowSpec, seed: int):
         if window.stride != window.length or layout.chunk_length != window.stride:
-            raise ValueError(f"unrolls are whole chunks: windows of length {window.length} every {window.stride} rows "
+            raise ValueError(f"unrolls are whole chunks: windows of length {window.length} every {window.stride} steps "
                              f"do not fit chunks of {layout.chunk_length}")
         super().__init__(params, layout, window, seed)
-        self.shared = SharedArrays({"taken": ArraySpec((1,), "int64")})
-        parts = self._ordered(params)
-        self.ratios = [part.ratio for part in parts]
-        self.rules = [part.rule(part.params, self) for part in parts]
-        self._turns = sorted(range(len(parts)), key=lambda number: not parts[number].rule.is_rate_limited(parts[number].params))
-        self._held = [EMPTY_DRAW for _ in parts]               # of the batch in the making
-        self._seen = np.zeros(layout.num_actors, np.int64)  # chunks that the rules were shown
+        self.shared = SharedArrays({"taken": ArraySpec((1,), "int64")})  # unrolls that have left a queue
+        components = self._ordered(params)
+        self.ratios = [component.ratio for component in components]
+        self.strategies = [component.strategy(component.params, self) for component in components]
+        # rate-limited strategies draw first: the others choose when the rest of the batch is there
+        self._draw_order = sorted(range(len(components)), key=lambda number: not _is_rate_limited(components[number]))
+        self._pending = [EMPTY_DRAW for _ in components]  # of the batch that is being gathered
+        self._seen = np.zeros(layout.num_actors, np.int64)  # chunks that the strategies have seen
 
-    # what it asks for -------------------------------------------------------------------------------------------------
+    # requirements -----------------------------------------------------------------------------------------------------
     @classmethod
     @abstractmethod
-    def parts(cls, params: Any) -> list[Part]:
-        """The rules and their shares."""
+    def components(cls, params: Any) -> list[MixtureComponent]:
+        """Return the strategies and their shares."""
 
     @classmethod
-    def _ordered(cls, params: Any) -> list[Part]:
-        """Those whose unrolls stay in the rings first: they are read together."""
-        return sorted(cls.parts(params), key=lambda part: part.rule.slots(part.params) > 0)
+    def _ordered(cls, params: Any) -> list[MixtureComponent]:
+        """Return the components, first those whose unrolls stay in the rings, because they are read together."""
+        return sorted(cls.components(params), key=lambda component: component.strategy.slots(component.params) > 0)
 
     @classmethod
     def ring_steps(cls, params: Any, batch_size: int, length: int, num_actors: int) -> int:
-        return length * sum(part.rule.ring_unrolls(part.params, batch_size, num_actors) for part in cls.parts(params))
+        return length * _ring_unrolls(cls.components(params), batch_size, num_actors)
 
     @classmethod
     def kept_steps(cls, params: Any, batch_size: int, length: int, num_actors: int) -> int:
-        """What a queue has not given yet."""
-        pacing = [part for part in cls.parts(params) if part.rule.is_rate_limited(part.params)]
-        return length * sum(part.rule.ring_unrolls(part.params, batch_size, num_actors) for part in pacing)
+        """Return the agent steps that queues have not given yet."""
+        return length * _ring_unrolls(filter(_is_rate_limited, cls.components(params)), batch_size, num_actors)
 
     @classmethod
     def own_bytes(cls, params: Any, layout: Layout, length: int) -> int:
-        slots = [(part.rule.slots(part.params), part.rule.packs) for part in cls.parts(params)]
-        return sum(slots_bytes(layout, count, length, packs) for count, packs in slots if count)
+        counts = [(strategy.slots(each), strategy.packs) for strategy, each, _ in cls.components(params)]
+        return sum(slots_bytes(layout, slots, length, packs) for slots, packs in counts if slots)
 
     @classmethod
     def is_rate_limited(cls, params: Any) -> bool:
-        return any(part.rule.is_rate_limited(part.params) for part in cls.parts(params))
+        return any(map(_is_rate_limited, cls.components(params)))
 
     @classmethod
     def samples_per_step(cls, params: Any) -> float:
-        fresh = sum(part.ratio / part.rule.times(part.params) for part in cls.parts(params) if part.rule.is_rate_limited(part.params))
+        limited = filter(_is_rate_limited, cls.components(params))
+        fresh = sum(ratio / strategy.max_reuse(each) for strategy, each, ratio in limited)
         return 1 / fresh if fresh else 1.0
 
     @classmethod
     def feature_dtype(cls, params: Any) -> str | None:
-        wanted = any(part.rule.needs_features(part.params) for part in cls.parts(params))
-        return getattr(params, "feature_dtype", "float32") if wanted else None
+        needed = any(strategy.needs_features(each) for strategy, each, _ in cls.components(params))
+        return getattr(params, "feature_dtype", "float32") if needed else None
 
     @classmethod
     def problems(cls, params: Any, batch_size: int) -> list[str]:
-        parts = cls._ordered(params)
-        counts = shares([part.ratio for part in parts], batch_size)
-        return [problem for part, count in zip(parts, counts) for problem in part.rule.problems(part.params, count)]
+        components = cls._ordered(params)
+        counts = shares([component.ratio for component in components], batch_size)
+        return [problem for (strategy, each, _), count in zip(components, counts)
+                for problem in strategy.problems(each, count)]
 
-    # sides ------------------------------------------------------------------------------------------------------------
+    # actors -----------------------------------------------------------------------------------------------------------
     def writer(self, actor_ind: int, priorities: Any = None) -> ChunkWriter:
-        return ChunkWriter(self.trajectories, actor_ind, self.window, room=self._room)
+        return ChunkWriter(self.trajectories, actor_ind, self.window, room=self._has_capacity)
 
-    def _room(self) -> bool:
-        return all(rule.room() for rule in self.rules)
+    def _has_capacity(self) -> bool:
+        return all(strategy.has_capacity() for strategy in self.strategies)
 
     def unread(self) -> int:
-        """Unrolls published that no queue has given or dropped yet."""
-        return int((self.trajectories.written() // self.window.length).sum() * self.layout.num_envs - self.shared["taken"][0])
+        """Return the published unrolls that no queue has given or dropped yet."""
+        published = (self.trajectories.written() // self.window.length).sum() * self.layout.num_envs
+        return int(published - self.shared["taken"][0])
 
     # sampling ---------------------------------------------------------------------------------------------------------
     def sample(self, batch_size: int) -> Batch | None:
-        """What a queue has given for a batch that is not complete yet is kept for the next call; the others choose when it is."""
+        """Return batch_size unrolls; if they are not all there yet, return None and keep what was drawn.
+
+        Strategies that are not rate limited draw when the queues have given their share.
+        """
         check_batch_size(batch_size)
         self._ingest()
         counts = shares(self.ratios, batch_size)
         for _ in range(ATTEMPTS):
-            if not all(self._complete(number, counts[number]) for number in self._turns):
+            if not all(self._complete(number, counts[number]) for number in self._draw_order):
                 return None
-            parts = self._read()
-            if parts is not None:
-                return self._batch(parts)
+            windows = self._read()
+            if windows is not None:
+                return self._batch(windows)
         return None
 
     def _ingest(self) -> None:
-        """Show the rules every unroll that has arrived since the last time, in the order in which all actors published them."""
+        """Show the strategies every unroll that has arrived, in the order in which the actors published them."""
         length, envs = self.window.length, self.layout.num_envs
         available = self.trajectories.written() // length
         oldest = -(-self.trajectories.starts(0)[0] // length)
         starts = np.maximum(self._seen, np.minimum(oldest, available))
         if missed := int((starts - self._seen).sum()):
-            for rule in self.rules:
-                rule.skipped(missed * envs)
+            for strategy in self.strategies:
+                strategy.on_missed(missed * envs)
         counts = available - starts
         actors = np.repeat(np.arange(len(counts)), counts)
         chunks = np.arange(len(actors)) - np.repeat(counts.cumsum() - counts, counts) + starts[actors]
         tickets = self.trajectories.arrays["tickets"]
         order = np.argsort(tickets[actors, chunks % tickets.shape[1]], kind="stable")
-        keys = SampleIds((actors[order, None] * envs + np.arange(envs)).ravel(), np.repeat(chunks[order] * length, envs))
+        env_ids = (actors[order, None] * envs + np.arange(envs)).ravel()
+        keys = SampleIds(env_ids, np.repeat(chunks[order] * length, envs))
         if len(order):
-            for rule in self.rules:
-                rule.insert(keys)
+            for strategy in self.strategies:
+                strategy.insert(keys)
         self._seen = available
 
     def _complete(self, number: int, count: int) -> bool:
-        """Whether this rule's share is together now."""
-        rule, held = self.rules[number], self._held[number]
-        if len(held.fresh) > count:  # batches have become smaller
-            rule.lost(int(held.fresh[count:].sum()))
-            held = _part(held, slice(count))
+        """Draw what a strategy's share still lacks; return True if it is complete."""
+        strategy, pending = self.strategies[number], self._pending[number]
+        if len(pending.fresh) > count:  # batches have become smaller
+            strategy.on_overwritten(int(pending.fresh[count:].sum()))
+            pending = _select(pending, slice(count))
         for _ in range(ATTEMPTS):
-            missing = count - len(held.fresh)
-            drawn = rule.draw(missing) if missing else None
+            missing = count - len(pending.fresh)
+            drawn = strategy.draw(missing) if missing else None
             if drawn is None:
                 break
-            held = _joined(held, self._intact(rule, drawn))
-        self._held[number] = held
-        return len(held.fresh) == count
+            pending = _concatenate_draws([pending, self._still_valid(strategy, drawn)])
+        self._pending[number] = pending
+        return len(pending.fresh) == count
 
     def _read(self) -> list[Window] | None:
-        """The windows of all that is held: those in the rings together, then of each rule with slots. None when writers reached
-        some of them meanwhile, which are held no longer."""
-        ring = [held.keys for rule, held in zip(self.rules, self._held) if rule.store is self.trajectories]
-        parts = []
-        if ring:
-            keys = SampleIds(*map(np.concatenate, zip(*ring)))
-            parts.append(self.trajectories.gather(*keys, self.window))
+        """Return the windows of all pending unrolls, those in the rings together, then those of each store of copies.
+
+        If writers reached some of them meanwhile, drop these and return None.
+        """
+        pairs = list(zip(self.strategies, self._pending))
+        in_rings = [pending for strategy, pending in pairs if strategy.store is self.trajectories]
+        windows = []
+        if in_rings:
+            keys = _concatenate_draws(in_rings).keys
+            windows.append(self.trajectories.gather(*keys, self.window))
             if not self.trajectories.still_valid(*keys).all():
-                self._held = [self._intact(rule, held) for rule, held in zip(self.rules, self._held)]
+                self._pending = [self._still_valid(strategy, pending) for strategy, pending in pairs]
                 return None
-        return parts + [rule.store.gather(*held.keys, self.window)
-                        for rule, held in zip(self.rules, self._held) if rule.store is not self.trajectories]
+        return windows + [strategy.store.gather(*pending.keys, self.window)
+                          for strategy, pending in pairs if strategy.store is not self.trajectories]
 
-    def _intact(self, rule: ReplayStrategy, drawn: DrawnUnrolls) -> DrawnUnrolls:
-        """Without those that their writer has reached."""
-        if rule.store is not self.trajectories:
+    def _still_valid(self, strategy: ReplayStrategy, drawn: DrawnUnrolls) -> DrawnUnrolls:
+        """Return the unrolls that their writer has not reached."""
+        if strategy.store is not self.trajectories:
             return drawn
-        intact = self.trajectories.still_valid(*drawn.keys)
-        rule.lost(int((drawn.fresh & ~intact).sum()))
-        return _part(drawn, intact)
+        valid = self.trajectories.still_valid(*drawn.keys)
+        strategy.on_overwritten(int((drawn.fresh & ~valid).sum()))
+        return _select(drawn, valid)
 
-    def _batch(self, parts: Sequence[Window]) -> Batch:
-        """What is held, as a batch; nothing is held any more."""
-        keys = SampleIds(*map(np.concatenate, zip(*(held.keys for held in self._held))))
-        fresh = torch.from_numpy(np.concatenate([held.fresh for held in self._held]))
-        self._held = [EMPTY_DRAW for _ in self.rules]
-        for rule in self.rules:
-            rule.release()
-        return Batch(concatenated(parts), keys, torch.ones(len(fresh)), fresh)
+    def _batch(self, windows: Sequence[Window]) -> Batch:
+        """Return the pending unrolls as a batch; afterwards none is pending."""
+        keys, fresh = _concatenate_draws(self._pending)
+        self._pending = [EMPTY_DRAW for _ in self.strategies]
+        for strategy in self.strategies:
+            strategy.on_batch_complete()
+        return Batch(concatenate_windows(windows), keys, torch.ones(len(fresh)), torch.from_numpy(fresh))
 
     def statistics(self) -> dict[str, float]:
-        """memory_size: rows in the rings; the rest is the rules' own, numbered where two of a list have the same."""
-        found = super().statistics()
-        for number, rule in enumerate(self.rules):
-            found |= {f"{name}_{number + 1}" if name in found else name: value for name, value in rule.statistics().items()}
-        return found
+        """Return memory_size, the steps in the rings, and the strategies' own statistics.
+
+        A name that two strategies share is numbered.
+        """
+        statistics = super().statistics()
+        for number, strategy in enumerate(self.strategies, 1):
+            statistics |= {f"{name}_{number}" if name in statistics else name: value
+                           for name, value in strategy.statistics().items()}
+        return statistics
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        unrolls = {"seen": self._seen.tolist(), "taken": int(self.shared["taken"][0]),
-                   "held": [[*map(np.ndarray.tolist, (*held.keys, held.fresh))] for held in self._held]}
-        return {**super().state_dict(), "rules": [rule.state_dict() for rule in self.rules], "unrolls": unrolls}
+        pending = [[*map(np.ndarray.tolist, (*drawn.keys, drawn.fresh))] for drawn in self._pending]
+        unrolls = {"seen": self._seen.tolist(), "taken": int(self.shared["taken"][0]), "held": pending}
+        strategies = [strategy.state_dict() for strategy in self.strategies]
+        return {**super().state_dict(), "rules": strategies, "unrolls": unrolls}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        for rule, stored in zip(self.rules, state["rules"], strict=True):
-            rule.load_state_dict(stored)
-        stored = state["unrolls"]
-        self._seen[:], self.shared["taken"][0] = stored["seen"], stored["taken"]
-        self._held = [DrawnUnrolls(SampleIds(np.array(streams, np.int64), np.array(serials, np.int64)), np.array(fresh, bool))
-                      for streams, serials, fresh in stored["held"]]
+        for strategy, stored in zip(self.strategies, state["rules"], strict=True):
+            strategy.load_state_dict(stored)
+        unrolls = state["unrolls"]
+        self._seen[:], self.shared["taken"][0] = unrolls["seen"], unrolls["taken"]
+        self._pending = [DrawnUnrolls(SampleIds(np.array(env_ids, np.int64), np.array(step_ids, np.int64)),
+                                      np.array(fresh, bool)) for env_ids, step_ids, fresh in unrolls["held"]]
 
     def continue_at(self, updates: int) -> None:
-        for rule in self.rules:
-            rule.continue_at(updates)
+        for strategy in self.strategies:
+            strategy.continue_at(updates)
 
 
 def shares(ratios: Sequence[float], batch_size: int) -> list[int]:
-    """How many of a batch each part gives: rounded so that they sum to the batch, largest remainders first."""
+    """Return how many unrolls of a batch each component gives.
+
+    Shares are rounded so that they sum to the batch, largest remainders first.
+    """
     exact = np.array(ratios) / sum(ratios) * batch_size
     counts = np.floor(exact + 1e-9).astype(int)
-    for part in np.argsort(counts - exact, kind="stable")[:batch_size - counts.sum()]:
-        counts[part] += 1
-    return counts.tolist()
+    counts[np.argsort(counts - exact, kind="stable")[:batch_size - counts.sum()]] += 1
+    return [int(count) for count in counts]
 
 
-def _part(drawn: DrawnUnrolls, which: slice | np.ndarray) -> DrawnUnrolls:
-    return DrawnUnrolls(SampleIds(drawn.keys.streams[which], drawn.keys.serials[which]), drawn.fresh[which])
+def concatenate_windows(windows: Sequence[Window]) -> Window:
+    """Return windows of several stores as one, concatenated along the batch."""
+    if len(windows) == 1:
+        return windows[0]
 
-
-def _joined(first: DrawnUnrolls, second: DrawnUnrolls) -> DrawnUnrolls:
-    return DrawnUnrolls(SampleIds(*map(np.concatenate, zip(first.keys, second.keys))), np.concatenate([first.fresh, second.fresh]))
-
-
-def concatenated(parts: Sequence[Window]) -> Window:
-    """Windows of several stores as one, along the batch."""
-    if len(parts) == 1:
-        return parts[0]
-
-    def joined(tensors: Iterable[Tensor], axis: int) -> Tensor:
+    def concatenate(tensors: Iterable[Tensor], axis: int = 1) -> Tensor:
         return torch.cat(list(tensors), axis)
 
-    fields = [joined(tensors, 1) for tensors in zip(*(part[:6] for part in parts))]
-    extras = {name: joined((part.extras[name] for part in parts), 1) for name in parts[0].extras}
-    return Window._make([*fields, extras, tuple(joined(tensors, 0) for tensors in zip(*(part.states for part in parts)))])
+    fields = [concatenate(tensors) for tensors in zip(*(window[:6] for window in windows))]
+    extras = {name: concatenate(window.extras[name] for window in windows) for name in windows[0].extras}
+    states = tuple(concatenate(tensors, 0) for tensors in zip(*(window.states for window in windows)))
+    return Window._make([*fields, extras, states])
+
+
+def _is_rate_limited(component: MixtureComponent) -> bool:
+    return component.strategy.is_rate_limited(component.params)
+
+
+def _ring_unrolls(components: Iterable[MixtureComponent], batch_size: int, num_actors: int) -> int:
+    return sum(strategy.ring_unrolls(params, batch_size, num_actors) for strategy, params, _ in components)
+
+
+def _select(drawn: DrawnUnrolls, which: slice | np.ndarray) -> DrawnUnrolls:
+    return DrawnUnrolls(SampleIds(drawn.keys.env_ids[which], drawn.keys.step_ids[which]), drawn.fresh[which])
+
+
+def _concatenate_draws(draws: Sequence[DrawnUnrolls]) -> DrawnUnrolls:
+    keys = SampleIds(*map(np.concatenate, zip(*(drawn.keys for drawn in draws))))
+    return DrawnUnrolls(keys, np.concatenate([drawn.fresh for drawn in draws]))

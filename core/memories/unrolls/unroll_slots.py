@@ -1,4 +1,4 @@
-"""Unrolls copied out of the rings, each into a slot of its own, for rules that decide themselves what to overwrite."""
+"""Unrolls copied out of the rings, each into its own slot, for strategies that decide themselves what to overwrite."""
 
 import dataclasses
 from functools import cached_property
@@ -15,66 +15,77 @@ from core.types import SampleIds
 
 
 def slots_layout(ring: Layout, slots: int, length: int) -> Layout:
-    """One stream a slot: the rows of an unroll, its head, and the frames before it that its first stack wants."""
-    rows = max(ring.frame_stack - 1, 0) + length + 1
-    return dataclasses.replace(ring, num_actors=slots, num_envs=1, rows=rows, chunk_length=rows, storage=STORAGE, arena_bytes=0)
+    """Return the layout of copies, one environment a slot.
+
+    A slot holds the steps of an unroll, its bootstrap step, and earlier frames that its first frame stack needs.
+    """
+    steps = max(ring.frame_stack - 1, 0) + length + 1
+    return dataclasses.replace(ring, num_actors=slots, num_envs=1, ring_length=steps, chunk_length=steps,
+                               storage=STORAGE, arena_bytes=0)
 
 
 def packed_layout(ring: Layout, slots: int, length: int) -> tuple[Layout, int]:
-    """The same without frames, and the bytes that those of all slots may take packed."""
+    """Return the layout of copies without frames, and the most bytes that their compressed frames may take."""
     layout = slots_layout(ring, slots, length)
     fields = {name: spec for name, spec in ring.fields.items() if name != "frame"}
-    return dataclasses.replace(layout, fields=fields), layout.num_slots * ring.fields["frame"].nbytes // COPIES_RATIO
+    max_bytes = layout.num_slots * ring.fields["frame"].nbytes // COPIES_RATIO
+    return dataclasses.replace(layout, fields=fields), max_bytes
 
 
 def slots_bytes(ring: Layout, slots: int, length: int, packs: bool) -> int:
-    """Of Slots, at most."""
+    """Return the bytes that an UnrollStore takes at most."""
     if ring.storage.codec == RAW or not packs:
         return slots_layout(ring, slots, length).nbytes
-    layout, most = packed_layout(ring, slots, length)
-    return layout.nbytes + most
+    layout, max_bytes = packed_layout(ring, slots, length)
+    return layout.nbytes + max_bytes
 
 
 class CompressedFrames:
-    """Frames of the copies: those of a slot are one lz4 block, all of them together at most `most` bytes."""
+    """Compressed frames of copies: one lz4 block for each slot, together at most `max_bytes` bytes."""
 
-    def __init__(self, rows: int, frame: ArraySpec, most: int, level: int):
-        self._rows, self._frame, self._most, self._level = rows, frame, most, level
-        self._blocks: dict[int, tuple[bytes, int]] = {}  # of a slot, with its checksum
+    def __init__(self, steps: int, frame: ArraySpec, max_bytes: int, level: int):
+        self._steps, self._frame, self._max_bytes, self._level = steps, frame, max_bytes, level
+        self._blocks: dict[int, tuple[bytes, int]] = {}  # block and checksum, by slot
         self.used = 0
 
     def put(self, slot: int, frames: np.ndarray) -> bool:
-        """Frames [rows, *frame] into a slot, which stays as it was if there is no room for them."""
+        """Store frames [steps, *frame] in a slot; if they do not fit, leave the slot as it is and return False."""
         block = compress(frames, self._level)
         used = self.used + len(block[0]) - len(self._blocks.get(slot, (b"", 0))[0])
-        if used > self._most:
+        if used > self._max_bytes:
             return False
         self._blocks[slot], self.used = block, used
         return True
 
     def holds(self, slot: int) -> bool:
+        """Return True if frames were stored in this slot."""
         return slot in self._blocks
 
-    def take(self, slots: np.ndarray, serials: np.ndarray) -> np.ndarray:
-        """Frames of these slots and rows, broadcast together: [..., *frame]."""
-        slots, serials = np.broadcast_arrays(slots, serials)
-        wanted, inverse = np.unique(slots, return_inverse=True)
-        size = self._rows * self._frame.nbytes
-        unpacked = np.empty((len(wanted), size), np.uint8)
-        for number, slot in enumerate(wanted.tolist()):
+    def take(self, slots: np.ndarray, step_ids: np.ndarray) -> np.ndarray:
+        """Return the frames of these slots and steps, [..., *frame]; the arguments are broadcast together.
+
+        Raises CorruptedBlock for a damaged block.
+        """
+        slots, step_ids = np.broadcast_arrays(slots, step_ids)
+        needed, inverse = np.unique(slots, return_inverse=True)
+        size = self._steps * self._frame.nbytes
+        unpacked = np.empty((len(needed), size), np.uint8)
+        for number, slot in enumerate(needed.tolist()):
             block = decompressed(*self._blocks[slot], size)
             if block is None:
-                raise CorruptedBlock(f"packed frames of slot {slot} are not what was written")
+                raise CorruptedBlock(f"the compressed frames of slot {slot} are not what was written")
             unpacked[number] = block
-        frames = unpacked.view(self._frame.dtype).reshape(-1, *self._frame.shape)
-        return frames.take(inverse.reshape(slots.shape) * self._rows + serials % self._rows, axis=0)
+        frames: np.ndarray = unpacked.view(self._frame.dtype).reshape(-1, *self._frame.shape)
+        return frames.take(inverse.reshape(slots.shape) * self._steps + step_ids % self._steps, axis=0)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the blocks as tensors and plain values."""
         blocks, checks = zip(*self._blocks.values()) if self._blocks else ((), ())
         data = torch.from_numpy(np.frombuffer(b"".join(blocks), np.uint8).copy())
         return {"slots": list(self._blocks), "sizes": [*map(len, blocks)], "checks": [*checks], "data": data}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from state_dict."""
         data, ends = state["data"].numpy().tobytes(), np.cumsum([0, *state["sizes"]]).tolist()
         self._blocks = {slot: (data[start:end], check)
                         for slot, check, start, end in zip(state["slots"], state["checks"], ends[:-1], ends[1:])}
@@ -82,16 +93,17 @@ class CompressedFrames:
 
 
 class PackedTrajectories(Trajectories):
-    """Of slots whose frames are packed."""
+    """Slots whose frames are compressed."""
 
     def __init__(self, ring: Layout, slots: int, length: int):
-        layout, self._most = packed_layout(ring, slots, length)
+        layout, self._max_bytes = packed_layout(ring, slots, length)
         super().__init__(layout)
         self._frame, self._level = ring.fields["frame"], ring.storage.level
 
     @cached_property
     def frames(self) -> CompressedFrames:  # type: ignore[override]
-        return CompressedFrames(self.layout.rows, self._frame, self._most, self._level)
+        """Return the compressed frames of the slots."""
+        return CompressedFrames(self.layout.ring_length, self._frame, self._max_bytes, self._level)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "frames": self.frames.state_dict()}
@@ -102,32 +114,36 @@ class PackedTrajectories(Trajectories):
 
 
 class UnrollStore:
-    """Only the thread that samples reads and writes them. `capacity`: how many can be filled, fewer than there are once the bytes for
-    packed frames are used up. `packs` False: frames stay raw even where the ring packs them."""
+    """Copies of unrolls in slots, which only the thread that samples reads and writes.
+
+    `capacity` is the number of slots that can be filled. It falls once the bytes of compressed frames are used up.
+    """
 
     def __init__(self, ring: Trajectories, slots: int, length: int, packs: bool = True):
+        """Allocate the slots; if `packs` is False, frames stay raw even if the ring compresses them."""
         self._ring, self._length, self.capacity = ring, length, slots
-        self._packed = packs and ring.layout.storage.codec != RAW
-        layout = ring.layout
-        self.store = PackedTrajectories(layout, slots, length) if self._packed else Trajectories(slots_layout(layout, slots, length))
-        self.store.arrays["written"][:, 0] = self.store.layout.rows  # all of them are stored in a checkpoint
-
-    @property
-    def _before(self) -> int:
-        """Rows of a slot before its unroll."""
-        return max(self._ring.layout.frame_stack - 1, 0)
+        self._earlier_steps = max(ring.layout.frame_stack - 1, 0)  # of a slot, before its unroll
+        self._packed, layout = packs and ring.layout.storage.codec != RAW, ring.layout
+        raw_layout = slots_layout(layout, slots, length)
+        self.store = PackedTrajectories(layout, slots, length) if self._packed else Trajectories(raw_layout)
+        self.store.arrays["written"][:, 0] = self.store.layout.ring_length  # a checkpoint stores all slots
 
     def keys(self, slots: np.ndarray) -> SampleIds:
-        """Of the unrolls in these slots, for the store."""
-        return SampleIds(np.asarray(slots, np.int64), np.full(len(slots), self._before, np.int64))
+        """Return the unrolls in these slots, as keys of `store`."""
+        return SampleIds(np.asarray(slots, np.int64), np.full(len(slots), self._earlier_steps, np.int64))
 
     def put(self, slots: np.ndarray, keys: SampleIds) -> np.ndarray:
-        """Copy these unrolls of the rings into slots [K]. Returns [K] bool: False for one that its writer reached meanwhile or that found
-        no room, whose slot stays as it was."""
-        serials = keys.serials + np.arange(-self._before, self._length + 1)[:, None]
-        rows = self._ring.slots(keys.streams, serials).T  # [K, rows of a slot]
-        copies = {name: self._ring.flat(name)[rows] for name in self._ring.layout.fields if name != "frame"}
-        frames = self._ring.frames.take(keys.streams[:, None], serials.T)
+        """Copy unrolls of the rings into slots [K].
+
+        Returns:
+            Which unrolls were copied, [K] bool. An unroll that its writer reached meanwhile, or whose frames do not
+            fit, leaves its slot as it was.
+        """
+        step_ids = keys.step_ids[:, None] + np.arange(-self._earlier_steps, self._length + 1)  # [K, steps of a slot]
+        env_ids = keys.env_ids[:, None]
+        ring_slots = self._ring.slots(env_ids, step_ids)
+        copies = {name: self._ring.flat(name)[ring_slots] for name in self._ring.layout.fields if name != "frame"}
+        frames = self._ring.take_frames(env_ids, step_ids, ring_slots)
         states = self._ring.states(*keys)
         stored = self._ring.still_valid(*keys)
         if self._packed:
@@ -151,8 +167,10 @@ class UnrollStore:
         return False
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the copies as tensors and plain values."""
         return {**self.store.state_dict(), "capacity": self.capacity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from state_dict."""
         self.capacity = state["capacity"]
         self.store.load_state_dict(state)

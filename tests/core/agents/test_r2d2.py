@@ -257,7 +257,7 @@ def test_initial_priorities_equal_the_learners_with_same_weights(double):
     played = Played(double=double)
     batch = played.memory.sample(64)
     initial = played.agent.initial_priorities(batch.window._replace(observations=torch.empty(0)))
-    leaves = played.memory.tree.leaves[played.memory._places(batch.keys)]
+    leaves = played.memory.tree.leaves[played.memory._starts.leaf_indices(*batch.keys)]
     moved = ~batch.window.lasts[0].numpy()
     np.testing.assert_allclose(leaves[moved], initial[moved] + 1e-6, rtol=1e-5)  # alpha is 1
     np.testing.assert_allclose(played.agent.learn(batch).priorities.numpy(), initial, rtol=1e-3, atol=1e-5)

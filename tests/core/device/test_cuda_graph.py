@@ -32,7 +32,7 @@ def trained(name: str, capture: bool) -> dict:
     """Return all state after 100 updates, some not finite, between which steps arrived and reports were taken."""
     agent, reported = make_agent(name), []
     shared, play = playing(agent)
-    memory = shared.Resident(shared, CPU)
+    memory = shared.device_class(shared, CPU)
     updates = graphed(agent, memory, 16, 4, capture=capture)
     torch.manual_seed(4)
     for call in range(25):
@@ -41,10 +41,10 @@ def trained(name: str, capture: bool) -> dict:
         if call % 5 == 4:
             reported.append({**updates.statistics(), **memory.statistics()})
         assert InPlaceBatchSource(memory).get(timeout=0.0) is memory
-        rewards = memory.mirror["reward"].clone()
-        memory.mirror["reward"][:, call % 7::7] = torch.nan if call % 7 == 6 else 0.0
+        rewards = memory.ring["reward"].clone()
+        memory.ring["reward"][:, call % 7::7] = torch.nan if call % 7 == 6 else 0.0
         updates(memory)
-        memory.mirror["reward"].copy_(rewards)
+        memory.ring["reward"].copy_(rewards)
     assert 0 < max(values["skipped_updates"] for values in reported) < 90
     return {"agent": agent.state_dict(), "weights": weights(agent), "leaves": memory._leaves, "generator": memory.generator.get_state(),
             "drawn": torch.get_rng_state(), "reported": reported}

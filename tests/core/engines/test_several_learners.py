@@ -13,7 +13,7 @@ from core.agents.sac import SAC
 from core.checkpoint import run_checkpoint
 from core.engines.inline import InlineEngine
 from core.learning.updates import EagerUpdates
-from core.memories.unrolls.unroll_memory import concatenated
+from core.memories.unrolls.unroll_memory import concatenate_windows
 from core.runtime.context import Context
 from core.single_processes import learner as learner_module
 from core.types import Batch, SampleIds
@@ -64,7 +64,7 @@ def samples(params, window) -> int:
 def joined(first: Batch, second: Batch) -> Batch:
     fresh = None if first.fresh is None else torch.cat([first.fresh, second.fresh])
     keys = SampleIds(*(np.concatenate(pair) for pair in zip(first.keys, second.keys)))
-    return Batch(concatenated([first.window, second.window]), keys, torch.cat([first.weights, second.weights]), fresh)
+    return Batch(concatenate_windows([first.window, second.window]), keys, torch.cat([first.weights, second.weights]), fresh)
 
 
 @pytest.mark.parametrize("name", COMPARABLE)

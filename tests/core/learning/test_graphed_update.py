@@ -185,7 +185,7 @@ def test_a_prepared_update_uses_tensors_of_its_device_only(monkeypatch, name):
     monkeypatch.setattr("core.learning.device_schedule.upload", lambda array, target: None)
     monkeypatch.setattr(Optimizer, "apply", apply)
     agent = make_agent(name, "meta", optimizer="rmsprop")
-    resident = memory.Resident(memory, torch.device("meta"))
+    resident = memory.device_class(memory, torch.device("meta"))
     updates = graphed(agent, resident, 16, 2, torch.device("meta"))
     for elsewhere in (Elsewhere(), Elsewhere()):  # what is made on first use is made in the first ones
         resident.plan(2), agent.prepare_updates(2)

@@ -229,10 +229,10 @@ def test_batches_of_one_draw_take_every_third_window(prefetch):
     assert [batch.weights.shape for batch in batches] == [(5,)] * 6 and drawn[0].weights.shape == (15,)
     for start, batch in enumerate(batches):
         whole, part = drawn[start // 3], slice(start % 3, None, 3)
-        assert np.array_equal(batch.keys.serials, whole.keys.serials[part]) and torch.equal(batch.weights, whole.weights[part])
+        assert np.array_equal(batch.keys.step_ids, whole.keys.step_ids[part]) and torch.equal(batch.weights, whole.weights[part])
         assert torch.equal(batch.window.observations, whole.window.observations[:, part])
         assert torch.equal(batch.window.rewards, whole.window.rewards[:, part])
-    assert prefetcher.call(lambda: memory.beta == memory.beta_of(3 * len(drawn)))
+    assert prefetcher.call(lambda: memory.beta == memory.rule.beta(3 * len(drawn)))
 
 
 # checkpoints ------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
-from core.memories.uniform import SharedMemory, SharedParams
+from core.memories.uniform import UniformMemory, UniformParams
 from core.memory import Memory
 from core.specs import WindowSpec
 from core.trajectory.ring_buffer import Trajectories
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(400)
 def make(memory_type: type[Memory], rows: int, num_actors: int = 2) -> Memory:
     layout = small_layout(coded_spec((16, 16), 4), rows=rows, chunk_length=4, num_envs=2, num_actors=num_actors,
                           with_priority=memory_type.with_priority)
-    params = PrioritizedParams() if memory_type is PrioritizedMemory else SharedParams()
+    params = PrioritizedParams() if memory_type is PrioritizedMemory else UniformParams()
     return memory_type(params, layout, SPEC, 0)
 
 
@@ -33,11 +33,11 @@ def write_without_end(memory: Memory, actor_ind: int, ready) -> None:
     while True:
         write_coded_row(writer, memory.layout, actor_ind, serial)
         serial += 1
-        if serial == 2 * memory.layout.rows:
+        if serial == 2 * memory.layout.ring_length:
             ready.set()
 
 
-@pytest.mark.parametrize("memory_type", [SharedMemory, PrioritizedMemory])
+@pytest.mark.parametrize("memory_type", [UniformMemory, PrioritizedMemory])
 def test_samples_are_never_torn_or_stale_while_writers_overwrite(memory_type, monkeypatch):
     memory = make(memory_type, rows=200)
     lapped, intact = [], Trajectories.still_valid
@@ -70,7 +70,7 @@ def test_samples_are_never_torn_or_stale_while_writers_overwrite(memory_type, mo
 
 def test_the_device_ring_is_not_torn_and_keeps_overwritten_steps():
     memory = make(PrioritizedMemory, rows=200)
-    resident, batches, overwritten = memory.Resident(memory, torch.device("cpu")), 0, 0
+    resident, batches, overwritten = memory.device_class(memory, torch.device("cpu")), 0, 0
     with started(write_without_end, memory, 0), started(write_without_end, memory, 1):
         before, end = memory.trajectories.written(), time.monotonic() + 10
         while batches < 60 and time.monotonic() < end:
@@ -88,7 +88,7 @@ def test_the_device_ring_is_not_torn_and_keeps_overwritten_steps():
         assert batches >= 20 and overwritten > 0 and (memory.trajectories.written() - before > 4).all()
 
 
-@pytest.mark.parametrize("memory_type", [SharedMemory, PrioritizedMemory])
+@pytest.mark.parametrize("memory_type", [UniformMemory, PrioritizedMemory])
 def test_sampling_and_a_new_writer_continue_after_a_killed_one(memory_type):
     memory = make(memory_type, rows=40)
     survivor = memory.writer(1, random_priorities)
@@ -101,7 +101,7 @@ def test_sampling_and_a_new_writer_continue_after_a_killed_one(memory_type):
         batch = memory.sample(16)
         assert batch is not None
         check_coded_window(memory.layout, SPEC, *batch.keys, batch.window)
-        assert (batch.keys.serials[batch.keys.streams < 2] + SPEC.length < written).all()
+        assert (batch.keys.step_ids[batch.keys.env_ids < 2] + SPEC.length < written).all()
     successor = memory.writer(0, random_priorities)
     memory.trajectories.flat("last")[memory.trajectories.slots(np.arange(2), np.full(2, written - 1))] = (written - 1) % 7 == 6
     for serial in range(written, written + 100):  # without the mark of the takeover one coded tape goes through

@@ -8,7 +8,7 @@ import torch
 
 from core.memories.device_replay import DevicePrioritizedReplay
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
-from core.memories.uniform import SharedMemory, SharedParams
+from core.memories.uniform import UniformMemory, UniformParams
 from core.specs import WindowSpec
 from core.types import SampleIds
 from tests.core.devices import DEVICES
@@ -26,10 +26,10 @@ class Replay:
         self.plays = [RandomPlay(actor, 2, end=end) for actor in range(2)]
         self.layout = small_layout(self.plays[0].spec, rows=rows, chunk_length=4, num_envs=2, num_actors=2,
                                    with_priority=memory_type.with_priority)
-        params = PrioritizedParams(100, **params) if memory_type is PrioritizedMemory else SharedParams(100)
+        params = PrioritizedParams(100, **params) if memory_type is PrioritizedMemory else UniformParams(100)
         self.memory, self.spec = memory_type(params, self.layout, spec, seed), spec
         self.writers = [self.memory.writer(actor, priorities) for actor in range(2)]
-        self.resident = self.memory.Resident(self.memory, torch.device(device))
+        self.resident = self.memory.device_class(self.memory, torch.device(device))
 
     def play(self, *steps: int) -> "Replay":
         for play, writer, count in zip(self.plays, self.writers, steps):
@@ -51,9 +51,9 @@ class Replay:
         return SampleIds(*np.array(found).T)
 
     def places(self, keys: SampleIds) -> np.ndarray:
-        actors, envs = np.divmod(keys.streams, 2)
-        per_stream = self.layout.rows // (self.spec.stride or 1)
-        return (actors * per_stream + keys.serials // (self.spec.stride or 1) % per_stream) * 2 + envs
+        actors, envs = np.divmod(keys.env_ids, 2)
+        per_stream = self.layout.ring_length // (self.spec.stride or 1)
+        return (actors * per_stream + keys.step_ids // (self.spec.stride or 1) % per_stream) * 2 + envs
 
     def leaves(self) -> np.ndarray:
         return self.resident._leaves.cpu().numpy().ravel().copy()
@@ -78,7 +78,7 @@ class Replay:
 def test_starts_are_drawn_in_proportion_to_their_priorities(device, alpha):
     replay = Replay(device, alpha=alpha, epsilon=0.01).play(50, 38).ready()
     keys = replay.starts()
-    priorities = np.random.default_rng(0).random(len(keys.serials)) * 3
+    priorities = np.random.default_rng(0).random(len(keys.step_ids)) * 3
     replay.set(keys, priorities)
     shares = (priorities + 0.01) ** alpha / ((priorities + 0.01) ** alpha).sum()
     draws = 50_000
@@ -89,9 +89,9 @@ def test_starts_are_drawn_in_proportion_to_their_priorities(device, alpha):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("spec", [SPEC, SEQUENCES])
 def test_uniform_sampling_draws_valid_starts_equally_often(device, spec):
-    replay = Replay(device, SharedMemory, spec, rows=40).play(70, 38).ready()
+    replay = Replay(device, UniformMemory, spec, rows=40).play(70, 38).ready()
     keys = replay.starts()
-    draws, share = 20_000, 1 / len(keys.serials)
+    draws, share = 20_000, 1 / len(keys.step_ids)
     counts = replay.counts(keys, draws)
     assert (np.abs(counts - draws * share) < 5 * np.sqrt(draws * share)).all() and len(counts) > 8
     assert (replay.resident.sample(8)[0].weights == 1).all()
@@ -101,7 +101,7 @@ def test_uniform_sampling_draws_valid_starts_equally_often(device, spec):
 def test_importance_weights_equal_the_papers(device):
     replay = Replay(device, alpha=0.7, beta_start=0.4, epsilon=0.001).play(50, 50).ready()
     keys = replay.starts()
-    priorities = np.random.default_rng(1).random(len(keys.serials)) * 2
+    priorities = np.random.default_rng(1).random(len(keys.step_ids)) * 2
     replay.set(keys, priorities)
     batch, _ = replay.resident.sample(16)
     leaves = {key: (priority + 0.001) ** 0.7 for key, priority in zip(zip(*keys), priorities.tolist())}
@@ -114,7 +114,7 @@ def test_importance_weights_equal_the_papers(device):
 def test_beta_follows_its_schedule():
     replay = Replay(alpha=1.0, epsilon=0.5, beta_start=0.5, beta_end=1.0, beta_updates=4).play(30, 30).ready(6)
     keys = replay.starts()
-    replay.set(keys, np.where(np.arange(len(keys.serials)) % 2, 0.5, 1.5))  # leaves 1 and 2
+    replay.set(keys, np.where(np.arange(len(keys.step_ids)) % 2, 0.5, 1.5))  # leaves 1 and 2
     weights = [float(replay.resident.sample(64)[0].weights.min()) for _ in range(6)]
     assert weights == pytest.approx([2 ** -beta for beta in (0.5, 0.625, 0.75, 0.875, 1.0, 1.0)])
     assert replay.resident.statistics()["beta"] == 1.0
@@ -123,8 +123,8 @@ def test_beta_follows_its_schedule():
 def test_samples_are_stratified():
     replay = Replay(alpha=1.0, epsilon=1e-9, end=0.0).play(16, 16).ready()
     keys = replay.starts()
-    replay.set(keys, np.ones(len(keys.serials)))
-    drawn = replay.resident.sample(len(keys.serials))[0].keys
+    replay.set(keys, np.ones(len(keys.step_ids)))
+    drawn = replay.resident.sample(len(keys.step_ids))[0].keys
     assert sorted(zip(*(part.tolist() for part in drawn))) == sorted(zip(*keys))
 
 
@@ -161,10 +161,10 @@ def test_leaves_equal_those_of_the_cpu_tree(device, spec):
         assert np.flatnonzero(replay.leaves()).tolist() == sorted(
             place for place, leaf in zip(replay.places(replay.starts()), replay.memory.tree.leaves[replay.places(replay.starts())]) if leaf)
         keys = SampleIds(*np.unique(np.stack(batch.keys), axis=1))
-        priorities = generator.random(len(keys.serials)) * (1 + part)
+        priorities = generator.random(len(keys.step_ids)) * (1 + part)
         replay.memory.update_priorities(keys, priorities)
         replay.set(keys, priorities)
-    assert part == 10 and float(replay.resident._largest) == replay.memory.statistics()["max_priority"] > 1
+    assert part == 10 and float(replay.resident.rule.largest) == replay.memory.statistics()["max_priority"] > 1
     found, expected = replay.resident.statistics(), replay.memory.statistics()
     assert found == pytest.approx({**expected, "beta": found["beta"]})
 
@@ -173,9 +173,9 @@ def test_leaves_equal_those_of_the_cpu_tree(device, spec):
 def test_an_invalid_priority_changes_nothing(bad):
     replay = Replay(alpha=1.0).play(30, 30).ready()
     keys, before = replay.starts(), replay.leaves()
-    replay.set(SampleIds(keys.streams[:3], keys.serials[:3]), np.array([bad, 4.0, bad]))
+    replay.set(SampleIds(keys.env_ids[:3], keys.step_ids[:3]), np.array([bad, 4.0, bad]))
     changed = replay.leaves() != before
-    assert np.flatnonzero(changed).tolist() == [replay.places(keys)[1]] and float(replay.resident._largest) == 4.0
+    assert np.flatnonzero(changed).tolist() == [replay.places(keys)[1]] and float(replay.resident.rule.largest) == 4.0
 
 
 def test_no_batch_is_offered_before_the_first_valid_start():
@@ -189,7 +189,7 @@ def test_no_batch_is_offered_before_the_first_valid_start():
 
 # checkpoints ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("memory_type", [PrioritizedMemory, SharedMemory])
+@pytest.mark.parametrize("memory_type", [PrioritizedMemory, UniformMemory])
 def test_sampling_continues_exactly_from_a_state(device, memory_type):
     replay = Replay(device, memory_type, rows=40).play(70, 45).ready(5)
     for _ in range(5):
@@ -225,13 +225,12 @@ def test_beta_continues_without_the_stored_steps():
     assert not resumed.resident.refresh() and resumed.resident.statistics()["beta"] == replay.resident.statistics()["beta"]
 
 
-@pytest.mark.parametrize("memory_type", [PrioritizedMemory, SharedMemory])
+@pytest.mark.parametrize("memory_type", [PrioritizedMemory, UniformMemory])
 def test_the_computed_bytes_are_those_allocated(memory_type):
     replay = Replay(memory_type=memory_type, rows=4000)
-    # once more as running sums
-    tensors = [*replay.resident.mirror._arrays.values(), replay.resident._leaves, replay.resident._leaves]
+    tensors = [*replay.resident.ring._arrays.values(), replay.resident._leaves, replay.resident._leaves]  # and once more as running sums
     allocated = sum(tensor.nbytes for tensor in tensors)
-    counted = replay.memory.Resident.nbytes(replay.layout, SPEC)
+    counted = replay.memory.device_class.nbytes(replay.layout, SPEC)
     assert allocated <= counted <= allocated + 64 * len(tensors)
 
 

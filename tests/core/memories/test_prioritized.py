@@ -46,7 +46,7 @@ def test_starts_are_drawn_in_proportion_to_their_priorities(alpha):
     memory, plays, _ = filled(alpha=alpha, epsilon=0.01)
     memory.sample(1)
     keys = legal_starts(memory, plays)
-    priorities = np.random.default_rng(0).random(len(keys.serials)) * 3
+    priorities = np.random.default_rng(0).random(len(keys.step_ids)) * 3
     memory.update_priorities(keys, priorities)
     memory.tree.check()
     shares = (priorities + 0.01) ** alpha
@@ -61,7 +61,7 @@ def test_importance_weights_equal_the_papers():
     memory.sample(1)
     memory._batches = 0
     keys = legal_starts(memory, plays)
-    priorities = np.random.default_rng(1).random(len(keys.serials)) * 2
+    priorities = np.random.default_rng(1).random(len(keys.step_ids)) * 2
     memory.update_priorities(keys, priorities)
     batch = memory.sample(16)
     leaves = {key: (priority + 0.001) ** 0.7 for key, priority in zip(zip(*keys), priorities.tolist())}
@@ -83,10 +83,9 @@ def test_samples_are_stratified():
     memory, plays, _ = filled(steps=16, alpha=1.0, epsilon=1e-9, end=0.0)
     memory.sample(1)
     keys = legal_starts(memory, plays)
-    memory.update_priorities(keys, np.ones(len(keys.serials)))
-    drawn = memory.sample(len(keys.serials)).keys
-    # one from each of n equal shares: with equal priorities each exactly once
-    assert sorted(zip(*drawn)) == sorted(zip(*keys))
+    memory.update_priorities(keys, np.ones(len(keys.step_ids)))
+    drawn = memory.sample(len(keys.step_ids)).keys
+    assert sorted(zip(*drawn)) == sorted(zip(*keys))  # one from each of n equal shares: with equal priorities each exactly once
 
 
 def test_a_batch_holds_the_windows_of_its_keys():
@@ -117,7 +116,7 @@ def test_new_starts_have_their_actors_priority_before_sampling():
         for leaf, stream, serial in zip(leaves, *keys):
             rows = plays[stream // 2].rows[stream % 2][serial:serial + 4]
             assert leaf == pytest.approx(abs(sum(row.reward for row in rows)) + rows[0].action + 0.5, rel=1e-5)
-        assert np.count_nonzero(memory.tree.leaves) == len(keys.serials)  # no other step has any
+        assert np.count_nonzero(memory.tree.leaves) == len(keys.step_ids)  # no other row has any
     assert part == 14 and memory.trajectories.written().min() > 2 * 24
 
 
@@ -204,7 +203,7 @@ def test_all_zero_priorities_still_draw_every_start():
     memory, plays, _ = filled(priorities=lambda window: np.zeros(window.lasts.shape[1]))
     memory.sample(1)
     keys = legal_starts(memory, plays)
-    memory.update_priorities(keys, np.zeros(len(keys.serials)))
+    memory.update_priorities(keys, np.zeros(len(keys.step_ids)))
     counts = counts_of(memory, keys, 5000)
     assert (counts > 0).all() and np.isfinite(memory.sample(8).weights.numpy()).all()
 
@@ -247,7 +246,7 @@ def test_sampling_continues_exactly_from_a_state(steps):
     resumed.tree.check()
     for _ in range(4):
         expected, found = memory.sample(16), resumed.sample(16)
-        assert (expected.keys.serials == found.keys.serials).all() and (expected.keys.streams == found.keys.streams).all()
+        assert (expected.keys.step_ids == found.keys.step_ids).all() and (expected.keys.env_ids == found.keys.env_ids).all()
         assert expected.weights.equal(found.weights) and expected.window.observations.equal(found.window.observations)
         priorities = generator.random(16)
         memory.update_priorities(expected.keys, priorities)
@@ -278,7 +277,7 @@ def test_statistics_cover_the_valid_starts():
     memory, plays, _ = filled(alpha=1.0, epsilon=1e-6)
     memory.sample(1)
     keys = legal_starts(memory, plays)
-    priorities = np.random.default_rng(3).random(len(keys.serials)) * 5
+    priorities = np.random.default_rng(3).random(len(keys.step_ids)) * 5
     memory.update_priorities(keys, priorities)
     statistics = memory.statistics()
     assert statistics["mean_priority"] == pytest.approx(priorities.mean(), abs=1e-5)

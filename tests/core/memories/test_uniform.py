@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.memories.uniform import SharedMemory, SharedParams
+from core.memories.uniform import UniformMemory, UniformParams
 from core.specs import WindowSpec
 from core.trajectory.layout import Layout
 from core.types import SampleIds
@@ -15,7 +15,7 @@ SPEC = WindowSpec(3, (0, 3))
 
 def filled(steps: int = 50, rows: int = 24, num_actors: int = 2, seed: int = 0):
     plays = [RandomPlay(actor, 2) for actor in range(num_actors)]
-    memory = SharedMemory(SharedParams(100), small_layout(plays[0].spec, rows=rows, chunk_length=4, num_envs=2, num_actors=num_actors),
+    memory = UniformMemory(UniformParams(100), small_layout(plays[0].spec, rows=rows, chunk_length=4, num_envs=2, num_actors=num_actors),
                           SPEC, seed)
     writers = [memory.writer(actor) for actor in range(num_actors)]
     for play, writer in zip(plays, writers):
@@ -23,7 +23,7 @@ def filled(steps: int = 50, rows: int = 24, num_actors: int = 2, seed: int = 0):
     return memory, plays, writers
 
 
-def legal_starts(memory: SharedMemory, plays: list[RandomPlay]) -> set[tuple[int, int]]:
+def legal_starts(memory: UniformMemory, plays: list[RandomPlay]) -> set[tuple[int, int]]:
     low, high = memory.trajectories.starts(SPEC.length)
     return {(actor * 2 + stream, serial) for actor, play in enumerate(plays) for stream in range(2)
             for serial in range(low[actor], high[actor]) if not play.rows[stream][serial].last}
@@ -87,8 +87,8 @@ def test_steps_overwritten_while_being_read_are_drawn_again(monkeypatch):
     monkeypatch.setattr(memory.trajectories, "still_valid", intact)
     batch = memory.sample(32)
     kept = np.arange(32) % 4 != 0
-    assert len(reads) == 2 and (batch.keys.serials[kept] == reads[0].serials[kept]).all()
-    assert not (batch.keys.serials[~kept] == reads[0].serials[~kept]).all()
+    assert len(reads) == 2 and (batch.keys.step_ids[kept] == reads[0].step_ids[kept]).all()
+    assert not (batch.keys.step_ids[~kept] == reads[0].step_ids[~kept]).all()
 
 
 def test_a_ring_that_is_always_overwritten_gives_no_batch(monkeypatch):
@@ -99,7 +99,7 @@ def test_a_ring_that_is_always_overwritten_gives_no_batch(monkeypatch):
 
 def test_a_seed_determines_the_batches():
     first, second, other = (filled(seed=seed)[0] for seed in (1, 1, 2))
-    keys = [[memory.sample(32).keys.serials.tolist() for _ in range(3)] for memory in (first, second, other)]
+    keys = [[memory.sample(32).keys.step_ids.tolist() for _ in range(3)] for memory in (first, second, other)]
     assert keys[0] == keys[1] != keys[2]
 
 
@@ -109,24 +109,24 @@ def test_sampling_continues_exactly_from_a_state():
         memory.sample(7)
     state = memory.state_dict()
     assert json.loads(state["generator"])
-    resumed = SharedMemory(memory.params, memory.layout, SPEC, 9)
+    resumed = UniformMemory(memory.params, memory.layout, SPEC, 9)
     resumed.load_state_dict(state)
     for _ in range(3):
         expected, found = memory.sample(16), resumed.sample(16)
-        assert (expected.keys.serials == found.keys.serials).all() and (expected.keys.streams == found.keys.streams).all()
+        assert (expected.keys.step_ids == found.keys.step_ids).all() and (expected.keys.env_ids == found.keys.env_ids).all()
         assert expected.window.observations.equal(found.window.observations)
 
 
 def test_a_ring_too_small_for_its_windows_is_refused():
     layout = small_layout(RandomPlay(0, 2).spec, rows=12, chunk_length=4, num_envs=2)
-    SharedMemory(SharedParams(), small_layout(RandomPlay(0, 2).spec, rows=16, chunk_length=4, num_envs=2), WindowSpec(4, (0,)), 0)
-    with pytest.raises(ValueError, match="12 rows a stream are too few"):
-        SharedMemory(SharedParams(), layout, WindowSpec(4, (0,)), 0)
+    UniformMemory(UniformParams(), small_layout(RandomPlay(0, 2).spec, rows=16, chunk_length=4, num_envs=2), WindowSpec(4, (0,)), 0)
+    with pytest.raises(ValueError, match="12 steps an environment are too few"):
+        UniformMemory(UniformParams(), layout, WindowSpec(4, (0,)), 0)
 
 
 def test_the_smallest_accepted_ring_can_be_sampled():
     play = RandomPlay(0, 2, end=0.0)
-    memory = SharedMemory(SharedParams(), small_layout(play.spec, rows=16, chunk_length=4, num_envs=2), WindowSpec(4, (0, 4)), 0)
+    memory = UniformMemory(UniformParams(), small_layout(play.spec, rows=16, chunk_length=4, num_envs=2), WindowSpec(4, (0, 4)), 0)
     writer = memory.writer(0)
     for _ in range(60):
         play.play(writer, 1)

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
-from core.memories.uniform import SharedMemory, SharedParams
+from core.memories.uniform import UniformMemory, UniformParams
 from core.specs import ArraySpec, WindowSpec
 from core.trajectory.ring_buffer import Trajectories
 from core.types import SampleIds
 from tests.core.tapes import CODE, RandomPlay, check_coded_frames, coded_spec, small_layout, started, write_coded_row
 
 STRIDE, ENVS, ACTORS = 4, 2, 2
-MEMORIES = {"shared": (SharedMemory, SharedParams), "prioritized": (PrioritizedMemory, PrioritizedParams)}
+MEMORIES = {"shared": (UniformMemory, UniformParams), "prioritized": (PrioritizedMemory, PrioritizedParams)}
 
 
 def sequence(length, stride=STRIDE):
@@ -51,7 +51,7 @@ def legal(memory):
     layout, spec = memory.layout, memory.window
     keys = []
     for actor in range(ACTORS):
-        oldest = written[actor] - layout.rows + 2 * STRIDE
+        oldest = written[actor] - layout.ring_length + 2 * STRIDE
         for serial in range(0, int(written[actor]), STRIDE):
             stack = layout.frame_stack - 1 if layout.frame_stack and oldest > 0 else 0
             if serial - stack >= oldest and serial + spec.length < written[actor]:
@@ -107,14 +107,14 @@ def test_windows_hold_their_steps_and_state_through_wrap_around(name, frame_stac
             assert set(zip(*batch.keys)) <= starts
             assert_windows_are_the_rows_of_their_keys(memory, plays, batch)
             seen |= set(zip(*batch.keys))
-    assert int(memory.trajectories.written().min()) > 2 * memory.layout.rows and len(seen) > 60
+    assert int(memory.trajectories.written().min()) > 2 * memory.layout.ring_length and len(seen) > 60
 
 
 def test_starts_are_drawn_in_proportion_to_their_priorities():
     memory, _, _ = filled("prioritized", alpha=0.5, epsilon=0.01)
     memory.sample(1)
     keys = as_keys(legal(memory))
-    priorities = np.random.default_rng(0).random(len(keys.serials)) * 3
+    priorities = np.random.default_rng(0).random(len(keys.step_ids)) * 3
     memory.update_priorities(keys, priorities)
     memory.tree.check()
     shares = (priorities + 0.01) ** 0.5
@@ -142,12 +142,12 @@ def test_late_priorities_never_reach_a_new_start():
     for _ in range(12):
         play_all(plays, writers, 5)
         memory.sample(1)
-        before = {key: memory.tree.leaves[memory._places(as_keys([key]))][0] for key in legal(memory)}
+        before = {key: memory.tree.leaves[memory._starts.leaf_indices(*as_keys([key]))][0] for key in legal(memory)}
         priorities = dict(zip(zip(*old), generator.random(32) * 9))  # one for each start, the last of equal ones
         memory.update_priorities(old, np.array([priorities[key] for key in zip(*old)]))
         for key, leaf in before.items():
             expected = priorities[key] + 0.5 if key in priorities else leaf
-            assert memory.tree.leaves[memory._places(as_keys([key]))][0] == pytest.approx(expected)
+            assert memory.tree.leaves[memory._starts.leaf_indices(*as_keys([key]))][0] == pytest.approx(expected)
     assert not set(zip(*old)) & set(legal(memory))
 
 
@@ -160,7 +160,7 @@ def test_a_starts_initial_priority_is_that_of_its_sequence():
         memory.sample(4)
         for stream, serial in set(legal(memory)) - known:
             rows = plays[stream // ENVS].rows[stream % ENVS][serial:serial + 10]
-            leaf = memory.tree.leaves[memory._places(as_keys([(stream, serial)]))][0]
+            leaf = memory.tree.leaves[memory._starts.leaf_indices(*as_keys([(stream, serial)]))][0]
             assert leaf == pytest.approx(abs(sum(row.reward for row in rows)) + 0.5, rel=1e-5)
             ends, checked = ends + rows[0].last, checked + 1
     assert checked > 30 and ends > 3
@@ -200,14 +200,14 @@ def accepted(name, spec, rows, frame_stack):
     try:
         make(name, spec, rows, frame_stack)
     except ValueError as error:
-        assert f"{rows} rows a stream are too few" in str(error)
+        assert f"{rows} steps an environment are too few" in str(error)
         return False
     return True
 
 
 @pytest.mark.parametrize("name", MEMORIES)
 def test_a_stride_that_does_not_fit_chunks_is_refused(name):
-    with pytest.raises(ValueError, match="every 3 rows does not fit chunks of 4"):
+    with pytest.raises(ValueError, match="every 3 steps does not fit chunks of 4"):
         make(name, spec=sequence(9, stride=3))
 
 
@@ -228,20 +228,20 @@ def write_without_end(memory, actor_ind, ready):
     while True:
         write_coded_row(writer, memory.layout, actor_ind, serial)
         serial += 1
-        if serial == 2 * memory.layout.rows:
+        if serial == 2 * memory.layout.ring_length:
             ready.set()
 
 
 def check_coded_sequences(layout, keys, window):
     """Assert that every element of the windows, states included, was written at their keys."""
-    assert not (keys.serials % STRIDE).any()
-    rows = keys.serials + np.arange(LONG.length + 1)[:, None]
-    codes = (keys.streams + 1) * CODE + rows
+    assert not (keys.step_ids % STRIDE).any()
+    rows = keys.step_ids + np.arange(LONG.length + 1)[:, None]
+    codes = (keys.env_ids + 1) * CODE + rows
     assert (window.actions.numpy() == codes).all() and (window.rewards.numpy() == codes % (1 << 20)).all()
     assert (window.firsts.numpy() == (rows % 7 == 0)).all() and (window.lasts.numpy() == (rows % 7 == 6)).all()
     assert (window.states[0].numpy() == codes[0][:, None]).all()
     for position, row in enumerate(rows):
-        check_coded_frames(layout, keys.streams, row, window.observations[position].numpy())
+        check_coded_frames(layout, keys.env_ids, row, window.observations[position].numpy())
 
 
 @pytest.mark.timeout(400)

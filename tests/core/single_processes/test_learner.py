@@ -11,7 +11,7 @@ from core.agent import LearnerOutput
 from core.agents.impala import Impala
 from core.learning.metric_accumulator import EagerMetricAccumulator
 from core.memories.prioritized import PrioritizedMemory
-from core.memories.uniform import SharedMemory
+from core.memories.uniform import UniformMemory
 from core.memories.unrolls.mixed import MixedMemory
 from core.memories.unrolls.queue import QueueMemory
 from core.runtime.parameter_store import ParameterStore
@@ -40,7 +40,7 @@ def test_a_slice_has_every_field_of_its_windows(part, fresh):
         assert torch.equal(getattr(some.window, name), getattr(expected.window, name)[:, chosen]), name
     assert torch.equal(some.window.extras["logits"], expected.window.extras["logits"][:, chosen])
     assert [state.tolist() for state in some.window.states] == [[[2 * number] for number in chosen], [3 * number for number in chosen]]
-    assert some.keys.streams.tolist() == chosen and some.keys.serials.tolist() == [100 + number for number in chosen]
+    assert some.keys.env_ids.tolist() == chosen and some.keys.step_ids.tolist() == [100 + number for number in chosen]
     assert some.weights.tolist() == [number / 4 for number in chosen]
     assert (some.fresh is None) == (not fresh) and (not fresh or some.fresh.tolist() == [number % 2 == 0 for number in chosen])
 
@@ -102,5 +102,5 @@ def test_statistics_are_means_over_applied_updates():
 
 def test_only_strategies_that_use_priorities_receive_them():
     assert PrioritizedMemory.__new__(PrioritizedMemory).takes_priorities
-    for rule in (SharedMemory, QueueMemory, MixedMemory):
+    for rule in (UniformMemory, QueueMemory, MixedMemory):
         assert not rule.__new__(rule).takes_priorities, rule

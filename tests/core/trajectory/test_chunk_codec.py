@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core.specs import ArraySpec, Discrete, EnvSpec, WindowSpec
-from core.trajectory.chunk_codec import ChunkFormat, DamagedChunk, outbox
+from core.trajectory.chunk_codec import ChunkFormat, DamagedChunk, single_actor_layout
 from core.trajectory.frame_compression import StorageParams
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
@@ -23,7 +23,7 @@ WINDOWS = {"steps": WindowSpec(3, (0, 3)), "unrolls": WindowSpec(LENGTH, tuple(r
 
 def layout(kind: str, codec: str, states: bool) -> Layout:
     return Layout.of(SPECS[kind], EXTRAS, capacity=2 * ENVS * 40, num_actors=2, num_envs=ENVS, chunk_length=LENGTH, with_priority=True,
-                     states=(ArraySpec((6,), "float32"),) if states else (), storage=StorageParams(codec), kept_rows=8)
+                     states=(ArraySpec((6,), "float32"),) if states else (), storage=StorageParams(codec), kept_steps_per_env=8)
 
 
 def played(spec: EnvSpec, steps: int, seed: int):
@@ -55,8 +55,8 @@ def assert_equal(ring: Trajectories, twin: Trajectories) -> None:
 @pytest.mark.parametrize("kind, codec, states", [("frames", "raw", False), ("frames", "lz4", True), ("vectors", "raw", True)])
 def test_a_ring_fed_with_buffers_equals_its_actors_own(kind, codec, states, window):
     rings = [Trajectories(layout(kind, codec, states)) for _ in range(2)]
-    spec, steps = WINDOWS[window], 23 * LENGTH  # around the ring and around the arena
-    own = Trajectories(outbox(rings[0].layout, spec.length))
+    spec, steps = WINDOWS[window], 23 * LENGTH  # round the ring and round the arena
+    own = Trajectories(single_actor_layout(rings[0].layout, spec.length))
     writers = [ChunkWriter(trajectories, actor, spec, priorities) for trajectories, actor in ((rings[0], 1), (own, 0))]
     sent, store = ChunkFormat(own.layout, spec.length), ChunkWriter(rings[1], 1, spec, priorities)
     received = ChunkFormat(rings[1].layout, spec.length)
@@ -72,7 +72,7 @@ def test_a_ring_fed_with_buffers_equals_its_actors_own(kind, codec, states, wind
 def test_a_second_actor_ends_open_episodes_without_priorities():
     spec, ring = WINDOWS["steps"], Trajectories(layout("vectors", "raw", False))
     for seed in (1, 2):
-        own = Trajectories(outbox(ring.layout, spec.length))
+        own = Trajectories(single_actor_layout(ring.layout, spec.length))
         writer, store = ChunkWriter(own, 0, spec, priorities), ChunkWriter(ring, 1, spec)
         chunks = ChunkFormat(own.layout, spec.length)
         for before, action, after, extras, _ in played(SPECS["vectors"], LENGTH, seed):
@@ -86,7 +86,7 @@ def test_a_second_actor_ends_open_episodes_without_priorities():
 @pytest.mark.parametrize("damage", ["short", "long", "flipped"])
 def test_damage_in_transit_is_an_error(damage):
     spec = WINDOWS["steps"]
-    own = Trajectories(outbox(layout("frames", "lz4", False), spec.length))
+    own = Trajectories(single_actor_layout(layout("frames", "lz4", False), spec.length))
     writer, chunks = ChunkWriter(own, 0, spec, priorities), ChunkFormat(own.layout, spec.length)
     for before, action, after, extras, _ in played(SPECS["frames"], LENGTH, 1):
         writer.append(before, action, after, extras)
@@ -99,5 +99,5 @@ def test_damage_in_transit_is_an_error(damage):
 
 def test_the_outbox_has_the_fields_of_the_ring():
     ring = layout("frames", "lz4", True)
-    own = outbox(ring, 3)
-    assert dataclasses.replace(own, num_actors=2, rows=ring.rows, arena_bytes=ring.arena_bytes) == ring
+    own = single_actor_layout(ring, 3)
+    assert dataclasses.replace(own, num_actors=2, ring_length=ring.ring_length, arena_bytes=ring.arena_bytes) == ring

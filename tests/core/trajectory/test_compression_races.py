@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
-from core.memories.uniform import SharedMemory, SharedParams
+from core.memories.uniform import UniformMemory, UniformParams
 from core.memories.unrolls.circular import CircularMemory, CircularParams
 from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.memories.unrolls.queue import QueueMemory, QueueParams
@@ -46,11 +46,11 @@ pytestmark = pytest.mark.timeout(240)
 
 def packed_layout(threads: int, with_priority: bool = False, arena_bytes: int = ARENA, rows: int = 400) -> Layout:
     return small_layout(coded_spec(FRAMES, 4), rows=rows, chunk_length=LENGTH, num_envs=2, num_actors=ACTORS, with_priority=with_priority,
-                        storage=StorageParams("lz4", threads=threads), kept_rows=SPEC.length, arena_bytes=arena_bytes)
+                        storage=StorageParams("lz4", threads=threads), kept_steps_per_env=SPEC.length, arena_bytes=arena_bytes)
 
 
 def windows_memory(memory_type: type[Memory], threads: int) -> Memory:
-    params = PrioritizedParams() if memory_type is PrioritizedMemory else SharedParams()
+    params = PrioritizedParams() if memory_type is PrioritizedMemory else UniformParams()
     return memory_type(params, packed_layout(threads, memory_type.with_priority), SPEC, 0)
 
 
@@ -77,7 +77,7 @@ def write_without_end(memories: list[Memory], actor_ind: int, ready) -> None:
 
 
 def test_no_memory_reads_a_wrong_frame_while_arenas_evict(monkeypatch):
-    windows = [windows_memory(memory_type, threads) for memory_type in (SharedMemory, PrioritizedMemory) for threads in (1, 2)]
+    windows = [windows_memory(memory_type, threads) for memory_type in (UniformMemory, PrioritizedMemory) for threads in (1, 2)]
     replay = [{"type": "queue", "capacity": 20, "overflow": "keep_latest", "sample_ratio": 0.5},
               {"type": "standard", "capacity": 60, "sample_ratio": 0.5}]
     unrolls = [unrolls_memory(MixedMemory, MixedParams(json.dumps(replay)), 1),

@@ -190,9 +190,9 @@ def test_temporary_arrays_are_copied_through_lasting_memory(monkeypatch):
     monkeypatch.setattr("core.device.transfers.upload", lambda array, target: uploads.append(array))
     transfers, target = Transfers(arrays, torch.device("cpu")), torch.zeros(2, 5, dtype=torch.int16)
     arrays["a"][1:] = 3
-    transfers._copy_from_where_it_is(arrays["a"][1:], target)
+    transfers._copy_in_place(arrays["a"][1:], target)
     assert (target == 3).all() and not uploads
-    transfers._copy_from_where_it_is(arrays["a"][1:] + 1, target)
+    transfers._copy_in_place(arrays["a"][1:] + 1, target)
     assert len(uploads) == 1
 
 

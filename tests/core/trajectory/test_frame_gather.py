@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from core.memories.uniform import SharedMemory, SharedParams
+from core.memories.uniform import UniformMemory, UniformParams
 from core.specs import ArraySpec, Discrete, EnvSpec, WindowSpec
 from core.trajectory import frame_arena as frames_module
 from core.trajectory.frame_arena import CompressedFrameReader
 from core.trajectory.frame_compression import CorruptedBlock, StorageParams
-from core.trajectory.frame_gather import GatherThreadPool, RawFrames
+from core.trajectory.frame_gather import GatherThreadPool
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
@@ -54,7 +54,7 @@ class Writers:
 
 
 def oracle_of(layout: Layout) -> Trajectories:
-    return Trajectories(dataclasses.replace(layout, rows=FOREVER // layout.chunk_length * layout.chunk_length, arena_bytes=0,
+    return Trajectories(dataclasses.replace(layout, ring_length=FOREVER // layout.chunk_length * layout.chunk_length, arena_bytes=0,
                                             storage=StorageParams()))
 
 
@@ -62,7 +62,7 @@ def make(play: RandomPlay, rows: int, chunk_length: int, spec: WindowSpec = SPEC
          storage: StorageParams = LZ4, arena_bytes: int | None = None) -> tuple[Trajectories, Trajectories, Any]:
     """Return a compressed ring, the raw reference ring, and a writer of actor 0 of both."""
     layout = small_layout(play.spec, rows=rows, chunk_length=chunk_length, num_envs=play.num_envs, num_actors=num_actors,
-                          extras=play.extras, states=play.states, storage=storage, kept_rows=spec.length, arena_bytes=arena_bytes)
+                          extras=play.extras, states=play.states, storage=storage, kept_steps_per_env=spec.length, arena_bytes=arena_bytes)
     play.with_states = True
     packed, oracle = Trajectories(layout), oracle_of(layout)
     return packed, oracle, Writers(ChunkWriter(packed, 0, spec), ChunkWriter(oracle, 0, spec))
@@ -71,7 +71,7 @@ def make(play: RandomPlay, rows: int, chunk_length: int, spec: WindowSpec = SPEC
 def starts_of(trajectories: Trajectories, spec: WindowSpec) -> tuple[np.ndarray, np.ndarray]:
     """Return the environments and steps of all readable windows."""
     layout, (low, high) = trajectories.layout, trajectories.starts(spec.length - bool(spec.stride))
-    keys = [(stream, serial) for stream in range(layout.num_streams)
+    keys = [(stream, serial) for stream in range(layout.total_envs)
             for serial in range(low[stream // layout.num_envs], high[stream // layout.num_envs]) if serial % (spec.stride or 1) == 0]
     streams, serials = np.array(keys, np.int64).reshape(-1, 2).T
     return streams, serials
@@ -99,7 +99,7 @@ def check_all(packed: Trajectories, oracle: Trajectories, spec: WindowSpec = SPE
 def ring_bytes(layout: Layout) -> int:
     """Return the bytes of all blocks of an actor's ring and one more, if no frame compresses."""
     block = layout.chunk_length * layout.fields["frame"].nbytes
-    return (layout.rows // layout.chunk_length + 2) * layout.num_envs * (block + block // 255 + 16)
+    return (layout.ring_length // layout.chunk_length + 2) * layout.num_envs * (block + block // 255 + 16)
 
 
 # equality with raw frames -----------------------------------------------------------------------------------------
@@ -171,11 +171,11 @@ def test_the_number_of_threads_changes_no_result(codec, size):
     chosen = np.random.default_rng(size).integers(len(streams), size=size)
     key = streams[chosen], serials[chosen]
     for threads in (1, 2, 3):
-        packed.layout = dataclasses.replace(packed.layout, storage=StorageParams(codec, threads=threads))
+        packed._threads = GatherThreadPool(threads)
         packed.__dict__.pop("frames", None)
         for _ in range(3):
             assert_same(packed.gather(*key, SPEC), oracle.gather(*key, SPEC))
-        assert (packed.frames._threads._pool is None) == (threads == 1)
+        assert (packed._threads._pool is None) == (threads == 1)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
@@ -244,8 +244,8 @@ def test_the_arena_evicts_the_oldest_chunks_as_needed(num_envs, rows, share):
 def test_incompressible_frames_always_leave_a_window(num_envs, chunk_length, frame_stack, length):
     play, spec = RandomPlay(0, num_envs, (16, 16), frame_stack, end=0.05), WindowSpec(length, (0, length))
     layout = Layout.of(play.spec, play.extras, capacity=2000, num_actors=1, num_envs=num_envs, chunk_length=chunk_length,
-                       with_priority=False, storage=StorageParams("lz4", bytes=1), kept_rows=length)
-    memory, written = SharedMemory(SharedParams(), layout, spec, 0), 0
+                       with_priority=False, storage=StorageParams("lz4", bytes=1), kept_steps_per_env=length)
+    memory, written = UniformMemory(UniformParams(), layout, spec, 0), 0
     writer = memory.writer(0)
     while written < 60 * chunk_length:
         play.play(writer, 1)
@@ -260,11 +260,11 @@ def test_an_arena_takes_its_share_of_storage_bytes():
     spec = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6))
 
     def layout(**settings: Any) -> Layout:
-        return Layout.of(spec, {}, capacity=160_000, num_actors=2, num_envs=4, chunk_length=8, with_priority=False, kept_rows=3,
+        return Layout.of(spec, {}, capacity=160_000, num_actors=2, num_envs=4, chunk_length=8, with_priority=False, kept_steps_per_env=3,
                          storage=StorageParams(**settings))
 
     raw, usual = layout(), layout(codec="lz4")
-    assert usual.rows == raw.rows and usual.arena_bytes == raw.num_slots * 84 * 84 // 16 // 2
+    assert usual.ring_length == raw.ring_length and usual.arena_bytes == raw.num_slots * 84 * 84 // 16 // 2
     assert layout(codec="lz4", bytes=200_000_001).arena_bytes == 100_000_000
     least = (-(-(16 + 4 + 3) // 8) + 2) * 4 * (8 * 84 * 84 + 8 * 84 * 84 // 255 + 16)
     assert layout(codec="lz4", bytes=1).arena_bytes == least
@@ -285,7 +285,7 @@ def test_the_computed_bytes_of_a_layout_are_those_allocated(codec):
         assert packed.arrays["arena"].nbytes == 3 * layout.arena_bytes and packed.arrays["frame"].nbytes == 3 * 16 * 2 * 25
         assert isinstance(packed.frames, CompressedFrameReader)
     else:
-        assert isinstance(packed.frames, RawFrames) and "arena" not in packed.arrays
+        assert packed.frames is None and "arena" not in packed.arrays
 
 
 def test_statistics_equal_a_count_of_the_blocks():
@@ -342,7 +342,7 @@ def test_any_flipped_bit_of_a_block_or_its_index_is_an_error():
         for place in places:
             for byte, bit in itertools.product(range(len(place)), range(8)):
                 place[byte] ^= 1 << bit
-                with pytest.raises(CorruptedBlock, match=f"chunk {chunk}, stream {env} of actor 0"):
+                with pytest.raises(CorruptedBlock, match=f"chunk {chunk}, environment {env} of actor 0"):
                     packed.frames.take(*rows)
                 place[byte] ^= 1 << bit
                 count += 1
@@ -363,7 +363,7 @@ def test_a_block_of_a_wrong_size_is_an_error(block):
     play.play(writer, 16)
     put_block(packed, (0, 2, 1), block)
     packed.frames.take(np.array([1, 1, 0]), np.array([7, 12, 8]))
-    with pytest.raises(CorruptedBlock, match="chunk 2, stream 1 of actor 0"):
+    with pytest.raises(CorruptedBlock, match="chunk 2, environment 1 of actor 0"):
         packed.frames.take(np.array([0, 1]), np.array([0, 9]))
 
 
@@ -375,7 +375,7 @@ def test_damage_is_located_and_does_not_stop_other_batches():
         play.play(Writers(ChunkWriter(packed, actor, SPEC), ChunkWriter(oracle, actor, SPEC)), 100)
     packed.arrays["block_check"][1, 7, 1] ^= 4
     streams, serials = np.full(97, 3), np.arange(97)
-    with pytest.raises(CorruptedBlock, match=r"chunk 7, stream 1 of actor 1 .*damaged"):
+    with pytest.raises(CorruptedBlock, match=r"chunk 7, environment 1 of actor 1 .*damaged"):
         packed.gather(streams, serials, SPEC)
     sound = (serials + 3 < 28) | (serials - 3 > 31)
     assert_same(packed.gather(streams[sound], serials[sound], SPEC), oracle.gather(streams[sound], serials[sound], SPEC))
@@ -498,7 +498,7 @@ class Fused(np.ndarray):
 
 def fused(writer: ChunkWriter) -> ChunkWriter:
     """Return a writer that dies by the Fuse."""
-    for holder in (vars(writer._packer), writer._rows, vars(writer)):
+    for holder in (vars(writer._compressor), writer._fields, vars(writer)):
         for name, array in list(holder.items()):
             if isinstance(array, np.ndarray):
                 holder[name] = array.view(Fused)
@@ -613,7 +613,7 @@ def test_a_snapshot_taken_while_writing_holds_whole_steps_only(monkeypatch, step
         continued.arrays["written"][0, 0] = length
         again.with_states = True
         for trajectories in (restored, continued):
-            trajectories.arrays["last"][0, (length - 1) % trajectories.layout.rows] = False
+            trajectories.arrays["last"][0, (length - 1) % trajectories.layout.ring_length] = False
         both = Writers(ChunkWriter(restored, 0, SPEC), ChunkWriter(continued, 0, SPEC))
         for _ in range(30):
             again.play(both, 7)
@@ -652,7 +652,7 @@ def test_a_snapshot_without_a_field_is_refused_by_name(field):
 def test_memories_of_compressed_steps_sample_what_was_played():
     play = UnevenPlay(19, 3, (8, 8))
     packed, oracle, _ = make(play, 120, 4)
-    memory = SharedMemory(SharedParams(), packed.layout, SPEC, 0)
+    memory = UniformMemory(UniformParams(), packed.layout, SPEC, 0)
     writer = Writers(memory.writer(0), ChunkWriter(oracle, 0, SPEC))
     seen = set()
     for _ in range(60):

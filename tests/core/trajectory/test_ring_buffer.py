@@ -38,7 +38,7 @@ def test_a_full_ring_always_has_capacity_readable_steps(num_envs, chunk_length):
     layout = Layout.of(spec, {}, capacity=100, num_actors=1, num_envs=num_envs, chunk_length=chunk_length, with_priority=False)
     trajectories, play = Trajectories(layout), RandomPlay(0, num_envs)
     writer = ChunkWriter(trajectories, 0, SPEC)
-    play.play(writer, 2 * layout.rows)
+    play.play(writer, 2 * layout.ring_length)
     for _ in range(2 * chunk_length):
         play.play(writer, 1)
         assert 100 <= trajectories.size() < 100 + 5 * chunk_length * num_envs + 4 * num_envs
@@ -238,7 +238,7 @@ def write_without_end(trajectories: Trajectories, actor_ind: int, ready) -> None
     while True:
         write_coded_row(writer, trajectories.layout, actor_ind, serial)
         serial += 1
-        if serial == 2 * trajectories.layout.rows:
+        if serial == 2 * trajectories.layout.ring_length:
             ready.set()
 
 
@@ -252,7 +252,7 @@ def test_a_snapshot_taken_while_writing_holds_whole_steps_only():
         for _ in range(8):
             state = trajectories.state_dict()
             restored.load_state_dict(state)
-            overtaken += int(state["oldest"][0, 0]) > int(state["written"][0, 0]) - layout.rows + layout.overwrite_margin
+            overtaken += int(state["oldest"][0, 0]) > int(state["written"][0, 0]) - layout.ring_length + layout.overwrite_margin
             low, high = restored.starts(SPEC.length)
             serials = np.arange(low[0], high[0])
             serials = serials[~coded_last(serials)]
@@ -267,7 +267,7 @@ def write_into_a_chunk_and_stop(trajectories: Trajectories, rows: int, ready) ->
     writer = ChunkWriter(trajectories, 0, SPEC)
     for serial in range(rows):
         write_coded_row(writer, trajectories.layout, 0, serial)
-    writer._rows["frame"][rows % trajectories.layout.rows, 0] = -1  # half a step more: one environment, one field
+    writer._fields["frame"][rows % trajectories.layout.ring_length, 0] = -1  # half a row more: one stream, one field
     ready.set()
     time.sleep(600)
 

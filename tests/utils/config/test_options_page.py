@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from core.common.settings import setting
-from core.memories.unrolls.mixed import RULES
+from core.memories.unrolls.mixed import STRATEGIES
 from utils.config.dotted_settings import annotations
 from utils.config.options_page import RUN, comments, fixed_groups, page, table
 from utils.config.rows import GROUPS, from_row
@@ -83,7 +83,7 @@ def every_setting():
     """Yield the dotted name, field and meaning of each option of every Params in the framework."""
     params = [("", Run), ("", Options), *((f"{group}.", each) for group, each in fixed_groups())]
     params += [(f"{group}.", factory[name].Params) for group, (_, factory) in GROUPS.items() for name in factory]
-    params += [("rule.", each) for _, each in RULES.values()]
+    params += [("rule.", each) for _, each in STRATEGIES.values()]
     for prefix, each in params:
         meanings, types = comments(each), annotations(each())
         for field in dataclasses.fields(each):

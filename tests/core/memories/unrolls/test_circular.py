@@ -94,14 +94,14 @@ def test_every_batch_equals_that_of_a_buffer_of_plain_lists(num_batches, times, 
     assert max(uses.values()) == times and all(uses[unroll] == times for batch in first[:-num_batches] for unroll in batch)
     statistics = memory.statistics()
     assert statistics["queue_dropped"] == 0
-    assert statistics["queue_arrived"] == SIZE * len(first) + len(memory.rules[0]._gathered.streams) + statistics["queue_size"]
+    assert statistics["queue_arrived"] == SIZE * len(first) + len(memory.strategies[0]._gathered.env_ids) + statistics["queue_size"]
 
 
 def test_keep_latest_gives_up_overwritten_batches():
     memory, (actor,) = make(overflow="keep_latest", capacity=4, num_batches=2, times=5)
     actor.write(2)
     assert sampled(memory) == (part(actor, 0), True)
-    for _ in range(3 * memory.layout.rows):
+    for _ in range(3 * memory.layout.ring_length):
         actor.write(1)
         memory._ingest()
     batch, fresh = sampled(memory)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from core.common.settings import problems
-from core.memories.unrolls.feature_replay import STRATEGIES, TOGETHER, CustomParams, FeatureDistanceStrategy
+from core.memories.unrolls.feature_replay import MAX_COMPARED, STRATEGIES, CustomParams, FeatureDistanceStrategy
 from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.trajectory.frame_compression import StorageParams
 from core.trajectory.layout import STORAGE
@@ -181,7 +181,7 @@ def test_lambda_falls_linearly_to_one_and_stays_there():
 def test_repeated_draws_within_a_batch_do_not_anneal_lambda(monkeypatch):
     memory, actor = make(**ELITE, lambda_batches=10)
     actor.write(10)
-    rule, intact, draw, drawn = memory.rules[0], memory.trajectories.still_valid, memory.rules[0].draw, []
+    rule, intact, draw, drawn = memory.strategies[0], memory.trajectories.still_valid, memory.strategies[0].draw, []
     generator = np.random.default_rng(0)
 
     def sometimes(streams, serials):
@@ -199,15 +199,15 @@ def test_twenty_thousand_draws_pass_the_end_of_annealing(settings):
     memory, actor = make(**settings, capacity=10, lambda_batches=500)
     actor.write(10)
     memory._ingest()
-    rule, keys = memory.rules[0], Counter()
+    rule, keys = memory.strategies[0], Counter()
     for number in range(20_000):
         drawn = rule.draw(3)
-        rule.release()
+        rule.on_batch_complete()
         assert len(drawn.fresh) == 3
         keys.update(zip(*map(np.ndarray.tolist, drawn.keys)))
         if number == 498:
             assert rule.multiplier == pytest.approx(1 + 3 / 500)
-    assert rule.multiplier == 1 and len(keys) == 10 and rule._times.sum() == 60_000
+    assert rule.multiplier == 1 and len(keys) == 10 and rule._draw_counts.sum() == 60_000
 
 
 # insertion --------------------------------------------------------------------------------------------------------
@@ -254,8 +254,8 @@ def test_unrolls_that_arrive_together_choose_independently(together, capacity):
         memory._ingest()
         twin.insert(actor.unrolls()[seen:], draws)
         seen = len(actor.unrolls())
-        assert contents(memory.rules[0]) == twin.kept
-        assert max(map(len, tape), default=0) <= TOGETHER
+        assert contents(memory.strategies[0]) == twin.kept
+        assert max(map(len, tape), default=0) <= MAX_COMPARED
         tape.clear()
     if capacity == 150:  # the farthest of 8 has 8/9 of all others below it, however many arrive at once
         assert np.mean(twin.quantiles) == pytest.approx(8 / 9, abs=0.05)
@@ -265,14 +265,14 @@ def test_unrolls_overwritten_before_being_copied_take_no_slot(monkeypatch):
     memory, actor = make(capacity=3, **INSERTION)
     actor.write(3)
     monkeypatch.setattr(memory.trajectories, "still_valid", lambda streams, serials: np.zeros(len(serials), bool))
-    assert memory.sample(4) is None and len(memory.rules[0]) == 0
+    assert memory.sample(4) is None and len(memory.strategies[0]) == 0
 
 
 def test_a_full_frame_store_shrinks_the_strategys_capacity(monkeypatch):
     memory, actor = make(capacity=10, num_envs=4, **INSERTION, storage=StorageParams("lz4"))
-    rule, refused = memory.rules[0], []
+    rule, refused = memory.strategies[0], []
     frames = rule.store.frames
-    frames._most, put = 10**6, frames.put
+    frames._max_bytes, put = 10**6, frames.put
     monkeypatch.setattr(frames, "put", lambda slot, copied: refused.append(slot) if slot == 2 and not refused else put(slot, copied))
     for _ in range(5):
         actor.write(1)
@@ -284,14 +284,14 @@ def test_a_full_frame_store_shrinks_the_strategys_capacity(monkeypatch):
 @pytest.mark.parametrize("insertion", [{}, INSERTION])
 def test_the_use_count_of_an_unroll_is_reset_with_its_slot(insertion):
     memory, actor = make(capacity=6, **insertion, **{**ELITE, "elite_sampling_strategy": "strategy3"})
-    rule, generator, times = memory.rules[0], np.random.default_rng(0), Counter()
+    rule, generator, times = memory.strategies[0], np.random.default_rng(0), Counter()
     for _ in range(80):
         if generator.random() < 0.5:
             actor.write(1)
         batch = memory.sample(4)
         if batch is not None:
             times.update(unrolls_of(batch.window))
-            assert rule._times[:len(rule)].tolist() == [times[unroll] for unroll in contents(rule)]
+            assert rule._draw_counts[:len(rule)].tolist() == [times[unroll] for unroll in contents(rule)]
     assert len(times) > 20
 
 
@@ -371,7 +371,7 @@ def test_sampling_continues_exactly_from_a_state(settings, insertion, chunks):
     resumed, _ = make(**settings, **insertion, seed=3)
     resumed.load_state_dict(memory.state_dict())
     assert [sampled(resumed) for _ in range(5)] == [sampled(memory) for _ in range(5)]
-    assert resumed.statistics() == memory.statistics() and (resumed.rules[0]._times == memory.rules[0]._times).all()
+    assert resumed.statistics() == memory.statistics() and (resumed.strategies[0]._draw_counts == memory.strategies[0]._draw_counts).all()
 
 
 @pytest.mark.parametrize("settings", [{**ELITE}, {**ELITE, **INSERTION}, ATTENTIVE])
@@ -384,6 +384,6 @@ def test_lambda_continues_without_the_stored_unrolls(settings):
     resumed.continue_at(4)
     assert resumed.sample(4) is None and resumed.statistics() == {
         "memory_size": 0.0, "memory_mb": 0.0, "custom_size": 0.0, "custom_lambda": memory.statistics()["custom_lambda"]}
-    assert not resumed.rules[0]._times.any()
+    assert not resumed.strategies[0]._draw_counts.any()
     other.write(4)
     assert set(sampled(resumed)) <= set(other.unrolls())

@@ -58,7 +58,7 @@ def test_every_batch_has_its_strategies_shares(ratios, batch_size, overflow):
             continue
         unrolls = check_coded_unrolls(memory.layout, batch.window)
         fresh = batch.fresh.numpy()
-        assert len(unrolls) == len(fresh) == len(batch.weights) == len(batch.keys.streams) == batch_size
+        assert len(unrolls) == len(fresh) == len(batch.weights) == len(batch.keys.env_ids) == batch_size
         exact = ratios.get("queue", 0) * batch_size
         assert abs(fresh.sum() - exact) < 1 and (fresh.sum() == exact or exact % 1)
         given += [unroll for unroll, first in zip(unrolls, fresh) if first]
@@ -71,7 +71,7 @@ def test_every_batch_has_its_strategies_shares(ratios, batch_size, overflow):
             assert serials == sorted(serials) and serials
             assert overflow != "block" or serials == list(range(0, 4 * len(serials), 4))
         statistics = memory.statistics()
-        held = sum(int(held.fresh.sum()) for held in memory._held)
+        held = sum(int(held.fresh.sum()) for held in memory._pending)
         assert statistics["queue_arrived"] == len(given) + held + statistics["queue_size"] + statistics["queue_dropped"]
         assert overflow != "block" or statistics["queue_dropped"] == 0
     assert (len(replayed) > 8) == (set(ratios) != {"queue"})
@@ -128,7 +128,7 @@ def test_sampling_continues_exactly_from_a_state(ratios):
         assert (expected is None) == (found is None)
         if found is not None:
             assert check_coded_unrolls(memory.layout, found.window) == check_coded_unrolls(memory.layout, expected.window)
-            assert found.fresh.equal(expected.fresh) and (found.keys.serials == expected.keys.serials).all()
+            assert found.fresh.equal(expected.fresh) and (found.keys.step_ids == expected.keys.step_ids).all()
         for other in (actor, successor):
             other.write(1)
     assert resumed.statistics() == memory.statistics() and resumed.unread() == memory.unread()
@@ -172,11 +172,11 @@ def test_a_state_holds_plain_values_and_tensors_only(tmp_path):
 @pytest.mark.parametrize("text", [ALGORITHMS, f"[{CUSTOM}, {QUEUE}]", *PLATFORM, DEFAULT])
 def test_replay_lists_of_the_replaced_systems_are_accepted(text):
     assert problems(text) == []
-    assert {part.ratio for part in MixedMemory.parts(MixedParams(text))} == {0.5}
+    assert {part.ratio for part in MixedMemory.components(MixedParams(text))} == {0.5}
 
 
 def test_every_key_of_the_list_reaches_its_strategy():
-    part, queue = MixedMemory.parts(MixedParams(f"[{CUSTOM.replace('ln_norm', 'kl_div')}, {QUEUE}]"))
+    part, queue = MixedMemory.components(MixedParams(f"[{CUSTOM.replace('ln_norm', 'kl_div')}, {QUEUE}]"))
     params = part.params
     assert (params.capacity, params.dist_function, params.p, params.sample_strategy) == (1000, "kl_div", 2, "elite_sampling")
     assert (params.insert_strategy, params.lambda_batch_multiplier, params.alfa_annealing_factor) == ("elite_insertion", 6, 2.0)
@@ -186,7 +186,7 @@ def test_every_key_of_the_list_reaches_its_strategy():
 @pytest.mark.parametrize(("kind", "expected"), [
     ("attentive", ("newest", "attentive_sampling")), ("elite", ("elite_insertion", "elite_sampling")), ("custom", ("newest", "uniform"))])
 def test_short_names_select_custom_with_their_strategies(kind, expected):
-    (part,) = MixedMemory.parts(MixedParams(json.dumps([{"type": kind, "sample_ratio": 1}])))
+    (part,) = MixedMemory.components(MixedParams(json.dumps([{"type": kind, "sample_ratio": 1}])))
     assert (part.params.insert_strategy, part.params.sample_strategy) == expected
     assert part.params.lambda_batch_multiplier == {"attentive": 4, "elite": 6, "custom": 1}[kind]
 
@@ -245,7 +245,7 @@ def test_every_mistake_in_a_list_is_reported_in_a_sentence(text, sentences):
 @pytest.mark.parametrize("text", ["[]", f"[{QUEUE}]", "not JSON"])
 def test_a_memory_with_an_invalid_list_is_not_made(text):
     with pytest.raises(ValueError):
-        MixedMemory.parts(MixedParams(text))
+        MixedMemory.components(MixedParams(text))
 
 
 @pytest.mark.parametrize("ratios", [[1 / 3] * 3, [0.1] * 10, [0.333333, 0.333333, 0.333334], [0.7, 0.2, 0.1], [1]])

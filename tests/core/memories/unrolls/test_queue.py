@@ -38,7 +38,7 @@ def all_that_waits(memory: QueueMemory) -> list[tuple[int, int]]:
 def check_counts(memory: QueueMemory, given: int) -> None:
     """Assert that every unroll that arrived was given or dropped, or is still waiting."""
     statistics = memory.statistics()
-    held = sum(len(held.fresh) for held in memory._held)
+    held = sum(len(held.fresh) for held in memory._pending)
     assert statistics["queue_arrived"] == given + held + statistics["queue_dropped"] + statistics["queue_size"]
 
 
@@ -232,7 +232,7 @@ def test_copied_unrolls_survive_an_overwritten_ring(overflow):
     for play, writer in zip(plays, writers):
         play.play(writer, 4)
     memory._ingest()
-    for _ in range(3 * memory.layout.rows):
+    for _ in range(3 * memory.layout.ring_length):
         for play, writer in zip(plays, writers):
             play.play(writer, 4)
         if overflow == "keep_oldest":
@@ -261,13 +261,13 @@ def test_copies_are_not_overwritten_before_they_are_read():
     memory, (actor,) = make(capacity=2, overflow="alternating", batch_size=2, num_envs=1)
     actor.write(2)
     memory._ingest()
-    drawn = memory.rules[0].draw(2)  # drawn and not read yet
+    drawn = memory.strategies[0].draw(2)  # drawn, and not read yet
     actor.write(5)
     memory._ingest()
-    window = memory.rules[0].store.gather(*drawn.keys, memory.window)
+    window = memory.strategies[0].store.gather(*drawn.keys, memory.window)
     assert check_coded_unrolls(memory.layout, window) == actor.unrolls()[:2]
     assert memory.statistics()["queue_dropped"] == 5
-    memory.rules[0].release()
+    memory.strategies[0].on_batch_complete()
     actor.write(1)
     memory._ingest()
     assert memory.statistics()["queue_size"] == 1
@@ -276,7 +276,7 @@ def test_copies_are_not_overwritten_before_they_are_read():
 @pytest.mark.parametrize("overflow", ["keep_oldest", "alternating"])
 def test_a_queue_of_copies_must_hold_a_batch(overflow):
     assert QueueMemory.problems(QueueParams(3, overflow), 4) == [
-        f"a queue with overflow={overflow} must hold a batch's share of it: capacity=3 is below 4"]
+        f"a queue with overflow={overflow} must hold its share of a batch: capacity=3 is below 4"]
     assert QueueMemory.problems(QueueParams(4, overflow), 4) == []
 
 

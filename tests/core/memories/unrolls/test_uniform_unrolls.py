@@ -75,14 +75,14 @@ def test_a_wholly_overwritten_replay_gives_no_batch(monkeypatch):
 
 # reservoir --------------------------------------------------------------------------------------------------------
 def contents(memory: MixedMemory) -> list[tuple[int, int]]:
-    rule = memory.rules[0]
+    rule = memory.strategies[0]
     return check_coded_unrolls(memory.layout, rule.store.gather(*rule.keys(np.arange(len(rule))), memory.window))
 
 
 def test_a_reservoir_is_a_uniform_sample_of_all_unrolls():
     memory, (actor,) = make("reservoir", capacity=5, batch_size=16)
     actor.write(10)
-    keys, rule, runs = SampleIds(*np.array(actor.unrolls()).T), memory.rules[0], 1_000
+    keys, rule, runs = SampleIds(*np.array(actor.unrolls()).T), memory.strategies[0], 1_000
     counts = dict.fromkeys(actor.unrolls(), 0)
     for _ in range(runs):
         rule._seen = 0
@@ -106,7 +106,7 @@ def test_a_reservoir_keeps_its_capacity_and_outlives_the_ring():
         assert len(kept) == len(set(kept)) == min(6, 2 * (chunk + 1)) and set(kept) <= set(actor.unrolls())
     statistics = memory.statistics()
     assert (statistics["reservoir_size"], statistics["reservoir_seen"]) == (6, 400)
-    assert min(serial for _, serial in kept) < actor.serial - memory.layout.rows
+    assert min(serial for _, serial in kept) < actor.serial - memory.layout.ring_length
     assert_equally_often([unroll for _ in range(100) for unroll in sampled(memory)], set(kept))
 
 

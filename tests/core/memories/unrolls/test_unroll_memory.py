@@ -59,13 +59,13 @@ def test_the_smallest_memories_of_all_strategies_give_unrolls(memory_type, param
     memory = make(memory_type, params, frame_stack=frame_stack, length=length, batch_size=1, num_envs=1)
     assert memory_type.problems(params, 1) == []
     actor, batches = CodedActor(memory, 0), 0
-    for row in range(3 * memory.layout.rows):
+    for row in range(3 * memory.layout.ring_length):
         batch = memory.sample(1) if row % length in (0, 1) else None
         if batch is not None:
             assert set(check_coded_unrolls(memory.layout, batch.window)) <= set(actor.unrolls())
             batches += 1
         assert actor.step()
-    assert batches >= 3 * memory.layout.rows // length - 1
+    assert batches >= 3 * memory.layout.ring_length // length - 1
 
 
 @pytest.mark.parametrize(("memory_type", "params", "slots"), [
@@ -76,7 +76,7 @@ def test_the_smallest_memories_of_all_strategies_give_unrolls(memory_type, param
 @pytest.mark.parametrize("frame_stack", [0, 4])
 def test_bytes_are_known_before_a_memory_is_made(memory_type, params, slots, frame_stack):
     memory = make(memory_type, params, frame_stack=frame_stack, batch_size=8, num_actors=2, num_envs=3, length=6)
-    stores = [rule.store for rule in memory.rules if rule.store is not memory.trajectories]
+    stores = [rule.store for rule in memory.strategies if rule.store is not memory.trajectories]
     sizes = [os.fstat(store.arrays._fd).st_size for store in stores]
     assert memory_type.own_bytes(params, memory.layout, 6) == sum(sizes)
     rows = slots * (max(frame_stack - 1, 0) + 6 + 1)
@@ -135,7 +135,7 @@ def test_every_unroll_reaches_every_strategy_once_oldest_first():
     memory = make(MixedMemory, mixed({"type": "standard", "capacity": 40}, {"type": "reservoir", "capacity": 4}), batch_size=2,
                   num_actors=2)
     shown, generator = [[], []], np.random.default_rng(0)
-    for rule, tape in zip(memory.rules, shown):
+    for rule, tape in zip(memory.strategies, shown):
         rule.insert = lambda keys, tape=tape: tape.extend(zip(*map(np.ndarray.tolist, keys)))
     actors = [CodedActor(memory, actor) for actor in range(2)]
     for _ in range(50):
@@ -166,7 +166,7 @@ def test_other_strategies_sample_after_the_queue_has_its_share():
     memory = make(MixedMemory, mixed({"type": "standard", "capacity": 40}, {"type": "queue", "capacity": 4}), batch_size=8)
     actor = CodedActor(memory, 0)
     actor.write(1)
-    assert memory.sample(8) is None and [len(held.fresh) for held in memory._held] == [0, 2]
+    assert memory.sample(8) is None and [len(held.fresh) for held in memory._pending] == [0, 2]
     actor.write(1)
     batch = memory.sample(8)
     assert batch is not None and batch.fresh.tolist() == [False] * 4 + [True] * 4
@@ -247,7 +247,7 @@ def test_an_overwritten_unroll_is_not_copied():
     actor.write(20)
     newest = SampleIds(*np.array(actor.unrolls()[-2:]).T)
     assert slots.put(np.arange(2), newest).all()
-    gone = SampleIds(newest.streams, np.array([0, newest.serials[1] - 4]))
+    gone = SampleIds(newest.env_ids, np.array([0, newest.step_ids[1] - 4]))
     assert slots.put(np.arange(2), gone).tolist() == [False, True]
     found = check_coded_unrolls(memory.layout, slots.store.gather(*slots.keys(np.arange(2)), memory.window))
     assert found == [actor.unrolls()[-2], actor.unrolls()[-3]]
@@ -260,7 +260,7 @@ def test_an_unroll_overwritten_while_being_copied_is_not_kept(monkeypatch):
     states = memory.trajectories.states
 
     def slow(streams, serials):
-        actor.write(memory.layout.rows // 4)  # the writer overwrites the steps after their fields were read
+        actor.write(memory.layout.ring_length // 4)  # the writer laps the reader after it has read the fields
         return states(streams, serials)
 
     monkeypatch.setattr(memory.trajectories, "states", slow)

@@ -42,7 +42,7 @@ def write_while_there_is_room(memories: list[UnrollMemory], actor_ind: int, chun
 def drawn_by_a_moody_sampler(memory: UnrollMemory, batch_size: int, share: int, chunks: int) -> tuple[list[tuple[int, int]], int, int]:
     """Return all fresh unrolls in order, and how often the queue was full and how often it had no batch."""
     fresh, full, dry, end = [], 0, 0, time.monotonic() + SECONDS
-    room, total = memory.rules[0].params.capacity, chunks * ACTORS * ENVS
+    room, total = memory.strategies[0].params.capacity, chunks * ACTORS * ENVS
     for attempt in itertools.count():
         assert time.monotonic() < end, f"{len(fresh)} unrolls and no more"
         if attempt % 20 > 15:  # sleep until actors can write no more
@@ -125,7 +125,7 @@ def test_unrolls_are_never_torn_or_stale_while_writers_overwrite(monkeypatch):
     assert all(max(counter.values()) <= most for counter, most in zip(given, (1, 3, 1)))
     for number in (0, 2):
         statistics = memories[number].statistics()
-        held = sum(int(held.fresh.sum()) for held in memories[number]._held)
+        held = sum(int(held.fresh.sum()) for held in memories[number]._pending)
         assert statistics["queue_arrived"] == given[number].total() + held + statistics["queue_size"] + statistics["queue_dropped"]
-    assert all((memory.trajectories.written() > 3 * memory.layout.rows).all() for memory in memories)
+    assert all((memory.trajectories.written() > 3 * memory.layout.ring_length).all() for memory in memories)
     assert np.isfinite(memories[0].statistics()["custom_lambda"])

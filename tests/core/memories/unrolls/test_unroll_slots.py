@@ -75,10 +75,10 @@ def test_sampling_continues_exactly_from_a_state(items):
 @pytest.mark.parametrize("kind", ["reservoir", "elite"])
 def test_a_strategy_without_room_for_copies_shrinks(kind):
     memory, actors = make({"type": kind, "capacity": 30}, storage=LZ4)
-    rule = memory.rules[0]
-    rule.store.frames._most //= 6
+    rule = memory.strategies[0]
+    rule.store.frames._max_bytes //= 6
     play(memory, actors, 200)
-    assert rule._copies.capacity < 30 and len(rule) == rule._copies.capacity and rule.store.frames.used <= rule.store.frames._most
+    assert rule._copies.capacity < 30 and len(rule) == rule._copies.capacity and rule.store.frames.used <= rule.store.frames._max_bytes
     drawn = {unroll for _ in range(20) for unroll in check_coded_unrolls(memory.layout, memory.sample(8).window)}
     assert max(serial for _, serial in drawn) > 400  # unrolls that came after it was full are drawn too
 
@@ -87,7 +87,7 @@ def test_a_strategy_without_room_for_copies_shrinks(kind):
 def test_the_computed_bytes_of_slots_are_those_allocated(packs):
     memory, _ = make({"type": "standard", "capacity": 30}, storage=LZ4)
     slots = UnrollStore(memory.trajectories, 30, 4, packs)
-    most = slots.store.frames._most if packs else 0
+    most = slots.store.frames._max_bytes if packs else 0
     assert slots_bytes(memory.layout, 30, 4, packs) == slots.store.layout.nbytes + most
     assert ("frame" in slots.store.arrays) != packs
 
@@ -97,14 +97,14 @@ def test_blocking_compressed_queues_lose_no_frames():
     memory, actors = make(*items, storage=StorageParams("lz4", bytes=1))
     incompressible, given = np.random.default_rng(0), 0
     for actor in actors:
-        actor.writer._packer._frames[:] = 0
-        append = actor.writer._packer.pack
+        actor.writer._compressor._frames[:] = 0
+        append = actor.writer._compressor.pack
 
-        def pack(chunk, append=append, frames=actor.writer._packer._frames):
+        def pack(chunk, append=append, frames=actor.writer._compressor._frames):
             frames[:] ^= incompressible.integers(1 << 62, size=frames.shape)
             append(chunk)
 
-        actor.writer._packer.pack = pack
+        actor.writer._compressor.pack = pack
     for _ in range(300):
         for actor in actors:
             while actor.step():
