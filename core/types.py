@@ -78,8 +78,8 @@ def slice_batch(batch: Batch, part: slice | None) -> Batch:
     extras = {name: field[:, part] for name, field in window.extras.items()}
     states = tuple(state[part] for state in window.states)
     sliced = Window._make([*(field[:, part] for field in window[:6]), extras, states])
-    return Batch(sliced, SampleIds(keys.env_ids[part], keys.step_ids[part]), batch.weights[part],
-                 None if batch.fresh is None else batch.fresh[part])
+    fresh = None if batch.fresh is None else batch.fresh[part]
+    return Batch(sliced, SampleIds(keys.env_ids[part], keys.step_ids[part]), batch.weights[part], fresh)
 
 
 class ActorCriticOutput(NamedTuple):

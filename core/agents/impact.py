@@ -31,7 +31,7 @@ from core.ops.policy_losses import (
     log_probs_of,
 )
 from core.ops.vtrace import vtrace
-from core.types import Batch, batch_size, slice_batch
+from core.types import Batch
 
 # Largest factor between the adapted weight of the KL and the first one, up and down: at 0 or inf the weight would stay.
 KL_SPAN = 1_000.0
@@ -66,23 +66,17 @@ class Impact(ActorCriticAgent):
         self._updates, self._update_target = UpdateCounter(), TargetUpdater(self.params.target_update)
 
     def learn(self, batch: Batch) -> LearnerOutput:
-        total, grad_norm, applied = self._optimizer.minimise(
-            batch_size(batch), lambda part: self._loss(slice_batch(batch, part)))
-        sums, rewards = total.statistics, batch.window.rewards
+        statistics, sums, applied = self.minimise(batch)
         steps = sums["steps"].clamp(min=1)
-        statistics = {"loss": total.loss, "policy_loss": sums["policy_loss"], "baseline_loss": sums["baseline_loss"],
-                      "entropy": sums["entropy"] / steps, "value_mean": sums["values"] / rewards.numel(),
-                      "target_kl": sums["target_kl"] / steps, "kl_coefficient": self._kl_coefficient.clone(),
-                      "target_lag": sums["target_lag"] / rewards[:-1].numel(), "grad_norm": grad_norm,
-                      "lr": self._optimizer.rate}
-        copied = self._update_target(list(self.target.state_dict().values()), list(self.model.state_dict().values()),
-                                     self._updates.next(), applied)
+        statistics["target_kl"], statistics["kl_coefficient"] = sums["target_kl"] / steps, self._kl_coefficient.clone()
+        statistics["target_lag"] = sums["target_lag"] / batch.window.rewards[:-1].numel()
+        target, online = (list(network.state_dict().values()) for network in (self.target, self.model))
+        copied = self._update_target(target, online, self._updates.next(), applied)
         if self.params.kl_coefficient and copied is not False:
             self._adapt_kl_coefficient(sums["target_kl"], steps, copied & applied)
         return make_learner_output(statistics, None, applied)
 
-    def _loss(self, batch: Batch) -> Loss:
-        """Compute the loss of the unrolls and its statistics, all of them sums over their steps."""
+    def loss(self, batch: Batch) -> Loss:
         params, window = self.params, batch.window.to(self.device)
         output, _ = self.unroll(window)
         with torch.no_grad():
@@ -90,18 +84,19 @@ class Impact(ActorCriticAgent):
         logits, values, actions, valid = output.logits[:-1], output.value, window.actions[:-1], ~window.lasts[:-1]
         log_probs, target_log_probs, behaviour_log_probs = (  # each [T, B]
             log_probs_of(each, actions) for each in (logits, target_logits, window.extras["logits"][:-1]))
-        returns = vtrace(target_log_probs - behaviour_log_probs, window.rewards[:-1],
-                         params.gamma * window.discounts[:-1], values.detach(), valid, rho_bar=params.rho_bar,
-                         c_bar=params.c_bar, pg_rho_bar=1.0, trace_lambda=params.trace_lambda)
+        log_ratios, rewards = target_log_probs - behaviour_log_probs, window.rewards[:-1]
+        returns = vtrace(log_ratios, rewards, params.gamma * window.discounts[:-1], values.detach(), valid,
+                         rho_bar=params.rho_bar, c_bar=params.c_bar, pg_rho_bar=1.0, trace_lambda=params.trace_lambda)
         objective = clipped_surrogate(log_probs, behaviour_log_probs, target_log_probs, returns.unweighted,
                                       params.epsilon, params.beta_max)
         policy, baseline = -(objective * valid).sum(), baseline_loss(values[:-1], returns.targets, valid)
         entropy, target_kl = entropy_loss(logits, valid), (kl(target_logits, logits) * valid).sum()
-        loss = (policy + params.baseline_cost * baseline + params.entropy_cost * entropy
-                + (self._kl_coefficient * target_kl if params.kl_coefficient else 0.0))
-        statistics = {"policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy, "values": values.sum(),
-                      "target_kl": target_kl, "target_lag": (log_probs - target_log_probs).abs().sum(),
-                      "steps": valid.sum()}
+        loss = policy + params.baseline_cost * baseline + params.entropy_cost * entropy
+        if params.kl_coefficient:
+            loss = loss + self._kl_coefficient * target_kl
+        statistics = {"policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy, "values": values.sum()}
+        statistics |= {"target_lag": (log_probs - target_log_probs).abs().sum()}
+        statistics |= {"target_kl": target_kl, "steps": valid.sum()}
         return Loss(loss, {name: value.detach() for name, value in statistics.items()})
 
     def _adapt_kl_coefficient(self, target_kl: Tensor, steps: Tensor, apply_if: bool | Tensor) -> None:

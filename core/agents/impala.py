@@ -3,8 +3,8 @@
 - IMPALA (1802.01561) learns from every unroll once, from the memory `queue`.
 - Replayed unrolls of the memory `mixed` get CLEAR's cloning of the old policy and value (1811.11682), where
   policy_cloning_cost and value_cloning_cost are not 0.
-- LASER's relevance (1909.11583) selects among replayed steps of the memory `mixed`: a state whose behaviour has become too
-  unlike the policy is left out of every loss and stops the trace that reaches it.
+- LASER's relevance (1909.11583) selects among replayed steps of the memory `mixed`: a state whose behaviour has become
+  too unlike the policy is left out of every loss and stops the trace that reaches it.
 - Deviations: the loss of a truncated episode bootstraps from its final observation; the entropy is over all steps, with
   LASER over fresh ones.
 """
@@ -25,7 +25,7 @@ from core.ops.policy_losses import (
     value_cloning_loss,
 )
 from core.ops.vtrace import relevance, vtrace
-from core.types import Batch, batch_size, slice_batch
+from core.types import Batch
 
 
 @dataclass(frozen=True)
@@ -52,32 +52,26 @@ class Impala(ActorCriticAgent):
     window_kinds = ("unrolls",)
 
     def learn(self, batch: Batch) -> LearnerOutput:
-        total, grad_norm, applied = self._optimizer.minimise(
-            batch_size(batch), lambda part: self._loss(slice_batch(batch, part)))
-        sums = total.statistics
-        steps = sums["steps"].clamp(min=1)
-        statistics = {"loss": total.loss, "policy_loss": sums["policy_loss"], "baseline_loss": sums["baseline_loss"],
-                      "entropy": sums["entropy"] / steps, "value_mean": sums["values"] / batch.window.rewards.numel(),
-                      "behaviour_kl": sums["behaviour_kl"] / steps, "fresh_share": sums["fresh"] / steps,
-                      "relevant_share": sums["relevant"] / steps, "grad_norm": grad_norm, "lr": self._optimizer.rate}
+        statistics, sums, applied = self.minimise(batch)
+        for name in ("behaviour_kl", "fresh_share", "relevant_share"):
+            statistics[name] = sums[name] / sums["steps"].clamp(min=1)
         return make_learner_output(statistics, None, applied)
 
-    def _loss(self, batch: Batch) -> Loss:
-        """Compute the loss of the unrolls and its statistics, all of them sums over their steps."""
+    def loss(self, batch: Batch) -> Loss:
         params, window = self.params, batch.window.to(self.device)
         output, _ = self.unroll(window)
         logits, values, actions = output.logits[:-1], output.value, window.actions[:-1]  # [T, B, A], [T + 1, B], [T, B]
         behaviour_logits, behaviour_values = window.extras["logits"][:-1], window.extras["value"][:-1]
         valid = ~window.lasts[:-1]  # [T, B]: steps where an action was taken
-        fresh = valid & (True if batch.fresh is None else batch.fresh.to(self.device))
-        included = valid
+        fresh, included = valid if batch.fresh is None else valid & batch.fresh.to(self.device), valid
         if params.relevance != "none":
-            included = valid & (fresh | relevance(
-                logits.detach(), behaviour_logits, params.relevance, params.relevance_threshold, params.rho_bar))
+            kind, threshold = params.relevance, params.relevance_threshold
+            relevant = relevance(logits.detach(), behaviour_logits, kind, threshold, params.rho_bar)
+            included = valid & (fresh | relevant)
         log_ratios = (log_probs_of(logits, actions) - log_probs_of(behaviour_logits, actions)).detach()
-        returns = vtrace(log_ratios, window.rewards[:-1], params.gamma * window.discounts[:-1], values.detach(),
-                         included, rho_bar=params.rho_bar, c_bar=params.c_bar, pg_rho_bar=params.pg_rho_bar,
-                         trace_lambda=params.trace_lambda)
+        rewards, discounts = window.rewards[:-1], params.gamma * window.discounts[:-1]
+        returns = vtrace(log_ratios, rewards, discounts, values.detach(), included, rho_bar=params.rho_bar,
+                         c_bar=params.c_bar, pg_rho_bar=params.pg_rho_bar, trace_lambda=params.trace_lambda)
         replayed = included & ~fresh
         policy = policy_gradient_loss(logits, actions, returns.advantages, included)
         baseline = baseline_loss(values[:-1], returns.targets, included)
@@ -88,7 +82,7 @@ class Impala(ActorCriticAgent):
         if params.value_cloning_cost:
             cloning = value_cloning_loss(values[:-1], behaviour_values, replayed)
             loss = loss + params.value_cloning_cost * cloning
-        statistics = {"policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy_loss(logits, valid),
-                      "values": values.sum(), "behaviour_kl": (kl(logits, behaviour_logits) * valid).sum(),
-                      "fresh": fresh.sum(), "relevant": included.sum(), "steps": valid.sum()}
+        statistics = {"policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy_loss(logits, valid)}
+        statistics |= {"values": values.sum(), "behaviour_kl": (kl(logits, behaviour_logits) * valid).sum()}
+        statistics |= {"fresh_share": fresh.sum(), "relevant_share": included.sum(), "steps": valid.sum()}
         return Loss(loss, {name: value.detach() for name, value in statistics.items()})

@@ -47,8 +47,8 @@ class ActorCritic(Model):
         self.feature_size = feature_size or width
         self.torso = torso
         self.core = LSTMCore(params.hidden, params.lstm) if params.lstm else None
-        self.feature_head = (nn.Sequential(nn.Linear(width, feature_size), nn.ReLU(inplace=True)) if feature_size
-                             else nn.Identity())
+        head = [nn.Linear(width, feature_size), nn.ReLU(inplace=True)] if feature_size else []
+        self.feature_head = nn.Sequential(*head) if head else nn.Identity()
         self.policy = nn.Linear(self.feature_size, spec.action.num_actions)  # type: ignore[union-attr]
         self.value = nn.Linear(self.feature_size, 1)
         root = math.sqrt(2)
@@ -166,5 +166,5 @@ class MLPAC(ActorCritic):
 
     def __init__(self, params: MLPACParams, spec: EnvSpec):
         size, hidden = math.prod(spec.observation_shape), params.hidden
-        super().__init__(params, spec, nn.Sequential(nn.Flatten(), nn.Linear(size, hidden), nn.Tanh(),
-                                                     nn.Linear(hidden, hidden), nn.Tanh()))
+        layers = [nn.Linear(size, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh()]
+        super().__init__(params, spec, nn.Sequential(nn.Flatten(), *layers))

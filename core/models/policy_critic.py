@@ -60,11 +60,10 @@ class ControlNetwork(PolicyAndCritic):
         # The torso that only counts features draws weights too: without it seeded runs would start from other weights.
         num_actions, features = math.prod(spec.action.low.shape), self.torso()[1]
         gaussian = self.output_kind == "gaussian-twin-value"
-        self.policy = nn.Sequential(self.torso()[0], _perceptron(features, params, num_actions * (1 + gaussian)),
-                                    *([] if gaussian else [nn.Tanh()]))
-        outputs = params.atoms if self.output_kind == "policy-distribution" else 1
-        self.critic = Critics(Critic(self.torso()[0], features, num_actions, params, outputs)
-                              for _ in range(2 if "twin" in self.output_kind else 1))
+        layers = [self.torso()[0], _perceptron(features, params, num_actions * (1 + gaussian))]
+        self.policy = nn.Sequential(*layers, *([] if gaussian else [nn.Tanh()]))
+        outputs, count = getattr(params, "atoms", 1), 2 if "twin" in self.output_kind else 1
+        self.critic = Critics(Critic(self.torso()[0], features, num_actions, params, outputs) for _ in range(count))
 
     def torso(self) -> tuple[nn.Module, int]:
         """Make a torso from preprocessed observations to features [B, F], and return it with F."""

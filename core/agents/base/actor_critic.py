@@ -3,6 +3,7 @@
 Each agent's own file says how it learns.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,11 @@ from torch import Tensor
 from core.agent import ActorOutput, Agent
 from core.common.settings import setting
 from core.device.transfers import on_device
+from core.learning.microbatches import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams
 from core.model import Model, disable_host_sync
 from core.specs import ArraySpec, Discrete, WindowSpec
-from core.types import ActorCriticOutput, State, TimeStep, Window
+from core.types import ActorCriticOutput, Batch, State, TimeStep, Window, batch_size, slice_batch
 
 EVALUATIONS = ("sample", "greedy")
 
@@ -113,6 +115,25 @@ class ActorCriticAgent(Agent):
 
     def init_learner(self) -> None:
         self._optimizer = Optimizer(self.model.parameters(), self.params, sums=True)
+
+    @abstractmethod
+    def loss(self, batch: Batch) -> Loss:
+        """Compute the loss of the unrolls and its statistics, all of them sums over their steps."""
+
+    def minimise(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], Any]:
+        """Take an optimiser step down the loss of a batch.
+
+        Returns:
+            Statistics that all actor-critics report, the sums over steps that `loss` gave, and whether the step was
+            taken.
+        """
+        total, grad_norm, applied = self._optimizer.minimise(
+            batch_size(batch), lambda part: self.loss(slice_batch(batch, part)))
+        sums = total.statistics
+        statistics = {"loss": total.loss, "policy_loss": sums["policy_loss"], "baseline_loss": sums["baseline_loss"]}
+        statistics["entropy"] = sums["entropy"] / sums["steps"].clamp(min=1)
+        statistics["value_mean"] = sums["values"] / batch.window.rewards.numel()
+        return {**statistics, "grad_norm": grad_norm, "lr": self._optimizer.rate}, sums, applied
 
     def prepare_updates(self, count: int) -> None:
         disable_host_sync(self.model)

@@ -122,8 +122,8 @@ class ContinuousControl(Agent):
         params, self.target = self.params, copy.deepcopy(self.model).requires_grad_(False)
         self.gradients = make_gradients(self.model, self.target, params.lean)
         self.policy_optimizer = Optimizer([self.gradients.online.policy], params, period=params.policy_period)
-        self.critic_optimizer = Optimizer([self.gradients.online.critic], dataclasses.replace(
-            params, lr=params.critic_lr, weight_decay=params.critic_weight_decay))
+        critic_params = dataclasses.replace(params, lr=params.critic_lr, weight_decay=params.critic_weight_decay)
+        self.critic_optimizer = Optimizer([self.gradients.online.critic], critic_params)
         self._updates = UpdateCounter()
         self._update_target = TargetUpdater(params.target_update, params.policy_period)
 

@@ -130,8 +130,8 @@ class QLearning(Agent):
         self.set_training(True)
         total, grad_norm, applied = self._optimizer.minimise(
             batch_size(batch), lambda part: self.loss(slice_batch(batch, part)))
-        self._update_target(list(self.target.state_dict().values()), list(self.model.state_dict().values()),
-                            self._updates.next(), applied)
+        target, online = (list(network.state_dict().values()) for network in (self.target, self.model))
+        self._update_target(target, online, self._updates.next(), applied)
         statistics = {"loss": total.loss, "grad_norm": grad_norm, "lr": self._optimizer.rate, **total.statistics}
         return make_learner_output(statistics, total.priorities, applied)
 
