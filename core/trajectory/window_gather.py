@@ -14,8 +14,8 @@ from core.types import Window
 class WindowGatherer(ABC):
     """A reader of windows from rings whose fields lie on one device, flattened to [num_slots, ...].
 
-    Indices are computed by tensor operations of fixed shapes, and Python reads no value of a tensor, so that CUDA graphs
-    can capture the gathering.
+    Indices are computed by tensor operations of fixed shapes, and Python reads no value of a tensor, so that CUDA
+    graphs can capture the gathering.
     """
 
     layout: Layout

@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memories.uniform import UniformMemory, UniformParams
@@ -134,6 +135,17 @@ def test_each_start_has_one_leaf_and_lost_ones_are_cleared():
         assert np.count_nonzero(memory.tree.leaves) == len(legal(memory))
         memory.tree.check()
     assert memory.tree.capacity == memory.layout.num_slots // STRIDE
+
+
+def test_leaf_indices_lead_back_to_their_starts():
+    memory, plays, writers = filled("prioritized")
+    play_all(plays, writers, 40)
+    starts, keys, (low, _) = memory._starts, as_keys(legal(memory)), memory._starts.valid_range()
+    found = starts.ids(starts.leaf_indices(*keys), low)
+    assert [part.tolist() for part in found] == [part.tolist() for part in keys]
+    env_ids, step_ids = map(torch.from_numpy, keys)
+    found = starts.ids(starts.leaf_indices(env_ids, step_ids), torch.from_numpy(low))
+    assert [part.tolist() for part in found] == [part.tolist() for part in keys]
 
 
 def test_late_priorities_never_reach_a_new_start():
