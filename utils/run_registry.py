@@ -49,14 +49,14 @@ def newest(root: str, wanted: Mapping[str, Any], environment: str | None, suffix
     """Return the newest run that has all `wanted` settings and left models/<signature><suffix>.
 
     Args:
-        root: folder of `models` and `logs`.
-        wanted: dotted settings, among them `config` and `game`.
-        environment: the environment's name for that game. If the run's name is known too, the names are compared
+        root: Folder of `models` and `logs`.
+        wanted: Dotted settings, among them `config` and `game`.
+        environment: The environment's name for that game. If the run's name is known too, the names are compared
             instead of the games, so that the spelling does not matter.
         suffix: "_checkpoints" or ".pth".
 
     Raises:
-        ConfigurationError: no such run (exit code 3). The message lists how the newest run of the config differs.
+        ConfigurationError: No such run (exit code 3). The message lists how the newest run of the config differs.
     """
     candidates = [run for run in all_runs(root) if (Path(root) / "models" / f"{run.signature}{suffix}").exists()]
     for run in candidates:
@@ -109,14 +109,14 @@ def claim(options: Options, size: int = 0) -> Options:
     """Make the run's log folder and lock it until its descriptor in `locks` is closed or this process ends.
 
     Args:
-        options: options of the run.
-        size: bytes of its first checkpoint and model, which must fit on the disk.
+        options: Options of the run.
+        size: Bytes of its first checkpoint and model, which must fit on the disk.
 
     Returns:
         The options. A new run whose folder exists already has got another timestamp.
 
     Raises:
-        ConfigurationError: the folders cannot be written, or the run that should be continued is still running.
+        ConfigurationError: The folders cannot be written, or the run that should be continued is still running.
     """
     timestamp, number = options.timestamp, 1
     try:
@@ -178,9 +178,9 @@ def save(options: Options, file_settings: Mapping[str, Any], environment: str | 
     than the run's. A run that began from a model file keeps its `model_file` when it is continued.
 
     Args:
-        options: the options of this start.
-        file_settings: dotted settings of utils/options.py, without the command line.
-        environment: the environment's name for the game.
+        options: The options of this start.
+        file_settings: Dotted settings of utils/options.py, without the command line.
+        environment: The environment's name for the game.
     """
     previous = read(options.log_folder) if options.resume is not None else None
     unproven = {"unproven": True} if options.resume is not None and previous is None else {}

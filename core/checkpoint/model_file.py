@@ -49,7 +49,7 @@ def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         Name -> weight on the CPU, and the metadata. For a checkpoint, metadata["checkpoint"] names its folder.
 
     Raises:
-        CheckpointError: the file is unusable; the message tells why. Nothing in the file has been executed.
+        CheckpointError: The file is unusable; the message tells why. Nothing in the file has been executed.
     """
     if not path.is_dir():
         return _read_model_file(path)
@@ -66,7 +66,7 @@ def reload_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `load_weights` has verified in this start; the files of a checkpoint are not hashed again.
 
     Args:
-        path: a model file, or one checkpoint.
+        path: A model file, or one checkpoint.
 
     Returns:
         What `load_weights` returns.
@@ -80,7 +80,7 @@ def load_into(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> No
     """Copy the weights of the file `path` into the model.
 
     Raises:
-        CheckpointError: the shapes or names differ, or a weight is not finite. A weight may be infinite where the
+        CheckpointError: The shapes or names differ, or a weight is not finite. A weight may be infinite where the
             model's own is, as in a mask.
     """
     own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -138,7 +138,7 @@ def _read_model_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     weights, metadata = None, None
     if isinstance(content, dict):
         weights, metadata = content.get("weights"), content.get("metadata")
-    if not weights or not _are_weights(weights) or not isinstance(metadata, dict):
+    if not _are_weights(weights) or not weights or not isinstance(metadata, dict):
         raise CheckpointError(f"model file {path} is not a model of this framework: "
                               "it needs 'weights' (names to tensors) and 'metadata'")
     return weights, metadata

@@ -48,19 +48,19 @@ def save(folder: Path, state: dict[str, Any], step: int, keep: int, parts: Seque
     not continue from them. Only one process may write to a folder.
 
     Args:
-        folder: the folder of the run's checkpoints.
-        state: top-level key -> nested dicts, lists and tuples of tensors and plain values; each key becomes a file. A
+        folder: The folder of the run's checkpoints.
+        state: Top-level key -> nested dicts, lists and tuples of tensors and plain values; each key becomes a file. A
             value may be a function without arguments, which is called after the keys before it have been written.
-        step: agent steps of the run.
-        keep: number of checkpoints that are kept.
-        parts: names of the files that other processes have written with `save_parts`.
+        step: Agent steps of the run.
+        keep: Number of checkpoints that are kept.
+        parts: Names of the files that other processes have written with `save_parts`.
 
     Returns:
         The folder of the new checkpoint.
 
     Raises:
-        CheckpointError: the disk is full, for instance; the old checkpoints stay as they were.
-        TypeError: a value could not be loaded again.
+        CheckpointError: The disk is full, for instance; the old checkpoints stay as they were.
+        TypeError: A value could not be loaded again.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ def storable(value: Any, name: str) -> Any:
     """Return the value with every view of a larger tensor copied, because a stored view includes the whole storage.
 
     Raises:
-        TypeError: the value holds something else than tensors and plain values, which `weights_only` would refuse. The
+        TypeError: The value holds something else than tensors and plain values, which `weights_only` would refuse. The
             message tells where, starting from `name`.
     """
     if type(value) in (dict, OrderedDict):
@@ -181,14 +181,14 @@ def load(folder: Path, names: Collection[str] | None = None) -> tuple[dict[str, 
     """Verify and read the newest checkpoint without damage. A warning on stderr names each damaged checkpoint.
 
     Args:
-        folder: the folder of the run's checkpoints.
-        names: top-level keys to read; None reads all. Every file is verified in either case.
+        folder: The folder of the run's checkpoints.
+        names: Top-level keys to read; None reads all. Every file is verified in either case.
 
     Returns:
         Top-level key -> value with tensors on the CPU, and the folder of the checkpoint.
 
     Raises:
-        CheckpointError: no checkpoint is usable.
+        CheckpointError: No checkpoint is usable.
     """
     checkpoints = _checkpoints(folder)
     if not checkpoints:
@@ -227,11 +227,11 @@ def read_verified(checkpoint: Path, names: Collection[str]) -> dict[str, Any]:
     """Read files of a checkpoint that `load` or `read` has verified in this start, without hashing them again.
 
     Args:
-        checkpoint: the folder that `load` returned.
-        names: top-level keys; those that the checkpoint lacks are left out.
+        checkpoint: The folder that `load` returned.
+        names: Top-level keys; those that the checkpoint lacks are left out.
 
     Raises:
-        CheckpointError: a file is no longer readable.
+        CheckpointError: A file is no longer readable.
     """
     try:
         return _read_files(checkpoint, _manifest_files(checkpoint), names)

@@ -33,8 +33,8 @@ class foreign_code:
     - An exception whose message cannot be read does too.
 
     Args:
-        where: subject of the error's sentence, such as "its constructor".
-        may_lack_packages: let an ImportError pass.
+        where: Subject of the error's sentence, such as "its constructor".
+        may_lack_packages: Let an ImportError pass.
     """
 
     def __init__(self, where: str, may_lack_packages: bool = False):

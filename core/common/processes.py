@@ -32,9 +32,9 @@ def die_with_parent(parent: int, signal_number: signal.Signals, exit_code: int) 
     """Ask the kernel to send this process a signal when its parent dies, for whatever reason.
 
     Args:
-        parent: process id of the parent.
-        signal_number: signal that the kernel sends.
-        exit_code: exit code of this process if the parent died before the request was made.
+        parent: Process id of the parent.
+        signal_number: Signal that the kernel sends.
+        exit_code: Exit code of this process if the parent died before the request was made.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_number)
     if os.getppid() != parent:

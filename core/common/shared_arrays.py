@@ -55,7 +55,7 @@ class SharedArrays:
     A process of the same machine and user that receives this object while the sender lives shares the arrays.
 
     Raises:
-        MemoryError: the machine lacks the bytes, or a limit of this process forbids them. Nothing was allocated.
+        MemoryError: The machine lacks the bytes, or a limit of this process forbids them. Nothing was allocated.
     """
 
     def __init__(self, specs: Mapping[str, ArraySpec]):

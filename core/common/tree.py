@@ -10,8 +10,8 @@ def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     """Return the same structure with every tensor replaced by `function(tensor)`.
 
     Args:
-        function: applied to each tensor.
-        tree: a tensor, or nested tuples of tensors; named tuples keep their type.
+        function: Applied to each tensor.
+        tree: A tensor, or nested tuples of tensors; named tuples keep their type.
     """
     if isinstance(tree, Tensor):
         return function(tree)

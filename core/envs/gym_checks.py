@@ -85,11 +85,11 @@ class CheckedEnv(gym.Wrapper[Any, Any, Any, Any]):
     Observations are returned as `frame_of` says, with byte vectors (RAM) scaled to 0 .. 1, and then preprocessed.
 
     Args:
-        env: the environment.
-        stream: its number in messages and in the activity marker.
-        max_steps: number of actions, repetitions counted, after which an episode is truncated.
-        repeat: how often each action is taken, unless the episode ends.
-        preprocess: applied to observations.
+        env: The environment.
+        stream: Its number in messages and in the activity marker.
+        max_steps: Number of actions, repetitions counted, after which an episode is truncated.
+        repeat: How often each action is taken, unless the episode ends.
+        preprocess: Applied to observations.
     """
 
     def __init__(

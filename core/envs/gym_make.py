@@ -33,16 +33,16 @@ def make_env(game: str, legacy: str, render_mode: str | None, kwargs: str = "{}"
     """Make one environment.
 
     Args:
-        game: gymnasium id.
-        legacy: one of LEGACY_VERSIONS.
+        game: Gymnasium id.
+        legacy: One of LEGACY_VERSIONS.
         render_mode: "human" or "rgb_array"; None renders nothing.
-        kwargs: arguments of the environment, a JSON object.
-        wrappers: wrappers around it, a JSON list (see GymParams).
+        kwargs: Arguments of the environment, a JSON object.
+        wrappers: Wrappers around it, a JSON list (see GymParams).
 
     Raises:
-        ValueError: the id is unknown (the message has the closest ones), the environment does not take an argument, or
+        ValueError: The id is unknown (the message has the closest ones), the environment does not take an argument, or
             a wrapper is not valid.
-        ImportError: a package is missing; the message has the pip command.
+        ImportError: A package is missing; the message has the pip command.
     """
     # not every constructor knows render_mode
     arguments = parse_kwargs(kwargs) | ({} if render_mode is None else {"render_mode": render_mode})

@@ -37,13 +37,13 @@ class Preprocessing:
     """A function from uint8 observations to frames: grayscale first, then resized, each if asked for.
 
     Args:
-        observation: shape and dtype of the observations.
+        observation: Shape and dtype of the observations.
         is_image: True if they are pictures.
-        size: new size; None keeps the size.
-        to_gray: convert to grayscale.
+        size: New size; None keeps the size.
+        to_gray: Convert to grayscale.
 
     Raises:
-        ValueError: preprocessing is asked for observations that are not pictures, or do not have one or three planes.
+        ValueError: Preprocessing is asked for observations that are not pictures, or do not have one or three planes.
     """
 
     def __init__(self, observation: ArraySpec, is_image: bool, size: Size | None, to_gray: bool):

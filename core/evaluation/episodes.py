@@ -57,14 +57,14 @@ def play_episodes(
       reaches EnvSpec.reward_threshold.
 
     Args:
-        agent: chooses the actions.
+        agent: Chooses the actions.
         env: E streams.
-        episodes: total number of episodes.
-        max_steps: agent steps after which an episode is truncated.
-        exploration: exploration of the E streams; None acts greedily.
-        seed: seed of the environment.
-        on_step: called with stream 0 after every step and reset; needs render_mode "rgb_array".
-        on_episode: called at the end of every episode that counts.
+        episodes: Total number of episodes.
+        max_steps: Agent steps after which an episode is truncated.
+        exploration: Exploration of the E streams; None acts greedily.
+        seed: Seed of the environment.
+        on_step: Called with stream 0 after every step and reset; needs render_mode "rgb_array".
+        on_episode: Called at the end of every episode that counts.
 
     Returns:
         The results of all episodes.

@@ -16,11 +16,11 @@ def record_episode(context: Context, agent: Agent, path: Path, max_steps: int, s
     """Play one episode into a video file. Yield True after each step. A full disk is reported and training continues.
 
     Args:
-        context: context of the evaluator.
-        agent: agent that plays.
-        path: the video file.
-        max_steps: agent steps after which the episode is cut.
-        seed: seed of the environment and of the exploration.
+        context: Context of the evaluator.
+        agent: Agent that plays.
+        path: The video file.
+        max_steps: Agent steps after which the episode is cut.
+        seed: Seed of the environment and of the exploration.
     """
     from core.evaluation.video_overlay import EpisodeRenderer  # opencv takes long to import, and most runs need none
 

@@ -51,8 +51,8 @@ class EpisodeRenderer:
         """Return a frame [H, W, 3] uint8, which is the game's picture unless an overlay or a panel is asked for.
 
         Args:
-            step: the step to draw.
-            action: the action that was taken in it.
+            step: The step to draw.
+            action: The action that was taken in it.
         """
         if not (self._params.overlay or self._params.panel):
             return step.picture

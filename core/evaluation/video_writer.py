@@ -24,8 +24,8 @@ class Video:
     """A video file, which is readable once it has been closed.
 
     Args:
-        path: the file; its suffix tells the format, .mp4 or .gif.
-        rate: pictures per second.
+        path: The file; its suffix tells the format, .mp4 or .gif.
+        rate: Pictures per second.
 
     Raises:
         ImportError: imageio or imageio-ffmpeg is missing; the message has the pip command.

@@ -47,12 +47,12 @@ class MetricsFiles:
     - Failed writes are counted in `errors` and never raised.
 
     Args:
-        folder: log folder of the run.
-        step: agent steps at which this part of the run starts.
-        run: description of the run, such as `run_name` returns.
-        settings: dotted settings. TensorBoard shows those of each start as text, and those of the first as
+        folder: Log folder of the run.
+        step: Agent steps at which this part of the run starts.
+        run: Description of the run, such as `run_name` returns.
+        settings: Dotted settings. TensorBoard shows those of each start as text, and those of the first as
             hyper-parameters.
-        now: returns seconds since the epoch.
+        now: Returns seconds since the epoch.
     """
 
     def __init__(self, folder: Path, step: int, run: str = "", settings: Mapping[str, Any] | None = None,

@@ -37,9 +37,9 @@ class Progress:
     """The progress line of a run. A closed standard output or a full disk does not stop the run.
 
     Args:
-        options: their `steps`, `updates` and `seconds` are the stop conditions.
-        console: console to print to; None makes a QuietConsole.
-        terminal: the main process's terminal.
+        options: Their `steps`, `updates` and `seconds` are the stop conditions.
+        console: Console to print to; None makes a QuietConsole.
+        terminal: The main process's terminal.
     """
 
     def __init__(self, options: Any, console: Console | None = None, terminal: Terminal | None = None):
@@ -54,8 +54,8 @@ class Progress:
         """Show the newest values.
 
         Args:
-            values: the global/ values of the period.
-            scores: mean returns of the last and of the best evaluation.
+            values: The global/ values of the period.
+            scores: Mean returns of the last and of the best evaluation.
         """
         for name in ("global/agent_steps_per_second", "global/updates_per_second"):
             self._rates[name] = (1 - SMOOTHING) * self._rates.get(name, values[name]) + SMOOTHING * values[name]
