@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from benchmarks import training
 from benchmarks.speed import measure_side, processor
@@ -111,7 +112,7 @@ def _updates(game: str, seconds: float, lean: bool) -> float:
     return _calls_per_second(lambda: agent.learn(batch), seconds)
 
 
-def _sb3_agent(game: str):
+def _sb3_agent(game: str) -> Any:
     import gymnasium
     import numpy as np
     from stable_baselines3 import DDPG

@@ -165,7 +165,7 @@ class SplitDraws:
 
 def our_updates(memory: Memory, batch_size: int) -> list[Callable[[], None]]:
     """Return calls that each update the priorities of one batch of ours."""
-    generator, calls = np.random.default_rng(0), []
+    generator, calls = np.random.default_rng(0), list[Callable[[], None]]()
     for _ in range(NUM_PRIORITY_BATCHES):
         batch = memory.sample(batch_size)
         assert batch is not None

@@ -148,7 +148,8 @@ class Study:
     @property
     def trials(self) -> list[Any]:
         """Return optuna's trials, in order."""
-        return self._study.get_trials(deepcopy=False)
+        trials: list[Any] = self._study.get_trials(deepcopy=False)
+        return trials
 
     @property
     def finished(self) -> int:
