@@ -171,8 +171,9 @@ def main() -> None:
         first, *others = sides
         ratios = {f"{first} / {other}": [mine / theirs for mine, theirs in zip(rates[first], rates[other])] for other in others}
         result[group] = {"unit": unit, **rates, **ratios}
-        for name, found in ratios.items():
-            print(f"{group}: {name} {statistics.median(found):.2f}, median {statistics.median(rates[first]):.1f} {unit}")
+        for name, pair_ratios in ratios.items():
+            median = statistics.median(rates[first])
+            print(f"{group}: {name} {statistics.median(pair_ratios):.2f}, median {median:.1f} {unit}")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(result, indent=1) + "\n")
 

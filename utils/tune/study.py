@@ -158,7 +158,7 @@ class Study:
 
     @property
     def best(self) -> Any:
-        """Return the complete trial of the highest score, or None; pruned trials made fewer steps and do not compete."""
+        """Return the complete trial of the highest score, or None. Pruned trials made fewer steps and do not count."""
         complete = [trial for trial in self.trials if trial.state.name == "COMPLETE"]
         return max(complete, key=lambda trial: trial.value, default=None)
 
