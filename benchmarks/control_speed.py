@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from benchmarks import training
 from benchmarks.speed import measure_side, processor
@@ -112,7 +113,7 @@ def _updates(game: str, seconds: float, lean: bool) -> float:
     return _calls_per_second(lambda: agent.learn(batch), seconds)
 
 
-def _sb3_agent(game: str):
+def _sb3_agent(game: str) -> Any:
     import gymnasium
     import numpy as np
     from stable_baselines3 import DDPG
@@ -171,8 +172,9 @@ def main() -> None:
         first, *others = sides
         ratios = {f"{first} / {other}": [mine / theirs for mine, theirs in zip(rates[first], rates[other])] for other in others}
         result[group] = {"unit": unit, **rates, **ratios}
-        for name, found in ratios.items():
-            print(f"{group}: {name} {statistics.median(found):.2f}, median {statistics.median(rates[first]):.1f} {unit}")
+        for name, pair_ratios in ratios.items():
+            median = statistics.median(rates[first])
+            print(f"{group}: {name} {statistics.median(pair_ratios):.2f}, median {median:.1f} {unit}")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(result, indent=1) + "\n")
 

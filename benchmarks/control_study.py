@@ -127,14 +127,15 @@ def study(task: str, sides: Sequence[str], seeds: Sequence[int], steps: int, job
         run = future.result()
         until = {name: curves.until(curve, steps) for name, curve in run.curves.items()}
         runs[side].append(run._replace(name=f"{side}-seed{seed}", curves=until))
-    curves.write_csv(output / f"control-{task}.csv", [run for found in runs.values() for run in found])
-    scored = {side: [run._replace(curves={curves.SCORE: run.curves[curves.SCORE]}) for run in found] for side, found in runs.items()}
+    curves.write_csv(output / f"control-{task}.csv", [run for side_runs in runs.values() for run in side_runs])
+    scored = {side: [run._replace(curves={curves.SCORE: run.curves[curves.SCORE]}) for run in side_runs]
+              for side, side_runs in runs.items()}
     figures.save(figures.draw_curves(scored, ["steps"], "mean", TASKS[task]["game"]), output / f"control-{task}", ["png"])
     with (output / f"control-{task}-table.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["side", "mean over seeds", *(f"seed {seed}" for seed in seeds), "best evaluation", "minutes a run"])
-        for side, found in scored.items():
-            each = [run.curves[curves.SCORE] for run in found]
+        for side, side_runs in scored.items():
+            each = [run.curves[curves.SCORE] for run in side_runs]
             scores, best = [curves.late_score(curve, steps) for curve in each], [curve.values.max() for curve in each]
             minutes = np.mean([curve.seconds[-1] for curve in each]) / 60
             writer.writerow([side, *(f"{value:.1f}" for value in (np.mean(scores), *scores, np.mean(best), minutes))])

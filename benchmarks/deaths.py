@@ -71,14 +71,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", default=RESULTS / "deaths.json")
     arguments = parser.parse_args()
-    found: dict[str, list[dict[str, float | int]]] = {name: [] for name in ENDS}
+    results: dict[str, list[dict[str, float | int]]] = {name: [] for name in ENDS}
     for number in range(arguments.rounds):
         for name, end in ENDS.items():
             options = argparse.Namespace(victim=name.replace(" ", "-"), config="dqn-minatar-breakout", seed=number, actors=2)
-            found[name].append(measure(end, options))
-            print(name, found[name][-1], flush=True)
+            results[name].append(measure(end, options))
+            print(name, results[name][-1], flush=True)
     with open(arguments.output, "w") as file:
-        file.write(json.dumps(found, indent=1) + "\n")
+        file.write(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -88,11 +88,11 @@ def per_second(work: Callable[[], int], seconds: float, device: torch.device) ->
 # parts ----------------------------------------------------------------------------------------------------------------
 def emulator(options: Options, seconds: float) -> float:
     """Return the rate of the environments with random actions."""
-    streams = options.num_envs_per_actor // options.actor.groups
-    envs = [options.env_class(options.env, options.game, streams, num_threads=options.actor.env_threads)
+    num_envs = options.num_envs_per_actor // options.actor.groups
+    envs = [options.env_class(options.env, options.game, num_envs, num_threads=options.actor.env_threads)
             for _ in range(options.actor.groups)]
     generator = np.random.default_rng(0)
-    actions = generator.integers(envs[0].spec.action.num_actions, size=(64, streams))
+    actions = generator.integers(envs[0].spec.action.num_actions, size=(64, num_envs))
     for number, env in enumerate(envs):
         env.reset(number)
         env.send(actions[number])
@@ -101,28 +101,28 @@ def emulator(options: Options, seconds: float) -> float:
         for env in envs:
             env.recv()
             env.send(actions[generator.integers(64)])
-        return streams * len(envs)
+        return num_envs * len(envs)
 
-    found = per_second(step, seconds, torch.device("cpu"))
+    steps_per_second = per_second(step, seconds, torch.device("cpu"))
     for env in envs:
         env.recv()
         env.close()
-    return found
+    return steps_per_second
 
 
 def inference(options: Options, spec: EnvSpec, seconds: float) -> Iterator[tuple[str, float]]:
     """Yield name and rate of the actor's network, eager and, on a GPU, captured."""
-    streams, device = options.num_envs_per_actor // options.actor.groups, torch.device(options.actor.device)
-    zeros = np.zeros(streams, np.float32)
-    observation = np.random.default_rng(0).integers(0, 256, (streams, *spec.observation_shape), np.uint8)
+    num_envs, device = options.num_envs_per_actor // options.actor.groups, torch.device(options.actor.device)
+    zeros = np.zeros(num_envs, np.float32)
+    observation = np.random.default_rng(0).integers(0, 256, (num_envs, *spec.observation_shape), np.uint8)
     timestep = TimeStep(observation, zeros, zeros, zeros > 0, zeros > 0, zeros)
     for captured in (False, True) if device.type == "cuda" else (False,):
         agent = with_graphed_forward(options.make_agent(spec, options.actor.device), captured)
-        state, exploration = agent.initial_state(streams), agent.exploration(0, 1, streams, np.random.default_rng(0))
+        state, exploration = agent.initial_state(num_envs), agent.exploration(0, 1, num_envs, np.random.default_rng(0))
 
         def act(agent: Agent = agent, state: State = state, exploration: Exploration = exploration) -> int:
             agent.act(timestep, state, exploration)
-            return streams
+            return num_envs
 
         yield f"inference, {kind(captured)}", per_second(act, seconds, device)
 
@@ -232,8 +232,8 @@ def run(options: Options, words: tuple[str, ...], seconds: float, start: float) 
     if len(lines) < 4:
         raise SystemExit(
             f"{' '.join(words)}: after {start:g} s the learner had not caught up; give more with --start_seconds")
-    found = {name: rate(lines, f"global/{name}") for name in ("agent_steps", "frames", "updates")}
-    return {**{f"{name} a second": value for name, value in found.items()}, "bytes of the GPU in use": memory.peak}
+    rates = {name: rate(lines, f"global/{name}") for name in ("agent_steps", "frames", "updates")}
+    return {**{f"{name} a second": value for name, value in rates.items()}, "bytes of the GPU in use": memory.peak}
 
 
 # all ------------------------------------------------------------------------------------------------------------------
@@ -241,10 +241,10 @@ def measure(options: Options, seconds: float, rounds: int, say: Callable[[str], 
     """Return the median rate of each part alone; the parts take turns."""
     spec, rates = validation.environment_spec(options), dict[str, list[float]]()
     for _ in range(rounds):
-        for name, found in (("emulator", emulator(options, seconds)), *inference(options, spec, seconds),
+        for name, part_rate in (("emulator", emulator(options, seconds)), *inference(options, spec, seconds),
                             *updates(options, spec, seconds)):
-            rates.setdefault(name, []).append(found)
-            say(f"  {name}: {found:,.0f} agent steps/s, 200 M frames in {AIM_STEPS / found / 60:,.1f} minutes")
+            rates.setdefault(name, []).append(part_rate)
+            say(f"  {name}: {part_rate:,.0f} agent steps/s, 200 M frames in {AIM_STEPS / part_rate / 60:,.1f} minutes")
     return {name: statistics.median(each) for name, each in rates.items()}
 
 
@@ -288,11 +288,11 @@ def main() -> None:
         write(result, arguments.output)
         free_memory()
         if arguments.run_seconds:
-            found = run(options, words, arguments.run_seconds, arguments.start_seconds)
-            cases[case] |= {"run": found, "of the ceiling": found["agent_steps a second"] / limit}
+            run_rates = run(options, words, arguments.run_seconds, arguments.start_seconds)
+            cases[case] |= {"run": run_rates, "of the ceiling": run_rates["agent_steps a second"] / limit}
             write(result, arguments.output)
-            print("  run:", ", ".join(f"{name} {value:,.0f}" for name, value in found.items()),
-                  f"- {found['agent_steps a second'] / limit:.2f} of the rate of {part} alone")
+            print("  run:", ", ".join(f"{name} {value:,.0f}" for name, value in run_rates.items()),
+                  f"- {run_rates['agent_steps a second'] / limit:.2f} of the rate of {part} alone")
 
 
 def write(result: dict[str, Any], path: Path) -> None:

@@ -83,12 +83,12 @@ def measure(game: str, steps: int, env_threads: int, codec: str) -> dict[str, An
     resident = psutil.Process().memory_info().rss
     env.close()
     layout, grown = memory.layout, resident - resident_before
-    found = {"chunk_length": layout.chunk_length, "steps_held": memory.size(), "resident_bytes_before": resident_before,
+    figures = {"chunk_length": layout.chunk_length, "steps_held": memory.size(), "resident_bytes_before": resident_before,
              "resident_bytes_after": resident, "resident_bytes_per_million": grown / memory.size() * 1e6, "steps_per_second": rate,
              "env_threads": env_threads}
     if pack is None:
-        return {**found, "allocated_bytes": layout.nbytes}
-    return {**found, **sizes_of(memory), "unpack_us_per_frame": unpacking(memory.trajectories),
+        return {**figures, "allocated_bytes": layout.nbytes}
+    return {**figures, **sizes_of(memory), "unpack_us_per_frame": unpacking(memory.trajectories),
             "pack_us_per_frame": pack.seconds / pack.calls / (layout.chunk_length * layout.num_envs) * 1e6}
 
 
@@ -146,8 +146,8 @@ def unpacking(trajectories: Trajectories) -> float:
     low, high = (int(bound[0]) for bound in trajectories.starts(0))
     chunks = generator.integers(-(-low // length), high // length, size=(TIMED_BLOCKS // 32, 32))
     for batch in chunks:
-        streams, started = generator.integers(layout.total_envs, size=(32, 1)), time.perf_counter()
-        trajectories.frames.take(streams, batch[:, None] * length + np.arange(length))
+        env_ids, started = generator.integers(layout.total_envs, size=(32, 1)), time.perf_counter()
+        trajectories.frames.take(env_ids, batch[:, None] * length + np.arange(length))
         seconds += time.perf_counter() - started
     return seconds / (chunks.size * length) * 1e6
 
@@ -163,11 +163,11 @@ def in_own_process(game: str, options: argparse.Namespace) -> tuple[str, dict[st
 
 def table(games: dict[str, dict[str, Any]]) -> Iterable[str]:
     """Yield the lines of a Markdown table with the columns that were measured."""
-    columns = {name: column for name, column in COLUMNS.items() if all(column[0] in found for found in games.values())}
+    columns = {name: column for name, column in COLUMNS.items() if all(column[0] in figures for figures in games.values())}
     yield "| game | " + " | ".join(columns) + " |"
     yield "|---" * (len(columns) + 1) + "|"
-    for game, found in games.items():
-        yield f"| {game} | " + " | ".join(f"{found[key] * scale:,.{digits}f}" for key, scale, digits in columns.values()) + " |"
+    for game, figures in games.items():
+        yield f"| {game} | " + " | ".join(f"{figures[key] * scale:,.{digits}f}" for key, scale, digits in columns.values()) + " |"
 
 
 def main() -> None:
@@ -187,14 +187,14 @@ def main() -> None:
         return
     result = json.loads(options.output.read_text()) if options.output.exists() else {}
     games = result.setdefault(f"{options.steps} steps{', raw' * (options.codec == RAW)}", {})
-    wanted = [game for game in options.games if options.again or game not in games]
+    missing = [game for game in options.games if options.again or game not in games]
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        for done in as_completed([pool.submit(in_own_process, game, options) for game in wanted]):
-            game, found = done.result()
-            megabytes = found["resident_bytes_per_million"] / 1e6
-            print(f"{game}: {found['steps_per_second']:.0f} steps/s, {megabytes:,.0f} MB a million resident", flush=True)
-            games[game] = {"command": " ".join(("python -m benchmarks.history", *sys.argv[1:])), **found, "jobs": options.jobs,
+        for done in as_completed([pool.submit(in_own_process, game, options) for game in missing]):
+            game, figures = done.result()
+            megabytes = figures["resident_bytes_per_million"] / 1e6
+            print(f"{game}: {figures['steps_per_second']:.0f} steps/s, {megabytes:,.0f} MB a million resident", flush=True)
+            games[game] = {"command": " ".join(("python -m benchmarks.history", *sys.argv[1:])), **figures, "jobs": options.jobs,
                            "processor": processor(), "versions": versions()}
             options.output.parent.mkdir(parents=True, exist_ok=True)
             options.output.write_text(json.dumps(result, indent=1) + "\n")

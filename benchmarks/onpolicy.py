@@ -14,6 +14,7 @@ import json
 import os
 import statistics
 import sys
+from typing import Any
 
 from benchmarks.speed import measure_side, processor
 from benchmarks.training import ROOT, after_start, rate, train
@@ -24,8 +25,8 @@ NUM_ENVS, UNROLL, BATCH = 32, 20, 32
 COMMON = ("--config", "impala-pong", "--model_type", "nature-ac", "--num_actors", "1", "--num_envs_per_actor", str(NUM_ENVS),
           "--agent.unroll_length", str(UNROLL), "--agent.batch_size", str(BATCH), "--learner.threads", "1")
 QUEUE = {"type": "queue", "capacity": BATCH, "sample_ratio": 0.5}
-ELITE = {"type": "custom", "sample_strategy": "elite_sampling", "lambda_batch_multiplier": 3}
-STRATEGIES = {  # Each replays half of every batch.
+ELITE: dict[str, Any] = {"type": "custom", "sample_strategy": "elite_sampling", "lambda_batch_multiplier": 3}
+STRATEGIES: dict[str, dict[str, Any]] = {  # Each replays half of every batch.
     "standard": {"type": "standard"}, "reservoir": {"type": "reservoir"},
     "attentive": {"type": "attentive", "lambda_batch_multiplier": 3},
     "elite strategy1": {**ELITE, "elite_sampling_strategy": "strategy1"},
@@ -92,7 +93,7 @@ def updating(threads: int, seconds: float) -> float:
     return samples / elapsed
 
 
-def _agent():
+def _agent() -> Any:
     from core.agents.impala import Impala, ImpalaAgentParams
     from core.models.actor_critic import NatureAC, NatureACParams
     from core.specs import ArraySpec, Discrete, EnvSpec

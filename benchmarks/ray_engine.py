@@ -147,7 +147,7 @@ def on_ray(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def speed(seconds: float, pairs: int) -> dict[str, Any]:
     """Return the agent steps per second of the same runs on both engines, which take turns."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, words in RUNS.items():
         rates: dict[str, list[float]] = {"local": [], "ray": []}
         for _ in range(pairs):
@@ -155,9 +155,9 @@ def speed(seconds: float, pairs: int) -> dict[str, Any]:
                 rates[engine].append(rate(after_start(train(seconds + 15, *words, "--engine", engine), 5)))
                 print(f"{name}: {engine} {rates[engine][-1]:.0f} agent steps/s", flush=True)
         ratios = [mine / other for mine, other in zip(rates["ray"], rates["local"])]
-        found[name] = {**rates, "ray / local": ratios}
+        results[name] = {**rates, "ray / local": ratios}
         print(f"{name}: {statistics.median(ratios):.2f} of the local engine")
-    return found
+    return results
 
 
 def main() -> None:

@@ -110,21 +110,21 @@ class Sides:
 
         Entries with "used" in their name exclude the empty part of the frame arena.
         """
-        found = {}
+        sizes = {}
         for name, memory in self.memories.items():
             layout, size = memory.layout, memory.size()
-            found[name] = found[f"{name}, {BATCHES_PER_DRAW} a draw"] = layout.nbytes / size
+            sizes[name] = sizes[f"{name}, {BATCHES_PER_DRAW} a draw"] = layout.nbytes / size
             if layout.packed:
                 used = memory.trajectories.statistics()["memory_mb"] * 1e6
                 size_used = (layout.nbytes - layout.arena_bytes + used) / size
-                found[f"{name}, used"] = found[f"{name}, {BATCHES_PER_DRAW} a draw, used"] = size_used
+                sizes[f"{name}, used"] = sizes[f"{name}, {BATCHES_PER_DRAW} a draw, used"] = size_used
         for name, buffer in self.sb3.items():
             arrays = [value for value in vars(buffer).values() if isinstance(value, np.ndarray)]
-            found[name] = sum(array.nbytes for array in arrays) / (buffer.buffer_size * NUM_ENVS)
+            sizes[name] = sum(array.nbytes for array in arrays) / (buffer.buffer_size * NUM_ENVS)
         for name, buffer in self.torchrl.items():
             rows = buffer[:]
-            found[name] = sum(tensor.nbytes for tensor in rows.values(True, True)) / len(rows)
-        return found
+            sizes[name] = sum(tensor.nbytes for tensor in rows.values(True, True)) / len(rows)
+        return sizes
 
 
 # ours -----------------------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class SplitDraws:
 
 def our_updates(memory: Memory, batch_size: int) -> list[Callable[[], None]]:
     """Return calls that each update the priorities of one batch of ours."""
-    generator, calls = np.random.default_rng(0), []
+    generator, calls = np.random.default_rng(0), list[Callable[[], None]]()
     for _ in range(NUM_PRIORITY_BATCHES):
         batch = memory.sample(batch_size)
         assert batch is not None
@@ -258,34 +258,34 @@ def rate(call: Callable[[], Any], seconds: float) -> float:
 
 def one_round(sides: Sides, seconds: float) -> dict[str, dict[str, float]]:
     """Return the batches per second, and priority updates per second, of one turn of every side."""
-    found: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, float]] = {}
     for batch_size in BATCHES:
-        found[f"batch {batch_size}"] = {name: rate(partial(sample, batch_size), seconds) for name, sample in sides.samples().items()}
+        figures[f"batch {batch_size}"] = {name: rate(partial(sample, batch_size), seconds) for name, sample in sides.samples().items()}
         turns = {name: itertools.cycle(prepare(batch_size)) for name, prepare in sides.updates().items()}
-        found[f"priorities of {batch_size}"] = {name: rate(lambda calls=calls: next(calls)(), seconds) for name, calls in turns.items()}
-    return found
+        figures[f"priorities of {batch_size}"] = {name: rate(lambda calls=calls: next(calls)(), seconds) for name, calls in turns.items()}
+    return figures
 
 
 def compared(rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return rates and median of each measurement and side, and ratios to the fastest other side of the round."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    figures: dict[str, dict[str, dict[str, Any]]] = {}
     for measurement in rounds[0]:
         fastest = [max(value for name, value in turn[measurement].items() if not name.startswith(OURS)) for turn in rounds]
         for name in rounds[0][measurement]:
             rates = [turn[measurement][name] for turn in rounds]
             ratios = [mine / other for mine, other in zip(rates, fastest)]
-            found.setdefault(measurement, {})[name] = {"per_second": rates, "median": statistics.median(rates),
+            figures.setdefault(measurement, {})[name] = {"per_second": rates, "median": statistics.median(rates),
                                                        "of the fastest other": statistics.median(ratios), "ratios": ratios}
-    return found
+    return figures
 
 
-def table(found: dict[str, dict[str, dict[str, Any]]], bytes_per_step: dict[str, float]) -> Iterable[str]:
+def table(figures: dict[str, dict[str, dict[str, Any]]], bytes_per_step: dict[str, float]) -> Iterable[str]:
     """Yield the lines of a Markdown table."""
-    yield "| side | bytes a step |" + "".join(f" {measurement}: a second | us | of the fastest other |" for measurement in found)
-    yield "|---|---|" + "---|---|---|" * len(found)
-    for name in found[f"batch {BATCHES[0]}"]:
+    yield "| side | bytes a step |" + "".join(f" {measurement}: a second | us | of the fastest other |" for measurement in figures)
+    yield "|---|---|" + "---|---|---|" * len(figures)
+    for name in figures[f"batch {BATCHES[0]}"]:
         cells = [f"{values['median']:,.0f} | {1e6 / values['median']:,.0f} | {values['of the fastest other']:.2f}"
-                 if (values := sides.get(name)) else " | | " for sides in found.values()]
+                 if (values := sides.get(name)) else " | | " for sides in figures.values()]
         yield f"| {name} | {bytes_per_step.get(f'{name}, used', bytes_per_step[name]):,.0f} | " + " | ".join(cells) + " |"
 
 
@@ -298,11 +298,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         rounds.append(one_round(sides, options.seconds))
         update_ms.append(1_000 * BATCHES[0] / updating(BATCHES[0], options.torch_threads or cores, 5 * options.seconds))
         print(f"round {number + 1} of {options.rounds}: an update of {BATCHES[0]} takes {update_ms[-1]:.1f} ms", flush=True)
-    found = compared(rounds)
+    figures = compared(rounds)
     shares = {name: statistics.median(1_000 / rate / update for rate, update in zip(values["per_second"], update_ms))
-              for name, values in found[f"batch {BATCHES[0]}"].items() if name.startswith(OURS)}
+              for name, values in figures[f"batch {BATCHES[0]}"].items() if name.startswith(OURS)}
     return {"steps": options.steps, "update_ms": update_ms, f"batch {BATCHES[0]} as a share of an update": shares,
-            "bytes_a_step": sides.bytes_per_step(), "measured": found}
+            "bytes_a_step": sides.bytes_per_step(), "measured": figures}
 
 
 def main() -> None:
@@ -317,14 +317,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.steps * BYTES_PER_STEP > available_bytes():
         sys.exit(f"{options.steps:,} steps need {options.steps * BYTES_PER_STEP:,} bytes, and {available_bytes():,} are free")
-    found = {"command": " ".join(("python -m benchmarks.sampling", *sys.argv[1:])), "processor": processor(),
+    figures = {"command": " ".join(("python -m benchmarks.sampling", *sys.argv[1:])), "processor": processor(),
              "cpus": len(os.sched_getaffinity(0)), "versions": {**versions(), **{package: version(package) for package in PACKAGES}},
              **measure(options)}
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(found, indent=1) + "\n")
-    print("\n".join(table(found["measured"], found["bytes_a_step"])))
+    options.output.write_text(json.dumps(figures, indent=1) + "\n")
+    print("\n".join(table(figures["measured"], figures["bytes_a_step"])))
     print(f"a batch of {BATCHES[0]} as a share of an update: "
-          + ", ".join(f"{name} {share:.2f}" for name, share in found[f"batch {BATCHES[0]} as a share of an update"].items()))
+          + ", ".join(f"{name} {share:.2f}" for name, share in figures[f"batch {BATCHES[0]} as a share of an update"].items()))
 
 
 if __name__ == "__main__":

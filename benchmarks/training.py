@@ -27,7 +27,7 @@ def rate(lines: list[dict[str, Any]], name: str | None = None) -> float:
         name: Metric to count in place of agent steps.
     """
     (start, first), (end, last) = (
-        (line["time"], line["values"][name] if name else line["step"]) for line in (lines[0], lines[-3]))
+        (float(line["time"]), float(line["values"][name] if name else line["step"])) for line in (lines[0], lines[-3]))
     return (last - first) / (end - start)
 
 

@@ -260,7 +260,8 @@ class Policy:
                 try:
                     next(playing)
                 except StopIteration as end:
-                    return end.value
+                    results: EpisodeResults = end.value
+                    return results
 
     def _observations(self, observation: Any) -> tuple[np.ndarray, bool]:
         """Return observations [N, ...] in their stored dtype, and True if the input was a single one without N."""

@@ -143,7 +143,7 @@ def differences(network: ActingNetwork, spec: EnvSpec, path: Path) -> list[str]:
     """Return the outputs in which onnxruntime and torch differ for random inputs; empty if they agree."""
     import onnxruntime
 
-    session, found = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]), []
+    session, differing = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]), []
     names = {each.name for each in session.get_inputs()}
     for batch_size in BATCHES:
         example = network.example(spec, batch_size, seed=batch_size)
@@ -155,8 +155,8 @@ def differences(network: ActingNetwork, spec: EnvSpec, path: Path) -> list[str]:
             if ours.shape == theirs.shape and _close(ours, theirs, np.abs(ours).max()):
                 continue
             if not (name == "action" and ours.dtype.kind == "i" and _tied(expected[1], ours, theirs)):
-                found.append(f"{name} of {batch_size} observations")
-    return found
+                differing.append(f"{name} of {batch_size} observations")
+    return differing
 
 
 def _close(ours: np.ndarray, theirs: np.ndarray, scale: float) -> bool:

@@ -1,9 +1,11 @@
 """Generate docs/rows.md from CONFIGS: python -m utils.config.rows_page > docs/rows.md.
 
-Every row of CONFIGS is one line of the page. Measured results cannot be computed from CONFIGS; MEASURED keeps them.
+Every row of CONFIGS is one line of the page. Measured results come from docs/results/rows.csv.
 """
 
+import csv
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from utils.options import CONFIGS
@@ -47,60 +49,27 @@ Some rows need an extra: MinAtar `minatar`, MuJoCo `mujoco` or `dm-control`, `d4
 
 """
 COLUMNS = ("row", "agent", "environment", "game", "model", "memory", "capacity", "steps", "measured")
-RESULTS = "results/README.md"
-SMALL, CONTROL = f"{RESULTS}#small-tasks", f"{RESULTS}#continuous-control"
-RULES = f"{RESULTS}#replay-for-v-trace-seven-rules-three-seeds-each-on-minatar-breakout"
-RAINBOW = f"{RESULTS}#rainbow-against-dqn-three-seeds-each-on-minatar-breakout"
-MEASURED: dict[str, tuple[str, str]] = {  # row -> result, and where the page says how it was measured
-    "dqn-pong-small": (
-        "20.2, 20.5, 20.0 after 368 k, 438 k, 405 k steps", f"{RESULTS}#dqn-pong-small-20-with-each-of-three-seeds"),
-    "dqn-cartpole": ("500, three seeds", f"{RESULTS}#dqn-cartpole-500-with-each-of-three-seeds"),
-    "dqn-minatar-breakout": ("12.8 to 14.7 at 1 M steps, three seeds", f"{RESULTS}#dqn-minatar-breakout-three-seeds"),
-    "rainbow-cartpole": ("500, three seeds", SMALL),
-    "rainbow-minatar-breakout": ("8.16 at 200 k steps, mean of three seeds; DQN 6.26", RAINBOW),
-    "rainbow-no-double-minatar-breakout": ("4.76 at 60 k steps, mean of three seeds; Rainbow 4.74", RAINBOW),
-    "rainbow-no-dueling-minatar-breakout": ("3.68 at 60 k steps, mean of three seeds", RAINBOW),
-    "rainbow-no-noisy-minatar-breakout": ("3.83 at 60 k steps, mean of three seeds", RAINBOW),
-    "rainbow-no-prioritized-minatar-breakout": ("4.25 at 60 k steps, mean of three seeds", RAINBOW),
-    "rainbow-no-nstep-minatar-breakout": ("3.95 at 60 k steps, mean of three seeds", RAINBOW),
-    "rainbow-no-distributional-minatar-breakout": ("5.31 at 60 k steps, mean of three seeds", RAINBOW),
-    "rainbow-quantile-minatar-breakout": ("5.44 at 60 k steps, mean of three seeds", RAINBOW),
-    "r2d2-recall": ("1.0, the maximum, three seeds", SMALL),
-    "r2d2-minatar-breakout": (
-        "19.0 to 24.6 at 300 k steps, three seeds", f"{RESULTS}#r2d2-minatar-breakout-22-after-300-k-steps-three-seeds"),
-    "r2d2-cartpole": ("459 to 500, three seeds", SMALL),
-    "impala-pong-small": (
-        "18.5, 19.7, 19.5 after 3.4 M, 9.0 M, 4.5 M steps", f"{RESULTS}#impala-pong-small-18-and-more-three-seeds"),
-    "impala-cartpole": ("457 to 492 at 1 M steps, three seeds", SMALL),
-    "impact-cartpole": ("458 to 487 at 1 M steps, three seeds", SMALL),
-    "impala-lstm-recall": ("0.99 to 1.0, the maximum, three seeds", SMALL),
-    "impala-minatar-breakout": ("4.86 at 500 k steps, mean of three seeds", RULES),
-    "replay-minatar-breakout": ("5.65 at 500 k steps, mean of three seeds", RULES),
-    "clear-minatar-breakout": ("5.18 at 500 k steps, mean of three seeds", RULES),
-    "laser-minatar-breakout": ("5.68 at 500 k steps, mean of three seeds", RULES),
-    "attentive-minatar-breakout": ("5.77 at 500 k steps, mean of three seeds", RULES),
-    "elite1-minatar-breakout": ("5.80 at 500 k steps, mean of three seeds", RULES),
-    "elite3-minatar-breakout": ("6.41 at 500 k steps, mean of three seeds", RULES),
-    "ddpg-pendulum": ("-151.9, mean of three seeds", CONTROL), "d4pg-pendulum": ("-141.7, mean of three seeds", CONTROL),
-    "td3-pendulum": ("-148.4, mean of three seeds", CONTROL), "sac-pendulum": ("-138.7, mean of three seeds", CONTROL),
-    "ddpg-inverted-pendulum": ("1,000, the maximum, three seeds", CONTROL),
-    "d4pg-inverted-pendulum": ("950, mean of three seeds", CONTROL),
-    "ddpg-reacher": ("-5.5, mean of three seeds", CONTROL), "d4pg-reacher": ("-6.7, mean of three seeds", CONTROL),
-    "ddpg-hopper": ("257 after 50 k of 1 M steps, mean of three seeds", CONTROL),
-    "d4pg-hopper": ("405 after 50 k of 1 M steps, mean of three seeds", CONTROL)}
+MEASURED = Path(__file__).resolve().parents[2] / "docs" / "results" / "rows.csv"  # Row, result, heading on the results page.
 
 
 def page() -> str:
     """Return the whole text of docs/rows.md."""
-    return "".join([INTRODUCTION, f"| {' | '.join(COLUMNS)} |\n", "|---" * len(COLUMNS) + "|\n", *map(_line, CONFIGS)])
+    results = measured()
+    lines = [_line(row, results.get(row["name"], "")) for row in CONFIGS]
+    return "".join([INTRODUCTION, f"| {' | '.join(COLUMNS)} |\n", "|---" * len(COLUMNS) + "|\n", *lines])
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    result, link = MEASURED.get(row["name"], ("", ""))
+def measured() -> dict[str, str]:
+    """Return the measured results by row, as links to their sections."""
+    with MEASURED.open(newline="") as file:
+        return {line["row"]: f"[{line['result']}](results/README.md#{line['section']})" for line in csv.DictReader(file)}
+
+
+def _line(row: Mapping[str, Any], result: str) -> str:
     choices = [f"`{row[name]}`" for name in ("name", "agent_type", "env_type", "model_type", "memory_type")]
     choices.insert(3, row["game"])
-    steps, measured = f"{row['steps']:,}" if "steps" in row else "", f"[{result}]({link})" if result else ""
-    return f"| {' | '.join([*choices, _capacity(row), steps, measured])} |\n"
+    steps = f"{row['steps']:,}" if "steps" in row else ""
+    return f"| {' | '.join([*choices, _capacity(row), steps, result])} |\n"
 
 
 def _capacity(row: Mapping[str, Any]) -> str:

@@ -19,7 +19,8 @@ CONFIDENCE = 0.95  # Probability mass of an interval.
 
 def mean(strata: Strata) -> Array:
     """Return the mean over games of the mean over runs."""
-    return _game_means(strata).mean(-1)
+    result: Array = _game_means(strata).mean(-1)
+    return result
 
 
 def median(strata: Strata) -> Array:
@@ -31,7 +32,8 @@ def interquartile_mean(strata: Strata) -> Array:
     """Return the mean of the middle half of all runs of all games; of fewer than four runs, the mean."""
     scores = np.sort(np.concatenate(strata, -1), -1)
     cut = scores.shape[-1] // 4
-    return scores[..., cut:scores.shape[-1] - cut].mean(-1)
+    result: Array = scores[..., cut:scores.shape[-1] - cut].mean(-1)
+    return result
 
 
 def optimality_gap(strata: Strata) -> Array:
@@ -41,7 +43,8 @@ def optimality_gap(strata: Strata) -> Array:
 
 def performance_profile(strata: Strata, thresholds: Array) -> Array:
     """Return the share of runs with a score above each threshold, averaged over games: [..., thresholds]."""
-    return np.mean([(scores[..., None, :] > thresholds[:, None]).mean(-1) for scores in strata], 0)
+    result: Array = np.mean([(scores[..., None, :] > thresholds[:, None]).mean(-1) for scores in strata], 0)
+    return result
 
 
 def bootstrap(strata: Strata, statistic: Statistic, generator: np.random.Generator, repetitions: int = REPETITIONS) -> Array:

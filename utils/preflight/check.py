@@ -67,12 +67,12 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
     for name, stage in stages:
         try:
             with foreign_code("the environment", may_lack_packages=True):
-                text, found = stage()
+                text, more = stage()
         except Exception as error:  # User classes may raise anything.
             traceback.print_exc()
             problems.append(f"{name}: {type(error).__name__}: {text_of(error)}")
         else:
-            warnings_found += found
+            warnings_found += more
             if text:
                 facts.add_row(name, text)
     console.print(facts)
@@ -116,8 +116,8 @@ def _settings(options: Options) -> Table:
     """Return a table of every option, with the default where it differs."""
     table = Table("option", "value", "default, where it differs", title=f"options of {options.config}", title_justify="left", box=None,
                   padding=(0, 2, 0, 0))
-    chosen = {name: getattr(options, name) for name in ("agent_type", "env_type", "memory_type", "model_type", "game")}
-    defaults = flatten(from_row({"name": options.config, **chosen})[0])
+    choices = {name: getattr(options, name) for name in ("agent_type", "env_type", "memory_type", "model_type", "game")}
+    defaults = flatten(from_row({"name": options.config, **choices})[0])
     for name, value in flatten(options).items():
         default = defaults.get(name, value)
         table.add_row(name, str(value), "" if default == value else str(default), style="" if default == value else "bold")
@@ -155,9 +155,9 @@ def _random_play(options: Options, pace: Pace) -> tuple[str, list[str]]:
     num_envs = pace.num_envs(options)
     steps = min(-(-PLAY_STEPS // num_envs), max(int(PLAY_SECONDS / max(pace.step * num_envs, 1e-9)), 1))
     with closing(_environments(options, num_envs)) as env:
-        found, episodes = play_randomly(env, num_envs, steps, options.seed)
-    verdict = "broken" if found else "shapes, dtypes, values, ends are right"
-    return f"{steps * num_envs} agent steps, {episodes} episodes ended: {verdict}", found
+        violations, episodes = play_randomly(env, num_envs, steps, options.seed)
+    verdict = "broken" if violations else "shapes, dtypes, values, ends are right"
+    return f"{steps * num_envs} agent steps, {episodes} episodes ended: {verdict}", violations
 
 
 def _gymnasium(options: Options, pace: Pace) -> tuple[str, list[str]]:

@@ -73,14 +73,14 @@ def variants(varied: Iterable[str], words: Sequence[str]) -> list[tuple[str, lis
         axes[name] = choices
     if errors:
         raise ConfigurationError(errors)
-    found = []
-    for values in itertools.product(*axes.values()):
+    expanded = []
+    for combination in itertools.product(*axes.values()):
         suffix, added = "", list[str]()
-        for name, value in zip(axes, values):
+        for name, value in zip(axes, combination):
             suffix += f"-{name.rpartition('.')[2]}-{NOT_IN_FILE_NAMES.sub('-', value)}"
             added += [f"--{name}", *filter(None, split_values(value, " "))]
-        found.append((suffix, [*words, *added]))
-    return found
+        expanded.append((suffix, [*words, *added]))
+    return expanded
 
 
 def of_row(config: str, suffix: str, options: argparse.Namespace, words: Sequence[str], folder: Path) -> list[ChildRun]:

@@ -83,12 +83,12 @@ class ChildRun:
 
     def check(self) -> None:
         """Raise ConfigurationError if this run exists and was trained with other options."""
-        saved, wanted = run_registry.read(self.options.log_folder), run_registry.plain(flatten(self.options))
-        different = differences(saved.options, wanted) if saved else []
+        saved, current = run_registry.read(self.options.log_folder), run_registry.plain(flatten(self.options))
+        different = differences(saved.options, current) if saved else []
         if self.options.num_envs_per_actor == 0:  # The run has determined the number itself.
             different = [name for name in different if name != "num_envs_per_actor"]
         if saved and different:
-            listed = ", ".join(f"{name}={saved.options[name]!r} there and {wanted[name]!r} here" for name in different)
+            listed = ", ".join(f"{name}={saved.options[name]!r} there and {current[name]!r} here" for name in different)
             raise ConfigurationError([f"run {self.options.signature} exists with other settings ({listed}): choose another name"])
 
     @property

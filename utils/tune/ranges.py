@@ -51,7 +51,7 @@ def ranges(options: Options, wanted: Iterable[str]) -> list[Range]:
     """
     known, declared = annotations(options), _declared(options)
     texts = [text.partition("=")[::2] for text in wanted] or list(declared.items())
-    errors, found = [], []
+    errors, parsed = [], []
     for name, text in texts:
         if name not in known:
             near = closest(name, known)
@@ -60,13 +60,13 @@ def ranges(options: Options, wanted: Iterable[str]) -> list[Range]:
             errors.append(f"{name} has no declared range: write {name}=low..high, {name}=low..high:log or {name}=a,b,c")
         else:
             try:
-                found.append(_range(options, name, text or declared[name], known[name]))
+                parsed.append(_range(options, name, text or declared[name], known[name]))
             except ValueError as error:
                 errors.append(f"{name}={text or declared[name]}: {error}")
-    if errors or not found:
+    if errors or not parsed:
         raise ConfigurationError(
             errors or [f"no ranges are declared for {options.config} or agent_type={options.agent_type}: give --ranges"])
-    return found
+    return parsed
 
 
 def _declared(options: Options) -> Mapping[str, str]:

@@ -148,7 +148,8 @@ class Study:
     @property
     def trials(self) -> list[Any]:
         """Return optuna's trials, in order."""
-        return self._study.get_trials(deepcopy=False)
+        trials: list[Any] = self._study.get_trials(deepcopy=False)
+        return trials
 
     @property
     def finished(self) -> int:
@@ -157,7 +158,7 @@ class Study:
 
     @property
     def best(self) -> Any:
-        """Return the complete trial of the highest score, or None; pruned trials made fewer steps and do not compete."""
+        """Return the complete trial of the highest score, or None. Pruned trials made fewer steps and do not count."""
         complete = [trial for trial in self.trials if trial.state.name == "COMPLETE"]
         return max(complete, key=lambda trial: trial.value, default=None)
 
