@@ -92,7 +92,7 @@ class DeviceReplayBatches:
     def sample(self) -> Batch:
         batch, self._leaf_indices = self._memory.sample(self._batch_size)
         if self._has_idle_steps:
-            self._idle_steps.add_(self._agent.idle(batch.window))
+            self._idle_steps.add_(self._agent.count_last_steps(batch.window))
         return batch
 
     def finish_update(self, priorities: Tensor | None) -> None:
@@ -137,7 +137,7 @@ class GraphedUpdate:
         """Launch the updates. On CUDA this returns before they finish; `statistics` reads their metrics."""
         self._batches.load(batch)
         if self._is_scheduled:
-            self._agent.plan(self.count)
+            self._agent.prepare_updates(self.count)
         self._graph()
         return LearnerOutput({}, self._batches.priorities)
 

@@ -40,7 +40,7 @@ class CumulativeLeaves:
         return torch.searchsorted(ends, prefix_sums, right=True).clamp_(max=len(ends) - 1)
 
 
-Store = TypeVar("Store", SumTree, CumulativeLeaves)
+Store = TypeVar("Store", bound=SumTree | CumulativeLeaves)
 
 
 class StartLeaves(Generic[Store]):
