@@ -101,7 +101,7 @@ def test_only_the_prefetching_thread_uses_the_memory(prefetch):
     assert len(tape.threads) == 1 and threading.get_ident() not in tape.threads
 
 
-def test_an_empty_memory_gives_none_after_the_timeout_without_busy_waiting(prefetch):
+def test_an_empty_memory_gives_none_without_busy_waiting(prefetch):
     class Empty(Tape):
         def sample(self, batch_size):
             self.drawn += 1

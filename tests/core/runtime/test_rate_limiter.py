@@ -17,32 +17,33 @@ def restore(resumed, run, with_replay: bool) -> None:
     resumed.limiter.load_state_dict(state)
 
 
-def test_nobody_learns_before_learn_start_and_actors_run_freely_until_then():
+def test_learning_waits_for_learn_start_and_actors_run_freely():
     run = make()
     run.counters.count_agent_steps(0, 60)
     run.counters.count_agent_steps(1, 39)
     assert run.limiter.can_insert() and not run.limiter.can_sample(1) and run.limiter.ratio() == 0.0
     run.counters.count_agent_steps(0, 1)
-    assert run.counters.inserted == 100 and run.limiter.can_insert() and not run.limiter.can_sample(1)  # started, but nothing is owed yet
+    # started, but no samples are due yet
+    assert run.counters.inserted == 100 and run.limiter.can_insert() and not run.limiter.can_sample(1)
 
 
-def test_the_learner_waits_until_a_whole_batch_is_owed():
+def test_the_learner_waits_until_a_whole_batch_is_due():
     run = make()
     run.counters.count_agent_steps(0, 103)
-    assert not run.limiter.can_sample(32)  # 24 samples owed
+    assert not run.limiter.can_sample(32)  # 24 samples are due
     run.counters.count_agent_steps(1, 1)
     assert run.limiter.can_sample(32)
     run.counters.count_update(0, 32)
     assert not run.limiter.can_sample(32) and run.limiter.ratio() == 8.0
 
 
-def test_actors_wait_once_the_learner_is_behind_by_the_tolerance():
+def test_actors_wait_if_the_learner_lags_by_the_tolerance():
     run = make()
     run.counters.count_agent_steps(0, 109)
     assert run.limiter.can_insert()
     run.counters.count_agent_steps(0, 1)
     assert not run.limiter.can_insert()
-    run.counters.count_update(0, 32)  # four agent steps' worth
+    run.counters.count_update(0, 32)  # worth four agent steps
     assert run.limiter.can_insert()
 
 
@@ -68,7 +69,7 @@ def test_without_a_ratio_only_learn_start_counts():
     assert run.limiter.can_insert()
 
 
-def test_counters_of_several_actors_and_learners():
+def test_counters_add_up_over_actors_and_learners():
     run = make(num_actors=3, num_learners=2)
     for actor in range(3):
         run.counters.count_agent_steps(actor, 10 * actor, episodes=actor)
@@ -79,7 +80,7 @@ def test_counters_of_several_actors_and_learners():
 
 @pytest.mark.parametrize("num_actors", [1, 2, 5])
 @pytest.mark.parametrize("num_learners", [1, 3])
-def test_a_run_resumes_with_another_number_of_actors_and_learners(num_actors, num_learners):
+def test_a_run_resumes_with_other_numbers_of_actors_and_learners(num_actors, num_learners):
     run = make(num_actors=3, num_learners=2)
     for actor in range(3):
         run.counters.count_agent_steps(actor, 40 + actor, episodes=2)
@@ -96,7 +97,7 @@ def test_a_run_resumes_with_another_number_of_actors_and_learners(num_actors, nu
 
 
 @pytest.mark.parametrize(("before", "after"), [(8.0, 4.0), (4.0, 8.0), (None, 8.0), (8.0, None)])
-def test_with_the_replay_another_ratio_holds_from_there_on_and_nobody_waits_for_what_was(before, after):
+def test_with_the_replay_a_new_ratio_holds_from_the_resume_on(before, after):
     run = make(before)
     run.counters.count_agent_steps(0, 10_000)
     for _ in range(1_000):
@@ -110,7 +111,7 @@ def test_with_the_replay_another_ratio_holds_from_there_on_and_nobody_waits_for_
         assert resumed.limiter.can_sample(5 * int(after)) and not resumed.limiter.can_sample(5 * int(after) + 1)
 
 
-def test_without_the_replay_the_limiter_starts_anew_and_the_run_goes_on():
+def test_without_the_replay_the_rate_limiter_restarts():
     run = make()
     run.counters.count_agent_steps(0, 150)
     run.counters.count_update(0, 32)
