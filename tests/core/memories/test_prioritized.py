@@ -136,7 +136,7 @@ def test_starts_whose_actor_supplies_none_get_the_largest_priority_seen():
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
 def test_an_actor_that_computes_a_bad_priority_is_an_error(bad):
     _, plays, writers = make(priorities=lambda window: np.full(window.lasts.shape[1], bad))
-    with pytest.raises(ValueError, match="finite and not negative: actor 0"):
+    with pytest.raises(ValueError, match="finite and not negative; actor 0"):
         plays[0].play(writers[0], 8)
 
 
