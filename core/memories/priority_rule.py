@@ -13,7 +13,7 @@ p_i^alpha is called its leaf.
 
 from typing import Any, Generic
 
-from core.memories.window_starts import Array
+from core.trajectory.window_gather import Array
 
 
 class PriorityRule(Generic[Array]):

@@ -1,17 +1,14 @@
 """The steps at which windows may start, and the reading of windows while actors write."""
 
 from collections.abc import Callable
-from typing import TypeVar
 
 import numpy as np
-from torch import Tensor
 
 from core.common.rounding import next_multiple
 from core.specs import WindowSpec
 from core.trajectory.ring_buffer import Trajectories
+from core.trajectory.window_gather import Array
 from core.types import SampleIds, Window
-
-Array = TypeVar("Array", np.ndarray, Tensor)
 
 # Draws after which a memory that changes faster than it can be read, or that has no start at all, counts as not ready.
 ATTEMPTS = 100

@@ -15,17 +15,18 @@ import torch
 from torch import Tensor
 
 from core.device.transfers import Transfers, on_device
-from core.specs import ArraySpec, WindowSpec
+from core.specs import ArraySpec
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.window_gather import WindowGatherer
-from core.types import Window
 
 COPY_BYTES = 64 << 20  # of frames in one copy
 
 
-class DeviceRingBuffer(WindowGatherer):
+class DeviceRingBuffer(WindowGatherer[Tensor]):
     """A copy of `Trajectories` on `device`, with the same layout [actor, step, environment]."""
+
+    library = torch
 
     def __init__(self, trajectories: Trajectories, device: torch.device):
         self.layout, self.device, self._trajectories = trajectories.layout, device, trajectories
@@ -94,18 +95,22 @@ class DeviceRingBuffer(WindowGatherer):
     # reading ----------------------------------------------------------------------------------------------------------
     def take(self, name: str, env_ids: np.ndarray, step_ids: np.ndarray) -> Tensor:
         """Return a field of steps (env_ids [K], step_ids [K]), [K, ...]."""
-        slots = self._slots(on_device(env_ids, self.device), on_device(step_ids, self.device))
-        return self._take(name, slots)
+        return self._take(name, self.slots(on_device(env_ids, self.device), on_device(step_ids, self.device)))
 
-    def gather(self, env_ids: Tensor, step_ids: Tensor, spec: WindowSpec) -> Window:
-        """Return the windows that start at steps (env_ids [B], step_ids [B]), both int64 on the device."""
-        return self._gather(env_ids, step_ids, spec)
+    def _array(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self.device)
+
+    def _tensor(self, array: Tensor) -> Tensor:
+        return array
 
     def _take(self, name: str, slots: Tensor) -> Tensor:
         return self._arrays[name].flatten(0, 2)[slots]
 
-    def _take_frames(self, env_ids: Tensor, step_ids: Tensor, slots: Tensor) -> Tensor:
+    def take_frames(self, env_ids: Tensor, step_ids: Tensor, slots: Tensor) -> Tensor:
         return self._take("frame", slots)
+
+    def _clear(self, frames: Tensor, mask: Tensor) -> None:
+        frames.masked_fill_(mask.view(*mask.shape, *[1] * (frames.dim() - mask.dim())), 0)
 
 
 def _torch_dtype(dtype: str) -> torch.dtype:

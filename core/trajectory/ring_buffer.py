@@ -24,19 +24,17 @@ from torch import Tensor
 
 from core.common.shared_arrays import SharedArrays
 from core.common.system import available_bytes
-from core.specs import WindowSpec
 from core.trajectory.counters import first_valid_step
 from core.trajectory.frame_arena import CompressedFrameReader
 from core.trajectory.frame_gather import GatherThreadPool, gather_frames
 from core.trajectory.layout import Layout
 from core.trajectory.window_gather import WindowGatherer
-from core.types import Window
 
 
-class Trajectories(WindowGatherer):
+class Trajectories(WindowGatherer[np.ndarray]):
     """The ring buffers of all actors in shared memory."""
 
-    device = torch.device("cpu")
+    library = np
 
     def __init__(self, layout: Layout):
         self.layout = layout
@@ -45,7 +43,7 @@ class Trajectories(WindowGatherer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is made on first use."""
-        made = ("frames", "_first_slots", "_ages")
+        made = ("frames", "_first_slots", "_ages", "_offsets")
         return {name: value for name, value in self.__dict__.items() if name not in made}
 
     @cached_property
@@ -80,37 +78,27 @@ class Trajectories(WindowGatherer):
         first_valid = first_valid_step(self.arrays, self.layout.ring_length, self.layout.chunk_length)
         return oldest_read >= first_valid[env_ids // self.layout.num_envs]
 
-    def slots(self, env_ids: np.ndarray, step_ids: np.ndarray) -> np.ndarray:
-        """Return the flat indices of steps; env_ids and step_ids are broadcast together."""
-        return self._slots(torch.from_numpy(env_ids), torch.from_numpy(step_ids)).numpy()
-
     def flat(self, name: str) -> np.ndarray:
         """Return a view of a field as [num_slots, ...]."""
         array = self.arrays[name]
         return array.reshape(-1, *array.shape[3:])
 
-    def gather(self, env_ids: np.ndarray, step_ids: np.ndarray, spec: WindowSpec) -> Window:
-        """Return the windows that start at steps (env_ids [B], step_ids [B])."""
-        return self._gather(torch.from_numpy(env_ids), torch.from_numpy(step_ids), spec)
-
-    def states(self, env_ids: np.ndarray, step_ids: np.ndarray) -> tuple[Tensor, ...]:
-        """Return the recurrent states, each [B, ...], stored with the chunks of these steps."""
-        return self._states(self._slots(torch.from_numpy(env_ids), torch.from_numpy(step_ids)))
-
     def take_frames(self, env_ids: np.ndarray, step_ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Return the frames of steps, whose flat indices are `slots`, [*slots.shape, *frame]."""
         if self.frames is None:
             return gather_frames(self.flat("frame"), slots, self._threads)
         return self.frames.take(env_ids, step_ids)
 
-    def _take(self, name: str, slots: Tensor) -> Tensor:
-        return torch.from_numpy(self.flat(name).take(slots.numpy(), axis=0))
+    def _array(self, values: np.ndarray) -> np.ndarray:
+        return values
 
-    def _take_frames(self, env_ids: Tensor, step_ids: Tensor, slots: Tensor) -> Tensor:
-        return torch.from_numpy(self.take_frames(env_ids.numpy(), step_ids.numpy(), slots.numpy()))
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array)
 
-    def _clear(self, frames: Tensor, mask: Tensor) -> None:
-        frames.numpy()[mask.numpy()] = 0  # touches the masked frames only; masked_fill_ passes over all
+    def _take(self, name: str, slots: np.ndarray) -> np.ndarray:
+        return self.flat(name).take(slots, axis=0)
+
+    def _clear(self, frames: np.ndarray, mask: np.ndarray) -> None:
+        frames[mask] = 0
 
     def statistics(self) -> dict[str, float]:
         """Return memory_mb, the frames' size in 1e6 bytes, and for compressed frames their compression ratio."""

@@ -144,7 +144,7 @@ class UnrollStore:
         ring_slots = self._ring.slots(env_ids, step_ids)
         copies = {name: self._ring.flat(name)[ring_slots] for name in self._ring.layout.fields if name != "frame"}
         frames = self._ring.take_frames(env_ids, step_ids, ring_slots)
-        states = self._ring.states(*keys)
+        states = self._ring.states(ring_slots[:, self._earlier_steps])
         stored = self._ring.still_valid(*keys)
         if self._packed:
             for number in np.flatnonzero(stored):

@@ -137,7 +137,7 @@ def test_starts_without_a_priority_get_the_largest_one_seen():
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
 def test_an_invalid_priority_of_an_actor_is_an_error(bad):
     _, plays, writers = make(priorities=lambda window: np.full(window.lasts.shape[1], bad))
-    with pytest.raises(ValueError, match="finite and not negative: actor 0"):
+    with pytest.raises(ValueError, match="finite and not negative; actor 0"):
         plays[0].play(writers[0], 8)
 
 
