@@ -12,7 +12,7 @@ import pytest
 from core.acting.validated_env import ValidatedEnv
 from core.checkpoint import model_file
 from core.checkpoint.run_checkpoint import CheckpointError
-from core.evaluation.episodes import _seed_from
+from core.evaluation.episodes import _next_seed
 from tests.reliability.program import PROJECT
 from tests.reliability.test_inline import RUNS, SMALL
 from tests.reliability.test_inline import train as train_here
@@ -48,7 +48,7 @@ def test_a_users_own_loop_scores_what_evaluate_does(kind, trained):
     results = policy.evaluate(episodes=1, seed=5)
     policy = api.Policy(options, policy.spec, policy.agent, policy.metadata, seed=5)
     env = ValidatedEnv(options.env_class(options.env, options.game, 1, training=False), 1)
-    timestep, state, total, length = env.reset(_seed_from(np.random.SeedSequence(5))), None, 0.0, 0
+    timestep, state, total, length = env.reset(_next_seed(np.random.SeedSequence(5))), None, 0.0, 0
     while length < options.evaluator.max_steps:
         action, state = policy.act(timestep.observation[0], state, timestep.reward[0])
         assert all(isinstance(part, np.ndarray) for part in state)

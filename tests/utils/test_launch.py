@@ -37,7 +37,7 @@ def test_mode_2_claims_no_folder_and_needs_no_memory(options, root, tmp_path):
 
 @pytest.mark.parametrize("name", ["model_test.json", "model_test.mp4", "too long", "full"])
 def test_f45_mode_2_tries_its_files_before_it_plays(options, tmp_path, name):
-    file = tmp_path / (f"{'m' * 230}.pth" if name == "too long" else "model.pth")
+    file = tmp_path / (f"{'m' * 234}.pth" if name == "too long" else "model.pth")
     chosen = dataclasses.replace(options("--mode", "2", "--model_file", str(file)), record=True)
     model_file.save_weights(file, chosen.make_agent(validation.environment_spec(chosen)).model.state_dict(), {})
     (tmp_path / "model_test.json").write_text("what an earlier test found")
