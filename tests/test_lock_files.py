@@ -1,4 +1,4 @@
-"""The lock files hold what pyproject.toml requests for make train and make test, with hashes, except torch."""
+"""The lock files pin what pyproject.toml requests for `make train` and `make test`, with hashes, except torch."""
 
 import re
 import tomllib

@@ -17,7 +17,7 @@ from torch import nn
 
 from core.checkpoint import run_checkpoint
 from core.checkpoint.model_file import load_into, load_weights, save_weights
-from core.checkpoint.model_file import test_file as file_of_mode_2  # pytest would take the function for a test
+from core.checkpoint.model_file import test_file as file_of_mode_2  # pytest would collect the name test_file
 from core.checkpoint.run_checkpoint import CheckpointError, load, save
 
 

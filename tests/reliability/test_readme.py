@@ -1,4 +1,4 @@
-"""The commands of README and docs/running.md, run word for word in a copy (F41), and TensorBoard as documented (F37)."""
+"""The commands of README and docs/running.md run as printed in a copy (F41), and TensorBoard is private (F37)."""
 
 import os
 import re

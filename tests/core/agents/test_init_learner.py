@@ -1,4 +1,4 @@
-"""What a learner needs is built by `init_learner` alone, whatever is read of an agent before or afterwards."""
+"""`init_learner` alone builds the learner's state, whatever is read of an agent before or afterwards."""
 
 from copy import deepcopy
 
@@ -38,7 +38,7 @@ def test_an_agent_that_acts_has_no_learner(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_reading_an_agent_draws_no_random_numbers_and_changes_nothing(name):
+def test_reading_an_agent_draws_no_numbers_and_changes_nothing(name):
     agent = MAKERS[name](name)
     read_everything(agent)
     before, random = deepcopy(agent.state_dict()), torch.get_rng_state()
@@ -47,7 +47,7 @@ def test_reading_an_agent_draws_no_random_numbers_and_changes_nothing(name):
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_the_model_draws_its_weights_first_and_the_target_has_the_same(name):
+def test_the_model_draws_its_weights_first_and_the_target_copies(name):
     agent = MAKERS[name](name)
     torch.manual_seed(3)  # as the makers do
     expected = agent._make_model().state_dict()
@@ -56,7 +56,7 @@ def test_the_model_draws_its_weights_first_and_the_target_has_the_same(name):
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_the_order_of_keys_in_a_state_means_nothing(name):
+def test_the_order_of_keys_in_a_state_does_not_matter(name):
     first, second = MAKERS[name](name), MAKERS[name](name)
     for network in [first.model] + [first.target] * hasattr(first, "target"):
         for parameter in network.parameters():

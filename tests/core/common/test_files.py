@@ -1,4 +1,4 @@
-"""Atomic replacement of files, and locks between open descriptors."""
+"""Files are replaced atomically, and locks hold between open descriptors."""
 
 import os
 

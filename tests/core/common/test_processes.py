@@ -1,4 +1,4 @@
-"""Sleeps of idle processes, and the signal that a process gets when its parent dies."""
+"""Idle processes sleep longer and longer, and a process gets a signal when its parent dies."""
 
 import itertools
 import os

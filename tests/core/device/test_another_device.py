@@ -76,7 +76,7 @@ def test_updates_from_the_device_replay_stay_on_their_device(name):
         return output
 
     memory.plan(count), agent.prepare_updates(count)
-    updates()  # which makes what is made on first use, as before a recording
+    updates()  # makes what is made on first use, as before a capture
     memory.plan(count), agent.prepare_updates(count)
     with OneDevice():
         output = updates()

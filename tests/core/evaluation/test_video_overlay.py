@@ -104,13 +104,14 @@ def test_the_network_input_is_tiled_frame_by_frame():
     sheet = observation_sheet(stack, STACK)
     half = PANEL_WIDTH // 2
     assert [int(sheet[row * half + 70, column * half + 70, 0]) for row in range(2) for column in range(2)] == [0, 60, 120, 180]
-    assert (sheet[half - 1, :] == BACKGROUND).all()  # between the tiles
+    assert (sheet[half - 1, :] == BACKGROUND).all()  # the border between the tiles
     planes = np.zeros((5, 5, 5), np.uint8)
     planes[2, 2, 4] = 1
     side = PANEL_WIDTH // 3
     sheet = observation_sheet(planes, PLANES)
     assert sheet.shape == (2 * side, PANEL_WIDTH, 3)
-    assert (np.argwhere(sheet[..., 0] == 255).min(0) // side).tolist() == [1, 1]  # the fifth of five, in rows of three
+    # the fifth of five planes, three per line
+    assert (np.argwhere(sheet[..., 0] == 255).min(0) // side).tolist() == [1, 1]
     assert observation_sheet(np.zeros(5, np.float32), VECTOR).shape == (0, PANEL_WIDTH, 3)
 
 

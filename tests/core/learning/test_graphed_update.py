@@ -34,7 +34,7 @@ def trained(name: str, calls: int, count: int, device: str = "cpu", capture: boo
     """Return agent, memory and reported means after calls * count updates."""
     agent = make_agent(name, device, **settings)
     memory = make_memory(agent, device)
-    torch.manual_seed(4)  # of the noise
+    torch.manual_seed(4)  # the seed of the noise
     updates = graphed(agent, memory, 16, count, torch.device(device), capture=capture)
     for _ in range(calls):
         assert updates(InPlaceBatchSource(memory).get(timeout=0.0)).priorities is None
@@ -187,7 +187,7 @@ def test_a_prepared_update_uses_tensors_of_its_device_only(monkeypatch, name):
     agent = make_agent(name, "meta", optimizer="rmsprop")
     resident = memory.device_class(memory, torch.device("meta"))
     updates = graphed(agent, resident, 16, 2, torch.device("meta"))
-    for elsewhere in (Elsewhere(), Elsewhere()):  # what is made on first use is made in the first ones
+    for elsewhere in (Elsewhere(), Elsewhere()):  # the first one makes what is made on first use
         resident.plan(2), agent.prepare_updates(2)
         with elsewhere:
             updates._run_updates()

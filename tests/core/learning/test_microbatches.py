@@ -207,7 +207,7 @@ def test_a_batch_that_does_not_fit_is_halved_until_it_does(capsys, size, most, s
 
 
 def test_out_of_memory_within_a_batch_restarts_its_gradient():
-    agent = Limited(4, fails=(3,))  # the second of two pieces
+    agent = Limited(4, fails=(3,))  # the second of two micro-batches
     EagerUpdates(agent, microbatch_on_oom=True)(numbered_batch(8))
     assert agent.attempts == [8, 4, 4, 2, 2, 2, 2] and agent.stepped == pytest.approx(28 / 8)
 

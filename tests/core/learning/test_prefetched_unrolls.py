@@ -47,7 +47,7 @@ def test_prefetched_unrolls_survive_a_resume(tmp_path, monkeypatch):
     until(lambda: len(learnt) >= 30, playing, playing, learning)
     until(lambda: len(prefetchers[0].ready_batches()) == 3, playing)
     context.run_state.stop()
-    assert not any(learning)  # it saves, and ends
+    assert not any(learning)  # it saves and ends
     chunks, before = int(context.memories[0].trajectories.written()[0]) // 5, len(learnt)
     playing.close()
     del context, learning, playing

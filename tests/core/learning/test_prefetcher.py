@@ -182,7 +182,7 @@ def test_a_prioritized_memory_stays_consistent_under_prefetching(prefetch):
     assert resumed.sample(8) is not None
 
 
-# waiting --------------------------------------------------------------------------------------------------------------
+# waiting ----------------------------------------------------------------------------------------------------------
 def until(condition) -> None:
     end = time.monotonic() + 20
     while not condition():
@@ -190,7 +190,7 @@ def until(condition) -> None:
         time.sleep(0.001)
 
 
-def test_a_batch_for_which_rows_had_to_come_is_told_from_one_that_took_long(prefetch):
+def test_waiting_for_steps_differs_from_waiting_for_a_slow_draw(prefetch):
     tape = Tape(batches=1)
     prefetcher = prefetch(tape, depth=1)
     assert prefetcher.get(5) == 1 and not prefetcher.starved
@@ -200,7 +200,7 @@ def test_a_batch_for_which_rows_had_to_come_is_told_from_one_that_took_long(pref
     assert prefetcher.get(5) == 3 and not prefetcher.starved
 
 
-def test_statistics_tell_the_mean_wait_since_they_were_last_told(prefetch):
+def test_statistics_report_the_mean_wait_since_the_last_call(prefetch):
     class Slow(Tape):
         def sample(self, batch_size):
             time.sleep(0.06)

@@ -85,7 +85,8 @@ def test_samples_are_stratified():
     keys = legal_starts(memory, plays)
     memory.update_priorities(keys, np.ones(len(keys.step_ids)))
     drawn = memory.sample(len(keys.step_ids)).keys
-    assert sorted(zip(*drawn)) == sorted(zip(*keys))  # one from each of n equal shares: with equal priorities each exactly once
+    # one from each of n equal shares: with equal priorities each exactly once
+    assert sorted(zip(*drawn)) == sorted(zip(*keys))
 
 
 def test_a_batch_holds_the_windows_of_its_keys():
@@ -116,7 +117,7 @@ def test_new_starts_have_their_actors_priority_before_sampling():
         for leaf, stream, serial in zip(leaves, *keys):
             rows = plays[stream // 2].rows[stream % 2][serial:serial + 4]
             assert leaf == pytest.approx(abs(sum(row.reward for row in rows)) + rows[0].action + 0.5, rel=1e-5)
-        assert np.count_nonzero(memory.tree.leaves) == len(keys.step_ids)  # no other row has any
+        assert np.count_nonzero(memory.tree.leaves) == len(keys.step_ids)  # no other step has any
     assert part == 14 and memory.trajectories.written().min() > 2 * 24
 
 

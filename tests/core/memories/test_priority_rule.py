@@ -1,4 +1,4 @@
-"""The arithmetic of priorities is that of the paper, on numpy arrays and on tensors."""
+"""Priorities are computed as in the paper, on numpy arrays and on tensors."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_an_invalid_priority_counts_as_the_largest_seen(name):
 def test_weights_are_those_of_the_paper(name):
     rule, array = make(name)
     leaves, count, beta = [0.5, 2.0, 1.25, 8.0], 1_000, 0.7
-    raw = [(count * leaf / 345.6) ** -beta for leaf in leaves]  # any sum of all leaves: it cancels
+    raw = [(count * leaf / 345.6) ** -beta for leaf in leaves]  # any sum of all leaves: it cancels out
     assert rule.weights(array(leaves), beta).tolist() == pytest.approx([weight / max(raw) for weight in raw], rel=1e-12)
 
 

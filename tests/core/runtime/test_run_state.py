@@ -5,7 +5,7 @@ from core.runtime.run_counters import RunCounters
 from core.runtime.run_state import RunState
 
 
-def test_heartbeats_tell_silence_and_start_anew_for_a_new_process():
+def test_heartbeats_measure_silence_and_can_be_reset():
     run_state = RunState(4)
     assert run_state.seconds_since_heartbeat(2) == 0.0
     run_state.heartbeat(2)
@@ -20,7 +20,7 @@ def act_and_stop(counters: RunCounters, run_state: RunState) -> None:
     run_state.stop()
 
 
-def test_a_spawned_process_shares_the_counters_and_the_stop_flag():
+def test_a_spawned_process_shares_counters_and_the_stop_flag():
     counters, run_state = RunCounters(2, 1), RunState(4)
     process = multiprocessing.get_context("spawn").Process(target=act_and_stop, args=(counters, run_state))
     process.start()

@@ -107,7 +107,8 @@ def test_the_actor_waits_for_room_except_while_warming_up(context):
         steps += 1
         assert context.rate_limiter.is_warming_up or steps % LENGTH == 0
     written = memory.trajectories.written()[0]
-    assert steps == written and steps % LENGTH == 0 and written * ENVS > memory.params.capacity * LENGTH  # it filled a full queue
+    # it filled the queue
+    assert steps == written and steps % LENGTH == 0 and written * ENVS > memory.params.capacity * LENGTH
     assert 30 <= context.counters.inserted < 30 + LENGTH * ENVS
     assert not any(next(running) for _ in range(5)) and memory.trajectories.written()[0] == written
     while memory.unread() >= memory.params.capacity:

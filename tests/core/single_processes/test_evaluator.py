@@ -40,7 +40,7 @@ def kept(context: Context, monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, 
 
 def test_the_best_model_is_kept_across_restarts_of_the_evaluator(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept(context, monkeypatch, (2, 5, 4)) == [3, 15, 15]
-    assert kept(context, monkeypatch, (4, 3)) == [15, 15]  # it was killed and replaced
+    assert kept(context, monkeypatch, (4, 3)) == [15, 15]  # the evaluator was killed and replaced
     context.counters, context.resume_from = RunCounters(1, 1), Path("a checkpoint that is older")
     assert kept(context, monkeypatch, (4, 6, 3)) == [15, 21, 21]
 

@@ -88,7 +88,7 @@ def test_the_feature_network_is_made_before_random_states_load():
     assert made == ["cpu:0"]
 
 
-# statistics -----------------------------------------------------------------------------------------------------------
+# statistics -------------------------------------------------------------------------------------------------------
 def test_statistics_are_means_over_applied_updates():
     statistics, losses = EagerMetricAccumulator(), torch.tensor([1.0, 4.0, 100.0, 7.0])
     for number, skipped in enumerate([False, False, True, False]):

@@ -190,7 +190,7 @@ def test_a_restarted_logger_appends_and_repeats_nothing(tmp_path: Path) -> None:
     play(context)
     next(first)
     with open(tmp_path / "metrics.jsonl", "a") as file:
-        file.write('{"step": 1, "torn')  # killed while it wrote
+        file.write('{"step": 1, "torn')  # the logger was killed while it wrote
     context.counters.count_agent_steps(0, 100)
     context.report("learner", 0, {"loss": 0.25})
     received: Any = multiprocessing.get_context("fork").Process(target=finish, args=(context, logger(context, 0)))
@@ -233,7 +233,7 @@ def test_a_resumed_run_continues_its_curves_and_its_clock(tmp_path: Path) -> Non
     (tmp_path / "metrics.jsonl").open("a").write(json.dumps({"seconds": last + 500}) + "\n")
     time.sleep(0.01)
 
-    resumed = make_context(tmp_path, steps=1_000)  # its checkpoint was at step 200: step 300 is lost work
+    resumed = make_context(tmp_path, steps=1_000)  # its checkpoint was at step 200: step 300 is lost
     resumed.counters.count_agent_steps(0, 200)
     generator = logger(resumed, 0)
     next(generator)

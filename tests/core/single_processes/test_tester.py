@@ -24,7 +24,7 @@ from core.runtime.parameter_store import ParameterStore
 from core.runtime.rate_limiter import ClockParams, RateLimiter
 from core.runtime.run_counters import RunCounters
 from core.runtime.run_state import RunState
-from core.single_processes import tester as mode_2  # pytest would take the function for a test
+from core.single_processes import tester as mode_2  # pytest would collect the name tester
 from core.single_processes.evaluator import EvaluatorParams
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep

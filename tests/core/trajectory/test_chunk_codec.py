@@ -55,7 +55,7 @@ def assert_equal(ring: Trajectories, twin: Trajectories) -> None:
 @pytest.mark.parametrize("kind, codec, states", [("frames", "raw", False), ("frames", "lz4", True), ("vectors", "raw", True)])
 def test_a_ring_fed_with_buffers_equals_its_actors_own(kind, codec, states, window):
     rings = [Trajectories(layout(kind, codec, states)) for _ in range(2)]
-    spec, steps = WINDOWS[window], 23 * LENGTH  # round the ring and round the arena
+    spec, steps = WINDOWS[window], 23 * LENGTH  # around the ring and around the arena
     own = Trajectories(single_actor_layout(rings[0].layout, spec.length))
     writers = [ChunkWriter(trajectories, actor, spec, priorities) for trajectories, actor in ((rings[0], 1), (own, 0))]
     sent, store = ChunkFormat(own.layout, spec.length), ChunkWriter(rings[1], 1, spec, priorities)

@@ -267,7 +267,8 @@ def write_into_a_chunk_and_stop(trajectories: Trajectories, rows: int, ready) ->
     writer = ChunkWriter(trajectories, 0, SPEC)
     for serial in range(rows):
         write_coded_row(writer, trajectories.layout, 0, serial)
-    writer._fields["frame"][rows % trajectories.layout.ring_length, 0] = -1  # half a row more: one stream, one field
+    # half a step more: one environment, one field
+    writer._fields["frame"][rows % trajectories.layout.ring_length, 0] = -1
     ready.set()
     time.sleep(600)
 

@@ -99,7 +99,8 @@ def test_a_trial_plays_splits_as_an_actor_does_and_closes_them(options, monkeypa
 
 
 def test_a_resumed_run_keeps_the_number_it_found(options, tried, root, monkeypatch):
-    monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)  # as if the first had ended
+    # as if the first run had ended
+    monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)
     prepare(options())
     words = ["--root", str(root), "--resume", "test_one"]
     assert read_options(words).num_envs_per_actor == read_options([*words, "--num_envs_per_actor", "0"]).num_envs_per_actor == 32

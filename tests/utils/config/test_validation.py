@@ -33,19 +33,19 @@ def registered(monkeypatch):
 
 
 @pytest.mark.parametrize("agent", AgentsDict)
-def test_agents_and_memories_share_the_kinds_of_windows_that_they_should(agent):
+def test_each_agent_fits_the_memories_with_its_window_kinds(agent):
     kinds = set(AgentsDict[agent].window_kinds)
     assert {memory for memory in MemoriesDict if kinds & set(MemoriesDict[memory].window_kinds)} == PAIRS[agent]
 
 
 @pytest.mark.parametrize("name", ["own", OWN])
-def test_a_memory_that_the_agents_do_not_know_is_taken_by_those_that_learn_from_its_windows(root, registered, name):
+def test_an_unknown_memory_fits_agents_of_its_window_kinds(root, registered, name):
     for config in ("impala-cartpole", "impact-cartpole"):
         assert read_options(["--config", config, "--memory_type", name, "--root", str(root)]).memory_type == name
 
 
 @pytest.mark.parametrize("name", ["own", OWN])
-def test_a_memory_whose_windows_the_agent_cannot_learn_from_is_refused(refuse, registered, name):
+def test_a_memory_with_unsuitable_windows_is_refused(refuse, registered, name):
     message = f"memory_type={name} holds unrolls, and agent_type=dqn learns from transitions; memory_type could be shared or prioritized"
     assert message in refuse("--config", "dqn-cartpole", "--memory_type", name)
 

@@ -111,7 +111,7 @@ def played():
     torch.manual_seed(0)
     params = replace(ImpalaAgentParams(), unroll_length=LENGTH, batch_size=1)
     agent = Impala(params, play.spec, partial(MLPAC, MLPACParams(lstm=8), play.spec))
-    agent.model.torso[1].weight.data.div_(255)  # bytes
+    agent.model.torso[1].weight.data.div_(255)  # observations are bytes
     states = tuple(ArraySpec(tuple(part.shape[1:]), "float32") for part in agent.model.initial_state(1))
     layout = Layout.of(play.spec, {**agent.extras, "features": agent.feature_field}, capacity=40 * LENGTH * ENVS, num_actors=1,
                        num_envs=ENVS, chunk_length=LENGTH, with_priority=False, states=states)

@@ -294,7 +294,7 @@ def test_a_non_finite_update_changes_no_target_and_no_statistics(kind, target_up
     agent = make_agent(kind, policy_period=1, target_update=target_update, network=network)
     agent.learn(make_batch(agent))
     for part in agent.gradients.online.policy_parameters + agent.gradients.online.critic_parameters:
-        part.data.mul_(1.5)  # the target is elsewhere now
+        part.data.mul_(1.5)  # moves the online networks away from the target
     everything = copy.deepcopy([*agent.target.state_dict().values(), *agent.model.state_dict().values()])
     target, count = agent.gradients.target.both.clone(), float(agent.model.normalization.count)
     batch = make_batch(agent, seed=1)

@@ -138,7 +138,7 @@ def test_a_waiting_remote_actor_learns_when_it_may_continue(line):
     for _ in range(50):
         next(playing)
     waiting = context.counters.agent_steps
-    assert waiting < 150 + 2 * 8 * 4 + 32  # learn_start, tolerance, and the chunks on their way
+    assert waiting < 150 + 2 * 8 * 4 + 32  # learn_start, tolerance, and the chunks in flight
     context.counters.count_update(0, 10_000)
     deadline = time.monotonic() + 20
     while context.counters.agent_steps == waiting:
@@ -180,7 +180,8 @@ def test_a_local_actor_replaces_a_remote_one_with_waiting_chunks(line, monkeypat
 def test_a_new_actor_has_not_started_before_it_plays_or_waits(line):
     context, _, ingest, wire = line("--config", "dqn-cartpole")
     link, place = ServerConnection(wire, 0, 2), context.process_ind("actor", 0)
-    assert not context.run_state.has_started(place)  # its environments may take supervisor.start_timeout, or all fail at start
+    # its environments may take supervisor.start_timeout, or all fail at start
+    assert not context.run_state.has_started(place)
     playing = drive(actor(remote_context(facts(context), link), 0), remote_context(facts(context), link).run_state)
     deadline = time.monotonic() + 20
     while not context.run_state.has_started(place):

@@ -261,7 +261,7 @@ def test_copies_are_not_overwritten_before_they_are_read():
     memory, (actor,) = make(capacity=2, overflow="alternating", batch_size=2, num_envs=1)
     actor.write(2)
     memory._ingest()
-    drawn = memory.strategies[0].draw(2)  # drawn, and not read yet
+    drawn = memory.strategies[0].draw(2)  # drawn and not read yet
     actor.write(5)
     memory._ingest()
     window = memory.strategies[0].store.gather(*drawn.keys, memory.window)
