@@ -5,8 +5,7 @@ take the memory `prioritized`) and the epsilon ladder of Ape-X (1803.00933). Dev
 observation; importance weights scale the loss of each window before the mean.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.agents.base.q_learning import QLearning, QLearningParams
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
 from core.learning.microbatches import Loss
 from core.ops.returns import bootstrap_position, n_step_return
@@ -24,9 +23,10 @@ from core.types import Batch, State, TimeStep, Window
 LOSSES: dict[str, Any] = {"huber": F.huber_loss, "squared": F.mse_loss}
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class DQNParams(QLearningParams):
-    loss: str = setting("huber", choices=tuple(LOSSES))  # Loss of the temporal-difference error.
+    loss: Literal["huber", "squared"] = "huber"
+    """Loss of the temporal-difference error."""
 
 
 class DQN(QLearning):

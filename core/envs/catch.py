@@ -3,11 +3,11 @@
 Learnt in seconds, so tests use it where a whole algorithm has to prove that it learns.
 """
 
-from dataclasses import dataclass
 
 import numpy as np
+from pydantic import Field
 
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.env import Env
 from core.envs.argument_checks import check_construction, checked_discrete
 from core.envs.game_names import closest
@@ -17,10 +17,12 @@ from core.types import TimeStep
 PICTURE_SCALE = 32  # pixels a cell, in render
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class CatchParams:
-    rows: int = setting(10, low=3, high=1_024)    # Rows of the board, which are the steps of an episode and one more.
-    columns: int = setting(5, low=3, high=1_024)  # Columns of the board.
+    rows: int = Field(default=10, ge=3, le=1_024)
+    """Rows of the board, which are the steps of an episode and one more."""
+    columns: int = Field(default=5, ge=3, le=1_024)
+    """Columns of the board."""
 
 
 class CatchEnv(Env):

@@ -13,7 +13,6 @@ import gymnasium as gym
 from core.common.foreign_code import text_of
 
 DEFAULT_FRAME_RATE = 30.0  # of gymnasium's recorder
-LEGACY_VERSIONS = ("none", "v26", "v21")
 REGISTERED_BY = {"dm_control": ("shimmy", "dm-control")}  # namespace of an id -> module that registers it, extra that brings it
 OLD_GYM = ('it is of the old gym: pip install -e ".[legacy-gym]" and set env.legacy to v21, or to v26 if its step returns five values')
 

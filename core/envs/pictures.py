@@ -1,10 +1,14 @@
 """Grey and smaller pictures, as the networks take them; shared by every environment that gives pictures."""
 
+from typing import Annotated
+
 import numpy as np
+from pydantic import Field, Strict
 
 from core.specs import ArraySpec
 
-Size = int | tuple[int, int]
+Side = Annotated[int, Field(ge=8, le=1024)]  # pixels
+Size = Side | Annotated[tuple[Side, Side], Strict(False)]  # one number, or height and width
 
 
 def sides(size: Size) -> tuple[int, int]:

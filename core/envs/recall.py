@@ -3,11 +3,11 @@
 Without memory no policy does better than guessing, 2 / cues - 1 on average; with it every episode scores 1.
 """
 
-from dataclasses import dataclass
 
 import numpy as np
+from pydantic import Field
 
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.env import Env
 from core.envs.argument_checks import check_construction, checked_discrete
 from core.envs.game_names import closest
@@ -15,10 +15,12 @@ from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class RecallParams:
-    cues: int = setting(3, low=2, high=1_024)    # Number of different cues, and of actions.
-    delay: int = setting(8, low=1, high=10_000)  # Steps between the cue and the question.
+    cues: int = Field(default=3, ge=2, le=1_024)
+    """Number of different cues, and of actions."""
+    delay: int = Field(default=8, ge=1, le=10_000)
+    """Steps between the cue and the question."""
 
 
 class RecallEnv(Env):

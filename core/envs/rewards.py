@@ -1,6 +1,7 @@
 """What training sees of a reward; the score is always the sum of raw rewards."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 
@@ -20,7 +21,9 @@ def optimistic_asymmetric(reward: np.ndarray) -> np.ndarray:
     return 0.3 * np.minimum(squeezed, 0.0) + 5.0 * np.maximum(squeezed, 0.0)
 
 
-CLIPPINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+Clipping = Literal["none", "sign", "clamp", "soft_asymmetric", "optimistic_asymmetric"]
+
+CLIPPINGS: dict[Clipping, Callable[[np.ndarray], np.ndarray]] = {
     "none": lambda reward: reward,
     "sign": np.sign,                                  # DQN (Nature 2015): all positive rewards 1, all negative -1
     "clamp": lambda reward: np.clip(reward, -1, 1),   # fractions survive
@@ -29,6 +32,6 @@ CLIPPINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def clipped(reward: np.ndarray, clipping: str) -> np.ndarray:
+def clipped(reward: np.ndarray, clipping: Clipping) -> np.ndarray:
     """float32 rewards [E] under one of CLIPPINGS, in an array of their own."""
     return CLIPPINGS[clipping](reward).astype(np.float32)

@@ -1,23 +1,27 @@
 """Writing pictures to an mp4 or a GIF."""
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import Field
 
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 
 GIF_FRAMES = 30.0       # a second at most: browsers slow down those that want more
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class VideoParams:
-    format: str = setting("mp4", choices=("mp4", "gif"))    # Format of the video file.
-    fps: float | None = setting(None, above=0, high=1_000)  # Pictures a second; None plays in real time, by the environment's render_fps.
-    overlay: bool = setting(False)                          # Draw score, step and action under the picture.
-    panel: bool = setting(False)                            # Draw beside the picture the network's input and curves of the agent's values.
+    format: Literal["mp4", "gif"] = "mp4"
+    """Format of the video file."""
+    fps: float | None = Field(default=None, gt=0, le=1_000)
+    """Pictures a second; None plays in real time, by the environment's render_fps."""
+    overlay: bool = False
+    """Draw score, step and action under the picture."""
+    panel: bool = False
+    """Draw beside the picture the network's input and curves of the agent's values."""
 
 
 class Video:

@@ -5,13 +5,13 @@ close to uniform: 2006.05990, section 3.2) and 1 in the value; the LSTM as core/
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.model import Model
 from core.models.layers.lstm import LSTMCore
 from core.models.layers.torsos import (
@@ -27,9 +27,10 @@ from core.specs import EnvSpec
 from core.types import ActorCriticOutput, State
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class ActorCriticParams:
-    lstm: int = setting(0, low=0, high=4_096)  # Units of an LSTM behind the torso (IMPALA: 256); 0 is none.
+    lstm: int = Field(default=0, ge=0, le=4_096)
+    """Units of an LSTM behind the torso (IMPALA: 256); 0 is none."""
 
 
 class ActorCritic(Model):
@@ -87,9 +88,10 @@ def _initialise(part: nn.Module, gain: float) -> None:
             nn.init.zeros_(layer.bias)
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class NatureACParams(ActorCriticParams):
-    hidden: int = setting(512, low=1, high=8_192)  # Units of the fully connected layer.
+    hidden: int = Field(default=512, ge=1, le=8_192)
+    """Units of the fully connected layer."""
 
 
 class NatureAC(ActorCritic):
@@ -102,10 +104,12 @@ class NatureAC(ActorCritic):
         super().__init__(params, spec, image_torso(nature_convolutions(image_shape(spec)[0]), spec, params.hidden))
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class FeatureACParams(ActorCriticParams):
-    hidden: int = setting(512, low=1, high=8_192)        # Units of the fully connected layer.
-    feature_size: int = setting(128, low=1, high=8_192)  # Numbers that stand for a state where replay compares states.
+    hidden: int = Field(default=512, ge=1, le=8_192)
+    """Units of the fully connected layer."""
+    feature_size: int = Field(default=128, ge=1, le=8_192)
+    """Numbers that stand for a state where replay compares states."""
 
 
 class FeatureAC(ActorCritic):
@@ -122,10 +126,12 @@ class FeatureAC(ActorCritic):
         super().__init__(params, spec, image_torso(layers, spec, params.hidden), params.feature_size)
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class SmallACParams(ActorCriticParams):
-    planes: int = setting(16, low=1, high=1_024)   # Planes of the first convolution; the others have twice as many.
-    hidden: int = setting(256, low=1, high=8_192)  # Units of the fully connected layer.
+    planes: int = Field(default=16, ge=1, le=1_024)
+    """Planes of the first convolution; the others have twice as many."""
+    hidden: int = Field(default=256, ge=1, le=8_192)
+    """Units of the fully connected layer."""
 
 
 class SmallAC(ActorCritic):
@@ -138,10 +144,12 @@ class SmallAC(ActorCritic):
         super().__init__(params, spec, image_torso(small_convolutions(image_shape(spec)[0], params.planes), spec, params.hidden))
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class MinAtarACParams(ActorCriticParams):
-    planes: int = setting(16, low=1, high=1_024)   # Planes of the convolution.
-    hidden: int = setting(128, low=1, high=8_192)  # Units of the fully connected layer.
+    planes: int = Field(default=16, ge=1, le=1_024)
+    """Planes of the convolution."""
+    hidden: int = Field(default=128, ge=1, le=8_192)
+    """Units of the fully connected layer."""
 
 
 class MinAtarAC(ActorCritic):
@@ -154,9 +162,10 @@ class MinAtarAC(ActorCritic):
         super().__init__(params, spec, image_torso(minatar_convolutions(image_shape(spec)[0], params.planes), spec, params.hidden))
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class MLPACParams(ActorCriticParams):
-    hidden: int = setting(64, low=1, high=8_192)  # Units of each of the two hidden layers.
+    hidden: int = Field(default=64, ge=1, le=8_192)
+    """Units of each of the two hidden layers."""
 
 
 class MLPAC(ActorCritic):

@@ -1,11 +1,13 @@
 """The Nature DQN network (Mnih et al. 2015), plain or with GroupNorm."""
 
-from dataclasses import dataclass
+
+from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.model import Model
 from core.models.layers.noisy_linear import NoisyParams, linear_layers
 from core.models.layers.torsos import (
@@ -22,12 +24,14 @@ from core.specs import EnvSpec
 from core.types import State
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class DQNCNNParams(NoisyParams):
-    dueling: bool = setting(False)  # Split the head into value and advantages (1511.06581).
-    norm: str = setting("none", choices=("none", "group"))  # Normalisation: group is GroupNorm(16) after each convolution, which then has
-                                                            # no bias.
-    hidden: int = setting(512, low=1, high=8_192)  # Units of the fully connected layer (of each stream when dueling).
+    dueling: bool = False
+    """Split the head into value and advantages (1511.06581)."""
+    norm: Literal["none", "group"] = "none"
+    """Normalisation: group is GroupNorm(16) after each convolution, which then has no bias."""
+    hidden: int = Field(default=512, ge=1, le=8_192)
+    """Units of the fully connected layer (of each stream when dueling)."""
 
 
 class DQNCNN(Model):
@@ -49,11 +53,14 @@ class DQNCNN(Model):
         return self.q(self.torso(scaled_image(observation, self.spec))), state
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class DQNMinAtarParams(NoisyParams):
-    dueling: bool = setting(False)                 # Split the head into value and advantages (1511.06581).
-    planes: int = setting(16, low=1, high=1_024)   # Planes of the convolution.
-    hidden: int = setting(128, low=1, high=8_192)  # Units of the fully connected layer (of each stream when dueling).
+    dueling: bool = False
+    """Split the head into value and advantages (1511.06581)."""
+    planes: int = Field(default=16, ge=1, le=1_024)
+    """Planes of the convolution."""
+    hidden: int = Field(default=128, ge=1, le=8_192)
+    """Units of the fully connected layer (of each stream when dueling)."""
 
 
 class DQNMinAtar(Model):
@@ -73,10 +80,12 @@ class DQNMinAtar(Model):
         return self.q(self.torso(scaled_image(observation, self.spec))), state
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class DQNMLPParams(NoisyParams):
-    dueling: bool = setting(False)                 # Split the head into value and advantages (1511.06581).
-    hidden: int = setting(128, low=1, high=8_192)  # Units of each of the two hidden layers.
+    dueling: bool = False
+    """Split the head into value and advantages (1511.06581)."""
+    hidden: int = Field(default=128, ge=1, le=8_192)
+    """Units of each of the two hidden layers."""
 
 
 class DQNMLP(Model):
@@ -94,11 +103,14 @@ class DQNMLP(Model):
         return self.q(self.torso(observation.float())), state
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class DQNSmallParams(NoisyParams):
-    dueling: bool = setting(False)                 # Split the head into value and advantages (1511.06581).
-    planes: int = setting(16, low=1, high=1_024)   # Planes of the first convolution; the others have twice as many.
-    hidden: int = setting(256, low=1, high=8_192)  # Units of the fully connected layer (of each stream when dueling).
+    dueling: bool = False
+    """Split the head into value and advantages (1511.06581)."""
+    planes: int = Field(default=16, ge=1, le=1_024)
+    """Planes of the first convolution; the others have twice as many."""
+    hidden: int = Field(default=256, ge=1, le=8_192)
+    """Units of the fully connected layer (of each stream when dueling)."""
 
 
 class DQNSmall(Model):

@@ -5,13 +5,13 @@ The numbers [B, A, atoms] are logits for C51 and values of quantiles for QR-DQN:
 noise is on the head's layers, which are the fully connected ones of the paper's network.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.model import Model
 from core.models.layers.noisy_linear import NoisyParams, linear_layers
 from core.models.layers.torsos import (
@@ -28,11 +28,14 @@ from core.specs import EnvSpec
 from core.types import State
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class RainbowNetworkParams(NoisyParams):
-    noisy: bool = setting(True)  # Explore by noise on the head's weights, in training only (1706.10295); let epsilon be 0 then.
-    dueling: bool = setting(True)  # Split the head into value and advantages (1511.06581).
-    atoms: int = setting(51, low=2, high=10_000)  # Atoms of each distribution (C51: 51, QR-DQN: 200 quantiles).
+    noisy: bool = True
+    """Explore by noise on the head's weights, in training only (1706.10295); let epsilon be 0 then."""
+    dueling: bool = True
+    """Split the head into value and advantages (1511.06581)."""
+    atoms: int = Field(default=51, ge=2, le=10_000)
+    """Atoms of each distribution (C51: 51, QR-DQN: 200 quantiles)."""
 
 
 class RainbowNetwork(Model):
@@ -52,11 +55,12 @@ class RainbowNetwork(Model):
         return self.q(self.torso(scaled_image(observation, self.spec) if image else observation.float())), state
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class RainbowCNNParams(RainbowNetworkParams):
-    norm: str = setting("none", choices=("none", "group"))  # Normalisation: group is GroupNorm(16) after each convolution, which then has
-                                                            # no bias.
-    hidden: int = setting(512, low=1, high=8_192)  # Units of each stream's hidden layer.
+    norm: Literal["none", "group"] = "none"
+    """Normalisation: group is GroupNorm(16) after each convolution, which then has no bias."""
+    hidden: int = Field(default=512, ge=1, le=8_192)
+    """Units of each stream's hidden layer."""
 
 
 class RainbowCNN(RainbowNetwork):
@@ -70,10 +74,12 @@ class RainbowCNN(RainbowNetwork):
         super().__init__(params, spec, torso, num_features(torso, image_shape(spec)))
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class RainbowSmallParams(RainbowNetworkParams):
-    planes: int = setting(16, low=1, high=1_024)   # Planes of the first convolution; the others have twice as many.
-    hidden: int = setting(256, low=1, high=8_192)  # Units of each stream's hidden layer.
+    planes: int = Field(default=16, ge=1, le=1_024)
+    """Planes of the first convolution; the others have twice as many."""
+    hidden: int = Field(default=256, ge=1, le=8_192)
+    """Units of each stream's hidden layer."""
 
 
 class RainbowSmall(RainbowNetwork):
@@ -87,10 +93,12 @@ class RainbowSmall(RainbowNetwork):
         super().__init__(params, spec, torso, num_features(torso, image_shape(spec)))
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class RainbowMinAtarParams(RainbowNetworkParams):
-    planes: int = setting(16, low=1, high=1_024)   # Planes of the convolution.
-    hidden: int = setting(128, low=1, high=8_192)  # Units of each stream's hidden layer.
+    planes: int = Field(default=16, ge=1, le=1_024)
+    """Planes of the convolution."""
+    hidden: int = Field(default=128, ge=1, le=8_192)
+    """Units of each stream's hidden layer."""
 
 
 class RainbowMinAtar(RainbowNetwork):
@@ -104,9 +112,10 @@ class RainbowMinAtar(RainbowNetwork):
         super().__init__(params, spec, torso, num_features(torso, image_shape(spec)))
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class RainbowMLPParams(RainbowNetworkParams):
-    hidden: int = setting(128, low=1, high=8_192)  # Units of each of the two hidden layers.
+    hidden: int = Field(default=128, ge=1, le=8_192)
+    """Units of each of the two hidden layers."""
 
 
 class RainbowMLP(RainbowNetwork):

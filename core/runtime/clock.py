@@ -1,12 +1,12 @@
 """Step counters, stop flag, heartbeats and the samples-per-insert limiter, in shared memory; every counter has one writer."""
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.common.shared_arrays import SharedArrays
 from core.specs import ArraySpec
 
@@ -17,12 +17,14 @@ LIMITER = ("inserted", "sampled")
 COUNTS = ("agent_steps", "episodes", "updates", *LIMITER)  # that a checkpoint has
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class ClockParams:
-    samples_per_insert: float | None = setting(8.0, above=0, high=1e6)  # Samples learnt from for each agent step stored (Nature DQN: 32 /
-                                                                        # 4).
-    learn_start: int = setting(20_000, low=1, high=10**10)  # Agent steps stored before the first update.
-    tolerance: int = setting(1_000, low=1, high=10**10)  # Agent steps that actors may run ahead of samples_per_insert.
+    samples_per_insert: float | None = Field(default=8.0, gt=0, le=1e6)
+    """Samples learnt from for each agent step stored (Nature DQN: 32 / 4)."""
+    learn_start: int = Field(default=20_000, ge=1, le=10**10)
+    """Agent steps stored before the first update."""
+    tolerance: int = Field(default=1_000, ge=1, le=10**10)
+    """Agent steps that actors may run ahead of samples_per_insert."""
 
 
 class Clock:

@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from core.common.settings import dotted, setting
+from pydantic import Field
+
+from core.common.settings import dotted, frozen_dataclass
 from core.common.system import resident_memory_mb, versions
 from core.metrics.aggregation import aggregate, with_human_normalized
 from core.metrics.file_writers import MetricsFiles, run_name
@@ -18,13 +19,18 @@ from core.runtime.schedule import Schedule
 SHORTEST_SPAN = 0.5  # seconds; over less, rates say nothing
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class LoggerParams:
-    period: float = setting(2.0, above=0, high=1e9)                # Seconds between lines in the metrics files, and between progress lines.
-    steps: int = setting(0, low=0, high=10**12)                    # Agent steps between lines in the metrics files; 0 goes by `period`.
-    wandb: str | None = None                                       # Project of Weights & Biases that is told too; None is off.
-    mlflow: str | None = None                                      # Experiment of MLflow that is told too; None is off.
-    tracker_timeout: float = setting(30.0, low=0.01, high=86_400)  # Seconds that trackers may take at the end.
+    period: float = Field(default=2.0, gt=0, le=1e9)
+    """Seconds between lines in the metrics files, and between progress lines."""
+    steps: int = Field(default=0, ge=0, le=10**12)
+    """Agent steps between lines in the metrics files; 0 goes by `period`."""
+    wandb: str | None = None
+    """Project of Weights & Biases that is told too; None is off."""
+    mlflow: str | None = None
+    """Experiment of MLflow that is told too; None is off."""
+    tracker_timeout: float = Field(default=30.0, ge=0.01, le=86_400)
+    """Seconds that trackers may take at the end."""
 
 
 def logger(context: Context, index: int) -> Iterator[bool]:

@@ -4,12 +4,12 @@ A batch that has been used K times makes room for a fresh one; while none is rea
 and nothing is ready, sampling waits; with overflow=keep_latest actors may overwrite a batch, of which the rest is then used once more.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.memories.unrolls.queue import QueueParams, QueueRule
 from core.memories.unrolls.strategy import NONE, DrawnUnrolls, Part, ReplayStrategy
 from core.memories.unrolls.unroll_memory import UnrollMemory
@@ -17,12 +17,14 @@ from core.trajectory.ring_buffer import Trajectories
 from core.types import SampleIds
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class CircularParams(QueueParams):
     """capacity and overflow are those of the queue that feeds it."""
 
-    num_batches: int = setting(4, low=1, high=10_000)  # Batches that the memory holds (N of IMPACT: 4 to 16).
-    times: int = setting(2, low=1, high=10_000)        # Times that each unroll is learnt from (K of IMPACT: 2).
+    num_batches: int = Field(default=4, ge=1, le=10_000)
+    """Batches that the memory holds (N of IMPACT: 4 to 16)."""
+    times: int = Field(default=2, ge=1, le=10_000)
+    """Times that each unroll is learnt from (K of IMPACT: 2)."""
 
 
 class CircularRule(ReplayStrategy):

@@ -9,12 +9,13 @@ of your own is named as "package.module:Class".
 import dataclasses
 import importlib
 import json
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import Field
+
+from core.common.settings import JsonText, frozen_dataclass
 from core.common.settings import problems as out_of_bounds
-from core.common.settings import setting
-from core.memories.unrolls.feature_replay import INSERTIONS, SAMPLINGS, CustomParams, FeatureDistanceStrategy
+from core.memories.unrolls.feature_replay import CustomParams, FeatureDistanceStrategy, Insertion, Sampling
 from core.memories.unrolls.queue import QueueParams, QueueRule
 from core.memories.unrolls.strategy import Part, ReplayStrategy
 from core.memories.unrolls.uniform_unrolls import ReplayParams, ReservoirRule, StandardRule
@@ -24,20 +25,26 @@ DEFAULT = '[{"type": "queue", "capacity": 16, "sample_ratio": 0.5}, {"type": "st
 TOLERANCE = 1e-5  # of the sum of all sample ratios
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class EliteParams(CustomParams):
     """Elite sampling and insertion."""
 
-    insert_strategy: str = setting("elite_insertion", choices=INSERTIONS)  # Rule for what an arriving unroll replaces.
-    sample_strategy: str = setting("elite_sampling", choices=SAMPLINGS)  # Rule by which unrolls are drawn.
-    lambda_batch_multiplier: float = setting(6.0, low=1, high=10_000)  # Candidates drawn for each unroll that is kept, at first.
-    alfa_annealing_factor: float = setting(2.0, above=0, high=1e6)  # Factor of lambda_batches until there is one candidate for each unroll.
+    insert_strategy: Insertion = "elite_insertion"
+    """Rule for what an arriving unroll replaces."""
+    sample_strategy: Sampling = "elite_sampling"
+    """Rule by which unrolls are drawn."""
+    lambda_batch_multiplier: float = Field(default=6.0, ge=1, le=10_000)
+    """Candidates drawn for each unroll that is kept, at first."""
+    alfa_annealing_factor: float = Field(default=2.0, gt=0, le=1e6)
+    """Factor of lambda_batches until there is one candidate for each unroll."""
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class AttentiveParams(CustomParams):
-    sample_strategy: str = setting("attentive_sampling", choices=SAMPLINGS)  # Rule by which unrolls are drawn.
-    lambda_batch_multiplier: float = setting(4.0, low=1, high=10_000)        # Candidates drawn for each unroll that is kept, at first.
+    sample_strategy: Sampling = "attentive_sampling"
+    """Rule by which unrolls are drawn."""
+    lambda_batch_multiplier: float = Field(default=4.0, ge=1, le=10_000)
+    """Candidates drawn for each unroll that is kept, at first."""
 
 
 RULES: dict[str, tuple[type[ReplayStrategy], type]] = {
@@ -46,11 +53,12 @@ RULES: dict[str, tuple[type[ReplayStrategy], type]] = {
      "custom": (FeatureDistanceStrategy, CustomParams)}
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class MixedParams:
-    replay_parameters: str = DEFAULT  # JSON list of rules with their sample ratios; a row of `CONFIGS` may also have a Python list.
-    feature_dtype: str = setting("float32", choices=("float32", "float16"))  # Type of stored features where a rule compares them; float16
-                                                                             # takes half the memory.
+    replay_parameters: JsonText = DEFAULT
+    """JSON list of rules with their sample ratios; a row of `CONFIGS` may also have a Python list."""
+    feature_dtype: Literal["float32", "float16"] = "float32"
+    """Type of stored features where a rule compares them; float16 takes half the memory."""
 
 
 class MixedMemory(UnrollMemory):
