@@ -10,11 +10,21 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from core.common.settings import frozen_dataclass
 from core.model import Model
 from core.specs import ArraySpec, EnvSpec, WindowSpec
 from core.types import Batch, State, TimeStep, Window, batch_size
+
+
+@frozen_dataclass
+class AgentParams:
+    """Options of every agent. `Agent.Params` of each agent is a subclass."""
+
+    batch_size: int = Field(default=32, ge=1, le=65_536)
+    """Windows in a batch."""
 
 
 class ActorOutput(NamedTuple):
@@ -57,7 +67,7 @@ class Engine(Protocol):
 class Agent(ABC):
     """One algorithm. Class attributes say what it can be combined with, so that impossible rows are found before a start."""
 
-    Params: ClassVar[type]
+    Params: ClassVar[type[AgentParams]] = AgentParams
     captures: ClassVar[bool] = False     # its updates can be planned, so that they can be captured
     samples_per_window: int = 1          # rows learnt from in one window
     first_sample: int = 0                # the first of them

@@ -9,8 +9,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from core.common.settings import frozen_dataclass
 from core.specs import EnvSpec
 from core.types import TimeStep
+
+
+@frozen_dataclass
+class EnvParams:
+    """Options of every environment. `Env.Params` of each environment is a subclass."""
 
 
 class Env(ABC):
@@ -19,7 +25,7 @@ class Env(ABC):
     Raises ValueError for an unknown game (with the closest names) and ImportError (with the pip command) for a missing package.
     """
 
-    Params: ClassVar[type]  # frozen dataclass of `setting` fields
+    Params: ClassVar[type[EnvParams]] = EnvParams
     spec: EnvSpec
 
     @abstractmethod

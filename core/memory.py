@@ -10,11 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from core.common.settings import frozen_dataclass
 from core.specs import WindowSpec
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
 from core.types import Batch, SampleIds, Window
+
+
+@frozen_dataclass
+class MemoryParams:
+    """Options of every memory. `Memory.Params` of each memory is a subclass."""
 
 
 def batch_state(batch: Batch) -> dict[str, Any]:
@@ -38,7 +44,7 @@ class Memory(ABC):
     Raises ValueError when the rows of a stream can never hold a whole window.
     """
 
-    Params: ClassVar[type]
+    Params: ClassVar[type[MemoryParams]] = MemoryParams
     Resident: ClassVar[Any] = None  # the same rule with rows, draws and priorities on the learner's device: a core.memory.DeviceMemory
     with_priority: ClassVar[bool] = False  # rows carry the actor's initial priority: Layout.of wants to know
     batches_per_sample: int = 1            # that the learner makes of what `sample` returns: schedules count batches

@@ -7,15 +7,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from core.common.settings import frozen_dataclass
 from core.common.tree import tree_map
 from core.specs import EnvSpec
 from core.types import State
 
 
+@frozen_dataclass
+class ModelParams:
+    """Options of every model. `Model.Params` of each model is a subclass."""
+
+
 class Model(nn.Module, ABC):
     """A network for one EnvSpec. `head` names what forward returns, so that agents and models are matched before a start."""
 
-    Params: ClassVar[type]
+    Params: ClassVar[type[ModelParams]] = ModelParams
     head: ClassVar[str]             # "q": action values [B, A]; "recurrent-q": the same of Inputs; "distribution": [B, A, atoms];
                                     # "actor-critic": ActorCriticOutput; those of PolicyAndCritic
     observations: ClassVar[str]     # "image" or "vector"

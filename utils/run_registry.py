@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from core.checkpoint import model_file, run_checkpoint, tensor_file
 from core.common.settings import dotted
+from core.runtime.options import RunOptions
 from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, ConfigurationError
 from utils.factory import suggestion
 from utils.options import Options
@@ -181,7 +182,7 @@ def fresh_timestamp(root: str, machine: str) -> str:
     return timestamp
 
 
-def end(options: Options, exit_code: int) -> None:
+def end(options: RunOptions, exit_code: int) -> None:
     """Keep how this part of the run ended; on a full disk it counts as not ended. The file's time stays: that of the start. Files that a
     killed process was writing go.
 

@@ -1,19 +1,12 @@
 """The border to every environment: what it returns is a TimeStep of its spec, or an error says what is not."""
 
 import reprlib
-from typing import Any
 
 import numpy as np
 
 from core.common.foreign_code import foreign_code
 from core.env import Env
 from core.types import TimeStep
-
-
-def make_env(options: Any, num_envs: int, **settings: Any) -> Env:
-    """Construct the environment that the options name, of whoever wrote it. `settings` are the other arguments of Env."""
-    with foreign_code("its constructor", may_lack_packages=True):
-        return options.env_class(options.env, options.game, num_envs, **settings)
 
 
 class ValidatedEnv(Env):

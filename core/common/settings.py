@@ -1,7 +1,7 @@
 """Frozen pydantic dataclasses for options, and one sentence for each value that pydantic refuses.
 
-A section of options is a `...Params` class. Each field declares type, default and bounds. The string below a field explains the option;
-docs/options.md and --help show it.
+A section of options is a `...Params` class. Each field declares type, default and bounds. The string below a field
+explains the option on docs/options.md and in --help.
 """
 
 import json
@@ -12,21 +12,22 @@ from typing import Annotated, Any, TypeVar, dataclass_transform
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
-
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
-REASONS = {"greater_than": "must be greater than {gt}", "greater_than_equal": "must be at least {ge}",
-           "less_than_equal": "must be at most {le}", "finite_number": "must be finite"}  # pydantic's type of error -> what to do
+REASONS = {  # pydantic's type of error -> what the value must be
+    "greater_than": "must be greater than {gt}", "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}", "finite_number": "must be finite"}
 
 T = TypeVar("T")
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(Field,))
 def frozen_dataclass(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass that raises pydantic's ValidationError for fields of another type or out of bounds."""
-    return dataclass(cls, frozen=True, config=STRICT)
+    """Make a class a frozen pydantic dataclass, which refuses values of another type or out of bounds."""
+    return dataclass(cls, frozen=True, config=STRICT)  # type: ignore[return-value]
 
 
 def _as_json(value: Any) -> Any:
+    """Return dictionaries and lists as JSON; other values stay."""
     try:
         return json.dumps(value) if isinstance(value, (dict, list, tuple)) else value
     except (TypeError, ValueError):  # pydantic refuses the value, because it is no text
@@ -49,7 +50,7 @@ def sentences(error: ValidationError, prefix: str = "") -> dict[str, str]:
 
 def _reason(kind: str, message: str, context: Mapping[str, Any]) -> str:
     if kind == "literal_error":
-        return "must be one of " + context["expected"].replace(" or ", ", ").replace("'", "")
+        return f"must be one of {context['expected']}".replace(" or ", ", ").replace("'", "")
     bounds = {name: f"{bound:g}" if isinstance(bound, float) else bound for name, bound in context.items()}
     return REASONS[kind].format(**bounds) if kind in REASONS else re.sub(r"^\w+ should", "must", message)
 

@@ -4,26 +4,6 @@ import os
 import time
 from typing import Any
 
-from pydantic import Field
-
-from core.common.settings import frozen_dataclass
-
-
-@frozen_dataclass
-class SupervisorParams:
-    heartbeat_timeout: float = Field(default=60.0, ge=1, le=1e6)
-    """Seconds without a heartbeat after which a process is replaced."""
-    start_timeout: float = Field(default=180.0, ge=1, le=1e6)
-    """Seconds that a process may take to its first heartbeat."""
-    max_restarts: int = Field(default=5, ge=0, le=1_000_000)
-    """Restarts of one process within restart_window; then the run saves and ends."""
-    restart_window: float = Field(default=3600.0, gt=0, le=1e9)
-    """Seconds after which a restart no longer counts."""
-    stop_timeout: float = Field(default=12.0, ge=0.1, le=86_400)
-    """Seconds that processes have to end once interrupted."""
-    finish_timeout: float = Field(default=900.0, ge=0.1, le=1e6)
-    """Seconds for the last evaluation of a run that finished."""
-
 
 def learner_threads(options: Any) -> int:
     """Intra-op threads of a learner; other processes have one. Learners share what is left of the cores, or all of up to four."""

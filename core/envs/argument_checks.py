@@ -1,18 +1,16 @@
 """What every environment checks at its border, and the seeds of its streams."""
 
-from typing import Any
 
 import numpy as np
 
-from core.common.settings import problems
 from core.specs import Continuous, Discrete
 
 RENDER_MODES = (None, "human", "rgb_array")
 
 
-def check_construction(params: Any, num_envs: int, num_threads: int, render_mode: str | None) -> None:
+def check_construction(num_envs: int, num_threads: int, render_mode: str | None) -> None:
     """Raises ValueError with everything that is wrong with these arguments of an Env."""
-    found = problems(params)
+    found = []
     if num_envs < 1:
         found.append(f"num_envs={num_envs} must be at least 1")
     if num_threads < 1:

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
+from core.env import EnvParams
 from core.envs.pictures import Size
 from core.envs.rewards import Clipping
 
@@ -31,7 +32,7 @@ PROTOCOLS = {
 
 
 @frozen_dataclass
-class AtariParams:
+class AtariParams(EnvParams):
     """Options of the Atari environment. Options that are None follow `protocol`."""
 
     protocol: Literal["classic", "machado"] = "classic"

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
-from core.env import Env
+from core.env import Env, EnvParams
 from core.envs.argument_checks import check_construction, checked_discrete
 from core.envs.game_names import closest
 from core.specs import ArraySpec, Discrete, EnvSpec
@@ -18,7 +18,7 @@ PICTURE_SCALE = 32  # pixels a cell, in render
 
 
 @frozen_dataclass
-class CatchParams:
+class CatchParams(EnvParams):
     rows: int = Field(default=10, ge=3, le=1_024)
     """Rows of the board, which are the steps of an episode and one more."""
     columns: int = Field(default=5, ge=3, le=1_024)
@@ -32,7 +32,7 @@ class CatchEnv(Env):
 
     def __init__(self, params: CatchParams, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
                  render_mode: str | None = None):
-        check_construction(params, num_envs, num_threads, render_mode)
+        check_construction(num_envs, num_threads, render_mode)
         if render_mode == "human":
             raise ValueError('catch opens no window; use render_mode "rgb_array"')
         self._params, self._num_envs, self._render_mode, self._actions = params, num_envs, render_mode, Discrete(3)

@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pydantic import Field
 
 from core.common.settings import JsonText, frozen_dataclass
-from core.env import Env
+from core.env import Env, EnvParams
 from core.envs.argument_checks import check_construction, checked_continuous, checked_discrete, stream_seeds
 from core.envs.gym_checks import CheckedEnv, flattened_pictures, frame_of, is_image
 from core.envs.gym_make import frame_rate, make
@@ -21,7 +21,7 @@ from core.types import TimeStep
 
 
 @frozen_dataclass
-class GymParams:
+class GymParams(EnvParams):
     max_steps: int | None = Field(default=None, ge=1, le=10**9)
     """Agent steps after which an episode is truncated; None is the limit of the id, in its own steps."""
     action_repeat: int = Field(default=1, ge=1, le=1_000)
@@ -49,7 +49,7 @@ class GymEnv(Env):
 
     def __init__(self, params: GymParams, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
                  render_mode: str | None = None):
-        check_construction(params, num_envs, num_threads, render_mode)
+        check_construction(num_envs, num_threads, render_mode)
         made = [make(game, params.legacy, render_mode, params.kwargs, params.wrappers) for _ in range(num_envs)]
         env = made[0].env
         self._action, self._action_space = _action(env.action_space), env.action_space

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
-from core.env import Env
+from core.env import Env, EnvParams
 from core.envs.argument_checks import check_construction, checked_discrete, stream_seeds
 from core.envs.game_names import closest
 from core.envs.rewards import Clipping, clipped
@@ -26,7 +26,7 @@ FRAME_RATE = 20.0  # the package shows each picture for 50 ms
 
 
 @frozen_dataclass
-class MinAtarParams:
+class MinAtarParams(EnvParams):
     sticky_action_prob: float = Field(default=0.1, ge=0.0, le=1.0)
     """Probability that the last action is repeated (MinAtar's protocol: 0.1)."""
     difficulty_ramping: bool = True
@@ -46,7 +46,7 @@ class MinAtarEnv(Env):
 
     def __init__(self, params: MinAtarParams, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
                  render_mode: str | None = None):
-        check_construction(params, num_envs, num_threads, render_mode)
+        check_construction(num_envs, num_threads, render_mode)
         if render_mode == "human":
             raise ValueError('MinAtar opens no window; use render_mode "rgb_array"')
         name = closest(game, GAMES)

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
-from core.env import Env
+from core.env import Env, EnvParams
 from core.envs.argument_checks import check_construction, checked_discrete
 from core.envs.game_names import closest
 from core.specs import ArraySpec, Discrete, EnvSpec
@@ -16,7 +16,7 @@ from core.types import TimeStep
 
 
 @frozen_dataclass
-class RecallParams:
+class RecallParams(EnvParams):
     cues: int = Field(default=3, ge=2, le=1_024)
     """Number of different cues, and of actions."""
     delay: int = Field(default=8, ge=1, le=10_000)
@@ -33,7 +33,7 @@ class RecallEnv(Env):
 
     def __init__(self, params: RecallParams, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
                  render_mode: str | None = None):
-        check_construction(params, num_envs, num_threads, render_mode)
+        check_construction(num_envs, num_threads, render_mode)
         if render_mode is not None:
             raise ValueError("recall draws no pictures")
         self._params, self._num_envs, self._actions = params, num_envs, Discrete(params.cues)

@@ -2,26 +2,11 @@
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import Field
-
-from core.common.settings import frozen_dataclass
 
 GIF_FRAMES = 30.0       # a second at most: browsers slow down those that want more
-
-
-@frozen_dataclass
-class VideoParams:
-    format: Literal["mp4", "gif"] = "mp4"
-    """Format of the video file."""
-    fps: float | None = Field(default=None, gt=0, le=1_000)
-    """Pictures a second; None plays in real time, by the environment's render_fps."""
-    overlay: bool = False
-    """Draw score, step and action under the picture."""
-    panel: bool = False
-    """Draw beside the picture the network's input and curves of the agent's values."""
 
 
 class Video:

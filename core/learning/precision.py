@@ -1,15 +1,13 @@
 """How exactly a learner's networks compute: float32, float32 with factors rounded to TF32, or bfloat16 where torch's autocast trusts it."""
 
 from types import MethodType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from core.common.tree import tree_map
 from core.model import Model
-
-Precision = Literal["float32", "auto", "tf32", "bf16"]
 
 
 def precision_on(device: str, wanted: str) -> str:

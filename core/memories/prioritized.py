@@ -16,14 +16,14 @@ from core.common.settings import frozen_dataclass
 from core.memories.device_replay import DevicePrioritizedReplay
 from core.memories.sum_tree import SumTree
 from core.memories.window_starts import WindowStarts, check_batch_size
-from core.memory import Memory
+from core.memory import Memory, MemoryParams
 from core.specs import WindowSpec
 from core.trajectory.layout import Layout
 from core.types import Batch, SampleIds
 
 
 @frozen_dataclass
-class PrioritizedParams:
+class PrioritizedParams(MemoryParams):
     capacity: int = Field(default=100_000, ge=1, le=10**10)
     """Agent steps that the memory holds."""
     alpha: float = Field(default=0.6, ge=0, le=10)

@@ -8,14 +8,14 @@ from pydantic import Field
 from core.common.settings import frozen_dataclass
 from core.memories.device_replay import DeviceReplay
 from core.memories.window_starts import ATTEMPTS, WindowStarts, check_batch_size
-from core.memory import Memory
+from core.memory import Memory, MemoryParams
 from core.specs import WindowSpec
 from core.trajectory.layout import Layout
 from core.types import Batch, SampleIds
 
 
 @frozen_dataclass
-class SharedParams:
+class SharedParams(MemoryParams):
     capacity: int = Field(default=100_000, ge=1, le=10**10)
     """Agent steps that the memory holds."""
 

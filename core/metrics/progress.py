@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from core.common.terminal import Terminal
+from core.runtime.options import RunOptions
 
 PLAIN_PERIOD = 10.0  # seconds between lines when there is no terminal
 SMOOTHING = 0.1      # weight of the newest rate in the time left
@@ -34,7 +35,7 @@ class Progress:
     """Shows values as the logger names them. `options` gives the stop conditions: steps, updates, seconds. A closed or full standard output
     is no reason to stop a run."""
 
-    def __init__(self, options: Any, console: Console | None = None, terminal: Terminal | None = None):
+    def __init__(self, options: RunOptions, console: Console | None = None, terminal: Terminal | None = None):
         self._options = options
         self._console = QuietConsole(terminal, highlight=False, soft_wrap=True) if console is None else console
         self._begun = time.monotonic()

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from core.common.settings import dotted
 from core.runtime.log_buffers import Record
+from core.runtime.options import RunOptions
 
 WAITING_PERIODS = 500  # that a tracker may be behind
 
@@ -30,7 +31,7 @@ class Tracker(Protocol):
 class WandbTracker:
     """A run of Weights & Biases; WANDB_MODE=offline keeps it on the disk, in the run's log folder, until `wandb sync`."""
 
-    def __init__(self, options: Any):
+    def __init__(self, options: RunOptions):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # nothing leaves this machine but what was asked for
         import wandb
         self._run = wandb.init(project=options.logger.wandb, name=options.signature, id=options.signature, resume="allow",
@@ -48,7 +49,7 @@ class WandbTracker:
 class MlflowTracker:
     """A run of an MLflow experiment; without MLFLOW_TRACKING_URI in logs/mlflow.db. A continued run continues there too."""
 
-    def __init__(self, options: Any):
+    def __init__(self, options: RunOptions):
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
@@ -122,9 +123,9 @@ class TrackerThread:
             return None
 
 
-def feeders(options: Any) -> list[TrackerThread]:
+def feeders(options: RunOptions) -> list[TrackerThread]:
     """One for each tracker that the options name a project for."""
-    makers: dict[str, Callable[[Any], Tracker]] = {"wandb": WandbTracker, "mlflow": MlflowTracker}
+    makers: dict[str, Callable[[RunOptions], Tracker]] = {"wandb": WandbTracker, "mlflow": MlflowTracker}
     return [TrackerThread(name, partial(make, options)) for name, make in makers.items() if getattr(options.logger, name) is not None]
 
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from core.common.settings import frozen_dataclass
-from core.model import Model
+from core.model import Model, ModelParams
 from core.models.layers.lstm import LSTMCore
 from core.models.layers.torsos import (
     convolutions,
@@ -28,7 +28,7 @@ from core.types import ActorCriticOutput, State
 
 
 @frozen_dataclass
-class ActorCriticParams:
+class ActorCriticParams(ModelParams):
     lstm: int = Field(default=0, ge=0, le=4_096)
     """Units of an LSTM behind the torso (IMPALA: 256); 0 is none."""
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from core.common.settings import frozen_dataclass
-from core.model import Critics, PerceptronLayers, PolicyAndCritic
+from core.model import Critics, ModelParams, PerceptronLayers, PolicyAndCritic
 from core.models.layers.running_normalization import RunningNormalization
 from core.models.layers.torsos import image_shape, nature_convolutions, num_features, scaled_image
 from core.specs import Continuous, EnvSpec
@@ -22,7 +22,7 @@ LAST_LAYER = 3e-3
 
 
 @frozen_dataclass
-class ControlParams:
+class ControlParams(ModelParams):
     hidden: tuple[Annotated[int, Field(ge=1, le=8_192)], ...] = Field(default=(256, 256), strict=False)
     """Units of each hidden layer, of policy and critic alike (DDPG: 400 300)."""
     layer_norm: bool = False

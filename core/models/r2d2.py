@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from core.common.settings import frozen_dataclass
-from core.model import Model
+from core.model import Model, ModelParams
 from core.models.layers.lstm import LSTMCore
 from core.models.layers.torsos import (
     image_shape,
@@ -28,7 +28,7 @@ from core.types import OARInputs, State
 
 
 @frozen_dataclass
-class R2D2NetworkParams:
+class R2D2NetworkParams(ModelParams):
     dueling: bool = True
     """Split the head into value and advantages (1511.06581)."""
     hidden: int = Field(default=512, ge=1, le=8_192)

@@ -19,6 +19,8 @@ COUNTS = ("agent_steps", "episodes", "updates", *LIMITER)  # that a checkpoint h
 
 @frozen_dataclass
 class ClockParams:
+    """Options of the pace: how many samples are learnt from for each agent step, and when learning starts."""
+
     samples_per_insert: float | None = Field(default=8.0, gt=0, le=1e6)
     """Samples learnt from for each agent step stored (Nature DQN: 32 / 4)."""
     learn_start: int = Field(default=20_000, ge=1, le=10**10)

@@ -3,12 +3,10 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from core.acting.validated_env import ValidatedEnv, make_env
 from core.agent import Agent
 from core.common.terminal import Terminal
 from core.distributed.learner_group import Rendezvous, SingleLearner
@@ -16,6 +14,7 @@ from core.env import Env
 from core.memory import Memory
 from core.runtime.clock import Clock
 from core.runtime.log_buffers import LogRings
+from core.runtime.options import RunOptions, make_env
 from core.runtime.parameter_store import ParameterStore
 from core.specs import EnvSpec
 
@@ -26,12 +25,11 @@ ROLES = {"logger": 0, "actor": 1, "learner": 2, "evaluator": 3, "tester": 4}
 class Context:
     """Made by main, inherited by each spawned process.
 
-    `options` is a utils.options.Options; floors below know it by its fields only. `roles` lists every process of the run in order,
-    so that (role, index) has one number for heartbeats and logs. Each learner has a memory of its own: actor i writes to that of learner
-    i modulo their number.
+    `roles` lists every process of the run in order, so that (role, index) has one number for heartbeats and logs.
+    Each learner has a memory of its own: actor i writes to that of learner i modulo their number.
     """
 
-    options: Any
+    options: RunOptions
     spec: EnvSpec
     roles: tuple[tuple[str, int], ...]
     memories: tuple[Memory, ...]  # of the learners; none in mode 2
@@ -47,8 +45,7 @@ class Context:
         return self.options.make_agent(self.spec, device, precision)
 
     def make_env(self, num_envs: int, *, training: bool, num_threads: int = 1, render_mode: str | None = None) -> Env:
-        env = make_env(self.options, num_envs, training=training, num_threads=num_threads, render_mode=render_mode)
-        return ValidatedEnv(env, num_envs)
+        return make_env(self.options, num_envs, training=training, num_threads=num_threads, render_mode=render_mode)
 
     def memory_of(self, actor: int) -> tuple[Memory, int]:
         """The memory that an actor writes to, and its number among those who do."""

@@ -5,36 +5,14 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-from pydantic import Field
 
 from core.acting.env_groups import DoubleBufferedEnvs
 from core.acting.episode_statistics import Tally
 from core.acting.graphed_inference import with_graphed_forward
 from core.agent import Exploration
-from core.common.settings import frozen_dataclass
 from core.env import Env
 from core.metrics.profiler import Profile
 from core.runtime.context import Context
-
-
-@frozen_dataclass
-class ActorParams:
-    chunk_length: int = Field(default=8, ge=1, le=10_000)
-    """Steps of each environment that are published together."""
-    refresh_period: int = Field(default=100, ge=1, le=10**9)
-    """Agent steps of this actor between looks for newer parameters (Ape-X: 100)."""
-    log_period: float = Field(default=2.0, gt=0, le=1e9)
-    """Seconds between an actor's reports."""
-    env_threads: int = Field(default=1, ge=1, le=256)
-    """Emulator threads of each group of an actor's environments."""
-    groups: int = Field(default=1, ge=1, le=256)
-    """Groups of an actor's environments that take turns. With 2, one is emulated while the other is answered."""
-    device: str = "cpu"
-    """Device of the actor's network: cpu, cuda, cuda:1; auto is cuda if there is a GPU."""
-    captured: bool = True
-    """Compute the actor's answers by replaying a CUDA graph where its device is a GPU."""
-    niceness: int = Field(default=10, ge=0, le=19)
-    """Niceness of the actor's process, so that a learner that has work goes first where cores are few."""
 
 
 def actor(context: Context, index: int) -> Iterator[bool]:

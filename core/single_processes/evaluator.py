@@ -4,37 +4,15 @@ import os
 from collections.abc import Generator, Iterator
 
 import numpy as np
-from pydantic import Field
 
 from core.agent import Agent
 from core.checkpoint import model_file, tensor_file
 from core.common.console import log_to_stderr
-from core.common.settings import frozen_dataclass
 from core.env import Env
 from core.evaluation.episodes import EpisodeResults, play_episodes
 from core.evaluation.recording import record_episode
 from core.runtime.context import Context
 from core.runtime.schedule import Schedule
-
-
-@frozen_dataclass
-class EvaluatorParams:
-    period: float = Field(default=60.0, gt=0, le=1e9)
-    """Seconds between starts of evaluations."""
-    steps: int = Field(default=0, ge=0, le=10**12)
-    """Agent steps between evaluations; 0 leaves it to period."""
-    episodes: int = Field(default=10, ge=1, le=100_000)
-    """Episodes of an evaluation."""
-    num_envs: int = Field(default=10, ge=1, le=10_000)
-    """Episodes that the evaluator plays side by side."""
-    max_steps: int = Field(default=27_000, ge=1, le=10**9)
-    """Agent steps after which an episode of an evaluation counts as truncated."""
-    niceness: int = Field(default=5, ge=0, le=19)
-    """Niceness of the evaluator's process, so that training goes first."""
-    record_every: int = Field(default=0, ge=0, le=10**9)
-    """Evaluations from one video in logs/<signature>/videos to the next; 0 records none."""
-    record_steps: int = Field(default=3_000, ge=1, le=1_000_000)
-    """Agent steps of a recorded episode, at most."""
 
 
 def evaluator(context: Context, index: int) -> Iterator[bool]:

@@ -4,58 +4,18 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from functools import partial
-from typing import Literal
-
-from pydantic import Field
 
 from core.agent import Agent
-from core.common.settings import frozen_dataclass
 from core.device.torch_runtime import use_tf32
 from core.distributed.consensus import News, SyncChecker
 from core.distributed.learner_group import LearnerGroup, PeerLostError
 from core.learning.batch_source import Batches, Learn
 from core.learning.metric_accumulator import Statistics
-from core.learning.precision import Precision, precision_on
+from core.learning.precision import precision_on
 from core.metrics.profiler import Profile
 from core.runtime.context import Context
 from core.single_processes.learner_checkpoint import load_initial, restore, save, save_alone
 from core.single_processes.learner_setup import LearnersMemory, feature_source, learners_memory, updates
-
-
-@frozen_dataclass
-class LearnerParams:
-    threads: int = Field(default=0, ge=0, le=1_024)
-    """Torch threads of a learner; 0 is all cores up to 4, then what the actors leave."""
-    prefetch: int = Field(default=4, ge=0, le=256)
-    """Batches prepared ahead in a thread, at most; the inline engine always uses 0."""
-    batches_per_draw: int = Field(default=1, ge=1, le=1_024)
-    """Batches drawn from the memory at once; more are cheaper where updates take little."""
-    memory_device: Literal["cpu", "learner"] = "cpu"
-    """Device that batches are drawn on; with `learner` the replay is copied to the learner's device."""
-    updates_per_replay: int = Field(default=1, ge=1, le=1_024)
-    """Updates that Python starts as one; more than 1 needs memory_device learner."""
-    captured: Literal["auto", "yes", "no"] = "auto"
-    """Run updates as a CUDA graph; auto does with memory_device learner where possible."""
-    precision: Precision = "float32"
-    """Precision of products: tf32 is for GPUs, auto is tf32 where there is one, bf16 is of networks."""
-    shrink_batch: bool = False
-    """Take one gradient of pieces of a batch when GPU memory runs out."""
-    publish_period: int = Field(default=10, ge=1, le=10**9)
-    """Updates between publications of the parameters."""
-    log_period: float = Field(default=2.0, gt=0, le=1e9)
-    """Seconds between the learner's reports."""
-    max_bad_updates: int = Field(default=10, ge=1, le=10**9)
-    """Updates in a row with a non-finite loss before the run is given up."""
-    compare_period: int = Field(default=1_000, ge=0, le=10**9)
-    """Updates between checks that several learners are alike; 0 checks never."""
-    checkpoint_period: float = Field(default=60.0, gt=0, le=1e9)
-    """Seconds between full checkpoints, not on engine inline; one more comes at the end."""
-    checkpoint_steps: int = Field(default=0, ge=0, le=10**12)
-    """Agent steps between full checkpoints; 0 leaves it to checkpoint_period."""
-    checkpoint_keep: int = Field(default=2, ge=1, le=10_000)
-    """Newest full checkpoints that are kept."""
-    checkpoint_replay: bool = False
-    """Store the replay in checkpoints too, for an exact continuation; files are large."""
 
 
 class TrainingDiverged(RuntimeError):

@@ -3,9 +3,7 @@
 import time
 from collections.abc import Iterator
 
-from pydantic import Field
-
-from core.common.settings import dotted, frozen_dataclass
+from core.common.settings import dotted
 from core.common.system import resident_memory_mb, versions
 from core.metrics.aggregation import aggregate, with_human_normalized
 from core.metrics.file_writers import MetricsFiles, run_name
@@ -17,20 +15,6 @@ from core.runtime.log_buffers import Record
 from core.runtime.schedule import Schedule
 
 SHORTEST_SPAN = 0.5  # seconds; over less, rates say nothing
-
-
-@frozen_dataclass
-class LoggerParams:
-    period: float = Field(default=2.0, gt=0, le=1e9)
-    """Seconds between lines in the metrics files, and between progress lines."""
-    steps: int = Field(default=0, ge=0, le=10**12)
-    """Agent steps between lines in the metrics files; 0 goes by `period`."""
-    wandb: str | None = None
-    """Project of Weights & Biases that is told too; None is off."""
-    mlflow: str | None = None
-    """Experiment of MLflow that is told too; None is off."""
-    tracker_timeout: float = Field(default=30.0, ge=0.01, le=86_400)
-    """Seconds that trackers may take at the end."""
 
 
 def logger(context: Context, index: int) -> Iterator[bool]:

@@ -22,6 +22,8 @@ RAW: Final = "raw"
 
 @frozen_dataclass
 class StorageParams:
+    """Options of how frames are stored in the replay."""
+
     codec: Literal["raw", "lz4"] = RAW
     """Compression of the frames in the replay."""
     bytes: int | None = Field(default=None, ge=1, le=10**15)

@@ -3,12 +3,10 @@
 low..high is a range, low..high:log one that is looked at by factors, a,b,c a choice. Numbers are of the setting's declared type.
 """
 
-import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from core.common import settings
-from utils.config.dotted_settings import annotations, changed, closest, parse, split_values
+from utils.config.dotted_settings import changed, closest, declared, from_words, kinds, split_values
 from utils.errors import ConfigurationError
 from utils.options import Options
 
@@ -41,45 +39,45 @@ class Range(NamedTuple):
 
 def ranges(options: Options, wanted: Iterable[str]) -> list[Range]:
     """The ranges of a row: `wanted` are name=range, or names of declared ones; without any, all that are declared. Raises Refused."""
-    known, declared = annotations(options), _declared(options)
-    texts = [text.partition("=")[::2] for text in wanted] or list(declared.items())
+    known, ranges_of_row = declared(options), _ranges_of_row(options)
+    texts = [text.partition("=")[::2] for text in wanted] or list(ranges_of_row.items())
     problems, found = [], []
     for name, text in texts:
         if name not in known:
             near = closest(name, known)
             problems.append(f"there is no setting {name} to tune" + (f", did you mean {' or '.join(near)}?" if near else ""))
-        elif not (text or name in declared):
+        elif not (text or name in ranges_of_row):
             problems.append(f"{name} has no declared range: write {name}=low..high, {name}=low..high:log or {name}=a,b,c")
         else:
             try:
-                found.append(_range(options, name, text or declared[name], known[name]))
+                found.append(_range(options, name, text or ranges_of_row[name]))
             except ValueError as error:
-                problems.append(f"{name}={text or declared[name]}: {error}")
+                problems.append(f"{name}={text or ranges_of_row[name]}: {error}")
     if problems or not found:
         raise ConfigurationError(
             problems or [f"no ranges are declared for {options.config} or agent_type={options.agent_type}: give --ranges"])
     return found
 
 
-def _declared(options: Options) -> Mapping[str, str]:
+def _ranges_of_row(options: Options) -> Mapping[str, str]:
     """Those of the row; without any, those of its agent for settings that this row's classes have."""
-    known = annotations(options)
+    known = declared(options)
     return RANGES.get(options.config) or {name: text for name, text in RANGES.get(options.agent_type, {}).items() if name in known}
 
 
-def _range(options: Options, name: str, text: str, annotation: Any) -> Range:
+def _range(options: Options, name: str, text: str) -> Range:
     """Raises ValueError for what is no range, or beyond the bounds of the setting."""
-    kinds = typing.get_args(annotation) or (annotation,)
+    annotation = declared(options)[name].annotation
     of_json = "{" in text or "[" in text  # whose colons are no marks of ranges
     body, colon, log = (text, "", "") if of_json else text.partition(":")
     low, dots, high = (body, "", "") if of_json else body.partition("..")
     if colon and (log != "log" or not dots):
         raise ValueError("after : only log is known, and for a range")
-    values = tuple(parse([part], annotation) for part in ((low, high) if dots else split_values(body)))
-    if dots and not (all(type(value) in (int, float) for value in values) and {int, float} & set(kinds)):
+    values = tuple(from_words([part], annotation) for part in ((low, high) if dots else split_values(body)))
+    if refused := [sentence for value in values for sentence in changed(options, {name: value})[1].values()]:
+        raise ValueError(refused[0])
+    if dots and not (all(type(value) in (int, float) for value in values) and {int, float} & kinds(annotation)):
         raise ValueError("a range needs two numbers")
     if dots and not (values[0] < values[1] and (values[0] > 0 or not log)):
         raise ValueError("a range rises, and a logarithmic one begins above 0")
-    if violated := [problem for value in values for problem in settings.problems(changed(options, {name: value}))]:
-        raise ValueError(violated[0])
     return Range(name, text, values, log or ("range" if dots else "choice"))

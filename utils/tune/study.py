@@ -1,13 +1,14 @@
 """A study of optuna whose trials are runs of main.py, ended early where optuna says so."""
 
 import csv
+import dataclasses
 import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from utils.config.dotted_settings import changed, flatten, split_values
+from utils.config.dotted_settings import flatten, split_values
 from utils.config.rows import CHOICES, from_row
 from utils.errors import ConfigurationError
 from utils.options import Options
@@ -148,7 +149,8 @@ class Study:
     def best_row(self) -> str:
         """A row of CONFIGS that does what the best trial did: what differs from the defaults of its classes."""
         trained = self._child(self.best).options  # its classes may have other settings than the template's
-        options = changed(trained, {"evaluator.steps": self._template.evaluator.steps})
+        evaluator = dataclasses.replace(trained.evaluator, steps=self._template.evaluator.steps)
+        options = dataclasses.replace(trained, evaluator=evaluator)
         plain, _ = from_row({"name": options.config, **{name: getattr(options, name) for name in CHOICES}})
         defaults = flatten(plain)
         row = {"name": f"{options.config}-tuned", **{name: getattr(options, name) for name in CHOICES}, **{

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from core.agent import ActorOutput, Agent
+from core.agent import ActorOutput, Agent, AgentParams
 from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
 from core.learning.optimizer import Optimizer, OptimizerParams
@@ -18,7 +18,7 @@ from core.types import ActorCriticOutput, State, TimeStep, Window
 
 
 @frozen_dataclass
-class ActorCriticParams(OptimizerParams):
+class ActorCriticParams(OptimizerParams, AgentParams):
     """Defaults of the optimiser: IMPALA's on Atari (1802.01561, table G.1)."""
 
     batch_size: int = Field(default=32, ge=1, le=65_536)

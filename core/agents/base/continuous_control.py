@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from core.agent import ActorOutput, Agent, LearnerOutput, output_of
+from core.agent import ActorOutput, Agent, AgentParams, LearnerOutput, output_of
 from core.agents.base.action_noise import ActionNoise, ActionNoiseParams
 from core.agents.base.policy_critic_gradients import Gradients, gradients
 from core.common.settings import frozen_dataclass
@@ -30,7 +30,7 @@ from core.types import Batch, State, TimeStep
 
 
 @frozen_dataclass
-class ControlParams(ActionNoiseParams, OptimizerParams):
+class ControlParams(ActionNoiseParams, OptimizerParams, AgentParams):
     batch_size: int = Field(default=256, ge=1, le=65_536)
     """Windows in a batch."""
     nstep: int = Field(default=1, ge=1, le=100)

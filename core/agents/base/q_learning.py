@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from core.agent import ActorOutput, Agent, LearnerOutput, output_of
+from core.agent import ActorOutput, Agent, AgentParams, LearnerOutput, output_of
 from core.common.settings import frozen_dataclass
 from core.learning.device_schedule import UpdateCounter
 from core.learning.microbatches import Loss
@@ -22,7 +22,7 @@ from core.types import Batch, State, TimeStep, batch_size, piece
 
 
 @frozen_dataclass
-class QLearningParams(OptimizerParams):
+class QLearningParams(OptimizerParams, AgentParams):
     batch_size: int = Field(default=32, ge=1, le=65_536)
     """Windows in a batch (Nature DQN: 32, Ape-X: 512)."""
     nstep: int = Field(default=3, ge=1, le=100)

@@ -11,15 +11,15 @@ import importlib
 import json
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from core.common.settings import JsonText, frozen_dataclass
-from core.common.settings import problems as out_of_bounds
+from core.common.settings import JsonText, frozen_dataclass, sentences
 from core.memories.unrolls.feature_replay import CustomParams, FeatureDistanceStrategy, Insertion, Sampling
 from core.memories.unrolls.queue import QueueParams, QueueRule
 from core.memories.unrolls.strategy import Part, ReplayStrategy
 from core.memories.unrolls.uniform_unrolls import ReplayParams, ReservoirRule, StandardRule
 from core.memories.unrolls.unroll_memory import UnrollMemory, shares
+from core.memory import MemoryParams
 
 DEFAULT = '[{"type": "queue", "capacity": 16, "sample_ratio": 0.5}, {"type": "standard", "capacity": 1000, "sample_ratio": 0.5}]'
 TOLERANCE = 1e-5  # of the sum of all sample ratios
@@ -54,7 +54,7 @@ RULES: dict[str, tuple[type[ReplayStrategy], type]] = {
 
 
 @frozen_dataclass
-class MixedParams:
+class MixedParams(MemoryParams):
     replay_parameters: JsonText = DEFAULT
     """JSON list of rules with their sample ratios; a row of `CONFIGS` may also have a Python list."""
     feature_dtype: Literal["float32", "float16"] = "float32"
@@ -116,11 +116,13 @@ def _problems(item: dict[str, Any]) -> list[str]:
     except (KeyError, ImportError, AttributeError) as error:
         reason = "" if isinstance(error, KeyError) else f": {error}"
         return [f"type={kind!r} must be one of {', '.join(RULES)} or package.module:Class of your own{reason}", *found]
-    known = {field.name: field.default for field in dataclasses.fields(params)}
+    known = [field.name for field in dataclasses.fields(params)]
     found += [f"{kind} has no setting {name!r}; it has {', '.join(['sample_ratio', *known])}" for name in settings if name not in known]
-    fitting = {name: value for name, value in settings.items() if name in known and _fits(value, known[name])}
-    found += [f"{name}={value!r} must be {_kind(known[name])}" for name, value in settings.items() if name in known and name not in fitting]
-    return found + out_of_bounds(params(**fitting))
+    try:
+        params(**{name: value for name, value in settings.items() if name in known})
+    except ValidationError as error:
+        found += sentences(error).values()
+    return found
 
 
 def _rule(kind: Any) -> tuple[type[ReplayStrategy], type]:
@@ -134,16 +136,6 @@ def _rule(kind: Any) -> tuple[type[ReplayStrategy], type]:
 
 def _settings(item: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in item.items() if name not in ("type", "sample_ratio")}
-
-
-def _fits(value: Any, default: Any) -> bool:
-    if isinstance(default, str):
-        return isinstance(value, str)
-    return _is_number(value) and (isinstance(default, float) or isinstance(value, int))
-
-
-def _kind(default: Any) -> str:
-    return "a text" if isinstance(default, str) else "a finite number" if isinstance(default, float) else "a whole number below 2**63"
 
 
 def _is_number(value: Any) -> bool:

@@ -15,6 +15,7 @@ from core.common.settings import frozen_dataclass
 from core.memories.unrolls.strategy import DrawnUnrolls, Part, ReplayStrategy
 from core.memories.unrolls.unroll_memory import UnrollMemory
 from core.memories.unrolls.unroll_slots import UnrollStore
+from core.memory import MemoryParams
 from core.trajectory.ring_buffer import Trajectories
 from core.types import SampleIds
 
@@ -22,7 +23,7 @@ COPIED = ("keep_oldest", "alternating")  # what they keep may be older than what
 
 
 @frozen_dataclass
-class QueueParams:
+class QueueParams(MemoryParams):
     capacity: int = Field(default=1, ge=1, le=10**7)
     """Unrolls that may wait; overflow "block" rounds it up to whole chunks of every actor."""
     overflow: Literal["block", "keep_latest", "keep_oldest", "alternating"] = "block"

@@ -10,10 +10,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from core.common.settings import frozen_dataclass
+from core.model import ModelParams
 
 
 @frozen_dataclass
-class NoisyParams:
+class NoisyParams(ModelParams):
     noisy: bool = False
     """Explore by noise on the head's weights, in training only (1706.10295); let epsilon be 0 then."""
     sigma: float = Field(default=0.5, ge=0, le=1_000)

@@ -7,8 +7,8 @@ import pytest
 
 from core.engines import local, supervisor
 from core.engines.local import LocalEngine
-from core.engines.supervisor import SupervisorParams
 from core.runtime.clock import Clock, ClockParams
+from core.runtime.options import SupervisorParams
 
 PARAMS = SupervisorParams(stop_timeout=10.0, finish_timeout=900.0)
 

@@ -6,7 +6,7 @@ import pytest
 
 from core.engines.run_conditions import Conditions
 from core.runtime.clock import Clock, ClockParams
-from core.single_processes.learner import LearnerParams
+from core.runtime.options import LearnerParams
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
-from core.common.settings import problems
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.specs import WindowSpec
 from core.types import SampleIds
@@ -229,7 +229,8 @@ def test_rows_that_were_overwritten_while_they_were_read_are_drawn_again(monkeyp
 
 
 def test_epsilon_zero_is_no_legal_setting():
-    assert problems(PrioritizedParams(epsilon=0.0)) and not problems(PrioritizedParams())
+    with pytest.raises(ValidationError, match="greater than 0"):
+        PrioritizedParams(epsilon=0.0)
 
 
 # checkpoint -----------------------------------------------------------------------------------------------------------

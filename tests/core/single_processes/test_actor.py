@@ -14,8 +14,9 @@ from core.models.actor_critic import MLPAC, MLPACParams
 from core.runtime.clock import Clock, ClockParams
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
+from core.runtime.options import ActorParams
 from core.runtime.parameter_store import ParameterStore
-from core.single_processes.actor import ActorParams, actor
+from core.single_processes.actor import actor
 from core.specs import ArraySpec
 from core.trajectory.layout import Layout
 

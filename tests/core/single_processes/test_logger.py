@@ -33,8 +33,9 @@ from core.metrics.progress import Progress, QuietConsole
 from core.runtime.clock import Clock, ClockParams
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings, Record
+from core.runtime.options import LoggerParams
 from core.runtime.parameter_store import ParameterStore
-from core.single_processes.logger import LoggerParams, logger
+from core.single_processes.logger import logger
 from core.specs import ArraySpec, Discrete, EnvSpec
 
 RUN = "a-row__known__package.module-Agent__seed7"

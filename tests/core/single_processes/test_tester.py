@@ -17,13 +17,12 @@ from core.checkpoint.model_file import save_weights
 from core.checkpoint.tensor_file import CheckpointError
 from core.env import Env
 from core.evaluation.episodes import EpisodeResults, RenderedStep, play_episodes
-from core.evaluation.video_writer import VideoParams
 from core.runtime.clock import Clock, ClockParams
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
+from core.runtime.options import EvaluatorParams, VideoParams
 from core.runtime.parameter_store import ParameterStore
 from core.single_processes import tester as mode_2  # pytest would take the function for a test
-from core.single_processes.evaluator import EvaluatorParams
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
 

@@ -9,7 +9,7 @@ from main import main
 from utils.config import env_count_search
 from utils.config.command_line import read_options
 from utils.errors import ConfigurationError
-from utils.launch import prepare
+from utils.launch import create_context
 from utils.preflight import throughput
 from utils.sweep.subprocess_run import ChildRun
 
@@ -51,7 +51,7 @@ def test_every_group_has_equally_many(options):
 
 
 def test_a_run_has_what_was_found_and_says_what_was_tried(options, tried, capsys):
-    context, _ = prepare(options())
+    context, _ = create_context(options())
     assert tried == [4, 8, 16, 32, 64, 128] and context.options.num_envs_per_actor == context.memories[0].layout.num_envs == 32
     assert json.loads((context.options.log_folder / "run.json").read_text())["options"]["num_envs_per_actor"] == 32
     assert "num_envs_per_actor=32 of those tried out, with an actor's agent steps/s: " \
@@ -59,16 +59,16 @@ def test_a_run_has_what_was_found_and_says_what_was_tried(options, tried, capsys
 
 
 def test_a_number_that_is_given_is_not_tried_out(options, tried):
-    assert prepare(options("--num_envs_per_actor", "5"))[0].options.num_envs_per_actor == 5 and tried == []
+    assert create_context(options("--num_envs_per_actor", "5"))[0].options.num_envs_per_actor == 5 and tried == []
 
 
 def test_after_one_whose_step_takes_long_no_larger_number_is_tried(options, tried, monkeypatch):
     monkeypatch.setattr(throughput, "_acting", lambda options, spec, seconds: tried.append(options.num_envs_per_actor) or 0.25)
-    assert prepare(options())[0].options.num_envs_per_actor == 4 and tried == [4]
+    assert create_context(options())[0].options.num_envs_per_actor == 4 and tried == [4]
 
 
 def test_numbers_that_the_other_settings_do_not_allow_are_not_tried(options, tried):
-    context, _ = prepare(options("--memory.capacity", "50"))
+    context, _ = create_context(options("--memory.capacity", "50"))
     assert tried == [4, 8] and context.options.num_envs_per_actor == 8
 
 
@@ -84,7 +84,7 @@ def test_what_is_wrong_for_any_number_is_refused_before_anything_is_tried(option
 def test_environments_that_cannot_be_played_are_refused(options, monkeypatch):
     monkeypatch.setattr("core.envs.gym.GymEnv.step", lambda self, action: 1 / 0)
     with pytest.raises(ConfigurationError, match="num_envs_per_actor=0: environments cannot be tried out: ZeroDivisionError"):
-        prepare(options())
+        create_context(options())
 
 
 def test_a_trial_plays_groups_as_an_actor_does_and_ends_them(options, monkeypatch):
@@ -99,7 +99,7 @@ def test_a_trial_plays_groups_as_an_actor_does_and_ends_them(options, monkeypatc
 
 def test_a_run_that_is_continued_keeps_the_number_it_found(options, tried, root, monkeypatch):
     monkeypatch.setattr("utils.run_registry.fcntl.flock", lambda descriptor, operation: None)  # as if the first had ended
-    prepare(options())
+    create_context(options())
     words = ["--root", str(root), "--resume", "test_one"]
     assert read_options(words).num_envs_per_actor == read_options([*words, "--num_envs_per_actor", "0"]).num_envs_per_actor == 32
     asked = dataclasses.replace(options("--timestamp", "two"), timestamp="one")

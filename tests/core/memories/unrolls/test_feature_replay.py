@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
-from core.common.settings import problems
 from core.memories.unrolls.feature_replay import STRATEGIES, TOGETHER, CustomParams, FeatureDistanceStrategy
 from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.trajectory.frame_compression import StorageParams
@@ -352,8 +352,10 @@ def test_attentive_replay_follows_the_newest_state():
     {"capacity": 0}, {"dist_function": "l2"}, {"p": 0.5}, {"insert_strategy": "oldest"}, {"sample_strategy": "elite"},
     {"lambda_batch_multiplier": 0.9}, {"alfa_annealing_factor": 0.0}, {"lambda_batches": 0}, {"elite_sampling_strategy": "strategy5"},
     {"elite_batch_size": 0}, {"lambda_batch_multiplier": float("nan")}])
-def test_wrong_settings_are_problems(wrong):
-    assert len(problems(CustomParams(**wrong))) == 1 and not problems(CustomParams())
+def test_wrong_settings_are_refused(wrong):
+    with pytest.raises(ValidationError, match="1 validation error") as refused:
+        CustomParams(**wrong)
+    assert refused.value.errors()[0]["loc"] == tuple(wrong)
 
 
 @pytest.mark.parametrize("settings", SAMPLINGS)

@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
-from core.common.settings import problems
 from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.memories.unrolls.uniform_unrolls import ReplayParams
 from core.types import SampleIds
@@ -125,9 +125,10 @@ def test_unrolls_that_are_overwritten_before_they_are_copied_leave_no_empty_slot
 
 
 # both -----------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("params", [ReplayParams(0), ReplayParams(-5)])
-def test_capacities_below_one_are_problems(params):
-    assert problems(params) == [f"capacity={params.capacity} must be at least 1"]
+@pytest.mark.parametrize("capacity", [0, -5])
+def test_capacities_below_one_are_refused(capacity):
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        ReplayParams(capacity=capacity)
 
 
 @pytest.mark.parametrize("kind", ["standard", "reservoir"])
