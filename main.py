@@ -1,15 +1,21 @@
-"""Train (mode 1) or test (mode 2) what utils/options.py and the command line say: `python main.py`, `python main.py --help`."""
+"""Train (mode 1) or test (mode 2) what utils/options.py and the command line say.
+
+`python main.py --help` lists every option.
+"""
 
 import os
 import signal
 import sys
 from collections.abc import Sequence
 
-import utils  # noqa: F401  first of all: it opens standard descriptors that are missing, before anything else takes their numbers
+# First of all, because it opens standard descriptors that are missing before anything else takes their numbers.
+import utils  # noqa: F401
 
-if __name__ == "__main__":  # while the rest is imported: seconds, in which others turn an interrupt into an error of theirs
+if __name__ == "__main__":
+    # The imports below take seconds, in which packages turn an interrupt into an error of their own.
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who started this may ignore it, and deaths of children would not be seen
+    # The parent process may ignore SIGCHLD; deaths of children would then go unnoticed.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 from core.common.processes import kill_descendants
 from core.common.system import remove_empty_compile_caches
@@ -18,13 +24,17 @@ from utils import run_registry
 from utils.config.command_line import read_options, refuse
 from utils.errors import ConfigurationError
 from utils.factory import EnginesDict, ProcessesDict
-from utils.launch import prepare
+from utils.launch import create_context
 from utils.options import Options
 from utils.preflight.check import check
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit codes: 0 done, 2 bad configuration, 3 bad checkpoint, 4 training failed, 129 / 130 / 143 interrupted with the state saved."""
+    """Train or test, and return the exit code.
+
+    Returns:
+        0 done, 2 bad configuration, 3 bad checkpoint, 4 training failed, 129 / 130 / 143 interrupted, state saved.
+    """
     options = read_options(arguments)
     try:
         if options.check:
@@ -32,18 +42,18 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         with relay_output() as terminal:
             return run(options, terminal)
-    except ConfigurationError as refused:
-        refuse(refused)
+    except ConfigurationError as error:
+        refuse(error)
 
 
 def run(options: Options, terminal: Terminal) -> int:
-    """Train or test to the end. Returns the exit code. Raises Refused before a process is started."""
-    context, agent = prepare(options)
-    context.terminal, options = terminal, context.options
+    """Train or test to the end and return the exit code. Raises ConfigurationError before a process is started."""
+    context, agent = create_context(options)
+    context.terminal = terminal
     engine = EnginesDict[options.engine](context, ProcessesDict)
     exit_code = agent.launch(engine, options.mode, options.num_actors, options.num_learners)
     if options.mode == 1:
-        run_registry.end(options, exit_code)
+        run_registry.end(context.options, exit_code)  # which has the timestamp that was claimed
     return exit_code
 
 

@@ -51,11 +51,11 @@ class Collector:
 def prepared(row: str, codec: str) -> tuple[Any, Any]:
     """Return context and agent of a row."""
     from utils.config.command_line import read_options
-    from utils.launch import prepare
+    from utils.launch import create_context
 
     words = ["--config", row, "--engine", "inline", "--root", tempfile.mkdtemp(), "--storage.codec", codec, "--memory.capacity", "20000",
              "--clock.learn_start", "1000000000"]
-    return prepare(read_options(words))
+    return create_context(read_options(words))
 
 
 def play(context: Any, agent: Any, seconds: float) -> tuple[Collector, float]:
@@ -136,7 +136,7 @@ def on_ray(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return what `measure` returns on a Ray cluster of this machine alone."""
     from core.engines.local import ALLOCATOR
     from core.engines.ray.cluster import Cluster
-    from core.engines.ray.params import RayParams
+    from core.runtime.options import RayParams
 
     cluster = Cluster(RayParams(), {"ingest": {"CPU": 2.0, "GPU": 0.0}}, ALLOCATOR)
     try:

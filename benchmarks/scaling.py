@@ -8,8 +8,7 @@ import statistics
 from typing import Any
 
 from benchmarks.training import ROOT
-from core.engines.ray.params import RayParams
-from core.single_processes.learner import LearnerParams
+from core.runtime.options import LearnerParams, RayParams
 
 ACTORS = (10, 100, 1_000)
 NETWORKS = {"1 Gbit/s": 1e9 / 8, "10 Gbit/s": 1e10 / 8}  # Bytes per second.

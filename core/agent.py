@@ -11,11 +11,21 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from core.common.settings import frozen_dataclass
 from core.model import Model
 from core.specs import ArraySpec, EnvSpec, WindowKind, WindowSpec
 from core.types import Batch, State, TimeStep, Window, batch_size
+
+
+@frozen_dataclass
+class AgentParams:
+    """Options of every agent. `Agent.Params` of each agent is a subclass."""
+
+    batch_size: int = Field(default=32, ge=1, le=65_536)
+    """Windows in a batch."""
 
 
 class ActorOutput(NamedTuple):
@@ -74,7 +84,7 @@ class Agent(ABC):
     Class attributes say what an agent can be combined with, so that impossible configs are refused before a start.
     """
 
-    Params: ClassVar[type]
+    Params: ClassVar[type[AgentParams]] = AgentParams
     supports_cuda_graphs: ClassVar[bool] = False    # `prepare_updates` is implemented
     required_output: ClassVar[str]                  # the Model.output_kind that it needs
     actions: ClassVar[type]                         # Discrete or Continuous

@@ -10,8 +10,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from core.common.settings import frozen_dataclass
 from core.specs import EnvSpec
 from core.types import TimeStep
+
+
+@frozen_dataclass
+class EnvParams:
+    """Options of every environment. `Env.Params` of each environment is a subclass."""
 
 
 class Env(ABC):
@@ -24,7 +30,7 @@ class Env(ABC):
         ImportError: A package is missing; the message has the pip command.
     """
 
-    Params: ClassVar[type]  # frozen dataclass of `setting` fields
+    Params: ClassVar[type[EnvParams]] = EnvParams
     spec: EnvSpec
 
     @abstractmethod

@@ -10,11 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from core.common.settings import frozen_dataclass
 from core.specs import WindowKind, WindowSpec
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
 from core.types import Batch, SampleIds, Window
+
+
+@frozen_dataclass
+class MemoryParams:
+    """Options of every memory. `Memory.Params` of each memory is a subclass."""
 
 
 def batch_state(batch: Batch) -> dict[str, Any]:
@@ -39,7 +45,7 @@ class Memory(ABC):
     first `sample`.
     """
 
-    Params: ClassVar[type]
+    Params: ClassVar[type[MemoryParams]] = MemoryParams
     # Kinds of windows that this memory holds; an agent must learn from one of them.
     window_kinds: ClassVar[tuple[WindowKind, ...]] = ("transitions", "sequences")
     # The same rule with steps, draws and priorities on the learner's device, a DeviceMemory; None if there is none.

@@ -7,9 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from core.common.settings import frozen_dataclass
 from core.common.tree import tree_map
 from core.specs import EnvSpec
 from core.types import State
+
+
+@frozen_dataclass
+class ModelParams:
+    """Options of every model. `Model.Params` of each model is a subclass."""
 
 
 class Model(nn.Module, ABC):
@@ -24,7 +30,7 @@ class Model(nn.Module, ABC):
     - the kinds of PolicyAndCritic
     """
 
-    Params: ClassVar[type]
+    Params: ClassVar[type[ModelParams]] = ModelParams
     output_kind: ClassVar[str]
     observations: ClassVar[str]     # "image" or "vector"
     precision = "float32"           # of the networks' products (core/learning/precision.py)

@@ -10,7 +10,7 @@ import pytest
 from utils.config.command_line import read_options
 from utils.config.rows import find_row
 from utils.factory import EnginesDict, ProcessesDict
-from utils.launch import prepare
+from utils.launch import create_context
 
 PROJECT = Path(__file__).resolve().parents[1]
 PAGE = (PROJECT / "docs" / "extending.md").read_text()
@@ -33,7 +33,7 @@ def package(tmp_path, monkeypatch):
 
 
 def trained(arguments, root):
-    context, agent = prepare(read_options([*arguments, *SHORT, "--root", str(root)]))
+    context, agent = create_context(read_options([*arguments, *SHORT, "--root", str(root)]))
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
     assert context.counters.updates >= 30
     return context

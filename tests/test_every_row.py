@@ -12,7 +12,7 @@ from core.model import Model
 from tests.rows import skip_unless_installed
 from utils.config.command_line import read_options
 from utils.factory import AgentsDict, EnginesDict, EnvsDict, MemoriesDict, ModelsDict, ProcessesDict
-from utils.launch import prepare
+from utils.launch import create_context
 from utils.options import CONFIGS
 
 CONTRACTS = [(AgentsDict, Agent), (EnvsDict, Env), (MemoriesDict, Memory), (ModelsDict, Model)]
@@ -27,7 +27,7 @@ def test_every_config_plays_learns_and_saves_a_model(tmp_path, name):
         "--clock.learn_start", "20", "--clock.tolerance", "400", "--agent.batch_size", "4", "--updates", "3",
         "--evaluator.episodes", "1", "--evaluator.max_steps", "3",
         *([] if memory == "mixed" else ["--memory.capacity", "500"])])
-    context, agent = prepare(options)
+    context, agent = create_context(options)
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
     assert context.counters.updates >= 3 and context.counters.agent_steps >= 20
     weights, metadata = model_file.load_weights(context.options.model_path)

@@ -13,9 +13,9 @@ PROJECT = Path(__file__).resolve().parent.parent
 FLOORS = [  # lowest first; a room imports only from rooms of lower floors
     {"core.types", "core.ops"},
     {"core.specs"},
-    {"core.common", "core.env"},
-    {"core.model", "core.device", "core.envs", "core.checkpoint", "utils.errors"},
-    {"core.agent", "core.trajectory", "utils.factory"},
+    {"core.common"},
+    {"core.env", "core.model", "core.device", "core.checkpoint", "utils.errors"},
+    {"core.agent", "core.envs", "core.trajectory", "utils.factory"},
     {"core.memory", "core.acting", "core.distributed"},
     {"core.runtime", "core.learning", "core.models.layers"},
     {"core.evaluation", "core.metrics", "core.agents.base", "core.models", "core.memories", "core.engines"},

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from core.common.settings import problems
 from core.memories.unrolls.mixed import STRATEGIES
 from utils.config.command_line import read_options
-from utils.config.dotted_settings import annotations, changed, parse
+from utils.config.dotted_settings import changed, declared, from_words
 from utils.config.options_page import NAMES
-from utils.config.rows import GROUPS
+from utils.config.rows import SECTIONS
 from utils.errors import BAD_CHECKPOINT
 from utils.options import CONFIGS, Options
 
@@ -31,27 +30,27 @@ def quoted(text):
 HERE = sorted({name for row in TABLE for name in quoted(row[1])})
 OPTIONS = [name for name in HERE if not name.startswith('"') and "/" not in name]
 KEYS = sorted({name for name in quoted(BLOCK.sub("", PAGE)) if re.fullmatch(r'"\w+"', name)})
-GROUP_NAMES = "|".join([*GROUPS, "clock", "actor", "learner", "evaluator", "logger", "supervisor"])
+GROUP_NAMES = "|".join([*SECTIONS, "clock", "actor", "learner", "evaluator", "logger", "supervisor"])
 MENTIONED = sorted({name for name in quoted(BLOCK.sub("", PAGE)) if re.match(rf"({GROUP_NAMES})\.\w", name)})
 
 
 def holders(option):
     """Return the Params and Options that have this option, each with its name there."""
     group, _, name = option.rpartition(".")
-    if group in GROUPS:
-        _, factory = GROUPS[group]
+    if group in SECTIONS:
+        _, factory = SECTIONS[group]
         found = [(factory[kind].Params(), name) for kind in factory]
     else:
         found = [(Options(), option)]
-    return [(params, name) for params, name in found if name in annotations(params)]
+    return [(params, name) for params, name in found if name in declared(params)]
 
 
 def takes(option, value):
     """Return True if any class that has this option accepts the value."""
     if option in NAMES:
         return value in NAMES[option]
-    parsed = [(params, name, parse([value], annotations(params)[name])) for params, name in holders(option)]
-    return any(not problems(changed(params, {name: given})) for params, name, given in parsed)
+    parsed = [(params, name, from_words([value], declared(params)[name].annotation)) for params, name in holders(option)]
+    return any(not changed(params, {name: given})[1] for params, name, given in parsed)
 
 
 def needs_a_run(words):
@@ -67,7 +66,7 @@ def test_every_named_option_exists_and_accepts_its_value(text):
 
 @pytest.mark.parametrize("key", KEYS)
 def test_every_key_of_the_replay_list_exists(key):
-    assert any(key.strip('"') in annotations(params()) for _, params in STRATEGIES.values())
+    assert any(key.strip('"') in declared(params()) for _, params in STRATEGIES.values())
 
 
 @pytest.mark.parametrize("command", COMMANDS)

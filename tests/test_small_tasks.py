@@ -6,7 +6,7 @@ import pytest
 
 from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
-from utils.launch import prepare
+from utils.launch import create_context
 
 CATCH = ("--config", "impala-minatar-breakout", "--env_type", "catch", "--game", "catch", "--agent.unroll_length", "10",
          "--agent.batch_size", "8", "--agent.lr", "2e-3", "--target_score", "0.9", "--steps", "80000", "--evaluator.steps", "4000",
@@ -22,7 +22,7 @@ RULES = {
 
 
 def best_score(tmp_path, *words: str) -> float:
-    context, agent = prepare(read_options([*words, "--root", str(tmp_path), "--engine", "inline"]))
+    context, agent = create_context(read_options([*words, "--root", str(tmp_path), "--engine", "inline"]))
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, context.options.num_actors) == 0
     assert context.counters.scores is not None
     return context.counters.scores[1]
@@ -45,7 +45,7 @@ def test_v_trace_learns_catch_with_every_replay_strategy(tmp_path, name):
 
 def test_features_may_be_stored_at_half_precision(tmp_path):
     words = (*CATCH, *mixed(0.5, **RULES["elite strategy3"]))
-    layouts = [prepare(read_options([*words, "--root", str(tmp_path / kind), "--memory.feature_dtype", kind]))[0].memories[0].layout
+    layouts = [create_context(read_options([*words, "--root", str(tmp_path / kind), "--memory.feature_dtype", kind]))[0].memories[0].layout
                for kind in ("float32", "float16")]
     assert [layout.fields["features"].dtype for layout in layouts] == ["float32", "float16"]
     assert layouts[0].nbytes - layouts[1].nbytes >= 2 * 128 * layouts[0].num_slots

@@ -33,7 +33,7 @@ from core.specs import EnvSpec
 from core.types import TimeStep
 from utils import run_registry
 from utils.config import command_line, device_validation, validation
-from utils.config.dotted_settings import annotations, changed, fits
+from utils.config.dotted_settings import changed, declared
 from utils.config.rows import CHOICES, from_row
 from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, ConfigurationError
 from utils.options import PROJECT, Options
@@ -204,10 +204,9 @@ def _options_of(file: Path, metadata: Mapping[str, Any]) -> Options:
     options, problems = from_row(row)
     if problems:
         raise ConfigurationError([f"model file {file}: {problem}" for problem in problems], BAD_CHECKPOINT)
-    known = annotations(options)
-    excluded = (*CHOICES, *command_line.OF_THIS_START)
-    settings = {name: value for name, value in saved.items() if name in known and name not in excluded and fits(value, known[name])}
-    return changed(options, {**settings, "mode": 2})
+    known, excluded = declared(options), (*CHOICES, *command_line.OF_THIS_START)
+    settings = {name: value for name, value in saved.items() if name in known and name not in excluded}
+    return dataclasses.replace(changed(options, settings)[0], mode=2)
 
 
 class Policy:

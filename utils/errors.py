@@ -1,4 +1,4 @@
-"""Why a run is not started."""
+"""Errors that refuse to start a run, and how to tell an exception in one line."""
 
 import traceback
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ BAD_CONFIGURATION, BAD_CHECKPOINT = 2, 3  # exit codes
 
 
 class ConfigurationError(Exception):
-    """Every problem found, one sentence each, and the exit code they lead to."""
+    """A start that is refused, with one sentence for each problem and the exit code of the process."""
 
     def __init__(self, problems: Sequence[str], code: int = BAD_CONFIGURATION):
         super().__init__("\n".join(problems))
@@ -17,11 +17,11 @@ class ConfigurationError(Exception):
 
 
 def describe_exception(error: BaseException) -> str:
-    """An error of somebody's class in one line: what it says, where it was raised and its notes."""
+    """Return an exception in one line: its class, its message, where it was raised, and its notes."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
-    said = text_of(error)
+    message = text_of(error)
     if isinstance(error, SyntaxError):
-        said, where = error.msg, f"{error.filename}, line {error.lineno}"
+        message, where = error.msg, f"{error.filename}, line {error.lineno}"
     notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
-    return f"{type(error).__name__}: {said}" + (f" ({where})" if where else "") + notes
+    return f"{type(error).__name__}: {message}" + (f" ({where})" if where else "") + notes

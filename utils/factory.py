@@ -1,7 +1,7 @@
-"""Every name a row of CONFIGS can use, and the class it stands for, imported on use.
+"""Names that a row of CONFIGS can use, and the class that each name stands for. Classes are imported on use.
 
-A new environment, memory, model, agent or engine is one file and one line here. In place of a name a row may say "package.module:Class":
-your own class from your own package, found on the Python path.
+A new environment, memory, model, agent or engine is one file and one line here. In place of a name a row may say
+"package.module:Class", which is a class of your own from a package on the Python path.
 """
 
 import difflib
@@ -9,21 +9,24 @@ import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from pydantic.dataclasses import is_pydantic_dataclass
+
 from core.common.foreign_code import foreign_code
 from utils.errors import describe_exception
 
 
 class Factory(Mapping[str, Any]):
-    """name -> what stands at "module:attribute". Raises UnknownNameError for a name that is neither known nor of that form, and for one
-    that names no subclass of what stands at `contract`.
+    """A mapping from names to what stands at "module:attribute".
+
+    Raises:
+        UnknownNameError: a name that is neither known nor of that form, or a class that is no subclass of `contract`.
     """
 
-    def __init__(self, kind: str, places: dict[str, str], contract: str | None = None):
-        self.kind, self._places, self._contract = kind, places, contract
+    def __init__(self, kind: str, targets: dict[str, str], contract: str | None = None):
+        self.kind, self._targets, self._contract = kind, targets, contract
 
     def __getitem__(self, name: str) -> Any:
-        place = self._places.get(name, name)
-        module_name, colon, attribute = place.partition(":")
+        module_name, colon, attribute = self._targets.get(name, name).partition(":")
         if not (colon and module_name and attribute):
             raise UnknownNameError(f"unknown {self.kind} {name!r}{suggestion(name, self)}; there are {', '.join(self)}")
         try:
@@ -35,52 +38,63 @@ class Factory(Mapping[str, Any]):
             raise
         if not hasattr(module, attribute):
             raise UnknownNameError(f"unknown {self.kind} {name!r}: {module_name} has no {attribute}")
-        return self._fitting(name, getattr(module, attribute))
+        return self._checked(name, getattr(module, attribute))
 
-    def _fitting(self, name: str, chosen: Any) -> Any:
-        """Return what was found under this name if it is what the contract wants."""
+    def _checked(self, name: str, selected: Any) -> Any:
+        """Return the class if it, and its Params, are subclasses of what the contract demands."""
         if self._contract is None:
-            return chosen
+            return selected
         module_name, _, attribute = self._contract.partition(":")
-        if isinstance(chosen, type) and issubclass(chosen, getattr(importlib.import_module(module_name), attribute)):
-            return chosen
-        raise UnknownNameError(f"{self.kind}={name} is of the wrong kind: it is no subclass of {module_name}.{attribute}")
+        contract = getattr(importlib.import_module(module_name), attribute)
+        if not (isinstance(selected, type) and issubclass(selected, contract)):
+            raise UnknownNameError(f"{self.kind}={name} is of the wrong kind: it is no subclass of {module_name}.{attribute}")
+        base, params = getattr(contract, "Params", None), getattr(selected, "Params", None)
+        if base is not None and not (isinstance(params, type) and issubclass(params, base) and is_pydantic_dataclass(params)):
+            raise UnknownNameError(f"{self.kind}={name}: its Params must be a @frozen_dataclass and a subclass of "
+                                   f"{module_name}.{base.__name__}")
+        return selected
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._targets)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._targets)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places
+        return name in self._targets
 
 
 class UnknownNameError(KeyError):
-    """No such name, or one of something else; says which there are."""
+    """A name that stands for nothing, or for something of another kind. The message lists the known names."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 def why_not(setting: str, error: Exception) -> str:
-    """Why the class that a setting names cannot be had, of what asking for it raised."""
+    """Return why the class that an option names cannot be used.
+
+    Args:
+        setting: the option with its value, as "agent_type=dqn".
+        error: what `Factory` raised.
+    """
     if isinstance(error, UnknownNameError):
         return str(error)
     return f"{setting}: {error}" if isinstance(error, ImportError) else f"{setting} cannot be had: {describe_exception(error)}"
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """", did you mean ...?" with the closest known words, or nothing."""
+    """Return ", did you mean ...?" with the closest known words, or an empty string."""
     close = difflib.get_close_matches(word, list(known), n=3)
     return f", did you mean {' or '.join(close)}?" if close else ""
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Runs the processes of an agent's table: its `run` takes their roles and returns an exit code."""
+    """The contract of an engine."""
 
-    def run(self, roles: list[tuple[str, int]]) -> int: ...
+    def run(self, roles: list[tuple[str, int]]) -> int:
+        """Run these processes, (role, count) each, and return the exit code when they have ended."""
 
 
 EnvsDict = Factory("env_type", {

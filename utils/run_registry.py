@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from core.checkpoint import model_file, run_checkpoint
 from core.common.files import TEMPORARY, try_lock, write_atomically
 from core.common.settings import dotted
+from core.runtime.options import RunOptions
 from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, ConfigurationError
 from utils.factory import suggestion
 from utils.options import Options
@@ -204,7 +205,7 @@ def fresh_timestamp(root: str, machine: str) -> str:
     return timestamp
 
 
-def end(options: Options, exit_code: int) -> None:
+def end(options: RunOptions, exit_code: int) -> None:
     """Store the exit code of this part of the run, and remove the temporary files of killed processes.
 
     - The modification time of run.json stays that of the start, by which runs are ordered.

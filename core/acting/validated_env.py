@@ -1,7 +1,6 @@
-"""Make environments, and check every time step that they return against the EnvSpec."""
+"""Check every time step that an environment returns against its EnvSpec."""
 
 import reprlib
-from typing import Any
 
 import numpy as np
 
@@ -10,12 +9,6 @@ from core.env import Env
 from core.types import TimeStep
 
 EXPECTED_DTYPES = {"f": "float32", "b": "bool", "u": "uint8", "i": "int64"}
-
-
-def make_env(options: Any, num_envs: int, **settings: Any) -> Env:
-    """Construct the environment that the options name. `settings` are further arguments of Env."""
-    with foreign_code("its constructor", may_lack_packages=True):
-        return options.env_class(options.env, options.game, num_envs, **settings)
 
 
 class ValidatedEnv(Env):

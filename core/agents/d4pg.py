@@ -5,27 +5,33 @@
 - Deviation: a truncated episode bootstraps from its final observation.
 """
 
-from dataclasses import dataclass
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, TransitionBatch
 from core.agents.base.deterministic_policy import Deterministic, PolicyLosses
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class D4PGParams(ControlAgentParams):
-    nstep: int = setting(5, low=1, high=100)  # Steps of the return before it bootstraps (D4PG: 5).
-    v_min: float = setting(0.0, low=-1e9, high=1e9)  # Smallest return that the critic tells apart; it depends on the task.
-    v_max: float = setting(1_000.0, low=-1e9, high=1e9)  # Largest return that the critic tells apart; it depends on the task.
-    lr: float = setting(1e-4, above=0, high=100)  # Learning rate of the policy at the start (D4PG: 1e-4).
-    critic_lr: float = setting(1e-4, above=0, high=100)  # Learning rate of the critic at the start (D4PG: 1e-4).
-    noise_scale: float = setting(0.3, low=0, high=1_000)  # Deviation of the noise, as a share of the range's half width (D4PG: 0.3).
-    target_update: float = setting(100.0, above=0, high=1e9)  # Updates between copies to the targets; below 1 the factor of a soft update
-                                                              # each time (D4PG: 100).
+    nstep: int = Field(default=5, ge=1, le=100)
+    """Steps of the return before it bootstraps (D4PG: 5)."""
+    v_min: float = Field(default=0.0, ge=-1e9, le=1e9)
+    """Smallest return that the critic tells apart; it depends on the task."""
+    v_max: float = Field(default=1_000.0, ge=-1e9, le=1e9)
+    """Largest return that the critic tells apart; it depends on the task."""
+    lr: float = Field(default=1e-4, gt=0, le=100)
+    """Learning rate of the policy at the start (D4PG: 1e-4)."""
+    critic_lr: float = Field(default=1e-4, gt=0, le=100)
+    """Learning rate of the critic at the start (D4PG: 1e-4)."""
+    noise_scale: float = Field(default=0.3, ge=0, le=1_000)
+    """Deviation of the noise, as a share of the range's half width (D4PG: 0.3)."""
+    target_update: float = Field(default=100.0, gt=0, le=1e9)
+    """Updates between copies to the targets; below 1 the factor of a soft update each time (D4PG: 100)."""
 
 
 class D4PG(Deterministic):

@@ -6,8 +6,7 @@
   window before the mean.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.agents.base.q_learning import QLearning, QLearningParams
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
 from core.learning.microbatches import Loss
 from core.ops.returns import bootstrap_position, n_step_return
@@ -25,9 +24,10 @@ from core.types import Batch, State, TimeStep, Window
 LOSSES: dict[str, Any] = {"huber": F.huber_loss, "squared": F.mse_loss}
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class DQNParams(QLearningParams):
-    loss: str = setting("huber", choices=tuple(LOSSES))  # Loss of the temporal-difference error.
+    loss: Literal["huber", "squared"] = "huber"
+    """Loss of the temporal-difference error."""
 
 
 class DQN(QLearning):

@@ -8,15 +8,15 @@
 - Deviation: the values in V-trace are those of the online network.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from core.agent import LearnerOutput, make_learner_output
 from core.agents.base.actor_critic import ActorCriticAgent, ActorCriticAgentParams
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.distributed.learner_group import all_reduce_mean
 from core.learning.device_schedule import UpdateCounter
 from core.learning.microbatches import Loss
@@ -37,19 +37,30 @@ from core.types import Batch
 KL_SPAN = 1_000.0
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class ImpactParams(ActorCriticAgentParams):
-    epsilon: float = setting(0.3, above=0, high=1)  # Half width of the clip around 1 (IMPACT: 0.2 to 0.4).
-    beta_max: float = setting(2.0, above=0, high=1e30)  # Clip of mu / pi_target.
-    target_update: int = setting(8, low=1, high=10**9)  # Updates between copies of the network to the target (IMPACT: N K).
-    rho_bar: float = setting(1.0, above=0, high=1e30)  # Clip of pi_target / mu in the temporal differences.
-    c_bar: float = setting(1.0, above=0, high=1e30)  # Clip of pi_target / mu in the trace.
-    trace_lambda: float = setting(1.0, low=0, high=1)  # Factor of the trace.
-    kl_coefficient: float = setting(0.0, low=0, high=1e6)  # Weight of KL(pi_target || pi) at first; 0 is off.
-    kl_target: float = setting(0.01, above=0, high=1e6)  # Nats before a copy to the target that the weight of the KL is adapted to.
-    optimizer: str = setting("adam", choices=("adam", "rmsprop"))  # Optimiser of the network.
-    lr: float = setting(5e-4, above=0, high=100)  # Learning rate at the start.
-    eps: float = setting(1e-8, above=0, high=1)  # Added to the root of the optimiser's second moment.
+    epsilon: float = Field(default=0.3, gt=0, le=1)
+    """Half width of the clip around 1 (IMPACT: 0.2 to 0.4)."""
+    beta_max: float = Field(default=2.0, gt=0, le=1e30)
+    """Clip of mu / pi_target."""
+    target_update: int = Field(default=8, ge=1, le=10**9)
+    """Updates between copies of the network to the target (IMPACT: N K)."""
+    rho_bar: float = Field(default=1.0, gt=0, le=1e30)
+    """Clip of pi_target / mu in the temporal differences."""
+    c_bar: float = Field(default=1.0, gt=0, le=1e30)
+    """Clip of pi_target / mu in the trace."""
+    trace_lambda: float = Field(default=1.0, ge=0, le=1)
+    """Factor of the trace."""
+    kl_coefficient: float = Field(default=0.0, ge=0, le=1e6)
+    """Weight of KL(pi_target || pi) at first; 0 is off."""
+    kl_target: float = Field(default=0.01, gt=0, le=1e6)
+    """Nats before a copy to the target that the weight of the KL is adapted to."""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """Optimiser of the network."""
+    lr: float = Field(default=5e-4, gt=0, le=100)
+    """Learning rate at the start."""
+    eps: float = Field(default=1e-8, gt=0, le=1)
+    """Added to the root of the optimiser's second moment."""
 
 
 class Impact(ActorCriticAgent):

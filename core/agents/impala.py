@@ -9,11 +9,14 @@
   LASER over fresh ones.
 """
 
-from dataclasses import dataclass
+
+from typing import Literal
+
+from pydantic import Field
 
 from core.agent import LearnerOutput, make_learner_output
 from core.agents.base.actor_critic import ActorCriticAgent, ActorCriticAgentParams
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.learning.microbatches import Loss
 from core.ops.policy_losses import (
     baseline_loss,
@@ -28,20 +31,24 @@ from core.ops.vtrace import relevance, vtrace
 from core.types import Batch
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class ImpalaAgentParams(ActorCriticAgentParams):
-    rho_bar: float = setting(1.0, above=0, high=1e30)  # Clip of pi / mu in the temporal differences (IMPALA: 1).
-    c_bar: float = setting(1.0, above=0, high=1e30)  # Clip of pi / mu in the trace (IMPALA: 1).
-    pg_rho_bar: float = setting(1.0, above=0, high=1e30)  # Clip of pi / mu in the policy gradient (IMPALA: 1).
-    trace_lambda: float = setting(1.0, low=0, high=1)  # Factor of the trace (IMPALA: 1).
-    policy_cloning_cost: float = setting(0.0, low=0, high=1e6)  # Weight of the policy cloning loss on replayed unrolls; 0 is off (CLEAR:
-                                                                # 0.01).
-    value_cloning_cost: float = setting(0.0, low=0, high=1e6)  # Weight of the value cloning loss on replayed unrolls; 0 is off (CLEAR:
-                                                               # 0.005).
-    relevance: str = setting("none", choices=("none", "implied", "kl"))  # Divergence by which replayed steps are left out: LASER's implied
-                                                                         # policy, or pi and mu themselves (kl).
-    relevance_threshold: float = setting(0.3, above=0, high=1e6)  # Nats of relevance from which steps are left out; LASER leaves it open,
-                                                                  # the replaced system had 0.3.
+    rho_bar: float = Field(default=1.0, gt=0, le=1e30)
+    """Clip of pi / mu in the temporal differences (IMPALA: 1)."""
+    c_bar: float = Field(default=1.0, gt=0, le=1e30)
+    """Clip of pi / mu in the trace (IMPALA: 1)."""
+    pg_rho_bar: float = Field(default=1.0, gt=0, le=1e30)
+    """Clip of pi / mu in the policy gradient (IMPALA: 1)."""
+    trace_lambda: float = Field(default=1.0, ge=0, le=1)
+    """Factor of the trace (IMPALA: 1)."""
+    policy_cloning_cost: float = Field(default=0.0, ge=0, le=1e6)
+    """Weight of the policy cloning loss on replayed unrolls; 0 is off (CLEAR: 0.01)."""
+    value_cloning_cost: float = Field(default=0.0, ge=0, le=1e6)
+    """Weight of the value cloning loss on replayed unrolls; 0 is off (CLEAR: 0.005)."""
+    relevance: Literal["none", "implied", "kl"] = "none"
+    """Divergence by which replayed steps are left out: LASER's implied policy, or pi and mu themselves (kl)."""
+    relevance_threshold: float = Field(default=0.3, gt=0, le=1e6)
+    """Nats of relevance from which steps are left out; LASER leaves it open, the replaced system had 0.3."""
 
 
 class Impala(ActorCriticAgent):

@@ -9,16 +9,16 @@
 - The reward is an input of the network. Evaluations see the same rewards as training if `env.reward_clipping` is none.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from core.agent import ActorOutput
 from core.agents.base.q_learning import QLearning, QLearningParams
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
 from core.learning.microbatches import Loss
 from core.model import Model
@@ -30,22 +30,32 @@ from core.types import Batch, OARInputs, State, TimeStep, Window
 NO_ACTION = -1  # the action before an episode's first
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class R2D2Params(QLearningParams):
     """Defaults are the paper's (table 2) where the paper names them."""
 
-    batch_size: int = setting(64, low=1, high=65_536)  # Sequences in a batch (R2D2: 64).
-    burn_in: int = setting(40, low=0, high=10_000)  # Steps of a sequence that only bring the recurrent state up to date (R2D2: 40).
-    unroll_length: int = setting(80, low=1, high=10_000)  # Steps of a sequence that are learnt from (R2D2: 80).
-    stride: int = setting(40, low=1, high=10_000)  # Steps between the starts of sequences; a recurrent state is stored at each (R2D2: 40).
-    nstep: int = setting(5, low=1, high=100)  # Steps of the return before it bootstraps (R2D2: 5).
-    gamma: float = setting(0.997, low=0, high=1)  # Discount of a step (R2D2: 0.997).
-    rescaling_eps: float = setting(1e-3, low=0, high=1)  # Epsilon of the value rescaling h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x.
-    eta: float = setting(0.9, low=0, high=1)  # Share of the largest |td| in a sequence's priority; the rest is the mean's (R2D2: 0.9).
-    eps: float = setting(1e-3, above=0, high=1)  # Added to the root of the optimiser's second moment (R2D2: 1e-3).
-    clip_norm: float = setting(40.0, low=0, high=1e9)  # Largest norm of the whole gradient; 0 is off (Ape-X: 40).
-    exploration: str = setting("ladder", choices=("linear", "ladder", "linear-ladder"))  # Schedule by which epsilon falls, or differs
-                                                                                         # between environments.
+    batch_size: int = Field(default=64, ge=1, le=65_536)
+    """Sequences in a batch (R2D2: 64)."""
+    burn_in: int = Field(default=40, ge=0, le=10_000)
+    """Steps of a sequence that only bring the recurrent state up to date (R2D2: 40)."""
+    unroll_length: int = Field(default=80, ge=1, le=10_000)
+    """Steps of a sequence that are learnt from (R2D2: 80)."""
+    stride: int = Field(default=40, ge=1, le=10_000)
+    """Steps between the starts of sequences; a recurrent state is stored at each (R2D2: 40)."""
+    nstep: int = Field(default=5, ge=1, le=100)
+    """Steps of the return before it bootstraps (R2D2: 5)."""
+    gamma: float = Field(default=0.997, ge=0, le=1)
+    """Discount of a step (R2D2: 0.997)."""
+    rescaling_eps: float = Field(default=1e-3, ge=0, le=1)
+    """Epsilon of the value rescaling h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x."""
+    eta: float = Field(default=0.9, ge=0, le=1)
+    """Share of the largest |td| in a sequence's priority; the rest is the mean's (R2D2: 0.9)."""
+    eps: float = Field(default=1e-3, gt=0, le=1)
+    """Added to the root of the optimiser's second moment (R2D2: 1e-3)."""
+    clip_norm: float = Field(default=40.0, ge=0, le=1e9)
+    """Largest norm of the whole gradient; 0 is off (Ape-X: 40)."""
+    exploration: Literal["linear", "ladder", "linear-ladder"] = "ladder"
+    """Schedule by which epsilon falls, or differs between environments."""
 
 
 class R2D2(QLearning):

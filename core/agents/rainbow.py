@@ -7,14 +7,14 @@
 - Deviation: a truncated episode bootstraps from its final observation.
 """
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from core.agents.base.q_learning import QLearning, QLearningParams
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
 from core.learning.microbatches import Loss
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss, quantile_huber_loss
@@ -71,19 +71,24 @@ class Quantile:
 DISTRIBUTIONS: dict[str, Any] = {"categorical": Categorical, "quantile": Quantile}
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class RainbowParams(QLearningParams):
-    distribution: str = setting("categorical", choices=tuple(DISTRIBUTIONS))  # Distribution that is learnt: C51 (categorical), or quantile
-                                                                              # regression.
-    v_min: float = setting(-10.0, low=-1e9, high=1e9)  # Smallest return that "categorical" tells apart (C51: -10, for clipped rewards).
-    v_max: float = setting(10.0, low=-1e9, high=1e9)  # Largest return that "categorical" tells apart (C51: 10, for clipped rewards).
-    kappa: float = setting(1.0, above=0, high=1e6)  # Error up to which "quantile" is squared; larger ones count linearly (QR-DQN: 1).
-    lr: float = setting(6.25e-5, above=0, high=100)  # Learning rate at the start (Rainbow: 6.25e-5).
-    target_update: float = setting(2_000.0, above=0, high=1e9)  # Updates between copies to the target (32 k frames); below 1 the factor of
-                                                                # a soft update each time.
-    epsilon_start: float = setting(0.0, low=0, high=1)  # Share of random actions at first; 0, as noisy layers explore.
-    epsilon_end: float = setting(0.0, low=0, high=1)  # Share of random actions at the end of exploration "linear" (Rainbow without noisy
-                                                      # layers: 0.01).
+    distribution: Literal["categorical", "quantile"] = "categorical"
+    """Distribution that is learnt: C51 (categorical), or quantile regression."""
+    v_min: float = Field(default=-10.0, ge=-1e9, le=1e9)
+    """Smallest return that "categorical" tells apart (C51: -10, for clipped rewards)."""
+    v_max: float = Field(default=10.0, ge=-1e9, le=1e9)
+    """Largest return that "categorical" tells apart (C51: 10, for clipped rewards)."""
+    kappa: float = Field(default=1.0, gt=0, le=1e6)
+    """Error up to which "quantile" is squared; larger ones count linearly (QR-DQN: 1)."""
+    lr: float = Field(default=6.25e-5, gt=0, le=100)
+    """Learning rate at the start (Rainbow: 6.25e-5)."""
+    target_update: float = Field(default=2_000.0, gt=0, le=1e9)
+    """Updates between copies to the target (32 k frames); below 1 the factor of a soft update each time."""
+    epsilon_start: float = Field(default=0.0, ge=0, le=1)
+    """Share of random actions at first; 0, as noisy layers explore."""
+    epsilon_end: float = Field(default=0.0, ge=0, le=1)
+    """Share of random actions at the end of exploration "linear" (Rainbow without noisy layers: 0.01)."""
 
 
 class Rainbow(QLearning):

@@ -4,10 +4,11 @@
 - Deviation: a truncated episode bootstraps from its final observation.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from core.agents.base.continuous_control import (
@@ -17,7 +18,7 @@ from core.agents.base.continuous_control import (
     TransitionBatch,
     twin_losses,
 )
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.learning.microbatches import Loss
 from core.learning.optimizer import Optimizer
 from core.ops.squashed_gaussian import squashed_gaussian
@@ -25,15 +26,20 @@ from core.ops.squashed_gaussian import squashed_gaussian
 LOG_DEVIATIONS = -20.0, 2.0  # bounds to which they are clipped, as in the authors' code
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class SACParams(ControlAgentParams):
-    lr: float = setting(3e-4, above=0, high=100)  # Learning rate of policy and temperature at the start (SAC: 3e-4).
-    critic_lr: float = setting(3e-4, above=0, high=100)  # Learning rate of the critics at the start (SAC: 3e-4).
-    noise: str = setting("none", choices=("gaussian", "ornstein-uhlenbeck", "none"))  # Noise that is added to the policy's sample.
-    temperature: float = setting(1.0, above=0, high=1e6)  # Weight of the entropy at the start.
-    learn_temperature: bool = setting(True)  # Adapt the weight of the entropy, so that the entropy becomes target_entropy.
-    target_entropy: float | None = setting(None, low=-1e6, high=1e6)  # Nats of entropy aimed at, of actions in -1 .. 1; None is minus the
-                                                                      # number of their dimensions.
+    lr: float = Field(default=3e-4, gt=0, le=100)
+    """Learning rate of policy and temperature at the start (SAC: 3e-4)."""
+    critic_lr: float = Field(default=3e-4, gt=0, le=100)
+    """Learning rate of the critics at the start (SAC: 3e-4)."""
+    noise: Literal["gaussian", "ornstein-uhlenbeck", "none"] = "none"
+    """Noise that is added to the policy's sample."""
+    temperature: float = Field(default=1.0, gt=0, le=1e6)
+    """Weight of the entropy at the start."""
+    learn_temperature: bool = True
+    """Adapt the weight of the entropy, so that the entropy becomes target_entropy."""
+    target_entropy: float | None = Field(default=None, ge=-1e6, le=1e6)
+    """Nats of entropy aimed at, of actions in -1 .. 1; None is minus the number of their dimensions."""
 
 
 class SAC(ContinuousControl):

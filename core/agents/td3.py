@@ -6,22 +6,24 @@
 - Deviation: a truncated episode bootstraps from its final observation.
 """
 
-from dataclasses import dataclass
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, TransitionBatch, twin_losses
 from core.agents.base.deterministic_policy import Deterministic, PolicyLosses, value_losses
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class TD3Params(ControlAgentParams):
-    policy_period: int = setting(2, low=1, high=10_000)  # Updates of the critics for one of policy and targets (TD3: 2).
-    smoothing_scale: float = setting(0.2, low=0, high=1_000)  # Deviation of the noise on the target's action, as a share of the range's
-                                                              # half width (TD3: 0.2).
-    smoothing_clip: float = setting(0.5, low=0, high=1_000)  # Largest size of the noise on the target's action (TD3: 0.5).
+    policy_period: int = Field(default=2, ge=1, le=10_000)
+    """Updates of the critics for one of policy and targets (TD3: 2)."""
+    smoothing_scale: float = Field(default=0.2, ge=0, le=1_000)
+    """Deviation of the noise on the target's action, as a share of the range's half width (TD3: 0.2)."""
+    smoothing_clip: float = Field(default=0.5, ge=0, le=1_000)
+    """Largest size of the noise on the target's action (TD3: 0.5)."""
 
 
 class TD3(Deterministic):

@@ -1,57 +1,63 @@
-"""Declaring and checking settings: one `setting(...)` a field, one `problems(...)` for all dataclasses.
+"""Frozen pydantic dataclasses for options, and one sentence for each value that pydantic refuses.
 
-Every Params dataclass of the framework is frozen and made of `setting` fields, so that bounds and choices stand beside
-the default and one function can report everything that is wrong at once.
+A section of options is a `...Params` class. Each field declares type, default and bounds. The string below a field
+explains the option on docs/options.md and in --help.
 """
 
-import dataclasses
+import json
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, TypeVar, dataclass_transform
 
-LARGEST = 1e300
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
+
+STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
+REASONS = {  # pydantic's type of error -> what the value must be
+    "greater_than": "must be greater than {gt}", "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}", "finite_number": "must be finite"}
+
+T = TypeVar("T")
 
 
-def setting(default: Any, *, low: float | None = None, high: float | None = None, above: float | None = None,
-            choices: tuple[Any, ...] | None = None) -> Any:
-    """A dataclass field with bounds: low <= value <= high, value > above, or value in choices; of a tuple, each of its values."""
-    metadata = {"low": low, "high": high, "above": above, "choices": choices}
-    return dataclasses.field(default=default, metadata=metadata)
+@dataclass_transform(frozen_default=True, field_specifiers=(Field,))
+def frozen_dataclass(cls: type[T]) -> type[T]:
+    """Make a class a frozen pydantic dataclass, which refuses values of another type or out of bounds."""
+    return dataclass(cls, frozen=True, config=STRICT)  # type: ignore[return-value]
 
 
-def problems(params: Any, prefix: str = "") -> list[str]:
-    """Every violated bound of a dataclass and of the dataclasses inside it, one sentence each; empty when all is well."""
-    found: list[str] = []
-    for field in dataclasses.fields(params):
-        name, value = f"{prefix}{field.name}", getattr(params, field.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            found += problems(value, f"{name}.")
-        elif value is not None and field.metadata:
-            found += _violations(name, value, **field.metadata)
-    return found
+def _as_json(value: Any) -> Any:
+    """Return dictionaries and lists as JSON; other values stay."""
+    try:
+        return json.dumps(value) if isinstance(value, (dict, list, tuple)) else value
+    except (TypeError, ValueError):  # pydantic refuses the value, because it is no text
+        return value
+
+
+JsonText = Annotated[str, BeforeValidator(_as_json)]  # dictionaries and lists written in Python become JSON
+
+
+def sentences(error: ValidationError, prefix: str = "") -> dict[str, str]:
+    """Return what is wrong with each refused field: dotted name -> "name=value must be ..."."""
+    values: dict[str, Any] = {}
+    reasons: dict[str, list[str]] = {}
+    for each in error.errors(include_url=False):
+        name = f"{prefix}{each['loc'][0]}"
+        values.setdefault(name, each["input"])
+        reasons.setdefault(name, []).append(_reason(each["type"], each["msg"], each.get("ctx", {})))
+    return {name: f"{name}={values[name]!r} {' or '.join(found)}" for name, found in reasons.items()}
+
+
+def _reason(kind: str, message: str, context: Mapping[str, Any]) -> str:
+    if kind == "literal_error":
+        return f"must be one of {context['expected']}".replace(" or ", ", ").replace("'", "")
+    bounds = {name: f"{bound:g}" if isinstance(bound, float) else bound for name, bound in context.items()}
+    return REASONS[kind].format(**bounds) if kind in REASONS else re.sub(r"^\w+ should", "must", message)
 
 
 def dotted(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings as data, a dictionary in a dictionary, by their dotted names."""
+    """Return the values of nested dictionaries by their dotted names."""
     flat: dict[str, Any] = {}
     for name, value in nested.items():
         flat |= dotted(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return flat
-
-
-def _violations(name: str, value: Any, low: float | None, high: float | None, above: float | None,
-                choices: tuple[Any, ...] | None) -> list[str]:
-    if choices is not None:
-        return [] if value in choices else [f"{name}={value!r} must be one of {', '.join(map(str, choices))}"]
-    if isinstance(value, tuple):
-        return [found for each in value for found in _violations(name, each, low, high, above, choices)]
-    if not isinstance(value, (int, float)):
-        return []
-    if not abs(value) < LARGEST:
-        return [f"{name}={value!r} must be finite" + (f" and below {LARGEST:g}" if isinstance(value, int) else "")]
-    if low is not None and value < low:
-        return [f"{name}={value!r} must be at least {low}"]
-    if above is not None and value <= above:
-        return [f"{name}={value!r} must be greater than {above}"]
-    if high is not None and value > high:
-        return [f"{name}={value!r} must be at most {high}"]
-    return []

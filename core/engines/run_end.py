@@ -2,9 +2,9 @@
 
 import shlex
 import signal
-from typing import Any
 
 from core.runtime.context import Context
+from core.runtime.options import RunOptions
 
 DONE, BAD_OPTIONS, BAD_CHECKPOINT, TRAINING_FAILED = 0, 2, 3, 4
 INTERRUPTED = 128  # plus the signal's number: 129, 130, 143
@@ -27,7 +27,7 @@ def unsaved(context: Context) -> str:
     return f"the last write of {', '.join(places)} failed: not all that this run made is on disk" if places else ""
 
 
-def resume_command_hint(options: Any) -> str:
+def resume_command_hint(options: RunOptions) -> str:
     """Return the command that continues the run if a checkpoint is there. `options` is a utils.options.Options."""
     if any(options.checkpoint_folder.glob("step_*")):
         root = "" if options.root == type(options).root else f" --root {shlex.quote(options.root)}"
@@ -35,7 +35,7 @@ def resume_command_hint(options: Any) -> str:
     return f"this run has no checkpoint ({_due(options)}) and cannot be continued: start a new one"
 
 
-def _due(options: Any) -> str:
+def _due(options: RunOptions) -> str:
     """Say when checkpoints are due, as `Conditions` asks for them."""
     learner = options.learner
     times = [f"every {learner.checkpoint_steps:,} agent steps, learner.checkpoint_steps"] if learner.checkpoint_steps else []

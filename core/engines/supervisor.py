@@ -2,20 +2,7 @@
 
 import os
 import time
-from dataclasses import dataclass
 from typing import Any
-
-from core.common.settings import setting
-
-
-@dataclass(frozen=True)
-class SupervisorParams:
-    heartbeat_timeout: float = setting(60.0, low=1, high=1e6)  # Seconds without a heartbeat after which a process is replaced.
-    start_timeout: float = setting(180.0, low=1, high=1e6)     # Seconds that a process may take to its first heartbeat.
-    max_restarts: int = setting(5, low=0, high=1_000_000)      # Restarts of one process within restart_window; then the run saves and ends.
-    restart_window: float = setting(3600.0, above=0, high=1e9)  # Seconds after which a restart no longer counts.
-    stop_timeout: float = setting(12.0, low=0.1, high=86_400)  # Seconds that processes have to end once interrupted.
-    finish_timeout: float = setting(900.0, low=0.1, high=1e6)  # Seconds for the last evaluation of a run that finished.
 
 
 def learner_threads(options: Any) -> int:

@@ -1,19 +1,17 @@
 """Check the arguments of environments, seed their streams, and build the time step after a reset."""
 
-from typing import Any
 
 import numpy as np
 
-from core.common.settings import problems
 from core.specs import Continuous, Discrete
 from core.types import TimeStep
 
 RENDER_MODES = (None, "human", "rgb_array")
 
 
-def check_construction(params: Any, num_envs: int, num_threads: int, render_mode: str | None) -> None:
+def check_construction(num_envs: int, num_threads: int, render_mode: str | None) -> None:
     """Raise ValueError with every violation in these arguments of an Env."""
-    violations = problems(params)
+    violations = []
     if num_envs < 1:
         violations.append(f"num_envs={num_envs} must be at least 1")
     if num_threads < 1:

@@ -31,7 +31,7 @@ class AtariEnv(Env):
 
     def __init__(self, params: AtariParams, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
                  render_mode: str | None = None):
-        check_construction(params, num_envs, num_threads, render_mode)
+        check_construction(num_envs, num_threads, render_mode)
         name = atari_game(game)
         self._emulator = _emulator(params, name, num_envs, num_threads, render_mode)
         self._num_envs, self._max_steps = num_envs, params.max_steps

@@ -2,10 +2,14 @@
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
-from core.common.settings import setting
+from pydantic import Field
+
+from core.common.settings import frozen_dataclass
+from core.env import EnvParams
 from core.envs.pictures import Size
-from core.envs.rewards import CLIPPINGS
+from core.envs.rewards import Clipping
 
 
 @dataclass(frozen=True)
@@ -27,25 +31,36 @@ PROTOCOLS = {
 }
 
 
-@dataclass(frozen=True)
-class AtariParams:
-    """None: what the protocol says."""
+@frozen_dataclass
+class AtariParams(EnvParams):
+    """Options of the Atari environment. Options that are None follow `protocol`."""
 
-    protocol: str = setting("classic", choices=tuple(PROTOCOLS))  # Protocol that the settings which are None follow.
-    noop_max: int | None = setting(None, low=0, high=10_000)  # Largest number of no-op frames (FIRE is one) that an episode starts with;
-                                                              # the number is drawn.
-    repeat_action_probability: float | None = setting(None, low=0.0, high=1.0)  # Probability of each frame that the last action is repeated
-                                                                                # (sticky actions).
-    life_loss: bool | None = setting(None)  # Set the discount to 0 at a lost life, in training only; the game goes on.
-    full_action_space: bool | None = setting(None)  # Offer all 18 actions instead of those that the game reads.
-    use_fire_reset: bool | None = setting(None)  # Press FIRE at the start where the game has it.
-    frameskip: int = setting(4, low=1, high=1_000)  # Frames of an agent step.
-    frame_stack: int = setting(4, low=0, high=64)  # Agent steps whose pictures are seen together; 0 is one picture, without a stack axis.
-    size: Size = setting(84, low=8, high=1024)  # Height and width of the pictures in pixels; one number stands for both.
-    grayscale: bool = setting(True)  # See grey pictures; without it they are coloured, [H, W, 3].
-    maxpool: bool = setting(True)  # Take the maximum of the last two frames, so that sprites that flicker stay visible.
-    reward_clipping: str = setting("sign", choices=tuple(CLIPPINGS))  # Clipping of rewards, in training only.
-    max_frames: int = setting(108_000, low=1, high=10**9)  # Frames after which an episode is truncated (30 minutes).
+    protocol: Literal["classic", "machado"] = "classic"
+    """Protocol that the settings which are None follow."""
+    noop_max: int | None = Field(default=None, ge=0, le=10_000)
+    """Largest number of no-op frames (FIRE is one) that an episode starts with; the number is drawn."""
+    repeat_action_probability: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Probability of each frame that the last action is repeated (sticky actions)."""
+    life_loss: bool | None = None
+    """Set the discount to 0 at a lost life, in training only; the game goes on."""
+    full_action_space: bool | None = None
+    """Offer all 18 actions instead of those that the game reads."""
+    use_fire_reset: bool | None = None
+    """Press FIRE at the start where the game has it."""
+    frameskip: int = Field(default=4, ge=1, le=1_000)
+    """Frames of an agent step."""
+    frame_stack: int = Field(default=4, ge=0, le=64)
+    """Agent steps whose pictures are seen together; 0 is one picture, without a stack axis."""
+    size: Size = 84
+    """Height and width of the pictures in pixels; one number stands for both."""
+    grayscale: bool = True
+    """See grey pictures; without it they are coloured, [H, W, 3]."""
+    maxpool: bool = True
+    """Take the maximum of the last two frames, so that sprites that flicker stay visible."""
+    reward_clipping: Clipping = "sign"
+    """Clipping of rewards, in training only."""
+    max_frames: int = Field(default=108_000, ge=1, le=10**9)
+    """Frames after which an episode is truncated (30 minutes)."""
 
     @property
     def max_steps(self) -> int:

@@ -4,12 +4,12 @@ Random play scores about -0.6, perfect play 1. Agents learn the game in seconds,
 algorithm learns.
 """
 
-from dataclasses import dataclass
 
 import numpy as np
+from pydantic import Field
 
-from core.common.settings import setting
-from core.env import Env
+from core.common.settings import frozen_dataclass
+from core.env import Env, EnvParams
 from core.envs.argument_checks import check_construction, checked_discrete, reset_timestep
 from core.envs.game_names import resolve_name
 from core.specs import ArraySpec, Discrete, EnvSpec
@@ -18,10 +18,12 @@ from core.types import TimeStep
 PICTURE_SCALE = 32  # pixels per cell in `render`
 
 
-@dataclass(frozen=True)
-class CatchParams:
-    rows: int = setting(10, low=3, high=1_024)    # Rows of the board, which are the steps of an episode and one more.
-    columns: int = setting(5, low=3, high=1_024)  # Columns of the board.
+@frozen_dataclass
+class CatchParams(EnvParams):
+    rows: int = Field(default=10, ge=3, le=1_024)
+    """Rows of the board, which are the steps of an episode and one more."""
+    columns: int = Field(default=5, ge=3, le=1_024)
+    """Columns of the board."""
 
 
 class CatchEnv(Env):
@@ -35,7 +37,7 @@ class CatchEnv(Env):
 
     def __init__(self, params: CatchParams, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
                  render_mode: str | None = None):
-        check_construction(params, num_envs, num_threads, render_mode)
+        check_construction(num_envs, num_threads, render_mode)
         if render_mode == "human":
             raise ValueError('catch opens no window; use render_mode "rgb_array"')
         self._params, self._num_envs, self._render_mode, self._actions = params, num_envs, render_mode, Discrete(3)

@@ -1,16 +1,16 @@
 """Provide the environments of any gymnasium id, such as "CartPole-v1" or "my_package:MyEnv-v0"."""
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from pydantic import Field
 
-from core.common.settings import setting
-from core.env import Env
+from core.common.settings import JsonText, frozen_dataclass
+from core.env import Env, EnvParams
 from core.envs.argument_checks import (
     check_construction,
     checked_continuous,
@@ -19,27 +19,33 @@ from core.envs.argument_checks import (
     stream_seeds,
 )
 from core.envs.gym_checks import CheckedEnv, flattened_pictures, frame_of, is_image
-from core.envs.gym_make import LEGACY_VERSIONS, frame_rate, make_env
+from core.envs.gym_make import frame_rate, make_env
 from core.envs.pictures import Preprocessing, Size
-from core.envs.rewards import CLIPPINGS, clipped
+from core.envs.rewards import Clipping, clipped
 from core.specs import Continuous, Discrete, EnvSpec
 from core.types import TimeStep
 
 
-@dataclass(frozen=True)
-class GymParams:
-    max_steps: int | None = setting(None, low=1, high=10**9)  # Agent steps after which an episode is truncated; None is the limit of the
-                                                              # id, in its own steps.
-    action_repeat: int = setting(1, low=1, high=1_000)  # Environment steps of an agent step, rewards added, unless the episode ends.
-    reward_clipping: str = setting("none", choices=tuple(CLIPPINGS))  # Clipping of rewards, in training only.
-    kwargs: str = "{}"  # Arguments for gymnasium.make as a JSON object; in a row of CONFIGS also a Python dictionary.
-    wrappers: str = "[]"  # Gymnasium wrappers as a JSON list, innermost first: "package.module:Wrapper" or [that, {its arguments}].
-    size: Size | None = setting(None, low=8, high=1024)  # Height and width in pixels that pictures are resized to; None leaves them.
-    grayscale: bool = setting(False)  # Turn colour pictures into grey ones.
-    frame_stack: int = setting(0, low=0, high=64)  # Agent steps seen together, each frame stored once; 0 is one observation without a
-                                                   # stack axis.
-    legacy: str = setting("none", choices=LEGACY_VERSIONS)  # Interface of an id of the old gym: v26 returns five values from step, v21
-                                                            # four.
+@frozen_dataclass
+class GymParams(EnvParams):
+    max_steps: int | None = Field(default=None, ge=1, le=10**9)
+    """Agent steps after which an episode is truncated; None is the limit of the id, in its own steps."""
+    action_repeat: int = Field(default=1, ge=1, le=1_000)
+    """Environment steps of an agent step, rewards added, unless the episode ends."""
+    reward_clipping: Clipping = "none"
+    """Clipping of rewards, in training only."""
+    kwargs: JsonText = "{}"
+    """Arguments for gymnasium.make as a JSON object; in a row of CONFIGS also a Python dictionary."""
+    wrappers: JsonText = "[]"
+    """Gymnasium wrappers as a JSON list, innermost first: "package.module:Wrapper" or [that, {its arguments}]."""
+    size: Size | None = None
+    """Height and width in pixels that pictures are resized to; None leaves them."""
+    grayscale: bool = False
+    """Turn colour pictures into grey ones."""
+    frame_stack: int = Field(default=0, ge=0, le=64)
+    """Agent steps seen together, each frame stored once; 0 is one observation without a stack axis."""
+    legacy: Literal["none", "v26", "v21"] = "none"
+    """Interface of an id of the old gym: v26 returns five values from step, v21 four."""
 
 
 class GymEnv(Env):
@@ -52,7 +58,7 @@ class GymEnv(Env):
 
     def __init__(self, params: GymParams, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
                  render_mode: str | None = None):
-        check_construction(params, num_envs, num_threads, render_mode)
+        check_construction(num_envs, num_threads, render_mode)
         made = [make_env(game, params.legacy, render_mode, params.kwargs, params.wrappers) for _ in range(num_envs)]
         env = made[0].env
         self._action, self._action_space = _action_spec(env.action_space), env.action_space

@@ -5,18 +5,18 @@ and seaborn) and it only adds the sticky actions below.
 """
 
 import importlib.util
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+from pydantic import Field
 
-from core.common.settings import setting
-from core.env import Env
+from core.common.settings import frozen_dataclass
+from core.env import Env, EnvParams
 from core.envs.argument_checks import check_construction, checked_discrete, reset_timestep, stream_seeds
 from core.envs.game_names import resolve_name
-from core.envs.rewards import CLIPPINGS, clipped
+from core.envs.rewards import Clipping, clipped
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
 
@@ -25,14 +25,18 @@ PICTURE_SCALE = 32  # pixels per cell in `render`
 FRAME_RATE = 20.0   # because the package shows each picture for 50 ms
 
 
-@dataclass(frozen=True)
-class MinAtarParams:
-    sticky_action_prob: float = setting(0.1, low=0.0, high=1.0)  # Probability that the last action is repeated (MinAtar's protocol: 0.1).
-    difficulty_ramping: bool = setting(True)  # Make games faster as they go on.
-    minimal_action_set: bool = setting(True)  # Offer the actions of MinAtar/...-v1; without it all six, as MinAtar/...-v0.
-    max_steps: int = setting(5_000, low=1, high=10**9)  # Agent steps after which an episode is truncated; the package itself never ends a
-                                                        # game that goes well.
-    reward_clipping: str = setting("none", choices=tuple(CLIPPINGS))  # Clipping of rewards, in training only.
+@frozen_dataclass
+class MinAtarParams(EnvParams):
+    sticky_action_prob: float = Field(default=0.1, ge=0.0, le=1.0)
+    """Probability that the last action is repeated (MinAtar's protocol: 0.1)."""
+    difficulty_ramping: bool = True
+    """Make games faster as they go on."""
+    minimal_action_set: bool = True
+    """Offer the actions of MinAtar/...-v1; without it all six, as MinAtar/...-v0."""
+    max_steps: int = Field(default=5_000, ge=1, le=10**9)
+    """Agent steps after which an episode is truncated; the package itself never ends a game that goes well."""
+    reward_clipping: Clipping = "none"
+    """Clipping of rewards, in training only."""
 
 
 class MinAtarEnv(Env):
@@ -42,7 +46,7 @@ class MinAtarEnv(Env):
 
     def __init__(self, params: MinAtarParams, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
                  render_mode: str | None = None):
-        check_construction(params, num_envs, num_threads, render_mode)
+        check_construction(num_envs, num_threads, render_mode)
         if render_mode == "human":
             raise ValueError('MinAtar opens no window; use render_mode "rgb_array"')
         name = resolve_name(game, GAMES)

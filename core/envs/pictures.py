@@ -1,10 +1,14 @@
 """Convert pictures to grayscale and resize them, for all environments with pictures."""
 
+from typing import Annotated
+
 import numpy as np
+from pydantic import Field, Strict
 
 from core.specs import ArraySpec
 
-Size = int | tuple[int, int]  # side of a square, or (height, width)
+Side = Annotated[int, Field(ge=8, le=1024)]  # pixels
+Size = Side | Annotated[tuple[Side, Side], Strict(False)]  # one number, or height and width
 
 
 def height_and_width(size: Size) -> tuple[int, int]:

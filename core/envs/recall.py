@@ -3,22 +3,24 @@
 Without memory no policy scores more than guessing, 2 / cues - 1 on average. With memory every episode scores 1.
 """
 
-from dataclasses import dataclass
 
 import numpy as np
+from pydantic import Field
 
-from core.common.settings import setting
-from core.env import Env
+from core.common.settings import frozen_dataclass
+from core.env import Env, EnvParams
 from core.envs.argument_checks import check_construction, checked_discrete, reset_timestep
 from core.envs.game_names import resolve_name
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
 
 
-@dataclass(frozen=True)
-class RecallParams:
-    cues: int = setting(3, low=2, high=1_024)    # Number of different cues, and of actions.
-    delay: int = setting(8, low=1, high=10_000)  # Steps between the cue and the question.
+@frozen_dataclass
+class RecallParams(EnvParams):
+    cues: int = Field(default=3, ge=2, le=1_024)
+    """Number of different cues, and of actions."""
+    delay: int = Field(default=8, ge=1, le=10_000)
+    """Steps between the cue and the question."""
 
 
 class RecallEnv(Env):
@@ -33,7 +35,7 @@ class RecallEnv(Env):
 
     def __init__(self, params: RecallParams, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
                  render_mode: str | None = None):
-        check_construction(params, num_envs, num_threads, render_mode)
+        check_construction(num_envs, num_threads, render_mode)
         if render_mode is not None:
             raise ValueError("recall draws no pictures")
         self._params, self._num_envs, self._actions = params, num_envs, Discrete(params.cues)

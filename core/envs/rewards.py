@@ -1,6 +1,7 @@
 """Clip rewards for training. The score is always the sum of raw rewards."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 
@@ -20,7 +21,9 @@ def optimistic_asymmetric(reward: np.ndarray) -> np.ndarray:
     return np.asarray(0.3 * np.minimum(bounded, 0.0) + 5.0 * np.maximum(bounded, 0.0))
 
 
-CLIPPINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+Clipping = Literal["none", "sign", "clamp", "soft_asymmetric", "optimistic_asymmetric"]
+
+CLIPPINGS: dict[Clipping, Callable[[np.ndarray], np.ndarray]] = {
     "none": lambda reward: reward,
     "sign": np.sign,                                 # DQN (Nature 2015): positive rewards are 1, negative ones -1
     "clamp": lambda reward: np.clip(reward, -1, 1),  # keeps fractions
@@ -29,6 +32,6 @@ CLIPPINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def clipped(reward: np.ndarray, clipping: str) -> np.ndarray:
+def clipped(reward: np.ndarray, clipping: Clipping) -> np.ndarray:
     """Return a new float32 array of the rewards [E], clipped by an entry of CLIPPINGS."""
     return CLIPPINGS[clipping](reward).astype(np.float32)

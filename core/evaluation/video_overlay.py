@@ -7,7 +7,8 @@ import cv2
 import numpy as np
 
 from core.evaluation.episodes import RenderedStep
-from core.evaluation.video_writer import Video, VideoParams
+from core.evaluation.video_writer import Video
+from core.runtime.options import VideoParams
 from core.specs import EnvSpec
 
 MIN_HEIGHT = 320  # pixels to which a small picture is enlarged if anything is drawn beside it

@@ -1,23 +1,12 @@
 """Write pictures to an mp4 or GIF file."""
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from core.common.settings import setting
-
 MAX_GIF_RATE = 30.0  # frames per second, because browsers slow down faster GIFs
-
-
-@dataclass(frozen=True)
-class VideoParams:
-    format: str = setting("mp4", choices=("mp4", "gif"))    # Format of the video file.
-    fps: float | None = setting(None, above=0, high=1_000)  # Pictures a second; None plays in real time, by the environment's render_fps.
-    overlay: bool = setting(False)                          # Draw score, step and action under the picture.
-    panel: bool = setting(False)                            # Draw beside the picture the network's input and curves of the agent's values.
 
 
 class Video:

@@ -2,33 +2,45 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.distributed.learner_group import all_reduce_sum, num_learners
 from core.learning.device_schedule import ScheduledTensor
 from core.learning.microbatches import Differentiate, Loss, gradient_of
 from core.ops.schedules import SCHEDULES
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class OptimizerParams:
-    optimizer: str = setting("adam", choices=("adam", "rmsprop"))  # Optimiser of the network.
-    lr: float = setting(1e-4, above=0, high=100)  # Learning rate at the start.
-    eps: float = setting(1.5e-4, above=0, high=1)  # Added to the root of the second moment; in TensorFlow's RMSProp to what is under it.
-    weight_decay: float = setting(0.0, low=0, high=10)  # Weight of the L2 penalty on the parameters; 0 is off.
-    rmsprop_decay: float = setting(0.95, low=0, high=1)  # Decay of RMSProp's moments (Ape-X: 0.95, IMPALA: 0.99).
-    rmsprop_centered: bool = setting(True)  # Divide RMSProp's steps by the standard deviation (Ape-X: yes, IMPALA: no).
-    lr_schedule: str = setting("constant", choices=tuple(SCHEDULES))  # Schedule of lr over the updates.
-    lr_end: float = setting(0.0, low=0, high=100)  # Learning rate that a schedule ends at.
-    lr_updates: int = setting(1_000_000, low=1, high=10**12)  # Updates that a schedule takes; for "step" those between two steps.
-    lr_decay: float = setting(0.5, above=0, high=100)  # Factor of schedule "step", exponent of schedule "polynomial".
-    clip_norm: float = setting(10.0, low=0, high=1e9)  # Largest norm of the whole gradient; 0 is off.
-    clip_value: float = setting(0.0, low=0, high=1e9)  # Largest size of each element of the gradient; 0 is off.
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """Optimiser of the network."""
+    lr: float = Field(default=1e-4, gt=0, le=100)
+    """Learning rate at the start."""
+    eps: float = Field(default=1.5e-4, gt=0, le=1)
+    """Added to the root of the second moment; in TensorFlow's RMSProp to what is under it."""
+    weight_decay: float = Field(default=0.0, ge=0, le=10)
+    """Weight of the L2 penalty on the parameters; 0 is off."""
+    rmsprop_decay: float = Field(default=0.95, ge=0, le=1)
+    """Decay of RMSProp's moments (Ape-X: 0.95, IMPALA: 0.99)."""
+    rmsprop_centered: bool = True
+    """Divide RMSProp's steps by the standard deviation (Ape-X: yes, IMPALA: no)."""
+    lr_schedule: Literal["constant", "linear", "polynomial", "step"] = "constant"
+    """Schedule of lr over the updates."""
+    lr_end: float = Field(default=0.0, ge=0, le=100)
+    """Learning rate that a schedule ends at."""
+    lr_updates: int = Field(default=1_000_000, ge=1, le=10**12)
+    """Updates that a schedule takes; for "step" those between two steps."""
+    lr_decay: float = Field(default=0.5, gt=0, le=100)
+    """Factor of schedule "step", exponent of schedule "polynomial"."""
+    clip_norm: float = Field(default=10.0, ge=0, le=1e9)
+    """Largest norm of the whole gradient; 0 is off."""
+    clip_value: float = Field(default=0.0, ge=0, le=1e9)
+    """Largest size of each element of the gradient; 0 is off."""
 
 
 class Optimizer:

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from core.common.tree import tree_map
 from core.model import Model
 
-PRECISIONS = ("float32", "auto", "tf32", "bf16")
-
 
 def precision_on(device: str, precision: str) -> str:
     """Return the precision, where "auto" is "tf32" on CUDA and "float32" elsewhere."""

@@ -1,33 +1,39 @@
 """Prioritised replay on the CPU: a sum tree under the rule of core/memories/priority_rule.py."""
 
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import Field
 
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.memories.device_replay import DevicePrioritizedReplay
 from core.memories.priority_rule import PriorityRule
 from core.memories.start_leaves import PrioritizedLeaves
 from core.memories.sum_tree import SumTree
 from core.memories.window_starts import WindowStarts, check_batch_size
-from core.memory import Memory
+from core.memory import Memory, MemoryParams
 from core.specs import WindowSpec
 from core.trajectory.layout import Layout
 from core.types import Batch, SampleIds
 
 
-@dataclass(frozen=True)
-class PrioritizedParams:
-    capacity: int = setting(100_000, low=1, high=10**10)        # Agent steps that the memory holds.
-    alpha: float = setting(0.6, low=0, high=10)                 # Exponent of the priorities; 0 draws uniformly (Ape-X: 0.6, Rainbow: 0.5).
-    beta_start: float = setting(0.4, low=0, high=1)             # Exponent of the importance weights at first.
-    beta_end: float = setting(1.0, low=0, high=1)               # Exponent of the importance weights at last.
-    beta_updates: int = setting(1_000_000, low=1, high=10**12)  # Batches over which beta goes from beta_start to beta_end.
-    epsilon: float = setting(1e-6, above=0, high=1e6)           # Added to |td|, so that a step without error can still be drawn.
+@frozen_dataclass
+class PrioritizedParams(MemoryParams):
+    capacity: int = Field(default=100_000, ge=1, le=10**10)
+    """Agent steps that the memory holds."""
+    alpha: float = Field(default=0.6, ge=0, le=10)
+    """Exponent of the priorities; 0 draws uniformly (Ape-X: 0.6, Rainbow: 0.5)."""
+    beta_start: float = Field(default=0.4, ge=0, le=1)
+    """Exponent of the importance weights at first."""
+    beta_end: float = Field(default=1.0, ge=0, le=1)
+    """Exponent of the importance weights at last."""
+    beta_updates: int = Field(default=1_000_000, ge=1, le=10**12)
+    """Batches over which beta goes from beta_start to beta_end."""
+    epsilon: float = Field(default=1e-6, gt=0, le=1e6)
+    """Added to |td|, so that a step without error can still be drawn."""
 
 
 class PrioritizedMemory(Memory):

@@ -1,22 +1,23 @@
 """Uniform replay: every step that any actor stored is equally likely, or every sequence on a stride."""
 
-from dataclasses import dataclass
 
 import numpy as np
 import torch
+from pydantic import Field
 
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.memories.device_replay import DeviceReplay
 from core.memories.window_starts import ATTEMPTS, WindowStarts, check_batch_size
-from core.memory import Memory
+from core.memory import Memory, MemoryParams
 from core.specs import WindowSpec
 from core.trajectory.layout import Layout
 from core.types import Batch, SampleIds
 
 
-@dataclass(frozen=True)
-class UniformParams:
-    capacity: int = setting(100_000, low=1, high=10**10)  # Agent steps that the memory holds.
+@frozen_dataclass
+class UniformParams(MemoryParams):
+    capacity: int = Field(default=100_000, ge=1, le=10**10)
+    """Agent steps that the memory holds."""
 
 
 class UniformMemory(Memory):

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from core.common.terminal import Terminal
+from core.runtime.options import RunOptions
 
 PLAIN_PERIOD = 10.0  # seconds between lines without a terminal
 SMOOTHING = 0.1      # weight of the newest rate in the estimate of the time left
@@ -42,7 +43,7 @@ class Progress:
         terminal: The main process's terminal.
     """
 
-    def __init__(self, options: Any, console: Console | None = None, terminal: Terminal | None = None):
+    def __init__(self, options: RunOptions, console: Console | None = None, terminal: Terminal | None = None):
         self._options = options
         self._console = QuietConsole(terminal, highlight=False, soft_wrap=True) if console is None else console
         self._began = time.monotonic()

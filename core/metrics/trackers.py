@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from core.common.console import log_to_stderr
 from core.common.settings import dotted
 from core.runtime.log_buffers import Record
+from core.runtime.options import RunOptions
 
 MAX_WAITING_PERIODS = 500  # that a tracker may be behind
 MAX_PARAM_CHARACTERS = 500  # of an MLflow parameter
@@ -34,7 +35,7 @@ class Tracker(Protocol):
 class WandbTracker:
     """A run of Weights & Biases. WANDB_MODE=offline keeps it in the run's log folder until `wandb sync`."""
 
-    def __init__(self, options: Any):
+    def __init__(self, options: RunOptions):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # sends nothing that was not asked for
         import wandb
 
@@ -57,7 +58,7 @@ class MlflowTracker:
     A continued run of the framework continues its MLflow run, which is found by the tag `signature`.
     """
 
-    def __init__(self, options: Any):
+    def __init__(self, options: RunOptions):
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
@@ -135,9 +136,9 @@ class TrackerThread:
             return None
 
 
-def make_tracker_threads(options: Any) -> list[TrackerThread]:
+def make_tracker_threads(options: RunOptions) -> list[TrackerThread]:
     """Return a thread for each tracker for which the options name a project."""
-    trackers: dict[str, Callable[[Any], Tracker]] = {"wandb": WandbTracker, "mlflow": MlflowTracker}
+    trackers: dict[str, Callable[[RunOptions], Tracker]] = {"wandb": WandbTracker, "mlflow": MlflowTracker}
     return [TrackerThread(name, partial(make, options)) for name, make in trackers.items()
             if getattr(options.logger, name) is not None]
 

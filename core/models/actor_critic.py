@@ -6,14 +6,14 @@ core/models/layers/lstm.py initialises the LSTM.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from core.common.settings import setting
-from core.model import Model
+from core.common.settings import frozen_dataclass
+from core.model import Model, ModelParams
 from core.models.layers.lstm import LSTMCore
 from core.models.layers.torsos import (
     convolutions,
@@ -27,9 +27,10 @@ from core.specs import EnvSpec
 from core.types import ActorCriticOutput, State
 
 
-@dataclass(frozen=True)
-class ActorCriticNetworkParams:
-    lstm: int = setting(0, low=0, high=4_096)  # Units of an LSTM behind the torso (IMPALA: 256); 0 is none.
+@frozen_dataclass
+class ActorCriticNetworkParams(ModelParams):
+    lstm: int = Field(default=0, ge=0, le=4_096)
+    """Units of an LSTM behind the torso (IMPALA: 256); 0 is none."""
 
 
 class ActorCritic(Model):
@@ -85,9 +86,10 @@ def _initialise(module: nn.Module, gain: float) -> None:
             nn.init.zeros_(layer.bias)
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class NatureACParams(ActorCriticNetworkParams):
-    hidden: int = setting(512, low=1, high=8_192)  # Units of the fully connected layer.
+    hidden: int = Field(default=512, ge=1, le=8_192)
+    """Units of the fully connected layer."""
 
 
 class NatureAC(ActorCritic):
@@ -100,10 +102,12 @@ class NatureAC(ActorCritic):
         super().__init__(params, spec, image_torso(nature_convolutions(spec), spec, params.hidden))
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class FeatureACParams(ActorCriticNetworkParams):
-    hidden: int = setting(512, low=1, high=8_192)        # Units of the fully connected layer.
-    feature_size: int = setting(128, low=1, high=8_192)  # Numbers that stand for a state where replay compares states.
+    hidden: int = Field(default=512, ge=1, le=8_192)
+    """Units of the fully connected layer."""
+    feature_size: int = Field(default=128, ge=1, le=8_192)
+    """Numbers that stand for a state where replay compares states."""
 
 
 class FeatureAC(ActorCritic):
@@ -121,10 +125,12 @@ class FeatureAC(ActorCritic):
         super().__init__(params, spec, image_torso(layers, spec, params.hidden), params.feature_size)
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class SmallACParams(ActorCriticNetworkParams):
-    planes: int = setting(16, low=1, high=1_024)   # Planes of the first convolution; the others have twice as many.
-    hidden: int = setting(256, low=1, high=8_192)  # Units of the fully connected layer.
+    planes: int = Field(default=16, ge=1, le=1_024)
+    """Planes of the first convolution; the others have twice as many."""
+    hidden: int = Field(default=256, ge=1, le=8_192)
+    """Units of the fully connected layer."""
 
 
 class SmallAC(ActorCritic):
@@ -137,10 +143,12 @@ class SmallAC(ActorCritic):
         super().__init__(params, spec, image_torso(small_convolutions(spec, params.planes), spec, params.hidden))
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class MinAtarACParams(ActorCriticNetworkParams):
-    planes: int = setting(16, low=1, high=1_024)   # Planes of the convolution.
-    hidden: int = setting(128, low=1, high=8_192)  # Units of the fully connected layer.
+    planes: int = Field(default=16, ge=1, le=1_024)
+    """Planes of the convolution."""
+    hidden: int = Field(default=128, ge=1, le=8_192)
+    """Units of the fully connected layer."""
 
 
 class MinAtarAC(ActorCritic):
@@ -153,9 +161,10 @@ class MinAtarAC(ActorCritic):
         super().__init__(params, spec, image_torso(minatar_convolutions(spec, params.planes), spec, params.hidden))
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class MLPACParams(ActorCriticNetworkParams):
-    hidden: int = setting(64, low=1, high=8_192)  # Units of each of the two hidden layers.
+    hidden: int = Field(default=64, ge=1, le=8_192)
+    """Units of each of the two hidden layers."""
 
 
 class MLPAC(ActorCritic):

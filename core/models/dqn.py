@@ -1,12 +1,12 @@
 """Action-value networks: a torso for each kind of observation, and a head that may be dueling and noisy."""
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.model import Model
 from core.models.layers.noisy_linear import NoisyParams, linear_factory
 from core.models.layers.torsos import (
@@ -43,12 +43,14 @@ class QNetwork(Model):
         return self.q(self.torso(preprocess(self, observation))), state
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class DQNCNNParams(NoisyParams):
-    dueling: bool = setting(False)  # Split the head into value and advantages (1511.06581).
-    norm: str = setting("none", choices=("none", "group"))  # Normalisation: group is GroupNorm(16) after each convolution, which then has
-                                                            # no bias.
-    hidden: int = setting(512, low=1, high=8_192)  # Units of the fully connected layer (of each stream when dueling).
+    dueling: bool = False
+    """Split the head into value and advantages (1511.06581)."""
+    norm: Literal["none", "group"] = "none"
+    """Normalisation: group is GroupNorm(16) after each convolution, which then has no bias."""
+    hidden: int = Field(default=512, ge=1, le=8_192)
+    """Units of the fully connected layer (of each stream when dueling)."""
 
 
 class DQNCNN(QNetwork):
@@ -61,11 +63,14 @@ class DQNCNN(QNetwork):
         super().__init__(params, spec, nature_convolutions(spec, params.norm))
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class DQNMinAtarParams(NoisyParams):
-    dueling: bool = setting(False)                 # Split the head into value and advantages (1511.06581).
-    planes: int = setting(16, low=1, high=1_024)   # Planes of the convolution.
-    hidden: int = setting(128, low=1, high=8_192)  # Units of the fully connected layer (of each stream when dueling).
+    dueling: bool = False
+    """Split the head into value and advantages (1511.06581)."""
+    planes: int = Field(default=16, ge=1, le=1_024)
+    """Planes of the convolution."""
+    hidden: int = Field(default=128, ge=1, le=8_192)
+    """Units of the fully connected layer (of each stream when dueling)."""
 
 
 class DQNMinAtar(QNetwork):
@@ -78,10 +83,12 @@ class DQNMinAtar(QNetwork):
         super().__init__(params, spec, minatar_convolutions(spec, params.planes))
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class DQNMLPParams(NoisyParams):
-    dueling: bool = setting(False)                 # Split the head into value and advantages (1511.06581).
-    hidden: int = setting(128, low=1, high=8_192)  # Units of each of the two hidden layers.
+    dueling: bool = False
+    """Split the head into value and advantages (1511.06581)."""
+    hidden: int = Field(default=128, ge=1, le=8_192)
+    """Units of each of the two hidden layers."""
 
 
 class DQNMLP(QNetwork):
@@ -94,11 +101,14 @@ class DQNMLP(QNetwork):
         super().__init__(params, spec, vector_torso(spec, params.hidden))
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class DQNSmallParams(NoisyParams):
-    dueling: bool = setting(False)                 # Split the head into value and advantages (1511.06581).
-    planes: int = setting(16, low=1, high=1_024)   # Planes of the first convolution; the others have twice as many.
-    hidden: int = setting(256, low=1, high=8_192)  # Units of the fully connected layer (of each stream when dueling).
+    dueling: bool = False
+    """Split the head into value and advantages (1511.06581)."""
+    planes: int = Field(default=16, ge=1, le=1_024)
+    """Planes of the first convolution; the others have twice as many."""
+    hidden: int = Field(default=256, ge=1, le=8_192)
+    """Units of the fully connected layer (of each stream when dueling)."""
 
 
 class DQNSmall(QNetwork):

@@ -5,20 +5,21 @@
   figure) is an option.
 """
 
-from dataclasses import dataclass
 
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.models.actor_critic import ActorCritic, ActorCriticNetworkParams
 from core.models.layers.torsos import convolutions, image_shape, image_torso
 from core.specs import EnvSpec
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class ImpalaNetworkParams(ActorCriticNetworkParams):
-    hidden: int = setting(256, low=1, high=8_192)  # Units of the fully connected layer.
+    hidden: int = Field(default=256, ge=1, le=8_192)
+    """Units of the fully connected layer."""
 
 
 class ImpalaCNN(ActorCritic):

@@ -7,14 +7,14 @@
 """
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from core.common.settings import setting
-from core.model import Critics, PerceptronLayers, PolicyAndCritic
+from core.common.settings import frozen_dataclass
+from core.model import Critics, ModelParams, PerceptronLayers, PolicyAndCritic
 from core.models.layers.running_normalization import RunningNormalization
 from core.models.layers.torsos import nature_convolutions, num_features, scaled_image
 from core.specs import Continuous, EnvSpec
@@ -22,16 +22,18 @@ from core.specs import Continuous, EnvSpec
 LAST_LAYER = 3e-3
 
 
-@dataclass(frozen=True)
-class ControlNetworkParams:
-    hidden: tuple[int, ...] = setting((256, 256), low=1, high=8_192)  # Units of each hidden layer, of policy and critic alike (DDPG: 400
-                                                                      # 300).
-    layer_norm: bool = setting(False)  # Normalise each layer before its ReLU (1607.06450).
+@frozen_dataclass
+class ControlNetworkParams(ModelParams):
+    hidden: tuple[Annotated[int, Field(ge=1, le=8_192)], ...] = Field(default=(256, 256), strict=False)
+    """Units of each hidden layer, of policy and critic alike (DDPG: 400 300)."""
+    layer_norm: bool = False
+    """Normalise each layer before its ReLU (1607.06450)."""
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class ControlMLPParams(ControlNetworkParams):
-    normalize_observations: bool = setting(False)  # Normalise observations by the mean and deviation of what was learnt from so far.
+    normalize_observations: bool = False
+    """Normalise observations by the mean and deviation of what was learnt from so far."""
 
 
 class Critic(nn.Module):
@@ -126,14 +128,16 @@ def _linear_layers(network: nn.Module) -> PerceptronLayers:
     return [(layer.weight, layer.bias) for layer in network.modules() if isinstance(layer, nn.Linear)]
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class D4PGMLPParams(ControlMLPParams):
-    atoms: int = setting(51, low=2, high=10_000)  # Atoms of the distribution (D4PG: 51).
+    atoms: int = Field(default=51, ge=2, le=10_000)
+    """Atoms of the distribution (D4PG: 51)."""
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class D4PGCNNParams(ControlNetworkParams):
-    atoms: int = setting(51, low=2, high=10_000)  # Atoms of the distribution (D4PG: 51).
+    atoms: int = Field(default=51, ge=2, le=10_000)
+    """Atoms of the distribution (D4PG: 51)."""
 
 
 class D4PGMLP(MLPNetwork):

@@ -5,14 +5,14 @@
 - The reward is squashed by tanh, as in Acme's networks: unclipped rewards of hundreds would saturate the LSTM's gates.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from core.common.settings import setting
-from core.model import Model
+from core.common.settings import frozen_dataclass
+from core.model import Model, ModelParams
 from core.models.layers.lstm import LSTMCore
 from core.models.layers.torsos import (
     image_torso,
@@ -27,11 +27,14 @@ from core.specs import EnvSpec
 from core.types import OARInputs, State
 
 
-@dataclass(frozen=True)
-class R2D2NetworkParams:
-    dueling: bool = setting(True)                  # Split the head into value and advantages (1511.06581).
-    hidden: int = setting(512, low=1, high=8_192)  # Units of the torso's fully connected layer, and of each stream's hidden layer.
-    lstm: int = setting(512, low=1, high=4_096)    # Units of the LSTM.
+@frozen_dataclass
+class R2D2NetworkParams(ModelParams):
+    dueling: bool = True
+    """Split the head into value and advantages (1511.06581)."""
+    hidden: int = Field(default=512, ge=1, le=8_192)
+    """Units of the torso's fully connected layer, and of each stream's hidden layer."""
+    lstm: int = Field(default=512, ge=1, le=4_096)
+    """Units of the LSTM."""
 
 
 class R2D2Network(Model):
@@ -82,11 +85,14 @@ class R2D2CNN(R2D2Network):
         super().__init__(params, spec, image_torso(nature_convolutions(spec), spec, params.hidden))
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class R2D2SmallParams(R2D2NetworkParams):
-    planes: int = setting(16, low=1, high=1_024)   # Planes of the first convolution; the others have twice as many.
-    hidden: int = setting(256, low=1, high=8_192)  # Units of the torso's fully connected layer, and of each stream's hidden layer.
-    lstm: int = setting(256, low=1, high=4_096)    # Units of the LSTM.
+    planes: int = Field(default=16, ge=1, le=1_024)
+    """Planes of the first convolution; the others have twice as many."""
+    hidden: int = Field(default=256, ge=1, le=8_192)
+    """Units of the torso's fully connected layer, and of each stream's hidden layer."""
+    lstm: int = Field(default=256, ge=1, le=4_096)
+    """Units of the LSTM."""
 
 
 class R2D2Small(R2D2Network):
@@ -99,11 +105,14 @@ class R2D2Small(R2D2Network):
         super().__init__(params, spec, image_torso(small_convolutions(spec, params.planes), spec, params.hidden))
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class R2D2MinAtarParams(R2D2NetworkParams):
-    planes: int = setting(16, low=1, high=1_024)   # Planes of the convolution.
-    hidden: int = setting(128, low=1, high=8_192)  # Units of the torso's fully connected layer, and of each stream's hidden layer.
-    lstm: int = setting(128, low=1, high=4_096)    # Units of the LSTM.
+    planes: int = Field(default=16, ge=1, le=1_024)
+    """Planes of the convolution."""
+    hidden: int = Field(default=128, ge=1, le=8_192)
+    """Units of the torso's fully connected layer, and of each stream's hidden layer."""
+    lstm: int = Field(default=128, ge=1, le=4_096)
+    """Units of the LSTM."""
 
 
 class R2D2MinAtar(R2D2Network):
@@ -116,10 +125,12 @@ class R2D2MinAtar(R2D2Network):
         super().__init__(params, spec, image_torso(minatar_convolutions(spec, params.planes), spec, params.hidden))
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class R2D2MLPParams(R2D2NetworkParams):
-    hidden: int = setting(64, low=1, high=8_192)  # Units of the torso's layer, and of each stream's hidden layer.
-    lstm: int = setting(64, low=1, high=4_096)    # Units of the LSTM.
+    hidden: int = Field(default=64, ge=1, le=8_192)
+    """Units of the torso's layer, and of each stream's hidden layer."""
+    lstm: int = Field(default=64, ge=1, le=4_096)
+    """Units of the LSTM."""
 
 
 class R2D2MLP(R2D2Network):

@@ -5,25 +5,32 @@
   paper's network.
 """
 
-from dataclasses import dataclass
 
-from core.common.settings import setting
+from typing import Literal
+
+from pydantic import Field
+
+from core.common.settings import frozen_dataclass
 from core.models.dqn import DQNCNN, DQNMLP, DQNMinAtar, DQNSmall
 from core.models.layers.noisy_linear import NoisyParams
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class RainbowNetworkParams(NoisyParams):
-    noisy: bool = setting(True)  # Explore by noise on the head's weights, in training only (1706.10295); let epsilon be 0 then.
-    dueling: bool = setting(True)  # Split the head into value and advantages (1511.06581).
-    atoms: int = setting(51, low=2, high=10_000)  # Atoms of each distribution (C51: 51, QR-DQN: 200 quantiles).
+    noisy: bool = True
+    """Explore by noise on the head's weights, in training only (1706.10295); let epsilon be 0 then."""
+    dueling: bool = True
+    """Split the head into value and advantages (1511.06581)."""
+    atoms: int = Field(default=51, ge=2, le=10_000)
+    """Atoms of each distribution (C51: 51, QR-DQN: 200 quantiles)."""
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class RainbowCNNParams(RainbowNetworkParams):
-    norm: str = setting("none", choices=("none", "group"))  # Normalisation: group is GroupNorm(16) after each convolution, which then has
-                                                            # no bias.
-    hidden: int = setting(512, low=1, high=8_192)  # Units of each stream's hidden layer.
+    norm: Literal["none", "group"] = "none"
+    """Normalisation: group is GroupNorm(16) after each convolution, which then has no bias."""
+    hidden: int = Field(default=512, ge=1, le=8_192)
+    """Units of each stream's hidden layer."""
 
 
 class RainbowCNN(DQNCNN):
@@ -32,10 +39,12 @@ class RainbowCNN(DQNCNN):
     Params, output_kind = RainbowCNNParams, "distribution"
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class RainbowSmallParams(RainbowNetworkParams):
-    planes: int = setting(16, low=1, high=1_024)   # Planes of the first convolution; the others have twice as many.
-    hidden: int = setting(256, low=1, high=8_192)  # Units of each stream's hidden layer.
+    planes: int = Field(default=16, ge=1, le=1_024)
+    """Planes of the first convolution; the others have twice as many."""
+    hidden: int = Field(default=256, ge=1, le=8_192)
+    """Units of each stream's hidden layer."""
 
 
 class RainbowSmall(DQNSmall):
@@ -44,10 +53,12 @@ class RainbowSmall(DQNSmall):
     Params, output_kind = RainbowSmallParams, "distribution"
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class RainbowMinAtarParams(RainbowNetworkParams):
-    planes: int = setting(16, low=1, high=1_024)   # Planes of the convolution.
-    hidden: int = setting(128, low=1, high=8_192)  # Units of each stream's hidden layer.
+    planes: int = Field(default=16, ge=1, le=1_024)
+    """Planes of the convolution."""
+    hidden: int = Field(default=128, ge=1, le=8_192)
+    """Units of each stream's hidden layer."""
 
 
 class RainbowMinAtar(DQNMinAtar):
@@ -56,9 +67,10 @@ class RainbowMinAtar(DQNMinAtar):
     Params, output_kind = RainbowMinAtarParams, "distribution"
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class RainbowMLPParams(RainbowNetworkParams):
-    hidden: int = setting(128, low=1, high=8_192)  # Units of each of the two hidden layers.
+    hidden: int = Field(default=128, ge=1, le=8_192)
+    """Units of each of the two hidden layers."""
 
 
 class RainbowMLP(DQNMLP):

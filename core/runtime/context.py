@@ -3,18 +3,17 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from core.acting.validated_env import ValidatedEnv, make_env
 from core.agent import Agent
 from core.common.terminal import Terminal
 from core.distributed.learner_group import Rendezvous, SingleLearner
 from core.env import Env
 from core.memory import Memory
 from core.runtime.log_buffers import LogRings
+from core.runtime.options import RunOptions, make_env
 from core.runtime.parameter_store import ParameterStore
 from core.runtime.rate_limiter import RateLimiter
 from core.runtime.run_counters import RunCounters
@@ -28,12 +27,11 @@ ROLES = {"logger": 0, "actor": 1, "learner": 2, "evaluator": 3, "tester": 4}
 class Context:
     """What main makes for a run and each spawned process inherits.
 
-    - `options` is a utils.options.Options.
     - `roles` lists every process of the run as (role, index). Its position there is its number for heartbeats and logs.
     - `memories` has one memory for each learner. Actor i writes to that of learner i modulo their number.
     """
 
-    options: Any
+    options: RunOptions
     spec: EnvSpec
     roles: tuple[tuple[str, int], ...]
     # Empty in mode 2.
@@ -55,8 +53,7 @@ class Context:
         return self.options.make_agent(self.spec, device, precision)
 
     def make_env(self, num_envs: int, *, training: bool, num_threads: int = 1, render_mode: str | None = None) -> Env:
-        env = make_env(self.options, num_envs, training=training, num_threads=num_threads, render_mode=render_mode)
-        return ValidatedEnv(env, num_envs)
+        return make_env(self.options, num_envs, training=training, num_threads=num_threads, render_mode=render_mode)
 
     def memory_of(self, actor: int) -> tuple[Memory, int]:
         """Return the memory that an actor writes to, and the actor's number among those who do."""

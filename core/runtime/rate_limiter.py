@@ -1,18 +1,23 @@
 """Keep samples per insert at a constant ratio by making actors and learners wait for each other."""
 
-from dataclasses import dataclass
 from typing import Any
 
-from core.common.settings import setting
+from pydantic import Field
+
+from core.common.settings import frozen_dataclass
 from core.runtime.run_counters import RunCounters
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class ClockParams:
-    samples_per_insert: float | None = setting(8.0, above=0, high=1e6)  # Samples learnt from for each agent step stored (Nature DQN: 32 /
-                                                                        # 4).
-    learn_start: int = setting(20_000, low=1, high=10**10)  # Agent steps stored before the first update.
-    tolerance: int = setting(1_000, low=1, high=10**10)  # Agent steps that actors may run ahead of samples_per_insert.
+    """Options of the pace: the samples per insert, and the step at which learning starts."""
+
+    samples_per_insert: float | None = Field(default=8.0, gt=0, le=1e6)
+    """Samples learnt from for each agent step stored (Nature DQN: 32 / 4)."""
+    learn_start: int = Field(default=20_000, ge=1, le=10**10)
+    """Agent steps stored before the first update."""
+    tolerance: int = Field(default=1_000, ge=1, le=10**10)
+    """Agent steps that actors may run ahead of samples_per_insert."""
 
 
 class RateLimiter:

@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,24 +10,9 @@ from core.acting.double_buffered_envs import DoubleBufferedEnvs
 from core.acting.episode_statistics import EpisodeStatistics
 from core.acting.graphed_inference import with_graphed_forward
 from core.agent import Exploration
-from core.common.settings import setting
 from core.env import Env
 from core.metrics.profiler import Profile
 from core.runtime.context import Context
-
-
-@dataclass(frozen=True)
-class ActorParams:
-    chunk_length: int = setting(8, low=1, high=10_000)  # Steps of each environment that are published together.
-    refresh_period: int = setting(100, low=1, high=10**9)  # Agent steps of this actor between looks for newer parameters (Ape-X: 100).
-    log_period: float = setting(2.0, above=0, high=1e9)  # Seconds between an actor's reports.
-    env_threads: int = setting(1, low=1, high=256)  # Emulator threads of each group of an actor's environments.
-    groups: int = setting(1, low=1, high=256)  # Groups of an actor's environments that take turns. With 2, one is emulated while the other
-                                               # is answered.
-    device: str = "cpu"  # Device of the actor's network: cpu, cuda, cuda:1; auto is cuda if there is a GPU.
-    captured: bool = setting(True)  # Compute the actor's answers by replaying a CUDA graph where its device is a GPU.
-    niceness: int = setting(10, low=0, high=19)  # Niceness of the actor's process, so that a learner that has work goes first where cores
-                                                 # are few.
 
 
 def actor(context: Context, index: int) -> Iterator[bool]:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,24 +9,11 @@ from core.agent import Agent
 from core.checkpoint import model_file
 from core.checkpoint.run_checkpoint import CheckpointError
 from core.common.console import log_to_stderr
-from core.common.settings import setting
 from core.env import Env
 from core.evaluation.episodes import play_episodes
 from core.evaluation.recording import record_episode
 from core.runtime.context import Context
 from core.runtime.schedule import Schedule
-
-
-@dataclass(frozen=True)
-class EvaluatorParams:
-    period: float = setting(60.0, above=0, high=1e9)  # Seconds between starts of evaluations.
-    steps: int = setting(0, low=0, high=10**12)  # Agent steps between evaluations; 0 leaves it to period.
-    episodes: int = setting(10, low=1, high=100_000)  # Episodes of an evaluation.
-    num_envs: int = setting(10, low=1, high=10_000)  # Episodes that the evaluator plays side by side.
-    max_steps: int = setting(27_000, low=1, high=10**9)  # Agent steps after which an episode of an evaluation counts as truncated.
-    niceness: int = setting(5, low=0, high=19)  # Niceness of the evaluator's process, so that training goes first.
-    record_every: int = setting(0, low=0, high=10**9)  # Evaluations from one video in logs/<signature>/videos to the next; 0 records none.
-    record_steps: int = setting(3_000, low=1, high=1_000_000)  # Agent steps of a recorded episode, at most.
 
 
 def evaluator(context: Context, index: int) -> Iterator[bool]:

@@ -3,20 +3,18 @@
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from core.agent import Agent
-from core.common.settings import setting
 from core.device.torch_runtime import use_tf32
 from core.distributed.consensus import News, SyncChecker
 from core.distributed.learner_group import LearnerGroup, PeerLostError
 from core.learning.batch_source import BatchSource, InPlaceBatchSource
 from core.learning.graphed_update import DeviceReplayBatches, GraphedUpdate, StagedBatches, can_capture
-from core.learning.precision import PRECISIONS, precision_on
+from core.learning.precision import precision_on
 from core.learning.prefetcher import Prefetcher
 from core.learning.updates import EagerUpdates, Updates
 from core.memory import DeviceMemory, Memory
@@ -24,31 +22,6 @@ from core.metrics.profiler import Profile
 from core.runtime.context import Context
 from core.single_processes.learner_checkpoint import load_initial, restore, save, save_alone
 from core.types import Batch, Window, batch_size
-
-
-@dataclass(frozen=True)
-class LearnerParams:
-    threads: int = setting(0, low=0, high=1_024)  # Torch threads of a learner; 0 is all cores up to 4, then what the actors leave.
-    prefetch: int = setting(4, low=0, high=256)  # Batches prepared ahead in a thread, at most; the inline engine always uses 0.
-    batches_per_draw: int = setting(1, low=1, high=1_024)  # Batches drawn from the memory at once; more are cheaper where updates take
-                                                           # little.
-    memory_device: str = setting("cpu", choices=("cpu", "learner"))  # Device that batches are drawn on; with `learner` the replay is copied
-                                                                     # to the learner's device.
-    updates_per_replay: int = setting(1, low=1, high=1_024)  # Updates that Python starts as one; more than 1 needs memory_device learner.
-    captured: str = setting("auto", choices=("auto", "yes", "no"))  # Run updates as a CUDA graph; auto does with memory_device learner
-                                                                    # where possible.
-    precision: str = setting("float32", choices=PRECISIONS)  # Precision of products: tf32 is for GPUs, auto is tf32 where there is one,
-                                                             # bf16 is of networks.
-    shrink_batch: bool = setting(False)  # Take one gradient of pieces of a batch when GPU memory runs out.
-    publish_period: int = setting(10, low=1, high=10**9)  # Updates between publications of the parameters.
-    log_period: float = setting(2.0, above=0, high=1e9)  # Seconds between the learner's reports.
-    max_bad_updates: int = setting(10, low=1, high=10**9)  # Updates in a row with a non-finite loss before the run is given up.
-    compare_period: int = setting(1_000, low=0, high=10**9)  # Updates between checks that several learners are alike; 0 checks never.
-    checkpoint_period: float = setting(60.0, above=0, high=1e9)  # Seconds between full checkpoints, not on engine inline; one more comes
-                                                                 # at the end.
-    checkpoint_steps: int = setting(0, low=0, high=10**12)  # Agent steps between full checkpoints; 0 leaves it to checkpoint_period.
-    checkpoint_keep: int = setting(2, low=1, high=10_000)  # Newest full checkpoints that are kept.
-    checkpoint_replay: bool = setting(False)  # Store the replay in checkpoints too, for an exact continuation; files are large.
 
 
 class TrainingDiverged(RuntimeError):

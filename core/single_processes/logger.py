@@ -2,9 +2,8 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from core.common.settings import dotted, setting
+from core.common.settings import dotted
 from core.common.system import rss_mb, versions
 from core.metrics.aggregation import aggregate, with_human_normalized
 from core.metrics.file_writers import MetricsFiles, run_name
@@ -16,15 +15,6 @@ from core.runtime.log_buffers import Record
 from core.runtime.schedule import Schedule
 
 MIN_RATE_SECONDS = 0.5  # rates over a shorter time are too noisy
-
-
-@dataclass(frozen=True)
-class LoggerParams:
-    period: float = setting(2.0, above=0, high=1e9)                # Seconds between lines in the metrics files, and between progress lines.
-    steps: int = setting(0, low=0, high=10**12)                    # Agent steps between lines in the metrics files; 0 goes by `period`.
-    wandb: str | None = None                                       # Project of Weights & Biases that is told too; None is off.
-    mlflow: str | None = None                                      # Experiment of MLflow that is told too; None is off.
-    tracker_timeout: float = setting(30.0, low=0.01, high=86_400)  # Seconds that trackers may take at the end.
 
 
 def logger(context: Context, index: int) -> Iterator[bool]:

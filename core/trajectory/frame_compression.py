@@ -5,26 +5,31 @@ core/trajectory/frame_arena.py stores the blocks.
 """
 
 import zlib
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
 import lz4.block
 import numpy as np
+from pydantic import Field
 
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 
 USUAL_RATIO = 16  # compression of Atari frames at the least
 COPIES_RATIO = 8  # compression assumed for whole unrolls that a replay strategy copies
-RAW = "raw"
+RAW: Final = "raw"
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class StorageParams:
-    codec: str = setting(RAW, choices=(RAW, "lz4"))  # Compression of the frames in the replay.
-    bytes: int | None = setting(None, low=1, high=10**15)  # Bytes that frames may take; None is memory.capacity's for raw frames, a
-                                                           # sixteenth of it for lz4.
-    level: int = setting(0, low=0, high=12)  # Level of lz4: 0 is fast; 1 to 12 are smaller and at least ten times slower.
-    threads: int = setting(1, low=1, high=256)  # Threads that gather and unpack the frames of a batch.
+    """Options of how frames are stored in the replay."""
+
+    codec: Literal["raw", "lz4"] = RAW
+    """Compression of the frames in the replay."""
+    bytes: int | None = Field(default=None, ge=1, le=10**15)
+    """Bytes that frames may take; None is memory.capacity's for raw frames, a sixteenth of it for lz4."""
+    level: int = Field(default=0, ge=0, le=12)
+    """Level of lz4: 0 is fast; 1 to 12 are smaller and at least ten times slower."""
+    threads: int = Field(default=1, ge=1, le=256)
+    """Threads that gather and unpack the frames of a batch."""
 
 
 class CorruptedBlock(ValueError):

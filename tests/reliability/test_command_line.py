@@ -19,7 +19,7 @@ from utils.config import memory_budget, validation
 from utils.config.command_line import read_options
 from utils.config.rows import find_row
 from utils.errors import ConfigurationError
-from utils.launch import prepare
+from utils.launch import create_context
 from utils.options import CONFIGS
 
 MAIN = Path(options.PROJECT) / "main.py"
@@ -478,10 +478,10 @@ def test_a_model_of_another_game_is_refused(read, root, capsys):
         with pytest.raises(ConfigurationError,
                            match=r"is of game=CartPole-v1 \(env_type=gym\) and game=CartPole-v0 is .* give --game CartPole-v1") \
                 as refused:
-            prepare(chosen)
+            create_context(chosen)
         assert refused.value.code == 3 and not chosen.log_folder.exists()
     capsys.readouterr()
-    prepare(read("--config", "dqn-cartpole", "--mode", "2", "--model_file", str(trained.model_path)))
+    create_context(read("--config", "dqn-cartpole", "--mode", "2", "--model_file", str(trained.model_path)))
     assert capsys.readouterr().out == (f"testing model file {trained.model_path}: config=dqn-cartpole, game=CartPole-v1, "
                                        f"agent_steps={metadata['agent_steps']}, score={metadata['score']}\n")
 

@@ -17,7 +17,7 @@ from core.runtime.context import Context
 from core.trajectory.ring_buffer import Trajectories
 from utils.config.command_line import read_options
 from utils.factory import AgentsDict, EnginesDict, ProcessesDict
-from utils.launch import prepare
+from utils.launch import create_context
 
 PROJECT = Path(__file__).resolve().parents[2]
 SMALL = ("--engine", "inline", "--machine", "test", "--clock.learn_start", "100", "--num_envs_per_actor", "4", "--agent.batch_size", "16",
@@ -49,7 +49,7 @@ RUNS = {  # every agent and every memory
 
 def train(root: Path, *arguments: str) -> Context:
     options = read_options(["--root", str(root), *arguments])
-    context, agent = prepare(options)
+    context, agent = create_context(options)
     engine = EnginesDict["inline"](context, ProcessesDict)
     assert agent.launch(engine, 1, options.num_actors, options.num_learners) == 0
     return context

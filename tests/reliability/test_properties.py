@@ -14,13 +14,13 @@ from core.checkpoint.run_checkpoint import CheckpointError
 from utils import run_registry
 from utils.config import rows
 from utils.config.command_line import read_options
-from utils.config.dotted_settings import annotations, flatten
+from utils.config.dotted_settings import declared, flatten
 from utils.options import CONFIGS, Options
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=100, database=None,
                  suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 BASE, _ = rows.from_row(rows.find_row("dqn-cartpole"))
-NAMES = sorted(set(annotations(BASE)) - {"root"})  # root decides where files are made
+NAMES = sorted(set(declared(BASE)) - {"root"})  # where things would be made
 REPLAY = ("--config", "replay-minatar-breakout", "--env_type", "catch", "--game", "catch")
 
 texts = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)

@@ -20,7 +20,7 @@ from utils import run_registry
 from utils.config.command_line import read_options
 from utils.errors import ConfigurationError
 from utils.factory import EnginesDict, ProcessesDict
-from utils.launch import prepare
+from utils.launch import create_context
 
 CLONE_NEWNS, MS_PRIVATE_OF_ALL = 0x00020000, (1 << 18) | (1 << 14)
 UNWRITABLE = Path("/proc/sys")  # a folder in which nobody, not even root, can create a file
@@ -107,7 +107,7 @@ def test_f61_the_longest_allowed_signature_can_be_saved(root):
 def train(root, *words):
     """Train on the inline engine and return the exit code."""
     options = read_options(["--root", str(root), *words])
-    context, agent = prepare(options)
+    context, agent = create_context(options)
     return agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, options.num_actors, options.num_learners)
 
 

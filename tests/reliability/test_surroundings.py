@@ -84,7 +84,7 @@ import os, sys
 import psutil
 from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
-from utils.launch import prepare
+from utils.launch import create_context
 
 def held():
     shared = sum(os.fstat(int(name)).st_size for name in os.listdir("/proc/self/fd")
@@ -93,7 +93,7 @@ def held():
 
 if __name__ == "__main__":
     for number in range(int(sys.argv[1])):
-        context, agent = prepare(read_options([*sys.argv[2:], "--timestamp", str(number)]))
+        context, agent = create_context(read_options([*sys.argv[2:], "--timestamp", str(number)]))
         code = agent.launch(EnginesDict[context.options.engine](context, ProcessesDict), 1, 1, 1)
         del context, agent
         print(code, *held(), flush=True)

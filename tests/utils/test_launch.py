@@ -1,4 +1,4 @@
-"""`prepare` builds the context of a run."""
+"""`create_context` builds the context of a run."""
 
 import dataclasses
 import pickle
@@ -11,7 +11,7 @@ from core.checkpoint import model_file, run_checkpoint
 from utils.config import validation
 from utils.config.command_line import read_options
 from utils.errors import ConfigurationError
-from utils.launch import _initial_weights, _try_test_files, prepare
+from utils.launch import _initial_weights, _try_test_files, create_context
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def options(root):
 
 
 def test_the_context_counts_every_process_of_the_run(options):
-    context, _ = prepare(options())
+    context, _ = create_context(options())
     assert context.roles == (("logger", 0), ("actor", 0), ("actor", 1), ("learner", 0), ("evaluator", 0))
     assert context.memories[0].layout.total_envs == 2 * context.options.num_envs_per_actor
     assert context.options.log_folder.is_dir()
@@ -29,7 +29,7 @@ def test_the_context_counts_every_process_of_the_run(options):
 def test_mode_2_claims_no_folder_and_needs_no_memory(options, root, tmp_path):
     chosen = options("--mode", "2", "--model_file", str(tmp_path / "model.pth"))
     model_file.save_weights(tmp_path / "model.pth", chosen.make_agent(validation.environment_spec(chosen)).model.state_dict(), {})
-    context, _ = prepare(chosen)
+    context, _ = create_context(chosen)
     assert context.roles == (("tester", 0),) and context.memories == ()
     assert context.initial_weights == tmp_path / "model.pth"
     assert list(root.iterdir()) == []
@@ -49,14 +49,14 @@ def test_f45_mode_2_tries_its_files_before_it_plays(options, tmp_path, name):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000 if name == "full" else limits[0], limits[1]))
     try:
         with pytest.raises(ConfigurationError, match=r"mode 2 cannot write .*_test.(json|mp4) ") as refused:
-            weights_and_files(chosen) if name == "full" else prepare(chosen)
+            weights_and_files(chosen) if name == "full" else create_context(chosen)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert refused.value.code == 2 and sorted(tmp_path.rglob("*")) == before
 
 
 def weights_and_files(chosen):
-    """Do what `prepare` does in mode 2, without shared memory, to which a limit of file sizes applies too."""
+    """Do what `create_context` does in mode 2, without shared memory, to which a limit of file sizes applies too."""
     agent = chosen.make_agent(validation.environment_spec(chosen))
     _try_test_files(chosen, _initial_weights(chosen, agent.model, agent.spec))
 
@@ -67,32 +67,32 @@ def test_an_unsuitable_model_file_exits_3_and_makes_no_file(mode, options, root,
     chosen = options("--mode", mode, "--model_file", str(file))
     for message in ("does not exist", "another architecture"):
         with pytest.raises(ConfigurationError, match=message) as refused:
-            prepare(chosen)
+            create_context(chosen)
         assert refused.value.code == 3 and list(root.iterdir()) == []
         model_file.save_weights(file, {"weight": torch.zeros(1)}, {})
 
 
 def test_a_run_is_resumed_from_its_newest_checkpoint_only(options, monkeypatch):
-    started, _ = prepare(options())
+    started, _ = create_context(options())
     monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)  # as if it had ended
     chosen = options("--resume", started.options.signature)
     with pytest.raises(ConfigurationError, match="there is no checkpoint") as refused:
-        prepare(chosen)
+        create_context(chosen)
     assert refused.value.code == 3
     clock = {**started.counters.state_dict(), "agent_steps": [30, 10]}
     for state, message in (({}, "has no agent and no clock and no learner"),
                            ({"agent": {}, "clock": [1, 2], "learner": {}}, "counters of")):
         run_checkpoint.save(chosen.checkpoint_folder, state, step=40, keep=1)
         with pytest.raises(ConfigurationError, match=f"{message}.* not of a run.*; start a new run") as refused:
-            prepare(chosen)
+            create_context(chosen)
         assert refused.value.code == 3
     saved = run_checkpoint.save(chosen.checkpoint_folder, {"agent": {}, "clock": clock, "learner": {}}, step=40, keep=1)
-    context, _ = prepare(chosen)
+    context, _ = create_context(chosen)
     assert context.counters.agent_steps == 40 and context.resume_from == saved
 
 
 def test_an_agent_is_made_on_its_device_and_its_maker_pickles(options):
-    _, agent = prepare(options())
+    _, agent = create_context(options())
     again = pickle.loads(pickle.dumps(agent._make_model))()
     assert {parameter.device.type for parameter in again.parameters()} == {"cpu"}
     assert type(again) is type(agent.model)

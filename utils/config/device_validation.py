@@ -1,6 +1,7 @@
-"""What is wrong with Options that name devices, or need what only a CUDA device has."""
+"""Validation of options that name devices, or that need what only a CUDA device has."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from core.common.console import log_to_stderr
 from core.device.torch_runtime import free_bytes
 from core.specs import WindowSpec
 from core.trajectory.layout import Layout
+from utils.config.dotted_settings import flatten
 from utils.factory import AgentsDict, Factory, MemoriesDict
 from utils.options import Options
 
@@ -16,31 +18,34 @@ RESERVED_BYTES = 4 << 30  # of a GPU for networks, activations and libraries, ro
 
 
 def resolved(options: Options) -> Options:
-    """With what "auto" means on this machine."""
+    """Return the options with the devices that "auto" means on this machine."""
     actor = dataclasses.replace(options.actor, device=resolved_device(options.actor.device))
-    found = dataclasses.replace(options, device=resolved_device(options.device), actor=actor)
-    if options.device == "auto" and found.device == "cpu" and options.mode == 1 and options.learner.memory_device == "learner":
+    chosen = dataclasses.replace(options, device=resolved_device(options.device), actor=actor)
+    if options.device == "auto" and chosen.device == "cpu" and options.mode == 1 and options.learner.memory_device == "learner":
         log_to_stderr("device=auto is cpu, where learner.memory_device=learner is slow: torch sees no CUDA device here")
-    return found
+    return chosen
 
 
 def resolved_device(device: str) -> str:
+    """Return cuda or cpu for "auto", and any other device as it is."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
 def problems(options: Options) -> list[str]:
-    """Devices that are not here, and settings that need a kind which is not."""
-    learner, kinds, training = options.learner, ", ".join(_available()), options.mode == 1
-    found, named = _learners(options), {"device": options.device} | ({"actor.device": options.actor.device} if training else {})
-    found += [f"{name}={device!r} is not on this machine, which has {kinds}" for name, device in named.items() if not _is_here(device)]
+    """Return a sentence for each device that is not here, and for each option that needs a missing kind of device."""
+    learner, available, training = options.learner, ", ".join(_available()), options.mode == 1
+    named = {"device": options.device} | ({"actor.device": options.actor.device} if training else {})
+    found = _learners(options)
+    found += [f"{name}={device!r} is not on this machine, which has {available}" for name, device in named.items()
+              if not _is_here(device)]
     if found or not training or resolved_device(options.device).startswith("cuda"):
         return found
-    return [f"learner.{name}={value} needs a CUDA device and device={options.device!r} is none; this machine has {kinds}"
+    return [f"learner.{name}={value} needs a CUDA device and device={options.device!r} is none; this machine has {available}"
             for name, value in (("captured", learner.captured), ("precision", learner.precision)) if value in ("yes", "tf32")]
 
 
 def _learners(options: Options) -> list[str]:
-    """Several learners need actors, and GPUs, of their own."""
+    """Return what several learners lack: an actor each, or a GPU each."""
     count, found = options.num_learners, []
     if options.mode != 1 or count == 1:
         return []
@@ -50,12 +55,13 @@ def _learners(options: Options) -> list[str]:
     if device.startswith("cuda:"):
         found.append(f"num_learners={count} need a GPU each and device={device!r} is one: device must be cuda or cpu")
     elif device == "cuda" and 0 < torch.cuda.device_count() < count:
-        found.append(f"num_learners={count} need a GPU each and this machine has {torch.cuda.device_count()}: take fewer or device=cpu")
+        found.append(f"num_learners={count} need a GPU each and this machine has {torch.cuda.device_count()}: take fewer or "
+                     "device=cpu")
     return found
 
 
 def combinations(options: Options) -> list[str]:
-    """What learner.memory_device=learner and learner.captured=yes go with, and what goes with them only."""
+    """Return what does not go together with learner.memory_device, learner.captured and learner.shrink_batch."""
     learner, memory, found = options.learner, options.memory_class, _captured(options)
     if learner.memory_device != "learner":
         if learner.updates_per_replay > 1:
@@ -72,6 +78,7 @@ def combinations(options: Options) -> list[str]:
 
 
 def _captured(options: Options) -> list[str]:
+    """Return why updates cannot be captured in a CUDA graph although learner.captured=yes asks for it."""
     learner, agent = options.learner, options.agent_class
     if learner.captured != "yes":
         return []
@@ -83,34 +90,34 @@ def _captured(options: Options) -> list[str]:
         found.append(f"learner.captured=yes: learner.updates_per_replay={count} must be a multiple of {period}, after which updates of "
                      f"agent_type={options.agent_type} repeat")
     if options.num_learners > 1:
-        found.append(f"learner.captured=yes is for one learner, and num_learners={options.num_learners}: what they tell each other between "
-                     "two updates is not captured")
+        found.append(f"learner.captured=yes is for one learner, and num_learners={options.num_learners}: what they tell each other "
+                     "between two updates is not captured")
     return found
 
 
 def copied_bytes(options: Options, rows: Layout, window: WindowSpec) -> int:
-    """Of main memory that copies of the rows on the learner's device take: none where that is a GPU."""
-    if not _is_resident(options) or resolved_device(options.device).startswith("cuda"):
+    """Return the bytes of main memory for copies of the rows on the learner's device; 0 if that is a GPU."""
+    if not _is_on_device(options) or resolved_device(options.device).startswith("cuda"):
         return 0
-    return options.memory_class.device_class.nbytes(rows, window)
+    return int(options.memory_class.device_class.nbytes(rows, window))
 
 
 def device_memory(options: Options, rows: Layout, window: WindowSpec) -> list[str]:
-    """Whether the learner's GPU has room for the rows, before anything is allocated there."""
-    if not _is_resident(options) or not _is_here(options.device) or not resolved_device(options.device).startswith("cuda"):
+    """Return a sentence if the learner's GPU has no room for the rows, before anything is allocated there."""
+    if not _is_on_device(options) or not _is_here(options.device) or not resolved_device(options.device).startswith("cuda"):
         return []
     device, count = resolved_device(options.device), options.num_learners
     devices = [f"cuda:{learner}" for learner in range(count)] if device == "cuda" and count > 1 else [device]
-    copied, capacity = options.memory_class.device_class.nbytes(rows, window), options.memory.capacity
-    free, least = min((free_bytes(torch.device(each)), each) for each in devices)
+    copied, capacity = options.memory_class.device_class.nbytes(rows, window), flatten(options)["memory.capacity"]
+    free, fullest = min((free_bytes(torch.device(each)), each) for each in devices)
     if copied + RESERVED_BYTES <= free:
         return []
     fitting = max(int((free - RESERVED_BYTES) / (copied / capacity)), 0)
-    return [f"memory.capacity={capacity} on the learner's device needs {copied + RESERVED_BYTES:,} bytes and {free:,} are free on {least}; "
-            f"about {fitting:,} would fit"]
+    return [f"memory.capacity={capacity} on the learner's device needs {copied + RESERVED_BYTES:,} bytes and {free:,} are free on "
+            f"{fullest}; about {fitting:,} would fit"]
 
 
-def _is_resident(options: Options) -> bool:
+def _is_on_device(options: Options) -> bool:
     return options.learner.memory_device == "learner" and options.memory_class.device_class is not None
 
 
@@ -122,5 +129,5 @@ def _is_here(device: str) -> bool:
     return {"auto": "cpu", "cuda": "cuda:0"}.get(device, device) in _available()
 
 
-def _names(factory: Factory, suits: Any) -> str:
+def _names(factory: Factory, suits: Callable[[Any], bool]) -> str:
     return " or ".join(name for name in factory if suits(factory[name]))

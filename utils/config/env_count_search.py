@@ -1,4 +1,4 @@
-"""num_envs_per_actor=0: how many environments an actor plays is tried out on this machine, before any process starts."""
+"""The search for num_envs_per_actor=0: numbers of environments that an actor steps, tried out before any process starts."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -7,28 +7,33 @@ from core.common.rounding import next_multiple
 from utils.options import Options
 
 COUNTS = tuple(2**exponent for exponent in range(2, 10))  # 4 .. 512
-GAIN = 1.1    # times as many agent steps a second, that a larger count must bring
-PATIENCE = 2  # larger counts in a row without it, after which no more are tried
+GAIN = 1.1    # factor of agent steps a second that a larger count must bring
+PATIENCE = 2  # larger counts in a row without that gain, after which the search ends
 
 
 def counts(options: Options) -> list[int]:
-    """What is tried, smallest first: every group has equally many."""
+    """Return the counts to try, smallest first, rounded up so that every group has equally many."""
     groups = options.actor.groups
     return list(dict.fromkeys(next_multiple(count, groups) for count in COUNTS))
 
 
 def with_count(options: Options, count: int) -> Options:
+    """Return the options with this number of environments."""
     return dataclasses.replace(options, num_envs_per_actor=count)
 
 
 def choose(rates: Iterable[tuple[int, float]]) -> tuple[int, dict[int, float]]:
-    """The count that larger ones hardly beat, and what was seen of each; `rates` are taken one by one, no more than are needed."""
-    seen: dict[int, float] = {}
-    best, vain = 0, 0
+    """Return the smallest count that larger ones hardly beat, and all measured rates by count.
+
+    Args:
+        rates: counts and agent steps a second, taken one by one until the search ends.
+    """
+    measured: dict[int, float] = {}
+    best, without_gain = 0, 0
     for count, rate in rates:
-        seen[count] = rate
-        better = not best or rate >= GAIN * seen[best]
-        best, vain = (count, 0) if better else (best, vain + 1)
-        if vain == PATIENCE:
+        measured[count] = rate
+        better = not best or rate >= GAIN * measured[best]
+        best, without_gain = (count, 0) if better else (best, without_gain + 1)
+        if without_gain == PATIENCE:
             break
-    return best, seen
+    return best, measured

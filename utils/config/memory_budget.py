@@ -1,4 +1,7 @@
-"""How large what a run shares is, and what is wrong with that: it must hold what is learnt from, fit into memory, and stall nobody."""
+"""Sizes of the memory that the processes of a run share, and their validation.
+
+The replay must hold whole windows, fit into the free memory, and let actors and learners never wait for each other.
+"""
 
 import operator
 
@@ -13,13 +16,13 @@ from utils.config import device_validation
 from utils.errors import describe_exception
 from utils.options import Options
 
-PROCESS_BYTES = 150 << 20  # memory of its own that a process needs beside the shared rows, roughly
-RAY_BYTES = 500 << 20      # the same of Ray's own processes
-STREAM_BYTES, OBSERVATIONS_OF_A_STREAM = 16 << 10, 64  # of an environment: its own, and as multiples of what it shows
+PROCESS_BYTES = 150 << 20  # of a process beside the shared rows, roughly
+RAY_BYTES = 500 << 20      # of Ray's own processes
+STREAM_BYTES, OBSERVATIONS_OF_A_STREAM = 16 << 10, 64  # of an environment: a constant, and a multiple of its observation
 
 
 def layout(options: Options, spec: EnvSpec, agent: Agent, learner: int = 0) -> Layout:
-    """The rows that all actors of a learner share; learner 0 has the most."""
+    """Return the layout of the rows that the actors of a learner share; that of learner 0 is the largest."""
     memory, num_actors = options.memory_class, actors_of(options, learner)
     extras, feature_dtype = dict(agent.extras), memory.feature_dtype(options.memory)
     if feature_dtype:
@@ -34,18 +37,21 @@ def layout(options: Options, spec: EnvSpec, agent: Agent, learner: int = 0) -> L
 
 
 def actors_of(options: Options, learner: int) -> int:
-    """How many actors i there are with i modulo num_learners = learner."""
+    """Return the number of actors i with i modulo num_learners = learner."""
     return len(range(learner, options.num_actors, options.num_learners))
 
 
 def layouts(options: Options, spec: EnvSpec, agent: Agent) -> list[Layout]:
-    """Of every learner's rows."""
+    """Return the layout of every learner's rows."""
     return [layout(options, spec, agent, learner) for learner in range(options.num_learners)]
 
 
 def stored_bytes(options: Options, rings: list[Layout], window: WindowSpec) -> int:
-    """Of the replay in main memory: the rings, what the rule keeps outside them, copies that learners have of them there, and those that
-    are made to store them."""
+    """Return the bytes of the replay in main memory.
+
+    These are the rings, the unrolls that a memory keeps outside them, copies on a learner's device that is the CPU, and
+    copies that are made for checkpoints.
+    """
     own_bytes, copies = options.memory_class.own_bytes, 1 + options.learner.checkpoint_replay
     return sum(copies * (rows.nbytes + own_bytes(options.memory, rows, window.length)) + device_validation.copied_bytes(options, rows,
                                                                                                                         window)
@@ -53,7 +59,7 @@ def stored_bytes(options: Options, rings: list[Layout], window: WindowSpec) -> i
 
 
 def needed_bytes(options: Options, spec: EnvSpec, stored: int) -> int:
-    """Return roughly the bytes that a run with such a replay needs: replay, processes, and every stream of actors and evaluator."""
+    """Return roughly the bytes of a run: the `stored` ones of the replay, processes, and all environments."""
     evaluated = min(options.evaluator.num_envs, options.evaluator.episodes if options.mode == 1 else options.episodes)
     if options.mode == 2:
         return PROCESS_BYTES * 2 + evaluated * stream_bytes(spec)
@@ -63,18 +69,18 @@ def needed_bytes(options: Options, spec: EnvSpec, stored: int) -> int:
 
 
 def stream_bytes(spec: EnvSpec) -> int:
-    """Return roughly the bytes that one environment takes in its process (measured: CartPole 4 kB, Atari 1.7 MB for 28 kB seen)."""
+    """Return roughly the bytes of an environment (measured: CartPole 4 kB, Atari 1.7 MB for observations of 28 kB)."""
     return STREAM_BYTES + OBSERVATIONS_OF_A_STREAM * spec.frame.nbytes * max(spec.frame_stack, 1)
 
 
 def problems(options: Options, spec: EnvSpec) -> list[str]:
-    """Of a network that cannot be made, and of rows that do not fit or would stall."""
+    """Return why the network cannot be made, or why the rows do not fit or would stall actors and learners."""
     agent = options.make_agent(spec)
     try:
         _ = agent.model
     except ValueError as error:
         return [f"model_type={options.model_type} cannot see game={options.game}: {error}"]
-    except Exception as error:  # as can that of a model
+    except Exception as error:  # the code of a model can fail in any way
         return [f"model_type={options.model_type} cannot be made for game={options.game}: {describe_exception(error)}"]
     if options.mode == 2:
         return _beside_the_replay(options, spec)
@@ -83,7 +89,7 @@ def problems(options: Options, spec: EnvSpec) -> list[str]:
 
 
 def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
-    """The rows must hold a window of every stream, fit into what is free, and one must be whole before actors have to wait."""
+    """Return why the ring is too small for windows, why no window is whole before actors wait, or what does not fit."""
     streams, length = actors_of(options, 0) * options.num_envs_per_actor, agent.window.length  # of a learner
     capacity, clock = getattr(options.memory, "capacity", None), options.clock
     in_steps = not issubclass(options.memory_class, UnrollMemory)  # theirs count unrolls
@@ -112,7 +118,7 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
 
 
 def _beside_the_replay(options: Options, spec: EnvSpec) -> list[str]:
-    """Return the problem of processes and environments that do not fit even without a replay."""
+    """Return a sentence if processes and environments do not fit even without a replay."""
     needed, free = needed_bytes(options, spec, 0), available_bytes()
     if needed <= free:
         return []
@@ -122,7 +128,7 @@ def _beside_the_replay(options: Options, spec: EnvSpec) -> list[str]:
 
 
 def _storage(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
-    """Packing is for pictures, and what an arena holds however badly it compresses, or raw rows, must do for windows."""
+    """Return why frames cannot be compressed, or why storage.bytes is too small for windows that compress badly."""
     storage, num_actors, length = options.storage, actors_of(options, 0), agent.window.length
     if storage.codec == RAW:
         kept = options.memory_class.kept_steps(options.memory, options.agent.batch_size, length, num_actors)
@@ -138,7 +144,7 @@ def _storage(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
 
 
 def _limiter(options: Options, samples_per_window: int) -> list[str]:
-    """Actors must be allowed far enough ahead to owe each learner one batch, or both wait for ever."""
+    """Return why actors and learners would wait for each other for ever: actors must get a batch for each learner ahead."""
     ratio, tolerance = options.clock.samples_per_insert, options.clock.tolerance
     replays = options.learner.updates_per_replay
     batch_size = options.agent.batch_size * samples_per_window * options.num_learners * replays

@@ -1,18 +1,25 @@
-"""docs/options.md, made of the dataclasses: python -m utils.config.options_page > docs/options.md"""
+"""docs/options.md and --help, made of the declarations of options.
 
+python -m utils.config.options_page > docs/options.md
+"""
+
+import ast
 import dataclasses
 import inspect
-import io
 import textwrap
-import tokenize
+import types
+import typing
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any
+from itertools import pairwise
+from typing import Annotated, Any, Literal
 
-from utils.config.dotted_settings import annotations, flatten
-from utils.config.rows import GROUPS
+from pydantic.fields import FieldInfo
+
+from utils.config.dotted_settings import declared, flatten
+from utils.config.rows import OPEN_LINES, SECTIONS
 from utils.factory import EnginesDict
-from utils.options import PROJECT, Options, Run
+from utils.options import PROJECT, RUN, Options
 
 INTRODUCTION = """\
 # Options
@@ -23,135 +30,123 @@ Every option, its default, the values it may take, and its unit or meaning. This
 .venv/bin/python -m utils.config.options_page > docs/options.md
 ```
 
-An option is set in one of three places; a later one wins:
+An option is set in one of four places; a later one wins:
 
 1. **here**: the default beside the class that it configures;
 2. **a row of `CONFIGS`** in `utils/options.py`, as `"agent.lr": 1e-4`;
-3. **the command line**, as `--agent.lr 1e-4`. Hyphens and underscores are the same, `1e6` is a whole number, `none` means None,
-   and a switch is written `--record`, `--record true` or `--no-record`.
+3. **a line of `RUN`** in `utils/options.py` that is not None;
+4. **the command line**, as `--agent.lr 1e-4`. Hyphens and underscores are the same, `1e6` is a whole number, `none` means
+   None, and a switch is written `--record`, `--record true` or `--no-record`.
 
-`python main.py --config <row> --help` lists the options that this row has, with the values it gives them, and what this page says of them;
-`--help agent` lists those of one group, `--help agent.lr` one.
+`python main.py --config <row> --help` lists the options that this row has, with the values it gives them, and what this
+page says of them; `--help agent` lists those of one group, `--help agent.lr` one.
 """
-RUN = "The lines to edit"
-RUN_TEXT = "The fields of `Run` at the top of `utils/options.py`. Those that are None here may be set by a row too."
+LINES = "The lines to edit"
+LINES_TEXT = f"The lines of `RUN` at the top of `utils/options.py`. A row may set {', '.join(f'`{name}`' for name in OPEN_LINES)} too."
 CHOICES_TEXT = ("What a row is made of. Each `_type` is a name of `utils/factory.py` or `package.module:Class` of your own, "
                 "see [extending](extending.md).")
-NAMES: dict[str, Iterable[str]] = {"engine": EnginesDict, **dict(GROUPS.values())}  # what the factory knows, by the option that takes it
-TOP = "run"  # group of the options without a dot, in --help
+# Options that name a class -> the names that the factory knows.
+NAMES: dict[str, Iterable[str]] = {"engine": EnginesDict, **dict(SECTIONS.values())}
+TOP = "run"  # section of the options without a dot, in --help
 WIDTH = 120  # columns of --help
 HEADER = "| option | type | default | allowed | unit or meaning |\n|---|---|---|---|---|\n"
+SIGNS = {"gt": ">", "ge": "≥", "le": "≤"}  # attribute of a bound in pydantic's metadata -> sign
 
 
 def page() -> str:
-    """The whole of docs/options.md."""
-    own = {field.name for field in dataclasses.fields(Options)} - {field.name for field in dataclasses.fields(Run)}
-    parts = [INTRODUCTION, section(RUN, RUN_TEXT, table(Run)), section("The choices of a row", CHOICES_TEXT, table(Options, only=own))]
-    parts += [section(f"`{group}.`", _first_line(params), table(params, f"{group}.")) for group, params in fixed_groups()]
-    for group, (type_field, factory) in GROUPS.items():
-        for name in factory:
-            chosen = factory[name]
-            parts.append(section(f"`{group}.` with {type_field} {name}", _first_line(chosen), table(chosen.Params, f"{group}.")))
+    """Return the whole of docs/options.md."""
+    own = [name for name in declared(Options()) if name not in RUN]
+    parts = [INTRODUCTION, _section(LINES, LINES_TEXT, table(Options, only=RUN)),
+             _section("The choices of a row", CHOICES_TEXT, table(Options, only=own))]
+    parts += [_section(f"`{name}.`", _first_line(params), table(params, f"{name}.")) for name, params in fixed_sections()]
+    for name, (type_field, factory) in SECTIONS.items():
+        for selected in factory:
+            text = _first_line(inspect.getmodule(factory[selected]))
+            parts.append(_section(f"`{name}.` with {type_field} {selected}", text, table(factory[selected].Params, f"{name}.")))
     return "\n".join(parts)
 
 
-def section(title: str, text: str, rows: str) -> str:
-    return f"## {title}\n\n{text}\n\n{HEADER}{rows}"
-
-
-def fixed_groups() -> Iterator[tuple[str, type]]:
-    """Params that no row replaces by those of another class."""
-    for field in dataclasses.fields(Options):
-        if dataclasses.is_dataclass(field.default) and not isinstance(field.default, type):
-            yield field.name, type(field.default)
-
-
-def _first_line(chosen: type) -> str:
-    """What the file of this class says it is."""
-    return _cell((inspect.getdoc(inspect.getmodule(chosen)) or "").partition("\n")[0])
+def fixed_sections() -> Iterator[tuple[str, type]]:
+    """Yield name and Params of each section whose class no row chooses."""
+    options = Options()
+    for field in dataclasses.fields(options):
+        section = getattr(options, field.name)
+        if dataclasses.is_dataclass(section) and field.name not in SECTIONS:
+            yield field.name, type(section)
 
 
 def table(params: type, prefix: str = "", only: Iterable[str] | None = None) -> str:
-    """One line for each setting of a dataclass; for `only` these, where given. Groups inside it are left out."""
-    meanings, types = comments(params), annotations(params())
-    fields = [field for field in dataclasses.fields(params) if field.name in types and types[field.name] is not Any]
-    chosen = [field for field in fields if only is None or field.name in only]
-    return "".join(_line(prefix + field.name, types[field.name], field, meanings.get(field.name, "")) for field in chosen)
+    """Return one line for each option of a dataclass, or for `only` these. Sections inside it are left out."""
+    sentences = descriptions(params)
+    fields = {name: field for name, field in declared(params()).items() if "." not in name and (only is None or name in only)}
+    return "".join(_line(prefix + name, field, sentences.get(name, "")) for name, field in fields.items())
 
 
-def help_text(options: Options, group: str = "") -> str:
-    """Return what --help shows: every option of this row (of one group, or one option) with its value, allowed values and meaning."""
-    lines = []
-    for name, owner, annotation, value in _settings(options):
-        if group not in ("", name, name.rpartition(".")[0] or TOP):
+def help_text(options: Options, section: str = "") -> str:
+    """Return what --help prints of each option of this row, of one section, or of one option."""
+    lines, values = [], flatten(options)
+    for name, field in declared(options).items():
+        owner, _, last = name.rpartition(".")
+        if section not in ("", name, owner or TOP):
             continue
-        field = next(field for field in dataclasses.fields(owner) if field.name == name.rpartition(".")[2])
-        allowed = _allowed_values(name, field).replace("`", "").replace("≥", ">=").replace("≤", "<=")  # whatever the terminal can show
-        lines.append(f"  --{name} {_kind(annotation)} = {_default(value).strip('`')}" + (f"  ({allowed})" if allowed else ""))
-        lines += textwrap.wrap(comments(owner).get(field.name, ""), WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 8)
+        params: type = type(getattr(options, owner) if owner else options)
+        allowed = _allowed(name, field).replace("`", "").replace("≥", ">=").replace("≤", "<=")  # for terminals without Unicode
+        value = _default(values[name]).strip("`")
+        lines.append(f"  --{name} {_type_name(field.annotation)} = {value}" + (f"  ({allowed})" if allowed else ""))
+        lines += textwrap.wrap(descriptions(params).get(last, ""), WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 8)
     return "\n".join(lines)
 
 
-def help_groups(options: Options) -> list[str]:
-    """Return what `--help` may be followed by: the groups, then the options by their dotted names."""
-    names = [name for name, *_ in _settings(options)]
+def help_sections(options: Options) -> list[str]:
+    """Return what `--help` may be followed by: the sections, then the options by their dotted names."""
+    names = list(declared(options))
     return [*dict.fromkeys(name.rpartition(".")[0] or TOP for name in names), *names]
 
 
-def _settings(options: Options) -> Iterator[tuple[str, type, Any, Any]]:
-    """Yield dotted name, owning dataclass, declared type and value of each option that this row has."""
-    values, types = flatten(options), annotations(options)
-    for name, annotation in types.items():
-        group = name.rpartition(".")[0]
-        if annotation is not Any:
-            yield name, type(getattr(options, group) if group else options), annotation, values[name]
-
-
 @cache
-def comments(params: type) -> dict[str, str]:
-    """Return field name -> meaning: the comment at the end of its line and in the column below, of the class and its bases."""
+def descriptions(params: type) -> dict[str, str]:
+    """Return field name -> the sentences below the field, of the class and its bases."""
     found: dict[str, str] = {}
     for owner in reversed(params.__mro__):
         if dataclasses.is_dataclass(owner):
-            found |= _comments_of(inspect.getsource(owner))
+            body = typing.cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]).body
+            for field, text in pairwise(body):
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                    found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
     return found
 
 
-def _comments_of(source: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    words: list[str] = []  # of the logical line so far
-    name, end = "", (0, 0)  # row and column of the comment of the field that was read last
-    for token in tokenize.generate_tokens(io.StringIO(textwrap.dedent(source)).readline):
-        if token.type == tokenize.COMMENT and words[1:2] == [":"]:
-            name, end = words[0], token.start
-            found[name] = token.string.lstrip("# ")
-        elif token.type == tokenize.COMMENT and not words and token.start == (end[0] + 1, end[1]):
-            end = token.start
-            found[name] += " " + token.string.lstrip("# ")
-        elif token.type == tokenize.NEWLINE:
-            words = []
-        elif token.type in (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING):
-            words.append(token.string)
-    return found
+def _section(title: str, text: str, rows: str) -> str:
+    return f"## {title}\n\n{text}\n\n{HEADER}{rows}"
 
 
-def _line(name: str, annotation: Any, field: Any, meaning: str) -> str:
-    cells = f"`{name}`", _kind(annotation), _default(field.default), _allowed_values(name, field), meaning
+def _first_line(documented: Any) -> str:
+    """Return the first line of the docstring of a class or module."""
+    return _cell((inspect.getdoc(documented) or "").partition("\n")[0])
+
+
+def _line(name: str, field: FieldInfo, sentences: str) -> str:
+    default = field.default if RUN.get(name) is None else RUN[name]
+    cells = f"`{name}`", _type_name(field.annotation), _default(default), _allowed(name, field), sentences
     return f"| {' | '.join(map(_cell, cells))} |\n"
 
 
-def _kind(annotation: Any) -> str:
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
-
-
-def _allowed_values(name: str, field: Any) -> str:
-    """Return the choices or bounds of an option: of those that the factory knows by name, the names."""
-    return _listed(NAMES[name]) if name in NAMES else _allowed(**field.metadata)
-
-
 def _cell(text: str) -> str:
-    """What Markdown would take for a tag or the end of a cell is escaped."""
+    """Escape what Markdown would take for a tag or the end of a cell."""
     return text.replace("|", r"\|").replace("<", "&lt;")
+
+
+def _type_name(annotation: Any) -> str:
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return _type_name(parts[0])
+    if origin is Literal:
+        return type(parts[0]).__name__
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(map(_type_name, parts))
+    if origin is tuple:
+        return f"tuple[{', '.join('...' if part is ... else _type_name(part) for part in parts)}]"
+    return "None" if annotation is type(None) else annotation.__name__
 
 
 def _default(value: Any) -> str:
@@ -162,16 +157,20 @@ def _default(value: Any) -> str:
     return f"`{value:_}`" if type(value) is int else f"`{value}`"
 
 
-def _allowed(low: float | None = None, high: float | None = None, above: float | None = None,
-             choices: tuple[Any, ...] | None = None) -> str:
-    if choices is not None:
-        return _listed(choices)
-    bounds = [(sign, bound) for sign, bound in ((">", above), ("≥", low), ("≤", high)) if bound is not None]
+def _allowed(name: str, field: FieldInfo) -> str:
+    """Return the choices or bounds of an option; the names where the factory knows them."""
+    choices = NAMES.get(name) or (typing.get_args(field.annotation) if typing.get_origin(field.annotation) is Literal else ())
+    if choices:
+        return ", ".join(f"`{choice}`" for choice in choices)
+    bounds = [(sign, getattr(each, attribute)) for attribute, sign in SIGNS.items()
+              for each in dict.fromkeys([*field.metadata, *_nested(field.annotation)]) if hasattr(each, attribute)]
     return ", ".join(f"{sign} {bound:_}" if type(bound) is int else f"{sign} {bound:g}" for sign, bound in bounds)
 
 
-def _listed(choices: Iterable[Any]) -> str:
-    return ", ".join(f"`{choice}`" for choice in choices)
+def _nested(annotation: Any) -> Iterator[Any]:
+    """Yield the bounds of values inside tuples and unions."""
+    for part in typing.get_args(annotation):
+        yield from part.metadata if isinstance(part, FieldInfo) else _nested(part)
 
 
 if __name__ == "__main__":

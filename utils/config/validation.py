@@ -1,40 +1,45 @@
-"""What is wrong with Options that are well-formed: bounds, names, combinations of classes, and what this machine cannot do."""
+"""Validation of options together: names, combinations of classes, and what this machine cannot do.
+
+pydantic has validated each option by itself.
+"""
 
 import importlib
 import os
 import re
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from typing import Any
 
-from core.acting.validated_env import ValidatedEnv, make_env
-from core.common import settings
 from core.common.foreign_code import foreign_code
 from core.memories.unrolls.unroll_memory import UnrollMemory
+from core.runtime.options import make_env
 from core.specs import Discrete, EnvSpec
 from utils import run_registry
 from utils.config import device_validation, env_count_search, memory_budget
+from utils.config.rows import missing_classes
 from utils.errors import describe_exception
 from utils.factory import AgentsDict, EnginesDict, Factory, MemoriesDict, ModelsDict, suggestion, why_not
 from utils.options import Options
 
-LONGEST_NAME = 255  # bytes, of Linux's file systems
+MAX_NAME_BYTES = 255  # of a file name, on Linux's file systems
 FILE_NAME = re.compile(r"[\w.+-]+")
 SIZED = {"agent", "memory", "model", "actor", "learner", "clock", "storage", "num_actors", "num_envs_per_actor",
-         "num_learners"}  # what sizes are computed from
+         "num_learners"}  # options and sections that the memory budget is computed from
 
 
-def problems(options: Options) -> list[str]:
-    """Every problem, one sentence each. Classes that could not be had (Params None) were reported before and are passed over."""
-    if options.num_envs_per_actor == 0 and options.actor.groups > 0:  # to be tried out: at least so many
+def problems(options: Options, refused: Iterable[str] = ()) -> list[str]:
+    """Return every problem of options that are well-formed each, one sentence each.
+
+    Args:
+        refused: names of options that have other values, because those given were refused. Memory that is computed from
+            such options is not judged.
+    """
+    if options.num_envs_per_actor == 0:  # numbers are tried out later, beginning with the smallest
         options = env_count_search.with_count(options, env_count_search.counts(options)[0])
-    found = settings.problems(options)
-    out_of_bounds = {re.split("[.=]", sentence)[0] for sentence in found}  # "agent.lr=-1 must be ...": agent
-    found += _names(options) + _mode(options) + _trackers(options) + device_validation.problems(options)
-    if None in (options.agent, options.env, options.memory, options.model):
+    found = _names(options) + _mode(options) + _trackers(options) + device_validation.problems(options)
+    if missing_classes(options):  # which was reported
         return found
     found += _memory_type(options) + device_validation.combinations(options) + options.agent_class.problems(options.agent)
-    if "env" in out_of_bounds:
-        return found + _head(options)
     try:
         spec = environment_spec(options)
     except (ValueError, ImportError) as error:
@@ -44,14 +49,15 @@ def problems(options: Options) -> list[str]:
     found += _video(options)
     mismatches = _actions(options, spec) + _head(options) + _observations(options, spec)
     found += mismatches
-    if not mismatches and not out_of_bounds & SIZED and options.num_actors >= options.num_learners:
+    sized = SIZED & {name.partition(".")[0] for name in refused}
+    if not mismatches and not sized and options.num_actors >= options.num_learners:
         found += memory_budget.problems(options, spec)
     return found
 
 
 def environment_spec(options: Options) -> EnvSpec:
-    """Raises ValueError for an unknown game, ImportError for a missing package."""
-    env = ValidatedEnv(make_env(options, 1, training=options.mode == 1), 1)
+    """Return the spec of the environment. Raises ValueError for an unknown game, ImportError for a missing package."""
+    env = make_env(options, 1, training=options.mode == 1)
     try:
         return env.spec
     finally:
@@ -63,9 +69,9 @@ def _names(options: Options) -> list[str]:
     found = [f"{name}={value!r} may hold letters, digits and . _ + - only: it names files"
              for name, value in (("machine", options.machine), ("timestamp", options.timestamp))
              if value is None or not FILE_NAME.fullmatch(value)]
-    if (size := len(os.fsencode(run_registry.longest_name(options.signature)))) > LONGEST_NAME and not found:
+    if (size := len(os.fsencode(run_registry.longest_name(options.signature)))) > MAX_NAME_BYTES and not found:
         found.append(f"machine={options.machine!r} and timestamp={options.timestamp!r} make file names of {size} bytes, and no file system "
-                     f"takes more than {LONGEST_NAME}: shorten them")
+                     f"takes more than {MAX_NAME_BYTES}: shorten them")
     if options.engine not in EnginesDict and ":" not in options.engine:
         found.append(f"engine={options.engine!r} is unknown{suggestion(options.engine, EnginesDict)}; there are {', '.join(EnginesDict)}")
     else:
@@ -120,7 +126,7 @@ def _video(options: Options) -> list[str]:
         except Exception as error:  # a package that is there may be broken in any way
             return [f"{asked} needs {name}, which cannot be imported ({describe_exception(error)}): pip install -e \".[video]\""]
     try:
-        env = ValidatedEnv(make_env(options, 1, training=False, render_mode="rgb_array"), 1)
+        env = make_env(options, 1, training=False, render_mode="rgb_array")
         try:
             env.reset(0)
             env.render()
@@ -177,7 +183,7 @@ def _observations(options: Options, spec: EnvSpec) -> list[str]:
             f"(env_type={options.env_type}) gives {kind} ones; {_could('model_type', fitting)}"]
 
 
-def _fitting(factory: Factory, suits: Any) -> list[str]:
+def _fitting(factory: Factory, suits: Callable[[Any], bool]) -> list[str]:
     names = []
     for name in factory:
         try:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from utils.config.command_line import OF_THIS_START
-from utils.config.rows import CHOICES, GROUPS
+from utils.config.rows import CHOICES, SECTIONS
 from utils.plot.curves import Run
 
 STOPS = ("steps", "updates", "seconds", "target_score")
@@ -67,7 +67,7 @@ def _differing(runs: Sequence[Run], ignored: Sequence[str]) -> list[str]:
     for same, classes in ((runs, False), *((same, True) for same in of_classes)):
         names += [name for name in dict.fromkeys(name for run in same for name in run.settings)
                   if counts(name) and name not in (*NAMES, "seed", *CHOICES)
-                  and (classes or name.partition(".")[0] not in GROUPS)
+                  and (classes or name.partition(".")[0] not in SECTIONS)
                   and len({json.dumps(run.settings[name]) for run in same if name in run.settings}) > 1]
     return list(dict.fromkeys(names))
 

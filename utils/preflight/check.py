@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.table import Table
 
 from core.acting.env_conformance import play_randomly, random_actions
-from core.acting.validated_env import ValidatedEnv, make_env
 from core.agent import Agent
 from core.common.foreign_code import foreign_code, text_of
 from core.common.system import available_bytes
 from core.env import Env
 from core.metrics.progress import count, duration
+from core.runtime.options import make_env
 from core.specs import ArraySpec, Discrete, EnvSpec
 from utils.config import memory_budget, validation
 from utils.config.dotted_settings import flatten
@@ -108,7 +108,7 @@ def _pace(options: Options) -> Pace:
 
 def _environments(options: Options, count: int) -> Env:
     """Create `count` environments as an actor does."""
-    return ValidatedEnv(make_env(options, count, training=True, num_threads=options.actor.env_threads), count)
+    return make_env(options, count, training=True, num_threads=options.actor.env_threads)
 
 
 # description ----------------------------------------------------------------------------------------------------------

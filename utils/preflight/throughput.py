@@ -13,11 +13,11 @@ import torch
 
 from core.acting.double_buffered_envs import DoubleBufferedEnvs
 from core.acting.graphed_inference import with_graphed_forward
-from core.acting.validated_env import ValidatedEnv, make_env
 from core.agent import Agent, Exploration, LearnerOutput
 from core.common.console import log_to_stderr
 from core.engines.supervisor import learner_threads
 from core.env import Env
+from core.runtime.options import make_env
 from core.specs import EnvSpec
 from core.trajectory.layout import STORAGE, Layout
 from core.trajectory.ring_buffer import Trajectories
@@ -134,7 +134,7 @@ def _acting(options: Options, spec: EnvSpec, seconds: float,
     writer = ChunkWriter(trajectories, 0, agent.window, agent.initial_priorities)
 
     def create_env(count: int, first: int) -> Env:
-        return ValidatedEnv(make_env(options, count, training=True, num_threads=params.env_threads), count)
+        return make_env(options, count, training=True, num_threads=params.env_threads)
 
     def exploration(group: int) -> Exploration:
         return agent.exploration(group, options.num_actors * count, num_envs // count, generator)

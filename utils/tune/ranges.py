@@ -3,12 +3,10 @@
 low..high is a linear range, low..high:log a logarithmic one, and a,b,c a choice. Numbers have the type of the option.
 """
 
-import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from core.common import settings
-from utils.config.dotted_settings import annotations, changed, closest, parse, split_values
+from utils.config.dotted_settings import changed, closest, declared, from_words, kinds, split_values
 from utils.errors import ConfigurationError
 from utils.options import Options
 
@@ -49,49 +47,49 @@ def ranges(options: Options, wanted: Iterable[str]) -> list[Range]:
     Raises:
         ConfigurationError: an option does not exist, a range is wrong, or none is declared.
     """
-    known, declared = annotations(options), _declared(options)
-    texts = [text.partition("=")[::2] for text in wanted] or list(declared.items())
+    known, ranges_of_row = declared(options), _ranges_of_row(options)
+    texts = [text.partition("=")[::2] for text in wanted] or list(ranges_of_row.items())
     errors, parsed = [], []
     for name, text in texts:
         if name not in known:
             near = closest(name, known)
             errors.append(f"there is no setting {name} to tune" + (f", did you mean {' or '.join(near)}?" if near else ""))
-        elif not (text or name in declared):
+        elif not (text or name in ranges_of_row):
             errors.append(f"{name} has no declared range: write {name}=low..high, {name}=low..high:log or {name}=a,b,c")
         else:
             try:
-                parsed.append(_range(options, name, text or declared[name], known[name]))
+                parsed.append(_range(options, name, text or ranges_of_row[name]))
             except ValueError as error:
-                errors.append(f"{name}={text or declared[name]}: {error}")
+                errors.append(f"{name}={text or ranges_of_row[name]}: {error}")
     if errors or not parsed:
         raise ConfigurationError(
             errors or [f"no ranges are declared for {options.config} or agent_type={options.agent_type}: give --ranges"])
     return parsed
 
 
-def _declared(options: Options) -> Mapping[str, str]:
+def _ranges_of_row(options: Options) -> Mapping[str, str]:
     """Return the declared ranges of the row; if there are none, those of its agent for options that the row has."""
-    known = annotations(options)
+    known = declared(options)
     return RANGES.get(options.config) or {name: text for name, text in RANGES.get(options.agent_type, {}).items() if name in known}
 
 
-def _range(options: Options, name: str, text: str, annotation: Any) -> Range:
+def _range(options: Options, name: str, text: str) -> Range:
     """Parse one range.
 
     Raises:
         ValueError: the text is no range, or exceeds the bounds of the option.
     """
-    kinds = typing.get_args(annotation) or (annotation,)
+    annotation = declared(options)[name].annotation
     is_json = "{" in text or "[" in text  # Colons and dots within JSON mark no range.
     body, colon, log = (text, "", "") if is_json else text.partition(":")
     low, dots, high = (body, "", "") if is_json else body.partition("..")
     if colon and (log != "log" or not dots):
         raise ValueError("only :log may follow, and only after a range")
-    values = tuple(parse([part], annotation) for part in ((low, high) if dots else split_values(body)))
-    if dots and not (all(type(value) in (int, float) for value in values) and {int, float} & set(kinds)):
+    values = tuple(from_words([part], annotation) for part in ((low, high) if dots else split_values(body)))
+    if refused := [sentence for value in values for sentence in changed(options, {name: value})[1].values()]:
+        raise ValueError(refused[0])
+    if dots and not (all(type(value) in (int, float) for value in values) and {int, float} & kinds(annotation)):
         raise ValueError("a range needs two numbers")
     if dots and not (values[0] < values[1] and (values[0] > 0 or not log)):
         raise ValueError("low must be below high, and above 0 for :log")
-    if violated := [problem for value in values for problem in settings.problems(changed(options, {name: value}))]:
-        raise ValueError(violated[0])
     return Range(name, text, values, log or ("range" if dots else "choice"))

@@ -1,13 +1,14 @@
 """Run an optuna study whose trials are runs of main.py, ended early if optuna's pruner says so."""
 
 import csv
+import dataclasses
 import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from utils.config.dotted_settings import changed, flatten, split_values
+from utils.config.dotted_settings import flatten, split_values
 from utils.config.rows import CHOICES, from_row
 from utils.errors import ConfigurationError
 from utils.options import Options
@@ -165,7 +166,8 @@ class Study:
     def best_row(self) -> str:
         """Return the best trial as a row of CONFIGS, with the options that differ from the defaults of its classes."""
         trained = self._child(self.best).options  # The trial's classes may have other options than the template's.
-        options = changed(trained, {"evaluator.steps": self._template.evaluator.steps})
+        evaluator = dataclasses.replace(trained.evaluator, steps=self._template.evaluator.steps)
+        options = dataclasses.replace(trained, evaluator=evaluator)
         plain, _ = from_row({"name": options.config, **{name: getattr(options, name) for name in CHOICES}})
         defaults = flatten(plain)
         row = {"name": f"{options.config}-tuned", **{name: getattr(options, name) for name in CHOICES}, **{

@@ -3,26 +3,34 @@
 The unit of noise is half the range of an action.
 """
 
-from dataclasses import dataclass
+
+from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.ops.exploration import geometric, linear, ornstein_uhlenbeck
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class ActionNoiseParams:
-    noise: str = setting("gaussian", choices=("gaussian", "ornstein-uhlenbeck", "none"))  # Noise that is added to the policy's action.
-    noise_scale: float = setting(0.1, low=0, high=1_000)  # Deviation of the noise, as a share of the range's half width (TD3: 0.1, D4PG:
-                                                          # 0.3, DDPG's OU: 0.2).
-    noise_end: float = setting(1.0, low=0, high=1_000)  # Factor of noise_scale that annealing ends at; 1 is no annealing.
-    noise_steps: int = setting(1_000_000, low=1, high=10**12)  # Agent steps of the whole run in which the factor goes from 1 to noise_end.
-    noise_ladder: float = setting(1.0, above=0, high=1e6)  # Scale of the last environment over that of the first; the others lie between in
-                                                           # equal ratios.
-    ou_theta: float = setting(0.15, low=0, high=1e6)  # Pull of Ornstein-Uhlenbeck noise towards 0 (DDPG: 0.15).
-    ou_dt: float = setting(0.01, above=0, high=1e3)  # Time of Ornstein-Uhlenbeck noise that an agent step takes.
-    random_steps: int = setting(0, low=0, high=10**12)  # Agent steps of the run with uniformly random actions at the start.
+    noise: Literal["gaussian", "ornstein-uhlenbeck", "none"] = "gaussian"
+    """Noise that is added to the policy's action."""
+    noise_scale: float = Field(default=0.1, ge=0, le=1_000)
+    """Deviation of the noise, as a share of the range's half width (TD3: 0.1, D4PG: 0.3, DDPG's OU: 0.2)."""
+    noise_end: float = Field(default=1.0, ge=0, le=1_000)
+    """Factor of noise_scale that annealing ends at; 1 is no annealing."""
+    noise_steps: int = Field(default=1_000_000, ge=1, le=10**12)
+    """Agent steps of the whole run in which the factor goes from 1 to noise_end."""
+    noise_ladder: float = Field(default=1.0, gt=0, le=1e6)
+    """Scale of the last environment over that of the first; the others lie between in equal ratios."""
+    ou_theta: float = Field(default=0.15, ge=0, le=1e6)
+    """Pull of Ornstein-Uhlenbeck noise towards 0 (DDPG: 0.15)."""
+    ou_dt: float = Field(default=0.01, gt=0, le=1e3)
+    """Time of Ornstein-Uhlenbeck noise that an agent step takes."""
+    random_steps: int = Field(default=0, ge=0, le=10**12)
+    """Agent steps of the run with uniformly random actions at the start."""
 
 
 class ActionNoise:

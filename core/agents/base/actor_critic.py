@@ -4,15 +4,15 @@ Each agent's own file says how it learns.
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from core.agent import ActorOutput, Agent
-from core.common.settings import setting
+from core.agent import ActorOutput, Agent, AgentParams
+from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
 from core.learning.microbatches import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams
@@ -20,26 +20,35 @@ from core.model import Model, disable_host_sync
 from core.specs import ArraySpec, Discrete, WindowSpec
 from core.types import ActorCriticOutput, Batch, State, TimeStep, Window, batch_size, slice_batch
 
-EVALUATIONS = ("sample", "greedy")
 
+@frozen_dataclass
+class ActorCriticAgentParams(OptimizerParams, AgentParams):
+    """Defaults of the optimiser: IMPALA's on Atari (1802.01561, table G.1)."""
 
-@dataclass(frozen=True)
-class ActorCriticAgentParams(OptimizerParams):
-    """Settings of actor-critics; the optimiser's defaults are IMPALA's on Atari (1802.01561, table G.1)."""
-
-    batch_size: int = setting(32, low=1, high=65_536)  # Unrolls in a batch (IMPALA: 32).
-    unroll_length: int = setting(20, low=1, high=10_000)  # Steps of an unroll (IMPALA: 20).
-    gamma: float = setting(0.99, low=0, high=1)  # Discount of a step.
-    evaluation: str = setting("sample", choices=EVALUATIONS)  # Actions in evaluations: sampled as in training, or the likeliest one
-                                                              # (greedy).
-    baseline_cost: float = setting(0.5, low=0, high=1e6)  # Weight of the value loss (IMPALA: 0.5).
-    entropy_cost: float = setting(0.01, low=0, high=1e6)  # Weight of the negative entropy (IMPALA: 0.01).
-    optimizer: str = setting("rmsprop", choices=("adam", "rmsprop"))  # Optimiser of the network.
-    lr: float = setting(6e-4, above=0, high=100)  # Learning rate at the start.
-    eps: float = setting(0.01, above=0, high=1)  # Added to the root of the optimiser's second moment.
-    rmsprop_decay: float = setting(0.99, low=0, high=1)  # Decay of RMSProp's moments (IMPALA: 0.99).
-    rmsprop_centered: bool = setting(False)  # Divide RMSProp's steps by the standard deviation (IMPALA: no).
-    clip_norm: float = setting(40.0, low=0, high=1e9)  # Largest norm of the whole gradient; losses are sums over [T, B]; 0 is off.
+    batch_size: int = Field(default=32, ge=1, le=65_536)
+    """Unrolls in a batch (IMPALA: 32)."""
+    unroll_length: int = Field(default=20, ge=1, le=10_000)
+    """Steps of an unroll (IMPALA: 20)."""
+    gamma: float = Field(default=0.99, ge=0, le=1)
+    """Discount of a step."""
+    evaluation: Literal["sample", "greedy"] = "sample"
+    """Actions in evaluations: sampled as in training, or the likeliest one (greedy)."""
+    baseline_cost: float = Field(default=0.5, ge=0, le=1e6)
+    """Weight of the value loss (IMPALA: 0.5)."""
+    entropy_cost: float = Field(default=0.01, ge=0, le=1e6)
+    """Weight of the negative entropy (IMPALA: 0.01)."""
+    optimizer: Literal["adam", "rmsprop"] = "rmsprop"
+    """Optimiser of the network."""
+    lr: float = Field(default=6e-4, gt=0, le=100)
+    """Learning rate at the start."""
+    eps: float = Field(default=0.01, gt=0, le=1)
+    """Added to the root of the optimiser's second moment."""
+    rmsprop_decay: float = Field(default=0.99, ge=0, le=1)
+    """Decay of RMSProp's moments (IMPALA: 0.99)."""
+    rmsprop_centered: bool = False
+    """Divide RMSProp's steps by the standard deviation (IMPALA: no)."""
+    clip_norm: float = Field(default=40.0, ge=0, le=1e9)
+    """Largest norm of the whole gradient; losses are sums over [T, B]; 0 is off."""
 
 
 class Sampling:

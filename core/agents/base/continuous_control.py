@@ -7,18 +7,18 @@ computes the gradients.
 import copy
 import dataclasses
 from abc import abstractmethod
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from core.agent import ActorOutput, Agent, LearnerOutput, make_learner_output
+from core.agent import ActorOutput, Agent, AgentParams, LearnerOutput, make_learner_output
 from core.agents.base.action_noise import ActionNoise, ActionNoiseParams
 from core.agents.base.policy_critic_gradients import make_gradients
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
 from core.learning.device_schedule import UpdateCounter
 from core.learning.microbatches import Loss
@@ -30,21 +30,30 @@ from core.specs import Continuous, WindowSpec
 from core.types import Batch, State, TimeStep
 
 
-@dataclass(frozen=True)
-class ControlAgentParams(ActionNoiseParams, OptimizerParams):
-    batch_size: int = setting(256, low=1, high=65_536)  # Windows in a batch.
-    nstep: int = setting(1, low=1, high=100)  # Steps of the return before it bootstraps (D4PG: 5).
-    gamma: float = setting(0.99, low=0, high=1)  # Discount of a step.
-    lr: float = setting(1e-3, above=0, high=100)  # Learning rate of the policy at the start (DDPG: 1e-4).
-    critic_lr: float = setting(1e-3, above=0, high=100)  # Learning rate of the critic at the start (DDPG: 1e-3).
-    critic_weight_decay: float = setting(0.0, low=0, high=10)  # Weight of the critic's L2 penalty (DDPG: 1e-2); weight_decay is the
-                                                               # policy's.
-    eps: float = setting(1e-8, above=0, high=1)  # Added to the root of the optimiser's second moment.
-    clip_norm: float = setting(0.0, low=0, high=1e9)  # Largest norm of each network's gradient; 0 is off.
-    target_update: float = setting(0.005, above=0, high=1e9)  # Updates between copies to the targets; below 1 the factor of a soft update
-                                                              # each time (DDPG: 0.001).
-    policy_period: int = setting(1, low=1, high=10_000)  # Updates of the critic for one of policy and targets (TD3: 2).
-    lean: bool = setting(True)  # Differentiate small networks on a CPU by hand, which is faster and gives the same numbers.
+@frozen_dataclass
+class ControlAgentParams(ActionNoiseParams, OptimizerParams, AgentParams):
+    batch_size: int = Field(default=256, ge=1, le=65_536)
+    """Windows in a batch."""
+    nstep: int = Field(default=1, ge=1, le=100)
+    """Steps of the return before it bootstraps (D4PG: 5)."""
+    gamma: float = Field(default=0.99, ge=0, le=1)
+    """Discount of a step."""
+    lr: float = Field(default=1e-3, gt=0, le=100)
+    """Learning rate of the policy at the start (DDPG: 1e-4)."""
+    critic_lr: float = Field(default=1e-3, gt=0, le=100)
+    """Learning rate of the critic at the start (DDPG: 1e-3)."""
+    critic_weight_decay: float = Field(default=0.0, ge=0, le=10)
+    """Weight of the critic's L2 penalty (DDPG: 1e-2); weight_decay is the policy's."""
+    eps: float = Field(default=1e-8, gt=0, le=1)
+    """Added to the root of the optimiser's second moment."""
+    clip_norm: float = Field(default=0.0, ge=0, le=1e9)
+    """Largest norm of each network's gradient; 0 is off."""
+    target_update: float = Field(default=0.005, gt=0, le=1e9)
+    """Updates between copies to the targets; below 1 the factor of a soft update each time (DDPG: 0.001)."""
+    policy_period: int = Field(default=1, ge=1, le=10_000)
+    """Updates of the critic for one of policy and targets (TD3: 2)."""
+    lean: bool = True
+    """Differentiate small networks on a CPU by hand, which is faster and gives the same numbers."""
 
 
 class TransitionBatch(NamedTuple):

@@ -4,15 +4,15 @@ Each agent's own file says how its model's output becomes action values, and how
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from core.agent import ActorOutput, Agent, LearnerOutput, make_learner_output
-from core.common.settings import setting
+from core.agent import ActorOutput, Agent, AgentParams, LearnerOutput, make_learner_output
+from core.common.settings import frozen_dataclass
 from core.learning.device_schedule import UpdateCounter
 from core.learning.microbatches import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams
@@ -23,24 +23,32 @@ from core.specs import Discrete, WindowKind, WindowSpec
 from core.types import Batch, State, TimeStep, batch_size, slice_batch
 
 
-@dataclass(frozen=True)
-class QLearningParams(OptimizerParams):
-    batch_size: int = setting(32, low=1, high=65_536)  # Windows in a batch (Nature DQN: 32, Ape-X: 512).
-    nstep: int = setting(3, low=1, high=100)  # Steps of the return before it bootstraps (Rainbow, Ape-X: 3).
-    gamma: float = setting(0.99, low=0, high=1)  # Discount of a step.
-    double: bool = setting(True)  # Choose the bootstrap action with the online network and evaluate it with the target.
-    target_update: float = setting(2_500.0, above=0, high=1e9)  # Updates between copies to the target; below 1 the factor of a soft update
-                                                                # each time.
-    exploration: str = setting("linear", choices=("linear", "ladder", "linear-ladder"))  # Schedule by which epsilon falls, or differs
-                                                                                         # between environments.
-    epsilon_start: float = setting(1.0, low=0, high=1)  # Share of random actions at first.
-    epsilon_end: float = setting(0.01, low=0, high=1)  # Share of random actions at the end of exploration "linear".
-    epsilon_steps: int = setting(250_000, low=1, high=10**12)  # Agent steps of the whole run from epsilon_start to epsilon_end (or to the
-                                                               # ladder).
-    ladder_base: float = setting(0.4, above=0, high=1)  # Base of the ladder, base ^ (1 + alpha i / (N - 1)) over all N environments (Ape-X:
-                                                        # 0.4).
-    ladder_alpha: float = setting(7.0, low=0, high=1_000)  # Exponent alpha of the ladder (Ape-X: 7).
-    evaluation_epsilon: float = setting(0.0, low=0, high=1)  # Share of random actions in evaluations (Nature DQN: 0.05).
+@frozen_dataclass
+class QLearningParams(OptimizerParams, AgentParams):
+    batch_size: int = Field(default=32, ge=1, le=65_536)
+    """Windows in a batch (Nature DQN: 32, Ape-X: 512)."""
+    nstep: int = Field(default=3, ge=1, le=100)
+    """Steps of the return before it bootstraps (Rainbow, Ape-X: 3)."""
+    gamma: float = Field(default=0.99, ge=0, le=1)
+    """Discount of a step."""
+    double: bool = True
+    """Choose the bootstrap action with the online network and evaluate it with the target."""
+    target_update: float = Field(default=2_500.0, gt=0, le=1e9)
+    """Updates between copies to the target; below 1 the factor of a soft update each time."""
+    exploration: Literal["linear", "ladder", "linear-ladder"] = "linear"
+    """Schedule by which epsilon falls, or differs between environments."""
+    epsilon_start: float = Field(default=1.0, ge=0, le=1)
+    """Share of random actions at first."""
+    epsilon_end: float = Field(default=0.01, ge=0, le=1)
+    """Share of random actions at the end of exploration "linear"."""
+    epsilon_steps: int = Field(default=250_000, ge=1, le=10**12)
+    """Agent steps of the whole run from epsilon_start to epsilon_end (or to the ladder)."""
+    ladder_base: float = Field(default=0.4, gt=0, le=1)
+    """Base of the ladder, base ^ (1 + alpha i / (N - 1)) over all N environments (Ape-X: 0.4)."""
+    ladder_alpha: float = Field(default=7.0, ge=0, le=1_000)
+    """Exponent alpha of the ladder (Ape-X: 7)."""
+    evaluation_epsilon: float = Field(default=0.0, ge=0, le=1)
+    """Share of random actions in evaluations (Nature DQN: 0.05)."""
 
 
 class EpsilonGreedy:

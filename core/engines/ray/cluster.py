@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from core.engines.ray.params import RayParams
+from core.runtime.options import RayParams
 
 # Before ray is imported. The first keeps a node on 127.0.0.1, where nothing from outside can reach it.
 ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}

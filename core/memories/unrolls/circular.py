@@ -5,24 +5,26 @@ Deviations: if all N batches are used up and none is ready, sampling waits. With
 overwrite a batch; the remaining unrolls are then used once more.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.memories.unrolls.queue import QueueParams, QueueStrategy
 from core.memories.unrolls.strategy import EMPTY_IDS, DrawnUnrolls, MixtureComponent, ReplayStrategy
 from core.memories.unrolls.unroll_memory import UnrollMemory
 from core.types import SampleIds
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class CircularParams(QueueParams):
     """capacity and overflow are those of the queue that feeds it."""
 
-    num_batches: int = setting(4, low=1, high=10_000)  # Batches that the memory holds (N of IMPACT: 4 to 16).
-    times: int = setting(2, low=1, high=10_000)        # Times that each unroll is learnt from (K of IMPACT: 2).
+    num_batches: int = Field(default=4, ge=1, le=10_000)
+    """Batches that the memory holds (N of IMPACT: 4 to 16)."""
+    times: int = Field(default=2, ge=1, le=10_000)
+    """Times that each unroll is learnt from (K of IMPACT: 2)."""
 
 
 class CircularStrategy(ReplayStrategy):

@@ -16,13 +16,13 @@ lambda falls to 1 within `alfa_annealing_factor` times `lambda_batches` batches.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import Field
 from torch import Tensor
 
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.memories.unrolls.strategy import DrawnUnrolls, ReplayStrategy
 from core.memories.unrolls.uniform_unrolls import FifoIndex, replayed, uniform
 from core.memories.unrolls.unroll_slots import UnrollStore
@@ -30,28 +30,35 @@ from core.ops.distances import DISTANCES
 from core.trajectory.ring_buffer import Trajectories
 from core.types import SampleIds, Window
 
-INSERTIONS = ("newest", "elite_insertion")
-SAMPLINGS = ("uniform", "elite_sampling", "attentive_sampling")
+Insertion = Literal["newest", "elite_insertion"]
+Sampling = Literal["uniform", "elite_sampling", "attentive_sampling"]
 MAX_COMPARED = 128  # unrolls in one forward pass, which bounds the memory that it takes
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class CustomParams:
     """Names, defaults and spelling are those of the replaced system's replay list."""
 
-    capacity: int = setting(1_000, low=1, high=10**7)  # Unrolls that the rule holds.
-    dist_function: str = setting("ln_norm", choices=tuple(DISTANCES))  # Distance between the features of two unrolls.
-    p: float = setting(2.0, low=1, high=1_000)  # Exponent of the distance ln_norm.
-    insert_strategy: str = setting("newest", choices=INSERTIONS)  # Rule for what an arriving unroll replaces.
-    sample_strategy: str = setting("uniform", choices=SAMPLINGS)  # Rule by which unrolls are drawn.
-    lambda_batch_multiplier: float = setting(1.0, low=1, high=10_000)  # Candidates drawn for each unroll that is kept, at first.
-    alfa_annealing_factor: float = setting(1.0, above=0, high=1e6)  # Factor of lambda_batches until there is one candidate for each unroll.
-    lambda_batches: int = setting(100_000, low=1, high=10**12)  # Batches over which candidates are annealed (lr_scheduler_steps in the
-                                                                # replaced system).
-    elite_sampling_strategy: str = setting("strategy3", choices=("strategy1", "strategy2", "strategy3", "strategy4"))  # Way in which elite
-                                                                                                                       # sampling keeps
-                                                                                                                       # candidates.
-    elite_batch_size: int = setting(20, low=1, high=10_000)  # Random slots that elite insertion compares.
+    capacity: int = Field(default=1_000, ge=1, le=10**7)
+    """Unrolls that the rule holds."""
+    dist_function: Literal["ln_norm", "cos_dist", "kl_div"] = "ln_norm"
+    """Distance between the features of two unrolls."""
+    p: float = Field(default=2.0, ge=1, le=1_000)
+    """Exponent of the distance ln_norm."""
+    insert_strategy: Insertion = "newest"
+    """Rule for what an arriving unroll replaces."""
+    sample_strategy: Sampling = "uniform"
+    """Rule by which unrolls are drawn."""
+    lambda_batch_multiplier: float = Field(default=1.0, ge=1, le=10_000)
+    """Candidates drawn for each unroll that is kept, at first."""
+    alfa_annealing_factor: float = Field(default=1.0, gt=0, le=1e6)
+    """Factor of lambda_batches until there is one candidate for each unroll."""
+    lambda_batches: int = Field(default=100_000, ge=1, le=10**12)
+    """Batches over which candidates are annealed (lr_scheduler_steps in the replaced system)."""
+    elite_sampling_strategy: Literal["strategy1", "strategy2", "strategy3", "strategy4"] = "strategy3"
+    """Way in which elite sampling keeps candidates."""
+    elite_batch_size: int = Field(default=20, ge=1, le=10_000)
+    """Random slots that elite insertion compares."""
 
 
 class FeatureDistanceStrategy(ReplayStrategy):

@@ -9,16 +9,17 @@ strategy's Params. A strategy of your own is named "package.module:Class".
 import dataclasses
 import importlib
 import json
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from core.common.settings import problems as out_of_bounds
-from core.common.settings import setting
-from core.memories.unrolls.feature_replay import INSERTIONS, SAMPLINGS, CustomParams, FeatureDistanceStrategy
+from pydantic import Field, ValidationError
+
+from core.common.settings import JsonText, frozen_dataclass, sentences
+from core.memories.unrolls.feature_replay import CustomParams, FeatureDistanceStrategy, Insertion, Sampling
 from core.memories.unrolls.queue import QueueParams, QueueStrategy
 from core.memories.unrolls.strategy import MixtureComponent, ReplayStrategy
 from core.memories.unrolls.uniform_unrolls import ReplayParams, ReservoirStrategy, StandardStrategy
 from core.memories.unrolls.unroll_memory import UnrollMemory, shares
+from core.memory import MemoryParams
 
 DEFAULT = (
     '[{"type": "queue", "capacity": 16, "sample_ratio": 0.5}, '
@@ -27,20 +28,26 @@ DEFAULT = (
 TOLERANCE = 1e-5  # of the sum of all sample ratios
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class EliteParams(CustomParams):
     """Elite sampling and insertion."""
 
-    insert_strategy: str = setting("elite_insertion", choices=INSERTIONS)  # Rule for what an arriving unroll replaces.
-    sample_strategy: str = setting("elite_sampling", choices=SAMPLINGS)  # Rule by which unrolls are drawn.
-    lambda_batch_multiplier: float = setting(6.0, low=1, high=10_000)  # Candidates drawn for each unroll that is kept, at first.
-    alfa_annealing_factor: float = setting(2.0, above=0, high=1e6)  # Factor of lambda_batches until there is one candidate for each unroll.
+    insert_strategy: Insertion = "elite_insertion"
+    """Rule for what an arriving unroll replaces."""
+    sample_strategy: Sampling = "elite_sampling"
+    """Rule by which unrolls are drawn."""
+    lambda_batch_multiplier: float = Field(default=6.0, ge=1, le=10_000)
+    """Candidates drawn for each unroll that is kept, at first."""
+    alfa_annealing_factor: float = Field(default=2.0, gt=0, le=1e6)
+    """Factor of lambda_batches until there is one candidate for each unroll."""
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class AttentiveParams(CustomParams):
-    sample_strategy: str = setting("attentive_sampling", choices=SAMPLINGS)  # Rule by which unrolls are drawn.
-    lambda_batch_multiplier: float = setting(4.0, low=1, high=10_000)        # Candidates drawn for each unroll that is kept, at first.
+    sample_strategy: Sampling = "attentive_sampling"
+    """Rule by which unrolls are drawn."""
+    lambda_batch_multiplier: float = Field(default=4.0, ge=1, le=10_000)
+    """Candidates drawn for each unroll that is kept, at first."""
 
 
 STRATEGIES: dict[str, tuple[type[ReplayStrategy], type]] = {
@@ -49,11 +56,12 @@ STRATEGIES: dict[str, tuple[type[ReplayStrategy], type]] = {
     "elite": (FeatureDistanceStrategy, EliteParams), "custom": (FeatureDistanceStrategy, CustomParams)}
 
 
-@dataclass(frozen=True)
-class MixedParams:
-    replay_parameters: str = DEFAULT  # JSON list of rules with their sample ratios; a row of `CONFIGS` may also have a Python list.
-    feature_dtype: str = setting("float32", choices=("float32", "float16"))  # Type of stored features where a rule compares them; float16
-                                                                             # takes half the memory.
+@frozen_dataclass
+class MixedParams(MemoryParams):
+    replay_parameters: JsonText = DEFAULT
+    """JSON list of rules with their sample ratios; a row of `CONFIGS` may also have a Python list."""
+    feature_dtype: Literal["float32", "float16"] = "float32"
+    """Type of stored features where a rule compares them; float16 takes half the memory."""
 
 
 class MixedMemory(UnrollMemory):
@@ -116,13 +124,14 @@ def _errors(item: dict[str, Any]) -> list[str]:
         reason = "" if isinstance(error, KeyError) else f": {error}"
         known_types = ", ".join(STRATEGIES)
         return [f"type={kind!r} must be one of {known_types} or package.module:Class of your own{reason}", *errors]
-    known = {field.name: field.default for field in dataclasses.fields(params)}
+    known = [field.name for field in dataclasses.fields(params)]
     names = ", ".join(["sample_ratio", *known])
     errors += [f"{kind} has no setting {name!r}; it has {names}" for name in settings if name not in known]
-    settings = {name: value for name, value in settings.items() if name in known}
-    fitting = {name: value for name, value in settings.items() if _fits(value, known[name])}
-    errors += [f"{name}={settings[name]!r} must be {_kind(known[name])}" for name in settings if name not in fitting]
-    return errors + out_of_bounds(params(**fitting))
+    try:
+        params(**{name: value for name, value in settings.items() if name in known})
+    except ValidationError as error:
+        errors += sentences(error).values()
+    return errors
 
 
 def _strategy(kind: Any) -> tuple[type[ReplayStrategy], type]:
@@ -139,17 +148,6 @@ def _strategy(kind: Any) -> tuple[type[ReplayStrategy], type]:
 
 def _settings(item: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in item.items() if name not in ("type", "sample_ratio")}
-
-
-def _fits(value: Any, default: Any) -> bool:
-    if isinstance(default, str):
-        return isinstance(value, str)
-    return _is_number(value) and (isinstance(default, float) or isinstance(value, int))
-
-
-def _kind(default: Any) -> str:
-    number = "a finite number" if isinstance(default, float) else "a whole number below 2**63"
-    return "a text" if isinstance(default, str) else number
 
 
 def _is_number(value: Any) -> bool:

@@ -8,26 +8,28 @@
 """
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import Field
 
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.memories.unrolls.strategy import DrawnUnrolls, MixtureComponent, ReplayStrategy
 from core.memories.unrolls.unroll_memory import UnrollMemory
 from core.memories.unrolls.unroll_slots import UnrollStore
+from core.memory import MemoryParams
 from core.trajectory.ring_buffer import Trajectories
 from core.types import SampleIds
 
-OVERFLOWS = ("block", "keep_latest", "keep_oldest", "alternating")
 COPIED = ("keep_oldest", "alternating")  # policies that may keep unrolls longer than the rings do
 
 
-@dataclass(frozen=True)
-class QueueParams:
-    capacity: int = setting(1, low=1, high=10**7)  # Unrolls that may wait; overflow "block" rounds it up to whole chunks of every actor.
-    overflow: str = setting("block", choices=OVERFLOWS)  # Rule for what happens when the queue is full.
+@frozen_dataclass
+class QueueParams(MemoryParams):
+    capacity: int = Field(default=1, ge=1, le=10**7)
+    """Unrolls that may wait; overflow "block" rounds it up to whole chunks of every actor."""
+    overflow: Literal["block", "keep_latest", "keep_oldest", "alternating"] = "block"
+    """Rule for what happens when the queue is full."""
 
 
 class QueueStrategy(ReplayStrategy):

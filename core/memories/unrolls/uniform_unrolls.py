@@ -1,20 +1,21 @@
 """Uniform sampling of unrolls: the newest ones (`standard`), or a uniform sample of all of them (`reservoir`)."""
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from pydantic import Field
 
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
 from core.memories.unrolls.strategy import DrawnUnrolls, ReplayStrategy
 from core.memories.unrolls.unroll_slots import UnrollStore
 from core.trajectory.ring_buffer import Trajectories
 from core.types import SampleIds
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class ReplayParams:
-    capacity: int = setting(1_000, low=1, high=10**7)  # Unrolls that the rule holds.
+    capacity: int = Field(default=1_000, ge=1, le=10**7)
+    """Unrolls that the rule holds."""
 
 
 class UnrollIndex(Protocol):

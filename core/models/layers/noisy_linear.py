@@ -2,21 +2,23 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
-from core.common.settings import setting
+from core.common.settings import frozen_dataclass
+from core.model import ModelParams
 
 
-@dataclass(frozen=True)
-class NoisyParams:
-    noisy: bool = setting(False)  # Explore by noise on the head's weights, in training only (1706.10295); let epsilon be 0 then.
-    sigma: float = setting(0.5, low=0, high=1_000)  # First standard deviation of the noise of noisy layers, times the root of a layer's
-                                                    # inputs (paper: 0.5).
+@frozen_dataclass
+class NoisyParams(ModelParams):
+    noisy: bool = False
+    """Explore by noise on the head's weights, in training only (1706.10295); let epsilon be 0 then."""
+    sigma: float = Field(default=0.5, ge=0, le=1_000)
+    """First standard deviation of the noise of noisy layers, times the root of a layer's inputs (paper: 0.5)."""
 
 
 class NoisyLinear(nn.Linear):

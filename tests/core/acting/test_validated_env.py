@@ -9,10 +9,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from core.acting.validated_env import ValidatedEnv, make_env
+from core.acting.validated_env import ValidatedEnv
 from core.common.console import log_to_stderr
 from core.common.foreign_code import ForeignCodeError, foreign_code
 from core.env import Env
+from core.runtime.options import make_env
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
 

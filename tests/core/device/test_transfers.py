@@ -8,7 +8,7 @@ import torch
 from core.device.torch_runtime import use_threads
 from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
-from utils.launch import prepare
+from utils.launch import create_context
 
 TINY = 1e-39  # float32's normal numbers begin at 1.2e-38
 
@@ -37,7 +37,7 @@ def test_denormals_are_zero_here_and_in_threads_started_later(threads_as_before)
 
 
 def test_an_inline_run_restores_the_denormal_setting(tmp_path, threads_as_before):
-    context, agent = prepare(read_options([
+    context, agent = create_context(read_options([
         "--config", "dqn-cartpole", "--root", str(tmp_path), "--engine", "inline", "--num_actors", "1", "--num_envs_per_actor", "2",
         "--clock.learn_start", "20", "--agent.batch_size", "4", "--updates", "3", "--evaluator.episodes", "1", "--evaluator.max_steps", "3",
         "--memory.capacity", "500"]))

@@ -7,7 +7,7 @@ import pytest
 
 from core.engines import local, supervisor
 from core.engines.local import LocalEngine
-from core.engines.supervisor import SupervisorParams
+from core.runtime.options import SupervisorParams
 from core.runtime.run_state import RunState
 
 PARAMS = SupervisorParams(stop_timeout=10.0, finish_timeout=900.0)

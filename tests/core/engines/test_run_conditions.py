@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from core.engines.run_conditions import Conditions
+from core.runtime.options import LearnerParams
 from core.runtime.run_counters import RunCounters
 from core.runtime.run_state import RunState
-from core.single_processes.learner import LearnerParams
 
 
 @pytest.fixture

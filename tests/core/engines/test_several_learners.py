@@ -20,7 +20,7 @@ from core.types import Batch, SampleIds
 from tests.reliability.test_inline import CARTPOLE, RUNS, differences, saved, train
 from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
-from utils.launch import prepare
+from utils.launch import create_context
 
 TWO = ("--num_learners", "2", "--num_actors", "2", "--learner.compare_period", "1")
 QUIET = {"rainbow": ("--model.noisy", "false", "--agent.eps", "1.5e-4"),  # one learner's noise is not another's; rounding stays small
@@ -166,7 +166,7 @@ def test_with_its_replay_a_run_goes_on_with_as_many_learners_and_without_it_with
 
 def launch(root, *arguments) -> tuple[int, Context]:
     options = read_options(["--root", str(root), *arguments])
-    context, agent = prepare(options)
+    context, agent = create_context(options)
     return agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, options.num_actors, options.num_learners), context
 
 

@@ -164,7 +164,7 @@ def test_a_config_and_the_command_line_give_the_same_options(tmp_path):
         *WORDS, "--root", str(tmp_path), "--env.kwargs", '{"tint": 3}', "--env.size", "48", "40", "--env.grayscale", "true",
         "--env.wrappers", f'["{HERE}:Doubled", ["{HERE}:Added", {{"amount": 2}}]]']).env
     wrong = from_row({**row, "env.size": [48, 40, 3], "env.kwargs": {"tint": object()}})[1]
-    assert len(wrong) == 2 and "env.size=[48, 40, 3] is not a whole number or 2 whole numbers or None" in "\n".join(wrong)
+    assert len(wrong) == 2 and "env.size=[48, 40, 3] must be a valid integer or must have at most 2 items" in "\n".join(wrong)
 
 
 def test_a_resumed_run_keeps_its_environment_options(tmp_path, alone):

@@ -15,12 +15,13 @@ from core.evaluation import video_overlay
 from core.evaluation.episodes import RenderedStep
 from core.evaluation.recording import record_episode
 from core.evaluation.video_overlay import BACKGROUND, HISTORY, PANEL_WIDTH, EpisodeRenderer, curve_strip, observation_sheet
-from core.evaluation.video_writer import Video, VideoParams
+from core.evaluation.video_writer import Video
+from core.runtime.options import VideoParams
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
 from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
-from utils.launch import prepare
+from utils.launch import create_context
 
 imageio = pytest.importorskip("imageio")
 STACK = EnvSpec("game", ArraySpec((8, 8), "uint8"), 4, Discrete(3), frames_per_step=4, is_image=True, max_value=255.0)
@@ -160,7 +161,7 @@ def test_the_evaluator_records_every_second_evaluation(root):
                             "--memory.capacity", "1000", "--agent.batch_size", "2", "--evaluator.steps", "40", "--evaluator.episodes", "1",
                             "--evaluator.max_steps", "3", "--evaluator.record_every", "2", "--evaluator.record_steps", "4",
                             "--steps", "170"])
-    context, agent = prepare(options)
+    context, agent = create_context(options)
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
     lines = map(json.loads, (context.options.log_folder / "metrics.jsonl").read_text().splitlines())
     evaluations = [line["step"] for line in lines if "evaluator/episodic_return_mean" in line["values"]]

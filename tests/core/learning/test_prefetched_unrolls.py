@@ -9,7 +9,7 @@ from core.single_processes import learner as learner_module
 from core.single_processes.actor import actor
 from core.single_processes.learner import learner
 from utils.config.command_line import read_options
-from utils.launch import prepare
+from utils.launch import create_context
 
 WORDS = ("--config", "impala-cartpole", "--machine", "test", "--timestamp", "one", "--num_actors", "1", "--num_envs_per_actor", "4",
          "--agent.unroll_length", "5", "--agent.batch_size", "6", "--memory.capacity", "60", "--learner.prefetch", "3",
@@ -30,7 +30,7 @@ def test_prefetched_unrolls_survive_a_resume(tmp_path, monkeypatch):
         learnt.extend(zip(*map(np.ndarray.tolist, batch.keys))), learn_as_before(self, batch))[1])
 
     def life(*words):
-        context, _ = prepare(read_options(["--root", str(tmp_path), *words]))
+        context, _ = create_context(read_options(["--root", str(tmp_path), *words]))
         learning = learner(context, 0)
         next(learning)
         return context, learning

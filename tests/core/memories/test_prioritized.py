@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
-from core.common.settings import problems
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.specs import WindowSpec
 from core.types import SampleIds
@@ -231,7 +231,8 @@ def test_steps_overwritten_while_being_read_are_drawn_again(monkeypatch):
 
 
 def test_epsilon_zero_is_refused():
-    assert problems(PrioritizedParams(epsilon=0.0)) and not problems(PrioritizedParams())
+    with pytest.raises(ValidationError, match="greater than 0"):
+        PrioritizedParams(epsilon=0.0)
 
 
 # checkpoints ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from core.runtime.log_buffers import LogRings, Record
 from core.runtime.run_counters import RunCounters
 from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
-from utils.launch import prepare
+from utils.launch import create_context
 
 
 class Watch:
@@ -109,7 +109,7 @@ def test_a_profiled_run_has_scalars_a_table_and_a_trace(root, capsys):
                             "--profile", "--profile_trace", "4", "--clock.learn_start", "100",
                             "--updates", str(SKIPPED_STEPS + WARM_UP_STEPS + 10), "--evaluator.episodes", "1",
                             "--evaluator.max_steps", "5"])
-    context, agent = prepare(options)
+    context, agent = create_context(options)
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
     folder = context.options.log_folder
     values = [json.loads(line)["values"] for line in (folder / "metrics.jsonl").read_text().splitlines()]

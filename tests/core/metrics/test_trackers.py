@@ -11,10 +11,10 @@ import pytest
 
 from core.metrics.trackers import MAX_WAITING_PERIODS, MlflowTracker, TrackerThread, WandbTracker, by_step, make_tracker_threads
 from core.runtime.log_buffers import Record
-from core.single_processes.logger import LoggerParams
+from core.runtime.options import LoggerParams
 from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
-from utils.launch import prepare
+from utils.launch import create_context
 
 PERIOD = [Record("learner/loss", 0.5, 200, 10.0), Record("evaluator/episodic_return_mean", 21.0, 150, 9.5),
           Record("global/fps", math.nan, 200, 10.25)]
@@ -186,7 +186,7 @@ def test_a_missing_tracker_is_refused_with_its_pip_command(root, monkeypatch, ca
 def train(root, *words):
     options = read_options(["--root", str(root), "--config", "dqn-cartpole", "--engine", "inline", "--clock.learn_start", "50", "--updates",
                             "5", "--evaluator.episodes", "1", "--evaluator.max_steps", "5", *words])
-    context, agent = prepare(options)
+    context, agent = create_context(options)
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
     return context.options
 

@@ -13,11 +13,12 @@ from core.memories.unrolls.queue import QueueMemory, QueueParams
 from core.models.actor_critic import MLPAC, MLPACParams
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
+from core.runtime.options import ActorParams
 from core.runtime.parameter_store import ParameterStore
 from core.runtime.rate_limiter import ClockParams, RateLimiter
 from core.runtime.run_counters import RunCounters
 from core.runtime.run_state import RunState
-from core.single_processes.actor import ActorParams, actor
+from core.single_processes.actor import actor
 from core.specs import ArraySpec
 from core.trajectory.layout import Layout
 

@@ -8,9 +8,10 @@ from core.checkpoint.tensor_file import CheckpointError
 
 from core.checkpoint import model_file
 from core.runtime.context import Context
+from core.runtime.options import EvaluatorParams
 from core.runtime.parameter_store import ParameterStore
 from core.runtime.run_counters import RunCounters
-from core.single_processes.evaluator import EvaluatorParams, evaluator
+from core.single_processes.evaluator import evaluator
 from tests.core.single_processes.test_tester import Countdown, Network, make_context
 
 

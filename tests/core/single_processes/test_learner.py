@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from core.single_processes.learner_setup import feature_source
 
 from core.agent import LearnerOutput
 from core.agents.impala import Impala
@@ -15,6 +14,7 @@ from core.memories.uniform import UniformMemory
 from core.memories.unrolls.mixed import MixedMemory
 from core.memories.unrolls.queue import QueueMemory
 from core.runtime.parameter_store import ParameterStore
+from core.single_processes.learner import feature_source
 from core.types import Batch, SampleIds, Window, batch_size, slice_batch
 from tests.core.agents.unrolls import Table, random_unrolls, table_agent
 

@@ -32,11 +32,12 @@ from core.metrics.file_writers import append_whole
 from core.metrics.progress import Progress, QuietConsole
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings, Record
+from core.runtime.options import LoggerParams
 from core.runtime.parameter_store import ParameterStore
 from core.runtime.rate_limiter import ClockParams, RateLimiter
 from core.runtime.run_counters import RunCounters
 from core.runtime.run_state import RunState
-from core.single_processes.logger import LoggerParams, logger
+from core.single_processes.logger import logger
 from core.specs import ArraySpec, Discrete, EnvSpec
 
 RUN = "a-row__known__package.module-Agent__seed7"

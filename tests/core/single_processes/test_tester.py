@@ -17,15 +17,14 @@ from core.checkpoint.model_file import save_weights
 from core.checkpoint.run_checkpoint import CheckpointError
 from core.env import Env
 from core.evaluation.episodes import EpisodeResults, RenderedStep, play_episodes
-from core.evaluation.video_writer import VideoParams
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
+from core.runtime.options import EvaluatorParams, VideoParams
 from core.runtime.parameter_store import ParameterStore
 from core.runtime.rate_limiter import ClockParams, RateLimiter
 from core.runtime.run_counters import RunCounters
 from core.runtime.run_state import RunState
 from core.single_processes import tester as mode_2  # pytest would collect the name tester
-from core.single_processes.evaluator import EvaluatorParams
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
 

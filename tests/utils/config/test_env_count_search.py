@@ -9,7 +9,7 @@ from main import main
 from utils.config import env_count_search
 from utils.config.command_line import read_options
 from utils.errors import ConfigurationError
-from utils.launch import prepare
+from utils.launch import create_context
 from utils.preflight import throughput
 from utils.sweep.subprocess_run import ChildRun
 
@@ -51,7 +51,7 @@ def test_every_split_has_equally_many_environments(options):
 
 
 def test_a_run_takes_the_number_found_and_reports_the_others(options, tried, capsys):
-    context, _ = prepare(options())
+    context, _ = create_context(options())
     assert tried == [4, 8, 16, 32, 64, 128] and context.options.num_envs_per_actor == context.memories[0].layout.num_envs == 32
     assert json.loads((context.options.log_folder / "run.json").read_text())["options"]["num_envs_per_actor"] == 32
     assert "num_envs_per_actor=32 of those tried out, with an actor's agent steps/s: " \
@@ -59,16 +59,16 @@ def test_a_run_takes_the_number_found_and_reports_the_others(options, tried, cap
 
 
 def test_a_given_number_is_not_tried(options, tried):
-    assert prepare(options("--num_envs_per_actor", "5"))[0].options.num_envs_per_actor == 5 and tried == []
+    assert create_context(options("--num_envs_per_actor", "5"))[0].options.num_envs_per_actor == 5 and tried == []
 
 
 def test_no_larger_number_is_tried_after_a_slow_step(options, tried, monkeypatch):
     monkeypatch.setattr(throughput, "_acting", lambda options, spec, seconds: tried.append(options.num_envs_per_actor) or 0.25)
-    assert prepare(options())[0].options.num_envs_per_actor == 4 and tried == [4]
+    assert create_context(options())[0].options.num_envs_per_actor == 4 and tried == [4]
 
 
 def test_numbers_that_other_options_forbid_are_not_tried(options, tried):
-    context, _ = prepare(options("--memory.capacity", "50"))
+    context, _ = create_context(options("--memory.capacity", "50"))
     assert tried == [4, 8] and context.options.num_envs_per_actor == 8
 
 
@@ -85,7 +85,7 @@ def test_options_wrong_for_any_number_are_refused_first(options, tried, capsys):
 def test_environments_that_cannot_be_played_are_refused(options, monkeypatch):
     monkeypatch.setattr("core.envs.gym.GymEnv.step", lambda self, action: 1 / 0)
     with pytest.raises(ConfigurationError, match="num_envs_per_actor=0: environments cannot be tried out: ZeroDivisionError"):
-        prepare(options())
+        create_context(options())
 
 
 def test_a_trial_plays_splits_as_an_actor_does_and_closes_them(options, monkeypatch):
@@ -101,7 +101,7 @@ def test_a_trial_plays_splits_as_an_actor_does_and_closes_them(options, monkeypa
 def test_a_resumed_run_keeps_the_number_it_found(options, tried, root, monkeypatch):
     # as if the first run had ended
     monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)
-    prepare(options())
+    create_context(options())
     words = ["--root", str(root), "--resume", "test_one"]
     assert read_options(words).num_envs_per_actor == read_options([*words, "--num_envs_per_actor", "0"]).num_envs_per_actor == 32
     asked = dataclasses.replace(options("--timestamp", "two"), timestamp="one")

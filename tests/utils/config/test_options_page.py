@@ -1,63 +1,68 @@
-"""docs/options.md agrees with the dataclasses."""
+"""docs/options.md says what the dataclasses say."""
 
-import dataclasses
 import re
-from dataclasses import dataclass
+import typing
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 import pytest
+from annotated_types import Ge, Gt, Le
+from pydantic import Field
 
-from core.common.settings import setting
+from core.agents.dqn import LOSSES
+from core.agents.rainbow import DISTRIBUTIONS
+from core.common.settings import frozen_dataclass
+from core.envs.atari_protocols import PROTOCOLS
+from core.envs.rewards import CLIPPINGS
 from core.memories.unrolls.mixed import STRATEGIES
-from utils.config.dotted_settings import annotations
-from utils.config.options_page import RUN, comments, fixed_groups, page, table
-from utils.config.rows import GROUPS, from_row
-from utils.options import CONFIGS, Options, Run
+from core.ops.distances import DISTANCES
+from core.ops.schedules import SCHEDULES
+from utils.config.dotted_settings import declared
+from utils.config.options_page import LINES, descriptions, fixed_sections, page, table
+from utils.config.rows import SECTIONS, from_row
+from utils.options import CONFIGS, RUN, Options
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "options.md"
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class Parent:
-    speed: float = setting(1.0, above=0)  # metres a second
-    name: str = "a # is no comment"
-    limit: int | None = setting(None, low=0, high=9)  # # of <things>, | apart
-    # a reason of its own is no meaning
+    """No field's."""
+
+    speed: float = Field(default=1.0, gt=0)
+    """Metres a second."""
+    name: str = "a"
+    limit: int | None = Field(default=None, ge=0, le=9)
+    """# of <things>, | apart."""
+    sizes: tuple[Annotated[int, Field(ge=1, le=1_000)], ...] = Field(default=(1,), strict=False)
+    """Sizes, of which
+    there are some."""
 
 
-@dataclass(frozen=True)
+@frozen_dataclass
 class Child(Parent):
-    speed: float = setting(2.0, above=0)  # knots
-    loss: str = setting("huber", choices=("huber", "squared"))
-
-
-@dataclass(frozen=True)
-class Long:
-    speed: float = setting(1.0, above=0)  # Metres a second,
-                                          # measured on
-                                          # a straight road.
-    name: str = ""  # Name.
-
-    # a reason of its own is no meaning
+    speed: float = Field(default=2.0, gt=0)
+    """Knots."""
+    limit: int | None = Field(default=None, ge=0, le=8)
+    loss: Literal["huber", "squared"] = "huber"
 
 
 DANGLING = r"(And|Or|Of|That|Those|As|With|Whether|What|How|Until|In|On|By|For|From|To|At|It|Its|Their|They|Which|Where|When)\b"
 
 
 def without_edited_defaults(text):
-    """Remove the defaults of Run, because users edit them."""
-    before, heading, rest = text.partition(f"## {RUN}\n")
+    """The lines of RUN are there to be edited: what they say today may differ from the page."""
+    before, heading, rest = text.partition(f"## {LINES}\n")
     lines, end, after = rest.partition("\n## ")
     return before + heading + re.sub(r"(?m)^(\| `\w+` \| (?:[^|\\]|\\.)+\| )[^|]+\|", r"\1|", lines) + end + after
 
 
-def test_the_page_agrees_with_the_dataclasses():
+def test_the_page_is_what_the_dataclasses_say():
     expected = without_edited_defaults(page())
     assert without_edited_defaults(DOCUMENT.read_text()) == expected, "run: python -m utils.config.options_page > docs/options.md"
 
 
-def test_only_the_defaults_of_run_may_differ():
+def test_only_the_defaults_of_the_lines_to_edit_may_differ():
     text = page()
     assert without_edited_defaults(text.replace("| `seed` | int | `1` |", "| `seed` | int | `7` |")) == without_edited_defaults(text)
     for there, other in (("Seed of all random", "Seed of the"), ("| `0.99` |", "| `0.9` |"), ("| `timestamp` |", "| `time` |")):
@@ -65,55 +70,76 @@ def test_only_the_defaults_of_run_may_differ():
 
 
 @pytest.mark.parametrize("row", CONFIGS, ids=lambda row: row["name"])
-def test_every_option_of_every_config_is_on_the_page(row):
+def test_every_option_of_every_row_stands_on_the_page(row):
     options, _ = from_row(row)
     described = set(re.findall(r"(?m)^\| `([\w.]+)` \|", DOCUMENT.read_text()))
-    assert annotations(options).keys() <= described
+    assert declared(options).keys() <= described
 
 
-def test_a_meaning_is_the_comment_at_the_end_of_the_fields_line():
-    assert comments(Parent) == {"speed": "metres a second", "limit": "of <things>, | apart"}
+def test_a_description_is_the_string_below_the_field():
+    assert descriptions(Parent) == {"speed": "Metres a second.", "limit": "# of <things>, | apart.",
+                                    "sizes": "Sizes, of which there are some."}
 
 
-def test_a_meaning_continues_in_the_column_below_it():
-    assert comments(Long) == {"speed": "Metres a second, measured on a straight road.", "name": "Name."}
-
-
-def every_setting():
-    """Yield the dotted name, field and meaning of each option of every Params in the framework."""
-    params = [("", Run), ("", Options), *((f"{group}.", each) for group, each in fixed_groups())]
-    params += [(f"{group}.", factory[name].Params) for group, (_, factory) in GROUPS.items() for name in factory]
+def every_option():
+    """Each option of every Params that the framework has: dotted name, declaration and description."""
+    params = [("", Options), *((f"{section}.", each) for section, each in fixed_sections())]
+    params += [(f"{section}.", factory[name].Params) for section, (_, factory) in SECTIONS.items() for name in factory]
     params += [("rule.", each) for _, each in STRATEGIES.values()]
     for prefix, each in params:
-        meanings, types = comments(each), annotations(each())
-        for field in dataclasses.fields(each):
-            if types.get(field.name, Any) is not Any:
-                yield f"{each.__name__}: {prefix}{field.name}", types[field.name], field, meanings.get(field.name, "")
+        for name, field in declared(each()).items():
+            if "." not in name:
+                yield f"{each.__name__}: {prefix}{name}", field, descriptions(each).get(name, "")
 
 
 def test_every_option_has_a_sentence_that_stands_alone():
-    fragments = [f"{name}: {meaning!r}" for name, _, _, meaning in every_setting()
-                 if not re.fullmatch(r"[A-Z`].*[.]", meaning) or re.match(DANGLING, meaning)]
+    fragments = [f"{name}: {text!r}" for name, _, text in every_option()
+                 if not re.fullmatch(r"[A-Z`].*[.]", text) or re.match(DANGLING, text)]
     assert not fragments, "\n".join(fragments)
 
 
-def test_every_number_has_bounds():
-    def is_bounded(field):
-        low, high, above = (field.metadata.get(name) for name in ("low", "high", "above"))
-        return field.metadata.get("choices") or (high is not None and (low is not None or above is not None))
-    kinds = int, float, int | None, float | None, tuple[int, ...]
-    assert not [name for name, kind, field, _ in every_setting() if kind in kinds and not is_bounded(field)]
+def bounds(field):
+    """Return pydantic's bounds of a field, and of the numbers inside its type."""
+    def nested(annotation):
+        for part in typing.get_args(annotation):
+            yield from getattr(part, "metadata", None) or nested(part)
+    return {type(bound) for bound in [*field.metadata, *nested(field.annotation)]}
 
 
-def test_a_subclass_replaces_meanings_and_keeps_the_others():
-    assert comments(Child) == {"speed": "knots", "limit": "of <things>, | apart"}
+def holds_numbers(annotation):
+    if typing.get_origin(annotation) is Literal:
+        return False
+    return annotation in (int, float) or any(map(holds_numbers, typing.get_args(annotation)))
+
+
+def test_every_number_has_a_largest_and_a_smallest_value():
+    assert not [name for name, field, _ in every_option()
+                if holds_numbers(field.annotation) and not (Le in bounds(field) and {Ge, Gt} & bounds(field))]
+
+
+@pytest.mark.parametrize(("option", "names"), [
+    ("DQNParams: agent.loss", LOSSES), ("RainbowParams: agent.distribution", DISTRIBUTIONS), ("DQNParams: agent.lr_schedule", SCHEDULES),
+    ("AtariParams: env.protocol", PROTOCOLS), ("GymParams: env.reward_clipping", CLIPPINGS),
+    ("CustomParams: rule.dist_function", DISTANCES)])
+def test_choices_are_the_names_of_what_they_choose(option, names):
+    field, = {name: field for name, field, _ in every_option() if name == option}.values()
+    assert typing.get_args(field.annotation) == tuple(names)
+
+
+def test_every_line_of_run_is_an_option():
+    assert RUN.keys() <= Options.__pydantic_fields__.keys()
+
+
+def test_a_subclass_replaces_descriptions_and_keeps_the_others():
+    assert descriptions(Child) == {**descriptions(Parent), "speed": "Knots."}
 
 
 def test_a_line_shows_type_default_bounds_and_meaning():
     assert table(Child, "car.") == (
-        "| `car.speed` | float | `2.0` | > 0 | knots |\n"
-        "| `car.name` | str | `a # is no comment` |  |  |\n"
-        "| `car.limit` | int \\| None | `None` | ≥ 0, ≤ 9 | of &lt;things>, \\| apart |\n"
+        "| `car.speed` | float | `2.0` | > 0 | Knots. |\n"
+        "| `car.name` | str | `a` |  |  |\n"
+        "| `car.limit` | int \\| None | `None` | ≥ 0, ≤ 8 | # of &lt;things>, \\| apart. |\n"
+        "| `car.sizes` | tuple[int, ...] | `(1,)` | ≥ 1, ≤ 1_000 | Sizes, of which there are some. |\n"
         "| `car.loss` | str | `huber` | `huber`, `squared` |  |\n")
 
 

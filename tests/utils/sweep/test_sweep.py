@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import fields
 from pathlib import Path
 
 import psutil
@@ -16,7 +15,7 @@ import pytest
 
 from utils import run_registry as saved_runs
 from utils.config import command_line
-from utils.options import CONFIGS, Options, Run
+from utils.options import CONFIGS, RUN
 from utils.sweep import __main__ as sweep
 from utils.sweep import subprocess_run
 from utils.sweep.scheduler import claimed
@@ -164,11 +163,8 @@ def test_a_configs_resume_option_does_not_affect_a_sweep(main, root, monkeypatch
     own.log_folder.mkdir(parents=True)
     own.checkpoint_folder.mkdir(parents=True)
     saved_runs.save(own, {})
-    for kind in (Run, Options):
-        position = [field.name for field in fields(kind)].index("resume")
-        before = kind.__init__.__defaults__
-        monkeypatch.setattr(kind.__init__, "__defaults__", (*before[:position], "newest", *before[position + 1:]))
-    assert Options().resume == Run().resume == "newest" and main("--seeds", "1") == 0
+    monkeypatch.setitem(RUN, "resume", "newest")
+    assert main("--seeds", "1") == 0
     assert (root / "logs" / "sweep_dqn-cartpole-seed1").exists() and not (own.log_folder / "metrics.jsonl").exists()
     assert "'--resume', 'none'" in (root / "logs" / "sweep" / "dqn-cartpole-seed1.txt").read_text()
 

@@ -20,7 +20,7 @@ from core.engines.ray.trajectory_server import StaleSender, TrajectoryServer  # 
 from core.engines.ray.worker import Worker  # noqa: E402
 from core.single_processes.actor import actor  # noqa: E402
 from utils.config.command_line import read_options  # noqa: E402
-from utils.launch import prepare  # noqa: E402
+from utils.launch import create_context  # noqa: E402
 
 NOTHING = ("--engine", "inline", "--evaluator.max_steps", "1",
            "--clock.learn_start", "100", "--num_envs_per_actor", "4", "--num_actors", "2")
@@ -66,7 +66,7 @@ def line(tmp_path, monkeypatch):
     monkeypatch.setattr("core.engines.process_main.end_with", lambda main: None)
 
     def made(*words):
-        context, agent = prepare(read_options(["--root", str(tmp_path), *NOTHING, *words]))
+        context, agent = create_context(read_options(["--root", str(tmp_path), *NOTHING, *words]))
         context.parameters.publish(agent.model)
         ingest = TrajectoryServer(pickle.loads(pickle.dumps(context)), 0.0, os.getpid())
         wires.append(Wire(monkeypatch, ingest))

@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
-from core.common.settings import problems
 from core.memories.unrolls.feature_replay import MAX_COMPARED, STRATEGIES, CustomParams, FeatureDistanceStrategy
 from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.trajectory.frame_compression import StorageParams
@@ -357,7 +357,9 @@ def test_attentive_replay_follows_the_newest_state():
     {"lambda_batch_multiplier": 0.9}, {"alfa_annealing_factor": 0.0}, {"lambda_batches": 0}, {"elite_sampling_strategy": "strategy5"},
     {"elite_batch_size": 0}, {"lambda_batch_multiplier": float("nan")}])
 def test_invalid_options_are_reported(wrong):
-    assert len(problems(CustomParams(**wrong))) == 1 and not problems(CustomParams())
+    with pytest.raises(ValidationError, match="1 validation error") as refused:
+        CustomParams(**wrong)
+    assert refused.value.errors()[0]["loc"] == tuple(wrong)
 
 
 @pytest.mark.parametrize("settings", SAMPLINGS)

@@ -215,17 +215,17 @@ def test_short_names_select_custom_with_their_strategies(kind, expected):
     ('[{"type": "queue", "sample_ratio": [1]}]', ["item 1: sample_ratio=[1] must be"]),
     ('[{"type": "queue", "capacity": 0, "sample_ratio": 1}]', ["item 1: capacity=0 must be at least 1"]),
     ('[{"type": "queue", "capacity": -3, "sample_ratio": 1}]', ["item 1: capacity=-3 must be at least 1"]),
-    ('[{"type": "queue", "capacity": 1.5, "sample_ratio": 1}]', ["item 1: capacity=1.5 must be a whole number"]),
-    ('[{"type": "queue", "capacity": "many", "sample_ratio": 1}]', ["item 1: capacity='many' must be a whole number"]),
-    ('[{"type": "queue", "capacity": true, "sample_ratio": 1}]', ["item 1: capacity=True must be a whole number"]),
-    ('[{"type": "queue", "capacity": null, "sample_ratio": 1}]', ["item 1: capacity=None must be a whole number"]),
-    ('[{"type": "queue", "capacity": {"a": [1]}, "sample_ratio": 1}]', ["item 1: capacity={'a': [1]} must be a whole number"]),
-    (f'[{{"type": "queue", "capacity": {10**400}, "sample_ratio": 1}}]', ["must be a whole number below 2**63"]),
+    ('[{"type": "queue", "capacity": 1.5, "sample_ratio": 1}]', ["item 1: capacity=1.5 must be a valid integer"]),
+    ('[{"type": "queue", "capacity": "many", "sample_ratio": 1}]', ["item 1: capacity='many' must be a valid integer"]),
+    ('[{"type": "queue", "capacity": true, "sample_ratio": 1}]', ["item 1: capacity=True must be a valid integer"]),
+    ('[{"type": "queue", "capacity": null, "sample_ratio": 1}]', ["item 1: capacity=None must be a valid integer"]),
+    ('[{"type": "queue", "capacity": {"a": [1]}, "sample_ratio": 1}]', ["item 1: capacity={'a': [1]} must be a valid integer"]),
+    (f'[{{"type": "queue", "capacity": {10**400}, "sample_ratio": 1}}]', ["must be at most 10000000"]),
     ('[{"type": "queue", "overflow": "drop", "sample_ratio": 1}]', ["item 1: overflow='drop' must be one of block, keep_latest"]),
-    ('[{"type": "queue", "overflow": 3, "sample_ratio": 1}]', ["item 1: overflow=3 must be a text"]),
-    ('[{"type": "custom", "p": "two", "sample_ratio": 1}]', ["item 1: p='two' must be a finite number"]),
-    (f'[{{"type": "custom", "p": {10**400}, "sample_ratio": 1}}]', ["must be a finite number"]),
-    ('[{"type": "custom", "p": Infinity, "sample_ratio": 1}]', ["item 1: p=inf must be a finite number"]),
+    ('[{"type": "queue", "overflow": 3, "sample_ratio": 1}]', ["item 1: overflow=3 must be one of block"]),
+    ('[{"type": "custom", "p": "two", "sample_ratio": 1}]', ["item 1: p='two' must be a valid number"]),
+    (f'[{{"type": "custom", "p": {10**400}, "sample_ratio": 1}}]', ["must be a valid number"]),
+    ('[{"type": "custom", "p": Infinity, "sample_ratio": 1}]', ["item 1: p=inf must be finite"]),
     ('[{"type": "custom", "dist_function": "l2", "sample_ratio": 1}]', ["dist_function='l2' must be one of ln_norm, cos_dist, kl_div"]),
     ('[{"type": "elite", "elite_sampling_strategy": "strategy9", "sample_ratio": 1}]', ["must be one of strategy1, strategy2"]),
     ('[{"type": "attentive", "lambda_batch_multiplier": 0.5, "sample_ratio": 1}]', ["lambda_batch_multiplier=0.5 must be at least 1"]),
@@ -234,7 +234,7 @@ def test_short_names_select_custom_with_their_strategies(kind, expected):
     ('[{"type": "queue", "overflow": "keep_oldest", "sample_ratio": 1}]', ["capacity=1 is below 32"]),
     ('[{"type": "fifo", "sample_ratio": 2}, {"type": "queue", "capacity": 0, "size": 1, "overflow": 5, "sample_ratio": 0.5}]', [
         "item 1: type='fifo'", "item 1: sample_ratio=2", "item 2: queue has no setting 'size'", "item 2: capacity=0",
-        "item 2: overflow=5 must be a text", "sample ratios must sum to 1, not 2.5"])])
+        "item 2: overflow=5 must be one of block", "sample ratios must sum to 1, not 2.5"])])
 def test_every_mistake_in_a_list_is_reported_in_a_sentence(text, sentences):
     found = problems(text)
     assert len(found) == len(sentences) and all(problem.startswith("memory.replay_parameters: ") for problem in found)

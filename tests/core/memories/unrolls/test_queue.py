@@ -4,8 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
-from core.common.settings import problems
 from core.memories.unrolls.queue import QueueMemory, QueueParams
 from tests.core.tapes import CODE, CodedActor, RandomPlay, assert_unroll_equals_twin, check_coded_unrolls, coded_spec, unroll_memory
 
@@ -285,9 +285,10 @@ def test_a_queue_in_the_rings_may_be_smaller_than_a_batch(overflow):
     assert QueueMemory.problems(QueueParams(1, overflow), 64) == []
 
 
-@pytest.mark.parametrize("params", [QueueParams(0), QueueParams(-1), QueueParams(overflow="drop")])
-def test_invalid_options_are_reported(params):
-    assert len(problems(params)) == 1
+@pytest.mark.parametrize("wrong", [{"capacity": 0}, {"capacity": -1}, {"overflow": "drop"}])
+def test_invalid_options_are_reported(wrong):
+    with pytest.raises(ValidationError, match="1 validation error"):
+        QueueParams(**wrong)
 
 
 # checkpoints ------------------------------------------------------------------------------------------------------

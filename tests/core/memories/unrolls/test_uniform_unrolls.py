@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
-from core.common.settings import problems
 from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.memories.unrolls.uniform_unrolls import ReplayParams
 from core.types import SampleIds
@@ -124,10 +124,11 @@ def test_unrolls_overwritten_before_being_copied_leave_no_gap(monkeypatch):
     assert memory.statistics()["reservoir_size"] == 2 and contents(memory) == [actor.unrolls()[1], actor.unrolls()[3]]
 
 
-# both -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("params", [ReplayParams(0), ReplayParams(-5)])
-def test_capacities_below_one_are_reported(params):
-    assert problems(params) == [f"capacity={params.capacity} must be at least 1"]
+# both -----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("capacity", [0, -5])
+def test_capacities_below_one_are_reported(capacity):
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        ReplayParams(capacity=capacity)
 
 
 @pytest.mark.parametrize("kind", ["standard", "reservoir"])

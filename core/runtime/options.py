@@ -1,0 +1,330 @@
+"""Every option of a run, typed: what all processes are given, and the sections that belong to processes and engines.
+
+The sections `agent`, `env`, `memory` and `model` belong to the classes that a row of CONFIGS chooses, and stand beside
+these classes. utils/options.py holds the rows, the lines to edit, and the look-up of classes.
+"""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from core.acting.validated_env import ValidatedEnv
+from core.agent import Agent, AgentParams
+from core.common.foreign_code import foreign_code
+from core.common.settings import frozen_dataclass
+from core.env import Env, EnvParams
+from core.memory import Memory, MemoryParams
+from core.model import Model, ModelParams
+from core.runtime.rate_limiter import ClockParams
+from core.specs import EnvSpec
+from core.trajectory.frame_compression import StorageParams
+
+
+@frozen_dataclass
+class ActorParams:
+    """Options of every actor process."""
+
+    chunk_length: int = Field(default=8, ge=1, le=10_000)
+    """Steps of each environment that are published together."""
+    refresh_period: int = Field(default=100, ge=1, le=10**9)
+    """Agent steps of this actor between looks for newer parameters (Ape-X: 100)."""
+    log_period: float = Field(default=2.0, gt=0, le=1e9)
+    """Seconds between an actor's reports."""
+    env_threads: int = Field(default=1, ge=1, le=256)
+    """Emulator threads of each group of an actor's environments."""
+    groups: int = Field(default=1, ge=1, le=256)
+    """Groups of an actor's environments that take turns. With 2, one is emulated while the other is answered."""
+    device: str = "cpu"
+    """Device of the actor's network: cpu, cuda, cuda:1; auto is cuda if there is a GPU."""
+    captured: bool = True
+    """Compute the actor's answers by replaying a CUDA graph where its device is a GPU."""
+    niceness: int = Field(default=10, ge=0, le=19)
+    """Niceness of the actor's process, so that a learner that has work goes first where cores are few."""
+
+
+@frozen_dataclass
+class LearnerParams:
+    """Options of every learner process."""
+
+    threads: int = Field(default=0, ge=0, le=1_024)
+    """Torch threads of a learner; 0 is all cores up to 4, then what the actors leave."""
+    prefetch: int = Field(default=4, ge=0, le=256)
+    """Batches prepared ahead in a thread, at most; the inline engine always uses 0."""
+    batches_per_draw: int = Field(default=1, ge=1, le=1_024)
+    """Batches drawn from the memory at once; more are cheaper where updates take little."""
+    memory_device: Literal["cpu", "learner"] = "cpu"
+    """Device that batches are drawn on; with `learner` the replay is copied to the learner's device."""
+    updates_per_replay: int = Field(default=1, ge=1, le=1_024)
+    """Updates that Python starts as one; more than 1 needs memory_device learner."""
+    captured: Literal["auto", "yes", "no"] = "auto"
+    """Run updates as a CUDA graph; auto does with memory_device learner where possible."""
+    precision: Literal["float32", "auto", "tf32", "bf16"] = "float32"
+    """Precision of products: tf32 is for GPUs, auto is tf32 where there is one, bf16 is of networks."""
+    shrink_batch: bool = False
+    """Take one gradient of pieces of a batch when GPU memory runs out."""
+    publish_period: int = Field(default=10, ge=1, le=10**9)
+    """Updates between publications of the parameters."""
+    log_period: float = Field(default=2.0, gt=0, le=1e9)
+    """Seconds between the learner's reports."""
+    max_bad_updates: int = Field(default=10, ge=1, le=10**9)
+    """Updates in a row with a non-finite loss before the run is given up."""
+    compare_period: int = Field(default=1_000, ge=0, le=10**9)
+    """Updates between checks that several learners are alike; 0 checks never."""
+    checkpoint_period: float = Field(default=60.0, gt=0, le=1e9)
+    """Seconds between full checkpoints, not on engine inline; one more comes at the end."""
+    checkpoint_steps: int = Field(default=0, ge=0, le=10**12)
+    """Agent steps between full checkpoints; 0 leaves it to checkpoint_period."""
+    checkpoint_keep: int = Field(default=2, ge=1, le=10_000)
+    """Newest full checkpoints that are kept."""
+    checkpoint_replay: bool = False
+    """Store the replay in checkpoints too, for an exact continuation; files are large."""
+
+
+@frozen_dataclass
+class EvaluatorParams:
+    """Options of the evaluator process."""
+
+    period: float = Field(default=60.0, gt=0, le=1e9)
+    """Seconds between starts of evaluations."""
+    steps: int = Field(default=0, ge=0, le=10**12)
+    """Agent steps between evaluations; 0 leaves it to period."""
+    episodes: int = Field(default=10, ge=1, le=100_000)
+    """Episodes of an evaluation."""
+    num_envs: int = Field(default=10, ge=1, le=10_000)
+    """Episodes that the evaluator plays side by side."""
+    max_steps: int = Field(default=27_000, ge=1, le=10**9)
+    """Agent steps after which an episode of an evaluation counts as truncated."""
+    niceness: int = Field(default=5, ge=0, le=19)
+    """Niceness of the evaluator's process, so that training goes first."""
+    record_every: int = Field(default=0, ge=0, le=10**9)
+    """Evaluations from one video in logs/<signature>/videos to the next; 0 records none."""
+    record_steps: int = Field(default=3_000, ge=1, le=1_000_000)
+    """Agent steps of a recorded episode, at most."""
+
+
+@frozen_dataclass
+class LoggerParams:
+    """Options of the logger process."""
+
+    period: float = Field(default=2.0, gt=0, le=1e9)
+    """Seconds between lines in the metrics files, and between progress lines."""
+    steps: int = Field(default=0, ge=0, le=10**12)
+    """Agent steps between lines in the metrics files; 0 goes by `period`."""
+    wandb: str | None = None
+    """Project of Weights & Biases that is told too; None is off."""
+    mlflow: str | None = None
+    """Experiment of MLflow that is told too; None is off."""
+    tracker_timeout: float = Field(default=30.0, ge=0.01, le=86_400)
+    """Seconds that trackers may take at the end."""
+
+
+@frozen_dataclass
+class VideoParams:
+    """Options of recorded videos."""
+
+    format: Literal["mp4", "gif"] = "mp4"
+    """Format of the video file."""
+    fps: float | None = Field(default=None, gt=0, le=1_000)
+    """Pictures a second; None plays in real time, by the environment's render_fps."""
+    overlay: bool = False
+    """Draw score, step and action under the picture."""
+    panel: bool = False
+    """Draw beside the picture the network's input and curves of the agent's values."""
+
+
+@frozen_dataclass
+class SupervisorParams:
+    """Deadlines and restarts of the processes that the engines `local` and `ray` start."""
+
+    heartbeat_timeout: float = Field(default=60.0, ge=1, le=1e6)
+    """Seconds without a heartbeat after which a process is replaced."""
+    start_timeout: float = Field(default=180.0, ge=1, le=1e6)
+    """Seconds that a process may take to its first heartbeat."""
+    max_restarts: int = Field(default=5, ge=0, le=1_000_000)
+    """Restarts of one process within restart_window; then the run saves and ends."""
+    restart_window: float = Field(default=3600.0, gt=0, le=1e9)
+    """Seconds after which a restart no longer counts."""
+    stop_timeout: float = Field(default=12.0, ge=0.1, le=86_400)
+    """Seconds that processes have to end once interrupted."""
+    finish_timeout: float = Field(default=900.0, ge=0.1, le=1e6)
+    """Seconds for the last evaluation of a run that finished."""
+
+
+@frozen_dataclass
+class RayParams:
+    """Options of the engine `ray`.
+
+    CPUs and GPUs are Ray's logical resources: they decide where processes go, not what they may use.
+    """
+
+    address: str | None = None
+    """Address host:port of a cluster's head, or auto; None uses this machine alone."""
+    actor_cpus: float = Field(default=1.0, ge=0, le=1_024)
+    """CPUs that Ray reserves for an actor."""
+    actor_gpus: float = Field(default=0.0, ge=0, le=64)
+    """GPUs that Ray reserves for an actor."""
+    learner_cpus: float = Field(default=1.0, ge=0, le=1_024)
+    """CPUs that Ray reserves for a learner."""
+    learner_gpus: float | None = Field(default=None, ge=0, le=64)
+    """GPUs that Ray reserves for a learner; None is 1 where device is a GPU, else 0."""
+    evaluator_cpus: float = Field(default=1.0, ge=0, le=1_024)
+    """CPUs that Ray reserves for the evaluator."""
+    chunks_in_flight: int = Field(default=4, ge=1, le=1_024)
+    """Chunks that an actor on another node may have sent and not yet seen stored."""
+    parameters_period: float = Field(default=0.05, ge=0, le=1e6)
+    """Seconds between versions of the parameters that go to other nodes, at the least."""
+    object_store_bytes: int = Field(default=128 << 20, ge=80 << 20, le=10**13)
+    """Bytes of shared memory for Ray's object store on this machine."""
+    connect_timeout: float = Field(default=20.0, ge=0.1, le=86_400)
+    """Seconds within which a cluster must answer."""
+    place_timeout: float | None = Field(default=60.0, ge=0.1, le=1e9)
+    """Seconds to wait for room for the run; None waits without a limit."""
+    head_timeout: float = Field(default=20.0, gt=0, le=1e6)
+    """Seconds without an answer of the head after which the run saves and ends."""
+    learner_timeout: float | None = Field(default=300.0, gt=0, le=1e9)
+    """Seconds without a place for any actor of a learner after which the run saves and ends; None waits without a
+    limit."""
+
+
+@frozen_dataclass
+class RunOptions(ABC):
+    """All options of a run.
+
+    Options are names, numbers and sections only, so that they pickle. Classes are looked up on use.
+    """
+
+    config: str = "dqn-pong-small"
+    """Row of `CONFIGS`, by name or number."""
+    mode: Literal[1, 2] = 1
+    """Mode 1 trains and mode 2 tests."""
+    machine: str = "local"
+    """First part of the run's signature, which names logs/<machine>_<timestamp>/."""
+    timestamp: str | None = None
+    """Second part of the signature. If None, now; in mode 2 that of the newest run of this row, game, agent and
+    model."""
+    seed: int = Field(default=1, ge=0, le=2**63 - 1)
+    """Seed of all random numbers."""
+    engine: str = "local"
+    """`local` starts processes, `inline` is one reproducible process, `ray` uses a cluster."""
+    num_actors: int = Field(default=1, ge=1, le=4_096)
+    """Number of processes that play."""
+    num_envs_per_actor: int = Field(default=8, ge=0, le=65_536)
+    """Environments that an actor steps together. 0 tries numbers out."""
+    num_learners: int = Field(default=1, ge=1, le=256)
+    """Number of processes that learn, each with a batch and a memory of its own."""
+    device: str = "auto"
+    """Learner's device: cpu, cuda (a GPU for each learner), cuda:1; auto is cuda if there is a GPU."""
+    resume: str | None = None
+    """Signature of the run to continue; `newest` is that of this row, game, agent and model."""
+    model_file: str | None = None
+    """Path of the weights to start from (mode 1) or to test (mode 2)."""
+    render: bool = False
+    """Show the games in a window (mode 2)."""
+    record: bool = False
+    """Write the games to an mp4 file (mode 2); in mode 1 see evaluator.record_every."""
+    profile: bool = False
+    """Report where actors and learner spend their time, under profile/ and in a table at the end."""
+    profile_trace: int = Field(default=0, ge=0, le=10_000)
+    """Learner updates that torch.profiler records; 0 records none."""
+    episodes: int = Field(default=30, ge=1, le=1_000_000)
+    """Number of episodes played (mode 2)."""
+    check: bool = False
+    """Print what this row is, needs and costs, try a few steps and end (mode 1)."""
+    steps: int | None = Field(default=None, ge=1, le=10**15)
+    """Agent steps after which the run stops; None sets no limit."""
+    updates: int | None = Field(default=None, ge=1, le=10**15)
+    """Learner updates after which the run stops; None sets no limit."""
+    seconds: float | None = Field(default=None, gt=0, le=1e9)
+    """Seconds after this start at which the run stops; a continued run does not keep it."""
+    target_score: float | None = Field(default=None, ge=-1e12, le=1e12)
+    """Mean return of an evaluation at which the run stops; None sets no limit."""
+
+    agent_type: str = ""
+    """Agent class: a name of utils/factory.py, or package.module:Class of your own."""
+    env_type: str = ""
+    """Environment class: a name of utils/factory.py, or package.module:Class of your own."""
+    game: str = ""
+    """Name of the game as the environment class knows it: pong, CartPole-v1."""
+    memory_type: str = ""
+    """Memory class: a name of utils/factory.py, or package.module:Class of your own."""
+    model_type: str = ""
+    """Model class: a name of utils/factory.py, or package.module:Class of your own."""
+    root: str = ""
+    """Folder of models/ and logs/."""
+
+    agent: AgentParams = AgentParams()
+    env: EnvParams = EnvParams()
+    memory: MemoryParams = MemoryParams()
+    model: ModelParams = ModelParams()
+    storage: StorageParams = StorageParams()
+    clock: ClockParams = ClockParams()
+    actor: ActorParams = ActorParams()
+    learner: LearnerParams = LearnerParams()
+    evaluator: EvaluatorParams = EvaluatorParams()
+    logger: LoggerParams = LoggerParams()
+    video: VideoParams = VideoParams()
+    supervisor: SupervisorParams = SupervisorParams()
+    ray: RayParams = RayParams()
+
+    # classes ----------------------------------------------------------------------------------------------------------
+    @property
+    @abstractmethod
+    def agent_class(self) -> type[Agent]: ...
+
+    @property
+    @abstractmethod
+    def env_class(self) -> type[Env]: ...
+
+    @property
+    @abstractmethod
+    def memory_class(self) -> type[Memory]: ...
+
+    @property
+    @abstractmethod
+    def model_class(self) -> type[Model]: ...
+
+    @abstractmethod
+    def make_agent(self, spec: EnvSpec, device: str = "cpu", precision: str = "float32") -> Agent:
+        """Return an agent whose networks are made on this device when the agent first uses them."""
+
+    # files ------------------------------------------------------------------------------------------------------------
+    @property
+    def signature(self) -> str:
+        """The name of the run, which names its files and folders."""
+        return f"{self.machine}_{self.timestamp}"
+
+    @property
+    def log_folder(self) -> Path:
+        return Path(self.root) / "logs" / self.signature
+
+    @property
+    def model_path(self) -> Path:
+        """The file of the weights that scored best in an evaluation."""
+        return Path(self.root) / "models" / f"{self.signature}.pth"
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        return Path(self.root) / "models" / f"{self.signature}_checkpoints"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every option, nested as here, with lists in place of tuples, as JSON can carry them."""
+        plain: dict[str, Any] = _plain(dataclasses.asdict(self))
+        return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def make_env(options: RunOptions, num_envs: int, *, training: bool, num_threads: int = 1,
+             render_mode: str | None = None) -> ValidatedEnv:
+    """Construct the environment that the options name, whoever wrote its class."""
+    with foreign_code("its constructor", may_lack_packages=True):
+        env = options.env_class(options.env, options.game, num_envs, training=training, num_threads=num_threads,
+                                render_mode=render_mode)
+    return ValidatedEnv(env, num_envs)
