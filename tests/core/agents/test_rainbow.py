@@ -177,6 +177,7 @@ def test_a_terminated_window_has_its_reward_alone_and_a_truncated_one_its_final_
 def test_a_prediction_that_is_right_has_a_priority_that_memories_accept():
     agent = make_agent(nstep=1, double=False, gamma=1.0)
     agent.model.numbers.data[:, 1:] = agent.model.numbers.data[:, :1]  # one distribution a state, whatever is chosen
+    agent.target.load_state_dict(agent.model.state_dict())
     states = list(range(STATES)) * 10
     batch = make_batch(states, states, [0] * 200, [[0.0, 0.0]] * 200, [[1.0, 1.0]] * 200, [[False, False]] * 200)
     priorities = agent.learn(batch).priorities
