@@ -106,8 +106,8 @@ class DuelingHead(nn.Module):
         self.advantage = _layers(features, hidden, num_actions, linear, atoms)
 
     def forward(self, features: Tensor) -> Tensor:
-        value: Tensor = self.value(features)          # [B, 1] or [B, 1, atoms]
         advantage: Tensor = self.advantage(features)  # [B, A] or [B, A, atoms]
+        value: Tensor = self.value(features)  # after the advantage, because noisy layers draw in this order
         return value + advantage - advantage.mean(1, keepdim=True)
 
 

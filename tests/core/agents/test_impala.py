@@ -1,7 +1,6 @@
 """IMPALA, CLEAR and LASER equal the papers' sums written step by step, and numbers by hand."""
 
 from copy import deepcopy
-from dataclasses import replace
 from math import log
 
 import numpy as np
@@ -270,8 +269,7 @@ def test_a_checkpoint_continues_training_exactly(settings):
 
 def test_the_gradient_is_clipped_as_a_whole():
     batch, logits, values = random_unrolls(seed=6)
-    agent = table_agent(Impala, logits, values)
-    agent.params = replace(agent.params, clip_norm=0.5)
+    agent = table_agent(Impala, logits, values, clip_norm=0.5)
     norm = float(agent.learn(batch).statistics["grad_norm"])
     clipped = torch.cat([agent.model.logits.grad.flatten(), agent.model.values.grad]).norm()
     assert norm > 1 and float(clipped) == pytest.approx(0.5, rel=1e-4)

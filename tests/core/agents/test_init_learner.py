@@ -58,7 +58,7 @@ def test_the_model_draws_its_weights_first_and_the_target_copies(name):
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_order_of_keys_in_a_state_does_not_matter(name):
     first, second = MAKERS[name](name), MAKERS[name](name)
-    for network in [first.model] + [first.target] * hasattr(first, "target"):
+    for network in (first.model, getattr(first, "target", first.model)):
         for parameter in network.parameters():
             parameter.data.add_(torch.randn_like(parameter))
     state = deepcopy(first.state_dict())

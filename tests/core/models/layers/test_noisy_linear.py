@@ -154,3 +154,14 @@ def test_by_default_a_dqn_network_has_no_noise(network):
     model = make(network)
     assert not any(isinstance(layer, NoisyLinear) for layer in model.modules())
     assert torch.equal(model(observe(model))[0], model(observe(model))[0])
+
+
+def test_a_dueling_head_draws_noise_for_its_advantage_first():
+    model = make(DQNMLP, noisy=True, dueling=True)
+    observation = observe(model)
+    torch.manual_seed(3)
+    found = model(observation)[0]
+    torch.manual_seed(3)
+    features = model.torso(observation)
+    advantage = model.q.advantage(features)
+    assert torch.equal(found, model.q.value(features) + advantage - advantage.mean(1, keepdim=True))
