@@ -117,7 +117,7 @@ class DevicePrioritizedReplay(DeviceReplay):
 
     def __init__(self, memory: Memory, device: torch.device):
         super().__init__(memory, device)
-        self.rule = PriorityRule(memory.params, torch, torch.ones((), dtype=torch.float64, device=device))
+        self.rule = PriorityRule(memory.params, torch.ones((), dtype=torch.float64, device=device))
         self._table = PrioritizedLeaves(self._starts, self._table.store, self.rule)
         self._beta = ScheduledTensor(self.rule.beta, device, torch.float64)
 
