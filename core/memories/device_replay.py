@@ -72,16 +72,15 @@ class DeviceReplay(DeviceMemory):
     # updates ----------------------------------------------------------------------------------------------------------
     def sample(self, batch_size: int) -> tuple[Batch, Tensor]:
         check_batch_size(batch_size)
-        uniform = torch.rand(batch_size, generator=self.generator, dtype=torch.float64, device=self.device)
-        leaf_indices = self._table.store.find(self._fractions(uniform))
+        leaf_indices = self._table.store.find(self._shares(batch_size))
         env_ids, step_ids = self._starts.ids(leaf_indices, self._low)
         window = self.ring.gather(env_ids, step_ids, self.window)
         keys = SampleIds(env_ids, step_ids)  # type: ignore[arg-type]
         return Batch(window, keys, self._weights(leaf_indices)), leaf_indices
 
-    def _fractions(self, uniform: Tensor) -> Tensor:
-        """Return fractions of the sum of all leaves, of uniform numbers [B] in [0, 1)."""
-        return uniform
+    def _shares(self, count: int) -> Tensor:
+        """Draw fractions of the sum of all leaves, [count] in [0, 1)."""
+        return torch.rand(count, generator=self.generator, dtype=torch.float64, device=self.device)
 
     def _weights(self, leaf_indices: Tensor) -> Tensor:
         return torch.ones(len(leaf_indices), device=self.device)
@@ -117,7 +116,7 @@ class DevicePrioritizedReplay(DeviceReplay):
 
     def __init__(self, memory: Memory, device: torch.device):
         super().__init__(memory, device)
-        self.rule = PriorityRule(memory.params, torch, torch.ones((), dtype=torch.float64, device=device))
+        self.rule = PriorityRule(memory.params, torch.ones((), dtype=torch.float64, device=device))
         self._table = PrioritizedLeaves(self._starts, self._table.store, self.rule)
         self._beta = ScheduledTensor(self.rule.beta, device, torch.float64)
 
@@ -131,8 +130,8 @@ class DevicePrioritizedReplay(DeviceReplay):
         priorities = shared.flat("priority")[shared.slots(env_ids, step_ids)].astype(np.float64)
         return self.rule.first_leaves(on_device(priorities, self.device), self._invalid_starts(env_ids, step_ids))
 
-    def _fractions(self, uniform: Tensor) -> Tensor:
-        return self.rule.fractions(uniform)
+    def _shares(self, count: int) -> Tensor:
+        return self.rule.fractions(super()._shares(count))
 
     def _weights(self, leaf_indices: Tensor) -> Tensor:
         return self.rule.weights(self._leaves[leaf_indices], self._beta.take()).to(torch.float32)

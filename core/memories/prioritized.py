@@ -46,7 +46,7 @@ class PrioritizedMemory(Memory):
     def __init__(self, params: PrioritizedParams, layout: Layout, window: WindowSpec, seed: int):
         super().__init__(params, layout, window, seed)
         self._starts = WindowStarts(self.trajectories, window)
-        self.rule = PriorityRule(params, np, np.ones(()))
+        self.rule = PriorityRule(params, np.ones(()))
 
     @cached_property
     def _leaves(self) -> PrioritizedLeaves[SumTree]:

@@ -13,6 +13,9 @@ p_i^alpha is called its leaf.
 
 from typing import Any, Generic
 
+import numpy as np
+import torch
+
 from core.trajectory.window_gather import Array
 
 
@@ -22,16 +25,20 @@ class PriorityRule(Generic[Array]):
     Arrays are float64. Python reads no value of a tensor, so that CUDA graphs can capture every method.
     """
 
-    def __init__(self, params: Any, library: Any, largest: Array):
+    def __init__(self, params: Any, largest: Array):
         """Bind the rule to a kind of arrays.
 
         Args:
             params: The settings, PrioritizedParams.
-            library: The module numpy or torch.
             largest: The largest priority seen, a scalar array that is changed in place; 1 at first.
         """
-        self._params, self._library = params, library
+        self._params = params
         self.largest: Array = largest
+
+    @property
+    def _library(self) -> Any:
+        """Return the module whose arrays are used; a rule cannot keep it, because modules cannot be pickled."""
+        return np if isinstance(self.largest, np.ndarray) else torch
 
     def beta(self, batch: int) -> float:
         """Return the exponent of the importance weights of a batch, numbered from 0."""

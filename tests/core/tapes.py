@@ -124,10 +124,10 @@ def observed(rows: list[Row], start: int, spec: WindowSpec) -> list[np.ndarray]:
 
 def small_layout(spec: EnvSpec, *, rows: int, chunk_length: int, num_envs: int, num_actors: int = 1, with_priority: bool = False,
                  extras: dict[str, ArraySpec] | None = None, states: tuple[ArraySpec, ...] = (), storage: StorageParams = STORAGE,
-                 kept_rows: int = 1, arena_bytes: int | None = None) -> Layout:
+                 kept_steps_per_env: int = 1, arena_bytes: int | None = None) -> Layout:
     """Return a layout of exactly `rows` steps per environment, and of `arena_bytes` per arena unless None."""
     layout = Layout.of(spec, extras or {}, capacity=1, num_actors=num_actors, num_envs=num_envs, chunk_length=chunk_length,
-                       with_priority=with_priority, states=states, storage=storage, kept_steps_per_env=kept_rows)
+                       with_priority=with_priority, states=states, storage=storage, kept_steps_per_env=kept_steps_per_env)
     assert rows % chunk_length == 0
     return dataclasses.replace(layout, ring_length=rows, arena_bytes=layout.arena_bytes if arena_bytes is None else arena_bytes)
 

@@ -7,12 +7,12 @@ import torch
 from core.memories.prioritized import PrioritizedParams
 from core.memories.priority_rule import PriorityRule
 
-LIBRARIES = {"numpy": (np, np.array), "torch": (torch, lambda values: torch.tensor(values, dtype=torch.float64))}
+LIBRARIES = {"numpy": np.array, "torch": lambda values: torch.tensor(values, dtype=torch.float64)}
 
 
 def make(name: str, **params):
-    library, array = LIBRARIES[name]
-    return PriorityRule(PrioritizedParams(**params), library, array(1.0)), array
+    array = LIBRARIES[name]
+    return PriorityRule(PrioritizedParams(**params), array(1.0)), array
 
 
 @pytest.mark.parametrize("name", LIBRARIES)

@@ -259,9 +259,9 @@ def test_an_unroll_overwritten_while_being_copied_is_not_kept(monkeypatch):
     actor.write(2)
     states = memory.trajectories.states
 
-    def slow(streams, serials):
-        actor.write(memory.layout.ring_length // 4)  # the writer overwrites the steps after their fields were read
-        return states(streams, serials)
+    def slow(slots):
+        actor.write(memory.layout.ring_length // 4)  # the writer laps the reader after it has read the fields
+        return states(slots)
 
     monkeypatch.setattr(memory.trajectories, "states", slow)
     assert not slots.put(np.zeros(1, np.int64), SampleIds(np.zeros(1, np.int64), np.zeros(1, np.int64))).any()
