@@ -37,8 +37,10 @@ learn: $(VENV)/.installed-dev   ## run the tests that train for minutes
 
 lint: $(VENV)/.installed-dev    ## check style, types, spelling and docstrings
 	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(RUN) -m codespell_lib
+	$(RUN) -m pytest -q tests/test_prose.py
 
 results-quick: $(VENV)/.installed-plots ## repeat the smallest results, three seeds each, with table and curves: six minutes with ARGS="--jobs 2"
 	$(RUN) -m utils.sweep --name results-quick --configs dqn-cartpole impala-cartpole impala-lstm-recall --seeds 1 2 3 $(ARGS)

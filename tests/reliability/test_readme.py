@@ -28,7 +28,8 @@ case "$1 $2" in
 esac
 """
 EXTRAS = ("minatar", "mujoco", "video")
-NOTED = ["-m pytest -n 2 --dist loadfile", "-m ruff check .", "-m mypy", "-m codespell_lib", "-m benchmarks.speed",
+NOTED = ["-m pytest -n 2 --dist loadfile", "-m ruff check .", "-m ruff format --check .", "-m mypy", "-m codespell_lib",
+         "-m pytest -q tests/test_prose.py", "-m benchmarks.speed",
          "-m benchmarks.onpolicy", *(f"-m pip install -e .[{extra}]" for extra in EXTRAS)]
 
 
