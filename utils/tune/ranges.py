@@ -86,10 +86,10 @@ def _range(options: Options, name: str, text: str) -> Range:
     if colon and (log != "log" or not dots):
         raise ValueError("only :log may follow, and only after a range")
     values = tuple(from_words([part], annotation) for part in ((low, high) if dots else split_values(body)))
-    if refused := [sentence for value in values for sentence in changed(options, {name: value})[1].values()]:
-        raise ValueError(refused[0])
     if dots and not (all(type(value) in (int, float) for value in values) and {int, float} & kinds(annotation)):
         raise ValueError("a range needs two numbers")
     if dots and not (values[0] < values[1] and (values[0] > 0 or not log)):
         raise ValueError("low must be below high, and above 0 for :log")
+    if refused := [sentence for value in values for sentence in changed(options, {name: value})[1].values()]:
+        raise ValueError(refused[0])
     return Range(name, text, values, log or ("range" if dots else "choice"))
