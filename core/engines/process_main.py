@@ -1,4 +1,4 @@
-"""What runs inside a spawned process: the driver of one generator."""
+"""The main function of a spawned process, which drives one generator, and what Ray's processes share with it."""
 
 import ctypes
 import os
@@ -13,81 +13,123 @@ from multiprocessing.connection import Connection
 
 from core.common.foreign_code import text_of
 from core.device.torch_runtime import use_threads
-from core.engines import run_end
+from core.engines.run_end import DONE, TRAINING_FAILED, exit_code_of
 from core.runtime.context import Context
 
-SHORTEST_NAP, LONGEST_NAP, GROWTH = 0.0005, 0.02, 1.25  # seconds; naps of a process that has nothing to do grow from one to the other
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # main alone decides when a run ends
-LONGEST = 7_000  # characters of an error and of its traceback: what a pipe takes although nobody reads it yet
+MAX_TEXT = 7_000  # characters of an error and of its traceback: a pipe takes both although nobody reads it yet
+
+
+class IdleDelay:
+    """Sleep times of a process that has nothing to do: they grow from one call of `next` to the following."""
+
+    MIN, MAX, GROWTH = 0.0005, 0.02, 1.25  # seconds, seconds, factor
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin again with the shortest time, because there was work."""
+        self._seconds = self.MIN
+
+    def next(self) -> float:
+        """Return the next sleep time in seconds."""
+        seconds, self._seconds = self._seconds, min(self.GROWTH * self._seconds, self.MAX)
+        return seconds
 
 
 def main(process: Callable[[Context, int], Iterator[bool]], context: Context, role: str, index: int, threads: int,
-         parent: int, failure: Connection) -> None:
-    """Drive the generator to its end. None is sent to the supervisor when it is done, an exception as text; the exit code says of what
-    kind that was."""
+         parent: int, report: Connection) -> None:
+    """Drive the generator of a role and index to its end, then exit.
+
+    The supervisor receives a report: None if the work was done, or the error as text. The exit code says of which
+    kind it was.
+
+    Args:
+        process: generator function of the role.
+        context: the run's context.
+        role: role of this process.
+        index: number of this process among those of its role.
+        threads: intra-op threads of torch.
+        parent: process id of main.
+        report: pipe to the supervisor.
+    """
     _die_with(parent)
-    show_name(f"{role} {index}")
+    set_process_name(f"{role} {index}")
     _ignore_signals()
     use_threads(threads)
     try:
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a pipe's reader would see whole pages only
+        # Without line buffering the reader of a pipe would get whole pages only.
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         drive(process(context, index), context, context.process_ind(role, index))
-        failure.send(None)
-        exit_code = run_end.DONE
+        report.send(None)
+        exit_code = DONE
     except BaseException as error:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        failure.send((_cut(f"{type(error).__name__}: {text_of(error)}"), notes, _cut(traceback.format_exc())))
-        exit_code = run_end.of(error)
-    failure.close()
-    sys.stdout.flush(), sys.stderr.flush()
-    os._exit(exit_code)  # at once: the interpreter would wait for threads of an environment, for other learners' GPUs, or trip over gloo's
-
-
-def _ignore_signals() -> None:
-    """Programs and workers that an environment starts are as deaf to the terminal, but end when that environment terminates them."""
-    for number in IGNORED_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: None)  # in place of SIG_IGN, which programs would inherit
-    signal.siginterrupt(signal.SIGTERM, False)
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
-
-
-def _cut(text: str) -> str:
-    """Without its middle, if it is long."""
-    return text if len(text) <= LONGEST else f"{text[:LONGEST // 2]}\n... {len(text) - LONGEST:,} characters ...\n{text[-LONGEST // 2:]}"
+        message = _shortened(f"{type(error).__name__}: {text_of(error)}")
+        report.send((message, notes, _shortened(traceback.format_exc())))
+        exit_code = exit_code_of(error)
+    report.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # At once: the interpreter would wait for an environment's threads and other learners' GPUs, or crash in gloo's
+    # threads.
+    os._exit(exit_code)
 
 
 def drive(generator: Iterator[bool], context: Context, process_ind: int) -> None:
-    """Beat after every slice of work; nap when there was none."""
-    nap = SHORTEST_NAP
+    """Run a single-process to its end: a heartbeat after every slice of work, a short sleep where there was none."""
+    idle = IdleDelay()
     for worked in generator:
         context.clock.heartbeat(process_ind)
         if worked:
-            nap = SHORTEST_NAP
+            idle.reset()
         else:
-            time.sleep(nap)
-            nap = min(GROWTH * nap, LONGEST_NAP)
+            time.sleep(idle.next())
 
 
-def show_name(name: str) -> None:
-    """What top and /proc/<pid>/comm show of this process."""
+def set_process_name(name: str) -> None:
+    """Set the name that top and /proc/<pid>/comm show for this process."""
     ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
 
 
 def end_with(main: int) -> None:
-    """End this process when that one has ended, whose child it need not be. Ray would do so too, but not without its head."""
+    """End this process when process `main`, which need not be its parent, has ended.
+
+    Ray would end it too, but not if Ray's head has gone.
+    """
     def wait() -> None:
         select.select([descriptor], [], [])
-        os._exit(run_end.TRAINING_FAILED)
+        os._exit(TRAINING_FAILED)
 
     descriptor = os.pidfd_open(main)
     threading.Thread(target=wait, name="end with main", daemon=True).start()
 
 
 def _die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when main dies, however it dies."""
+    """Ask the kernel to kill this process when main ends, even by SIGKILL."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked
-        os._exit(run_end.TRAINING_FAILED)
+    if os.getppid() != parent:  # main ended before the request
+        os._exit(TRAINING_FAILED)
+
+
+def _ignore_signals() -> None:
+    """Ignore the signals that main handles.
+
+    Programs and workers of an environment inherit ignored signals. They must end when the environment terminates
+    them, so SIGTERM has an empty handler instead, which they do not inherit.
+    """
+    for number in IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    signal.siginterrupt(signal.SIGTERM, False)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
+
+
+def _shortened(text: str) -> str:
+    """Return the text, without its middle if it is longer than MAX_TEXT."""
+    if len(text) <= MAX_TEXT:
+        return text
+    return f"{text[:MAX_TEXT // 2]}\n... {len(text) - MAX_TEXT:,} characters ...\n{text[-MAX_TEXT // 2:]}"

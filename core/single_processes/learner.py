@@ -9,7 +9,7 @@ from functools import partial
 from core.agent import Agent
 from core.common.settings import setting
 from core.device.torch_runtime import use_tf32
-from core.distributed.consensus import News, SyncChecker
+from core.distributed.consensus import LearnerStatus, SyncChecker
 from core.distributed.learner_group import LearnerGroup, PeerLostError
 from core.learning.batch_source import Batches, Learn
 from core.learning.metric_accumulator import Statistics
@@ -95,21 +95,22 @@ def _learn(context: Context, agent: Agent, memory: LearnersMemory, batches: Batc
                 yield False
                 continue
             profile.lap("wait" if batches.starved else "sample")
-        news = watch.check((yield from group.gather(News(stopped, due, batch is not None, *watch.look()))))
-        if batch is not None and (news.stopped or news.due):
+        own_status = LearnerStatus(stopped, due, batch is not None, *watch.local_status())
+        status = watch.merge_statuses((yield from group.gather(own_status)))
+        if batch is not None and (status.stopped or status.checkpoint_due):
             batches.put_back(batch)  # the checkpoint has what is not learnt from
             batch = None
-        if news.stopped:
+        if status.stopped:
             if first and watch.updates > told:
                 report()
             return
-        if news.due:
+        if status.checkpoint_due:
             yield from save(context, agent, memory, batches, group)
             profile.lap("checkpoint")
-        if batch is None or not news.ready:
+        if batch is None or not status.has_batch:
             continue
         profile.lap("wait")
-        output = yield from group.run(partial(learn, batch))
+        output = group.run(partial(learn, batch))
         profile.lap("update")
         if output.priorities is not None and batches.takes_priorities:
             batches.update_priorities(batch.keys, output.priorities.cpu().numpy())

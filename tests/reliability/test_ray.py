@@ -113,7 +113,7 @@ def test_f63_a_run_whose_head_dies_saves_and_ends_and_answers_signals_meanwhile(
             os.kill(program.process.pid, number)
         assert program.until_ended(40) == exit_code
         assert time.monotonic() - killed < 28  # of which Ray takes 7 s to end without a head
-        assert signals or "the head of Ray on this machine did not answer for 4 s (ray.head_timeout): the run ends" in program.output
+        assert signals or "the head of Ray on this machine did not answer for 4 s (ray.head_timeout); the run ends" in program.output
         assert "continue this run with" in program.output and "--resume test_one" in program.output
         assert list(tmp_path.glob("models/*_checkpoints/step_*/manifest.json")) and not program.leftovers()
 
@@ -323,7 +323,7 @@ def test_f70_a_node_with_other_code_is_named_and_ray_calls_nothing_an_error_at_t
     with Nodes(2, 1) as cluster:
         with Program(tmp_path, *ENDLESS, "--ray.address", cluster.address, "--supervisor.max_restarts", "1", project=project) as program:
             program.until_training(1_500, seconds=150)
-            assert "Ingest" not in program.output and "ingest" not in program.output
+            assert "TrajectoryServer" not in program.output and "trajectory server" not in program.output
             with (project / "core" / "runtime" / "clock.py").open("a") as file:
                 file.write("# another version")
             workers(cluster)["actor 0"].kill()

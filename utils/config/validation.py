@@ -89,6 +89,8 @@ def _mode(options: Options) -> list[str]:
             found.append("render=True is for mode 2: a run that trains opens no window")
         if options.resume is not None and options.model_file is not None:
             found.append("resume and model_file exclude each other: continue a run with everything, or start a new one from weights")
+        if options.engine == "inline" and options.num_learners > 1:
+            found.append(f"num_learners={options.num_learners} needs engine=local or ray: engine=inline runs one learner")
         return found
     if options.check:
         found.append("check looks at a training: it is for mode 1")

@@ -1,4 +1,4 @@
-"""Settings of the Ray engine; Ray itself is imported only by a run that uses it."""
+"""Options of the Ray engine. This module does not import Ray, which only a run with engine=ray needs."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,10 @@ from core.common.settings import setting
 
 @dataclass(frozen=True)
 class RayParams:
-    """CPUs and GPUs are Ray's logical resources: they decide where processes go, not what they may use."""
+    """Options of the Ray engine.
+
+    CPUs and GPUs are Ray's logical resources: they decide where processes run, not what they use.
+    """
 
     address: str | None = None  # Address host:port of a cluster's head, or auto; None uses this machine alone.
     actor_cpus: float = setting(1.0, low=0, high=1_024)  # CPUs that Ray reserves for an actor.

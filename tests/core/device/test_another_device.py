@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from core.acting.graphed_inference import StaticInputs, capture_forward
-from core.distributed.learner_group import LearnerGroup, within
+from core.distributed.learner_group import LearnerGroup, active_group
 from core.learning.batch_source import EagerUpdates
 from core.learning.graphed_update import GraphedUpdate
 from core.learning.metric_accumulator import Tally
@@ -104,9 +104,6 @@ class Two(LearnerGroup):
     def gather(self, values):
         raise NotImplementedError
 
-    def run(self, function):
-        raise NotImplementedError
-
     def _sum(self, tensor):
         self.summed.append(tensor)
 
@@ -116,7 +113,7 @@ def test_what_learners_tell_each_other_of_an_update_is_one_tensor_that_never_lea
     optimizer, normalization, group = Optimizer(parameters, OptimizerParams()), RunningNormalization(4).to(META), Two()
     for parameter in parameters[:2]:
         parameter.grad = torch.zeros_like(parameter)
-    with within(group), OneDevice():
+    with active_group(group), OneDevice():
         loss = optimizer._together(torch.zeros((), device=META))
         normalization.update(torch.zeros(7, 4, device=META))
     gradients, *moments = group.summed

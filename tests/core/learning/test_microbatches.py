@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from core.agent import output_of
-from core.distributed.learner_group import LearnerGroup, within
+from core.distributed.learner_group import LearnerGroup, active_group
 from core.learning.batch_source import EagerUpdates
 from core.learning.microbatches import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams
@@ -158,9 +158,6 @@ class Two(LearnerGroup):
     def gather(self, values):
         raise AssertionError
 
-    def run(self, function):
-        raise AssertionError
-
     def _sum(self, tensor):
         self.exchanges += 1
         tensor.mul_(2)
@@ -168,7 +165,7 @@ class Two(LearnerGroup):
 
 def test_several_learners_exchange_their_gradient_once_whatever_each_ones_pieces_are():
     agent, group = Limited(2), Two()
-    with within(group):
+    with active_group(group):
         EagerUpdates(agent, shrink=True)(numbered_batch(8))
     assert group.exchanges == 1 and agent.stepped == pytest.approx(28 / 8)
 

@@ -14,9 +14,9 @@ ray = pytest.importorskip("ray")
 from core.engines.ray.cluster import ClusterError  # noqa: E402
 from core.engines.ray.connection import ServerConnection  # noqa: E402
 from core.engines.ray.engine import RayEngine  # noqa: E402
-from core.engines.ray.placement import check_room  # noqa: E402
+from core.engines.ray.placement import check_capacity  # noqa: E402
 from core.engines.ray.remote_context import RemoteRunInfo, remote_context  # noqa: E402
-from core.engines.ray.trajectory_server import StaleSender, TrajectoryServer  # noqa: E402
+from core.engines.ray.trajectory_server import StaleSenderError, TrajectoryServer  # noqa: E402
 from core.engines.ray.worker import Worker  # noqa: E402
 from core.single_processes.actor import actor  # noqa: E402
 from utils.config.command_line import read_options  # noqa: E402
@@ -31,7 +31,7 @@ class Wire:
 
     def __init__(self, monkeypatch, ingest):
         self.loop = asyncio.new_event_loop()
-        for name in ("hello", "put", "listen"):
+        for name in ("register", "put", "report"):
             setattr(self, name, type("Method", (), {"remote": staticmethod(self._caller(getattr(ingest, name)))}))
         monkeypatch.setattr(ray, "get", self.get)
         monkeypatch.setattr(ray, "wait", self.wait)
@@ -84,7 +84,7 @@ def drive(generator, clock):
         yield worked
 
 
-def facts(context):
+def run_info(context):
     memory = context.memories[0]
     return RemoteRunInfo(context.options, context.spec, context.roles, memory.layout, memory.window, {})
 
@@ -92,15 +92,15 @@ def facts(context):
 def test_an_actor_at_the_end_of_a_line_fills_its_ring_counts_and_reports(line):
     context, agent, ingest, wire = line("--config", "rainbow-cartpole")
     link = ServerConnection(wire, 1, 2)
-    playing = actor(remote_context(facts(context), link), 1)
+    playing = actor(remote_context(run_info(context), link), 1)
     while context.clock.agent_steps < 500:
         next(playing)
     ring, clock = context.memories[0].trajectories, context.clock
     assert ring.written()[0] == 0 and ring.written()[1] * 4 == clock.inserted + ring.arrays["last"][1, :ring.written()[1]].sum()
-    assert clock.episodes and link.news.version == 1 and clock.has_started(context.process_ind("actor", 1))
+    assert clock.episodes and link.status.version == 1 and clock.has_started(context.process_ind("actor", 1))
     assert any(record.name == "actor/episodic_return" for record in context.logs.drain()[0])
     context.parameters.publish(agent.model)
-    while link.news.version < 2:
+    while link.status.version < 2:
         next(playing)
     clock.stop()
     for _ in range(10_000):
@@ -113,7 +113,7 @@ def test_an_actor_at_the_end_of_a_line_fills_its_ring_counts_and_reports(line):
 def test_no_more_chunks_are_on_their_way_than_allowed_and_the_ring_is_never_overrun(line):
     context, _, ingest, wire = line("--config", "impala-cartpole", "--clock.learn_start", "1", "--memory.capacity", "16")
     link = ServerConnection(wire, 0, 3)
-    playing = actor(remote_context(facts(context), link), 0)
+    playing = actor(remote_context(run_info(context), link), 0)
     most = 0
     for _ in range(400):
         next(playing)
@@ -131,7 +131,7 @@ def test_no_more_chunks_are_on_their_way_than_allowed_and_the_ring_is_never_over
 
 def test_an_actor_that_waits_for_the_learner_with_nothing_on_its_way_hears_when_it_may_go_on(line):
     context, _, ingest, wire = line("--config", "dqn-cartpole", "--clock.tolerance", "50")
-    far = remote_context(facts(context), ServerConnection(wire, 0, 2))
+    far = remote_context(run_info(context), ServerConnection(wire, 0, 2))
     playing = drive(actor(far, 0), far.clock)
     while context.clock.agent_steps < 150 or far.clock.can_insert():
         next(playing)
@@ -149,12 +149,12 @@ def test_an_actor_that_waits_for_the_learner_with_nothing_on_its_way_hears_when_
 def test_a_life_that_was_replaced_stores_nothing_more(line):
     context, _, ingest, wire = line("--config", "dqn-cartpole")
     first = ServerConnection(wire, 0, 2)
-    playing = actor(remote_context(facts(context), first), 0)
+    playing = actor(remote_context(run_info(context), first), 0)
     while not context.clock.agent_steps:
         next(playing)
     ServerConnection(wire, 0, 2)
     written = context.memories[0].trajectories.written().tolist()
-    with pytest.raises(StaleSender):
+    with pytest.raises(StaleSenderError):
         for _ in range(200):
             next(playing)
     assert context.memories[0].trajectories.written().tolist() == written
@@ -163,12 +163,12 @@ def test_a_life_that_was_replaced_stores_nothing_more(line):
 def test_a_life_at_home_stores_alone_though_chunks_of_one_elsewhere_still_wait_for_room(line, monkeypatch):
     context, _, ingest, wire = line("--config", "impala-cartpole", "--clock.learn_start", "1", "--memory.capacity", "16")
     link = ServerConnection(wire, 0, 3)
-    playing = actor(remote_context(facts(context), link), 0)
+    playing = actor(remote_context(run_info(context), link), 0)
     while len(link._in_flight) < 3 or context.memories[0].unread() < 16:
         next(playing)
     written = context.memories[0].trajectories.written().tolist()
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "home"))
-    for name in ("process_main.show_name", "signal.signal", "use_threads"):
+    for name in ("process_main.set_process_name", "signal.signal", "use_threads"):
         monkeypatch.setattr(f"core.engines.ray.worker.{name}", lambda *_: None)
     shared = wire.loop.create_task(wire._value(context))
     Worker("actor", 0).run(lambda context, index: iter(()), "home", os.getpid(), [shared], None, wire, 1)
@@ -181,7 +181,7 @@ def test_a_new_life_has_shown_no_sign_of_itself_before_it_plays_or_waits(line):
     context, _, ingest, wire = line("--config", "dqn-cartpole")
     link, place = ServerConnection(wire, 0, 2), context.process_ind("actor", 0)
     assert not context.clock.has_started(place)  # its environments may take supervisor.start_timeout, or all fail at start
-    playing = drive(actor(remote_context(facts(context), link), 0), remote_context(facts(context), link).clock)
+    playing = drive(actor(remote_context(run_info(context), link), 0), remote_context(run_info(context), link).clock)
     deadline = time.monotonic() + 20
     while not context.clock.has_started(place):
         next(playing)
@@ -215,24 +215,24 @@ def test_a_process_needs_its_cpus_on_one_node_and_the_learner_at_home(cpus, fits
     nodes = {name: {"Resources": {"CPU": float(count)}} for name, count in zip(("home", "other"), cpus)}
     needs = {name: {"CPU": 1.0, "GPU": 0.0} for name in ("actor 0", "actor 1", "learner 0", "evaluator 0")}
     if fits:
-        check_room(needs, "home", nodes)
+        check_capacity(needs, "home", nodes)
     else:
         with pytest.raises(ClusterError, match=r"needs 1 CPUs.* finds no room: the run needs 4 CPUs.*lower num_actors, ray.actor_cpus, "
                                                "ray.learner_cpus$"):
-            check_room(needs, "home", nodes)
+            check_capacity(needs, "home", nodes)
 
 
 def test_room_is_counted_as_ray_counts_it():
     """3 - 4 * 0.6 is less than 0.6 in binary."""
     nodes = {"home": {"Resources": {"CPU": 3.0}}}
-    check_room({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(5)}, "home", nodes)
+    check_capacity({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(5)}, "home", nodes)
     with pytest.raises(ClusterError, match="finds no room"):
-        check_room({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(6)}, "home", nodes)
+        check_capacity({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(6)}, "home", nodes)
 
 
 def test_who_finds_no_gpu_is_told_of_the_settings_that_ask_for_one():
     nodes = {"home": {"Resources": {"CPU": 4.0, "GPU": 2.0}}}
     shares = {"learner 0": 0.7, "learner 1": 0.7, "actor 0": 0.3, "actor 1": 0.3}
-    check_room({name: {"CPU": 1.0, "GPU": share} for name, share in shares.items()}, "home", nodes)
+    check_capacity({name: {"CPU": 1.0, "GPU": share} for name, share in shares.items()}, "home", nodes)
     with pytest.raises(ClusterError, match=r"actor 1 needs 1 CPUs and 0\.5 GPUs.*lower num_actors.*, ray\.actor_gpus, ray\.learner_gpus$"):
-        check_room({name: {"CPU": 1.0, "GPU": max(share, 0.5)} for name, share in shares.items()}, "home", nodes)
+        check_capacity({name: {"CPU": 1.0, "GPU": max(share, 0.5)} for name, share in shares.items()}, "home", nodes)
