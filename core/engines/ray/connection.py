@@ -34,6 +34,7 @@ class ServerConnection:
 
     def __init__(self, server: Any, index: int, max_in_flight: int):
         self._server, self._index, self._max_in_flight = server, index, max_in_flight
+        self.status: RunStatus
         self._generation, self.status = ray.get(server.register.remote(index), timeout=ANSWER_TIMEOUT)
         self._in_flight: deque[tuple[Any, int]] = deque()  # reference of an answer, and the agent steps that were sent
         self._records: Records = []

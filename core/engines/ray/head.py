@@ -5,6 +5,8 @@ import time
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from core.engines.ray.placement import Nodes, alive_nodes
+
 PERIOD = 2.0  # seconds between two queries
 # Seconds that one call of `silence` adds at most, because time in which main itself was stopped does not count.
 MAX_SILENCE_STEP = 1.0
@@ -14,7 +16,7 @@ class Answer(NamedTuple):
     """The newest answer of the head."""
 
     time: float  # of the query, in monotonic seconds
-    nodes: dict[str, dict[str, Any]]  # node id -> Ray's entry, of nodes that are alive
+    nodes: Nodes  # those that are alive
     bundles: dict[int, str]  # number of a bundle of the placement group -> id of its node, of bundles that have one
 
 
@@ -44,12 +46,11 @@ class Head:
         self._thread.join(timeout=1.0)
 
     def _query(self) -> None:
-        import ray
         from ray.util import placement_group_table
         while not self._closed.is_set():
             begin = time.monotonic()
             with suppress(Exception):  # the errors for a head that is gone vary; its silence is what counts
-                nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+                nodes = alive_nodes()
                 table = {} if self._placement_group is None else placement_group_table(self._placement_group)
                 bundle_nodes = table.get("bundles_to_node_id", {})
                 bundles = {number: node for number, node in bundle_nodes.items() if node in nodes}

@@ -31,10 +31,10 @@ class PlacementReservation:
         """
         import ray
         from ray.util.placement_group import placement_group
-        alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+
         at_home = {name: need for name, need in needs.items() if not _is_actor(name)}
-        check_capacity(needs if is_local else at_home, home, alive)
-        address = f"node:{ray.util.get_node_ip_address()}"
+        check_capacity(needs if is_local else at_home, home, alive_nodes())
+        address = f"node:{ray.util.get_node_ip_address()}"  # type: ignore[no-untyped-call]
         bundles = {name: {kind: amount for kind, amount in need.items() if amount} for name, need in needs.items()}
         bundles = {name: bundle if _is_actor(name) else {**bundle, address: ADDRESS_SHARE}
                    for name, bundle in bundles.items() if bundle}
@@ -75,6 +75,12 @@ class PlacementReservation:
             strategy = "SPREAD" if _is_actor(name) else node_affinity(self._home)
         need = self._needs[name]
         return {"num_cpus": need["CPU"], "num_gpus": need["GPU"], "scheduling_strategy": strategy}
+
+
+def alive_nodes() -> Nodes:
+    """Return the nodes of the cluster that are alive."""
+    import ray
+    return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
 
 
 def node_affinity(node: str) -> Any:

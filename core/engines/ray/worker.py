@@ -26,7 +26,7 @@ class Worker:
 
     def pid_and_address(self) -> tuple[int, str]:
         """Return the process id, and the address of the node."""
-        return os.getpid(), ray.util.get_node_ip_address()
+        return os.getpid(), ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
 
     def run(self, process: Callable[[Context, int], Iterator[bool]], home: str, main: int, context: list[Any],
             run_info: RemoteRunInfo, server: Any, threads: int) -> None:
@@ -53,7 +53,7 @@ class Worker:
             shared: Context = ray.get(context[0])
             process_main.drive(process(shared, self._index), shared, shared.process_ind(self._role, self._index))
             return
-        check_code(run_info.code, ray.util.get_node_ip_address())
+        check_code(run_info.code, self.pid_and_address()[1])
         connection = ServerConnection(server, self._index, run_info.options.ray.chunks_in_flight)
         remote = remote_context(run_info, connection)
         process_main.drive(process(remote, self._index), remote, remote.process_ind(self._role, self._index))
