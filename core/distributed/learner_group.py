@@ -18,6 +18,10 @@ Result = TypeVar("Result")
 _GROUP: ContextVar["LearnerGroup | None"] = ContextVar("group", default=None)
 
 
+def _no_heartbeat() -> None:
+    """Do nothing. A group is pickled with the context, and a lambda could not be."""
+
+
 class PeerLostError(RuntimeError):
     """Another learner has gone, without which this one cannot go on."""
 
@@ -31,7 +35,7 @@ class LearnerGroup(ABC):
     def __init__(self, index: int, size: int):
         self.index, self.size = index, size
         self.lost_peer: PeerLostError | None = None  # set in an update that is finished without the others
-        self.heartbeat: Callable[[], None] = lambda: None  # called about once a second while `sum` waits for the others
+        self.heartbeat: Callable[[], None] = _no_heartbeat  # called about once a second while `sum` waits for the others
         self._has_exchanged = False  # in the current update
 
     @abstractmethod
