@@ -68,8 +68,8 @@ def play(context: Any, agent: Any, seconds: float) -> tuple[Collector, float]:
     use_threads(1)
     collector, memory = Collector(), context.memories[0]
     context.parameters.publish(agent.model)
-    facts = RemoteRunInfo(context.options, context.spec, context.roles, memory.layout, memory.window)
-    playing = actor(replace(context, memories=(RemoteMemory(facts, collector),)), 0)  # type: ignore[arg-type]
+    run_info = RemoteRunInfo(context.options, context.spec, context.roles, memory.layout, memory.window, {})
+    playing = actor(replace(context, memories=(RemoteMemory(run_info, collector),)), 0)  # type: ignore[arg-type]
     next(playing)  # Creates environments and network.
     started = time.perf_counter()
     while (elapsed := time.perf_counter() - started) < seconds or len(collector.chunks) < 10:
@@ -115,7 +115,7 @@ def latency(row: str, seconds: float) -> dict[str, float]:
     while time.perf_counter() - began < seconds:
         version, published = context.parameters.publish(agent.model), time.perf_counter()
         while known != version:
-            link.news = ray.get(ingest.listen.remote(0, 0, []))  # An actor receives this with each answer.
+            link.status = ray.get(ingest.report.remote(0, 0, []))  # An actor receives this with each answer.
             known = parameters.pull(agent.model, known)
         taken.append(1e3 * (time.perf_counter() - published))
     ray.kill(ingest)
@@ -129,16 +129,16 @@ def started_ingest(context: Any, period: float) -> Any:
 
     from core.engines.ray.trajectory_server import TrajectoryServer
 
-    return ray.remote(TrajectoryServer).options(num_cpus=0).remote(context, period)
+    return ray.remote(TrajectoryServer).options(num_cpus=0).remote(context, period, os.getpid())
 
 
 def on_ray(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return what `measure` returns on a Ray cluster of this machine alone."""
-    from core.engines.local import ALLOCATOR
+    from core.engines.launcher import ALLOCATOR_VARIABLES
     from core.engines.ray.cluster import Cluster
     from core.runtime.options import RayParams
 
-    cluster = Cluster(RayParams(), {"ingest": {"CPU": 2.0, "GPU": 0.0}}, ALLOCATOR)
+    cluster = Cluster(RayParams(), {"ingest": {"CPU": 2.0, "GPU": 0.0}}, ALLOCATOR_VARIABLES)
     try:
         return measure()
     finally:

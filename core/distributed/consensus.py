@@ -1,4 +1,4 @@
-"""What several learners tell each other before an update, and what they make of it: all do the same, or none goes on."""
+"""The agreement of several learners before each update: all of them do the same, or the run ends."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -11,53 +11,70 @@ from core.agent import Agent
 
 
 class LearnersOutOfSyncError(RuntimeError):
-    """Learners that should be alike are not."""
+    """Learners that should be alike have different update counts or parameters."""
 
 
-class News(NamedTuple):
-    """What learners tell each other before an update."""
+class LearnerStatus(NamedTuple):
+    """The status that each learner sends to all others before an update. Every field fits into 64 bits with sign."""
 
-    stopped: int      # the run ends
-    due: int          # a checkpoint is
-    ready: int        # a batch is there
-    updates: int      # done
-    fingerprint: int  # of all that the agent has learnt, now and then; else 0
+    stopped: int  # the run ends
+    checkpoint_due: int
+    has_batch: int
+    updates: int  # made so far
+    digest: int  # of the agent's state, if it is compared before this update; else 0
 
 
 class SyncChecker:
-    """Whether all learners are at the same update and, every `period` updates and before the first, have learnt the same. 0: the former."""
+    """Check that all learners are at the same update and have the same state.
+
+    Update counts are compared before every update, states before the first update and then every `period` updates. If
+    `period` is 0, states are never compared.
+    """
 
     def __init__(self, agent: Agent, updates: int, period: int):
         self._agent, self._period, self.updates = agent, period, updates
-        self._next = updates
+        self._next_comparison = updates
 
-    def look(self) -> tuple[int, int]:
-        """Updates and fingerprint of this learner."""
-        due = self._period and self.updates >= self._next
-        return self.updates, fingerprint(self._agent.state_dict()) if due else 0
+    def local_status(self) -> tuple[int, int]:
+        """Return the fields `updates` and `digest` of this learner's status."""
+        return self.updates, state_digest(self._agent.state_dict()) if self._compares_states() else 0
 
-    def check(self, rows: list[list[int]]) -> News:
-        """What all do now: a checkpoint is due when the first, who writes it, says so. Raises LearnersOutOfSyncError."""
+    def merge_statuses(self, rows: list[list[int]]) -> LearnerStatus:
+        """Return the status on which all learners act, from the statuses of all.
+
+        Any learner can stop the run. Only the first, which writes the checkpoint, decides that one is due. An update
+        needs a batch of every learner.
+
+        Raises:
+            LearnersOutOfSyncError: update counts or digests differ.
+        """
         if len(rows) == 1:
-            return News(*rows[0])
-        news = [News(*row) for row in rows]
-        for name in ("updates", "fingerprint"):
-            found = [getattr(each, name) for each in news]
-            if len(set(found)) > 1:
-                raise LearnersOutOfSyncError(f"after {self.updates} updates the learners are not alike any more: {name} of learners 0 to "
-                                     f"{len(news) - 1} are {', '.join(map(str, found))}. The last checkpoint may be sound: "
-                                     "continue from it; if it is not, remove its folder, and the one before is taken")
-        if self._period and self.updates >= self._next:
-            self._next = (self.updates // self._period + 1) * self._period
-        return News(any(each.stopped for each in news), news[0].due, all(each.ready for each in news), *news[0][3:])
+            return LearnerStatus(*rows[0])
+        statuses = [LearnerStatus(*row) for row in rows]
+        for name in ("updates", "digest"):
+            values = [getattr(status, name) for status in statuses]
+            if len(set(values)) > 1:
+                raise LearnersOutOfSyncError(
+                    f"after {self.updates} updates the learners are not alike any more: {name} of learners 0 to "
+                    f"{len(statuses) - 1} are {', '.join(map(str, values))}. The last checkpoint may be sound: "
+                    "continue from it; if it is not, remove its folder, and the one before is taken")
+        if self._compares_states():
+            self._next_comparison = (self.updates // self._period + 1) * self._period
+        return LearnerStatus(any(status.stopped for status in statuses), statuses[0].checkpoint_due,
+                             all(status.has_batch for status in statuses), *statuses[0][3:])
+
+    def _compares_states(self) -> bool:
+        return bool(self._period) and self.updates >= self._next_comparison
 
 
-def fingerprint(state: Mapping[str, Any]) -> int:
-    """64 bits, with sign, of all tensors and plain values."""
+def state_digest(state: Mapping[str, Any]) -> int:
+    """Return a digest of all tensors and plain values of a state: 64 bits with sign."""
     digest = hashlib.blake2b(digest_size=8)
     for leaf in _leaves(state):
-        digest.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() if isinstance(leaf, Tensor)
-                      else repr(leaf).encode())
+        if isinstance(leaf, Tensor):
+            digest.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        else:
+            digest.update(repr(leaf).encode())
     return int.from_bytes(digest.digest(), signed=True)
 
 

@@ -1,8 +1,9 @@
-"""Several learners as one: each computes gradients on its own batch, and their optimisers step with what all batches together say.
+"""Several learners that learn as one: each has its own batch, and all step with the mean of their gradients.
 
-The engine puts into the context where the learners of its run meet; each learner joins. Within `LearnerGroup.run` whatever
-changes what is learnt (core/learning/optimizer.py, and statistics that an agent or a model keeps) sees the group by `all_reduce_sum` and
-`all_reduce_mean`; outside of it, and where there is one learner, there is nothing to do and nothing is copied.
+- The engine puts a `Rendezvous` into the context, at which every learner joins the group.
+- Within `LearnerGroup.run`, everything that changes what is learnt uses `all_reduce_sum` and `all_reduce_mean`: the
+  optimiser (core/learning/optimizer.py), and statistics that an agent or a model keeps.
+- Outside of `run`, and with one learner, both functions return at once and copy nothing.
 """
 
 from abc import ABC, abstractmethod
@@ -17,104 +18,113 @@ Result = TypeVar("Result")
 _GROUP: ContextVar["LearnerGroup | None"] = ContextVar("group", default=None)
 
 
-def _nothing() -> None:
-    """Beat where nobody watches."""
+def _no_heartbeat() -> None:
+    """Do nothing. A group is pickled with the context, and a lambda could not be."""
 
 
 class PeerLostError(RuntimeError):
-    """Another learner has gone: this one cannot go on alone."""
+    """Another learner has gone, without which this one cannot go on."""
 
 
 class LearnerGroup(ABC):
-    """Learner `index` among `size`. All make the same calls in the same order; each waits for the others.
+    """The learner `index` among `size` learners, as a member of their group.
 
-    Its generators are the learner's own: they yield True after work and False while they wait. All raise PeerLostError.
+    All learners make the same calls in the same order, and each call waits for the others.
     """
 
     def __init__(self, index: int, size: int):
         self.index, self.size = index, size
-        self.parted: PeerLostError | None = None  # since an update that was finished without the others
-        self.heartbeat: Callable[[], None] = _nothing  # called now and then while `sum` waits for the others
-        self._exchanged = False  # in this update
+        self.lost_peer: PeerLostError | None = None  # set in an update that is finished without the others
+        self.heartbeat: Callable[[], None] = _no_heartbeat  # called about once a second while `sum` waits for the others
+        self._has_exchanged = False  # in the current update
 
     @abstractmethod
     def gather(self, values: Sequence[int]) -> Generator[bool, None, list[list[int]]]:
-        """The values of every learner, by index: as many of each, 64 bits with sign."""
+        """Exchange values of 64 bits with sign, the same number by each learner.
 
-    @abstractmethod
-    def run(self, function: Callable[[], Result]) -> Generator[bool, None, Result]:
-        """function(), which may call `all_reduce_sum` and `all_reduce_mean`."""
+        Yields:
+            False while it waits for the others.
+
+        Returns:
+            The values of every learner, by index.
+
+        Raises:
+            PeerLostError: another learner has gone.
+        """
+
+    def run(self, function: Callable[[], Result]) -> Result:
+        """Run an update in which `all_reduce_sum` and `all_reduce_mean` exchange with the other learners.
+
+        Raises:
+            PeerLostError: another learner had gone before the first exchange. Nothing has been changed.
+        """
+        self._has_exchanged = False
+        with active_group(self):
+            return function()
 
     def sum(self, tensor: Tensor) -> None:
-        """Becomes the sum of all learners' tensors, in place; only within `run`. Bit for bit the same for all.
+        """Replace the values of a tensor by the sum of all learners' tensors, bit for bit the same for all learners.
 
-        An update whose first sum finds another learner gone has changed nothing and is given up. After that sum an update is finished
-        with this learner's values in place of everybody's, so that no half of an update is saved; the next `gather` raises.
+        Must be called within `run`. If another learner has gone at the first sum of an update, the update is abandoned.
+        After the first sum, the update is finished as if all learners had this learner's values, so that no half of an
+        update is saved; the next `gather` raises PeerLostError.
         """
-        if self.parted is None:
+        if self.lost_peer is None:
             try:
                 self._sum(tensor)
-                self._exchanged = True
+                self._has_exchanged = True
                 return
             except PeerLostError as error:
-                if not self._exchanged:
+                if not self._has_exchanged:
                     raise
-                self.parted = error
+                self.lost_peer = error
         tensor.mul_(self.size)
 
     @abstractmethod
     def _sum(self, tensor: Tensor) -> None:
-        """Add up the tensors of all. Raises PeerLostError with the tensor as it was."""
-
-    def _within(self, function: Callable[[], Result]) -> Result:
-        """function(), with the sums of an update of its own."""
-        self._exchanged = False
-        with within(self):
-            return function()
+        """Add up the tensors of all learners in place. Raises PeerLostError with the tensor as it was."""
 
     def __enter__(self) -> "LearnerGroup":
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self.close(failed=error is not None)
 
     def close(self, failed: bool = False) -> None:
-        """This learner leaves; one that failed does not wait for the others, who may be waiting for it."""
+        """Leave the group. A learner that failed does not wait for the others, which may wait for it."""
 
 
 class Rendezvous(Protocol):
-    """Where the learners of a run meet; inherited by each of their processes."""
+    """The place where the learners of a run meet. Each of their processes inherits it."""
 
     def join(self, index: int, device: str) -> LearnerGroup:
-        """Of the learner that computes on this device. Waits for the others."""
+        """Wait for the other learners, and return the group of learner `index`, which computes on this device."""
 
 
 class SingleLearner(LearnerGroup):
-    """The only learner of its run."""
+    """The group, and the rendezvous, of the only learner of a run."""
 
     def __init__(self) -> None:
         super().__init__(0, 1)
 
     def join(self, index: int, device: str) -> LearnerGroup:
+        """Return this group. Raises RuntimeError for a second learner, which would learn for itself."""
         if index:
             raise RuntimeError(f"this engine brings no learners together: learner {index} would learn for itself")
         return self
 
     def gather(self, values: Sequence[int]) -> Generator[bool, None, list[list[int]]]:
+        """Return the values as those of one learner."""
         yield from ()
         return [list(values)]
-
-    def run(self, function: Callable[[], Result]) -> Generator[bool, None, Result]:
-        yield from ()
-        return function()
 
     def _sum(self, tensor: Tensor) -> None:
         """Do nothing: with one learner the tensor already is the sum."""
 
 
 @contextmanager
-def within(group: LearnerGroup) -> Iterator[None]:
-    """For groups: what `run` runs is run in here."""
+def active_group(group: LearnerGroup) -> Iterator[None]:
+    """Let `all_reduce_sum` and `all_reduce_mean` exchange within this group."""
     token = _GROUP.set(group)
     try:
         yield
@@ -123,20 +133,20 @@ def within(group: LearnerGroup) -> Iterator[None]:
 
 
 def num_learners() -> int:
-    """That average what is learnt here."""
+    """Return the number of learners whose gradients are averaged; 1 outside of a group."""
     group = _GROUP.get()
     return 1 if group is None else group.size
 
 
 def all_reduce_sum(tensor: Tensor) -> None:
-    """Becomes the sum of all learners' tensors, in place."""
+    """Replace the values of a tensor by the sum of all learners' tensors."""
     group = _GROUP.get()
     if group is not None:
         group.sum(tensor)
 
 
 def all_reduce_mean(tensor: Tensor) -> Tensor:
-    """The mean of all learners' tensors, a new one; where there is one learner, the tensor itself."""
+    """Return the mean of all learners' tensors, a new tensor; with one learner, the tensor itself."""
     if num_learners() == 1:
         return tensor
     mean = tensor.detach().clone()

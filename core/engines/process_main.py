@@ -1,4 +1,4 @@
-"""What runs inside a spawned process: the driver of one generator."""
+"""The main function of a spawned process, which drives one generator, and what Ray's processes share with it."""
 
 import os
 import select
@@ -13,52 +13,55 @@ from multiprocessing.connection import Connection
 from core.common.foreign_code import text_of
 from core.common.processes import die_with_parent, idle_delays, set_process_name
 from core.device.torch_runtime import use_threads
-from core.engines import run_end
+from core.engines.run_end import DONE, TRAINING_FAILED, exit_code_of
 from core.runtime.context import Context
 
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # main alone decides when a run ends
-LONGEST = 7_000  # characters of an error and of its traceback: what a pipe takes although nobody reads it yet
+MAX_TEXT = 7_000  # characters of an error and of its traceback: a pipe takes both although nobody reads it yet
 
 
 def main(process: Callable[[Context, int], Iterator[bool]], context: Context, role: str, index: int, threads: int,
-         parent: int, failure: Connection) -> None:
-    """Drive the generator to its end. None is sent to the supervisor when it is done, an exception as text; the exit code says of what
-    kind that was."""
-    die_with_parent(parent, signal.SIGKILL, run_end.TRAINING_FAILED)
+         parent: int, report: Connection) -> None:
+    """Drive the generator of a role and index to its end, then exit.
+
+    The supervisor receives a report: None if the work was done, or the error as text. The exit code says of which
+    kind it was.
+
+    Args:
+        process: generator function of the role.
+        context: the run's context.
+        role: role of this process.
+        index: number of this process among those of its role.
+        threads: intra-op threads of torch.
+        parent: process id of main.
+        report: pipe to the supervisor.
+    """
+    die_with_parent(parent, signal.SIGKILL, TRAINING_FAILED)
     set_process_name(f"{role} {index}")
     _ignore_signals()
     use_threads(threads)
     try:
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a pipe's reader would see whole pages only
+        # Without line buffering the reader of a pipe would get whole pages only.
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         drive(process(context, index), context, context.process_ind(role, index))
-        failure.send(None)
-        exit_code = run_end.DONE
+        report.send(None)
+        exit_code = DONE
     except BaseException as error:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        failure.send((_cut(f"{type(error).__name__}: {text_of(error)}"), notes, _cut(traceback.format_exc())))
-        exit_code = run_end.of(error)
-    failure.close()
-    sys.stdout.flush(), sys.stderr.flush()
-    os._exit(exit_code)  # at once: the interpreter would wait for threads of an environment, for other learners' GPUs, or trip over gloo's
-
-
-def _ignore_signals() -> None:
-    """Programs and workers that an environment starts are as deaf to the terminal, but end when that environment terminates them."""
-    for number in IGNORED_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: None)  # in place of SIG_IGN, which programs would inherit
-    signal.siginterrupt(signal.SIGTERM, False)
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
-
-
-def _cut(text: str) -> str:
-    """Without its middle, if it is long."""
-    return text if len(text) <= LONGEST else f"{text[:LONGEST // 2]}\n... {len(text) - LONGEST:,} characters ...\n{text[-LONGEST // 2:]}"
+        message = _shortened(f"{type(error).__name__}: {text_of(error)}")
+        report.send((message, notes, _shortened(traceback.format_exc())))
+        exit_code = exit_code_of(error)
+    report.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # At once: the interpreter would wait for an environment's threads and other learners' GPUs, or crash in gloo's
+    # threads.
+    os._exit(exit_code)
 
 
 def drive(generator: Iterator[bool], context: Context, process_ind: int) -> None:
-    """Advance the generator to its end, with a heartbeat after every step; sleep while it is idle."""
+    """Run a single-process to its end: a heartbeat after every slice of work, a short sleep where there was none."""
     delays = idle_delays()
     for worked in generator:
         context.run_state.heartbeat(process_ind)
@@ -69,10 +72,34 @@ def drive(generator: Iterator[bool], context: Context, process_ind: int) -> None
 
 
 def end_with(main: int) -> None:
-    """End this process when that one has ended, whose child it need not be. Ray would do so too, but not without its head."""
+    """End this process when process `main`, which need not be its parent, has ended.
+
+    Ray would end it too, but not if Ray's head has gone.
+    """
     def wait() -> None:
         select.select([descriptor], [], [])
-        os._exit(run_end.TRAINING_FAILED)
+        os._exit(TRAINING_FAILED)
 
     descriptor = os.pidfd_open(main)
     threading.Thread(target=wait, name="end with main", daemon=True).start()
+
+
+def _ignore_signals() -> None:
+    """Ignore the signals that main handles.
+
+    Programs and workers of an environment inherit ignored signals. They must end when the environment terminates
+    them, so SIGTERM has an empty handler instead, which they do not inherit.
+    """
+    for number in IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    signal.siginterrupt(signal.SIGTERM, False)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
+
+
+def _shortened(text: str) -> str:
+    """Return the text, without its middle if it is longer than MAX_TEXT."""
+    if len(text) <= MAX_TEXT:
+        return text
+    return f"{text[:MAX_TEXT // 2]}\n... {len(text) - MAX_TEXT:,} characters ...\n{text[-MAX_TEXT // 2:]}"

@@ -1,36 +1,273 @@
-"""Parts of the supervision of a run's processes: limits, a record of each process, threads for each learner."""
+"""The supervisor of a run's processes: it starts them, replaces those that fail, and ends all of them together.
+
+How a process is started and killed is the launcher's part (core/engines/launcher.py). The supervisor guarantees:
+
+- Actors, the evaluator and the logger are replaced after a failure, at most `max_restarts` times within
+  `restart_window`.
+- A learner or tester that fails ends the run, as do actors that all fail before their first step.
+- A process without a heartbeat for `heartbeat_timeout`, or `start_timeout` at its start, is killed and counts as
+  failed.
+- Every run ends in order: all but the logger save and exit, then the logger. Processes that exceed their time are
+  killed.
+"""
 
 import os
+import signal
 import time
-from typing import Any
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from core.common.console import log_to_stderr
+from core.distributed.torch_group import local_rendezvous
+from core.engines.launcher import ExitStatus, Launcher, ProcessHandle
+from core.engines.run_conditions import Conditions
+from core.engines.run_end import DONE, INTERRUPTED, TRAINING_FAILED, interrupt_signals, resume_command_hint, unsaved
+from core.runtime.context import Context
+from core.runtime.options import RunOptions
+
+RETRY_DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds until a process that could not be started is tried again
+CHECKPOINT_FACTOR = 10  # times as long as other processes a learner may take that writes a large replay
 
 
-def learner_threads(options: Any) -> int:
-    """Intra-op threads of a learner; other processes have one. Learners share what is left of the cores, or all of up to four."""
+def learner_threads(options: RunOptions) -> int:
+    """Return the intra-op threads of a learner. Learners share the cores that actors leave, or all of up to four."""
     cores = len(os.sched_getaffinity(0))
-    left = cores if cores <= 4 else max(cores - options.num_actors - 1, cores // 2)
-    return options.learner.threads or max(left // options.num_learners, 1)
+    available = cores if cores <= 4 else max(cores - options.num_actors - 1, cores // 2)
+    return options.learner.threads or max(available // options.num_learners, 1)
 
 
-class Place:
-    """One process of the run's table and what is known of its successive lives."""
+@dataclass(eq=False)
+class ProcessSlot:
+    """One (role, index) of a run, and the process that has it now."""
 
-    def __init__(self, role: str, index: int, threads: int):
-        self.role, self.index, self.threads = role, index, threads
-        self.process: Any = None
-        self.failure: Any = None
-        self.restarts, self.started, self.ended = 0, 0.0, False
-        self.mark: str | None = None          # of what its environment starts
-        self.attempts = 0                     # to start it that failed in a row
-        self.next_attempt: float | None = None
-        self.failed_at_start = False  # in its first life, by an error of its own
-        self._deaths: list[float] = []  # when, within the last window
+    role: str
+    index: int
+    process_ind: int  # number of its heartbeat and log buffer
+    process: ProcessHandle | None = None  # None before the first start, after an exit, and until the next start
+    started: float = 0.0  # monotonic seconds
+    restarts: int = 0  # within the last restart_window
+    failed_attempts: int = 0  # to start the process, in a row
+    next_attempt: float | None = None  # monotonic seconds; None if the process need not be tried again
+    failed_at_start: bool = False  # its first process reported an error before its first heartbeat
+    failures: list[float] = field(default_factory=list)  # monotonic seconds of those in the last restart_window
 
     def __str__(self) -> str:
         return f"{self.role} {self.index}"
 
-    def count_death(self, window: float) -> None:
-        """Note a death now. `restarts` then counts those of the last `window` seconds."""
+    @property
+    def ends_run(self) -> bool:
+        """A run cannot go on without this process, because a successor would lack its state."""
+        return self.role in ("learner", "tester")
+
+    def count_failure(self, window: float) -> None:
+        """Count a failure now. `restarts` then is the number of restarts within the last `window` seconds."""
         now = time.monotonic()
-        self._deaths = [death for death in self._deaths if now - death < window] + [now]
-        self.restarts = len(self._deaths) - 1
+        self.failures = [failure for failure in self.failures if now - failure < window] + [now]
+        self.restarts = len(self.failures) - 1
+
+
+class Supervisor:
+    """Run all processes of a context to the end."""
+
+    def __init__(self, context: Context, launcher: Launcher):
+        self._context, self._launcher, self._options, self._run_state = context, launcher, context.options, context.run_state
+        self._slots = [ProcessSlot(role, index, process_ind) for process_ind, (role, index) in enumerate(context.roles)]
+        self._signals: list[int] = []
+        self._shown_errors: set[str] = set()
+        # A pause between two checks means that the whole run was stopped, as by Ctrl-Z; heartbeats count from its
+        # end.
+        self._last_check = self._resumed = time.monotonic()
+        self._exit_code = 0
+
+    def run(self) -> int:
+        """Run to the end. Returns the exit code of the program."""
+        with ExitStack() as stack:
+            for number in interrupt_signals():
+                stack.callback(signal.signal, number, signal.signal(number, self._interrupt))
+            if len(self._context.memories) > 1:
+                self._context.rendezvous = stack.enter_context(local_rendezvous(len(self._context.memories)))
+            stack.callback(self._launcher.close)
+            stack.callback(lambda: self._kill(self._alive()))
+            self._launcher.prepare(lambda: bool(self._signals))
+            if not self._signals:
+                self._supervise()
+            self._end()
+        return self._exit_code or (INTERRUPTED + self._signals[0] if self._signals else DONE)
+
+    def _interrupt(self, number: int, frame: object) -> None:
+        """End the run at the first signal. After a second one, `_await_exits` kills what is left."""
+        self._signals.append(number)
+        self._run_state.stop(interrupt=True)
+
+    def _supervise(self) -> None:
+        """Start all processes, and replace those that fail, until the run stops."""
+        for slot in self._slots:
+            self._start(slot)
+        conditions = Conditions(self._context)
+        while not self._run_state.stopped and (self._alive() or any(slot.next_attempt is not None for slot in self._slots)):
+            self._wait(self._alive())
+            self._check_processes()
+            if not self._exit_code and (reason := self._launcher.check()) is not None:
+                self._log(f"{reason}; the run ends")
+                self._give_up(TRAINING_FAILED)
+            conditions.check()
+
+    # start and replace ------------------------------------------------------------------------------------------------
+    def _start(self, slot: ProcessSlot) -> None:
+        """Start the process of a slot. If the machine has no process or descriptor to give, schedule a retry."""
+        slot.next_attempt = None
+        self._run_state.reset_heartbeat(slot.process_ind)
+        try:
+            slot.process = self._launcher.start(
+                slot.role, slot.index, learner_threads(self._options) if slot.role == "learner" else 1)
+        except OSError as error:
+            if slot.failed_attempts == len(RETRY_DELAYS):
+                self._log(f"{slot} could not be started within {sum(RETRY_DELAYS):.0f} s ({error}); the run ends")
+                return self._give_up(TRAINING_FAILED)
+            delay = RETRY_DELAYS[slot.failed_attempts]
+            slot.failed_attempts, slot.next_attempt = slot.failed_attempts + 1, time.monotonic() + delay
+            self._log(f"{slot} could not be started ({error}); the next attempt is in {delay:.0f} s")
+        else:
+            slot.started, slot.failed_attempts = time.monotonic(), 0
+            if slot.restarts:
+                self._log(f"{slot} restarted ({slot.restarts} of {self._options.supervisor.max_restarts})")
+
+    def _check_processes(self) -> None:
+        """Handle processes that ended or hang, and start those whose next attempt is due."""
+        now = time.monotonic()
+        if now - self._last_check > self._options.supervisor.heartbeat_timeout / 2:
+            self._resumed = now
+        self._last_check = now
+        for slot in self._slots:
+            if slot.next_attempt is not None and now >= slot.next_attempt:
+                self._start(slot)
+        for slot, process in self._alive():
+            if (status := process.poll()) is not None:
+                self._handle_exit(slot, status)
+            elif (reason := self._hang_reason(slot, process)) is not None:
+                process.kill()
+                process.join()
+                self._handle_exit(slot, process.poll() or ExitStatus(TRAINING_FAILED), reason)
+            if self._exit_code:  # processes that now fail for lack of this one are not the cause
+                return
+
+    def _hang_reason(self, slot: ProcessSlot, process: ProcessHandle) -> str | None:
+        """Return why a process that has not ended must be replaced, or None."""
+        params, now = self._options.supervisor, time.monotonic()
+        if process.lacks_node():
+            slot.started = now  # start_timeout begins when a node has room
+            return None
+        if not self._run_state.has_started(slot.process_ind):
+            late = now - max(slot.started, self._resumed) > params.start_timeout
+            return f"did not start within {params.start_timeout:.0f} s (supervisor.start_timeout)" if late else None
+        silence = min(self._run_state.seconds_since_heartbeat(slot.process_ind), now - self._resumed)
+        saves = slot.role == "learner" and self._run_state.checkpoint_due
+        if silence <= params.heartbeat_timeout * (CHECKPOINT_FACTOR if saves else 1):
+            return None
+        env_ind = self._run_state.active_env(slot.process_ind)
+        where = "" if env_ind is None else f", within the environment of stream {env_ind}"
+        return f"sent no heartbeat for {silence:.0f} s (supervisor.heartbeat_timeout){where}"
+
+    def _handle_exit(self, slot: ProcessSlot, status: ExitStatus, hang_reason: str | None = None) -> None:
+        """Replace a process that ended, or end the run. Do neither if its work was done."""
+        process, slot.process = slot.process, None
+        assert process is not None
+        process.clean_up()
+        if status.done:
+            return
+        params, started = self._options.supervisor, self._run_state.has_started
+        slot.failed_at_start |= status.error is not None and not slot.restarts and not started(slot.process_ind)
+        self._log_failure(f"{slot} (pid {process.pid})", status, hang_reason)
+        slot.count_failure(params.restart_window)
+        siblings = [other for other in self._slots if other.role == slot.role]
+        if slot.ends_run or all(other.failed_at_start and not started(other.process_ind) for other in siblings):
+            self._give_up(status.run_exit_code)
+        elif slot.restarts >= params.max_restarts:
+            self._log(f"{slot} was restarted {slot.restarts} times within {params.restart_window:g} s "
+                      "(supervisor.restart_window), which is supervisor.max_restarts; the run ends")
+            self._give_up(TRAINING_FAILED)
+        else:
+            slot.restarts += 1
+            self._run_state.count_restart()
+            self._start(slot)
+
+    def _log_failure(self, name: str, status: ExitStatus, hang_reason: str | None = None) -> None:
+        """Log why a process ended. The traceback of an error is shown once, at its first occurrence."""
+        if (error := status.error) is None:
+            return self._log(f"{name} {hang_reason or status.reason}")
+        if error.message not in self._shown_errors:
+            self._shown_errors.add(error.message)
+            log_to_stderr(error.traceback)
+        self._log(f"{name} failed: {error.message}{error.notes}")
+
+    # end --------------------------------------------------------------------------------------------------------------
+    def _end(self) -> None:
+        """Let every process save and exit, the logger last."""
+        self._await_exits([slot for slot in self._slots if slot.role != "logger"])
+        self._run_state.end_logger()
+        tracker_timeout = 0.0 if self._run_state.interrupted else self._options.logger.tracker_timeout
+        self._await_exits([slot for slot in self._slots if slot.role == "logger"], timeout=5.0 + tracker_timeout)
+        if failed_writes := unsaved(self._context):
+            self._log(failed_writes)
+            self._give_up(TRAINING_FAILED)
+        if self._options.mode == 1 and (self._exit_code or self._signals):
+            self._log(resume_command_hint(self._options))
+
+    def _await_exits(self, slots: Sequence[ProcessSlot], timeout: float | None = None) -> None:
+        """Wait until the processes of these slots have ended, and kill those that exceed their time.
+
+        If `timeout`, in seconds, is None, the time is `finish_timeout`, or `stop_timeout` from an interrupt on.
+        """
+        params, begin, was_interrupted = self._options.supervisor, time.monotonic(), self._run_state.interrupted
+        for slot, process in self._alive(slots):
+            if not process.has_process():  # it would otherwise start now
+                process.kill()
+                slot.process = None
+        while waiting := self._alive(slots):
+            if timeout is None and self._run_state.interrupted and not was_interrupted:
+                was_interrupted, begin = True, time.monotonic()  # an interrupt leaves all of stop_timeout
+            with_learner = any(slot.role == "learner" for slot, _ in waiting)
+            stop_timeout = params.stop_timeout * (
+                CHECKPOINT_FACTOR if with_learner and self._options.learner.checkpoint_replay else 1)
+            limit = timeout or (stop_timeout if self._run_state.interrupted else params.finish_timeout)
+            if (elapsed := time.monotonic() - begin) > limit or len(self._signals) > 1:
+                names = ", ".join(str(slot) for slot, _ in waiting)
+                self._log(f"{names} did not end within {elapsed:.0f} s: killed")
+                self._kill(waiting)
+                if len(self._signals) < 2 and with_learner:  # it has not saved
+                    self._give_up(TRAINING_FAILED)
+                return
+            self._wait(waiting)
+            for slot, process in waiting:
+                if (status := process.poll()) is None:
+                    continue
+                slot.process = None
+                if not status.done:
+                    self._log_failure(str(slot), status)
+                    if slot.ends_run:
+                        self._give_up(status.run_exit_code)
+
+    # helpers ----------------------------------------------------------------------------------------------------------
+    def _alive(self, slots: Sequence[ProcessSlot] | None = None) -> list[tuple[ProcessSlot, ProcessHandle]]:
+        """Return these slots, by default all, that have a process, each with its process."""
+        return [(slot, slot.process) for slot in (self._slots if slots is None else slots) if slot.process is not None]
+
+    def _wait(self, alive: list[tuple[ProcessSlot, ProcessHandle]]) -> None:
+        self._launcher.wait([process.waitable for _, process in alive])
+
+    def _kill(self, alive: list[tuple[ProcessSlot, ProcessHandle]]) -> None:
+        """Kill these processes and wait until they have ended."""
+        for _, process in alive:
+            process.kill()
+        for slot, process in alive:
+            process.join()
+            slot.process = None
+
+    def _give_up(self, exit_code: int) -> None:
+        """End the run with this exit code, unless another process gave it one before."""
+        self._exit_code = self._exit_code or exit_code
+        self._run_state.stop(interrupt=True)
+
+    def _log(self, message: str) -> None:
+        log_to_stderr(f"supervisor: {message}")

@@ -48,7 +48,8 @@ class PriorityRule(Generic[Array]):
     def fractions(self, uniform: Array) -> Array:
         """Return fractions of the sum of all leaves, one in each of B equal parts, of uniform numbers [B] in [0, 1)."""
         parts: Array = self._library.arange(len(uniform), device=uniform.device)
-        return (parts + uniform) / len(uniform)
+        fractions: np.ndarray = (parts + uniform) / len(uniform)
+        return fractions
 
     def weights(self, leaves: Array, beta: Any) -> Array:
         """Return the importance weights [B] of starts with these leaves [B]."""

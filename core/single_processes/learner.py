@@ -10,7 +10,7 @@ from torch import Tensor
 
 from core.agent import Agent
 from core.device.torch_runtime import use_tf32
-from core.distributed.consensus import News, SyncChecker
+from core.distributed.consensus import LearnerStatus, SyncChecker
 from core.distributed.learner_group import LearnerGroup, PeerLostError
 from core.learning.batch_source import BatchSource, InPlaceBatchSource
 from core.learning.graphed_update import DeviceReplayBatches, GraphedUpdate, StagedBatches, can_capture
@@ -76,22 +76,22 @@ def _learn(context: Context, agent: Agent, memory: Memory | DeviceMemory, batche
                 yield False
                 continue
             profile.lap("wait" if batches.starved else "sample")
-        own_status = News(stopped, checkpoint_due, batch is not None, *checker.look())
-        status = checker.check((yield from group.gather(own_status)))
-        if batch is not None and (status.stopped or status.due):
+        own_status = LearnerStatus(stopped, checkpoint_due, batch is not None, *checker.local_status())
+        status = checker.merge_statuses((yield from group.gather(own_status)))
+        if batch is not None and (status.stopped or status.checkpoint_due):
             batches.put_back(batch)  # so that a checkpoint has it
             batch = None
         if status.stopped:
             if is_first and checker.updates > reported_updates:
                 report()
             return
-        if status.due:
+        if status.checkpoint_due:
             yield from save(context, agent, memory, batches, group)
             profile.lap("checkpoint")
-        if batch is None or not status.ready:
+        if batch is None or not status.has_batch:
             continue
         profile.lap("wait")
-        output = yield from group.run(partial(updates, batch))
+        output = group.run(partial(updates, batch))
         profile.lap("update")
         if output.priorities is not None and batches.takes_priorities:
             batches.update_priorities(batch.keys, output.priorities.cpu().numpy())
@@ -154,7 +154,8 @@ def _make_memory(context: Context, index: int) -> Memory | DeviceMemory:
     if context.options.learner.memory_device != "learner":
         return memory
     assert memory.device_class is not None, "the options were not validated"
-    return memory.device_class(memory, torch.device(context.device_of(index)))
+    device_memory: DeviceMemory = memory.device_class(memory, torch.device(context.device_of(index)))
+    return device_memory
 
 
 def _make_updates(context: Context, agent: Agent, memory: Memory | DeviceMemory, index: int,

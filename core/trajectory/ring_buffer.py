@@ -76,7 +76,8 @@ class Trajectories(WindowGatherer[np.ndarray]):
         """
         oldest_read: np.ndarray = np.maximum(step_ids - max(self.layout.frame_stack - 1, 0), 0)
         first_valid = first_valid_step(self.arrays, self.layout.ring_length, self.layout.chunk_length)
-        return oldest_read >= first_valid[env_ids // self.layout.num_envs]
+        valid: np.ndarray = oldest_read >= first_valid[env_ids // self.layout.num_envs]
+        return valid
 
     def flat(self, name: str) -> np.ndarray:
         """Return a view of a field as [num_slots, ...]."""

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -22,7 +22,7 @@ class WindowGatherer(ABC, Generic[Array]):
     reads no value, so that CUDA graphs can capture the gathering from tensors.
     """
 
-    library: ClassVar[Any]  # the module numpy or torch
+    library: Any  # the module numpy or torch
     layout: Layout
 
     @abstractmethod

@@ -28,7 +28,7 @@ from gymnasium import spaces
 from core.agents.dqn import DQN
 from core.agents.sac import SAC
 from core.distributed.learner_group import _GROUP
-from core.distributed.torch_group import ProcessGroup
+from core.distributed.torch_group import TorchGroup
 from core.envs.catch import CatchEnv
 from core.types import TimeStep
 
@@ -233,7 +233,7 @@ class FailsAlone(DQN):
 
     def learn(self, batch):  # type: ignore[no-untyped-def]
         group = _GROUP.get()
-        assert isinstance(group, ProcessGroup)
+        assert isinstance(group, TorchGroup)
         group._on_gpu, dist.destroy_process_group = True, lambda: time.sleep(1_000)
         self.updates += 1
         if group.index == 1 and self.updates > 100:
@@ -259,6 +259,19 @@ class Stops(DQN):
         if due("stop", 0, self.updates):
             os.kill(os.getpid(), signal.SIGSTOP)
         return super().learn(batch)
+
+
+class Drifts(DQN):
+    """Learner 1 changes a weight after its third update."""
+
+    updates = 0
+
+    def learn(self, batch):  # type: ignore[no-untyped-def]
+        output, group = super().learn(batch), _GROUP.get()
+        self.updates += 1
+        if group is not None and group.index == 1 and self.updates == 3:
+            next(self.model.parameters()).data.view(-1)[0] += 1e-3
+        return output
 
 
 class HalfAnUpdate(SAC):

@@ -193,6 +193,8 @@ def test_non_finite_values_are_refused(refuse):
      ["clock.tolerance=15", "the 128 samples of 2 learners' batches"]),
     (["--config", "dqn-cartpole", "--num_learners", "2", "--num_actors", "3", "--memory.capacity", "79"],
      ["memory.capacity=79", "in each of 16 environments", "at least 80"]),
+    (["--config", "dqn-cartpole", "--engine", "inline", "--num_learners", "2", "--num_actors", "2"],
+     ["num_learners=2 needs engine=local or ray", "engine=inline runs one learner"]),
     (["--config", "dqn-cartpole", "--engine", "foo.bar:Baz"], ["unknown engine 'foo.bar:Baz'", "no module foo"]),
     (["--config", "dqn-cartpole", "--engine", "os:nothere"], ["unknown engine 'os:nothere'", "os has no nothere"]),
     (["--config", "dqn-cartpole", "--engine", "..:Own"], ["engine=..:Own cannot be had", "TypeError"]),

@@ -75,7 +75,7 @@ def test_f12_a_killed_evaluator_or_logger_is_replaced(run, name):
 def test_f14_a_stopped_actor_is_reported_and_replaced(run):
     pid = run.kill("actor 1", signal.SIGSTOP)
     replaced(run, "actor 1", pid, 30)
-    assert f"actor 1 (pid {pid}) gave no sign of life for" in run.output
+    assert f"actor 1 (pid {pid}) sent no heartbeat for" in run.output
 
 
 def test_f14_a_stopped_and_continued_run_loses_no_process(run):
@@ -279,6 +279,6 @@ def test_f22_a_second_ctrl_c_exits_at_once_with_files_intact(tmp_path):
         time.sleep(1)
         os.kill(program.process.pid, signal.SIGINT)
         assert program.until_ended(3 * SLOW) == 130
-        assert re.search("learner 0.* did not end within . s and are killed", program.output)
+        assert re.search("learner 0.* did not end within . s: killed", program.output)
         assert not program.leftovers()
         run_checkpoint.load(tmp_path / "models" / "test_one_checkpoints")

@@ -190,8 +190,7 @@ def test_a_start_hashes_each_file_of_a_checkpoint_once(tmp_path, monkeypatch, al
     assert [path.name for path in expected] == ["agent.pt", "clock.pt", "learner.pt", "memory.pt"] and sorted(hashed) == expected
 
 
-@pytest.mark.parametrize("learners", [1, 2])
-def test_weights_alone_initialise_every_learners_target(tmp_path, monkeypatch, learners):
+def test_weights_alone_initialise_the_learners_target(tmp_path, monkeypatch):
     first = train(tmp_path, *CARTPOLE, "--steps", "400", "--timestamp", "one")
     weights, _ = model_file.load_weights(first.options.model_path)
     targets, learn = {}, DQN.learn
@@ -201,9 +200,9 @@ def test_weights_alone_initialise_every_learners_target(tmp_path, monkeypatch, l
         return learn(agent, batch)
 
     monkeypatch.setattr(DQN, "learn", noted)
-    train(tmp_path, *CARTPOLE, "--steps", "150", "--timestamp", "two", "--model_file", str(first.options.model_path),
-          "--num_learners", str(learners), "--num_actors", str(learners))
-    assert len(targets) == learners and not any(differences(dict(target), weights) for target in targets.values())
+    train(tmp_path, *CARTPOLE, "--steps", "150", "--timestamp", "two", "--model_file", str(first.options.model_path))
+    (target,) = targets.values()
+    assert not differences(dict(target), weights)
 
 
 def test_a_resumed_run_keeps_the_better_model_of_the_old_one(tmp_path, alone):
@@ -236,23 +235,21 @@ def test_schedules_by_updates_continue_without_a_stored_replay(tmp_path, alone, 
     assert [value for _, value in found] == pytest.approx([after(updates) for updates, _ in found])
 
 
-@pytest.mark.parametrize(("learners", "without_room"), [(1, 0), (2, 0), (2, 1)])
-def test_a_replay_too_large_to_copy_fails_one_checkpoint(tmp_path, monkeypatch, capsys, learners, without_room):
-    copied, state_dict = [], Trajectories.state_dict  # of every learner in turn
+def test_a_replay_too_large_to_copy_fails_one_checkpoint(tmp_path, monkeypatch, capsys):
+    copied, state_dict = [], Trajectories.state_dict
 
     def limited(trajectories):
         copied.append(trajectories)
-        if len(copied) == without_room + 1:
+        if len(copied) == 1:
             raise MemoryError("no room for the copies")
         return state_dict(trajectories)
 
     monkeypatch.setattr(Trajectories, "state_dict", limited)
-    context = train(tmp_path, *CARTPOLE, "--num_learners", str(learners), "--num_actors", str(learners), "--steps", "300",
-                    "--learner.checkpoint_replay", "true", "--learner.checkpoint_steps", "200")
-    assert len(copied) == 2 * learners and capsys.readouterr().err.count("those that are there stay as they were") == 1
+    context = train(tmp_path, *CARTPOLE, "--steps", "300", "--learner.checkpoint_replay", "true", "--learner.checkpoint_steps", "200")
+    assert len(copied) == 2 and capsys.readouterr().err.count("those that are there stay as they were") == 1
     assert sum(row.get("learner/checkpoint_errors", 0) for row in metrics(context)) == 1
     assert len([*context.options.checkpoint_folder.glob("step_*")]) == 1
-    assert {f"memory{suffix}" for suffix in ("", "_1")[:learners]} <= saved(context).keys()
+    assert "memory" in saved(context)
 
 
 def test_the_last_updates_are_reported_before_the_period_ends(tmp_path):

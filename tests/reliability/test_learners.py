@@ -6,6 +6,7 @@ import signal
 
 import psutil
 import pytest
+import torch
 
 from core.checkpoint import run_checkpoint
 from tests.reliability.program import Program
@@ -47,6 +48,27 @@ def test_f11_a_learner_that_fails_alone_ends_the_run_with_4(tmp_path):
         assert "in learn" in program.output and "did not end within" not in program.output and not program.leftovers()
 
 
+def test_learners_that_are_not_alike_end_the_run_and_save_nothing(tmp_path):
+    with Program(tmp_path, *ENDLESS, "--agent_type", "tests.reliability.faults:Drifts", "--learner.compare_period", "1") as program:
+        assert program.until_ended(60) == 4
+        assert "after 3 updates the learners are not alike any more: digest of learners 0 to 1" in program.output
+        assert not program.leftovers() and not list(tmp_path.glob("models/*/step_*"))
+
+
+def test_every_learner_has_actors_steps_and_noise_of_its_own_and_the_ratio_is_that_of_all(tmp_path):
+    words = ("--learner.checkpoint_replay", "true", "--num_actors", "3", "--updates", "50", "--learner.compare_period", "1",
+             "--clock.learn_start", "100", "--agent.batch_size", "16")
+    with Program(tmp_path, *ENDLESS, *words) as program:
+        assert program.until_ended(60) == 0
+    state, _ = run_checkpoint.load(tmp_path / "models/test_one_checkpoints")
+    updates, sampled, inserted = (state["clock"][name] for name in ("updates", "sampled", "inserted"))
+    assert updates[0] == updates[1] >= 50
+    assert 0 <= (sum(inserted) - 100) * 8 - sum(sampled)  # never ahead of the actors, for all learners together
+    rings = [state[name]["trajectories"]["written"] for name in ("memory", "memory_1")]
+    assert [len(ring) for ring in rings] == [2, 1] and all(ring.sum() > 0 for ring in rings)  # one actor may start late
+    assert not torch.equal(state["learner"]["torch_rng"], state["learner_1"]["torch_rng"])
+
+
 @pytest.mark.parametrize("stopped", [1, pytest.param(0, marks=pytest.mark.faults)])
 def test_f67_the_stopped_learner_is_named_and_the_state_saved(tmp_path, stopped):
     faults = json.dumps([{"kind": "stop", "where": f"learner {stopped}", "at": 150}])
@@ -54,7 +76,7 @@ def test_f67_the_stopped_learner_is_named_and_the_state_saved(tmp_path, stopped)
                  environment={"FAULTS": faults}) as program:
         assert program.until_ended(80) == 4
         assert f"learner {stopped} (pid" in program.output and f"learner {1 - stopped} (pid" not in program.output
-        assert "gave no sign of life for 6 s" in program.output and not program.leftovers()
+        assert "sent no heartbeat for 6 s" in program.output and not program.leftovers()
     state, _ = run_checkpoint.load(tmp_path / "models/test_one_checkpoints")
     assert max(state["clock"]["updates"]) == 149
 

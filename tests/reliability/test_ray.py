@@ -114,7 +114,7 @@ def test_f63_a_dead_head_ends_the_run_and_signals_are_answered(tmp_path, signals
             os.kill(program.process.pid, number)
         assert program.until_ended(40) == exit_code
         assert time.monotonic() - killed < 28  # Ray needs 7 s of these to end without a head
-        assert signals or "the head of Ray on this machine did not answer for 4 s (ray.head_timeout): the run ends" in program.output
+        assert signals or "the head of Ray on this machine did not answer for 4 s (ray.head_timeout); the run ends" in program.output
         assert "continue this run with" in program.output and "--resume test_one" in program.output
         assert list(tmp_path.glob("models/*_checkpoints/step_*/manifest.json")) and not program.leftovers()
 
@@ -324,7 +324,7 @@ def test_f70_a_node_with_different_code_is_named(tmp_path, authenticated):
     with Nodes(2, 1) as cluster:
         with Program(tmp_path, *ENDLESS, "--ray.address", cluster.address, "--supervisor.max_restarts", "1", project=project) as program:
             program.until_training(1_500, seconds=150)
-            assert "Ingest" not in program.output and "ingest" not in program.output
+            assert "TrajectoryServer" not in program.output and "trajectory server" not in program.output
             with (project / "core" / "runtime" / "run_state.py").open("a") as file:
                 file.write("# another version")
             workers(cluster)["actor 0"].kill()

@@ -6,7 +6,16 @@ import sys
 import pytest
 
 from utils import factory
-from utils.factory import AgentsDict, EnginesDict, EnvsDict, Factory, MemoriesDict, ModelsDict, ProcessesDict, UnknownNameError
+from utils.factory import (
+    AgentsDict,
+    EnginesDict,
+    EnvsDict,
+    Factory,
+    MemoriesDict,
+    ModelsDict,
+    ProcessesDict,
+    UnknownNameError,
+)
 
 ALL = [EnvsDict, MemoriesDict, ModelsDict, AgentsDict, ProcessesDict, EnginesDict]
 

@@ -1,55 +1,58 @@
-"""Questions to the head of a Ray cluster, asked in a thread of their own: a call to a head that is gone never returns."""
+"""A thread that queries the head of a Ray cluster, because a call to a head that is gone never returns."""
 
 import threading
 import time
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-PERIOD = 2.0        # seconds between two questions
-LONGEST_TICK = 1.0  # seconds that one look adds to the silence at most: time in which main itself was stopped does not count
+from core.engines.ray.placement import Nodes, alive_nodes
+
+PERIOD = 2.0  # seconds between two queries
+# Seconds that one call of `silence` adds at most, because time in which main itself was stopped does not count.
+MAX_SILENCE_STEP = 1.0
 
 
 class Answer(NamedTuple):
-    """What the head said last."""
+    """The newest answer of the head."""
 
-    time: float                   # when it was asked, in monotonic seconds
-    nodes: dict[str, dict]        # Ray's entry of each node that is up, by its id
-    bundles: dict[int, str]       # number of each part of the placement group -> id of the node that has it
+    time: float  # of the query, in monotonic seconds
+    nodes: Nodes  # those that are alive
+    bundles: dict[int, str]  # number of a bundle of the placement group -> id of its node, of bundles that have one
 
 
 class Head:
-    """Asks for nodes and for the places of a placement group's parts until it is closed. `answer` is None before the first answer."""
+    """Query nodes and bundles until `close`. `answer` is None before the first answer."""
 
-    def __init__(self, group: Any):
+    def __init__(self, placement_group: Any):
         self.answer: Answer | None = None
-        self._group, self._closed = group, threading.Event()
-        self._seen: Answer | None = None
-        self._looked, self._silence = time.monotonic(), 0.0
-        self._thread = threading.Thread(target=self._ask, name="head", daemon=True)
+        self._placement_group, self._closed = placement_group, threading.Event()
+        self._last_answer: Answer | None = None
+        self._last_check, self._silence = time.monotonic(), 0.0
+        self._thread = threading.Thread(target=self._query, name="head", daemon=True)
         self._thread.start()
 
     def silence(self) -> float:
-        """Return the seconds without an answer, counted between calls of this method."""
+        """Return the seconds without an answer, as counted at the calls of this method."""
         now = time.monotonic()
-        self._silence = 0.0 if self.answer is not self._seen else self._silence + min(now - self._looked, LONGEST_TICK)
-        self._seen, self._looked = self.answer, now
+        self._silence += min(now - self._last_check, MAX_SILENCE_STEP)
+        if self.answer is not self._last_answer:
+            self._silence = 0.0
+        self._last_answer, self._last_check = self.answer, now
         return self._silence
 
     def close(self) -> None:
-        """Ask no more. Must be called before Ray is shut down, because Ray would start anew for a question."""
+        """End the thread. Must be called before Ray is shut down, because Ray would start again for a query."""
         self._closed.set()
         self._thread.join(timeout=1.0)
 
-    def _ask(self) -> None:
-        while not self._closed.is_set():
-            started = time.monotonic()
-            with suppress(Exception):  # what Ray raises for a head that is gone differs with the moment; the silence is what counts
-                self.answer = Answer(started, *self._state())
-            self._closed.wait(PERIOD)
-
-    def _state(self) -> tuple[dict[str, dict], dict[int, str]]:
-        import ray
+    def _query(self) -> None:
         from ray.util import placement_group_table
-        nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
-        table = {} if self._group is None else placement_group_table(self._group)
-        return nodes, {number: node for number, node in table.get("bundles_to_node_id", {}).items() if node in nodes}
+        while not self._closed.is_set():
+            begin = time.monotonic()
+            with suppress(Exception):  # the errors for a head that is gone vary; its silence is what counts
+                nodes = alive_nodes()
+                table = {} if self._placement_group is None else placement_group_table(self._placement_group)
+                bundle_nodes = table.get("bundles_to_node_id", {})
+                bundles = {number: node for number, node in bundle_nodes.items() if node in nodes}
+                self.answer = Answer(begin, nodes, bundles)
+            self._closed.wait(PERIOD)

@@ -1,7 +1,8 @@
-"""What stands in for the shared memory in an actor on another node than the learner's: its end of the line to the ingest.
+"""The context of an actor on a node without the shared memory: its parts use a connection to the trajectory server.
 
-Everything travels with the chunks: an answer to each says how the run's clock stands and which parameters are the newest, so an actor that
-plays asks for nothing else. At most `chunks_in_flight` are on their way; then the actor waits, as it does for a full queue.
+Everything travels with the chunks. The answer to each chunk carries the counters of the run and the newest
+parameters, so an actor that plays needs no other call. At most `ray.chunks_in_flight` chunks are under way; then the
+actor waits, as for a full queue.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ import ray
 from core.engines.ray.connection import ANSWER_TIMEOUT, ServerConnection
 from core.model import Model
 from core.runtime.context import Context
+from core.runtime.options import RunOptions
 from core.runtime.parameter_store import fill
 from core.runtime.rate_limiter import RateLimiter
 from core.runtime.run_counters import RunCounters
@@ -26,112 +28,120 @@ from core.types import Window
 
 
 class RemoteRunInfo(NamedTuple):
-    """What an actor on another node must know beforehand."""
+    """The parts of a context that an actor on another node needs at its start."""
 
-    options: Any
+    options: RunOptions
     spec: EnvSpec
     roles: tuple[tuple[str, int], ...]
-    layout: Layout       # of rings like the one its rows go to
+    layout: Layout  # of the ring to which the actor's steps go
     window: WindowSpec
-    code: dict[str, str]  # digest of each file of main's code
+    code: dict[str, str]  # path of each file of main's code -> its digest
 
 
-def remote_context(facts: RemoteRunInfo, link: ServerConnection) -> Context:
-    """A context whose shared parts are this end of the line."""
-    counters = RemoteCounters(link)
-    shared: dict[str, Any] = {"memories": (RemoteMemory(facts, link),), "parameters": RemoteParameters(link), "counters": counters,
-                              "rate_limiter": RateLimiter(facts.options.clock, counters), "run_state": RemoteRunState(link),
-                              "logs": RemoteLogs(link)}
-    return Context(facts.options, facts.spec, facts.roles, **shared)
+def remote_context(run_info: RemoteRunInfo, connection: ServerConnection) -> Context:
+    """Return a context whose shared parts use this connection."""
+    counters = RemoteCounters(connection)
+    shared: dict[str, Any] = {
+        "memories": (RemoteMemory(run_info, connection),), "parameters": RemoteParameters(connection),
+        "counters": counters, "rate_limiter": RateLimiter(run_info.options.clock, counters),
+        "run_state": RemoteRunState(connection), "logs": RemoteLogs(connection)}
+    return Context(run_info.options, run_info.spec, run_info.roles, **shared)
 
 
 class RemoteMemory:
-    """An actor's side of the memory."""
+    """The part of a memory that an actor uses."""
 
-    def __init__(self, facts: RemoteRunInfo, link: ServerConnection):
-        self._facts, self._link = facts, link
+    def __init__(self, run_info: RemoteRunInfo, connection: ServerConnection):
+        self._run_info, self._connection = run_info, connection
 
     def writer(self, actor_ind: int, priorities: Callable[[Window], np.ndarray | None]) -> ChunkWriter:
-        own = Trajectories(single_actor_layout(self._facts.layout, self._facts.window.length))
-        with_priority = self._facts.options.memory_class.with_priority
-        return RemoteWriter(own, 0, self._facts.window, priorities if with_priority else None, self._link)
+        """Return the writer of this actor, which supplies initial priorities if the memory stores them."""
+        layout, window = self._run_info.layout, self._run_info.window
+        with_priority = self._run_info.options.memory_class.with_priority
+        return RemoteWriter(Trajectories(single_actor_layout(layout, window.length)), window, priorities if with_priority else None,
+                            self._connection)
 
 
 class RemoteWriter(ChunkWriter):
-    """Fills chunks in rows of its own and sends each away when it is full."""
+    """Fill chunks in a short ring of its own, and send each chunk when it is full."""
 
-    def __init__(self, own: Trajectories, actor_ind: int, window: WindowSpec,
-                 priorities: Callable[[Window], np.ndarray | None] | None, link: ServerConnection):
-        super().__init__(own, actor_ind, window, priorities, room=link.has_room)
-        self._own, self._format, self._link = own, ChunkFormat(own.layout, window.length), link
+    def __init__(self, trajectories: Trajectories, window: WindowSpec,
+                 priorities: Callable[[Window], np.ndarray | None] | None, connection: ServerConnection):
+        super().__init__(trajectories, 0, window, priorities, room=connection.has_room)
+        self._format, self._connection = ChunkFormat(trajectories.layout, window.length), connection
 
     def _count(self, length: int) -> int:
         steps = super()._count(length)
-        self._link.send(self._format.pack(self._own), steps)
+        self._connection.send(self._format.pack(self._trajectories), steps)
         return steps
 
 
 class RemoteParameters:
-    """The newest version that the news told of; its values are fetched when they are wanted, once a node however many actors ask."""
+    """The newest parameters of which the connection knows. A node fetches each version once, for all its actors."""
 
-    def __init__(self, link: ServerConnection):
-        self._link = link
+    def __init__(self, connection: ServerConnection):
+        self._connection = connection
 
     @property
     def version(self) -> int:
-        return self._link.news.version
+        """The newest version; 0 if there is none."""
+        return self._connection.status.version
 
     def pull(self, model: Model, known_version: int) -> int:
-        news = self._link.news
-        if news.version != known_version:
-            fill(model, ray.get(news.parameters[0], timeout=ANSWER_TIMEOUT).copy())  # Ray's arrays cannot be written
-        return news.version
+        """Bring the model up to date if its version is not the newest. Returns the version that the model now holds."""
+        status = self._connection.status
+        if status.version != known_version:
+            fill(model, ray.get(status.parameters[0], timeout=ANSWER_TIMEOUT).copy())  # Ray's arrays are read-only
+        return status.version
 
 
 class RemoteCounters(RunCounters):
-    """The run's counters as the last answer had them, and this actor's own steps since."""
+    """The counters of the newest status, plus the steps of this actor that the status does not contain yet."""
 
-    def __init__(self, link: ServerConnection):
-        self._link = link
+    def __init__(self, connection: ServerConnection):
+        self._connection = connection
 
     @property
     def agent_steps(self) -> int:
-        return self._link.news.agent_steps + self._link.unacknowledged
+        return self._connection.status.agent_steps + self._connection.unacknowledged
 
     @property
     def inserted(self) -> int:
-        return self._link.news.inserted + self._link.unacknowledged
+        return self._connection.status.inserted + self._connection.unacknowledged
 
     @property
     def sampled(self) -> int:
-        return self._link.news.sampled
+        return self._connection.status.sampled
 
     def count_agent_steps(self, actor: int, agent_steps: int, episodes: int = 0) -> None:
-        """Do nothing: the server counts what it stores."""
+        """Do nothing: the trajectory server counts what it stores."""
 
 
 class RemoteRunState(RunState):
-    """The stop flag as the last answer had it; heartbeats are messages."""
+    """The stop flag of the newest status; heartbeats are messages."""
 
-    def __init__(self, link: ServerConnection):
-        self._link = link
+    def __init__(self, connection: ServerConnection):
+        self._connection = connection
 
     @property
     def stopped(self) -> bool:
-        return self._link.news.stopped
+        return self._connection.status.stopped
 
     def heartbeat(self, process_ind: int) -> None:
-        """Every message is a sign of life."""
-        self._link.poll()
+        """Poll the connection, whose calls are the heartbeats."""
+        self._connection.poll()
 
     def activity_marker(self, process_ind: int) -> np.ndarray:
-        """Nobody reads it there."""
+        """Return a marker that nobody reads."""
         return np.zeros(1)
 
 
 class RemoteLogs:
-    def __init__(self, link: ServerConnection):
-        self._link = link
+    """Send values for the logger by the connection."""
+
+    def __init__(self, connection: ServerConnection):
+        self._connection = connection
 
     def write(self, process_ind: int, values: Mapping[str, float], step: int) -> None:
-        self._link.report(dict(values), step)
+        """Send values with the step at which they were measured."""
+        self._connection.report(dict(values), step)

@@ -1,4 +1,4 @@
-"""What runs in a process that Ray started: the driver of one single-process."""
+"""The Ray actor class whose processes run single-processes."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from core.runtime.context import Context
 
 
 class Worker:
-    """A Ray actor for one place of the run's table. Beside the learner it opens the shared memory itself; elsewhere it has a Link."""
+    """A Ray actor for one role and index. On the node of main it opens the shared memory, elsewhere a connection."""
 
     def __init__(self, role: str, index: int):
         self._role, self._index = role, index
@@ -25,26 +25,37 @@ class Worker:
     def __repr__(self) -> str:
         return f"{self._role} {self._index}"
 
-    def where(self) -> tuple[int, str]:
-        """Process number, and address of the node."""
-        return os.getpid(), ray.util.get_node_ip_address()
+    def pid_and_address(self) -> tuple[int, str]:
+        """Return the process id, and the address of the node."""
+        return os.getpid(), ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
 
-    def run(self, process: Callable[[Context, int], Iterator[bool]], home: str, main: int, context: list[Any], facts: RemoteRunInfo,
-            ingest: Any, threads: int) -> None:
-        """Drive the single-process to its end. `home` is the node of `main`, a process number, which has the memory behind the
-        `context`, an ObjectRef in a list."""
+    def run(self, process: Callable[[Context, int], Iterator[bool]], home: str, main: int, context: list[Any],
+            run_info: RemoteRunInfo, server: Any, threads: int) -> None:
+        """Drive the single-process to its end.
+
+        Args:
+            process: generator function of the role.
+            home: id of the node of main.
+            main: process id of main, which owns the shared memory of the context.
+            context: an ObjectRef in a list; only workers on the node of main can open it.
+            run_info: what workers on other nodes need of the context.
+            server: handle of the `TrajectoryServer`; None if no node can join.
+            threads: intra-op threads of torch.
+        """
         set_process_name(f"{self._role} {self._index}")
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # main alone decides when a run ends
         use_threads(threads)
         if ray.get_runtime_context().get_node_id() == home:
             process_main.end_with(main)
-            if ingest is not None and self._role == "actor":  # a life elsewhere may have chunks there: the ring has one writer
-                ray.get(ingest.hello.remote(self._index))
+            if server is not None and self._role == "actor":
+                # A predecessor on another node may have chunks at the server. It must store no more of them: a ring
+                # has one writer.
+                ray.get(server.register.remote(self._index))
             shared: Context = ray.get(context[0])
             process_main.drive(process(shared, self._index), shared, shared.process_ind(self._role, self._index))
             return
-        check_code(facts.code, ray.util.get_node_ip_address())
-        link = ServerConnection(ingest, self._index, facts.options.ray.chunks_in_flight)
-        apart = remote_context(facts, link)
-        process_main.drive(process(apart, self._index), apart, apart.process_ind(self._role, self._index))
-        link.close()
+        check_code(run_info.code, self.pid_and_address()[1])
+        connection = ServerConnection(server, self._index, run_info.options.ray.chunks_in_flight)
+        remote = remote_context(run_info, connection)
+        process_main.drive(process(remote, self._index), remote, remote.process_ind(self._role, self._index))
+        connection.close()

@@ -230,7 +230,8 @@ def nearest(distances: np.ndarray, draw_counts: np.ndarray, count: int) -> np.nd
 
 def nearest_of_groups(distances: np.ndarray, draw_counts: np.ndarray, count: int) -> np.ndarray:
     """Keep the nearest of each of `count` groups of the sorted candidates, whose sizes differ by at most 1."""
-    return np.argsort(distances, kind="stable")[_group_starts(len(distances), count)]
+    chosen: np.ndarray = np.argsort(distances, kind="stable")[_group_starts(len(distances), count)]
+    return chosen
 
 
 def nearest_of_least_drawn(distances: np.ndarray, draw_counts: np.ndarray, count: int) -> np.ndarray:
@@ -244,7 +245,8 @@ def least_drawn_of_groups(distances: np.ndarray, draw_counts: np.ndarray, count:
     order, starts = np.argsort(distances, kind="stable"), _group_starts(len(distances), count)
     groups = np.searchsorted(starts, np.arange(len(order)), side="right")
     by_group = np.lexsort((np.arange(len(order)), draw_counts[order], groups))
-    return order[by_group[starts]]
+    closest: np.ndarray = order[by_group[starts]]
+    return closest
 
 
 def _group_starts(size: int, count: int) -> np.ndarray:

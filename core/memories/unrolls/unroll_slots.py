@@ -76,7 +76,8 @@ class CompressedFrames:
                 raise CorruptedBlock(f"the compressed frames of slot {slot} are not what was written")
             unpacked[number] = block
         frames: np.ndarray = unpacked.view(self._frame.dtype).reshape(-1, *self._frame.shape)
-        return frames.take(inverse.reshape(slots.shape) * self._steps + step_ids % self._steps, axis=0)
+        taken: np.ndarray = frames.take(inverse.reshape(slots.shape) * self._steps + step_ids % self._steps, axis=0)
+        return taken
 
     def state_dict(self) -> dict[str, Any]:
         """Return the blocks as tensors and plain values."""

@@ -23,7 +23,6 @@ from tests.core.agents.unrolls import (
     table_agent,
     vtrace_targets,
 )
-from tests.core.distributed.test_learner_group import together
 
 SETTINGS = {
     "impact": {"epsilon": 0.2},
@@ -164,19 +163,28 @@ def test_the_kl_coefficient_follows_the_kl_just_before_a_copy():
     assert [float(steady.learn(batch).statistics["kl_coefficient"]) for _ in range(4)] == pytest.approx([.4] * 4)
 
 
-def test_several_learners_adapt_the_kl_coefficient_together():
+def agent_with_half_a_divergence(**settings):
+    """An agent, and a batch of six unrolls; the target network differs in the first three."""
     batch, logits, values = random_unrolls(seed=5, streams=6)
     target_logits = logits.copy()
-    target_logits[:, :3] = random_target(logits)[:, :3]  # only the first learner's batch has a divergence
-    settings = {"target_update": 1, "kl_coefficient": 0.4}
-    measured = float(with_target(table_agent(Impact, logits, values, **settings), target_logits).learn(batch).statistics["target_kl"])
-    agents = [with_target(table_agent(Impact, logits, values, **settings, kl_target=measured), target_logits) for _ in range(2)]
-    parts = [slice_batch(batch, slice(0, 3)), slice_batch(batch, slice(3, 6))]
-    first, second = together(*(partial(agent.learn, part) for agent, part in zip(agents, parts)))
-    # alone the coefficients would be doubled and halved
-    assert float(first.statistics["target_kl"]) > 1.5 * measured and float(second.statistics["target_kl"]) == 0
-    assert [agent.state_dict()["kl_coefficient"] for agent in agents] == [pytest.approx(0.4)] * 2
-    assert not differences(*(agent.state_dict() for agent in agents))
+    target_logits[:, :3] = random_target(logits)[:, :3]
+    return with_target(table_agent(Impact, logits, values, target_update=1, kl_coefficient=0.4, **settings), target_logits), batch
+
+
+def learn_three(begin, kl_target):
+    """Learn from three of the unrolls. Returns the divergence of these, and the agent's state."""
+    agent, batch = agent_with_half_a_divergence(kl_target=kl_target)
+    output = agent.learn(slice_batch(batch, slice(begin, begin + 3)))
+    return float(output.statistics["target_kl"]), agent.state_dict()
+
+
+def test_several_learners_adapt_the_weight_by_the_divergence_of_all_their_batches(learners):
+    agent, batch = agent_with_half_a_divergence()
+    measured = float(agent.learn(batch).statistics["target_kl"])
+    (first, one), (second, other) = learners.run(*(partial(learn_three, begin, measured) for begin in (0, 3)))
+    assert first > 1.5 * measured and second == 0  # alone the weight would be doubled, and halved
+    assert one["kl_coefficient"] == other["kl_coefficient"] == pytest.approx(0.4)
+    assert not differences(one, other)
 
 
 @pytest.mark.parametrize("kl_target, bound", [(1e-12, KL_SPAN), (1e9, 1 / KL_SPAN)])

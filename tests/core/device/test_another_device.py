@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from core.acting.graphed_inference import StaticInputs, capture_forward
-from core.distributed.learner_group import LearnerGroup, within
+from core.distributed.learner_group import LearnerGroup, active_group
 from core.learning.metric_accumulator import MetricAccumulator
 from core.learning.optimizer import Optimizer, OptimizerParams
 from core.learning.updates import EagerUpdates
@@ -104,9 +104,6 @@ class Two(LearnerGroup):
     def gather(self, values):
         raise NotImplementedError
 
-    def run(self, function):
-        raise NotImplementedError
-
     def _sum(self, tensor):
         self.summed.append(tensor)
 
@@ -116,7 +113,7 @@ def test_learners_exchange_one_tensor_that_stays_on_the_device():
     optimizer, normalization, group = Optimizer(parameters, OptimizerParams()), RunningNormalization(4).to(META), Two()
     for parameter in parameters[:2]:
         parameter.grad = torch.zeros_like(parameter)
-    with within(group), OneDevice():
+    with active_group(group), OneDevice():
         loss = optimizer._reduce_over_learners(torch.zeros((), device=META))
         normalization.update(torch.zeros(7, 4, device=META))
     gradients, *moments = group.summed

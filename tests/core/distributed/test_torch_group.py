@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from core.distributed import torch_group
 from core.distributed.learner_group import PeerLostError, all_reduce_mean
-from core.distributed.torch_group import on_this_machine
+from core.distributed.torch_group import local_rendezvous
 
 LATE = 0.5  # seconds
 
@@ -31,38 +31,62 @@ def finished(generator):
             return yielded, end.value
 
 
-def other_learner(groups) -> None:
-    group = groups.join(1, "cpu")
+def other_learner(rendezvous) -> None:
+    group = rendezvous.join(1, "cpu")
     time.sleep(LATE)
     finished(group.gather([3, -(2**62)]))
-    finished(group.run(lambda: all_reduce_mean(torch.tensor([2.0, 5.0]))))
+    group.run(lambda: all_reduce_mean(torch.tensor([2.0, 5.0])))
     time.sleep(LATE)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_local_learners_exchange_over_loopback_until_one_dies(monkeypatch):
-    monkeypatch.setattr(torch_group, "PATIENCE", timedelta(seconds=0.05))
+def test_learners_of_one_machine_share_their_news_and_gradients_over_loopback_until_one_dies(monkeypatch):
+    monkeypatch.setattr(torch_group, "HEARTBEAT_PERIOD", timedelta(seconds=0.05))
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "")
-    with on_this_machine(2) as groups:
-        process = multiprocessing.get_context("spawn").Process(target=other_learner, args=(groups,))
+    with local_rendezvous(2) as rendezvous:
+        process = multiprocessing.get_context("spawn").Process(target=other_learner, args=(rendezvous,))
         process.start()
-        group = groups.join(0, "cpu")
+        group = rendezvous.join(0, "cpu")
         try:
             yielded, rows = finished(group.gather([1, 2]))
             assert len(yielded) > 2 and not any(yielded)  # heartbeats while the other learner is late
             assert rows == [[1, 2], [3, -(2**62)]]
-            assert finished(group.run(lambda: all_reduce_mean(torch.tensor([1.0, 2.0]))))[1].tolist() == [1.5, 3.5]
+            assert group.run(lambda: all_reduce_mean(torch.tensor([1.0, 2.0]))).tolist() == [1.5, 3.5]
             ports = [port for pid in (os.getpid(), process.pid) for port in psutil.Process(pid).net_connections("inet")]
             assert ports and {port.laddr.ip for port in ports} == {"127.0.0.1"}
-            for wait in (group.gather([1]), group.run(lambda: all_reduce_mean(torch.ones(1)))):
+            for wait in (lambda: finished(group.gather([1])), lambda: group.run(lambda: all_reduce_mean(torch.ones(1)))):
                 with pytest.raises(PeerLostError, match="another learner is gone"):
-                    finished(wait)
+                    wait()
         finally:
             group.close()
             process.kill()
             process.join()
-    assert not os.path.exists(groups.address.removeprefix("file://"))
+    assert not os.path.exists(rendezvous.address.removeprefix("file://"))
+
+
+def dies_in_an_update(rendezvous) -> None:
+    def update() -> None:
+        all_reduce_mean(torch.tensor([4.0]))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    rendezvous.join(1, "cpu").run(update)
+
+
+def test_an_update_in_which_a_learner_dies_is_finished_and_nothing_follows_it():
+    with local_rendezvous(2) as rendezvous:
+        process = multiprocessing.get_context("spawn").Process(target=dies_in_an_update, args=(rendezvous,))
+        process.start()
+        with rendezvous.join(0, "cpu") as group:
+            try:
+                means = group.run(lambda: [all_reduce_mean(torch.tensor([value])).item() for value in (2.0, 6.0)])
+                assert means == [3.0, 6.0]  # the second mean is that of this learner alone
+                assert isinstance(group.lost_peer, PeerLostError)
+                with pytest.raises(PeerLostError, match="another learner is gone"):
+                    finished(group.gather([1]))
+            finally:
+                process.kill()
+                process.join()
 
 
 @pytest.fixture
@@ -76,8 +100,8 @@ def calls(monkeypatch):
     return made
 
 
-def test_a_gpu_learner_joins_with_nccl_and_gloo(calls):
-    torch_group.ProcessGroups(2, "file:///nowhere").join(1, "cuda:1")
+def test_on_a_gpu_a_learner_connects_when_it_joins_with_its_own_device_for_gradients_and_the_cpu_for_news(calls):
+    torch_group.TorchRendezvous(2, "file:///nowhere").join(1, "cuda:1")
     names = [name for name, *_ in calls]
     assert names == ["set_device", "init_process_group", "all_reduce", "synchronize"]
     assert calls[0][1] == calls[3][1] == "cuda:1" and calls[2][1] == "zeros on cuda:1"
@@ -86,8 +110,8 @@ def test_a_gpu_learner_joins_with_nccl_and_gloo(calls):
 
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("failed", [False, True])
-def test_a_learner_that_failed_on_a_gpu_does_not_wait_for_peers(calls, on_gpu, failed):
-    with suppress(ValueError), torch_group.ProcessGroup(0, 2, on_gpu):
+def test_a_learner_that_failed_on_a_gpu_does_not_wait_for_the_others(calls, on_gpu, failed):
+    with suppress(ValueError), torch_group.TorchGroup(0, 2, on_gpu):
         if failed:
             raise ValueError
     assert bool(calls) != (on_gpu and failed)
@@ -101,7 +125,7 @@ def test_an_nccl_error_is_reported_whole_as_the_learners_own(monkeypatch, on_gpu
     monkeypatch.setattr(dist, "all_reduce", fail)
     tensor = SimpleNamespace(is_cuda=on_gpu, clone=lambda: None, copy_=lambda own: None)
     with pytest.raises(RuntimeError) as raised:
-        torch_group.ProcessGroup(0, 2).sum(tensor)
+        torch_group.TorchGroup(0, 2).sum(tensor)
     assert ("two ranks have one GPU" in str(raised.value)) == on_gpu == (not isinstance(raised.value, PeerLostError))
 
 

@@ -14,7 +14,14 @@ from core.agents.base.q_learning import QLearning
 from core.evaluation import video_overlay
 from core.evaluation.episodes import RenderedStep
 from core.evaluation.recording import record_episode
-from core.evaluation.video_overlay import BACKGROUND, HISTORY, PANEL_WIDTH, EpisodeRenderer, curve_strip, observation_sheet
+from core.evaluation.video_overlay import (
+    BACKGROUND,
+    HISTORY,
+    PANEL_WIDTH,
+    EpisodeRenderer,
+    curve_strip,
+    observation_sheet,
+)
 from core.evaluation.video_writer import Video
 from core.runtime.options import VideoParams
 from core.specs import ArraySpec, Discrete, EnvSpec

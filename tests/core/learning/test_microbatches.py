@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from core.agent import make_learner_output
-from core.distributed.learner_group import LearnerGroup, within
+from core.distributed.learner_group import LearnerGroup, active_group
 from core.learning.microbatches import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams
 from core.learning.updates import EagerUpdates
@@ -159,9 +159,6 @@ class Two(LearnerGroup):
     def gather(self, values):
         raise AssertionError
 
-    def run(self, function):
-        raise AssertionError
-
     def _sum(self, tensor):
         self.exchanges += 1
         tensor.mul_(2)
@@ -169,7 +166,7 @@ class Two(LearnerGroup):
 
 def test_learners_exchange_one_gradient_per_batch():
     agent, group = Limited(2), Two()
-    with within(group):
+    with active_group(group):
         EagerUpdates(agent, microbatch_on_oom=True)(numbered_batch(8))
     assert group.exchanges == 1 and agent.stepped == pytest.approx(28 / 8)
 

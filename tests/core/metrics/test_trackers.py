@@ -9,7 +9,14 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from core.metrics.trackers import MAX_WAITING_PERIODS, MlflowTracker, TrackerThread, WandbTracker, by_step, make_tracker_threads
+from core.metrics.trackers import (
+    MAX_WAITING_PERIODS,
+    MlflowTracker,
+    TrackerThread,
+    WandbTracker,
+    by_step,
+    make_tracker_threads,
+)
 from core.runtime.log_buffers import Record
 from core.runtime.options import LoggerParams
 from utils.config.command_line import read_options

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from core.models.dqn import DQNCNN, DQNMLP, DQNCNNParams, DQNMinAtar, DQNMinAtarParams, DQNMLPParams, DQNSmall, DQNSmallParams
+from core.models.dqn import (
+    DQNCNN,
+    DQNMLP,
+    DQNCNNParams,
+    DQNMinAtar,
+    DQNMinAtarParams,
+    DQNMLPParams,
+    DQNSmall,
+    DQNSmallParams,
+)
 from core.models.layers.torsos import scaled_image
 from core.specs import ArraySpec, Discrete, EnvSpec
 

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from core.ops.distributional import categorical_mean, categorical_projection, cross_entropy, kl_loss, quantile_huber_loss
+from core.ops.distributional import (
+    categorical_mean,
+    categorical_projection,
+    cross_entropy,
+    kl_loss,
+    quantile_huber_loss,
+)
 from tests.core.distributions import algorithm_1, quantile_sum, softmax
 
 GENERATOR = np.random.default_rng(5)

@@ -11,7 +11,16 @@ from core.trajectory import ring_buffer
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
-from tests.core.tapes import CODE, RandomPlay, check_coded_window, coded_last, coded_spec, small_layout, started, write_coded_row
+from tests.core.tapes import (
+    CODE,
+    RandomPlay,
+    check_coded_window,
+    coded_last,
+    coded_spec,
+    small_layout,
+    started,
+    write_coded_row,
+)
 
 ATARI = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)
 SPEC = WindowSpec(2, (0, 2))

@@ -5,7 +5,15 @@ import itertools
 import numpy as np
 import pytest
 
-from utils.plot.statistics import bootstrap, interquartile_mean, interval, mean, median, optimality_gap, performance_profile
+from utils.plot.statistics import (
+    bootstrap,
+    interquartile_mean,
+    interval,
+    mean,
+    median,
+    optimality_gap,
+    performance_profile,
+)
 
 GAMES = [np.array([0.2, 0.9, 1.4, 0.4]), np.array([2.5, 0.1, 0.7, 3.0]), np.array([-0.3, 0.0, 0.6, 0.5])]
 UNEVEN = [np.array([1.0, 3.0]), np.array([10.0]), np.array([0.0, 0.5, 4.0, 8.0])]

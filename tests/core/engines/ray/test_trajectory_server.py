@@ -14,9 +14,9 @@ ray = pytest.importorskip("ray")
 from core.engines.ray.cluster import ClusterError  # noqa: E402
 from core.engines.ray.connection import ServerConnection  # noqa: E402
 from core.engines.ray.engine import RayEngine  # noqa: E402
-from core.engines.ray.placement import check_room  # noqa: E402
+from core.engines.ray.placement import check_capacity  # noqa: E402
 from core.engines.ray.remote_context import RemoteRunInfo, remote_context  # noqa: E402
-from core.engines.ray.trajectory_server import StaleSender, TrajectoryServer  # noqa: E402
+from core.engines.ray.trajectory_server import StaleSenderError, TrajectoryServer  # noqa: E402
 from core.engines.ray.worker import Worker  # noqa: E402
 from core.single_processes.actor import actor  # noqa: E402
 from utils.config.command_line import read_options  # noqa: E402
@@ -31,7 +31,7 @@ class Wire:
 
     def __init__(self, monkeypatch, ingest):
         self.loop = asyncio.new_event_loop()
-        for name in ("hello", "put", "listen"):
+        for name in ("register", "put", "report"):
             setattr(self, name, type("Method", (), {"remote": staticmethod(self._caller(getattr(ingest, name)))}))
         monkeypatch.setattr(ray, "get", self.get)
         monkeypatch.setattr(ray, "wait", self.wait)
@@ -84,7 +84,7 @@ def drive(generator, run_state):
         yield worked
 
 
-def facts(context):
+def run_info(context):
     memory = context.memories[0]
     return RemoteRunInfo(context.options, context.spec, context.roles, memory.layout, memory.window, {})
 
@@ -92,15 +92,15 @@ def facts(context):
 def test_a_remote_actor_fills_its_ring_counts_and_reports(line):
     context, agent, ingest, wire = line("--config", "rainbow-cartpole")
     link = ServerConnection(wire, 1, 2)
-    playing = actor(remote_context(facts(context), link), 1)
+    playing = actor(remote_context(run_info(context), link), 1)
     while context.counters.agent_steps < 500:
         next(playing)
     ring, counters, run_state = context.memories[0].trajectories, context.counters, context.run_state
     assert ring.written()[0] == 0 and ring.written()[1] * 4 == counters.inserted + ring.arrays["last"][1, :ring.written()[1]].sum()
-    assert counters.episodes and link.news.version == 1 and run_state.has_started(context.process_ind("actor", 1))
+    assert counters.episodes and link.status.version == 1 and run_state.has_started(context.process_ind("actor", 1))
     assert any(record.name == "actor/episodic_return" for record in context.logs.drain()[0])
     context.parameters.publish(agent.model)
-    while link.news.version < 2:
+    while link.status.version < 2:
         next(playing)
     run_state.stop()
     for _ in range(10_000):
@@ -113,7 +113,7 @@ def test_a_remote_actor_fills_its_ring_counts_and_reports(line):
 def test_chunks_in_flight_are_limited_and_fit_the_ring(line):
     context, _, ingest, wire = line("--config", "impala-cartpole", "--clock.learn_start", "1", "--memory.capacity", "16")
     link = ServerConnection(wire, 0, 3)
-    playing = actor(remote_context(facts(context), link), 0)
+    playing = actor(remote_context(run_info(context), link), 0)
     most = 0
     for _ in range(400):
         next(playing)
@@ -131,7 +131,7 @@ def test_chunks_in_flight_are_limited_and_fit_the_ring(line):
 
 def test_a_waiting_remote_actor_learns_when_it_may_continue(line):
     context, _, ingest, wire = line("--config", "dqn-cartpole", "--clock.tolerance", "50")
-    far = remote_context(facts(context), ServerConnection(wire, 0, 2))
+    far = remote_context(run_info(context), ServerConnection(wire, 0, 2))
     playing = drive(actor(far, 0), far.run_state)
     while context.counters.agent_steps < 150 or far.rate_limiter.can_insert():
         next(playing)
@@ -149,12 +149,12 @@ def test_a_waiting_remote_actor_learns_when_it_may_continue(line):
 def test_a_replaced_actor_stores_nothing_more(line):
     context, _, ingest, wire = line("--config", "dqn-cartpole")
     first = ServerConnection(wire, 0, 2)
-    playing = actor(remote_context(facts(context), first), 0)
+    playing = actor(remote_context(run_info(context), first), 0)
     while not context.counters.agent_steps:
         next(playing)
     ServerConnection(wire, 0, 2)
     written = context.memories[0].trajectories.written().tolist()
-    with pytest.raises(StaleSender):
+    with pytest.raises(StaleSenderError):
         for _ in range(200):
             next(playing)
     assert context.memories[0].trajectories.written().tolist() == written
@@ -163,7 +163,7 @@ def test_a_replaced_actor_stores_nothing_more(line):
 def test_a_local_actor_replaces_a_remote_one_with_waiting_chunks(line, monkeypatch):
     context, _, ingest, wire = line("--config", "impala-cartpole", "--clock.learn_start", "1", "--memory.capacity", "16")
     link = ServerConnection(wire, 0, 3)
-    playing = actor(remote_context(facts(context), link), 0)
+    playing = actor(remote_context(run_info(context), link), 0)
     while len(link._in_flight) < 3 or context.memories[0].unread() < 16:
         next(playing)
     written = context.memories[0].trajectories.written().tolist()
@@ -182,7 +182,7 @@ def test_a_new_actor_has_not_started_before_it_plays_or_waits(line):
     link, place = ServerConnection(wire, 0, 2), context.process_ind("actor", 0)
     # its environments may take supervisor.start_timeout, or all fail at start
     assert not context.run_state.has_started(place)
-    playing = drive(actor(remote_context(facts(context), link), 0), remote_context(facts(context), link).run_state)
+    playing = drive(actor(remote_context(run_info(context), link), 0), remote_context(run_info(context), link).run_state)
     deadline = time.monotonic() + 20
     while not context.run_state.has_started(place):
         next(playing)
@@ -216,24 +216,24 @@ def test_a_process_needs_its_cpus_on_one_node(cpus, fits):
     nodes = {name: {"Resources": {"CPU": float(count)}} for name, count in zip(("home", "other"), cpus)}
     needs = {name: {"CPU": 1.0, "GPU": 0.0} for name in ("actor 0", "actor 1", "learner 0", "evaluator 0")}
     if fits:
-        check_room(needs, "home", nodes)
+        check_capacity(needs, "home", nodes)
     else:
         with pytest.raises(ClusterError, match=r"needs 1 CPUs.* finds no room: the run needs 4 CPUs.*lower num_actors, ray.actor_cpus, "
                                                "ray.learner_cpus$"):
-            check_room(needs, "home", nodes)
+            check_capacity(needs, "home", nodes)
 
 
 def test_resources_are_compared_in_rays_fixed_point():
     """3 - 4 * 0.6 is less than 0.6 in binary."""
     nodes = {"home": {"Resources": {"CPU": 3.0}}}
-    check_room({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(5)}, "home", nodes)
+    check_capacity({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(5)}, "home", nodes)
     with pytest.raises(ClusterError, match="finds no room"):
-        check_room({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(6)}, "home", nodes)
+        check_capacity({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(6)}, "home", nodes)
 
 
 def test_a_missing_gpu_names_the_options_that_request_one():
     nodes = {"home": {"Resources": {"CPU": 4.0, "GPU": 2.0}}}
     shares = {"learner 0": 0.7, "learner 1": 0.7, "actor 0": 0.3, "actor 1": 0.3}
-    check_room({name: {"CPU": 1.0, "GPU": share} for name, share in shares.items()}, "home", nodes)
+    check_capacity({name: {"CPU": 1.0, "GPU": share} for name, share in shares.items()}, "home", nodes)
     with pytest.raises(ClusterError, match=r"actor 1 needs 1 CPUs and 0\.5 GPUs.*lower num_actors.*, ray\.actor_gpus, ray\.learner_gpus$"):
-        check_room({name: {"CPU": 1.0, "GPU": max(share, 0.5)} for name, share in shares.items()}, "home", nodes)
+        check_capacity({name: {"CPU": 1.0, "GPU": max(share, 0.5)} for name, share in shares.items()}, "home", nodes)

@@ -14,7 +14,15 @@ from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.trajectory.frame_compression import StorageParams
 from core.trajectory.layout import STORAGE
 from core.types import Window
-from tests.core.tapes import CODE, CODED_FEATURES, CodedActor, check_coded_unrolls, coded_features, coded_spec, unroll_memory
+from tests.core.tapes import (
+    CODE,
+    CODED_FEATURES,
+    CodedActor,
+    check_coded_unrolls,
+    coded_features,
+    coded_spec,
+    unroll_memory,
+)
 
 ELITE = {"sample_strategy": "elite_sampling", "lambda_batch_multiplier": 4}
 INSERTION = {"insert_strategy": "elite_insertion"}

@@ -7,7 +7,15 @@ import pytest
 from pydantic import ValidationError
 
 from core.memories.unrolls.queue import QueueMemory, QueueParams
-from tests.core.tapes import CODE, CodedActor, RandomPlay, assert_unroll_equals_twin, check_coded_unrolls, coded_spec, unroll_memory
+from tests.core.tapes import (
+    CODE,
+    CodedActor,
+    RandomPlay,
+    assert_unroll_equals_twin,
+    check_coded_unrolls,
+    coded_spec,
+    unroll_memory,
+)
 
 
 def make(*, capacity: int = 4, overflow: str = "block", batch_size: int = 4, num_actors: int = 1, frame_stack: int = 4, **options):

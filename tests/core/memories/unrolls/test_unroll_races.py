@@ -13,7 +13,15 @@ from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.memories.unrolls.queue import QueueMemory, QueueParams
 from core.memories.unrolls.unroll_memory import UnrollMemory
 from core.trajectory.ring_buffer import Trajectories
-from tests.core.tapes import CODED_FEATURES, CodedActor, check_coded_unrolls, coded_features, coded_spec, started, unroll_memory
+from tests.core.tapes import (
+    CODED_FEATURES,
+    CodedActor,
+    check_coded_unrolls,
+    coded_features,
+    coded_spec,
+    started,
+    unroll_memory,
+)
 
 ACTORS, ENVS, LENGTH = 2, 3, 4
 SECONDS = 60  # a test without progress for so long reports a deadlock

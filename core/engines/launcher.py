@@ -1,0 +1,90 @@
+"""The contract between the supervisor, which decides, and a launcher, which starts and kills processes.
+
+`LocalLauncher` spawns processes of this machine, `RayLauncher` starts Ray actors.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from core.engines.run_end import TRAINING_FAILED
+
+# Bytes. Activations below this size reuse memory of the heap, where malloc would map and unmap pages for each of them.
+ALLOCATOR_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": "268435456", "MALLOC_TRIM_THRESHOLD_": "268435456"}
+
+
+class ReportedError(NamedTuple):
+    """The exception that ended a process, as text."""
+
+    message: str
+    notes: str  # each in parentheses
+    traceback: str
+
+
+class ExitStatus(NamedTuple):
+    """The way in which a process ended: its work was done, it reported an error, or it ended for another `reason`.
+
+    Exit code 0 alone does not mean that the work was done, because an environment may have ended the process.
+    """
+
+    code: int  # if a signal killed the process, minus the number of that signal
+    done: bool = False
+    error: ReportedError | None = None
+    reason: str = ""
+
+    @property
+    def run_exit_code(self) -> int:
+        """Exit code of a run that ends because of this process."""
+        return self.code if self.error and self.code > 0 else TRAINING_FAILED
+
+
+class ProcessHandle(Protocol):
+    """One process that a launcher was asked to start."""
+
+    @property
+    def pid(self) -> int | str:
+        """Process id as messages show it."""
+
+    @property
+    def waitable(self) -> Any:
+        """What `Launcher.wait` waits for."""
+
+    def has_process(self) -> bool:
+        """Return True once the process exists. A cluster may first have to find a node for it."""
+
+    def lacks_node(self) -> bool:
+        """Return True if no node of the cluster has resources for the process now."""
+
+    def poll(self) -> ExitStatus | None:
+        """Return how the process ended, or None if it has not ended."""
+
+    def kill(self) -> None:
+        """Kill the process, if it has not ended, without waiting for its end."""
+
+    def join(self) -> None:
+        """Wait until the killed process has ended."""
+
+    def clean_up(self) -> None:
+        """End what a process that has ended left behind."""
+
+
+class Launcher(Protocol):
+    """Start and observe the processes of one run."""
+
+    def prepare(self, interrupted: Callable[[], bool]) -> None:
+        """Wait until processes can be started, at most until `interrupted()`."""
+
+    def start(self, role: str, index: int, threads: int) -> ProcessHandle:
+        """Start the single-process of this role and index, with this number of torch's intra-op threads.
+
+        Raises:
+            OSError: the machine has no process or file descriptor to give.
+        """
+
+    def wait(self, waitables: list[Any]) -> None:
+        """Wait at most 0.1 s for any of these processes to end."""
+
+    def check(self) -> str | None:
+        """Report changes of the cluster. Return why the run must end, or None if it can go on."""
+
+    def close(self) -> None:
+        """End everything that processes of the run have left."""

@@ -1,0 +1,69 @@
+"""Two learners in spawned processes, joined by gloo, which run functions of a test together."""
+
+import multiprocessing
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from core.distributed.learner_group import LearnerGroup
+from core.distributed.torch_group import TorchRendezvous, local_rendezvous
+
+TIMEOUT = 100  # seconds for one answer; the first includes the import of torch
+
+
+class LearnerPair:
+    """Use as a context manager, whose end kills both processes. Functions and results must be picklable."""
+
+    def __enter__(self) -> "LearnerPair":
+        spawn = multiprocessing.get_context("spawn")
+        with ExitStack() as stack:
+            rendezvous = stack.enter_context(local_rendezvous(2))
+            self._pipes, self._processes = [], []
+            for index in range(2):
+                pipe, end = spawn.Pipe()
+                process = spawn.Process(target=_serve, args=(rendezvous, index, end))
+                process.start()
+                stack.callback(process.join)
+                stack.callback(process.kill)
+                end.close()
+                self._pipes.append(pipe)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def call(self, *functions: Callable[[LearnerGroup], Any]) -> list[Any]:
+        """Return function(group) of both learners, called at the same time."""
+        for pipe, function in zip(self._pipes, functions, strict=True):
+            pipe.send(function)
+        results = []
+        for index, pipe in enumerate(self._pipes):
+            assert pipe.poll(TIMEOUT), f"learner {index} gave no answer"
+            result, error = pipe.recv()
+            assert error is None, f"learner {index}: {error}"
+            results.append(result)
+        return results
+
+    def run(self, *functions: Callable[[], Any]) -> list[Any]:
+        """Return function() of both learners, each run as an update of its group."""
+        return self.call(*(partial(_run, function) for function in functions))
+
+
+def _run(function: Callable[[], Any], group: LearnerGroup) -> Any:
+    return group.run(function)
+
+
+def _serve(rendezvous: TorchRendezvous, index: int, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    group = rendezvous.join(index, "cpu")
+    while True:
+        function = pipe.recv()
+        try:
+            pipe.send((function(group), None))
+        except Exception as error:
+            pipe.send((None, f"{type(error).__name__}: {error}"))

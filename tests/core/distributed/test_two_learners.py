@@ -1,0 +1,92 @@
+"""Two learners in processes of their own learn what one learner does from the batches of both."""
+
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from core.distributed.consensus import state_digest
+from core.distributed.learner_group import SingleLearner
+from core.models.rainbow import RainbowMLP
+from core.types import piece
+from tests.core import resident_agents
+from tests.core.learning import test_staged_update
+
+BATCH_SIZE, UPDATES = 12, 4
+HALVES = (slice(0, None, 2), slice(1, None, 2))  # windows of each learner
+WHOLE = slice(None)
+UNROLLS = [name for name in test_staged_update.AGENTS if name != "dqn"]
+PLANNED = ["dqn", "dqn, rmsprop", "rainbow", "sac"]  # updates of which one can be planned alone
+
+
+@contextmanager
+def float64():
+    """Compute in float64, without noise in networks, and draw the same values for a window in every batch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        patch.setattr(torch, "randn_like", lambda tensor: (3 * tensor.detach()).sin())
+        patch.setitem(resident_agents.NETWORKS, RainbowMLP, {"hidden": 16, "noisy": False})
+        patch.setattr(test_staged_update, "STREAMS", BATCH_SIZE)
+        torch.set_default_dtype(torch.float64)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
+def double(batch):
+    def wider(tensor):
+        return tensor.double() if tensor.is_floating_point() else tensor
+
+    return batch._replace(window=batch.window.map(wider), weights=wider(batch.weights))
+
+
+def agent_and_batches(name):
+    if name in UNROLLS:
+        agent = test_staged_update.make_agent(name)
+        batches = [test_staged_update.make_batch(agent, seed) for seed in range(UPDATES)]
+    else:
+        agent = resident_agents.make_agent(name)
+        memory = resident_agents.shared_memory(agent)
+        batches = [memory.sample(BATCH_SIZE) for _ in range(UPDATES)]
+    return agent, [double(batch) for batch in batches]
+
+
+def flat(state, path=""):
+    if isinstance(state, dict):
+        return {key: value for name, part in state.items() for key, value in flat(part, f"{path}/{name}").items()}
+    return {path: torch.as_tensor(state).double().clone()} if isinstance(state, (torch.Tensor, float, int)) else {}
+
+
+def learn(name, windows, planned, group):
+    """Learn from these windows of every batch. Returns the state before and after, its digest, and all priorities."""
+    with float64():
+        torch.manual_seed(0)
+        agent, batches = agent_and_batches(name)
+        agent.state_dict()
+        before, priorities = flat(agent.state_dict()), []
+        for batch in batches:
+            if planned:
+                agent.plan(1)
+            output = group.run(partial(agent.learn, batch if windows == WHOLE else piece(batch, windows)))
+            assert not output.skipped
+            priorities.append(None if output.priorities is None else output.priorities.numpy())
+        return before, flat(agent.state_dict()), state_digest(agent.state_dict()), priorities
+
+
+@pytest.mark.parametrize(("name", "planned"), [
+    *((name, False) for name in (*resident_agents.AGENTS, *UNROLLS)), *((name, True) for name in PLANNED)])
+def test_two_learners_learn_what_one_does_from_both_batches(learners, name, planned):
+    first, second = learners.call(*(partial(learn, name, windows, planned) for windows in HALVES))
+    before, after, _, priorities = learn(name, WHOLE, planned, SingleLearner())
+    assert first[2] == second[2]  # alike to the bit
+    for key, value in after.items():
+        torch.testing.assert_close(first[1][key], value, rtol=1e-8, atol=1e-10, msg=key)
+    assert any((after[key] - before[key]).abs().max() > 1e-4 for key in after if "model" in key)
+    for whole, *halves in zip(priorities, first[3], second[3]):
+        assert (whole is None) == (halves[0] is None)
+        if whole is not None:
+            for half, windows in zip(halves, HALVES):
+                np.testing.assert_allclose(half, whole[windows], rtol=1e-8, atol=1e-10)

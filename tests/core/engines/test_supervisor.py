@@ -1,0 +1,254 @@
+"""The supervisor's decisions, by a clock of the test's own and processes that only say whether they have ended."""
+
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from core.engines import supervisor
+from core.engines.launcher import ExitStatus, ReportedError
+from core.engines.supervisor import ProcessSlot, Supervisor
+from core.runtime import clock as clock_module
+from core.runtime.options import SupervisorParams
+from core.runtime.run_state import RunState
+
+PARAMS = SupervisorParams(stop_timeout=10.0, finish_timeout=900.0, max_restarts=2)
+KILLED = ExitStatus(-9, reason="was killed by signal 9")
+FAILED = ExitStatus(2, error=ReportedError("ValueError: broken", " (actor 0)", "Traceback of it"))
+DONE = ExitStatus(0, done=True)
+
+
+class Process:
+    """A process that ends when `status` is set or when it is killed."""
+
+    pid, waitable = 7, None
+
+    def __init__(self, role, index):
+        self.name, self.status, self.killed_at, self.exists, self.without_node = f"{role} {index}", None, None, True, False
+
+    def has_process(self):
+        return self.exists
+
+    def lacks_node(self):
+        return self.without_node
+
+    def poll(self):
+        return self.status
+
+    def kill(self):
+        self.status = self.status or KILLED
+
+    def join(self):
+        assert self.status
+
+    def clean_up(self):
+        assert self.status
+
+
+class Run:
+    """A run whose launcher advances time: half a second each wait, after which `script(seconds)` may do something."""
+
+    def __init__(self, monkeypatch, *roles, **options):
+        self.seconds, self.started, self.refused, self.failure, self.script = 1_000.0, [], 0, None, lambda seconds: None
+        time = SimpleNamespace(monotonic=lambda: self.seconds)
+        monkeypatch.setattr(supervisor, "time", time)
+        monkeypatch.setattr(clock_module, "time", time)
+        monkeypatch.setattr(supervisor, "Conditions", lambda context: SimpleNamespace(check=lambda: None))
+        monkeypatch.setattr(supervisor, "resume_command_hint", lambda options: "the command")
+        self.logged = []
+        monkeypatch.setattr(supervisor, "log_to_stderr", self.logged.append)
+        self.run_state = RunState(len(roles))
+        params = SimpleNamespace(**{"supervisor": PARAMS, "mode": 1, "num_actors": 1, "num_learners": 1, **options},
+                                 learner=SimpleNamespace(checkpoint_replay=False, threads=1),
+                                 logger=SimpleNamespace(tracker_timeout=0.0))
+        context = SimpleNamespace(options=params, run_state=self.run_state, roles=roles, memories=())
+        self.supervisor = Supervisor(context, self)
+
+    # the launcher's part
+    def prepare(self, interrupted):
+        pass
+
+    def start(self, role, index, threads):
+        if self.started and self.refused:
+            self.refused -= 1
+            raise OSError("no descriptor")
+        self.started.append(Process(role, index))
+        return self.started[-1]
+
+    def wait(self, waitables):
+        self.seconds += 0.5
+        self.script(self.seconds - 1_000.0)
+
+    def check(self):
+        return self.failure
+
+    def close(self):
+        pass
+
+    def newest(self, name):
+        return [process for process in self.started if process.name == name][-1]
+
+    def end_all(self):
+        self.run_state.stop()
+        for process in self.started:
+            process.status = process.status or DONE
+
+    def said(self, text):
+        return [line for line in self.logged if text in line]
+
+
+@pytest.mark.parametrize("interrupted", [9.0, 800.0])
+@pytest.mark.parametrize(("saved", "killed_after"), [(4.0, None), (9.5, None), (60.0, 10.5)])
+def test_a_signal_in_the_last_evaluation_leaves_all_of_the_stop_timeout(monkeypatch, interrupted, saved, killed_after):
+    run = Run(monkeypatch, ("evaluator", 0))
+    run.run_state.stop()
+    slot, killed = run.supervisor._slots[0], []
+    slot.process = process = run.start("evaluator", 0, 1)
+    process.kill = lambda: killed.append(run.seconds - 1_000.0)
+    process.join = lambda: None
+
+    def script(seconds):
+        if seconds == interrupted:
+            run.supervisor._interrupt(signal.SIGINT, None)
+        if seconds >= interrupted + saved:
+            process.status = DONE
+
+    run.script = script
+    run.supervisor._await_exits([slot])
+    assert slot.process is None and killed == ([interrupted + killed_after] if killed_after else [])
+
+
+def test_failures_of_longer_ago_than_the_window_are_no_restarts(monkeypatch):
+    seconds, slot = [0.0], ProcessSlot("actor", 0, 0)
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    found = []
+    for seconds[0] in (0.0, 4.0, 8.0, 11.0, 30.0):
+        slot.count_failure(10.0)
+        found.append(slot.restarts)
+    assert found == [0, 1, 2, 2, 0]
+
+
+def test_an_actor_is_replaced_until_it_failed_too_often(monkeypatch):
+    run = Run(monkeypatch, ("actor", 0), ("learner", 0))
+
+    def script(seconds):
+        run.run_state.heartbeat(0), run.run_state.heartbeat(1)
+        run.newest("actor 0").status = KILLED
+        if run.run_state.stopped:
+            run.newest("learner 0").status = DONE
+
+    run.script = script
+    assert run.supervisor.run() == 4
+    assert [process.name for process in run.started].count("actor 0") == 3 and run.run_state.restarts == 2
+    assert run.said("actor 0 restarted (1 of 2)") and run.said("actor 0 was restarted 2 times within 3600 s")
+    assert run.run_state.interrupted and run.logged[-1] == "supervisor: the command"
+
+
+@pytest.mark.parametrize(("status", "exit_code"), [(KILLED, 4), (FAILED, 2)])
+def test_a_learner_that_fails_ends_the_run(monkeypatch, status, exit_code):
+    run = Run(monkeypatch, ("logger", 0), ("actor", 0), ("learner", 0))
+
+    def script(seconds):
+        if seconds == 2:
+            run.newest("learner 0").status = status
+        if run.run_state.interrupted:
+            run.newest("actor 0").status = DONE
+        if run.run_state.logger_may_end:
+            run.newest("logger 0").status = DONE
+
+    run.script = script
+    assert run.supervisor.run() == exit_code and len(run.started) == 3
+    assert run.said("learner 0 (pid 7) was killed by signal 9" if status is KILLED else
+                    "learner 0 (pid 7) failed: ValueError: broken (actor 0)")
+
+
+def test_actors_that_all_fail_at_their_start_end_the_run_and_one_traceback_is_shown(monkeypatch):
+    run = Run(monkeypatch, ("actor", 0), ("actor", 1), ("learner", 0))
+
+    def script(seconds):
+        for name in ("actor 0", "actor 1"):
+            run.newest(name).status = FAILED
+        if run.run_state.interrupted:
+            run.newest("learner 0").status = DONE
+
+    run.script = script
+    assert run.supervisor.run() == 2
+    assert len(run.said("Traceback of it")) == 1 and len(run.said("(pid 7) failed: ValueError: broken")) == 2
+
+
+def test_a_process_that_cannot_be_started_is_tried_again_and_then_ends_the_run(monkeypatch):
+    run = Run(monkeypatch, ("actor", 0))
+    run.refused = 3
+
+    def script(seconds):
+        run.run_state.heartbeat(0)
+        if seconds == 1:
+            run.newest("actor 0").status = KILLED
+        if len(run.started) == 2 and seconds > 20:
+            run.end_all()
+
+    run.script = script
+    assert run.supervisor.run() == 0 and len(run.started) == 2 and run.refused == 0
+    assert [line.rpartition("in ")[2] for line in run.said("the next attempt is in")] == ["1 s", "2 s", "4 s"]
+    run = Run(monkeypatch, ("actor", 0))
+    run.refused, run.script = 100, lambda seconds: run.started[0].kill()
+    assert run.supervisor.run() == 4 and run.refused == 94
+    assert run.said("actor 0 could not be started within 31 s (no descriptor); the run ends")
+
+
+def test_silence_is_a_failure_but_not_while_all_were_stopped_or_no_node_has_room(monkeypatch):
+    run = Run(monkeypatch, ("actor", 0), ("evaluator", 0))
+
+    def script(seconds):
+        run.newest("evaluator 0").without_node = True
+        if seconds < 100:
+            run.run_state.heartbeat(0)
+            run.run_state.activity_marker(0)[:] = 4
+        if seconds == 10:
+            run.seconds += 70  # as by Ctrl-Z
+        if seconds > 300:
+            run.end_all()
+
+    run.script = script
+    assert run.supervisor.run() == 0
+    (line,) = run.said("sent no heartbeat for 60 s (supervisor.heartbeat_timeout), within the environment of stream 3")
+    assert line.startswith("supervisor: actor 0 (pid 7)") and not run.said("evaluator")
+    late = [process.name for process in run.started].count("actor 0")
+    assert late == 2 and not run.said("did not start")
+
+
+def test_a_process_that_does_not_start_is_replaced(monkeypatch):
+    run = Run(monkeypatch, ("actor", 0))
+
+    def script(seconds):
+        if len(run.started) == 2:
+            run.end_all()
+
+    run.script = script
+    assert run.supervisor.run() == 0 and run.said("did not start within 180 s (supervisor.start_timeout)")
+
+
+def test_a_failure_of_the_launcher_ends_the_run_and_kills_what_has_no_process(monkeypatch):
+    run = Run(monkeypatch, ("actor", 0), ("learner", 0))
+
+    def script(seconds):
+        run.newest("actor 0").exists = False
+        run.failure = "the head is silent"
+        if run.run_state.interrupted:
+            run.newest("learner 0").status = DONE
+
+    run.script = script
+    assert run.supervisor.run() == 4 and run.said("the head is silent; the run ends")
+    assert run.newest("actor 0").status is KILLED and not run.said("did not end within")
+
+
+def test_a_second_signal_kills_what_is_left_and_the_run_has_the_code_of_the_first(monkeypatch):
+    run = Run(monkeypatch, ("actor", 0), ("learner", 0))
+
+    def script(seconds):
+        if seconds in (1.0, 2.0):
+            run.supervisor._interrupt(signal.SIGTERM if seconds == 1.0 else signal.SIGINT, None)
+
+    run.script = script
+    assert run.supervisor.run() == 128 + signal.SIGTERM
+    assert run.said("actor 0, learner 0 did not end within 1 s: killed")
