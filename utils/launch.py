@@ -26,7 +26,7 @@ from utils.preflight import throughput
 
 PARTS = ("agent", "clock", "learner")  # of every checkpoint
 REPORT_BYTES, EPISODE_BYTES = 1 << 16, 100  # upper bounds of what mode 2 writes: options and versions, and each episode
-SAVED_COPIES = 5  # of the weights, that a run leaves: network, target and two moments in a checkpoint, and the best model
+SAVED_COPIES = 5  # of the weights that a run leaves: network, target, two moments, and the best model
 
 
 def create_context(options: Options) -> tuple[Context, Agent]:
@@ -105,7 +105,8 @@ def _initial_weights(options: Options, model: Model, spec: EnvSpec) -> Path:
     path = options.model_path if options.model_file is None else Path(options.model_file)
     weights, metadata = model_file.load_weights(path)
     if metadata.get("environment", spec.name) != spec.name:
-        raise tensor_file.CheckpointError(f"model file {path} is of game={metadata.get('game')} (env_type={metadata.get('env_type')}) "
+        raise tensor_file.CheckpointError(f"model file {path} is of game={metadata.get('game')} "
+                                          f"(env_type={metadata.get('env_type')}) "
                                           f"and game={options.game} is asked for: give --game {metadata.get('game')}")
     model_file.load_into(model, weights, path)
     if options.model_file is not None:
@@ -121,7 +122,8 @@ def _try_test_files(options: Options, model: Path) -> None:
         try:
             model_file.try_test_file(path, REPORT_BYTES + options.episodes * EPISODE_BYTES)
         except OSError as error:
-            raise ConfigurationError([f"mode 2 cannot write {path} ({error.strerror}): make that possible, or name a copy of the model in "
+            raise ConfigurationError([f"mode 2 cannot write {path} ({error.strerror}): make that possible, or name a "
+                                      "copy of the model in "
                                       "another folder with --model_file"]) from None
 
 
@@ -137,5 +139,6 @@ def _continue(options: Options, clock: Clock) -> Path:
     try:
         clock.load_state_dict(state["clock"], with_rows="memory" in state)
     except Exception as error:  # the file is intact, but its content is not what a run wrote
-        raise tensor_file.CheckpointError(f"the clock of checkpoint {newest} is not of a run ({describe_exception(error)})") from None
+        raise tensor_file.CheckpointError(f"the clock of checkpoint {newest} is not of a run "
+                                          f"({describe_exception(error)})") from None
     return options.checkpoint_folder
