@@ -29,7 +29,7 @@ from utils.preflight import throughput
 
 PARTS = ("agent", "clock", "learner")  # of every checkpoint
 REPORT_BYTES, EPISODE_BYTES = 1 << 16, 100  # upper bounds of what mode 2 writes: options and versions, and each episode
-SAVED_COPIES = 5  # of the weights, that a run leaves: network, target and two moments in a checkpoint, and the best model
+SAVED_COPIES = 5  # of the weights that a run leaves: network, target, two moments, and the best model
 
 
 def create_context(options: Options) -> tuple[Context, Agent]:
@@ -127,7 +127,8 @@ def _try_test_files(options: Options, model: Path) -> None:
         try:
             model_file.try_test_file(path, REPORT_BYTES + options.episodes * EPISODE_BYTES)
         except OSError as error:
-            raise ConfigurationError([f"mode 2 cannot write {path} ({error.strerror}): make that possible, or name a copy of the model in "
+            raise ConfigurationError([f"mode 2 cannot write {path} ({error.strerror}): make that possible, or name a "
+                                      "copy of the model in "
                                       "another folder with --model_file"]) from None
 
 

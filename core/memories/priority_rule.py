@@ -48,7 +48,7 @@ class PriorityRule(Generic[Array]):
     def fractions(self, uniform: Array) -> Array:
         """Return fractions of the sum of all leaves, one in each of B equal parts, of uniform numbers [B] in [0, 1)."""
         parts: Array = self._library.arange(len(uniform), device=uniform.device)
-        fractions: np.ndarray = (parts + uniform) / len(uniform)
+        fractions: Array = (parts + uniform) / len(uniform)
         return fractions
 
     def weights(self, leaves: Array, beta: Any) -> Array:

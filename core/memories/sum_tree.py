@@ -51,7 +51,7 @@ class SumTree:
         """
         ends = self._levels[0].cumsum()
         below = np.minimum(prefix_sums, np.nextafter(ends[-1], 0))
-        indices = ends.searchsorted(below, side="right")
+        indices: np.ndarray = ends.searchsorted(below, side="right")
         below = np.maximum(below - (ends - self._levels[0])[indices], 0)  # rounding may leave a negative number
         for children in self._levels[1:]:
             pairs = children.reshape(-1, 2)[indices]

@@ -70,7 +70,7 @@ class WindowStarts:
         """Return the positions [B] of starts among the leaves."""
         num_envs = self.layout.num_envs
         rings = env_ids // num_envs * self.per_env + step_ids // self.stride % self.per_env
-        indices: np.ndarray = rings * num_envs + env_ids % num_envs
+        indices: Array = rings * num_envs + env_ids % num_envs
         return indices
 
     def ids(self, leaf_indices: Array, low: Array) -> tuple[Array, Array]:

@@ -67,7 +67,8 @@ def read(arguments: Sequence[str]) -> Options:
     saved, missing = _saved_run(start, row, words)
     if saved is not None and "config" not in words:
         if saved.config is None:
-            problems.append(f"run {saved.signature} has no {run_registry.RUN_FILE} that could be read, which says of which row it is: "
+            problems.append(f"run {saved.signature} has no {run_registry.RUN_FILE} that could be read, which says of "
+                            "which row it is: "
                             "name that with --config")
         else:
             row = find_row(saved.config)
@@ -79,7 +80,8 @@ def read(arguments: Sequence[str]) -> Options:
     taken = options.timestamp  # given, and not made up below
     options = dataclasses.replace(options, config=row["name"], **_identity(options, saved))
     if taken is not None and options.mode == 1 and options.resume is None and os.path.exists(options.log_folder):
-        problems.append(f"run {options.signature} exists: continue it by --resume {options.signature}, or choose another timestamp")
+        problems.append(f"run {options.signature} exists: continue it by --resume {options.signature}, or choose "
+                        "another timestamp")
     if saved is not None and options.num_envs_per_actor == 0:  # the number was found when the run began
         options, _ = changed(options, {"num_envs_per_actor": saved.options.get("num_envs_per_actor", 0)})
     problems += validation.problems(options, refused)
@@ -170,12 +172,14 @@ def _help(options: Options, section: str) -> NoReturn:
     known = help_sections(options)
     if section and section not in known:
         sections = [name for name in known if f"{name}." in "".join(known) or name == known[0]]
-        raise ConfigurationError([f"--help {section}: there is no such group or option; groups are {', '.join(sections)}"
+        raise ConfigurationError([f"--help {section}: there is no such group or option; groups are "
+                                  f"{', '.join(sections)}"
                                   f"{suggestion(section, known)}"])
     if not section:
         print("usage: python main.py [--name value ...]\n\n"
               "Train or test what RUN and CONFIGS in utils/options.py say; every option below overrides them.\n"
-              "Values are those of the chosen row (--config). Hyphens and underscores are the same. --help agent shows one group.\n"
+              "Values are those of the chosen row (--config). Hyphens and underscores are the same. --help agent "
+              "shows one group.\n"
               + textwrap.fill("Rows: " + ", ".join(f"{number} {row['name']}" for number, row in enumerate(CONFIGS)), WIDTH,
                               break_on_hyphens=False) + "\n")
     print(help_text(options, section))
@@ -220,7 +224,8 @@ def _wanted(row: Row, words: Words, sections: Sequence[str]) -> tuple[dict[str, 
 def _without_words(row: Row, words: Words, saved: run_registry.SavedRun | None) -> tuple[Options, list[str]]:
     """Return the options before the command line is applied, with the classes that it chooses, and their problems.
 
-    A new run has the options of its row. A saved run keeps its own, except those that changed in utils/options.py since.
+    A new run has the options of its row. A saved run keeps its own, except those that changed in
+    utils/options.py since.
 
     Raises:
         ConfigurationError: the run was saved with options that no longer exist.
@@ -235,7 +240,8 @@ def _without_words(row: Row, words: Words, saved: run_registry.SavedRun | None) 
     other = {section for section, (field, _) in SECTIONS.items() if saved.options.get(field) != getattr(options, field)}
     other |= missing_classes(options).keys()
     if renamed := [name for name in saved.options if name not in known and name.partition(".")[0] not in other]:
-        raise ConfigurationError([f"run {saved.signature} was saved by another version, with options that this one does not have "
+        raise ConfigurationError([f"run {saved.signature} was saved by another version, with options that this one "
+                                  "does not have "
                                   f"({', '.join(renamed)}): use that version, or start a new run"], BAD_CHECKPOINT)
     options, refused = changed(options, {name: value for name, value in settings.items() if name in known and name not in CHOICES})
     return options, problems + [f"{run_registry.RUN_FILE} of run {saved.signature}: {sentence}" for sentence in refused.values()]
@@ -261,7 +267,8 @@ def _differences(options: Options, saved: run_registry.SavedRun) -> list[str]:
     before, after = saved.options, run_registry.plain(flatten(options))
     different = [name for name in after if name in before and before[name] != after[name] and name not in OF_THIS_START[1:]]
     if before.get("seconds") is not None and options.seconds is None:
-        print(f"{saved.signature} continues without seconds={before['seconds']!r}: seconds count from one start; give --seconds again to "
+        print(f"{saved.signature} continues without seconds={before['seconds']!r}: seconds count from one start; give "
+              "--seconds again to "
               "stop by time")
     fixed = FIXED + (FIXED_WITH_REPLAY if before.get("learner.checkpoint_replay") else ())
     forbidden = [name for name in different if name in fixed or name.partition(".")[0] in fixed]

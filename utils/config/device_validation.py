@@ -40,7 +40,8 @@ def problems(options: Options) -> list[str]:
               if not _is_here(device)]
     if found or not training or resolved_device(options.device).startswith("cuda"):
         return found
-    return [f"learner.{name}={value} needs a CUDA device and device={options.device!r} is none; this machine has {available}"
+    return [f"learner.{name}={value} needs a CUDA device and device={options.device!r} is none; this machine has "
+            f"{available}"
             for name, value in (("captured", learner.captured), ("precision", learner.precision)) if value in ("yes", "tf32")]
 
 
@@ -50,12 +51,14 @@ def _learners(options: Options) -> list[str]:
     if options.mode != 1 or count == 1:
         return []
     if options.num_actors < count:
-        found.append(f"num_learners={count} need an actor each: num_actors={options.num_actors} must be at least {count}")
+        found.append(f"num_learners={count} need an actor each: num_actors={options.num_actors} must be at least "
+                     f"{count}")
     device = resolved_device(options.device)
     if device.startswith("cuda:"):
         found.append(f"num_learners={count} need a GPU each and device={device!r} is one: device must be cuda or cpu")
     elif device == "cuda" and 0 < torch.cuda.device_count() < count:
-        found.append(f"num_learners={count} need a GPU each and this machine has {torch.cuda.device_count()}: take fewer or "
+        found.append(f"num_learners={count} need a GPU each and this machine has {torch.cuda.device_count()}: take "
+                     "fewer or "
                      "device=cpu")
     return found
 
@@ -67,13 +70,15 @@ def combinations(options: Options) -> list[str]:
         if learner.updates_per_replay > 1:
             found.append(f"learner.updates_per_replay={learner.updates_per_replay} needs learner.memory_device=learner")
         if learner.captured == "yes" and learner.shrink_batch:
-            found.append("learner.shrink_batch=True does not go with learner.captured=yes: captured batches have one size")
+            found.append("learner.shrink_batch=True does not go with learner.captured=yes: captured batches have one "
+                         "size")
         return found
     if memory.device_class is None:
         found.append(f"memory_type={options.memory_type} cannot be on the learner's device; memory_type could be "
                      + _names(MemoriesDict, lambda other: other.device_class is not None))
     if learner.shrink_batch:
-        found.append("learner.shrink_batch=True needs learner.memory_device=cpu: batches drawn on the learner's device have one size")
+        found.append("learner.shrink_batch=True needs learner.memory_device=cpu: batches drawn on the learner's "
+                     "device have one size")
     return found
 
 
@@ -90,7 +95,8 @@ def _captured(options: Options) -> list[str]:
         found.append(f"learner.captured=yes: learner.updates_per_replay={count} must be a multiple of {period}, after which updates of "
                      f"agent_type={options.agent_type} repeat")
     if options.num_learners > 1:
-        found.append(f"learner.captured=yes is for one learner, and num_learners={options.num_learners}: what they tell each other "
+        found.append(f"learner.captured=yes is for one learner, and num_learners={options.num_learners}: what they "
+                     "tell each other "
                      "between two updates is not captured")
     return found
 
@@ -113,7 +119,8 @@ def device_memory(options: Options, rows: Layout, window: WindowSpec) -> list[st
     if copied + RESERVED_BYTES <= free:
         return []
     fitting = max(int((free - RESERVED_BYTES) / (copied / capacity)), 0)
-    return [f"memory.capacity={capacity} on the learner's device needs {copied + RESERVED_BYTES:,} bytes and {free:,} are free on "
+    return [f"memory.capacity={capacity} on the learner's device needs {copied + RESERVED_BYTES:,} bytes and {free:,} "
+            "are free on "
             f"{fullest}; about {fitting:,} would fit"]
 
 

@@ -42,6 +42,7 @@ def changed(params: P, settings: Mapping[str, Any], prefix: str = "") -> tuple[P
     """Return a copy with these values, and a sentence for each value that pydantic refuses; refused ones are left out.
 
     Args:
+        params: the dataclass to copy.
         settings: dotted name -> value. Every name must exist.
         prefix: what stands before the names in sentences.
     """

@@ -1,4 +1,4 @@
-"""The search for num_envs_per_actor=0: numbers of environments that an actor steps, tried out before any process starts."""
+"""The search for num_envs_per_actor=0: numbers of environments are tried out before any process starts."""
 
 import dataclasses
 from collections.abc import Iterable

@@ -18,7 +18,7 @@ from utils.options import Options
 
 PROCESS_BYTES = 150 << 20  # of a process beside the shared rows, roughly
 RAY_BYTES = 500 << 20      # of Ray's own processes
-STREAM_BYTES, OBSERVATIONS_OF_A_STREAM = 16 << 10, 64  # of an environment: a constant, and a multiple of its observation
+STREAM_BYTES, OBSERVATIONS_OF_A_STREAM = 16 << 10, 64  # of an environment: a constant, and so many observations
 
 
 def layout(options: Options, spec: EnvSpec, agent: Agent, learner: int = 0) -> Layout:
@@ -101,7 +101,8 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     chunk_length = rings[0].chunk_length
     first = streams * next_multiple(length + 2 * in_steps, chunk_length)
     if clock.samples_per_insert is not None and clock.learn_start + clock.tolerance < first:
-        return [f"clock.learn_start={clock.learn_start} plus clock.tolerance={clock.tolerance} must be at least {first} agent steps, which "
+        return [f"clock.learn_start={clock.learn_start} plus clock.tolerance={clock.tolerance} must be at least "
+                f"{first} agent steps, which "
                 f"{streams} environments take to store the first windows of {length + 1} rows"]
     if found := _beside_the_replay(options, spec):
         return found
@@ -111,10 +112,12 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
         return device_validation.device_memory(options, rings[0], agent.window)
     each = f" for each of {options.num_learners} learners" if len(rings) > 1 else ""
     if capacity is None:
-        return [f"the replay rows of memory_type={options.memory_type}{each} need {needed:,} bytes and {free:,} are free; lower its "
+        return [f"the replay rows of memory_type={options.memory_type}{each} need {needed:,} bytes and {free:,} are "
+                "free; lower its "
                 "capacities"]
     fitting = max(int((free - (needed - stored)) / (stored / capacity)), 0)
-    return [f"memory.capacity={capacity}{each} needs {needed:,} bytes and {free:,} are free; about {fitting:,} would fit"]
+    return [f"memory.capacity={capacity}{each} needs {needed:,} bytes and {free:,} are free; about {fitting:,} would "
+            "fit"]
 
 
 def _beside_the_replay(options: Options, spec: EnvSpec) -> list[str]:
@@ -124,7 +127,8 @@ def _beside_the_replay(options: Options, spec: EnvSpec) -> list[str]:
         return []
     names = ("episodes", "evaluator.num_envs") if options.mode == 2 else ("num_actors", "num_envs_per_actor", "evaluator.num_envs")
     values = ", ".join(f"{name}={operator.attrgetter(name)(options)}" for name in names)
-    return [f"processes and environments need {needed:,} bytes beside the replay and {free:,} are free: lower one of {values}"]
+    return [f"processes and environments need {needed:,} bytes beside the replay and {free:,} are free: lower one of "
+            f"{values}"]
 
 
 def _storage(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
@@ -136,7 +140,8 @@ def _storage(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     elif spec.is_image:
         least = layout(options, spec, agent).arena_bytes * num_actors
     else:
-        return [f"storage.codec={storage.codec} packs pictures and game={options.game} (env_type={options.env_type}) gives vectors"]
+        return [f"storage.codec={storage.codec} packs pictures and game={options.game} (env_type={options.env_type}) "
+                "gives vectors"]
     if storage.bytes is None or storage.bytes >= least:
         return []
     return [f"storage.bytes={storage.bytes} is too small for windows of {length + 1} rows in each of "
@@ -144,18 +149,24 @@ def _storage(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
 
 
 def _limiter(options: Options, samples_per_window: int) -> list[str]:
-    """Return why actors and learners would wait for each other for ever: actors must get a batch for each learner ahead."""
+    """Return why actors and learners would wait for each other for ever.
+
+    Actors must be allowed far enough ahead for a batch of each learner.
+    """
     ratio, tolerance = options.clock.samples_per_insert, options.clock.tolerance
     replays = options.learner.updates_per_replay
     batch_size = options.agent.batch_size * samples_per_window * options.num_learners * replays
     if ratio is not None and options.memory_class.is_rate_limited(options.memory):
-        return [f"clock.samples_per_insert={ratio} must be None with memory_type={options.memory_type}: a queue is learnt from once "
+        return [f"clock.samples_per_insert={ratio} must be None with memory_type={options.memory_type}: a queue is "
+                "learnt from once "
                 "and sets the pace itself"]
     if ratio is None and options.engine == "inline" and not options.memory_class.is_rate_limited(options.memory):
-        return [f"clock.samples_per_insert=None with memory_type={options.memory_type} never ends with engine=inline, whose learner learns "
+        return [f"clock.samples_per_insert=None with memory_type={options.memory_type} never ends with engine=inline, "
+                "whose learner learns "
                 "as long as it may before actors go on: give a number"]
     if ratio is None or tolerance * ratio >= batch_size:
         return []
-    return [f"clock.tolerance={tolerance} times clock.samples_per_insert={ratio} must be at least the {batch_size} samples of "
+    return [f"clock.tolerance={tolerance} times clock.samples_per_insert={ratio} must be at least the {batch_size} "
+            "samples of "
             + ("a batch" if options.num_learners == 1 else f"{options.num_learners} learners' batches")
             + (" times learner.updates_per_replay" if replays > 1 else "")]

@@ -43,7 +43,8 @@ page says of them; `--help agent` lists those of one group, `--help agent.lr` on
 """
 LINES = "The lines to edit"
 LINES_TEXT = f"The lines of `RUN` at the top of `utils/options.py`. A row may set {', '.join(f'`{name}`' for name in OPEN_LINES)} too."
-CHOICES_TEXT = ("What a row is made of. Each `_type` is a name of `utils/factory.py` or `package.module:Class` of your own, "
+CHOICES_TEXT = ("What a row is made of. Each `_type` is a name of `utils/factory.py` or `package.module:Class` of "
+                "your own, "
                 "see [extending](extending.md).")
 # Options that name a class -> the names that the factory knows.
 NAMES: dict[str, Iterable[str]] = {"engine": EnginesDict, **dict(SECTIONS.values())}
@@ -90,7 +91,8 @@ def help_text(options: Options, section: str = "") -> str:
         if section not in ("", name, owner or TOP):
             continue
         params: type = type(getattr(options, owner) if owner else options)
-        allowed = _allowed(name, field).replace("`", "").replace("≥", ">=").replace("≤", "<=")  # for terminals without Unicode
+        # Signs that any terminal can show.
+        allowed = _allowed(name, field).replace("`", "").replace("≥", ">=").replace("≤", "<=")
         value = _default(values[name]).strip("`")
         lines.append(f"  --{name} {_type_name(field.annotation)} = {value}" + (f"  ({allowed})" if allowed else ""))
         lines += textwrap.wrap(descriptions(params).get(last, ""), WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 8)

@@ -40,8 +40,9 @@ def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -
     """Return what utils/options.py says for this row, and its problems.
 
     Args:
-        choices: replace the row's agent_type, env_type, memory_type, model_type and game. The row's options for a replaced
-            class are left out if the other class does not have them.
+        row: of CONFIGS.
+        choices: replace the row's agent_type, env_type, memory_type, model_type and game. The row's options for a
+            replaced class are left out if the other class does not have them.
     """
     where = f"CONFIGS row {row['name']!r}"
     problems = [f"{where} lacks {name}" for name in CHOICES if name not in row]

@@ -31,6 +31,7 @@ def problems(options: Options, refused: Iterable[str] = ()) -> list[str]:
     """Return every problem of options that are well-formed each, one sentence each.
 
     Args:
+        options: judged together.
         refused: names of options that have other values, because those given were refused. Memory that is computed from
             such options is not judged.
     """
@@ -45,7 +46,8 @@ def problems(options: Options, refused: Iterable[str] = ()) -> list[str]:
     except (ValueError, ImportError) as error:
         return [*found, f"game={options.game} (env_type={options.env_type}): {error}", *_head(options)]
     except Exception as error:  # the code of an environment can fail in any way
-        return [*found, f"game={options.game} (env_type={options.env_type}) cannot be made: {describe_exception(error)}", *_head(options)]
+        return [*found, f"game={options.game} (env_type={options.env_type}) cannot be made: "
+                        f"{describe_exception(error)}", *_head(options)]
     found += _video(options)
     mismatches = _actions(options, spec) + _head(options) + _observations(options, spec)
     found += mismatches
@@ -70,10 +72,12 @@ def _names(options: Options) -> list[str]:
              for name, value in (("machine", options.machine), ("timestamp", options.timestamp))
              if value is None or not FILE_NAME.fullmatch(value)]
     if (size := len(os.fsencode(run_registry.longest_name(options.signature)))) > MAX_NAME_BYTES and not found:
-        found.append(f"machine={options.machine!r} and timestamp={options.timestamp!r} make file names of {size} bytes, and no file system "
+        found.append(f"machine={options.machine!r} and timestamp={options.timestamp!r} make file names of {size} "
+                     "bytes, and no file system "
                      f"takes more than {MAX_NAME_BYTES}: shorten them")
     if options.engine not in EnginesDict and ":" not in options.engine:
-        found.append(f"engine={options.engine!r} is unknown{suggestion(options.engine, EnginesDict)}; there are {', '.join(EnginesDict)}")
+        found.append(f"engine={options.engine!r} is unknown{suggestion(options.engine, EnginesDict)}; there are "
+                     f"{', '.join(EnginesDict)}")
     else:
         try:
             engine = EnginesDict[options.engine]
@@ -81,7 +85,7 @@ def _names(options: Options) -> list[str]:
             found.append(why_not(f"engine={options.engine}", error))
         else:
             found += engine.problems(options) if hasattr(engine, "problems") else []
-    if options.actor.groups > 0 and options.num_envs_per_actor % options.actor.groups:
+    if options.num_envs_per_actor % options.actor.groups:
         found.append(f"actor.groups={options.actor.groups} must divide num_envs_per_actor={options.num_envs_per_actor}")
     return found
 
@@ -110,14 +114,14 @@ def _mode(options: Options) -> list[str]:
 
 
 def _recorded(options: Options) -> str | None:
-    """The setting that asks for videos, as it was given."""
+    """Return the option that asks for videos, with its value; None if none does."""
     if options.mode == 2:
         return "record=True" if options.record else None
     return f"evaluator.record_every={options.evaluator.record_every}" if options.evaluator.record_every else None
 
 
 def _video(options: Options) -> list[str]:
-    """Packages, and an environment that draws: whatever can keep it from that is found by drawing once."""
+    """Return why videos cannot be recorded: a missing package, or an environment that fails to draw one picture."""
     asked = _recorded(options)
     if asked is None:
         return []
@@ -126,7 +130,8 @@ def _video(options: Options) -> list[str]:
             with foreign_code(name, may_lack_packages=True):
                 importlib.import_module(name)
         except Exception as error:  # a package that is there may be broken in any way
-            return [f"{asked} needs {name}, which cannot be imported ({describe_exception(error)}): pip install -e \".[video]\""]
+            return [f"{asked} needs {name}, which cannot be imported ({describe_exception(error)}): pip install -e "
+                    "\".[video]\""]
     try:
         env = make_env(options, 1, training=False, render_mode="rgb_array")
         try:
@@ -136,13 +141,15 @@ def _video(options: Options) -> list[str]:
             env.close()
     except (ValueError, ImportError, NotImplementedError) as error:
         return [f"{asked}: {error}"]
-    except Exception as error:  # as can drawing
-        return [f"{asked}: game={options.game} (env_type={options.env_type}) cannot be drawn: {describe_exception(error)}"]
+    except Exception as error:  # the code that draws can fail in any way
+        return [f"{asked}: game={options.game} (env_type={options.env_type}) cannot be drawn: "
+                f"{describe_exception(error)}"]
     return []
 
 
 def _trackers(options: Options) -> list[str]:
-    return [f"logger.{name}={getattr(options.logger, name)} needs a package that is not installed: pip install -e \".[{name}]\""
+    return [f"logger.{name}={getattr(options.logger, name)} needs a package that is not installed: pip install -e "
+            f"\".[{name}]\""
             for name in ("wandb", "mlflow") if options.mode == 1 and getattr(options.logger, name) is not None and not find_spec(name)]
 
 
@@ -155,7 +162,8 @@ def _memory_type(options: Options) -> list[str]:
         return [f"memory_type={options.memory_type} holds {' and '.join(held)}, and agent_type={options.agent_type} learns from "
                 f"{' or '.join(kinds)}; {_could('memory_type', fitting)}"]
     if together > 1 and issubclass(options.memory_class, UnrollMemory):
-        return [f"learner.batches_per_draw={together} must be 1 with memory_type={options.memory_type}, whose batches have parts"]
+        return [f"learner.batches_per_draw={together} must be 1 with memory_type={options.memory_type}, whose batches "
+                "have parts"]
     return []
 
 
@@ -164,7 +172,8 @@ def _actions(options: Options, spec: EnvSpec) -> list[str]:
         return []
     kind = "discrete" if isinstance(spec.action, Discrete) else "continuous"
     fitting = _fitting(AgentsDict, lambda agent: isinstance(spec.action, agent.actions))
-    return [f"agent_type={options.agent_type} cannot take the {kind} actions of game={options.game}; {_could('agent_type', fitting)}"]
+    return [f"agent_type={options.agent_type} cannot take the {kind} actions of game={options.game}; "
+            f"{_could('agent_type', fitting)}"]
 
 
 def _head(options: Options) -> list[str]:

@@ -43,7 +43,8 @@ def test_a_range_has_the_type_of_its_option(root, text, values, kind):
 @pytest.mark.parametrize("text, message", [
     ("agent.lrr=1..2", "no setting agent.lrr to tune, did you mean agent.lr"), ("agent.eps", "agent.eps has no declared range: write"),
     ("agent.lr=1e-2..1e-4", "low must be below high"), ("agent.lr=0..1:log", "above 0 for :log"), ("agent.lr=-1..1", "greater than 0"),
-    ("agent.nstep=1..x", "two numbers"), ("agent.nstep=1,x", "must be a valid integer"), ("agent.exploration=linear..ladder", "two numbers"), ("agent.lr=1,2:log", "only :log"),
+    ("agent.nstep=1..x", "two numbers"), ("agent.nstep=1,x", "must be a valid integer"),
+    ("agent.exploration=linear..ladder", "two numbers"), ("agent.lr=1,2:log", "only :log"),
     ("agent.exploration=linear,cosine", "must be one of")])
 def test_invalid_ranges_are_refused(root, text, message):
     with pytest.raises(ConfigurationError, match=message):
