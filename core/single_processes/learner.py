@@ -29,7 +29,7 @@ from core.types import Batch, Window, batch_size
 @dataclass(frozen=True)
 class LearnerParams:
     threads: int = setting(0, low=0, high=1_024)  # Torch threads of a learner; 0 is all cores up to 4, then what the actors leave.
-    prefetch: int = setting(4, low=0, high=256)  # Batches prepared ahead in a thread, at most; the inline engine always uses 0.
+    prefetch: int = setting(2, low=0, high=256)  # Batches that a thread keeps ready; the inline engine always uses 0.
     batches_per_draw: int = setting(1, low=1, high=1_024)  # Batches drawn from the memory at once; more are cheaper where updates take
                                                            # little.
     memory_device: str = setting("cpu", choices=("cpu", "learner"))  # Device that batches are drawn on; with `learner` the replay is copied
