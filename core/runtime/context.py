@@ -25,7 +25,7 @@ ROLES = {"logger": 0, "actor": 1, "learner": 2, "evaluator": 3, "tester": 4}
 
 @dataclass
 class Context:
-    """What main makes for a run and each spawned process inherits.
+    """The options and shared memory of a run, which main makes and each spawned process inherits.
 
     - `roles` lists every process of the run as (role, index). Its position there is its number for heartbeats and logs.
     - `memories` has one memory for each learner. Actor i writes to that of learner i modulo their number.

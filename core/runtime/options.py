@@ -51,8 +51,8 @@ class LearnerParams:
 
     threads: int = Field(default=0, ge=0, le=1_024)
     """Torch threads of a learner; 0 is all cores up to 4, then what the actors leave."""
-    prefetch: int = Field(default=4, ge=0, le=256)
-    """Batches prepared ahead in a thread, at most; the inline engine always uses 0."""
+    prefetch: int = Field(default=2, ge=0, le=256)
+    """Batches that a thread keeps ready; the inline engine always uses 0."""
     batches_per_draw: int = Field(default=1, ge=1, le=1_024)
     """Batches drawn from the memory at once; more are cheaper where updates take little."""
     memory_device: Literal["cpu", "learner"] = "cpu"
