@@ -33,10 +33,29 @@ START_SECONDS = 15  # Start-up of our side: processes, filling the memory.
 
 def ours(game: str, seconds: float) -> float:
     """Return the agent steps per second of `python main.py`, with one update per step."""
-    lines = train(START_SECONDS + seconds, "--config", "ddpg-halfcheetah", "--game", game, "--clock.learn_start", str(LEARN_START),
-                 "--agent.random_steps", str(LEARN_START), "--agent.batch_size", str(BATCH_SIZE),
-                 "--model.hidden", str(HIDDEN), str(HIDDEN), "--clock.samples_per_insert", str(BATCH_SIZE), "--learner.log_period", "1")
-    return training.rate([line for line in lines if line["values"].get("global/samples_per_insert", 0) > 0.9 * BATCH_SIZE])
+    lines = train(
+        START_SECONDS + seconds,
+        "--config",
+        "ddpg-halfcheetah",
+        "--game",
+        game,
+        "--clock.learn_start",
+        str(LEARN_START),
+        "--agent.random_steps",
+        str(LEARN_START),
+        "--agent.batch_size",
+        str(BATCH_SIZE),
+        "--model.hidden",
+        str(HIDDEN),
+        str(HIDDEN),
+        "--clock.samples_per_insert",
+        str(BATCH_SIZE),
+        "--learner.log_period",
+        "1",
+    )
+    return training.rate(
+        [line for line in lines if line["values"].get("global/samples_per_insert", 0) > 0.9 * BATCH_SIZE]
+    )
 
 
 def stable_baselines3(game: str, seconds: float) -> float:
@@ -72,7 +91,9 @@ def in_one_process(game: str, seconds: float) -> float:
     generator, space = np.random.default_rng(0), env.spec.action
     low, high = space.low, space.high  # type: ignore[union-attr]
     shape = (NUM_ENVS, *low.shape)
-    return NUM_ENVS * _calls_per_second(lambda: env.step(generator.uniform(low, high, shape).astype(np.float32)), seconds)
+    return NUM_ENVS * _calls_per_second(
+        lambda: env.step(generator.uniform(low, high, shape).astype(np.float32)), seconds
+    )
 
 
 def a_process_each(game: str, seconds: float) -> float:
@@ -104,11 +125,25 @@ def _updates(game: str, seconds: float, lean: bool) -> float:
 
     use_threads(len(os.sched_getaffinity(0)))
     spec = GymEnv(GymParams(), game, 1).spec
-    agent = DDPG(dataclasses.replace(DDPG.Params(), lean=lean), spec, lambda: DDPGMLP(DDPGMLP.Params(hidden=(HIDDEN, HIDDEN)), spec))
+    agent = DDPG(
+        dataclasses.replace(DDPG.Params(), lean=lean),
+        spec,
+        lambda: DDPGMLP(DDPGMLP.Params(hidden=(HIDDEN, HIDDEN)), spec),
+    )
     zeros = torch.zeros(2, BATCH_SIZE)
     action = torch.rand(2, BATCH_SIZE, *spec.action.low.shape) * 0.5  # type: ignore[union-attr]
-    window = Window(torch.randn(2, BATCH_SIZE, *spec.observation_shape), zeros.bool(), zeros.bool(), action, zeros + 0.1, zeros + 1, {})
-    batch = Batch(window, SampleIds(np.zeros(BATCH_SIZE, np.int64), np.zeros(BATCH_SIZE, np.int64)), torch.ones(BATCH_SIZE))
+    window = Window(
+        torch.randn(2, BATCH_SIZE, *spec.observation_shape),
+        zeros.bool(),
+        zeros.bool(),
+        action,
+        zeros + 0.1,
+        zeros + 1,
+        {},
+    )
+    batch = Batch(
+        window, SampleIds(np.zeros(BATCH_SIZE, np.int64), np.zeros(BATCH_SIZE, np.int64)), torch.ones(BATCH_SIZE)
+    )
     agent.init_learner()
     return _calls_per_second(lambda: agent.learn(batch), seconds)
 
@@ -121,9 +156,21 @@ def _sb3_agent(game: str) -> Any:
 
     env = gymnasium.make(game)
     size = env.action_space.shape[0]  # type: ignore[index]
-    return DDPG("MlpPolicy", env, learning_rate=1e-3, buffer_size=1_000_000, learning_starts=LEARN_START, batch_size=BATCH_SIZE, tau=0.005,
-                train_freq=1, gradient_steps=1, action_noise=NormalActionNoise(np.zeros(size), 0.1 * np.ones(size)),
-                policy_kwargs={"net_arch": [HIDDEN, HIDDEN]}, seed=0, device="cpu")
+    return DDPG(
+        "MlpPolicy",
+        env,
+        learning_rate=1e-3,
+        buffer_size=1_000_000,
+        learning_starts=LEARN_START,
+        batch_size=BATCH_SIZE,
+        tau=0.005,
+        train_freq=1,
+        gradient_steps=1,
+        action_noise=NormalActionNoise(np.zeros(size), 0.1 * np.ones(size)),
+        policy_kwargs={"net_arch": [HIDDEN, HIDDEN]},
+        seed=0,
+        device="cpu",
+    )
 
 
 def _calls_per_second(call: Callable[[], object], seconds: float) -> float:
@@ -141,7 +188,8 @@ Side = Callable[[str, float], float]
 GROUPS: dict[str, tuple[str, dict[str, Side]]] = {  # Unit and sides; the first side is compared with each other side.
     "program": ("agent steps/s", {"ours": ours, "stable-baselines3": stable_baselines3}),
     "update": ("updates/s", {"lean": lean, "eager": eager, "stable-baselines3 update": stable_baselines3_update}),
-    "environments": ("agent steps/s", {"in one process": in_one_process, "a process each": a_process_each})}
+    "environments": ("agent steps/s", {"in one process": in_one_process, "a process each": a_process_each}),
+}
 SIDES = {name: side for _, sides in GROUPS.values() for name, side in sides.items()}
 
 
@@ -151,16 +199,23 @@ def main() -> None:
     parser.add_argument("--side", choices=SIDES)
     parser.add_argument("--game", default="HalfCheetah-v5")
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
-    parser.add_argument("--seconds", type=float, default=60.0, help="duration of each measurement of a program; parts take a sixth")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="duration of each measurement of a program; parts take a sixth"
+    )
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "control-speed.json")
     options = parser.parse_args()
     if options.side:
         print(SIDES[options.side](options.game, options.seconds))
         return
-    result: dict[str, object] = {"command": "python -m benchmarks.control_speed " + " ".join(sys.argv[1:]), "game": options.game,
-                                 "seconds": options.seconds, "processor": processor(), "cpus": len(os.sched_getaffinity(0)),
-                                 "versions": {**versions(), **{name: version(name) for name in ("stable-baselines3", "mujoco")}}}
+    result: dict[str, object] = {
+        "command": "python -m benchmarks.control_speed " + " ".join(sys.argv[1:]),
+        "game": options.game,
+        "seconds": options.seconds,
+        "processor": processor(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "versions": {**versions(), **{name: version(name) for name in ("stable-baselines3", "mujoco")}},
+    }
     for group in options.groups:
         unit, sides = GROUPS[group]
         rates: dict[str, list[float]] = {side: [] for side in sides}
@@ -170,7 +225,10 @@ def main() -> None:
                 rates[side].append(measure_side("benchmarks.control_speed", side, seconds, "--game", options.game))
                 print(f"{group}: {side} {rates[side][-1]:.1f} {unit}", flush=True)
         first, *others = sides
-        ratios = {f"{first} / {other}": [mine / theirs for mine, theirs in zip(rates[first], rates[other])] for other in others}
+        ratios = {
+            f"{first} / {other}": [mine / theirs for mine, theirs in zip(rates[first], rates[other])]
+            for other in others
+        }
         result[group] = {"unit": unit, **rates, **ratios}
         for name, pair_ratios in ratios.items():
             median = statistics.median(rates[first])

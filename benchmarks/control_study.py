@@ -49,8 +49,13 @@ class Shares:
         """Run a Python command on a free share."""
         cores = self._free.get()
         try:
-            subprocess.run([sys.executable, *command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
-                           preexec_fn=lambda: os.sched_setaffinity(0, cores))
+            subprocess.run(
+                [sys.executable, *command],
+                cwd=ROOT,
+                check=True,
+                stdout=subprocess.DEVNULL,
+                preexec_fn=lambda: os.sched_setaffinity(0, cores),
+            )
         finally:
             self._free.put(cores)
 
@@ -60,9 +65,25 @@ def ours(shares: Shares, side: str, task: str, seed: int, steps: int) -> curves.
     timestamp = f"{task}-{side}-seed{seed}-{steps}"
     folder = ROOT / "logs" / f"control_{timestamp}"
     if not folder.exists() or curves.read_curve(folder / "metrics.jsonl").steps.max(initial=0) < steps:
-        start = ["--resume", f"control_{timestamp}"] if folder.exists() else ["--machine", "control", "--timestamp", timestamp]
-        shares.run("main.py", "--config", f"{side}-{task}", "--seed", str(seed), "--steps", str(steps),
-                   "--evaluator.steps", str(steps // EVALUATIONS), "--evaluator.episodes", str(EPISODES), *start)
+        start = (
+            ["--resume", f"control_{timestamp}"]
+            if folder.exists()
+            else ["--machine", "control", "--timestamp", timestamp]
+        )
+        shares.run(
+            "main.py",
+            "--config",
+            f"{side}-{task}",
+            "--seed",
+            str(seed),
+            "--steps",
+            str(steps),
+            "--evaluator.steps",
+            str(steps // EVALUATIONS),
+            "--evaluator.episodes",
+            str(EPISODES),
+            *start,
+        )
     return curves.read([folder], list(curves.COLUMNS))[0]
 
 
@@ -71,8 +92,19 @@ def others(shares: Shares, side: str, task: str, seed: int, steps: int) -> curve
     path = ROOT / "logs" / f"control_{task}-{side}-seed{seed}-{steps}.csv"
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
-        shares.run("-m", "benchmarks.control_study", task, "--sides", side, "--seeds", str(seed), "--steps", str(steps),
-                   "--result", str(path))
+        shares.run(
+            "-m",
+            "benchmarks.control_study",
+            task,
+            "--sides",
+            side,
+            "--seeds",
+            str(seed),
+            "--steps",
+            str(steps),
+            "--result",
+            str(path),
+        )
     return curves.read([path], list(curves.COLUMNS))[0]
 
 
@@ -95,19 +127,42 @@ def train_other(side: str, task: str, seed: int, steps: int, path: Path) -> None
             nonlocal evaluation_seconds
             if self.num_timesteps % (steps // EVALUATIONS) == 0:
                 began = time.monotonic()
-                returns, _ = evaluate_policy(self.model, evaluation_env, EPISODES, return_episode_rewards=True, warn=False)
+                returns, _ = evaluate_policy(
+                    self.model, evaluation_env, EPISODES, return_episode_rewards=True, warn=False
+                )
                 evaluation_seconds += time.monotonic() - began
                 seconds = round(time.monotonic() - started - evaluation_seconds, 1)
-                lines.append({"run": path.stem, "step": self.num_timesteps, "seconds": seconds, "mean": float(np.mean(returns)),
-                              "std": float(np.std(returns)), "median": float(np.median(returns))})
+                lines.append(
+                    {
+                        "run": path.stem,
+                        "step": self.num_timesteps,
+                        "seconds": seconds,
+                        "mean": float(np.mean(returns)),
+                        "std": float(np.std(returns)),
+                        "median": float(np.median(returns)),
+                    }
+                )
             return True
 
     size = env.action_space.shape[0]  # type: ignore[index]
-    noise = NormalActionNoise(np.zeros(size), np.full(size, agent.noise_scale))  # Both scales are for actions in [-1, 1].
+    noise = NormalActionNoise(
+        np.zeros(size), np.full(size, agent.noise_scale)
+    )  # Both scales are for actions in [-1, 1].
     getattr(stable_baselines3, OTHERS[side])(
-        "MlpPolicy", env, learning_rate=agent.critic_lr, buffer_size=min(options.memory.capacity, steps), gamma=agent.gamma,
-        learning_starts=options.clock.learn_start, batch_size=agent.batch_size, tau=agent.target_update, train_freq=1, gradient_steps=1,
-        action_noise=noise, policy_kwargs={"net_arch": list(options.model.hidden)}, seed=seed, device="cpu",
+        "MlpPolicy",
+        env,
+        learning_rate=agent.critic_lr,
+        buffer_size=min(options.memory.capacity, steps),
+        gamma=agent.gamma,
+        learning_starts=options.clock.learn_start,
+        batch_size=agent.batch_size,
+        tau=agent.target_update,
+        train_freq=1,
+        gradient_steps=1,
+        action_noise=noise,
+        policy_kwargs={"net_arch": list(options.model.hidden)},
+        seed=seed,
+        device="cpu",
     ).learn(steps, callback=Evaluation())
     with path.with_suffix(".part").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(lines[0]))
@@ -120,28 +175,39 @@ def study(task: str, sides: Sequence[str], seeds: Sequence[int], steps: int, job
     """Train what is missing of a task, and write the curves, the plot and the table."""
     shares = Shares(jobs)
     with ThreadPoolExecutor(jobs) as pool:
-        futures = {(side, seed): pool.submit(ours if side in OURS else others, shares, side, task, seed, steps)
-                for seed, side in itertools.product(seeds, sides)}
+        futures = {
+            (side, seed): pool.submit(ours if side in OURS else others, shares, side, task, seed, steps)
+            for seed, side in itertools.product(seeds, sides)
+        }
     runs: dict[str, list[curves.Run]] = {side: [] for side in sides}
     for (side, seed), future in futures.items():
         run = future.result()
         until = {name: curves.until(curve, steps) for name, curve in run.curves.items()}
         runs[side].append(run._replace(name=f"{side}-seed{seed}", curves=until))
     curves.write_csv(output / f"control-{task}.csv", [run for side_runs in runs.values() for run in side_runs])
-    scored = {side: [run._replace(curves={curves.SCORE: run.curves[curves.SCORE]}) for run in side_runs]
-              for side, side_runs in runs.items()}
-    figures.save(figures.draw_curves(scored, ["steps"], "mean", TASKS[task]["game"]), output / f"control-{task}", ["png"])
+    scored = {
+        side: [run._replace(curves={curves.SCORE: run.curves[curves.SCORE]}) for run in side_runs]
+        for side, side_runs in runs.items()
+    }
+    figures.save(
+        figures.draw_curves(scored, ["steps"], "mean", TASKS[task]["game"]), output / f"control-{task}", ["png"]
+    )
     with (output / f"control-{task}-table.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["side", "mean over seeds", *(f"seed {seed}" for seed in seeds), "best evaluation", "minutes a run"])
+        writer.writerow(
+            ["side", "mean over seeds", *(f"seed {seed}" for seed in seeds), "best evaluation", "minutes a run"]
+        )
         for side, side_runs in scored.items():
             each = [run.curves[curves.SCORE] for run in side_runs]
             scores, best = [curves.late_score(curve, steps) for curve in each], [curve.values.max() for curve in each]
             minutes = np.mean([curve.seconds[-1] for curve in each]) / 60
             writer.writerow([side, *(f"{value:.1f}" for value in (np.mean(scores), *scores, np.mean(best), minutes))])
             listed = [round(score, 1) for score in scores]
-            print(f"{task}: {side} {np.mean(scores):.1f} from {listed}, best {np.mean(best):.1f}, "
-                  f"{minutes:.1f} minutes a run", flush=True)
+            print(
+                f"{task}: {side} {np.mean(scores):.1f} from {listed}, best {np.mean(best):.1f}, "
+                f"{minutes:.1f} minutes a run",
+                flush=True,
+            )
 
 
 def main() -> None:

@@ -37,9 +37,12 @@ def interrupt_twice(run: Run) -> None:
 
 
 ENDS: dict[str, Callable[[Run], None]] = {
-    "learner killed": kill_learner, "main killed": lambda run: run.process.kill(),
-    "SIGINT": lambda run: run.process.send_signal(signal.SIGINT), "SIGTERM": lambda run: run.process.send_signal(signal.SIGTERM),
-    "second SIGINT": interrupt_twice}
+    "learner killed": kill_learner,
+    "main killed": lambda run: run.process.kill(),
+    "SIGINT": lambda run: run.process.send_signal(signal.SIGINT),
+    "SIGTERM": lambda run: run.process.send_signal(signal.SIGTERM),
+    "second SIGINT": interrupt_twice,
+}
 
 
 def measure(end: Callable[[Run], None], options: argparse.Namespace) -> dict[str, float | int]:
@@ -57,8 +60,12 @@ def measure(end: Callable[[Run], None], options: argparse.Namespace) -> dict[str
         main_seconds = time.monotonic() - signalled
         _, alive = psutil.wait_procs(run.seen.values(), timeout=60)
         assert not alive, alive
-        return {"exit_code": exit_code, "main_seconds": round(main_seconds, 2),
-                "all_seconds": round(time.monotonic() - signalled, 2), "load": load}
+        return {
+            "exit_code": exit_code,
+            "main_seconds": round(main_seconds, 2),
+            "all_seconds": round(time.monotonic() - signalled, 2),
+            "load": load,
+        }
     finally:
         for process in (run.process, *run.seen.values()):
             if process.is_running():
@@ -74,7 +81,9 @@ def main() -> None:
     results: dict[str, list[dict[str, float | int]]] = {name: [] for name in ENDS}
     for number in range(arguments.rounds):
         for name, end in ENDS.items():
-            options = argparse.Namespace(victim=name.replace(" ", "-"), config="dqn-minatar-breakout", seed=number, actors=2)
+            options = argparse.Namespace(
+                victim=name.replace(" ", "-"), config="dqn-minatar-breakout", seed=number, actors=2
+            )
             results[name].append(measure(end, options))
             print(name, results[name][-1], flush=True)
     with open(arguments.output, "w") as file:

@@ -50,12 +50,38 @@ CASES: dict[str, tuple[str, ...]] = {
     "dqn of 32": ("--config", "dqn-pong-gpu", "--agent.batch_size", "32", "--learner.updates_per_replay", "32"),
     "rainbow": ("--config", "rainbow-pong-gpu"),
     "r2d2": ("--config", "r2d2-pong-gpu"),
-    "impala, deep": ("--config", "impala-pong-gpu")}
+    "impala, deep": ("--config", "impala-pong-gpu"),
+}
 CAPTURED = ("--learner.captured", "yes")  # Needs a GPU.
-TOY = ("--env_type", "catch", "--game", "catch", "--num_envs_per_actor", "4", "--actor.env_threads", "1", "--agent.batch_size", "4")
-TOY_REPLAY = ("--memory.capacity", "1000", "--clock.learn_start", "600", "--clock.tolerance", "160", "--learner.updates_per_replay", "2")
-TOY_MODELS = {"dqn": "dqn-minatar", "dqn of 32": "dqn-minatar", "rainbow": "rainbow-minatar", "r2d2": "r2d2-minatar",
-              "impala, deep": "minatar-ac"}
+TOY = (
+    "--env_type",
+    "catch",
+    "--game",
+    "catch",
+    "--num_envs_per_actor",
+    "4",
+    "--actor.env_threads",
+    "1",
+    "--agent.batch_size",
+    "4",
+)
+TOY_REPLAY = (
+    "--memory.capacity",
+    "1000",
+    "--clock.learn_start",
+    "600",
+    "--clock.tolerance",
+    "160",
+    "--learner.updates_per_replay",
+    "2",
+)
+TOY_MODELS = {
+    "dqn": "dqn-minatar",
+    "dqn of 32": "dqn-minatar",
+    "rainbow": "rainbow-minatar",
+    "r2d2": "r2d2-minatar",
+    "impala, deep": "minatar-ac",
+}
 ON_CPU = ("--device", "cpu", "--actor.device", "cpu")
 START_SECONDS = 90.0  # Time until a run learns.
 AIM_STEPS = 50_000_000  # 200 M frames.
@@ -72,6 +98,7 @@ def words_of(case: str, toy: bool) -> tuple[str, ...]:
 
 def per_second(work: Callable[[], int], seconds: float, device: torch.device) -> float:
     """Return the units per second that work() reports, including the time until the device has finished."""
+
     def finish() -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -89,8 +116,10 @@ def per_second(work: Callable[[], int], seconds: float, device: torch.device) ->
 def emulator(options: Options, seconds: float) -> float:
     """Return the rate of the environments with random actions."""
     num_envs = options.num_envs_per_actor // options.actor.groups
-    envs = [options.env_class(options.env, options.game, num_envs, num_threads=options.actor.env_threads)
-            for _ in range(options.actor.groups)]
+    envs = [
+        options.env_class(options.env, options.game, num_envs, num_threads=options.actor.env_threads)
+        for _ in range(options.actor.groups)
+    ]
     generator = np.random.default_rng(0)
     actions = generator.integers(envs[0].spec.action.num_actions, size=(64, num_envs))
     for number, env in enumerate(envs):
@@ -129,11 +158,13 @@ def inference(options: Options, spec: EnvSpec, seconds: float) -> Iterator[tuple
 
 def full_memory(options: Options, spec: EnvSpec, agent: Agent) -> Memory:
     """Return a memory that is full of random images, in episodes of about 500 steps."""
-    memory: Memory = options.memory_class(options.memory, memory_budget.layout(options, spec, agent), agent.window, options.seed)
+    memory: Memory = options.memory_class(
+        options.memory, memory_budget.layout(options, spec, agent), agent.window, options.seed
+    )
     generator, arrays, layout = np.random.default_rng(0), memory.trajectories.arrays, memory.layout
     block = generator.integers(0, 256, (layout.chunk_length, *arrays["frame"].shape[2:]), np.uint8)
     for row in range(0, layout.ring_length, layout.chunk_length):
-        arrays["frame"][:, row:row + layout.chunk_length] = block
+        arrays["frame"][:, row : row + layout.chunk_length] = block
     lasts = generator.random(arrays["last"].shape) < 1 / 500
     arrays["last"][:] = lasts
     arrays["first"][:] = np.roll(lasts, 1, 1)
@@ -156,7 +187,10 @@ def updates(options: Options, spec: EnvSpec, seconds: float) -> Iterator[tuple[s
         for capture in (False, True) if on_gpu else (False,):
             use_tf32(precision != "float32")  # Like a learner; actors keep torch's default.
             work = update(options, options.make_agent(spec, options.device, precision), memory, capture)
-            yield f"updates, {precision}, {kind(capture)}", steps * per_second(work, seconds, torch.device(options.device))
+            yield (
+                f"updates, {precision}, {kind(capture)}",
+                steps * per_second(work, seconds, torch.device(options.device)),
+            )
             del work
             free_memory()
     for flag, allowed in zip(flags, before):
@@ -178,7 +212,10 @@ def update(options: Options, agent: Agent, memory: Memory, capture: bool) -> Cal
             return learn.count
 
         return from_rows
-    batch, staged = memory.sample(options.agent.batch_size), GraphedUpdate(agent, StagedBatches(agent, device), capture=capture)
+    batch, staged = (
+        memory.sample(options.agent.batch_size),
+        GraphedUpdate(agent, StagedBatches(agent, device), capture=capture),
+    )
     assert batch is not None
 
     def from_batch() -> int:
@@ -231,7 +268,8 @@ def run(options: Options, words: tuple[str, ...], seconds: float, start: float) 
     lines = [line for line in after_start(lines, start) if line["values"].get(ratio, 0) >= min_ratio]
     if len(lines) < 4:
         raise SystemExit(
-            f"{' '.join(words)}: after {start:g} s the learner had not caught up; give more with --start_seconds")
+            f"{' '.join(words)}: after {start:g} s the learner had not caught up; give more with --start_seconds"
+        )
     rates = {name: rate(lines, f"global/{name}") for name in ("agent_steps", "frames", "updates")}
     return {**{f"{name} a second": value for name, value in rates.items()}, "bytes of the GPU in use": memory.peak}
 
@@ -241,8 +279,11 @@ def measure(options: Options, seconds: float, rounds: int, say: Callable[[str], 
     """Return the median rate of each part alone; the parts take turns."""
     spec, rates = validation.environment_spec(options), dict[str, list[float]]()
     for _ in range(rounds):
-        for name, part_rate in (("emulator", emulator(options, seconds)), *inference(options, spec, seconds),
-                            *updates(options, spec, seconds)):
+        for name, part_rate in (
+            ("emulator", emulator(options, seconds)),
+            *inference(options, spec, seconds),
+            *updates(options, spec, seconds),
+        ):
             rates.setdefault(name, []).append(part_rate)
             say(f"  {name}: {part_rate:,.0f} agent steps/s, 200 M frames in {AIM_STEPS / part_rate / 60:,.1f} minutes")
     return {name: statistics.median(each) for name, each in rates.items()}
@@ -250,7 +291,10 @@ def measure(options: Options, seconds: float, rounds: int, say: Callable[[str], 
 
 def ceiling(options: Options, rates: Mapping[str, float]) -> tuple[str, float]:
     """Return the slowest part, as the run configures it, and its rate."""
-    captured, precision = kind(options.device.startswith("cuda")), precision_on(options.device, options.learner.precision)
+    captured, precision = (
+        kind(options.device.startswith("cuda")),
+        precision_on(options.device, options.learner.precision),
+    )
     parts = ("emulator", f"inference, {captured}", f"updates, {precision}, {captured}")
     return min(((part, rates[part]) for part in parts), key=lambda part: part[1])
 
@@ -266,18 +310,30 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=tuple(CASES))
     parser.add_argument("--seconds", type=float, default=5.0, help="duration of each part")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--run_seconds", type=float, default=300.0, help="duration of a run after its start; 0: no runs")
-    parser.add_argument("--start_seconds", type=float, default=START_SECONDS, help="time until the learner has caught up")
+    parser.add_argument(
+        "--run_seconds", type=float, default=300.0, help="duration of a run after its start; 0: no runs"
+    )
+    parser.add_argument(
+        "--start_seconds", type=float, default=START_SECONDS, help="time until the learner has caught up"
+    )
     parser.add_argument("--toy", action="store_true", help="Catch on the CPU")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "gpu.json")
     parser.add_argument("words", nargs="*", help="options of main.py after --, for every case")
     arguments = parser.parse_args()
     if not arguments.toy and not torch.cuda.is_available():
-        parser.error(f"torch {torch.__version__} sees no CUDA device here; it is built for CUDA {torch.version.cuda}, which an "
-                     "older driver does not support. Use --toy to try the program on the CPU")
+        parser.error(
+            f"torch {torch.__version__} sees no CUDA device here; it is built for CUDA {torch.version.cuda}, which an "
+            "older driver does not support. Use --toy to try the program on the CPU"
+        )
     cases: dict[str, Any] = {}
-    result = {"command": "python -m benchmarks.gpu " + " ".join(sys.argv[1:]), "device": device_name("cpu" if arguments.toy else "cuda"),
-              "processor": processor(), "cpus": len(os.sched_getaffinity(0)), "versions": versions(), "cases": cases}
+    result = {
+        "command": "python -m benchmarks.gpu " + " ".join(sys.argv[1:]),
+        "device": device_name("cpu" if arguments.toy else "cuda"),
+        "processor": processor(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "versions": versions(),
+        "cases": cases,
+    }
     for case in arguments.cases:
         words = (*words_of(case, arguments.toy), *arguments.words)
         options = read_options(words)
@@ -291,8 +347,11 @@ def main() -> None:
             run_rates = run(options, words, arguments.run_seconds, arguments.start_seconds)
             cases[case] |= {"run": run_rates, "of the ceiling": run_rates["agent_steps a second"] / limit}
             write(result, arguments.output)
-            print("  run:", ", ".join(f"{name} {value:,.0f}" for name, value in run_rates.items()),
-                  f"- {run_rates['agent_steps a second'] / limit:.2f} of the rate of {part} alone")
+            print(
+                "  run:",
+                ", ".join(f"{name} {value:,.0f}" for name, value in run_rates.items()),
+                f"- {run_rates['agent_steps a second'] / limit:.2f} of the rate of {part} alone",
+            )
 
 
 def write(result: dict[str, Any], path: Path) -> None:

@@ -51,11 +51,19 @@ from utils.options import Options
 GAMES = ("pong", "breakout", "seaquest", "asterix", "wizard_of_wor")
 TIMED_BLOCKS = 2_000  # Blocks whose decompression is timed.
 WARM_UP = 2_000  # Agent steps before the first reading of the resident set.
-COLUMNS = {"steps held": ("steps_held", 1, 0), "ratio": ("compression", 1, 1), "frames B/step": ("frame_bytes_per_step", 1, 1),
-           "other B/step": ("other_bytes_per_step", 1, 1), "used MB/M": ("used_bytes_per_million", 1e-6, 0),
-           "allocated MB/M": ("allocated_bytes_per_million", 1e-6, 0), "resident MB/M": ("resident_bytes_per_million", 1e-6, 0),
-           "raw MB/M": ("raw_bytes_per_million", 1e-6, 0), "pack us/frame": ("pack_us_per_frame", 1, 1),
-           "unpack us/frame": ("unpack_us_per_frame", 1, 1), "steps/s": ("steps_per_second", 1, 0)}
+COLUMNS = {
+    "steps held": ("steps_held", 1, 0),
+    "ratio": ("compression", 1, 1),
+    "frames B/step": ("frame_bytes_per_step", 1, 1),
+    "other B/step": ("other_bytes_per_step", 1, 1),
+    "used MB/M": ("used_bytes_per_million", 1e-6, 0),
+    "allocated MB/M": ("allocated_bytes_per_million", 1e-6, 0),
+    "resident MB/M": ("resident_bytes_per_million", 1e-6, 0),
+    "raw MB/M": ("raw_bytes_per_million", 1e-6, 0),
+    "pack us/frame": ("pack_us_per_frame", 1, 1),
+    "unpack us/frame": ("unpack_us_per_frame", 1, 1),
+    "steps/s": ("steps_per_second", 1, 0),
+}
 
 
 class Timed:
@@ -74,8 +82,22 @@ class Timed:
 # one game -------------------------------------------------------------------------------------------------------------
 def measure(game: str, steps: int, env_threads: int, codec: str) -> dict[str, Any]:
     """Play one game and return its figures."""
-    options = read_options(["--config", "dqn-breakout", "--game", game, "--memory.capacity", str(steps), "--storage.codec", codec,
-                            "--actor.env_threads", str(env_threads), "--device", "cpu"])
+    options = read_options(
+        [
+            "--config",
+            "dqn-breakout",
+            "--game",
+            game,
+            "--memory.capacity",
+            str(steps),
+            "--storage.codec",
+            codec,
+            "--actor.env_threads",
+            str(env_threads),
+            "--device",
+            "cpu",
+        ]
+    )
     env = options.env_class(options.env, game, options.num_envs_per_actor, training=True, num_threads=env_threads)
     fill(options, env, min(steps, WARM_UP))
     resident_before = psutil.Process().memory_info().rss
@@ -83,13 +105,23 @@ def measure(game: str, steps: int, env_threads: int, codec: str) -> dict[str, An
     resident = psutil.Process().memory_info().rss
     env.close()
     layout, grown = memory.layout, resident - resident_before
-    figures = {"chunk_length": layout.chunk_length, "steps_held": memory.size(), "resident_bytes_before": resident_before,
-             "resident_bytes_after": resident, "resident_bytes_per_million": grown / memory.size() * 1e6, "steps_per_second": rate,
-             "env_threads": env_threads}
+    figures = {
+        "chunk_length": layout.chunk_length,
+        "steps_held": memory.size(),
+        "resident_bytes_before": resident_before,
+        "resident_bytes_after": resident,
+        "resident_bytes_per_million": grown / memory.size() * 1e6,
+        "steps_per_second": rate,
+        "env_threads": env_threads,
+    }
     if pack is None:
         return {**figures, "allocated_bytes": layout.nbytes}
-    return {**figures, **sizes_of(memory), "unpack_us_per_frame": unpacking(memory.trajectories),
-            "pack_us_per_frame": pack.seconds / pack.calls / (layout.chunk_length * layout.num_envs) * 1e6}
+    return {
+        **figures,
+        **sizes_of(memory),
+        "unpack_us_per_frame": unpacking(memory.trajectories),
+        "pack_us_per_frame": pack.seconds / pack.calls / (layout.chunk_length * layout.num_envs) * 1e6,
+    }
 
 
 def fill(options: Options, env: Env, steps: int) -> tuple[PrioritizedMemory, Timed | None, float]:
@@ -100,7 +132,9 @@ def fill(options: Options, env: Env, steps: int) -> tuple[PrioritizedMemory, Tim
     """
     options = dataclasses.replace(options, memory=dataclasses.replace(options.memory, capacity=steps))
     agent = options.make_agent(env.spec)
-    memory = PrioritizedMemory(options.memory, memory_budget.layout(options, env.spec, agent), agent.window, options.seed)
+    memory = PrioritizedMemory(
+        options.memory, memory_budget.layout(options, env.spec, agent), agent.window, options.seed
+    )
     writer, pack = memory.writer(0), None
     if memory.layout.packed:
         pack = writer._packer.pack = Timed(writer._packer.pack)
@@ -112,7 +146,10 @@ def fill(options: Options, env: Env, steps: int) -> tuple[PrioritizedMemory, Tim
 def play(env: Env, writer: ChunkWriter, layout: Layout, steps: int) -> float:
     """Play at random until `steps` agent steps are published; return the agent steps per second."""
     generator, timestep = np.random.default_rng(0), env.reset(0)
-    extras = {name: np.zeros((layout.num_envs, *layout.fields[name].shape), layout.fields[name].dtype) for name in layout.extras}
+    extras = {
+        name: np.zeros((layout.num_envs, *layout.fields[name].shape), layout.fields[name].dtype)
+        for name in layout.extras
+    }
     started, published = time.perf_counter(), 0
     while published < steps:
         action = generator.integers(env.spec.action.num_actions, size=layout.num_envs)
@@ -131,12 +168,22 @@ def sizes_of(memory: PrioritizedMemory) -> dict[str, Any]:
     other = total_bytes({name: spec for name, spec in arrays.items() if name != "arena"}) + tree
     raw = dataclasses.replace(layout, storage=StorageParams(RAW), arena_bytes=0).nbytes + tree
     totals = {"used": frames + other, "allocated": layout.nbytes + tree, "raw": raw}
-    parts = {"fields": {name: arrays[name].nbytes for name in layout.fields if name != "frame"},
-             "index": {name: arrays[name].nbytes for name in ("block_start", "block_bytes", "block_check")},
-             "unpacked ring": arrays["frame"].nbytes, "arena": arrays["arena"].nbytes, "sum tree": tree}
-    return {"compression": statistics["compression"], "frame_bytes": frames, "frame_bytes_per_step": frames / held,
-            "other_bytes_per_step": other / held, **{f"{name}_bytes": size for name, size in totals.items()},
-            **{f"{name}_bytes_per_million": size / held * 1e6 for name, size in totals.items()}, "parts": parts}
+    parts = {
+        "fields": {name: arrays[name].nbytes for name in layout.fields if name != "frame"},
+        "index": {name: arrays[name].nbytes for name in ("block_start", "block_bytes", "block_check")},
+        "unpacked ring": arrays["frame"].nbytes,
+        "arena": arrays["arena"].nbytes,
+        "sum tree": tree,
+    }
+    return {
+        "compression": statistics["compression"],
+        "frame_bytes": frames,
+        "frame_bytes_per_step": frames / held,
+        "other_bytes_per_step": other / held,
+        **{f"{name}_bytes": size for name, size in totals.items()},
+        **{f"{name}_bytes_per_million": size / held * 1e6 for name, size in totals.items()},
+        "parts": parts,
+    }
 
 
 def unpacking(trajectories: Trajectories) -> float:
@@ -155,26 +202,47 @@ def unpacking(trajectories: Trajectories) -> float:
 # all games ------------------------------------------------------------------------------------------------------------
 def in_own_process(game: str, options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """Measure a game in a process of its own; return the game and its figures, the last line of the output."""
-    command = [sys.executable, "-m", "benchmarks.history", "--only", game, "--steps", str(options.steps), "--env_threads",
-               str(options.env_threads), "--codec", options.codec]
-    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.history",
+        "--only",
+        game,
+        "--steps",
+        str(options.steps),
+        "--env_threads",
+        str(options.env_threads),
+        "--codec",
+        options.codec,
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     return game, json.loads(done.stdout.splitlines()[-1])
 
 
 def table(games: dict[str, dict[str, Any]]) -> Iterable[str]:
     """Yield the lines of a Markdown table with the columns that were measured."""
-    columns = {name: column for name, column in COLUMNS.items() if all(column[0] in figures for figures in games.values())}
+    columns = {
+        name: column for name, column in COLUMNS.items() if all(column[0] in figures for figures in games.values())
+    }
     yield "| game | " + " | ".join(columns) + " |"
     yield "|---" * (len(columns) + 1) + "|"
     for game, figures in games.items():
-        yield f"| {game} | " + " | ".join(f"{figures[key] * scale:,.{digits}f}" for key, scale, digits in columns.values()) + " |"
+        yield (
+            f"| {game} | "
+            + " | ".join(f"{figures[key] * scale:,.{digits}f}" for key, scale, digits in columns.values())
+            + " |"
+        )
 
 
 def main() -> None:
     """Measure the games, write JSON after each one and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--games", nargs="+", default=GAMES)
-    parser.add_argument("--steps", type=int, default=1_000_000, help="agent steps to play, and capacity of the ring buffer")
+    parser.add_argument(
+        "--steps", type=int, default=1_000_000, help="agent steps to play, and capacity of the ring buffer"
+    )
     parser.add_argument("--env_threads", type=int, default=1, help="emulator threads per game")
     parser.add_argument("--codec", choices=("lz4", RAW), default="lz4")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="number of games played at once")
@@ -193,9 +261,16 @@ def main() -> None:
         for done in as_completed([pool.submit(in_own_process, game, options) for game in missing]):
             game, figures = done.result()
             megabytes = figures["resident_bytes_per_million"] / 1e6
-            print(f"{game}: {figures['steps_per_second']:.0f} steps/s, {megabytes:,.0f} MB a million resident", flush=True)
-            games[game] = {"command": " ".join(("python -m benchmarks.history", *sys.argv[1:])), **figures, "jobs": options.jobs,
-                           "processor": processor(), "versions": versions()}
+            print(
+                f"{game}: {figures['steps_per_second']:.0f} steps/s, {megabytes:,.0f} MB a million resident", flush=True
+            )
+            games[game] = {
+                "command": " ".join(("python -m benchmarks.history", *sys.argv[1:])),
+                **figures,
+                "jobs": options.jobs,
+                "processor": processor(),
+                "versions": versions(),
+            }
             options.output.parent.mkdir(parents=True, exist_ok=True)
             options.output.write_text(json.dumps(result, indent=1) + "\n")
     print("\n".join(table({game: games[game] for game in options.games})))

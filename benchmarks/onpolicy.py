@@ -22,16 +22,32 @@ from core.common.system import versions
 from core.device.torch_runtime import use_threads
 
 NUM_ENVS, UNROLL, BATCH = 32, 20, 32
-COMMON = ("--config", "impala-pong", "--model_type", "nature-ac", "--num_actors", "1", "--num_envs_per_actor", str(NUM_ENVS),
-          "--agent.unroll_length", str(UNROLL), "--agent.batch_size", str(BATCH), "--learner.threads", "1")
+COMMON = (
+    "--config",
+    "impala-pong",
+    "--model_type",
+    "nature-ac",
+    "--num_actors",
+    "1",
+    "--num_envs_per_actor",
+    str(NUM_ENVS),
+    "--agent.unroll_length",
+    str(UNROLL),
+    "--agent.batch_size",
+    str(BATCH),
+    "--learner.threads",
+    "1",
+)
 QUEUE = {"type": "queue", "capacity": BATCH, "sample_ratio": 0.5}
 ELITE: dict[str, Any] = {"type": "custom", "sample_strategy": "elite_sampling", "lambda_batch_multiplier": 3}
 STRATEGIES: dict[str, dict[str, Any]] = {  # Each replays half of every batch.
-    "standard": {"type": "standard"}, "reservoir": {"type": "reservoir"},
+    "standard": {"type": "standard"},
+    "reservoir": {"type": "reservoir"},
     "attentive": {"type": "attentive", "lambda_batch_multiplier": 3},
     "elite strategy1": {**ELITE, "elite_sampling_strategy": "strategy1"},
     "elite strategy3": {**ELITE, "elite_sampling_strategy": "strategy3"},
-    "elite insertion": {**ELITE, "insert_strategy": "elite_insertion"}}
+    "elite insertion": {**ELITE, "insert_strategy": "elite_insertion"},
+}
 
 
 def queue(seconds: float, *words: str) -> float:
@@ -81,8 +97,15 @@ def updating(threads: int, seconds: float) -> float:
 
     use_threads(threads)
     agent, zeros = _agent(), torch.zeros(UNROLL + 1, BATCH)
-    window = Window(torch.randint(0, 256, (UNROLL + 1, BATCH, 4, 84, 84), dtype=torch.uint8), zeros.bool(), zeros.bool(),
-                    zeros.long(), zeros, zeros + 1, {"logits": torch.zeros(UNROLL + 1, BATCH, 6), "value": zeros})
+    window = Window(
+        torch.randint(0, 256, (UNROLL + 1, BATCH, 4, 84, 84), dtype=torch.uint8),
+        zeros.bool(),
+        zeros.bool(),
+        zeros.long(),
+        zeros,
+        zeros + 1,
+        {"logits": torch.zeros(UNROLL + 1, BATCH, 6), "value": zeros},
+    )
     batch = Batch(window, SampleIds(np.zeros(BATCH, np.int64), np.zeros(BATCH, np.int64)), torch.ones(BATCH))
     agent.init_learner()
     agent.learn(batch)
@@ -99,7 +122,9 @@ def _agent() -> Any:
     from core.specs import ArraySpec, Discrete, EnvSpec
 
     spec = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)
-    return Impala(ImpalaAgentParams(batch_size=BATCH, unroll_length=UNROLL), spec, lambda: NatureAC(NatureACParams(), spec))
+    return Impala(
+        ImpalaAgentParams(batch_size=BATCH, unroll_length=UNROLL), spec, lambda: NatureAC(NatureACParams(), spec)
+    )
 
 
 def ceiling(seconds: float) -> float:
@@ -107,8 +132,7 @@ def ceiling(seconds: float) -> float:
     cores = len(os.sched_getaffinity(0))
     act = 1 / acting(seconds / 3)
     update_one, update_all = 1 / updating(1, seconds / 3), 1 / updating(cores, seconds / 3)
-    return max(
-        1 / max(update_one, act), 1 / (update_all + act / cores), cores / (update_one + act) if cores > 1 else 0)
+    return max(1 / max(update_one, act), 1 / (update_all + act / cores), cores / (update_one + act) if cores > 1 else 0)
 
 
 SPEED = {"queue": queue, "no prefetching": no_prefetch, "ceiling": ceiling}
@@ -136,8 +160,12 @@ def main() -> None:
     if options.side:
         print(SIDES[options.side](options.seconds))
         return
-    result: dict[str, object] = {"command": "python -m benchmarks.onpolicy " + " ".join(sys.argv[1:]), "processor": processor(),
-                                 "cpus": len(os.sched_getaffinity(0)), "versions": versions()}
+    result: dict[str, object] = {
+        "command": "python -m benchmarks.onpolicy " + " ".join(sys.argv[1:]),
+        "processor": processor(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "versions": versions(),
+    }
     if options.only != "rules":
         rates = compare(list(SPEED), options.rounds, options.seconds)
         result["agent steps per second"] = rates

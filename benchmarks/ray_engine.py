@@ -24,11 +24,16 @@ from core.common.system import versions
 from core.device.torch_runtime import use_threads
 
 OFTEN = ("--num_actors", "2", "--logger.period", "0.5")
-RUNS = {"dqn-minatar-breakout": ("--config", "dqn-minatar-breakout", *OFTEN),
-        "impala-cartpole": ("--config", "impala-cartpole", *OFTEN)}
-WAYS = {"Pong 84x84, raw": ("dqn-pong", "raw"), "Pong 84x84, lz4": ("dqn-pong", "lz4"),
-        "MinAtar Breakout": ("dqn-minatar-breakout", "raw"),
-        "CartPole": ("dqn-cartpole", "raw")}
+RUNS = {
+    "dqn-minatar-breakout": ("--config", "dqn-minatar-breakout", *OFTEN),
+    "impala-cartpole": ("--config", "impala-cartpole", *OFTEN),
+}
+WAYS = {
+    "Pong 84x84, raw": ("dqn-pong", "raw"),
+    "Pong 84x84, lz4": ("dqn-pong", "lz4"),
+    "MinAtar Breakout": ("dqn-minatar-breakout", "raw"),
+    "CartPole": ("dqn-cartpole", "raw"),
+}
 
 
 class Collector:
@@ -53,8 +58,20 @@ def prepared(row: str, codec: str) -> tuple[Any, Any]:
     from utils.config.command_line import read_options
     from utils.launch import create_context
 
-    words = ["--config", row, "--engine", "inline", "--root", tempfile.mkdtemp(), "--storage.codec", codec, "--memory.capacity", "20000",
-             "--clock.learn_start", "1000000000"]
+    words = [
+        "--config",
+        row,
+        "--engine",
+        "inline",
+        "--root",
+        tempfile.mkdtemp(),
+        "--storage.codec",
+        codec,
+        "--memory.capacity",
+        "20000",
+        "--clock.learn_start",
+        "1000000000",
+    ]
     return create_context(read_options(words))
 
 
@@ -96,8 +113,13 @@ def way(row: str, codec: str, seconds: float) -> dict[str, float]:
     link.close()
     ray.kill(ingest)
     size = sum(len(chunk) for chunk in collector.chunks)
-    return {"bytes per agent step": size / collector.steps, "agent steps per chunk": steps_a_chunk, "actor, agent steps per second": played,
-            "ingest, chunks per second": sent / elapsed, "ingest, agent steps per second": sent * steps_a_chunk / elapsed}
+    return {
+        "bytes per agent step": size / collector.steps,
+        "agent steps per chunk": steps_a_chunk,
+        "actor, agent steps per second": played,
+        "ingest, chunks per second": sent / elapsed,
+        "ingest, agent steps per second": sent * steps_a_chunk / elapsed,
+    }
 
 
 def latency(row: str, seconds: float) -> dict[str, float]:
@@ -120,7 +142,11 @@ def latency(row: str, seconds: float) -> dict[str, float]:
         taken.append(1e3 * (time.perf_counter() - published))
     ray.kill(ingest)
     size = 4 * sum(tensor.numel() for tensor in agent.model.state_dict().values())
-    return {"bytes": size, "median ms": statistics.median(taken), "95th percentile ms": sorted(taken)[int(0.95 * len(taken))]}
+    return {
+        "bytes": size,
+        "median ms": statistics.median(taken),
+        "95th percentile ms": sorted(taken)[int(0.95 * len(taken))],
+    }
 
 
 def started_ingest(context: Any, period: float) -> Any:
@@ -169,16 +195,25 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "ray.json")
     options = parser.parse_args()
     known = json.loads(options.output.read_text()) if options.only and options.output.exists() else {}
-    result = {**known, "command": "python -m benchmarks.ray_engine " + " ".join(sys.argv[1:]), "processor": processor(),
-              "cpus": len(os.sched_getaffinity(0)), "versions": versions()}
+    result = {
+        **known,
+        "command": "python -m benchmarks.ray_engine " + " ".join(sys.argv[1:]),
+        "processor": processor(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "versions": versions(),
+    }
     if options.only != "way":
         result["speed"] = speed(options.seconds, options.pairs)
     if options.only != "speed":
         brief = options.seconds / 3
         result["way"] = on_ray(lambda: {name: way(*each, brief) for name, each in WAYS.items()})
         result["publication"] = on_ray(lambda: {row: latency(row, brief) for row in ("dqn-cartpole", "dqn-pong")})
-        result["learner, samples per second"] = {str(size): updating(size, len(os.sched_getaffinity(0)), brief) for size in (32, 256, 512)}
-        print(json.dumps({name: result[name] for name in ("way", "publication", "learner, samples per second")}, indent=1))
+        result["learner, samples per second"] = {
+            str(size): updating(size, len(os.sched_getaffinity(0)), brief) for size in (32, 256, 512)
+        }
+        print(
+            json.dumps({name: result[name] for name in ("way", "publication", "learner, samples per second")}, indent=1)
+        )
     result["load average"] = os.getloadavg()[1]  # Over five minutes; this benchmark alone causes two to four.
     options.output.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -17,7 +17,12 @@ def minutes(folder: Path) -> Iterator[dict[str, float | str]]:
         minute, megabytes = int(line["seconds"] // 60), line["values"].get("global/resident_memory_mb")
         if megabytes is not None and minute > last_minute:
             last_minute = minute
-            yield {"run": folder.name, "minute": minute, "step": line["step"], "resident_memory_mb": round(megabytes, 1)}
+            yield {
+                "run": folder.name,
+                "minute": minute,
+                "step": line["step"],
+                "resident_memory_mb": round(megabytes, 1),
+            }
 
 
 def main() -> None:

@@ -57,7 +57,10 @@ PACKAGES = ("stable-baselines3", "torchrl", "tensordict", "lz4")
 BATCHES = (32, 256)
 BYTES_PER_STEP = 200_000  # Memory of all sides together.
 WINDOW = WindowSpec(NSTEP, (0, NSTEP))
-MEMORIES: dict[str, tuple[Any, Any]] = {"shared": (UniformMemory, UniformParams), "prioritized": (PrioritizedMemory, PrioritizedParams)}
+MEMORIES: dict[str, tuple[Any, Any]] = {
+    "shared": (UniformMemory, UniformParams),
+    "prioritized": (PrioritizedMemory, PrioritizedParams),
+}
 NUM_PRIORITY_BATCHES = 50  # Batches whose priorities are updated in turn.
 BATCHES_PER_DRAW = 8
 OURS = "ours "
@@ -71,8 +74,12 @@ class Sides:
 
     def __init__(self, steps: int, threads: tuple[int, ...]):
         env = AtariEnv(AtariParams(), "pong", NUM_ENVS)
-        self.memories = {f"{OURS}{name}, {codec}, {count} thread{'s' * (count > 1)}": our_memory(env.spec, name, codec, count, steps)
-                         for name in MEMORIES for codec in (RAW, "lz4") for count in threads}
+        self.memories = {
+            f"{OURS}{name}, {codec}, {count} thread{'s' * (count > 1)}": our_memory(env.spec, name, codec, count, steps)
+            for name in MEMORIES
+            for codec in (RAW, "lz4")
+            for count in threads
+        }
         self.sb3 = sb3_buffers(steps, env.spec)
         self._play(env, steps)
         self.torchrl = torchrl_buffers(next(iter(self.memories.values())))
@@ -102,8 +109,13 @@ class Sides:
 
     def updates(self) -> dict[str, Prepare]:
         """Return the priority updates of each side; codec and threads make no difference to ours."""
-        name, memory = next((name, memory) for name, memory in self.memories.items() if isinstance(memory, PrioritizedMemory))
-        return {name: partial(our_updates, memory), "torchrl prioritised": partial(torchrl_updates, self.torchrl["torchrl prioritised"])}
+        name, memory = next(
+            (name, memory) for name, memory in self.memories.items() if isinstance(memory, PrioritizedMemory)
+        )
+        return {
+            name: partial(our_updates, memory),
+            "torchrl prioritised": partial(torchrl_updates, self.torchrl["torchrl prioritised"]),
+        }
 
     def bytes_per_step(self) -> dict[str, float]:
         """Return the allocated bytes per step of each side, without sum trees.
@@ -131,8 +143,17 @@ class Sides:
 def our_memory(spec: EnvSpec, name: str, codec: str, threads: int, steps: int) -> Memory:
     """Return an empty memory of ours."""
     memory_type, params_type = MEMORIES[name]
-    layout = Layout.of(spec, {}, capacity=steps, num_actors=1, num_envs=NUM_ENVS, chunk_length=CHUNK, kept_steps_per_env=NSTEP,
-                       storage=StorageParams(codec, threads=threads), with_priority=memory_type.with_priority)
+    layout = Layout.of(
+        spec,
+        {},
+        capacity=steps,
+        num_actors=1,
+        num_envs=NUM_ENVS,
+        chunk_length=CHUNK,
+        kept_steps_per_env=NSTEP,
+        storage=StorageParams(codec, threads=threads),
+        with_priority=memory_type.with_priority,
+    )
     return memory_type(params_type(capacity=steps), layout, WINDOW, seed=0)
 
 
@@ -178,8 +199,10 @@ def sb3_buffers(steps: int, spec: EnvSpec) -> dict[str, ReplayBuffer]:
     """Return empty buffers of stable-baselines3."""
     observation = gymnasium.spaces.Box(0, 255, spec.observation_shape, np.uint8)
     sizes = (steps, observation, gymnasium.spaces.Discrete(spec.action.num_actions), "cpu", NUM_ENVS)
-    return {"sb3 n-step": NStepReplayBuffer(*sizes, n_steps=NSTEP, gamma=GAMMA),
-            "sb3 replay, optimised": ReplayBuffer(*sizes, optimize_memory_usage=True, handle_timeout_termination=False)}
+    return {
+        "sb3 n-step": NStepReplayBuffer(*sizes, n_steps=NSTEP, gamma=GAMMA),
+        "sb3 replay, optimised": ReplayBuffer(*sizes, optimize_memory_usage=True, handle_timeout_termination=False),
+    }
 
 
 def add_to_sb3(buffer: ReplayBuffer, timestep: TimeStep, action: np.ndarray, next_timestep: TimeStep) -> None:
@@ -213,7 +236,11 @@ def torchrl_buffers(memory: Memory) -> dict[str, Any]:
         window = trajectories.gather(np.arange(NUM_ENVS), np.full(NUM_ENVS, serial), WINDOW)
         returns, factors = n_step_return(window.rewards, window.discounts, window.lasts, GAMMA)
         starts = ~window.lasts[0]
-        following = {"observation": window.observations[1][starts], "reward": returns[starts, None], "factor": factors[starts, None]}
+        following = {
+            "observation": window.observations[1][starts],
+            "reward": returns[starts, None],
+            "factor": factors[starts, None],
+        }
         rows = {"observation": window.observations[0][starts], "action": window.actions[0][starts], "next": following}
         prioritised.extend(TensorDict(rows, [int(starts.sum())]))
     return {"torchrl uniform": TensorDictReplayBuffer(storage=storage), "torchrl prioritised": prioritised}
@@ -236,14 +263,18 @@ def load_torchrl() -> None:
 
         print("compiling torchrl's library for this torch", flush=True)
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # ninja may be there.
-        sys.modules["torchrl._torchrl"] = load("_torchrl", sorted(map(str, folder.glob("csrc/*.cpp"))), extra_cflags=["-O3", "-std=c++20"])
+        sys.modules["torchrl._torchrl"] = load(
+            "_torchrl", sorted(map(str, folder.glob("csrc/*.cpp"))), extra_cflags=["-O3", "-std=c++20"]
+        )
 
 
 def torchrl_updates(buffer: Any, batch_size: int) -> list[Callable[[], None]]:
     """Return calls that each update the priorities of one batch of torchrl."""
     generator = torch.Generator().manual_seed(0)
-    return [partial(buffer.update_priority, buffer.sample(batch_size)["index"], torch.rand(batch_size, generator=generator))
-            for _ in range(NUM_PRIORITY_BATCHES)]
+    return [
+        partial(buffer.update_priority, buffer.sample(batch_size)["index"], torch.rand(batch_size, generator=generator))
+        for _ in range(NUM_PRIORITY_BATCHES)
+    ]
 
 
 # measuring ------------------------------------------------------------------------------------------------------------
@@ -260,9 +291,13 @@ def one_round(sides: Sides, seconds: float) -> dict[str, dict[str, float]]:
     """Return the batches per second, and priority updates per second, of one turn of every side."""
     figures: dict[str, dict[str, float]] = {}
     for batch_size in BATCHES:
-        figures[f"batch {batch_size}"] = {name: rate(partial(sample, batch_size), seconds) for name, sample in sides.samples().items()}
+        figures[f"batch {batch_size}"] = {
+            name: rate(partial(sample, batch_size), seconds) for name, sample in sides.samples().items()
+        }
         turns = {name: itertools.cycle(prepare(batch_size)) for name, prepare in sides.updates().items()}
-        figures[f"priorities of {batch_size}"] = {name: rate(lambda calls=calls: next(calls)(), seconds) for name, calls in turns.items()}
+        figures[f"priorities of {batch_size}"] = {
+            name: rate(lambda calls=calls: next(calls)(), seconds) for name, calls in turns.items()
+        }
     return figures
 
 
@@ -270,23 +305,37 @@ def compared(rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, d
     """Return rates and median of each measurement and side, and ratios to the fastest other side of the round."""
     figures: dict[str, dict[str, dict[str, Any]]] = {}
     for measurement in rounds[0]:
-        fastest = [max(value for name, value in turn[measurement].items() if not name.startswith(OURS)) for turn in rounds]
+        fastest = [
+            max(value for name, value in turn[measurement].items() if not name.startswith(OURS)) for turn in rounds
+        ]
         for name in rounds[0][measurement]:
             rates = [turn[measurement][name] for turn in rounds]
             ratios = [mine / other for mine, other in zip(rates, fastest)]
-            figures.setdefault(measurement, {})[name] = {"per_second": rates, "median": statistics.median(rates),
-                                                       "of the fastest other": statistics.median(ratios), "ratios": ratios}
+            figures.setdefault(measurement, {})[name] = {
+                "per_second": rates,
+                "median": statistics.median(rates),
+                "of the fastest other": statistics.median(ratios),
+                "ratios": ratios,
+            }
     return figures
 
 
 def table(figures: dict[str, dict[str, dict[str, Any]]], bytes_per_step: dict[str, float]) -> Iterable[str]:
     """Yield the lines of a Markdown table."""
-    yield "| side | bytes a step |" + "".join(f" {measurement}: a second | us | of the fastest other |" for measurement in figures)
+    yield "| side | bytes a step |" + "".join(
+        f" {measurement}: a second | us | of the fastest other |" for measurement in figures
+    )
     yield "|---|---|" + "---|---|---|" * len(figures)
     for name in figures[f"batch {BATCHES[0]}"]:
-        cells = [f"{values['median']:,.0f} | {1e6 / values['median']:,.0f} | {values['of the fastest other']:.2f}"
-                 if (values := sides.get(name)) else " | | " for sides in figures.values()]
-        yield f"| {name} | {bytes_per_step.get(f'{name}, used', bytes_per_step[name]):,.0f} | " + " | ".join(cells) + " |"
+        cells = [
+            f"{values['median']:,.0f} | {1e6 / values['median']:,.0f} | {values['of the fastest other']:.2f}"
+            if (values := sides.get(name))
+            else " | | "
+            for sides in figures.values()
+        ]
+        yield (
+            f"| {name} | {bytes_per_step.get(f'{name}, used', bytes_per_step[name]):,.0f} | " + " | ".join(cells) + " |"
+        )
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -297,12 +346,23 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         torch.set_num_threads(options.torch_threads or cores)
         rounds.append(one_round(sides, options.seconds))
         update_ms.append(1_000 * BATCHES[0] / updating(BATCHES[0], options.torch_threads or cores, 5 * options.seconds))
-        print(f"round {number + 1} of {options.rounds}: an update of {BATCHES[0]} takes {update_ms[-1]:.1f} ms", flush=True)
+        print(
+            f"round {number + 1} of {options.rounds}: an update of {BATCHES[0]} takes {update_ms[-1]:.1f} ms",
+            flush=True,
+        )
     figures = compared(rounds)
-    shares = {name: statistics.median(1_000 / rate / update for rate, update in zip(values["per_second"], update_ms))
-              for name, values in figures[f"batch {BATCHES[0]}"].items() if name.startswith(OURS)}
-    return {"steps": options.steps, "update_ms": update_ms, f"batch {BATCHES[0]} as a share of an update": shares,
-            "bytes_a_step": sides.bytes_per_step(), "measured": figures}
+    shares = {
+        name: statistics.median(1_000 / rate / update for rate, update in zip(values["per_second"], update_ms))
+        for name, values in figures[f"batch {BATCHES[0]}"].items()
+        if name.startswith(OURS)
+    }
+    return {
+        "steps": options.steps,
+        "update_ms": update_ms,
+        f"batch {BATCHES[0]} as a share of an update": shares,
+        "bytes_a_step": sides.bytes_per_step(),
+        "measured": figures,
+    }
 
 
 def main() -> None:
@@ -312,19 +372,31 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="duration of each side's turn")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="values of storage.threads for our side")
-    parser.add_argument("--torch_threads", type=int, default=0, help="threads of torch for sampling and updates; 0: all cores")
+    parser.add_argument(
+        "--torch_threads", type=int, default=0, help="threads of torch for sampling and updates; 0: all cores"
+    )
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "sampling.json")
     options = parser.parse_args()
     if options.steps * BYTES_PER_STEP > available_bytes():
-        sys.exit(f"{options.steps:,} steps need {options.steps * BYTES_PER_STEP:,} bytes, and {available_bytes():,} are free")
-    figures = {"command": " ".join(("python -m benchmarks.sampling", *sys.argv[1:])), "processor": processor(),
-             "cpus": len(os.sched_getaffinity(0)), "versions": {**versions(), **{package: version(package) for package in PACKAGES}},
-             **measure(options)}
+        sys.exit(
+            f"{options.steps:,} steps need {options.steps * BYTES_PER_STEP:,} bytes, and {available_bytes():,} are free"
+        )
+    figures = {
+        "command": " ".join(("python -m benchmarks.sampling", *sys.argv[1:])),
+        "processor": processor(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "versions": {**versions(), **{package: version(package) for package in PACKAGES}},
+        **measure(options),
+    }
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(figures, indent=1) + "\n")
     print("\n".join(table(figures["measured"], figures["bytes_a_step"])))
-    print(f"a batch of {BATCHES[0]} as a share of an update: "
-          + ", ".join(f"{name} {share:.2f}" for name, share in figures[f"batch {BATCHES[0]} as a share of an update"].items()))
+    print(
+        f"a batch of {BATCHES[0]} as a share of an update: "
+        + ", ".join(
+            f"{name} {share:.2f}" for name, share in figures[f"batch {BATCHES[0]} as a share of an update"].items()
+        )
+    )
 
 
 if __name__ == "__main__":

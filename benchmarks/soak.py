@@ -49,9 +49,26 @@ class Run:
     def start(self, *identity: str) -> None:
         """Start main.py with these words, which name the run."""
         options = self._options
-        words = ["--config", options.config, "--seed", str(options.seed), "--num_actors", str(options.actors), "--steps", str(10**9),
-                 "--logger.period", "1", "--evaluator.period", "5", "--evaluator.episodes", "5", "--supervisor.max_restarts", str(10**6),
-                 "--learner.checkpoint_period", "5"]
+        words = [
+            "--config",
+            options.config,
+            "--seed",
+            str(options.seed),
+            "--num_actors",
+            str(options.actors),
+            "--steps",
+            str(10**9),
+            "--logger.period",
+            "1",
+            "--evaluator.period",
+            "5",
+            "--evaluator.episodes",
+            "5",
+            "--supervisor.max_restarts",
+            str(10**6),
+            "--learner.checkpoint_period",
+            "5",
+        ]
         self.process = psutil.Popen([sys.executable, "main.py", *words, *identity], cwd=ROOT, stdout=subprocess.DEVNULL)
 
     def resume(self) -> None:
@@ -81,7 +98,12 @@ class Run:
                         self._metrics_end += len(line)
                         row = json.loads(line)
                         if "global/agent_steps" in row["values"]:
-                            found.append((row["time"], np.array([row["values"][f"global/{name}"] for name in ("agent_steps", "updates")])))
+                            found.append(
+                                (
+                                    row["time"],
+                                    np.array([row["values"][f"global/{name}"] for name in ("agent_steps", "updates")]),
+                                )
+                            )
         return found
 
     def memory_mb(self) -> float:
@@ -119,8 +141,16 @@ class Soak:
             self._read_progress()
             descriptors = self.run.process.num_fds() if self.run.process.is_running() else 0
             steps, updates = self.run.progress.astype(int).tolist()
-            self.rows.append({"seconds": round(time.time() - self.began, 1), "agent_steps": steps, "updates": updates,
-                              "memory_mb": round(self.run.memory_mb(), 1), "descriptors": descriptors, "event": event})
+            self.rows.append(
+                {
+                    "seconds": round(time.time() - self.began, 1),
+                    "agent_steps": steps,
+                    "updates": updates,
+                    "memory_mb": round(self.run.memory_mb(), 1),
+                    "descriptors": descriptors,
+                    "event": event,
+                }
+            )
             event = ""
             if time.monotonic() >= end:
                 return
@@ -160,7 +190,9 @@ class Soak:
             time.sleep(0.05)
             if time.time() - moment > 60:
                 raise TimeoutError(f"{name} was not replaced within a minute")
-        self.kills.append({"victim": name, "time": moment, "replaced_seconds": round(time.time() - moment, 2), **resumed})
+        self.kills.append(
+            {"victim": name, "time": moment, "replaced_seconds": round(time.time() - moment, 2), **resumed}
+        )
         return name
 
     def _resume(self) -> dict[str, Any]:
@@ -190,21 +222,35 @@ class Soak:
             starts = np.arange(kill["time"], end - RATE_SECONDS, 0.5)
             shares = [float(np.min(self.speeds(start, start + RATE_SECONDS) / previous)) for start in starts]
             recovered = next((start for start, share in zip(starts, shares, strict=True) if share >= RECOVERED), None)
-            kill |= {"steps_per_second_before": round(previous[0], 1), "updates_per_second_before": round(previous[1], 1),
-                     "best_after": round(max(shares, default=0.0), 2),
-                     "recovered_seconds": None if recovered is None else round(recovered - kill["time"], 1)}
+            kill |= {
+                "steps_per_second_before": round(previous[0], 1),
+                "updates_per_second_before": round(previous[1], 1),
+                "best_after": round(max(shares, default=0.0), 2),
+                "recovered_seconds": None if recovered is None else round(recovered - kill["time"], 1),
+            }
             if recovered is None and end - kill["time"] >= self.options.every:
-                self.faults.append(f"{kill['victim']}, killed at {kill['time'] - self.began:.0f} s: the speed came back to "
-                                   f"{kill['best_after']:.2f} before the next kill")
+                self.faults.append(
+                    f"{kill['victim']}, killed at {kill['time'] - self.began:.0f} s: the speed came back to "
+                    f"{kill['best_after']:.2f} before the next kill"
+                )
         memory = [row["memory_mb"] for row in self.rows if row["event"] == "" and row["agent_steps"]]
         quarter = len(memory) // 4
         first, final = float(np.median(memory[:quarter])), float(np.median(memory[-quarter:]))
         if final > MEMORY_GROWTH * first:
             self.faults.append(f"memory grew from {first:.0f} to {final:.0f} MB")
-        return {"command": " ".join(sys.orig_argv[1:]), "run": self.run.signature, "minutes": round((time.time() - self.began) / 60, 1),
-                "agent_steps": int(self.run.progress[0]), "updates": int(self.run.progress[1]),
-                "kills": len(self.kills), "memory_mb_first_quarter": first, "memory_mb_last_quarter": final,
-                "descriptors": sorted({row["descriptors"] for row in self.rows}), "faults": self.faults, "each": self.kills}
+        return {
+            "command": " ".join(sys.orig_argv[1:]),
+            "run": self.run.signature,
+            "minutes": round((time.time() - self.began) / 60, 1),
+            "agent_steps": int(self.run.progress[0]),
+            "updates": int(self.run.progress[1]),
+            "kills": len(self.kills),
+            "memory_mb_first_quarter": first,
+            "memory_mb_last_quarter": final,
+            "descriptors": sorted({row["descriptors"] for row in self.rows}),
+            "faults": self.faults,
+            "each": self.kills,
+        }
 
 
 def draw(path: Path, soak: Soak) -> None:
@@ -223,7 +269,11 @@ def draw(path: Path, soak: Soak) -> None:
     for kill in soak.kills:
         for axes in (speed, memory):
             axes.axvline((kill["time"] - soak.began) / 60, color="tab:red", linewidth=0.5, alpha=0.6)
-    speed.set(ylabel="agent steps a second", ylim=(0, None), title=f"{soak.options.config}, a kill every {soak.options.every:.0f} s (red)")
+    speed.set(
+        ylabel="agent steps a second",
+        ylim=(0, None),
+        title=f"{soak.options.config}, a kill every {soak.options.every:.0f} s (red)",
+    )
     speed.yaxis.set_major_formatter(ticker.EngFormatter())
     memory.set(xlabel="minutes", ylabel="resident memory, MB", ylim=(0, None))
     figure.savefig(path, dpi=110)

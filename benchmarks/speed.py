@@ -30,17 +30,47 @@ START_SECONDS = 20  # Start-up of our side: processes, filling the memory, catch
 
 def ours(batch_size: int, seconds: float) -> float:
     """Return the agent steps per second of `python main.py`."""
-    lines = train(START_SECONDS + seconds, "--config", "dqn-pong-uniform", "--num_actors", "1",
-                 "--num_envs_per_actor", str(NUM_ENVS), "--agent.batch_size", str(batch_size),
-                 "--agent.nstep", "1", "--agent.double", "false", "--clock.learn_start", str(LEARN_START), "--clock.tolerance", "100",
-                 "--clock.samples_per_insert", str(SAMPLES_PER_STEP))
-    return rate([line for line in lines if line["values"].get("global/samples_per_insert", 0) > 0.85 * SAMPLES_PER_STEP])
+    lines = train(
+        START_SECONDS + seconds,
+        "--config",
+        "dqn-pong-uniform",
+        "--num_actors",
+        "1",
+        "--num_envs_per_actor",
+        str(NUM_ENVS),
+        "--agent.batch_size",
+        str(batch_size),
+        "--agent.nstep",
+        "1",
+        "--agent.double",
+        "false",
+        "--clock.learn_start",
+        str(LEARN_START),
+        "--clock.tolerance",
+        "100",
+        "--clock.samples_per_insert",
+        str(SAMPLES_PER_STEP),
+    )
+    return rate(
+        [line for line in lines if line["values"].get("global/samples_per_insert", 0) > 0.85 * SAMPLES_PER_STEP]
+    )
 
 
 def ours_acting(batch_size: int, seconds: float) -> float:
     """Return the agent steps per second of an actor without a learner, with storing, pulling and reporting."""
-    lines = train(10 + seconds, "--config", "dqn-pong-uniform", "--num_actors", "1", "--num_envs_per_actor", str(NUM_ENVS),
-                 "--memory.capacity", "50000", "--clock.learn_start", "1000000000")
+    lines = train(
+        10 + seconds,
+        "--config",
+        "dqn-pong-uniform",
+        "--num_actors",
+        "1",
+        "--num_envs_per_actor",
+        str(NUM_ENVS),
+        "--memory.capacity",
+        "50000",
+        "--clock.learn_start",
+        "1000000000",
+    )
     return rate(after_start(lines, 5))
 
 
@@ -61,8 +91,17 @@ def stable_baselines3(batch_size: int, seconds: float) -> float:
     env = VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=NUM_ENVS, seed=0), n_stack=4)
     steps_per_update = batch_size // SAMPLES_PER_STEP
     train_freq, gradient_steps = max(steps_per_update // NUM_ENVS, 1), max(NUM_ENVS // steps_per_update, 1)
-    agent = DQN("CnnPolicy", env, buffer_size=100_000, learning_starts=LEARN_START, batch_size=batch_size, train_freq=train_freq,
-                gradient_steps=gradient_steps, target_update_interval=10_000, seed=0)
+    agent = DQN(
+        "CnnPolicy",
+        env,
+        buffer_size=100_000,
+        learning_starts=LEARN_START,
+        batch_size=batch_size,
+        train_freq=train_freq,
+        gradient_steps=gradient_steps,
+        target_update_interval=10_000,
+        seed=0,
+    )
     return stable_baselines3_rate(agent, LEARN_START + 1_000, seconds)
 
 
@@ -102,9 +141,18 @@ def updating(batch_size: int, threads: int, seconds: float) -> float:
     spec = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)
     agent = DQN(DQNParams(batch_size=batch_size, nstep=1, double=False), spec, lambda: DQNCNN(DQNCNNParams(), spec))
     zeros = torch.zeros(2, batch_size)
-    window = Window(torch.randint(0, 256, (2, batch_size, 4, 84, 84), dtype=torch.uint8), zeros.bool(), zeros.bool(), zeros.long(), zeros,
-                    zeros + 1, {})
-    batch = Batch(window, SampleIds(np.zeros(batch_size, np.int64), np.zeros(batch_size, np.int64)), torch.ones(batch_size))
+    window = Window(
+        torch.randint(0, 256, (2, batch_size, 4, 84, 84), dtype=torch.uint8),
+        zeros.bool(),
+        zeros.bool(),
+        zeros.long(),
+        zeros,
+        zeros + 1,
+        {},
+    )
+    batch = Batch(
+        window, SampleIds(np.zeros(batch_size, np.int64), np.zeros(batch_size, np.int64)), torch.ones(batch_size)
+    )
     agent.init_learner()
     for _ in range(3):
         agent.learn(batch)
@@ -126,7 +174,11 @@ def ceiling(batch_size: int, seconds: float) -> float:
 
 def processor() -> str:
     """Return the processor's model name as Linux reports it."""
-    names = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    names = [
+        line.split(":")[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
     return names[0] if names else platform.machine()
 
 
@@ -157,20 +209,28 @@ def main() -> None:
     if options.side:
         print({**SIDES, **ACTING}[options.side](options.batch_size, options.seconds))
         return
-    result: dict[str, object] = {"command": "python -m benchmarks.speed " + " ".join(sys.argv[1:]), "seconds": options.seconds,
-                                 "processor": processor(), "cpus": len(os.sched_getaffinity(0)),
-                                 "versions": {**versions(), "stable-baselines3": version("stable-baselines3")}}
+    result: dict[str, object] = {
+        "command": "python -m benchmarks.speed " + " ".join(sys.argv[1:]),
+        "seconds": options.seconds,
+        "processor": processor(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "versions": {**versions(), "stable-baselines3": version("stable-baselines3")},
+    }
     for batch_size in [options.batch_size] if options.batch_size else [32, 256]:
         rates: dict[str, list[float]] = {side: [] for side in SIDES}
         for _ in range(options.pairs):
             for side in SIDES:
                 rates[side].append(measure(side, batch_size, options.seconds))
                 print(f"batch {batch_size}: {side} {rates[side][-1]:.1f} agent steps/s", flush=True)
-        against, fraction = ([mine / other for mine, other in zip(rates["ours"], rates[side])] for side in list(SIDES)[1:])
+        against, fraction = (
+            [mine / other for mine, other in zip(rates["ours"], rates[side])] for side in list(SIDES)[1:]
+        )
         result[f"batch {batch_size}"] = {**rates, "ours / stable-baselines3": against, "ours / ceiling": fraction}
-        print(f"batch {batch_size}: median {statistics.median(rates['ours']):.1f} agent steps/s, "
-              f"{statistics.median(against):.2f} times stable-baselines3, "
-              f"{statistics.median(fraction):.2f} of the ceiling")
+        print(
+            f"batch {batch_size}: median {statistics.median(rates['ours']):.1f} agent steps/s, "
+            f"{statistics.median(against):.2f} times stable-baselines3, "
+            f"{statistics.median(fraction):.2f} of the ceiling"
+        )
     playing: dict[str, list[float]] = {side: [] for side in ACTING}
     for _ in range(options.pairs):
         for side in ACTING:

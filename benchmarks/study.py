@@ -23,8 +23,17 @@ RESULTS = ROOT / "docs" / "results"
 STUDIES = {  # Title, and rows without -minatar-breakout.
     "replay": ("V-trace with replay", ("impala", "replay", "clear", "laser", "attentive", "elite1", "elite3")),
     "rainbow": ("DQN, Rainbow, R2D2", ("dqn", "rainbow", "rainbow-quantile", "r2d2")),
-    "ablations": ("Rainbow without each of its parts", ("rainbow", *(f"rainbow-no-{part}" for part in (
-        "double", "dueling", "noisy", "prioritized", "nstep", "distributional"))))}
+    "ablations": (
+        "Rainbow without each of its parts",
+        (
+            "rainbow",
+            *(
+                f"rainbow-no-{part}"
+                for part in ("double", "dueling", "noisy", "prioritized", "nstep", "distributional")
+            ),
+        ),
+    ),
+}
 
 
 def runs_of(row: str, options: argparse.Namespace) -> list[ChildRun]:
@@ -32,8 +41,10 @@ def runs_of(row: str, options: argparse.Namespace) -> list[ChildRun]:
     words = ["--game", options.game, "--steps", str(options.steps), "--evaluator.steps", str(options.steps // 20)]
     template = options_of(f"{row}-minatar-breakout", words, "study", options.root)
     names = {seed: f"{options.game}-{row}-seed{seed}" for seed in options.seeds}
-    return [ChildRun(named(template, name, seed), words, Path(options.root) / "logs" / "study" / f"{name}.txt")
-            for seed, name in names.items()]
+    return [
+        ChildRun(named(template, name, seed), words, Path(options.root) / "logs" / "study" / f"{name}.txt")
+        for seed, name in names.items()
+    ]
 
 
 def main() -> int:
@@ -59,8 +70,12 @@ def main() -> int:
         refuse(refused)
     path = options.output / f"{options.study}-study-{options.game}"
     curves.write_csv(path.with_name(f"{path.name}.csv"), found)
-    scores = [run._replace(curves={curves.SCORE: curves.until(run.curves[curves.SCORE], options.steps)}) for run in found]
-    figure = figures.draw_curves(curves.grouped(scores, ["method"]), ["steps"], "mean", f"{title}: MinAtar {options.game}")
+    scores = [
+        run._replace(curves={curves.SCORE: curves.until(run.curves[curves.SCORE], options.steps)}) for run in found
+    ]
+    figure = figures.draw_curves(
+        curves.grouped(scores, ["method"]), ["steps"], "mean", f"{title}: MinAtar {options.game}"
+    )
     figures.save(figure, path, ["png"])
     print(tabulate(runs, path.with_name(f"{path.name}-table")), end="")
     return 0

@@ -14,9 +14,26 @@ NO_EVALUATION = ("--evaluator.period", "1e9", "--evaluator.episodes", "1", "--ev
 def train(seconds: float, *words: str) -> list[dict[str, Any]]:
     """Train for `seconds` without evaluations and return the lines of the metrics file."""
     timestamp = f"bench{time.time_ns()}"
-    subprocess.run([sys.executable, "main.py", "--machine", "bench", "--timestamp", timestamp, "--seconds", str(seconds), *NO_EVALUATION,
-                    *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return [json.loads(line) for line in (ROOT / "logs" / f"bench_{timestamp}" / "metrics.jsonl").read_text().splitlines()]
+    subprocess.run(
+        [
+            sys.executable,
+            "main.py",
+            "--machine",
+            "bench",
+            "--timestamp",
+            timestamp,
+            "--seconds",
+            str(seconds),
+            *NO_EVALUATION,
+            *words,
+        ],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return [
+        json.loads(line) for line in (ROOT / "logs" / f"bench_{timestamp}" / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def rate(lines: list[dict[str, Any]], name: str | None = None) -> float:
@@ -27,7 +44,8 @@ def rate(lines: list[dict[str, Any]], name: str | None = None) -> float:
         name: Metric to count in place of agent steps.
     """
     (start, first), (end, last) = (
-        (float(line["time"]), float(line["values"][name] if name else line["step"])) for line in (lines[0], lines[-3]))
+        (float(line["time"]), float(line["values"][name] if name else line["step"])) for line in (lines[0], lines[-3])
+    )
     return (last - first) / (end - start)
 
 

@@ -31,7 +31,7 @@ class AgentParams:
 class ActorOutput(NamedTuple):
     """Actions of E environments, fields to store with them, and the next recurrent state."""
 
-    action: np.ndarray             # [E, ...] as the action space wants it
+    action: np.ndarray  # [E, ...] as the action space wants it
     extras: dict[str, np.ndarray]  # each [E, ...]: the fields of `Agent.extras`, and features if the agent has them
     state: State
 
@@ -40,7 +40,7 @@ class LearnerOutput(NamedTuple):
     """Metrics and priorities of one update."""
 
     statistics: dict[str, Tensor]  # scalars, left on their device; updates may report different names
-    priorities: Tensor | None      # [B], non-negative
+    priorities: Tensor | None  # [B], non-negative
     skipped: bool | Tensor = False  # loss or gradient was not finite, nothing changed; a tensor after `prepare_updates`
 
 
@@ -85,12 +85,12 @@ class Agent(ABC):
     """
 
     Params: ClassVar[type[AgentParams]] = AgentParams
-    supports_cuda_graphs: ClassVar[bool] = False    # `prepare_updates` is implemented
-    required_output: ClassVar[str]                  # the Model.output_kind that it needs
-    actions: ClassVar[type]                         # Discrete or Continuous
+    supports_cuda_graphs: ClassVar[bool] = False  # `prepare_updates` is implemented
+    required_output: ClassVar[str]  # the Model.output_kind that it needs
+    actions: ClassVar[type]  # Discrete or Continuous
     window_kinds: ClassVar[tuple[WindowKind, ...]]  # kinds of windows that it can learn from
-    samples_per_window: int = 1                     # steps of one window that are learnt from
-    burn_in_steps: int = 0                          # steps of one window before these
+    samples_per_window: int = 1  # steps of one window that are learnt from
+    burn_in_steps: int = 0  # steps of one window before these
 
     def __init__(self, params: Any, spec: EnvSpec, make_model: Callable[[], Model]):
         self.params, self.spec, self._make_model = params, spec, make_model
@@ -130,7 +130,7 @@ class Agent(ABC):
 
     def count_last_steps(self, window: Window) -> Tensor:
         """Count the steps learnt from that end an episode, a scalar. They have no action, so they are no samples."""
-        return window.lasts[self.burn_in_steps:self.burn_in_steps + self.samples_per_window].count_nonzero()
+        return window.lasts[self.burn_in_steps : self.burn_in_steps + self.samples_per_window].count_nonzero()
 
     def count_samples(self, batch: Batch) -> int:
         """Count the agent steps learnt from in a batch on the CPU."""

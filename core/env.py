@@ -34,8 +34,16 @@ class Env(ABC):
     spec: EnvSpec
 
     @abstractmethod
-    def __init__(self, params: Any, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
-                 render_mode: str | None = None):
+    def __init__(
+        self,
+        params: Any,
+        game: str,
+        num_envs: int,
+        *,
+        training: bool = True,
+        num_threads: int = 1,
+        render_mode: str | None = None,
+    ):
         """Construct the environments.
 
         Args:

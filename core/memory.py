@@ -26,8 +26,14 @@ class MemoryParams:
 def batch_state(batch: Batch) -> dict[str, Any]:
     """Return a batch as tensors and plain values, from which `batch_of` makes it again."""
     window, keys = batch.window, [torch.from_numpy(column) for column in batch.keys]
-    return {"window": [*window[:6]], "extras": window.extras, "states": [*window.states], "weights": batch.weights,
-            "fresh": batch.fresh, "keys": keys}
+    return {
+        "window": [*window[:6]],
+        "extras": window.extras,
+        "states": [*window.states],
+        "weights": batch.weights,
+        "fresh": batch.fresh,
+        "keys": keys,
+    }
 
 
 def batch_of(state: dict[str, Any]) -> Batch:
@@ -59,9 +65,11 @@ class Memory(ABC):
         """Allocate the rings; raise ValueError if the ring of an environment can never hold a whole window."""
         min_length = layout.overwrite_margin + max(layout.frame_stack - 1, 0) + window.length + (not window.stride)
         if window.length < 1 or layout.ring_length < min_length:
-            raise ValueError(f"{layout.ring_length} steps an environment are too few for windows of length "
-                             f"{window.length}: at least {min_length} steps and length 1 are needed; raise the "
-                             "capacity or lower the number of environments")
+            raise ValueError(
+                f"{layout.ring_length} steps an environment are too few for windows of length "
+                f"{window.length}: at least {min_length} steps and length 1 are needed; raise the "
+                "capacity or lower the number of environments"
+            )
         self.params, self.layout, self.window, self.seed = params, layout, window, seed
         self.trajectories = Trajectories(layout)
 
@@ -141,8 +149,10 @@ class Memory(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, steps included, as tensors and plain values; sampling continues from it exactly."""
-        return {"generator": json.dumps(self.generator.bit_generator.state),  # JSON, because its integers have 128 bits
-                "trajectories": self.trajectories.state_dict()}
+        return {
+            "generator": json.dumps(self.generator.bit_generator.state),  # JSON, because its integers have 128 bits
+            "trajectories": self.trajectories.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from state_dict."""

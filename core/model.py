@@ -32,8 +32,8 @@ class Model(nn.Module, ABC):
 
     Params: ClassVar[type[ModelParams]] = ModelParams
     output_kind: ClassVar[str]
-    observations: ClassVar[str]     # "image" or "vector"
-    precision = "float32"           # of the networks' products (core/learning/precision.py)
+    observations: ClassVar[str]  # "image" or "vector"
+    precision = "float32"  # of the networks' products (core/learning/precision.py)
 
     def __init__(self, params: Any, spec: EnvSpec):
         super().__init__()
@@ -94,7 +94,7 @@ class PolicyAndCritic(Model):
     """
 
     policy: nn.Module  # input: preprocessed observations
-    critic: Critics    # inputs: preprocessed observations, and actions [B, A] in -1 .. 1
+    critic: Critics  # inputs: preprocessed observations, and actions [B, A] in -1 .. 1
 
     def networks(self) -> list[nn.Module]:
         return [self.policy, *self.critic]
@@ -138,5 +138,6 @@ def restart(state: State, first: np.ndarray | Tensor, initial: State) -> State:
     if not state or not first.any():
         return state
     mask = torch.as_tensor(first, device=state[0].device)
-    return tuple(torch.where(mask.view(-1, *[1] * (tensor.dim() - 1)), start, tensor)
-                 for tensor, start in zip(state, initial))
+    return tuple(
+        torch.where(mask.view(-1, *[1] * (tensor.dim() - 1)), start, tensor) for tensor, start in zip(state, initial)
+    )

@@ -11,9 +11,9 @@ from core.types import Window
 # Kinds of windows. An agent lists those that it learns from, a memory those that it holds; a run needs one that both
 # list.
 WindowKind = Literal[
-    "transitions",       # n-step transitions, which start at any step
-    "sequences",         # overlapping sequences, which start with a chunk and its stored recurrent state
-    "unrolls",           # whole chunks, in the order in which actors publish them or replayed
+    "transitions",  # n-step transitions, which start at any step
+    "sequences",  # overlapping sequences, which start with a chunk and its stored recurrent state
+    "unrolls",  # whole chunks, in the order in which actors publish them or replayed
     "repeated unrolls",  # batches of unrolls that stay together and are learnt from several times
 ]
 
@@ -57,16 +57,16 @@ class Continuous(NamedTuple):
 class EnvSpec:
     """Everything that agents, models and memories know of an environment."""
 
-    name: str                        # canonical game name: "pong", "CartPole-v1"
-    frame: ArraySpec                 # one stored observation of one environment, without the stack
-    frame_stack: int                 # 0: one frame is an observation; S >= 1: [S, *frame.shape], oldest first, 0-padded
+    name: str  # canonical game name: "pong", "CartPole-v1"
+    frame: ArraySpec  # one stored observation of one environment, without the stack
+    frame_stack: int  # 0: one frame is an observation; S >= 1: [S, *frame.shape], oldest first, 0-padded
     action: Discrete | Continuous
-    frames_per_step: int = 1         # emulator frames of an agent step
-    is_image: bool = False           # [H, W], [H, W, C] or planes, which need a convolution
-    max_value: float = 1.0           # pixels are divided by this (255 for bytes)
+    frames_per_step: int = 1  # emulator frames of an agent step
+    is_image: bool = False  # [H, W], [H, W, C] or planes, which need a convolution
+    max_value: float = 1.0  # pixels are divided by this (255 for bytes)
     reward_threshold: float | None = None  # return from which an episode counts as solved; None if it is not known
-    frame_rate: float = 60.0         # emulator frames a second, at which the environment is meant to be watched
-    warning: str = ""                # one sentence that the user should know before a start
+    frame_rate: float = 60.0  # emulator frames a second, at which the environment is meant to be watched
+    warning: str = ""  # one sentence that the user should know before a start
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
@@ -82,10 +82,10 @@ class WindowSpec:
     episode bootstraps from the observation of that step.
     """
 
-    length: int                       # steps after the first
-    observations: tuple[int, ...]     # positions in 0 .. length
+    length: int  # steps after the first
+    observations: tuple[int, ...]  # positions in 0 .. length
     crosses_episodes: bool = False
-    stride: int = 0                   # 0: windows start at any step; else at multiples of it, the length of a chunk
+    stride: int = 0  # 0: windows start at any step; else at multiples of it, the length of a chunk
 
     @classmethod
     def transition(cls, n_step: int) -> "WindowSpec":

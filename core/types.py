@@ -14,24 +14,24 @@ class TimeStep(NamedTuple):
     """A time step of E environments. `reward` and `discount` belong to the action just taken."""
 
     observation: np.ndarray  # [E, *EnvSpec.observation_shape]
-    reward: np.ndarray       # [E] float32, transformed for training (clipped)
-    discount: np.ndarray     # [E] float32, 0 where the action terminated (or lost a life, in training), else 1
-    first: np.ndarray        # [E] bool, the observation starts an episode
-    last: np.ndarray         # [E] bool, the observation ended an episode
-    raw_reward: np.ndarray   # [E] float32, as the game gave it; its sum over an episode is the score
+    reward: np.ndarray  # [E] float32, transformed for training (clipped)
+    discount: np.ndarray  # [E] float32, 0 where the action terminated (or lost a life, in training), else 1
+    first: np.ndarray  # [E] bool, the observation starts an episode
+    last: np.ndarray  # [E] bool, the observation ended an episode
+    raw_reward: np.ndarray  # [E] float32, as the game gave it; its sum over an episode is the score
 
 
 class Window(NamedTuple):
     """T + 1 consecutive steps of B environments, time-major. P is the number of observation positions asked for."""
 
-    observations: Tensor       # [P, B, *observation_shape] as stored
-    firsts: Tensor             # [T + 1, B] bool
-    lasts: Tensor              # [T + 1, B] bool
-    actions: Tensor            # [T + 1, B, *action shape]
-    rewards: Tensor            # [T + 1, B] float32
-    discounts: Tensor          # [T + 1, B] float32
+    observations: Tensor  # [P, B, *observation_shape] as stored
+    firsts: Tensor  # [T + 1, B] bool
+    lasts: Tensor  # [T + 1, B] bool
+    actions: Tensor  # [T + 1, B, *action shape]
+    rewards: Tensor  # [T + 1, B] float32
+    discounts: Tensor  # [T + 1, B] float32
     extras: dict[str, Tensor]  # each [T + 1, B, ...]
-    states: State = ()         # recurrent state before step 0, each [B, ...]; only of windows that start with a chunk
+    states: State = ()  # recurrent state before step 0, each [B, ...]; only of windows that start with a chunk
 
     def to(self, device: torch.device) -> "Window":
         """Return the window with every tensor on the device."""
@@ -46,7 +46,7 @@ class Window(NamedTuple):
 class SampleIds(NamedTuple):
     """The steps at which sampled windows start. Step ids never repeat, so an overwritten step is recognised."""
 
-    env_ids: np.ndarray   # [B] int64, actor * environments per actor + environment
+    env_ids: np.ndarray  # [B] int64, actor * environments per actor + environment
     step_ids: np.ndarray  # [B] int64, number of the step in its environment, from 0
 
 
@@ -85,8 +85,8 @@ def slice_batch(batch: Batch, part: slice | None) -> Batch:
 class ActorCriticOutput(NamedTuple):
     """Output of the kind "actor-critic": [B, ...] of one step, [T, B, ...] of an unroll."""
 
-    logits: Tensor    # [..., A] of the policy
-    value: Tensor     # [...]
+    logits: Tensor  # [..., A] of the policy
+    value: Tensor  # [...]
     features: Tensor  # [..., F], the vector that both heads read
 
 
@@ -94,5 +94,5 @@ class OARInputs(NamedTuple):
     """Observation, action and reward for "recurrent-q" models: [B, ...] of one step, [T, B, ...] of an unroll."""
 
     observation: Tensor  # [..., *observation_shape] in its stored dtype
-    action: Tensor       # [...] of any integer dtype, the action that led here; -1 where an episode starts
-    reward: Tensor       # [...] float32, the reward of that action; 0 where an episode starts
+    action: Tensor  # [...] of any integer dtype, the action that led here; -1 where an episode starts
+    reward: Tensor  # [...] float32, the reward of that action; 0 where an episode starts

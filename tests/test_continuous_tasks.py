@@ -35,10 +35,44 @@ class Aim(gym.Env):
         return self.targets[:, None].astype(np.float32)
 
 
-WORDS = ("--env_type", "gym", "--game", "Aim-v0", "--model.hidden", "64", "--agent.batch_size", "64", "--agent.random_steps", "300",
-         "--agent.gamma", "0.5", "--agent.nstep", "1", "--agent.lr", "2e-3", "--agent.critic_lr", "5e-3", "--clock.learn_start", "300",
-         "--clock.samples_per_insert", "64", "--memory.capacity", "5000", "--num_envs_per_actor", "4", "--evaluator.steps", "400",
-         "--evaluator.episodes", "20", "--evaluator.num_envs", "20", "--steps", "4000", "--target_score", "-1.0")
+WORDS = (
+    "--env_type",
+    "gym",
+    "--game",
+    "Aim-v0",
+    "--model.hidden",
+    "64",
+    "--agent.batch_size",
+    "64",
+    "--agent.random_steps",
+    "300",
+    "--agent.gamma",
+    "0.5",
+    "--agent.nstep",
+    "1",
+    "--agent.lr",
+    "2e-3",
+    "--agent.critic_lr",
+    "5e-3",
+    "--clock.learn_start",
+    "300",
+    "--clock.samples_per_insert",
+    "64",
+    "--memory.capacity",
+    "5000",
+    "--num_envs_per_actor",
+    "4",
+    "--evaluator.steps",
+    "400",
+    "--evaluator.episodes",
+    "20",
+    "--evaluator.num_envs",
+    "20",
+    "--steps",
+    "4000",
+    "--target_score",
+    "-1.0",
+)
 
 
 @pytest.mark.parametrize("agent", ["ddpg", "d4pg", "td3", "sac"])
@@ -54,10 +88,13 @@ def test_every_agent_learns_to_aim(tmp_path, agent):
 
 def test_d4pgs_atoms_cover_the_discounted_returns_of_its_tasks():
     """Episodes are truncated at a step limit and bootstrap there, so returns are sums without end."""
-    rows = {name: read_options(["--config", f"d4pg-{name}"]).agent for name in ("pendulum", "inverted-pendulum", "halfcheetah")}
+    rows = {
+        name: read_options(["--config", f"d4pg-{name}"]).agent
+        for name in ("pendulum", "inverted-pendulum", "halfcheetah")
+    }
     pendulum = gym.make("Pendulum-v1").unwrapped
     # the formula of its docstring
-    dearest = math.pi ** 2 + 0.1 * pendulum.max_speed ** 2 + 0.001 * pendulum.max_torque ** 2
+    dearest = math.pi**2 + 0.1 * pendulum.max_speed**2 + 0.001 * pendulum.max_torque**2
     assert rows["pendulum"].v_min <= -dearest / (1 - rows["pendulum"].gamma) and rows["pendulum"].v_max >= 0
     assert rows["inverted-pendulum"].v_max >= 1 / (1 - rows["inverted-pendulum"].gamma) - 1e-9
     best_published = 17_000 / 1_000  # REDQ and SAC reach 12,000 to 17,000 in episodes of 1,000 steps

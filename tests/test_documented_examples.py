@@ -16,8 +16,22 @@ PROJECT = Path(__file__).resolve().parents[1]
 PAGE = (PROJECT / "docs" / "extending.md").read_text()
 MODULES = re.findall(r"`mypackage/(\w+)\.py`:\n(?:.*\n)*?\n?```python\n(.*?)```", PAGE, re.S)
 COMMANDS = re.findall(r"(?m)^\.venv/bin/python main\.py (.*mypackage.*)$", PAGE)
-SHORT = ["--engine", "inline", "--num_actors", "1", "--num_envs_per_actor", "2", "--clock.learn_start", "100", "--updates", "30",
-         "--evaluator.episodes", "1", "--evaluator.max_steps", "30"]
+SHORT = [
+    "--engine",
+    "inline",
+    "--num_actors",
+    "1",
+    "--num_envs_per_actor",
+    "2",
+    "--clock.learn_start",
+    "100",
+    "--updates",
+    "30",
+    "--evaluator.episodes",
+    "1",
+    "--evaluator.max_steps",
+    "30",
+]
 
 
 @pytest.fixture
@@ -40,7 +54,9 @@ def trained(arguments, root):
 
 
 def test_the_page_has_an_example_of_each_kind():
-    assert [name for name, _ in MODULES] == ["q_learning", "layer_norm", "recent", "richest", "corridor"] and len(COMMANDS) == 5
+    assert [name for name, _ in MODULES] == ["q_learning", "layer_norm", "recent", "richest", "corridor"] and len(
+        COMMANDS
+    ) == 5
 
 
 @pytest.mark.parametrize("command", COMMANDS)

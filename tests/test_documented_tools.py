@@ -13,7 +13,9 @@ from utils.tune import __main__ as tune
 from utils.tune.ranges import ranges
 
 PROJECT = Path(__file__).resolve().parents[1]
-TEXT = "".join((PROJECT / path).read_text() for path in ("docs/tools.md", "Makefile", "docs/results/README.md", "README.md"))
+TEXT = "".join(
+    (PROJECT / path).read_text() for path in ("docs/tools.md", "Makefile", "docs/results/README.md", "README.md")
+)
 COMMANDS = re.findall(r"(?m)^\t?\S+ -m utils\.(plot|sweep|tune) (.*)$", TEXT)
 PARSERS = {"plot": plot.parser, "sweep": sweep.parser, "tune": tune.parser}
 
@@ -28,6 +30,6 @@ def test_every_command_is_parsed(tool, command, root):
     end = words.index("--") if "--" in words else len(words)
     options = PARSERS[tool]().parse_args(words[:end])
     for config in {"sweep": lambda: options.configs, "tune": lambda: [options.config], "plot": list}[tool]():
-        template = options_of(config, words[end + 1:], options.name, str(root))
+        template = options_of(config, words[end + 1 :], options.name, str(root))
         assert template.steps or (tool == "sweep" and template.target_score)
         assert tool != "tune" or ranges(template, options.ranges)

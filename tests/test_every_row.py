@@ -22,11 +22,33 @@ CONTRACTS = [(AgentsDict, Agent), (EnvsDict, Env), (MemoriesDict, Memory), (Mode
 def test_every_config_plays_learns_and_saves_a_model(tmp_path, name):
     skip_unless_installed(name)
     memory = next(row for row in CONFIGS if row["name"] == name)["memory_type"]
-    options = read_options([
-        "--config", name, "--root", str(tmp_path), "--engine", "inline", "--num_actors", "1", "--num_envs_per_actor", "2",
-        "--clock.learn_start", "20", "--clock.tolerance", "400", "--agent.batch_size", "4", "--updates", "3",
-        "--evaluator.episodes", "1", "--evaluator.max_steps", "3",
-        *([] if memory == "mixed" else ["--memory.capacity", "500"])])
+    options = read_options(
+        [
+            "--config",
+            name,
+            "--root",
+            str(tmp_path),
+            "--engine",
+            "inline",
+            "--num_actors",
+            "1",
+            "--num_envs_per_actor",
+            "2",
+            "--clock.learn_start",
+            "20",
+            "--clock.tolerance",
+            "400",
+            "--agent.batch_size",
+            "4",
+            "--updates",
+            "3",
+            "--evaluator.episodes",
+            "1",
+            "--evaluator.max_steps",
+            "3",
+            *([] if memory == "mixed" else ["--memory.capacity", "500"]),
+        ]
+    )
     context, agent = create_context(options)
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
     assert context.counters.updates >= 3 and context.counters.agent_steps >= 20
@@ -36,7 +58,9 @@ def test_every_config_plays_learns_and_saves_a_model(tmp_path, name):
     assert any(not bool((state["agent"]["model"][key] == agent.model.state_dict()[key]).all()) for key in weights)
 
 
-@pytest.mark.parametrize("factory, contract, name", [(factory, contract, name) for factory, contract in CONTRACTS for name in factory])
+@pytest.mark.parametrize(
+    "factory, contract, name", [(factory, contract, name) for factory, contract in CONTRACTS for name in factory]
+)
 def test_every_registered_class_meets_its_contract(factory, contract, name):
     chosen = factory[name]
     assert issubclass(chosen, contract)

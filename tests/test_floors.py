@@ -31,7 +31,15 @@ FLOORS = [  # lowest first; a room imports only from rooms of lower floors
 FOUNDATION_MAY_IMPORT = {"torch", "numpy", "core", "utils"}
 # import the contracts, not the classes of a config
 PROCESSES = {"core.engines", "core.engines.ray", "core.single_processes"}
-CLASSES = {"core.agents", "core.agents.base", "core.models", "core.models.layers", "core.memories", "core.memories.unrolls", "core.envs"}
+CLASSES = {
+    "core.agents",
+    "core.agents.base",
+    "core.models",
+    "core.models.layers",
+    "core.memories",
+    "core.memories.unrolls",
+    "core.envs",
+}
 
 
 def room(module):
@@ -82,7 +90,9 @@ def imported_names(path):
 @pytest.fixture(scope="module")
 def files():
     paths = [*PROJECT.glob("core/**/*.py"), *PROJECT.glob("utils/**/*.py"), PROJECT / "main.py"]
-    return {".".join(path.relative_to(PROJECT).with_suffix("").parts): path for path in paths if path.name != "__init__.py"}
+    return {
+        ".".join(path.relative_to(PROJECT).with_suffix("").parts): path for path in paths if path.name != "__init__.py"
+    }
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +100,20 @@ def imports(files):
     def target(name):
         return next((known for known in (name, name.rpartition(".")[0]) if known in files), None)
 
-    return {module: {found for name in imported_names(path) if (found := target(name))} for module, path in files.items()}
+    return {
+        module: {found for name in imported_names(path) if (found := target(name))} for module, path in files.items()
+    }
 
 
 def test_the_imports_of_every_module_are_read(imports):
-    assert {"main", "core.agent", "core.agents.dqn", "utils.options", "core.ops.returns", "core.engines.ray.engine"} <= imports.keys()
+    assert {
+        "main",
+        "core.agent",
+        "core.agents.dqn",
+        "utils.options",
+        "core.ops.returns",
+        "core.engines.ray.engine",
+    } <= imports.keys()
     assert "core.agents.base.q_learning" in imports["core.agents.dqn"]
 
 
@@ -117,9 +136,13 @@ def test_at_most_eight_modules_stand_directly_in_core():
 
 def test_every_room_has_a_line_in_the_architecture_page(files):
     page = (PROJECT / "docs" / "architecture.md").read_text()
-    table = page[page.index("## Rooms and floors"):]
-    missing = [name for rooms in FLOORS for name in rooms
-               if f"`{name.replace('.', '/')}`" not in table and f"`{name.replace('.', '/')}.py`" not in table]
+    table = page[page.index("## Rooms and floors") :]
+    missing = [
+        name
+        for rooms in FLOORS
+        for name in rooms
+        if f"`{name.replace('.', '/')}`" not in table and f"`{name.replace('.', '/')}.py`" not in table
+    ]
     assert missing == []
 
 
@@ -130,11 +153,20 @@ def test_the_lowest_floor_needs_torch_and_numpy_only(files):
             assert packages - sys.stdlib_module_names - FOUNDATION_MAY_IMPORT == set(), module
 
 
-@pytest.mark.parametrize(("module", "target"), [
-    ("core.agent", "core.agents.dqn"), ("core.models.dqn", "core.agents.dqn"), ("core.engines.local", "core.single_processes.actor"),
-    ("core.single_processes.actor", "core.envs.atari"), ("core.checkpoint.run_checkpoint", "core.agent"),
-    ("core.engines.local", "utils.options"), ("utils.options", "main"), ("core.ops.returns", "core.model"),
-    ("utils.config.rows", "utils.launch")])
+@pytest.mark.parametrize(
+    ("module", "target"),
+    [
+        ("core.agent", "core.agents.dqn"),
+        ("core.models.dqn", "core.agents.dqn"),
+        ("core.engines.local", "core.single_processes.actor"),
+        ("core.single_processes.actor", "core.envs.atari"),
+        ("core.checkpoint.run_checkpoint", "core.agent"),
+        ("core.engines.local", "utils.options"),
+        ("utils.options", "main"),
+        ("core.ops.returns", "core.model"),
+        ("utils.config.rows", "utils.launch"),
+    ],
+)
 def test_the_rule_detects_an_import_that_does_not_go_down(module, target):
     assert violations({module: {target}})
 

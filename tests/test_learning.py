@@ -9,8 +9,19 @@ from tests.reliability.program import Program
 
 @pytest.mark.timeout(1000)
 def test_cartpole_is_solved_on_the_local_engine(tmp_path):
-    with Program(tmp_path, "--config", "dqn-cartpole", "--timestamp", "one", "--target_score", "475",
-                 "--steps", "1000000", "--seconds", "800") as program:
+    with Program(
+        tmp_path,
+        "--config",
+        "dqn-cartpole",
+        "--timestamp",
+        "one",
+        "--target_score",
+        "475",
+        "--steps",
+        "1000000",
+        "--seconds",
+        "800",
+    ) as program:
         assert program.until_ended(860) == 0, program.output
         means = [row["values"].get("evaluator/episodic_return_mean", 0.0) for row in program.metrics()]
         assert max(means) >= 475
@@ -25,8 +36,19 @@ def test_cartpole_is_solved_on_the_local_engine(tmp_path):
 # random play scores about 20
 @pytest.mark.parametrize(("row", "score"), [("rainbow-cartpole", 150), ("r2d2-cartpole", 300)])
 def test_rainbow_and_r2d2_learn_cartpole(tmp_path, row, score):
-    with Program(tmp_path, "--config", row, "--timestamp", "one", "--target_score", str(score), "--steps", "1000000",
-                 "--seconds", "800") as program:
+    with Program(
+        tmp_path,
+        "--config",
+        row,
+        "--timestamp",
+        "one",
+        "--target_score",
+        str(score),
+        "--steps",
+        "1000000",
+        "--seconds",
+        "800",
+    ) as program:
         assert program.until_ended(860) == 0, program.output
         assert max(values["values"].get("evaluator/episodic_return_mean", 0.0) for values in program.metrics()) >= score
 
@@ -36,6 +58,8 @@ def test_rainbow_and_r2d2_learn_cartpole(tmp_path, row, score):
 @pytest.mark.parametrize("row", ["ddpg-pendulum", "d4pg-pendulum", "td3-pendulum", "sac-pendulum"])
 def test_pendulum_is_solved(tmp_path, row):
     """The target is a mean over 20 episodes of at least -200; random play scores about -1,200."""
-    with Program(tmp_path, "--config", row, "--timestamp", "one", "--target_score", "-200", "--seconds", "1800") as program:
+    with Program(
+        tmp_path, "--config", row, "--timestamp", "one", "--target_score", "-200", "--seconds", "1800"
+    ) as program:
         assert program.until_ended(1900) == 0, program.output
         assert max(row["values"].get("evaluator/episodic_return_mean", -2_000.0) for row in program.metrics()) >= -200

@@ -46,7 +46,9 @@ def installed_needs(names: set[str]) -> set[str]:
             needs = [Requirement(line) for line in metadata.requires(name) or []]
         except metadata.PackageNotFoundError:
             continue
-        open_names |= {canonicalize_name(need.name) for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})} - found
+        open_names |= {
+            canonicalize_name(need.name) for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})
+        } - found
     return found
 
 

@@ -19,8 +19,11 @@ PAGE = (Path(__file__).resolve().parents[1] / "docs" / "migration.md").read_text
 BLOCK = re.compile(r"(?ms)^```bash\n(.*?)^```$")
 ROWS = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in re.findall(r"(?m)^\| .*\|$", PAGE)]
 TABLE = [row for row in ROWS if row[0] != "theirs"]
-COMMANDS = [command for block in BLOCK.findall(PAGE)
-            for command in re.findall(r"(?m)^\.venv/bin/python main\.py (.*)$", block.replace("\\\n", " "))]
+COMMANDS = [
+    command
+    for block in BLOCK.findall(PAGE)
+    for command in re.findall(r"(?m)^\.venv/bin/python main\.py (.*)$", block.replace("\\\n", " "))
+]
 
 
 def quoted(text):
@@ -49,7 +52,9 @@ def takes(option, value):
     """Return True if any class that has this option accepts the value."""
     if option in NAMES:
         return value in NAMES[option]
-    parsed = [(params, name, from_words([value], declared(params)[name].annotation)) for params, name in holders(option)]
+    parsed = [
+        (params, name, from_words([value], declared(params)[name].annotation)) for params, name in holders(option)
+    ]
     return any(not changed(params, {name: given})[1] for params, name, given in parsed)
 
 
@@ -89,7 +94,9 @@ def test_every_line_of_the_table_names_an_option_or_says_why_not():
     assert [row for row in TABLE if not quoted(row[1]) and row[1] not in ("not yet", "nothing to set")] == []
 
 
-@pytest.mark.parametrize("pattern", sorted({name for name in quoted(BLOCK.sub("", PAGE)) if re.fullmatch(r"[\w-]+\*|dqn-pong-\w+", name)}))
+@pytest.mark.parametrize(
+    "pattern", sorted({name for name in quoted(BLOCK.sub("", PAGE)) if re.fullmatch(r"[\w-]+\*|dqn-pong-\w+", name)})
+)
 def test_every_named_config_exists(pattern):
     assert any(fnmatch(row["name"], pattern) for row in CONFIGS)
 

@@ -20,10 +20,14 @@ def violations(source):
 
 
 def test_no_docstring_begins_with_a_preposition_pronoun_or_question_word():
-    assert [f"{path.relative_to(PROJECT)}:{line}: {word}" for path in FILES for line, word in violations(path.read_text())] == []
+    assert [
+        f"{path.relative_to(PROJECT)}:{line}: {word}" for path in FILES for line, word in violations(path.read_text())
+    ] == []
 
 
-@pytest.mark.parametrize("text", ['"""Of them."""', 'def f():\n    """What it does."""', 'class A:\n    """How."""', '"""\nAs it is."""'])
+@pytest.mark.parametrize(
+    "text", ['"""Of them."""', 'def f():\n    """What it does."""', 'class A:\n    """How."""', '"""\nAs it is."""']
+)
 def test_a_dangling_beginning_is_found(text):
     assert len(violations(text)) == 1
 

@@ -8,17 +8,42 @@ from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
 from utils.launch import create_context
 
-CATCH = ("--config", "impala-minatar-breakout", "--env_type", "catch", "--game", "catch", "--agent.unroll_length", "10",
-         "--agent.batch_size", "8", "--agent.lr", "2e-3", "--target_score", "0.9", "--steps", "80000", "--evaluator.steps", "4000",
-         "--evaluator.episodes", "40", "--evaluator.num_envs", "40")
+CATCH = (
+    "--config",
+    "impala-minatar-breakout",
+    "--env_type",
+    "catch",
+    "--game",
+    "catch",
+    "--agent.unroll_length",
+    "10",
+    "--agent.batch_size",
+    "8",
+    "--agent.lr",
+    "2e-3",
+    "--target_score",
+    "0.9",
+    "--steps",
+    "80000",
+    "--evaluator.steps",
+    "4000",
+    "--evaluator.episodes",
+    "40",
+    "--evaluator.num_envs",
+    "40",
+)
 QUEUE = {"type": "queue", "capacity": 8}
 COMPARED = {"lambda_batch_multiplier": 3, "lambda_batches": 100}
 ELITE = {"type": "custom", "sample_strategy": "elite_sampling", **COMPARED}
 RULES = {
-    "standard": {"type": "standard"}, "reservoir": {"type": "reservoir"}, "attentive": {"type": "attentive", **COMPARED},
+    "standard": {"type": "standard"},
+    "reservoir": {"type": "reservoir"},
+    "attentive": {"type": "attentive", **COMPARED},
     **{f"elite strategy{number}": {**ELITE, "elite_sampling_strategy": f"strategy{number}"} for number in (1, 2, 3, 4)},
-    "elite cosine": {**ELITE, "dist_function": "cos_dist"}, "elite kl": {**ELITE, "dist_function": "kl_div"},
-    "elite insertion": {**ELITE, "insert_strategy": "elite_insertion", "elite_batch_size": 10}}
+    "elite cosine": {**ELITE, "dist_function": "cos_dist"},
+    "elite kl": {**ELITE, "dist_function": "kl_div"},
+    "elite insertion": {**ELITE, "insert_strategy": "elite_insertion", "elite_batch_size": 10},
+}
 
 
 def best_score(tmp_path, *words: str) -> float:
@@ -45,8 +70,12 @@ def test_v_trace_learns_catch_with_every_replay_strategy(tmp_path, name):
 
 def test_features_may_be_stored_at_half_precision(tmp_path):
     words = (*CATCH, *mixed(0.5, **RULES["elite strategy3"]))
-    layouts = [create_context(read_options([*words, "--root", str(tmp_path / kind), "--memory.feature_dtype", kind]))[0].memories[0].layout
-               for kind in ("float32", "float16")]
+    layouts = [
+        create_context(read_options([*words, "--root", str(tmp_path / kind), "--memory.feature_dtype", kind]))[0]
+        .memories[0]
+        .layout
+        for kind in ("float32", "float16")
+    ]
     assert [layout.fields["features"].dtype for layout in layouts] == ["float32", "float16"]
     assert layouts[0].nbytes - layouts[1].nbytes >= 2 * 128 * layouts[0].num_slots
     assert best_score(tmp_path, *words, "--memory.feature_dtype", "float16") >= 0.9
@@ -58,8 +87,18 @@ def test_laser_learns_catch_from_three_quarters_replay(tmp_path, relevance):
 
 
 def test_clear_learns_catch_with_policy_and_value_cloning(tmp_path):
-    assert best_score(tmp_path, *CATCH, *mixed(0.5, type="reservoir"), "--agent.policy_cloning_cost", "0.01",
-                      "--agent.value_cloning_cost", "0.005") >= 0.9
+    assert (
+        best_score(
+            tmp_path,
+            *CATCH,
+            *mixed(0.5, type="reservoir"),
+            "--agent.policy_cloning_cost",
+            "0.01",
+            "--agent.value_cloning_cost",
+            "0.005",
+        )
+        >= 0.9
+    )
 
 
 @pytest.mark.parametrize("words", [(), ("--agent.kl_coefficient", "0.5"), ("--agent.optimizer", "rmsprop")])
@@ -70,22 +109,79 @@ def test_impact_learns_catch_from_batches_used_twice(tmp_path, words):
 @pytest.mark.parametrize("distribution", ["categorical", "quantile"])
 def test_rainbow_learns_catch_with_either_distribution(tmp_path, distribution):
     """Epsilon adds random actions: noise alone may fade before the paddle has caught a ball in every column."""
-    words = ("--config", "rainbow-minatar-breakout", "--env_type", "catch", "--game", "catch", "--agent.v_min", "-1", "--agent.v_max", "1",
-             "--agent.lr", "1e-3", "--agent.eps", "1e-6", "--agent.target_update", "100", "--agent.epsilon_start", "0.05",
-             "--agent.epsilon_end", "0.05", "--clock.learn_start", "500", "--memory.capacity", "10000", "--target_score", "0.9",
-             "--steps", "15000", "--evaluator.steps", "1000", "--evaluator.episodes", "40", "--evaluator.num_envs", "40")
+    words = (
+        "--config",
+        "rainbow-minatar-breakout",
+        "--env_type",
+        "catch",
+        "--game",
+        "catch",
+        "--agent.v_min",
+        "-1",
+        "--agent.v_max",
+        "1",
+        "--agent.lr",
+        "1e-3",
+        "--agent.eps",
+        "1e-6",
+        "--agent.target_update",
+        "100",
+        "--agent.epsilon_start",
+        "0.05",
+        "--agent.epsilon_end",
+        "0.05",
+        "--clock.learn_start",
+        "500",
+        "--memory.capacity",
+        "10000",
+        "--target_score",
+        "0.9",
+        "--steps",
+        "15000",
+        "--evaluator.steps",
+        "1000",
+        "--evaluator.episodes",
+        "40",
+        "--evaluator.num_envs",
+        "40",
+    )
     assert best_score(tmp_path, *words, "--agent.distribution", distribution) >= 0.9
 
 
 def test_a_cue_is_remembered_only_with_an_lstm(tmp_path):
-    words = ("--config", "impala-lstm-recall", "--env.delay", "3", "--agent.unroll_length", "10", "--agent.lr", "3e-3",
-             "--target_score", "0.9", "--evaluator.steps", "8000", "--evaluator.episodes", "64", "--evaluator.num_envs", "64")
+    words = (
+        "--config",
+        "impala-lstm-recall",
+        "--env.delay",
+        "3",
+        "--agent.unroll_length",
+        "10",
+        "--agent.lr",
+        "3e-3",
+        "--target_score",
+        "0.9",
+        "--evaluator.steps",
+        "8000",
+        "--evaluator.episodes",
+        "64",
+        "--evaluator.num_envs",
+        "64",
+    )
     assert best_score(tmp_path / "with", *words, "--steps", "160000") >= 0.9
     assert best_score(tmp_path / "without", *words, "--steps", "60000", "--model.lstm", "0") < 0.3
 
 
 def test_a_cue_is_remembered_by_r2d2_but_not_by_dqn(tmp_path):
-    words = ("--config", "r2d2-recall", "--evaluator.steps", "4000", "--evaluator.episodes", "64", "--evaluator.num_envs", "64")
+    words = (
+        "--config",
+        "r2d2-recall",
+        "--evaluator.steps",
+        "4000",
+        "--evaluator.episodes",
+        "64",
+        "--evaluator.num_envs",
+        "64",
+    )
     assert best_score(tmp_path / "with", *words, "--target_score", "0.9", "--steps", "40000") >= 0.9
     without = ("--agent_type", "dqn", "--model_type", "dqn-mlp", "--clock.samples_per_insert", "8", "--steps", "20000")
     assert best_score(tmp_path / "without", *words, *without) < 0.3

@@ -13,7 +13,9 @@ import pytest
 from core.metrics.file_writers import MetricsFiles
 from core.runtime.log_buffers import Record
 
-CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
 START_SECONDS = 90
 
 
@@ -24,11 +26,27 @@ def page(tmp_path):
     folder.mkdir(parents=True)
     files = MetricsFiles(folder, 0)
     for step in (100, 200, 300):
-        files.write([Record(name, step / 100, step, time.time()) for name in ("learner/loss", "actor/episodic_return_mean")], step)
+        files.write(
+            [Record(name, step / 100, step, time.time()) for name in ("learner/loss", "actor/episodic_return_mean")],
+            step,
+        )
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    server = subprocess.Popen([sys.executable, "-m", "tensorboard.main", "--logdir", str(folder.parent), "--host", "127.0.0.1",
-                               "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "tensorboard.main",
+            "--logdir",
+            str(folder.parent),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -55,8 +73,23 @@ def loaded_tags(page):
 def test_the_page_shows_the_scalars_of_the_run(page, tmp_path):
     assert loaded_tags(page) == {"box_1": {"learner/loss", "actor/episodic_return_mean"}}
     shown = subprocess.run(
-        [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-         f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,1200", "--virtual-time-budget=30000", "--dump-dom",
-         f"{page}/#timeseries"], check=True, capture_output=True, text=True, timeout=120).stdout
+        [
+            CHROMIUM,
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--window-size=1400,1200",
+            "--virtual-time-budget=30000",
+            "--dump-dom",
+            f"{page}/#timeseries",
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    ).stdout
     for text in ("box_1", "learner/loss", "actor/episodic_return_mean"):
         assert text in shown, f"the page does not show {text}"

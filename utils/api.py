@@ -115,7 +115,9 @@ def train(config: str, settings: Mapping[str, Any] | None = None, *, progress: b
     if code == 0:
         return run
     if interrupted and code in (INTERRUPTED, -signal.SIGINT):
-        raise KeyboardInterrupt(f'run {run.signature} was interrupted: train("{config}", resume="{run.signature}") continues it')
+        raise KeyboardInterrupt(
+            f'run {run.signature} was interrupted: train("{config}", resume="{run.signature}") continues it'
+        )
     problems = [line.removeprefix("error: ") for line in output if line.startswith("error: ")]
     if code in (BAD_CONFIGURATION, BAD_CHECKPOINT) and problems:
         raise ConfigurationError(problems, code)
@@ -138,9 +140,17 @@ def _run_main(words: list[str], progress: bool) -> tuple[int, list[str], bool]:
         The exit code, the last lines of the output, and True if this process interrupted the run.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))}
-    process = subprocess.Popen([sys.executable, str(MAIN), *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, text=True, errors="replace", env=environment, start_new_session=True,
-                               preexec_fn=partial(end_with, os.getpid()))
+    process = subprocess.Popen(
+        [sys.executable, str(MAIN), *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=environment,
+        start_new_session=True,
+        preexec_fn=partial(end_with, os.getpid()),
+    )
     output: deque[str] = deque(maxlen=LAST_LINES)
     interrupted = False
     assert process.stdout is not None
@@ -182,7 +192,8 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> "Policy":
         spec = validation.environment_spec(options)
     except Exception as error:  # User classes may raise anything.
         raise ConfigurationError(
-            [f"game={options.game} (env_type={options.env_type}) of model file {file} cannot be made: {error}"]) from error
+            [f"game={options.game} (env_type={options.env_type}) of model file {file} cannot be made: {error}"]
+        ) from error
     agent = options.make_agent(spec, device_validation.resolved_device(device))
     model_file.load_into(agent.model, weights, file)
     return Policy(options, spec, agent, {name: value for name, value in metadata.items() if name != "options"})
@@ -197,9 +208,13 @@ def _options_of(file: Path, metadata: Mapping[str, Any]) -> Options:
             saved = run.options
     if saved is None:
         raise ConfigurationError(
-            [f"model file {file} does not say what it is, and there is no "
-             f"{file.absolute().parent.parent / 'logs' / signature / run_registry.RUN_FILE}: "
-             "put the run's log folder there"], BAD_CHECKPOINT)
+            [
+                f"model file {file} does not say what it is, and there is no "
+                f"{file.absolute().parent.parent / 'logs' / signature / run_registry.RUN_FILE}: "
+                "put the run's log folder there"
+            ],
+            BAD_CHECKPOINT,
+        )
     row = {"name": str(saved.get("config")), **{name: str(saved.get(name)) for name in CHOICES}}
     options, problems = from_row(row)
     if problems:
@@ -217,8 +232,9 @@ class Policy:
         self._generator = np.random.default_rng(seed)
         self._exploration: dict[int, Exploration | None] = {}
 
-    def act(self, observation: Any, state: tuple[np.ndarray, ...] | None = None, reward: Any = 0.0,
-            first: Any = False) -> tuple[Any, tuple[np.ndarray, ...]]:
+    def act(
+        self, observation: Any, state: tuple[np.ndarray, ...] | None = None, reward: Any = 0.0, first: Any = False
+    ) -> tuple[Any, tuple[np.ndarray, ...]]:
         """Return the action for one observation, or the actions for N, and the next recurrent state.
 
         Args:
@@ -238,15 +254,24 @@ class Policy:
         recurrent = initial = self.agent.initial_state(count)
         if state is not None:
             if len(state) != len(initial):
-                raise ValueError(f"state has {len(state)} parts, expected {len(initial)}: give what the last call returned")
-            parts = (torch.as_tensor(part[None] if single else part, device=start.device) for part, start in zip(state, initial))
+                raise ValueError(
+                    f"state has {len(state)} parts, expected {len(initial)}: give what the last call returned"
+                )
+            parts = (
+                torch.as_tensor(part[None] if single else part, device=start.device)
+                for part, start in zip(state, initial)
+            )
             recurrent = restart(tuple(parts), first, initial)
         if count not in self._exploration:
             self._exploration[count] = self.agent.evaluation_exploration(count, self._generator)
         with torch.inference_mode():
             output = self.agent.act(timestep, recurrent, self._exploration[count])
         next_state = tuple(part.cpu().numpy() for part in output.state)
-        return (output.action[0], tuple(np.asarray(part[0]) for part in next_state)) if single else (output.action, next_state)
+        return (
+            (output.action[0], tuple(np.asarray(part[0]) for part in next_state))
+            if single
+            else (output.action, next_state)
+        )
 
     def evaluate(self, episodes: int = 10, seed: int = 1) -> EpisodeResults:
         """Play whole episodes in this process; return raw `returns`, `lengths` and `truncated`, each [episodes]."""

@@ -58,22 +58,28 @@ class ActingNetwork(nn.Module):
 
     def _compute(self, *tensors: Tensor) -> tuple[dict[str, Tensor], State]:
         num_inputs = 3 if self._recurrent_q else 1
-        output, state = self.model(OARInputs(*tensors[:num_inputs]) if self._recurrent_q else tensors[0], tensors[num_inputs:])
+        output, state = self.model(
+            OARInputs(*tensors[:num_inputs]) if self._recurrent_q else tensors[0], tensors[num_inputs:]
+        )
         return self._agent.greedy(output), state
 
     def example(self, spec: EnvSpec, batch_size: int, seed: int = 0) -> dict[str, Tensor]:
         """Return random inputs by name."""
         generator, dtype = np.random.default_rng(seed), np.dtype(spec.frame.dtype)
         shape = batch_size, *spec.observation_shape
-        observation = generator.integers(0, int(spec.max_value) + 1, shape) if dtype == np.uint8 else generator.normal(size=shape)
+        observation = (
+            generator.integers(0, int(spec.max_value) + 1, shape) if dtype == np.uint8 else generator.normal(size=shape)
+        )
         inputs = {"observation": torch.from_numpy(observation.astype(dtype))}
         if self._recurrent_q:
             num_actions = spec.action.num_actions  # type: ignore[union-attr]
             inputs["previous_action"] = torch.from_numpy(generator.integers(-1, num_actions, batch_size))
             inputs["reward"] = torch.from_numpy(generator.normal(size=batch_size).astype(np.float32))
         state = self.model.initial_state(batch_size)
-        return inputs | {f"state_{index}": torch.from_numpy(generator.normal(size=part.shape).astype(np.float32) / 4)
-                        for index, part in enumerate(state)}
+        return inputs | {
+            f"state_{index}": torch.from_numpy(generator.normal(size=part.shape).astype(np.float32) / 4)
+            for index, part in enumerate(state)
+        }
 
 
 def export(policy: Policy, path: Path) -> ActingNetwork:
@@ -95,8 +101,15 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
     try:
         batch = torch.export.Dim("N", min=1)
         with _quiet():
-            program = torch.onnx.export(network, tuple(example.values()), dynamo=True, input_names=network.inputs, verbose=False,
-                                        output_names=network.outputs, dynamic_shapes=(tuple({0: batch} for _ in example),))
+            program = torch.onnx.export(
+                network,
+                tuple(example.values()),
+                dynamo=True,
+                input_names=network.inputs,
+                verbose=False,
+                output_names=network.outputs,
+                dynamic_shapes=(tuple({0: batch} for _ in example),),
+            )
         assert program is not None
         for name, value in _metadata(policy).items():
             program.model.metadata_props[name] = value
@@ -105,14 +118,16 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
             onnx.checker.check_model(str(temporary))
             if wrong := differences(network, spec, temporary):
                 raise ConfigurationError(
-                    [f"the exported network differs from torch's: {output}; nothing was written" for output in wrong])
+                    [f"the exported network differs from torch's: {output}; nothing was written" for output in wrong]
+                )
     except OSError as error:
         raise ConfigurationError([f"{path} cannot be written: {error}"]) from None
     except ConfigurationError:
         raise
     except Exception as error:  # The exporter may fail in any way on a network of the user's.
         raise ConfigurationError(
-            [f"the network of model_type={policy.options.model_type} cannot be exported: {describe_exception(error)}"]) from error
+            [f"the network of model_type={policy.options.model_type} cannot be exported: {describe_exception(error)}"]
+        ) from error
     return network
 
 
@@ -133,10 +148,20 @@ def _quiet() -> Iterator[None]:
 def _metadata(policy: Policy) -> dict[str, str]:
     """Return the metadata of the ONNX file."""
     options, action = policy.options, policy.spec.action
-    bounds: dict[str, Any] = {"num_actions": action.num_actions} if isinstance(action, Discrete) \
+    bounds: dict[str, Any] = (
+        {"num_actions": action.num_actions}
+        if isinstance(action, Discrete)
         else {"low": action.low.tolist(), "high": action.high.tolist()}
-    return {"config": options.config, "agent_type": options.agent_type, "model_type": options.model_type, "env_type": options.env_type,
-            "game": policy.spec.name, "action": json.dumps(bounds), "metadata": json.dumps(policy.metadata, default=str)}
+    )
+    return {
+        "config": options.config,
+        "agent_type": options.agent_type,
+        "model_type": options.model_type,
+        "env_type": options.env_type,
+        "game": policy.spec.name,
+        "action": json.dumps(bounds),
+        "metadata": json.dumps(policy.metadata, default=str),
+    }
 
 
 def differences(network: ActingNetwork, spec: EnvSpec, path: Path) -> list[str]:
@@ -150,7 +175,8 @@ def differences(network: ActingNetwork, spec: EnvSpec, path: Path) -> list[str]:
         with torch.no_grad():
             expected = [tensor.numpy() for tensor in network(*example.values())]
         outputs: list[Any] = session.run(
-            network.outputs, {name: tensor.numpy() for name, tensor in example.items() if name in names})
+            network.outputs, {name: tensor.numpy() for name, tensor in example.items() if name in names}
+        )
         for name, ours, theirs in zip(network.outputs, expected, outputs):
             if ours.shape == theirs.shape and _close(ours, theirs, np.abs(ours).max()):
                 continue
@@ -171,7 +197,9 @@ def _tied(scores: np.ndarray, ours: np.ndarray, theirs: np.ndarray) -> bool:
 
 def main(arguments: Sequence[str]) -> int:
     """Export a model file and return the exit code: 0 written, 2 impossible, 3 no usable model file."""
-    parser = argparse.ArgumentParser(prog="python -m utils.export", description="Export the acting network of a model file to ONNX.")
+    parser = argparse.ArgumentParser(
+        prog="python -m utils.export", description="Export the acting network of a model file to ONNX."
+    )
     parser.add_argument("model_file", type=Path, help="models/<signature>.pth")
     parser.add_argument("--output", type=Path, help="file to write; by default the model file's name with .onnx")
     options = parser.parse_args(arguments)

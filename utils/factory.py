@@ -47,12 +47,17 @@ class Factory(Mapping[str, Any]):
         module_name, _, attribute = self._contract.partition(":")
         contract = getattr(importlib.import_module(module_name), attribute)
         if not (isinstance(selected, type) and issubclass(selected, contract)):
-            raise UnknownNameError(f"{self.kind}={name} is of the wrong kind: it is no subclass of "
-                                   f"{module_name}.{attribute}")
+            raise UnknownNameError(
+                f"{self.kind}={name} is of the wrong kind: it is no subclass of {module_name}.{attribute}"
+            )
         base, params = getattr(contract, "Params", None), getattr(selected, "Params", None)
-        if base is not None and not (isinstance(params, type) and issubclass(params, base) and is_pydantic_dataclass(params)):
-            raise UnknownNameError(f"{self.kind}={name}: its Params must be a @frozen_dataclass and a subclass of "
-                                   f"{module_name}.{base.__name__}")
+        if base is not None and not (
+            isinstance(params, type) and issubclass(params, base) and is_pydantic_dataclass(params)
+        ):
+            raise UnknownNameError(
+                f"{self.kind}={name}: its Params must be a @frozen_dataclass and a subclass of "
+                f"{module_name}.{base.__name__}"
+            )
         return selected
 
     def __iter__(self) -> Iterator[str]:
@@ -81,7 +86,11 @@ def why_not(setting: str, error: Exception) -> str:
     """
     if isinstance(error, UnknownNameError):
         return str(error)
-    return f"{setting}: {error}" if isinstance(error, ImportError) else f"{setting} cannot be had: {describe_exception(error)}"
+    return (
+        f"{setting}: {error}"
+        if isinstance(error, ImportError)
+        else f"{setting} cannot be had: {describe_exception(error)}"
+    )
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
@@ -98,68 +107,97 @@ class Engine(Protocol):
         """Run these processes, (role, count) each, and return the exit code when they have ended."""
 
 
-EnvsDict = Factory("env_type", {
-    "atari": "core.envs.atari:AtariEnv",
-    "gym": "core.envs.gym:GymEnv",
-    "minatar": "core.envs.minatar:MinAtarEnv",
-    "catch": "core.envs.catch:CatchEnv",
-    "recall": "core.envs.recall:RecallEnv"}, "core.env:Env")
+EnvsDict = Factory(
+    "env_type",
+    {
+        "atari": "core.envs.atari:AtariEnv",
+        "gym": "core.envs.gym:GymEnv",
+        "minatar": "core.envs.minatar:MinAtarEnv",
+        "catch": "core.envs.catch:CatchEnv",
+        "recall": "core.envs.recall:RecallEnv",
+    },
+    "core.env:Env",
+)
 
-MemoriesDict = Factory("memory_type", {
-    "shared": "core.memories.uniform:UniformMemory",
-    "prioritized": "core.memories.prioritized:PrioritizedMemory",
-    "queue": "core.memories.unrolls.queue:QueueMemory",
-    "mixed": "core.memories.unrolls.mixed:MixedMemory",
-    "circular": "core.memories.unrolls.circular:CircularMemory"}, "core.memory:Memory")
+MemoriesDict = Factory(
+    "memory_type",
+    {
+        "shared": "core.memories.uniform:UniformMemory",
+        "prioritized": "core.memories.prioritized:PrioritizedMemory",
+        "queue": "core.memories.unrolls.queue:QueueMemory",
+        "mixed": "core.memories.unrolls.mixed:MixedMemory",
+        "circular": "core.memories.unrolls.circular:CircularMemory",
+    },
+    "core.memory:Memory",
+)
 
-ModelsDict = Factory("model_type", {
-    "dqn-cnn": "core.models.dqn:DQNCNN",
-    "dqn-small": "core.models.dqn:DQNSmall",
-    "dqn-mlp": "core.models.dqn:DQNMLP",
-    "dqn-minatar": "core.models.dqn:DQNMinAtar",
-    "rainbow-cnn": "core.models.rainbow:RainbowCNN",
-    "rainbow-small": "core.models.rainbow:RainbowSmall",
-    "rainbow-minatar": "core.models.rainbow:RainbowMinAtar",
-    "rainbow-mlp": "core.models.rainbow:RainbowMLP",
-    "r2d2-cnn": "core.models.r2d2:R2D2CNN",
-    "r2d2-small": "core.models.r2d2:R2D2Small",
-    "r2d2-minatar": "core.models.r2d2:R2D2MinAtar",
-    "r2d2-mlp": "core.models.r2d2:R2D2MLP",
-    "impala-cnn": "core.models.impala:ImpalaCNN",
-    "impala-resnet": "core.models.impala:ImpalaResNet",
-    "nature-ac": "core.models.actor_critic:NatureAC",
-    "feature-ac": "core.models.actor_critic:FeatureAC",
-    "small-ac": "core.models.actor_critic:SmallAC",
-    "minatar-ac": "core.models.actor_critic:MinAtarAC",
-    "mlp-ac": "core.models.actor_critic:MLPAC",
-    "ddpg-mlp": "core.models.policy_critic:DDPGMLP",
-    "ddpg-cnn": "core.models.policy_critic:DDPGCNN",
-    "d4pg-mlp": "core.models.policy_critic:D4PGMLP",
-    "d4pg-cnn": "core.models.policy_critic:D4PGCNN",
-    "td3-mlp": "core.models.policy_critic:TD3MLP",
-    "td3-cnn": "core.models.policy_critic:TD3CNN",
-    "sac-mlp": "core.models.policy_critic:SACMLP",
-    "sac-cnn": "core.models.policy_critic:SACCNN"}, "core.model:Model")
+ModelsDict = Factory(
+    "model_type",
+    {
+        "dqn-cnn": "core.models.dqn:DQNCNN",
+        "dqn-small": "core.models.dqn:DQNSmall",
+        "dqn-mlp": "core.models.dqn:DQNMLP",
+        "dqn-minatar": "core.models.dqn:DQNMinAtar",
+        "rainbow-cnn": "core.models.rainbow:RainbowCNN",
+        "rainbow-small": "core.models.rainbow:RainbowSmall",
+        "rainbow-minatar": "core.models.rainbow:RainbowMinAtar",
+        "rainbow-mlp": "core.models.rainbow:RainbowMLP",
+        "r2d2-cnn": "core.models.r2d2:R2D2CNN",
+        "r2d2-small": "core.models.r2d2:R2D2Small",
+        "r2d2-minatar": "core.models.r2d2:R2D2MinAtar",
+        "r2d2-mlp": "core.models.r2d2:R2D2MLP",
+        "impala-cnn": "core.models.impala:ImpalaCNN",
+        "impala-resnet": "core.models.impala:ImpalaResNet",
+        "nature-ac": "core.models.actor_critic:NatureAC",
+        "feature-ac": "core.models.actor_critic:FeatureAC",
+        "small-ac": "core.models.actor_critic:SmallAC",
+        "minatar-ac": "core.models.actor_critic:MinAtarAC",
+        "mlp-ac": "core.models.actor_critic:MLPAC",
+        "ddpg-mlp": "core.models.policy_critic:DDPGMLP",
+        "ddpg-cnn": "core.models.policy_critic:DDPGCNN",
+        "d4pg-mlp": "core.models.policy_critic:D4PGMLP",
+        "d4pg-cnn": "core.models.policy_critic:D4PGCNN",
+        "td3-mlp": "core.models.policy_critic:TD3MLP",
+        "td3-cnn": "core.models.policy_critic:TD3CNN",
+        "sac-mlp": "core.models.policy_critic:SACMLP",
+        "sac-cnn": "core.models.policy_critic:SACCNN",
+    },
+    "core.model:Model",
+)
 
-AgentsDict = Factory("agent_type", {
-    "dqn": "core.agents.dqn:DQN",
-    "rainbow": "core.agents.rainbow:Rainbow",
-    "r2d2": "core.agents.r2d2:R2D2",
-    "impala": "core.agents.impala:Impala",
-    "impact": "core.agents.impact:Impact",
-    "ddpg": "core.agents.ddpg:DDPG",
-    "d4pg": "core.agents.d4pg:D4PG",
-    "td3": "core.agents.td3:TD3",
-    "sac": "core.agents.sac:SAC"}, "core.agent:Agent")
+AgentsDict = Factory(
+    "agent_type",
+    {
+        "dqn": "core.agents.dqn:DQN",
+        "rainbow": "core.agents.rainbow:Rainbow",
+        "r2d2": "core.agents.r2d2:R2D2",
+        "impala": "core.agents.impala:Impala",
+        "impact": "core.agents.impact:Impact",
+        "ddpg": "core.agents.ddpg:DDPG",
+        "d4pg": "core.agents.d4pg:D4PG",
+        "td3": "core.agents.td3:TD3",
+        "sac": "core.agents.sac:SAC",
+    },
+    "core.agent:Agent",
+)
 
-ProcessesDict = Factory("process", {
-    "logger": "core.single_processes.logger:logger",
-    "actor": "core.single_processes.actor:actor",
-    "learner": "core.single_processes.learner:learner",
-    "evaluator": "core.single_processes.evaluator:evaluator",
-    "tester": "core.single_processes.tester:tester"})
+ProcessesDict = Factory(
+    "process",
+    {
+        "logger": "core.single_processes.logger:logger",
+        "actor": "core.single_processes.actor:actor",
+        "learner": "core.single_processes.learner:learner",
+        "evaluator": "core.single_processes.evaluator:evaluator",
+        "tester": "core.single_processes.tester:tester",
+    },
+)
 
-EnginesDict = Factory("engine", {
-    "local": "core.engines.local:LocalEngine",
-    "inline": "core.engines.inline:InlineEngine",
-    "ray": "core.engines.ray.engine:RayEngine"}, "utils.factory:Engine")
+EnginesDict = Factory(
+    "engine",
+    {
+        "local": "core.engines.local:LocalEngine",
+        "inline": "core.engines.inline:InlineEngine",
+        "ray": "core.engines.ray.engine:RayEngine",
+    },
+    "utils.factory:Engine",
+)

@@ -60,7 +60,9 @@ def create_context(options: Options) -> tuple[Context, Agent]:
         if options.engine == "local" and (problem := open_file_shortage(len(roles))):
             raise ConfigurationError([problem])
         if options.mode == 1:
-            options = run_registry.claim(options, SAVED_COPIES * sum(tensor.nbytes for tensor in agent.model.state_dict().values()))
+            options = run_registry.claim(
+                options, SAVED_COPIES * sum(tensor.nbytes for tensor in agent.model.state_dict().values())
+            )
             try:
                 if options.resume is not None:
                     resume_from = _continue(options, counters, rate_limiter)
@@ -75,7 +77,19 @@ def create_context(options: Options) -> tuple[Context, Agent]:
         if options.resume is None:
             instead = "name another model of this row with --model_file, or in mode 2 a run of it with --timestamp"
         raise ConfigurationError([f"{error}; {instead}"], BAD_CHECKPOINT) from None
-    context = Context(options, spec, roles, memories, parameters, counters, rate_limiter, run_state, logs, resume_from, initial_weights)
+    context = Context(
+        options,
+        spec,
+        roles,
+        memories,
+        parameters,
+        counters,
+        rate_limiter,
+        run_state,
+        logs,
+        resume_from,
+        initial_weights,
+    )
     if options.mode == 1:  # the folder is locked as long as the context lives
         weakref.finalize(context, os.close, run_registry.locks.pop(options.log_folder))
     return context, agent
@@ -96,8 +110,10 @@ def _memories(options: Options, spec: EnvSpec, agent: Agent) -> tuple[Memory, ..
     if options.mode == 2:
         return ()
     seeds = [options.seed, *np.random.SeedSequence(options.seed).generate_state(options.num_learners - 1).tolist()]
-    return tuple(options.memory_class(options.memory, memory_budget.layout(options, spec, agent, learner), agent.window, seed)
-                 for learner, seed in enumerate(seeds))
+    return tuple(
+        options.memory_class(options.memory, memory_budget.layout(options, spec, agent, learner), agent.window, seed)
+        for learner, seed in enumerate(seeds)
+    )
 
 
 def _initial_weights(options: Options, model: Model, spec: EnvSpec) -> Path:
@@ -109,12 +125,18 @@ def _initial_weights(options: Options, model: Model, spec: EnvSpec) -> Path:
     path = options.model_path if options.model_file is None else Path(options.model_file)
     weights, metadata = model_file.load_weights(path)
     if metadata.get("environment", spec.name) != spec.name:
-        raise CheckpointError(f"model file {path} is of game={metadata.get('game')} (env_type={metadata.get('env_type')}) "
-                              f"and game={options.game} is asked for: give --game {metadata.get('game')}")
+        raise CheckpointError(
+            f"model file {path} is of game={metadata.get('game')} (env_type={metadata.get('env_type')}) "
+            f"and game={options.game} is asked for: give --game {metadata.get('game')}"
+        )
     model_file.load_into(model, weights, path)
     if options.model_file is not None:
-        print(f"{'starting from' if options.mode == 1 else 'testing'} model file {path}: "
-              + ", ".join(f"{name}={metadata.get(name, 'unknown')}" for name in ("config", "game", "agent_steps", "score")))
+        print(
+            f"{'starting from' if options.mode == 1 else 'testing'} model file {path}: "
+            + ", ".join(
+                f"{name}={metadata.get(name, 'unknown')}" for name in ("config", "game", "agent_steps", "score")
+            )
+        )
     if path.is_dir() and path.name != metadata["checkpoint"]:  # the folder of all checkpoints: one of them was verified
         path /= metadata["checkpoint"]
     return path
@@ -127,9 +149,13 @@ def _try_test_files(options: Options, model: Path) -> None:
         try:
             model_file.try_test_file(path, REPORT_BYTES + options.episodes * EPISODE_BYTES)
         except OSError as error:
-            raise ConfigurationError([f"mode 2 cannot write {path} ({error.strerror}): make that possible, or name a "
-                                      "copy of the model in "
-                                      "another folder with --model_file"]) from None
+            raise ConfigurationError(
+                [
+                    f"mode 2 cannot write {path} ({error.strerror}): make that possible, or name a "
+                    "copy of the model in "
+                    "another folder with --model_file"
+                ]
+            ) from None
 
 
 def _continue(options: Options, counters: RunCounters, rate_limiter: RateLimiter) -> Path:
@@ -145,5 +171,7 @@ def _continue(options: Options, counters: RunCounters, rate_limiter: RateLimiter
         counters.load_state_dict(state["clock"], with_replay="memory" in state)
         rate_limiter.load_state_dict(state["clock"])
     except Exception as error:  # the file is intact, but its content is not what a run wrote
-        raise CheckpointError(f"the counters of checkpoint {newest} are not of a run ({describe_exception(error)})") from None
+        raise CheckpointError(
+            f"the counters of checkpoint {newest} are not of a run ({describe_exception(error)})"
+        ) from None
     return newest

@@ -26,10 +26,10 @@ class SavedRun(NamedTuple):
     """The settings that a run was started with, by dotted name and as JSON stores them."""
 
     signature: str
-    config: str | None              # None if only the run's files in models/ are left
+    config: str | None  # None if only the run's files in models/ are left
     options: dict[str, Any]
-    file: dict[str, Any]            # settings of utils/options.py, without the command line
-    exit_code: int | None = None    # of the run's last part; None while it runs, and after it was killed
+    file: dict[str, Any]  # settings of utils/options.py, without the command line
+    exit_code: int | None = None  # of the run's last part; None while it runs, and after it was killed
     environment: str | None = None  # EnvSpec.name, the one spelling of the game; None for runs of older versions
 
 
@@ -65,10 +65,19 @@ def newest(root: str, wanted: Mapping[str, Any], environment: str | None, suffix
             return run
     listed = ", ".join(f"{name}={value}" for name, value in wanted.items() if name != "config")
     other = next((run for run in candidates if run.config == wanted["config"]), None)
-    hint = "" if other is None else f"; its newest run, {other.signature}, has " + ", ".join(
-        f"{name}={other.options.get(name)}" for name in _differences(other, wanted, environment))
-    raise ConfigurationError([f"no run of {wanted['config']} with {listed} in {Path(root) / 'logs'} has left "
-                              f"models/<signature>{suffix}: train one first{hint}"], BAD_CHECKPOINT)
+    hint = (
+        ""
+        if other is None
+        else f"; its newest run, {other.signature}, has "
+        + ", ".join(f"{name}={other.options.get(name)}" for name in _differences(other, wanted, environment))
+    )
+    raise ConfigurationError(
+        [
+            f"no run of {wanted['config']} with {listed} in {Path(root) / 'logs'} has left "
+            f"models/<signature>{suffix}: train one first{hint}"
+        ],
+        BAD_CHECKPOINT,
+    )
 
 
 def _differences(run: SavedRun, wanted: Mapping[str, Any], environment: str | None) -> list[str]:
@@ -92,8 +101,14 @@ def read(log_folder: Path) -> SavedRun | None:
         saved = json.loads((log_folder / RUN_FILE).read_text())
         config, options, file_settings = saved["config"], saved["options"], saved["file"]
         if isinstance(config, str) and isinstance(options, dict) and isinstance(file_settings, dict):
-            return SavedRun(log_folder.resolve().name, config, dotted(options), file_settings,
-                            saved.get("exit_code"), saved.get("environment"))
+            return SavedRun(
+                log_folder.resolve().name,
+                config,
+                dotted(options),
+                file_settings,
+                saved.get("exit_code"),
+                saved.get("environment"),
+            )
     except (ValueError, KeyError, TypeError, OSError, RecursionError):
         pass
     return None
@@ -133,11 +148,13 @@ def claim(options: Options, size: int = 0) -> Options:
     except OSError as error:
         abandon(options)
         raise ConfigurationError(
-            [f"the run's folders cannot be made: {error}; --root names another place for models and logs"]) from None
+            [f"the run's folders cannot be made: {error}; --root names another place for models and logs"]
+        ) from None
     if not locked:
         os.close(locks.pop(options.log_folder))
         raise ConfigurationError(
-            [f"run {options.signature} is still running: it cannot be continued twice; stop it, or begin another"])
+            [f"run {options.signature} is still running: it cannot be continued twice; stop it, or begin another"]
+        )
     return options
 
 
@@ -163,8 +180,11 @@ def _try_models(options: Options, size: int) -> None:
             os.posix_fallocate(file.fileno(), 0, needed)
     except OSError as error:
         raise ConfigurationError(
-            [f"models cannot be saved in {folder}, where {needed:,} bytes were tried ({error.strerror}): make room or "
-             "lift the limit (ulimit -f), or name another place for models and logs with --root"]) from None
+            [
+                f"models cannot be saved in {folder}, where {needed:,} bytes were tried ({error.strerror}): make room or "
+                "lift the limit (ulimit -f), or name another place for models and logs with --root"
+            ]
+        ) from None
 
 
 def longest_name(signature: str) -> str:
@@ -186,13 +206,20 @@ def save(options: Options, file_settings: Mapping[str, Any], environment: str | 
     previous = read(options.log_folder) if options.resume is not None else None
     unproven = {"unproven": True} if options.resume is not None and previous is None else {}
     began_from = {"model_file": previous.options["model_file"]} if previous and "model_file" in previous.options else {}
-    content = {"config": options.config, "options": {**options.to_dict(), **began_from}, "file": dict(file_settings),
-               "exit_code": None, "environment": environment, **unproven}
+    content = {
+        "config": options.config,
+        "options": {**options.to_dict(), **began_from},
+        "file": dict(file_settings),
+        "exit_code": None,
+        "environment": environment,
+        **unproven,
+    }
     try:
         _write(options.log_folder, content)
     except OSError as error:
         raise ConfigurationError(
-            [f"the run's folder cannot be written: {error}; make room, or name another place with --root"]) from None
+            [f"the run's folder cannot be written: {error}; make room, or name another place with --root"]
+        ) from None
 
 
 def fresh_timestamp(root: str, machine: str) -> str:

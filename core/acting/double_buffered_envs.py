@@ -32,8 +32,9 @@ class EnvSplit:
     `send_actions` chooses actions and sends them; `receive_steps` waits for the steps that they lead to.
     """
 
-    def __init__(self, agent: Agent, env: Env, exploration: Exploration, timestep: TimeStep,
-                 mark_phase: Callable[[str], None]):
+    def __init__(
+        self, agent: Agent, env: Env, exploration: Exploration, timestep: TimeStep, mark_phase: Callable[[str], None]
+    ):
         self._agent, self._env, self.exploration, self._mark_phase = agent, env, exploration, mark_phase
         self._timestep, self._initial_state = timestep, agent.initial_state(len(timestep.first))
         self._state = self._initial_state
@@ -64,12 +65,22 @@ class DoubleBufferedEnvs:
         mark_phase: is called with the name of each finished phase (core/metrics/profiler.py).
     """
 
-    def __init__(self, agent: Agent, make_env: Callable[[int, int], Env], exploration: Callable[[int], Exploration],
-                 seed: int, num_splits: int, num_envs: int, mark_phase: Callable[[str], None] = lambda phase: None):
+    def __init__(
+        self,
+        agent: Agent,
+        make_env: Callable[[int, int], Env],
+        exploration: Callable[[int], Exploration],
+        seed: int,
+        num_splits: int,
+        num_envs: int,
+        mark_phase: Callable[[str], None] = lambda phase: None,
+    ):
         size = num_envs // num_splits
         self._envs = [make_env(size, split * size) for split in range(num_splits)]
-        self._splits = [EnvSplit(agent, env, exploration(split), env.reset(seed + split), mark_phase)
-                        for split, env in enumerate(self._envs)]
+        self._splits = [
+            EnvSplit(agent, env, exploration(split), env.reset(seed + split), mark_phase)
+            for split, env in enumerate(self._envs)
+        ]
         self._has_sent = False
 
     def step(self, agent_steps: int) -> EnvStep:
@@ -108,6 +119,9 @@ def concatenate_steps(steps: Sequence[EnvStep]) -> EnvStep:
 
     before, outputs, after, states = zip(*steps)
     extras = {name: np.concatenate([output.extras[name] for output in outputs]) for name in outputs[0].extras}
-    output = ActorOutput(np.concatenate([output.action for output in outputs]), extras,
-                         concatenate_states([output.state for output in outputs]))
+    output = ActorOutput(
+        np.concatenate([output.action for output in outputs]),
+        extras,
+        concatenate_states([output.state for output in outputs]),
+    )
     return EnvStep(concatenate_timesteps(before), output, concatenate_timesteps(after), concatenate_states(states))

@@ -7,8 +7,7 @@ from core.specs import Continuous, Discrete, EnvSpec
 from core.types import TimeStep
 
 
-def contract_violations(
-        spec: EnvSpec, num_envs: int, timestep: TimeStep, previous: TimeStep | None) -> list[str]:
+def contract_violations(spec: EnvSpec, num_envs: int, timestep: TimeStep, previous: TimeStep | None) -> list[str]:
     """Return one sentence for each clause of the contract that a step of num_envs environments violates.
 
     `previous` is the step before, or None after a reset.
@@ -80,8 +79,11 @@ def _episode_errors(timestep: TimeStep, previous: TimeStep | None) -> list[str]:
     expected_first = np.ones(len(timestep.first), bool) if previous is None else previous.last
     errors = []
     if (timestep.first != expected_first).any():
-        rule = ("a reset starts an episode in every stream" if previous is None
-                else "an episode starts exactly where one ended before")
+        rule = (
+            "a reset starts an episode in every stream"
+            if previous is None
+            else "an episode starts exactly where one ended before"
+        )
         errors.append(f"first is wrong in streams {_indices(timestep.first != expected_first)}: {rule}")
     if (timestep.first & timestep.last).any():
         errors.append(f"first and last are both true in streams {_indices(timestep.first & timestep.last)}")

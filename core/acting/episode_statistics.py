@@ -18,8 +18,10 @@ class EpisodeStatistics:
         self._returns += timestep.raw_reward
         self._lengths += ~timestep.first
         ended = np.flatnonzero(timestep.last)
-        self._finished += [{"episodic_return": float(self._returns[env]), "episodic_length": float(self._lengths[env])}
-                          for env in ended]
+        self._finished += [
+            {"episodic_return": float(self._returns[env]), "episodic_length": float(self._lengths[env])}
+            for env in ended
+        ]
         self._returns[ended] = 0
         self._lengths[ended] = 0
         return len(ended)

@@ -69,17 +69,22 @@ class ValidatedEnv(Env):
     def _validate(self, timestep: TimeStep) -> TimeStep:
         if not isinstance(timestep, TimeStep):
             raise ValueError(
-                f"{self.spec.name} returned {reprlib.repr(timestep)} at step {self._steps}, expected a TimeStep")
+                f"{self.spec.name} returned {reprlib.repr(timestep)} at step {self._steps}, expected a TimeStep"
+            )
         for (name, shape, kind), value in zip(self._expected, timestep):
             if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype.kind != kind:
                 actual = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else reprlib.repr(value)
-                raise ValueError(f"{name} of {self.spec.name} at step {self._steps} is {actual}, "
-                                 f"expected {EXPECTED_DTYPES[kind]} {list(shape)}")
+                raise ValueError(
+                    f"{name} of {self.spec.name} at step {self._steps} is {actual}, "
+                    f"expected {EXPECTED_DTYPES[kind]} {list(shape)}"
+                )
             if kind == "f" and not np.isfinite(value).all():
                 stream, *element = (int(index) for index in np.argwhere(~np.isfinite(value))[0])
                 where = f" (element {element})" if element else ""
                 number = value[stream, *element]
                 stream += self._first_stream
-                raise ValueError(f"{name} of stream {stream} of {self.spec.name} at step {self._steps} "
-                                 f"is {number}{where}, expected finite values")
+                raise ValueError(
+                    f"{name} of stream {stream} of {self.spec.name} at step {self._steps} "
+                    f"is {number}{where}, expected finite values"
+                )
         return timestep

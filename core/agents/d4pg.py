@@ -5,7 +5,6 @@
 - Deviation: a truncated episode bootstraps from its final observation.
 """
 
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -53,8 +52,9 @@ class D4PG(Deterministic):
         Its gradient is that of the cross entropy (algorithm 1).
         """
         params, logits = self.params, outputs[0]  # [B, atoms]
-        target = categorical_projection(bootstrap[0].softmax(1), transitions.returns, transitions.bootstrap_discounts,
-                                        params.v_min, params.v_max)
+        target = categorical_projection(
+            bootstrap[0].softmax(1), transitions.returns, transitions.bootstrap_discounts, params.v_min, params.v_max
+        )
         losses, probabilities = kl_loss(logits, target), logits.detach().softmax(1)
         values = probabilities @ self._atoms(logits)
         return CriticLosses(losses, (probabilities - target)[None], losses.detach().clamp(min=0), values)

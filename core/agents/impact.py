@@ -94,12 +94,23 @@ class Impact(ActorCriticAgent):
             target_logits = self.unroll(window, self.target)[0].logits[:-1]  # [T, B, A]
         logits, values, actions, valid = output.logits[:-1], output.value, window.actions[:-1], ~window.lasts[:-1]
         log_probs, target_log_probs, behaviour_log_probs = (  # each [T, B]
-            log_probs_of(each, actions) for each in (logits, target_logits, window.extras["logits"][:-1]))
+            log_probs_of(each, actions) for each in (logits, target_logits, window.extras["logits"][:-1])
+        )
         log_ratios, rewards = target_log_probs - behaviour_log_probs, window.rewards[:-1]
-        returns = vtrace(log_ratios, rewards, params.gamma * window.discounts[:-1], values.detach(), valid,
-                         rho_bar=params.rho_bar, c_bar=params.c_bar, pg_rho_bar=1.0, trace_lambda=params.trace_lambda)
-        objective = clipped_surrogate(log_probs, behaviour_log_probs, target_log_probs, returns.unweighted,
-                                      params.epsilon, params.beta_max)
+        returns = vtrace(
+            log_ratios,
+            rewards,
+            params.gamma * window.discounts[:-1],
+            values.detach(),
+            valid,
+            rho_bar=params.rho_bar,
+            c_bar=params.c_bar,
+            pg_rho_bar=1.0,
+            trace_lambda=params.trace_lambda,
+        )
+        objective = clipped_surrogate(
+            log_probs, behaviour_log_probs, target_log_probs, returns.unweighted, params.epsilon, params.beta_max
+        )
         policy, baseline = -(objective * valid).sum(), baseline_loss(values[:-1], returns.targets, valid)
         entropy, target_kl = entropy_loss(logits, valid), (kl(target_logits, logits) * valid).sum()
         loss = policy + params.baseline_cost * baseline + params.entropy_cost * entropy
@@ -128,8 +139,12 @@ class Impact(ActorCriticAgent):
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "target": self.target.state_dict(), "updates": self._updates.made,
-                "kl_coefficient": float(self._kl_coefficient)}
+        return {
+            **super().state_dict(),
+            "target": self.target.state_dict(),
+            "updates": self._updates.made,
+            "kl_coefficient": float(self._kl_coefficient),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

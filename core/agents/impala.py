@@ -9,7 +9,6 @@
   LASER over fresh ones.
 """
 
-
 from typing import Literal
 
 from pydantic import Field
@@ -77,8 +76,17 @@ class Impala(ActorCriticAgent):
             included = valid & (fresh | relevant)
         log_ratios = (log_probs_of(logits, actions) - log_probs_of(behaviour_logits, actions)).detach()
         rewards, discounts = window.rewards[:-1], params.gamma * window.discounts[:-1]
-        returns = vtrace(log_ratios, rewards, discounts, values.detach(), included, rho_bar=params.rho_bar,
-                         c_bar=params.c_bar, pg_rho_bar=params.pg_rho_bar, trace_lambda=params.trace_lambda)
+        returns = vtrace(
+            log_ratios,
+            rewards,
+            discounts,
+            values.detach(),
+            included,
+            rho_bar=params.rho_bar,
+            c_bar=params.c_bar,
+            pg_rho_bar=params.pg_rho_bar,
+            trace_lambda=params.trace_lambda,
+        )
         replayed = included & ~fresh
         policy = policy_gradient_loss(logits, actions, returns.advantages, included)
         baseline = baseline_loss(values[:-1], returns.targets, included)

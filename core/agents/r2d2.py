@@ -85,8 +85,12 @@ class R2D2(QLearning):
     @property
     def extras(self) -> dict[str, ArraySpec]:
         """Return the fields of the actor's values, and of its network's inputs beside the observation."""
-        return {"q_taken": ArraySpec((), "float32"), "q_max": ArraySpec((), "float32"),
-                "previous_action": ArraySpec((), "int16"), "previous_reward": ArraySpec((), "float32")}
+        return {
+            "q_taken": ArraySpec((), "float32"),
+            "q_max": ArraySpec((), "float32"),
+            "previous_action": ArraySpec((), "int16"),
+            "previous_reward": ArraySpec((), "float32"),
+        }
 
     def initial_priorities(self, window: Window) -> np.ndarray:
         """Compute priorities from the actor's values, in which its network replaces the online and the target one."""
@@ -147,7 +151,7 @@ class R2D2(QLearning):
         """
         params = self.params
         fields = (window.rewards, window.discounts, window.lasts)
-        rewards, discounts, lasts = (field[params.burn_in:] for field in fields)
+        rewards, discounts, lasts = (field[params.burn_in :] for field in fields)
         values = unrescaled(bootstrap, params.rescaling_eps)
         targets = n_step_targets(rewards, discounts, lasts, values, params.gamma, params.nstep)
         return rescaled(targets, params.rescaling_eps)
@@ -164,7 +168,7 @@ class R2D2(QLearning):
             The errors, and a mask [U, B] of the steps where an action was taken.
         """
         length = self.params.unroll_length
-        valid = ~window.lasts[self.params.burn_in:][:length]
+        valid = ~window.lasts[self.params.burn_in :][:length]
         return (targets - q_taken[:length]) * valid, valid
 
     def _priorities(self, errors: Tensor, valid: Tensor) -> Tensor:

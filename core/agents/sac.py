@@ -64,7 +64,8 @@ class SAC(ContinuousControl):
         params = self.params
         self.log_temperature = nn.Parameter(torch.tensor(params.temperature, device=self.device).log())
         self.temperature_optimizer = Optimizer(
-            [self.log_temperature], replace(params, weight_decay=0.0), period=params.policy_period)
+            [self.log_temperature], replace(params, weight_decay=0.0), period=params.policy_period
+        )
         num_actions = self.spec.action.low.size  # type: ignore[union-attr]
         self._target_entropy = -float(num_actions) if params.target_entropy is None else params.target_entropy
 
@@ -107,8 +108,11 @@ class SAC(ContinuousControl):
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "log_temperature": self.log_temperature.detach(),
-                "temperature_optimizer": self.temperature_optimizer.state_dict()}
+        return {
+            **super().state_dict(),
+            "log_temperature": self.log_temperature.detach(),
+            "temperature_optimizer": self.temperature_optimizer.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

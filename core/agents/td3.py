@@ -6,7 +6,6 @@
 - Deviation: a truncated episode bootstraps from its final observation.
 """
 
-
 import torch
 from pydantic import Field
 from torch import Tensor

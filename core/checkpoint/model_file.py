@@ -23,8 +23,10 @@ MAX_DIFFERENCES = 5  # that a message about another architecture lists
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], metadata: dict[str, Any]) -> None:
     """Replace the model file atomically. Raises CheckpointError (a full disk) with the old file intact."""
-    content = {"weights": {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in weights.items()},
-               "metadata": storable(metadata, "metadata")}
+    content = {
+        "weights": {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in weights.items()},
+        "metadata": storable(metadata, "metadata"),
+    }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replace_atomically(path) as temporary:
@@ -89,20 +91,25 @@ def load_into(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> No
     def shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> str:
         return str(list(shapes[name])) if name in shapes else "absent"
 
-    differences = [f"{name}: {shape(stored, name)} in the file, {shape(own, name)} in the model"
-                   for name in sorted(own.keys() | stored.keys()) if own.get(name) != stored.get(name)]
+    differences = [
+        f"{name}: {shape(stored, name)} in the file, {shape(own, name)} in the model"
+        for name in sorted(own.keys() | stored.keys())
+        if own.get(name) != stored.get(name)
+    ]
     if differences:
         hidden = len(differences) - MAX_DIFFERENCES
         more = f" and {hidden} more" if hidden > 0 else ""
         raise CheckpointError(
-            f"model file {path} is of another architecture: {'; '.join(differences[:MAX_DIFFERENCES])}{more}")
+            f"model file {path} is of another architecture: {'; '.join(differences[:MAX_DIFFERENCES])}{more}"
+        )
     for name, tensor in model.state_dict().items():
         invalid = ~torch.isfinite(weights[name].to(tensor)) & torch.isfinite(tensor)
         if invalid.any():
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise CheckpointError(
                 f"model file {path} holds {int(invalid.sum())} of {tensor.numel()} values of {name} that are no finite "
-                f"{dtype} numbers: its training went wrong, use an earlier one")
+                f"{dtype} numbers: its training went wrong, use an earlier one"
+            )
     model.load_state_dict(weights)
 
 
@@ -139,8 +146,9 @@ def _read_model_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if isinstance(content, dict):
         weights, metadata = content.get("weights"), content.get("metadata")
     if not _are_weights(weights) or not weights or not isinstance(metadata, dict):
-        raise CheckpointError(f"model file {path} is not a model of this framework: "
-                              "it needs 'weights' (names to tensors) and 'metadata'")
+        raise CheckpointError(
+            f"model file {path} is not a model of this framework: it needs 'weights' (names to tensors) and 'metadata'"
+        )
     return weights, metadata
 
 
@@ -174,11 +182,13 @@ def _checkpoint_weights(state: dict[str, Any], checkpoint: Path) -> tuple[dict[s
             raise TypeError("agent.model is no weights")
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"checkpoint {checkpoint} holds no model and clock of a run ({type(error).__name__}: {error})") from error
+            f"checkpoint {checkpoint} holds no model and clock of a run ({type(error).__name__}: {error})"
+        ) from error
     signature = checkpoint.parent.name.removesuffix("_checkpoints")
     return weights, {"signature": signature, "checkpoint": checkpoint.name, "agent_steps": agent_steps, "score": None}
 
 
 def _are_weights(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items())
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items()
+    )

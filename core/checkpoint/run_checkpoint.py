@@ -31,7 +31,7 @@ STORED_FILE = re.compile(r"\w+\.pt")
 PART = ".part_"  # prefix of other processes' files of the next checkpoint, and of their manifest entries (.json)
 PLAIN_TYPES = (bool, int, float, str, type(None))
 MAPPED_BYTES = 1 << 28  # size from which a file is memory-mapped, so that a replay is not held in memory twice
-BLOCK_BYTES = 1 << 24   # read at once when a file is hashed
+BLOCK_BYTES = 1 << 24  # read at once when a file is hashed
 
 
 class CheckpointError(Exception):
@@ -72,8 +72,11 @@ def save(folder: Path, state: dict[str, Any], step: int, keep: int, parts: Seque
             for name, value in state.items():
                 value = value() if callable(value) else value
                 files[f"{name}.pt"] = write_torch(temporary / f"{name}.pt", storable(value, name))
-            manifest = {"step": step, "files": files,
-                        "versions": {"torch": str(torch.__version__), "numpy": np.__version__}}
+            manifest = {
+                "step": step,
+                "files": files,
+                "versions": {"torch": str(torch.__version__), "numpy": np.__version__},
+            }
             signed = {**manifest, "sha256": _manifest_sha256(manifest)}
             write_durably(temporary / "manifest.json", json.dumps(signed, indent=1).encode())
             sync_folder(temporary)
@@ -248,14 +251,16 @@ def read_torch(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         match = re.search(r"GLOBAL (\S+)", str(error))
         what = f" ({match[1]})" if match else ""
-        raise CheckpointError(f"carries something else than tensors and plain values{what}; "
-                              "refused, nothing in it was executed") from error
+        raise CheckpointError(
+            f"carries something else than tensors and plain values{what}; refused, nothing in it was executed"
+        ) from error
     except Exception as error:  # a crafted archive can fail anywhere in torch's reader
         text = " ".join(str(error).split())
         raise CheckpointError(f"cannot be read as tensors and plain values: {text}") from error
     if unusable:
         raise CheckpointError(
-            f"{unusable}; only dense tensors of real numbers are used: make them so and save the file again")
+            f"{unusable}; only dense tensors of real numbers are used: make them so and save the file again"
+        )
     return content
 
 
@@ -337,7 +342,7 @@ def _prune(folder: Path, newest: Path, keep: int) -> None:
     """Delete checkpoints that are too old, and those after `newest`."""
     checkpoints = _checkpoints(folder)
     position = checkpoints.index(newest)
-    for path in [*checkpoints[:max(position + 1 - keep, 0)], *checkpoints[position + 1:]]:
+    for path in [*checkpoints[: max(position + 1 - keep, 0)], *checkpoints[position + 1 :]]:
         renamed = folder / f"{TEMPORARY}{path.name}"
         os.replace(path, renamed)  # because a process killed while it deletes would leave half a checkpoint
         _remove([renamed])
@@ -360,9 +365,13 @@ def _unusable_tensor(content: Any) -> str:
             continue
         visited.add(id(value))
         if isinstance(value, Tensor):
-            kinds = {"nested": value.is_nested, "sparse": value.layout is not torch.strided,
-                     "quantised": value.is_quantized, "without values (meta)": value.is_meta,
-                     "complex": value.is_complex()}
+            kinds = {
+                "nested": value.is_nested,
+                "sparse": value.layout is not torch.strided,
+                "quantised": value.is_quantized,
+                "without values (meta)": value.is_meta,
+                "complex": value.is_complex(),
+            }
             if kind := next((kind for kind, applies in kinds.items() if applies), None):
                 return f"holds {name.lstrip('.') or 'a tensor'}, which is {kind}"
         elif isinstance(value, dict):

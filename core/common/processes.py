@@ -12,7 +12,7 @@ import psutil
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # options of prctl(2)
 SHORTEST_DELAY, LONGEST_DELAY, DELAY_GROWTH = 0.0005, 0.02, 1.25  # seconds, seconds, factor
 DESCRIPTORS_PER_PROCESS = 4  # the main process keeps this many pipe ends open per child
-DESCRIPTORS_PER_START = 12   # additional descriptors while one child starts
+DESCRIPTORS_PER_START = 12  # additional descriptors while one child starts
 
 
 def idle_delays() -> Iterator[float]:
@@ -59,5 +59,7 @@ def open_file_shortage(processes: int) -> str | None:
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if allowed == resource.RLIM_INFINITY or needed <= allowed:
         return None
-    return (f"{processes} processes need {needed} open files and {allowed} are allowed: "
-            f"raise the limit by ulimit -n {max(64, 2 * needed)}")
+    return (
+        f"{processes} processes need {needed} open files and {allowed} are allowed: "
+        f"raise the limit by ulimit -n {max(64, 2 * needed)}"
+    )

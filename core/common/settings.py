@@ -14,8 +14,11 @@ from pydantic.dataclasses import dataclass
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
 REASONS = {  # pydantic's type of error -> what the value must be
-    "greater_than": "must be greater than {gt}", "greater_than_equal": "must be at least {ge}",
-    "less_than_equal": "must be at most {le}", "finite_number": "must be finite"}
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "finite_number": "must be finite",
+}
 
 T = TypeVar("T")
 

@@ -40,9 +40,10 @@ class SharedFileHandle(NamedTuple):
         try:
             descriptor = os.open(f"/proc/{self.pid}/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
-            raise ConnectionError(f"the shared memory of process {self.pid} cannot be reached from here "
-                                  f"({error.strerror}): it ended, or runs as another user or in another container"
-                                  ) from None
+            raise ConnectionError(
+                f"the shared memory of process {self.pid} cannot be reached from here "
+                f"({error.strerror}): it ended, or runs as another user or in another container"
+            ) from None
         if os.fstat(descriptor).st_ino == self.inode:
             return descriptor
         os.close(descriptor)
@@ -62,16 +63,22 @@ class SharedArrays:
         self._specs = dict(specs)
         size = total_bytes(specs)
         if size > available_bytes():
-            raise MemoryError(f"{size:,} bytes of shared memory are needed and {available_bytes():,} are free: "
-                              "a smaller memory.capacity, or storage.codec lz4 for pictures, needs less")
+            raise MemoryError(
+                f"{size:,} bytes of shared memory are needed and {available_bytes():,} are free: "
+                "a smaller memory.capacity, or storage.codec lz4 for pictures, needs less"
+            )
         try:
             self._fd = os.memfd_create("shared_arrays")
             os.posix_fallocate(self._fd, 0, size)
         except OSError as error:
-            reasons = {errno.EFBIG: ": ulimit -f, which counts shared memory too, is lower",
-                       errno.EMFILE: ": ulimit -n is too low"}
-            raise MemoryError(f"{size:,} bytes of shared memory are needed and cannot be allocated ({error.strerror})"
-                              f"{reasons.get(error.errno or 0, '')}") from None
+            reasons = {
+                errno.EFBIG: ": ulimit -f, which counts shared memory too, is lower",
+                errno.EMFILE: ": ulimit -n is too low",
+            }
+            raise MemoryError(
+                f"{size:,} bytes of shared memory are needed and cannot be allocated ({error.strerror})"
+                f"{reasons.get(error.errno or 0, '')}"
+            ) from None
         self._map()
 
     def __getitem__(self, name: str) -> np.ndarray:

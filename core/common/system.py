@@ -31,8 +31,12 @@ def versions() -> dict[str, str | int]:
             installed[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             installed[package] = "not installed"
-    return {**installed, "commit": _commit(Path(__file__).resolve().parents[2]), "platform": platform.platform(),
-            "cpu_count": os.cpu_count() or 0}
+    return {
+        **installed,
+        "commit": _commit(Path(__file__).resolve().parents[2]),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count() or 0,
+    }
 
 
 def available_bytes() -> int:

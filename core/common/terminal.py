@@ -21,10 +21,10 @@ from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 MAX_WAITING_BYTES = 1 << 18  # lines of one stream that wait for the reader
-READER_TIMEOUT = 2.0         # seconds that a reader may take for one line once the run has ended
-DRAIN_TIMEOUT = 10.0         # seconds that all readers may take then
-DRAIN_POLL = 0.005           # seconds between two looks at their progress
-DEFAULT_COLUMNS = 80         # width of a terminal that does not report one
+READER_TIMEOUT = 2.0  # seconds that a reader may take for one line once the run has ended
+DRAIN_TIMEOUT = 10.0  # seconds that all readers may take then
+DRAIN_POLL = 0.005  # seconds between two looks at their progress
+DEFAULT_COLUMNS = 80  # width of a terminal that does not report one
 
 
 class Terminal:
@@ -94,7 +94,7 @@ class _StreamRelay:
                     self._dropped = 0
             with suppress(OSError):  # a closed pipe or a full disk must not stop a run
                 while line:
-                    line = line[os.write(self.target, line):]
+                    line = line[os.write(self.target, line) :]
             self.written += 1
 
     def end(self) -> None:
@@ -153,8 +153,9 @@ def _drain(streams: list[_StreamRelay]) -> None:
     """Wait until all lines are written, no line has been written for READER_TIMEOUT, or DRAIN_TIMEOUT has passed."""
     began = progressed = time.monotonic()
     written = [stream.written for stream in streams]
-    while not all(stream.idle for stream in streams) \
-            and time.monotonic() < min(progressed + READER_TIMEOUT, began + DRAIN_TIMEOUT):
+    while not all(stream.idle for stream in streams) and time.monotonic() < min(
+        progressed + READER_TIMEOUT, began + DRAIN_TIMEOUT
+    ):
         time.sleep(DRAIN_POLL)
         if written != (written := [stream.written for stream in streams]):
             progressed = time.monotonic()

@@ -18,8 +18,12 @@ class CudaGraphCallable:
     """A callable that runs work(). With `capture`, the first calls are eager and all later ones launch a graph."""
 
     def __init__(
-        self, work: Callable[[], None], device: torch.device, generators: Sequence[torch.Generator] = (), *,
-        capture: bool
+        self,
+        work: Callable[[], None],
+        device: torch.device,
+        generators: Sequence[torch.Generator] = (),
+        *,
+        capture: bool,
     ):
         """Bind the work.
 
@@ -60,8 +64,11 @@ class CudaGraphCallable:
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
-        with _nothing_freed(), torch.cuda.device(self._device), \
-                torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with (
+            _nothing_freed(),
+            torch.cuda.device(self._device),
+            torch.cuda.graph(graph, capture_error_mode="thread_local"),
+        ):
             self._work()
         return graph
 

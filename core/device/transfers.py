@@ -98,6 +98,8 @@ def _register(shared: SharedArrays, device: torch.device) -> bool:
             return True
         with suppress(RuntimeError):
             torch.ones((), device=device)  # takes the error, which the next kernel would report otherwise
-    log_to_stderr(f"the {memory.nbytes:,} bytes of the replay cannot be pinned (CUDA error {int(error)}): "
-                  f"steps go to {device} through copies")
+    log_to_stderr(
+        f"the {memory.nbytes:,} bytes of the replay cannot be pinned (CUDA error {int(error)}): "
+        f"steps go to {device} through copies"
+    )
     return False

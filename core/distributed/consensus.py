@@ -57,11 +57,16 @@ class SyncChecker:
                 raise LearnersOutOfSyncError(
                     f"after {self.updates} updates the learners are not alike any more: {name} of learners 0 to "
                     f"{len(statuses) - 1} are {', '.join(map(str, values))}. The last checkpoint may be sound: "
-                    "continue from it; if it is not, remove its folder, and the one before is taken")
+                    "continue from it; if it is not, remove its folder, and the one before is taken"
+                )
         if self._compares_states():
             self._next_comparison = (self.updates // self._period + 1) * self._period
-        return LearnerStatus(any(status.stopped for status in statuses), statuses[0].checkpoint_due,
-                             all(status.has_batch for status in statuses), *statuses[0][3:])
+        return LearnerStatus(
+            any(status.stopped for status in statuses),
+            statuses[0].checkpoint_due,
+            all(status.has_batch for status in statuses),
+            *statuses[0][3:],
+        )
 
     def _compares_states(self) -> bool:
         return bool(self._period) and self.updates >= self._next_comparison

@@ -35,7 +35,9 @@ class LearnerGroup(ABC):
     def __init__(self, index: int, size: int):
         self.index, self.size = index, size
         self.lost_peer: PeerLostError | None = None  # set in an update that is finished without the others
-        self.heartbeat: Callable[[], None] = _no_heartbeat  # called about once a second while `sum` waits for the others
+        self.heartbeat: Callable[[], None] = (
+            _no_heartbeat  # called about once a second while `sum` waits for the others
+        )
         self._has_exchanged = False  # in the current update
 
     @abstractmethod

@@ -38,8 +38,13 @@ class TorchRendezvous:
             os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = self.interface
         if on_gpu:
             torch.cuda.set_device(device)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", init_method=self.address,
-                                timeout=EXCHANGE_TIMEOUT, world_size=self.size, rank=index)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+            init_method=self.address,
+            timeout=EXCHANGE_TIMEOUT,
+            world_size=self.size,
+            rank=index,
+        )
         if on_gpu:  # NCCL connects at the first sum; its errors must appear before the run is under way
             dist.all_reduce(torch.zeros(1, device=device))
             torch.cuda.synchronize(device)

@@ -47,9 +47,11 @@ class LocalLauncher:
         receiver, sender = self._multiprocessing.Pipe(duplex=False)
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
         process = self._multiprocessing.Process(
-            target=process_main.main, name=f"{role} {index}",
+            target=process_main.main,
+            name=f"{role} {index}",
             daemon=False,  # a daemon could not start workers for an environment
-            args=(self._processes[role], self._context, role, index, threads, os.getpid(), sender))
+            args=(self._processes[role], self._context, role, index, threads, os.getpid(), sender),
+        )
         with _signals_blocked():
             self._strays = self._strays or Strays()
             with self._strays.mark() as mark:

@@ -21,8 +21,15 @@ IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # main alone d
 MAX_TEXT = 7_000  # characters of an error and of its traceback: a pipe takes both although nobody reads it yet
 
 
-def main(process: Callable[[Context, int], Iterator[bool]], context: Context, role: str, index: int, threads: int,
-         parent: int, report: Connection) -> None:
+def main(
+    process: Callable[[Context, int], Iterator[bool]],
+    context: Context,
+    role: str,
+    index: int,
+    threads: int,
+    parent: int,
+    report: Connection,
+) -> None:
     """Drive the generator of a role and index to its end, then exit.
 
     The supervisor receives a report: None if the work was done, or the error as text. The exit code says of which
@@ -76,6 +83,7 @@ def end_with(main: int) -> None:
 
     Ray would end it too, but not if Ray's head has gone.
     """
+
     def wait() -> None:
         select.select([descriptor], [], [])
         os._exit(TRAINING_FAILED)
@@ -102,4 +110,4 @@ def _shortened(text: str) -> str:
     """Return the text, without its middle if it is longer than MAX_TEXT."""
     if len(text) <= MAX_TEXT:
         return text
-    return f"{text[:MAX_TEXT // 2]}\n... {len(text) - MAX_TEXT:,} characters ...\n{text[-MAX_TEXT // 2:]}"
+    return f"{text[: MAX_TEXT // 2]}\n... {len(text) - MAX_TEXT:,} characters ...\n{text[-MAX_TEXT // 2 :]}"

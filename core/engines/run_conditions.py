@@ -32,7 +32,9 @@ class Conditions:
     def _done(self) -> bool:
         options, counters, scores = self._options, self._context.counters, self._context.counters.scores
         limits: list[tuple[Any, float]] = [
-            (options.steps, counters.agent_steps), (options.updates, counters.updates),
+            (options.steps, counters.agent_steps),
+            (options.updates, counters.updates),
             (options.seconds, time.monotonic() - self._started),
-            (options.target_score, scores[0] if scores else float("-inf"))]
+            (options.target_score, scores[0] if scores else float("-inf")),
+        ]
         return any(limit is not None and value >= limit for limit, value in limits)

@@ -46,8 +46,13 @@ class Strays:
 
     def __init__(self) -> None:
         self._run, self._count = f"{os.urandom(8).hex()}.", 0
-        self._sweeper = subprocess.Popen([sys.executable, "-I", "-S", __file__, self._run], stdin=subprocess.PIPE,
-                                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        self._sweeper = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, self._run],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     @contextmanager
     def mark(self) -> Iterator[str]:

@@ -71,7 +71,12 @@ class Supervisor:
     """Run all processes of a context to the end."""
 
     def __init__(self, context: Context, launcher: Launcher):
-        self._context, self._launcher, self._options, self._run_state = context, launcher, context.options, context.run_state
+        self._context, self._launcher, self._options, self._run_state = (
+            context,
+            launcher,
+            context.options,
+            context.run_state,
+        )
         self._slots = [ProcessSlot(role, index, process_ind) for process_ind, (role, index) in enumerate(context.roles)]
         self._signals: list[int] = []
         self._shown_errors: set[str] = set()
@@ -105,7 +110,9 @@ class Supervisor:
         for slot in self._slots:
             self._start(slot)
         conditions = Conditions(self._context)
-        while not self._run_state.stopped and (self._alive() or any(slot.next_attempt is not None for slot in self._slots)):
+        while not self._run_state.stopped and (
+            self._alive() or any(slot.next_attempt is not None for slot in self._slots)
+        ):
             self._wait(self._alive())
             self._check_processes()
             if not self._exit_code and (reason := self._launcher.check()) is not None:
@@ -120,7 +127,8 @@ class Supervisor:
         self._run_state.reset_heartbeat(slot.process_ind)
         try:
             slot.process = self._launcher.start(
-                slot.role, slot.index, learner_threads(self._options) if slot.role == "learner" else 1)
+                slot.role, slot.index, learner_threads(self._options) if slot.role == "learner" else 1
+            )
         except OSError as error:
             if slot.failed_attempts == len(RETRY_DELAYS):
                 self._log(f"{slot} could not be started within {sum(RETRY_DELAYS):.0f} s ({error}); the run ends")
@@ -184,8 +192,10 @@ class Supervisor:
         if slot.ends_run or all(other.failed_at_start and not started(other.process_ind) for other in siblings):
             self._give_up(status.run_exit_code)
         elif slot.restarts >= params.max_restarts:
-            self._log(f"{slot} was restarted {slot.restarts} times within {params.restart_window:g} s "
-                      "(supervisor.restart_window), which is supervisor.max_restarts; the run ends")
+            self._log(
+                f"{slot} was restarted {slot.restarts} times within {params.restart_window:g} s "
+                "(supervisor.restart_window), which is supervisor.max_restarts; the run ends"
+            )
             self._give_up(TRAINING_FAILED)
         else:
             slot.restarts += 1
@@ -229,7 +239,8 @@ class Supervisor:
                 was_interrupted, begin = True, time.monotonic()  # an interrupt leaves all of stop_timeout
             with_learner = any(slot.role == "learner" for slot, _ in waiting)
             stop_timeout = params.stop_timeout * (
-                CHECKPOINT_FACTOR if with_learner and self._options.learner.checkpoint_replay else 1)
+                CHECKPOINT_FACTOR if with_learner and self._options.learner.checkpoint_replay else 1
+            )
             limit = timeout or (stop_timeout if self._run_state.interrupted else params.finish_timeout)
             if (elapsed := time.monotonic() - begin) > limit or len(self._signals) > 1:
                 names = ", ".join(str(slot) for slot, _ in waiting)

@@ -1,6 +1,5 @@
 """Check the arguments of environments, seed their streams, and build the time step after a reset."""
 
-
 import numpy as np
 
 from core.specs import Continuous, Discrete

@@ -29,8 +29,16 @@ class AtariEnv(Env):
     Params = AtariParams
     human_normalized = staticmethod(human_normalized)  # (game, score) -> normalised score
 
-    def __init__(self, params: AtariParams, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
-                 render_mode: str | None = None):
+    def __init__(
+        self,
+        params: AtariParams,
+        game: str,
+        num_envs: int,
+        *,
+        training: bool = True,
+        num_threads: int = 1,
+        render_mode: str | None = None,
+    ):
         check_construction(num_envs, num_threads, render_mode)
         name = atari_game(game)
         self._emulator = _emulator(params, name, num_envs, num_threads, render_mode)
@@ -40,15 +48,22 @@ class AtariEnv(Env):
         self._render_mode = render_mode
         shape = (*height_and_width(params.size), *([] if params.grayscale else [3]))
         self._actions = Discrete(int(self._emulator.single_action_space.n))
-        self.spec = EnvSpec(name=name, frame=ArraySpec(shape, "uint8"), frame_stack=params.frame_stack,
-                            action=self._actions, frames_per_step=params.frameskip, is_image=True, max_value=255.0)
+        self.spec = EnvSpec(
+            name=name,
+            frame=ArraySpec(shape, "uint8"),
+            frame_stack=params.frame_stack,
+            action=self._actions,
+            frames_per_step=params.frameskip,
+            is_image=True,
+            max_value=255.0,
+        )
 
     def reset(self, seed: int) -> TimeStep:
         observation, info = self._emulator.reset(seed=stream_seeds(seed, self._num_envs))
         self.lives = info["lives"]
         self._steps = np.zeros(self._num_envs, np.int64)  # agent steps of the running episodes
         self._ended = np.zeros(self._num_envs, bool)
-        self._cut = np.zeros(self._num_envs, bool)        # truncated here, and still to be reset in the emulator
+        self._cut = np.zeros(self._num_envs, bool)  # truncated here, and still to be reset in the emulator
         return reset_timestep(self._stacked(observation))
 
     def step(self, action: np.ndarray) -> TimeStep:
@@ -98,10 +113,20 @@ def _emulator(params: AtariParams, name: str, num_envs: int, num_threads: int, r
 
     rules, (height, width) = params.rules(), height_and_width(params.size)
     return AtariVectorEnv(
-        name, num_envs, num_threads=min(num_threads, num_envs), frameskip=params.frameskip,
-        stack_num=max(params.frame_stack, 1), img_height=height, img_width=width, grayscale=params.grayscale,
+        name,
+        num_envs,
+        num_threads=min(num_threads, num_envs),
+        frameskip=params.frameskip,
+        stack_num=max(params.frame_stack, 1),
+        img_height=height,
+        img_width=width,
+        grayscale=params.grayscale,
         maxpool=params.maxpool,
         noop_max=rules.noop_max + 1,  # the emulator draws from 0 .. noop_max - 1
-        repeat_action_probability=rules.repeat_action_probability, full_action_space=rules.full_action_space,
-        use_fire_reset=rules.use_fire_reset, episodic_life=False, reward_clipping=False,
-        max_num_frames_per_episode=(params.max_steps + 2) * params.frameskip)  # not reached: AtariEnv truncates first
+        repeat_action_probability=rules.repeat_action_probability,
+        full_action_space=rules.full_action_space,
+        use_fire_reset=rules.use_fire_reset,
+        episodic_life=False,
+        reward_clipping=False,
+        max_num_frames_per_episode=(params.max_steps + 2) * params.frameskip,
+    )  # not reached: AtariEnv truncates first

@@ -4,7 +4,6 @@ Random play scores about -0.6, perfect play 1. Agents learn the game in seconds,
 algorithm learns.
 """
 
-
 import numpy as np
 from pydantic import Field
 
@@ -35,15 +34,24 @@ class CatchEnv(Env):
 
     Params = CatchParams
 
-    def __init__(self, params: CatchParams, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
-                 render_mode: str | None = None):
+    def __init__(
+        self,
+        params: CatchParams,
+        game: str,
+        num_envs: int,
+        *,
+        training: bool = True,
+        num_threads: int = 1,
+        render_mode: str | None = None,
+    ):
         check_construction(num_envs, num_threads, render_mode)
         if render_mode == "human":
             raise ValueError('catch opens no window; use render_mode "rgb_array"')
         self._params, self._num_envs, self._render_mode, self._actions = params, num_envs, render_mode, Discrete(3)
         frame = ArraySpec((params.rows, params.columns, 2), "uint8")
-        self.spec = EnvSpec(name=resolve_name(game, ("catch",)), frame=frame, frame_stack=0, action=self._actions,
-                            is_image=True)
+        self.spec = EnvSpec(
+            name=resolve_name(game, ("catch",)), frame=frame, frame_stack=0, action=self._actions, is_image=True
+        )
 
     def reset(self, seed: int) -> TimeStep:
         self._random = np.random.default_rng(seed)

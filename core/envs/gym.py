@@ -56,8 +56,16 @@ class GymEnv(Env):
 
     Params = GymParams
 
-    def __init__(self, params: GymParams, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
-                 render_mode: str | None = None):
+    def __init__(
+        self,
+        params: GymParams,
+        game: str,
+        num_envs: int,
+        *,
+        training: bool = True,
+        num_threads: int = 1,
+        render_mode: str | None = None,
+    ):
         check_construction(num_envs, num_threads, render_mode)
         made = [make_env(game, params.legacy, render_mode, params.kwargs, params.wrappers) for _ in range(num_envs)]
         env = made[0].env
@@ -65,14 +73,22 @@ class GymEnv(Env):
         image = is_image(env.observation_space)
         preprocess = Preprocessing(frame_of(env.observation_space), image, params.size, params.grayscale)
         self.spec = EnvSpec(
-            name=made[0].name, frame=preprocess.frame, frame_stack=params.frame_stack, action=self._action,
-            frames_per_step=params.action_repeat, is_image=image, max_value=255.0 if image else 1.0,
-            reward_threshold=made[0].reward_threshold, frame_rate=frame_rate(env),
-            warning=flattened_pictures(env.observation_space))
+            name=made[0].name,
+            frame=preprocess.frame,
+            frame_stack=params.frame_stack,
+            action=self._action,
+            frames_per_step=params.action_repeat,
+            is_image=image,
+            max_value=255.0 if image else 1.0,
+            reward_threshold=made[0].reward_threshold,
+            frame_rate=frame_rate(env),
+            warning=flattened_pictures(env.observation_space),
+        )
         repeat = params.action_repeat
         max_steps = params.max_steps * repeat if params.max_steps else made[0].max_steps
-        self._streams = [CheckedEnv(each.env, stream, max_steps, repeat, preprocess)
-                         for stream, each in enumerate(made)]
+        self._streams = [
+            CheckedEnv(each.env, stream, max_steps, repeat, preprocess) for stream, each in enumerate(made)
+        ]
         makers = [partial(_identity, stream) for stream in self._streams]
         self._vector = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP)
         self._num_envs, self._render_mode = num_envs, render_mode
@@ -165,5 +181,6 @@ def _action_spec(space: spaces.Space[Any]) -> Discrete | Continuous:
         raise ValueError(
             f"actions of {space} have no bounds whose distance float32 can hold, and a policy's actions are scaled to "
             "them; give the environment bounds where it is made, with gymnasium.wrappers.TransformAction(env, "
-            f"lambda action: action, gymnasium.spaces.Box(-1.0, 1.0, {space.shape}, env.action_space.dtype))")
+            f"lambda action: action, gymnasium.spaces.Box(-1.0, 1.0, {space.shape}, env.action_space.dtype))"
+        )
     return Continuous(low, high)

@@ -12,9 +12,11 @@ from core.common.foreign_code import foreign_code
 from core.envs.pictures import Preprocessing
 from core.specs import ArraySpec
 
-OLD_API = ("the old gym API; return (observation, reward, terminated, truncated, info) from step and "
-           '(observation, info) from reset, or register the class with gym 0.26 and set legacy="v21" '
-           '(shimmy\'s adapter, pip install -e ".[legacy-gym]")')
+OLD_API = (
+    "the old gym API; return (observation, reward, terminated, truncated, info) from step and "
+    '(observation, info) from reset, or register the class with gym 0.26 and set legacy="v21" '
+    '(shimmy\'s adapter, pip install -e ".[legacy-gym]")'
+)
 
 SUCCESS_KEYS = ("is_success", "success")  # of info in gymnasium-robotics and others: the goal is reached now
 MAX_REWARD = float(np.finfo(np.float32).max)
@@ -36,8 +38,10 @@ def frame_of(space: spaces.Space[Any]) -> ArraySpec:
     if is_image(space):
         return ArraySpec(tuple(space.shape or ()), "uint8")
     if not space.is_np_flattenable:
-        raise ValueError(f"observations of {space} have no fixed size and cannot be stored: choose or change them by "
-                         "a wrapper of env.wrappers, as gymnasium.wrappers:FilterObservation or one of your own")
+        raise ValueError(
+            f"observations of {space} have no fixed size and cannot be stored: choose or change them by "
+            "a wrapper of env.wrappers, as gymnasium.wrappers:FilterObservation or one of your own"
+        )
     if not (size := spaces.flatdim(space)):
         raise ValueError(f"observations of {space} are empty: there is nothing to learn from")
     return ArraySpec((size,), "float32")
@@ -60,15 +64,15 @@ def flattened_pictures(space: spaces.Space[Any]) -> str:
         return ""
     name = next(iter(pictures))
     are, key = "is a picture" if len(pictures) == 1 else "are pictures", name.split(".")[0]
-    return (f"{' and '.join(pictures)} of the observation {are}, and all parts become one vector of "
-            f"{spaces.flatdim(space):,} numbers (those of {name} 0 to 255), which no convolution sees; to learn from "
-            "the picture alone, make the environment with gymnasium.wrappers.TransformObservation(env, "
-            f"lambda seen: seen[{key!r}], env.observation_space[{key!r}])")
+    return (
+        f"{' and '.join(pictures)} of the observation {are}, and all parts become one vector of "
+        f"{spaces.flatdim(space):,} numbers (those of {name} 0 to 255), which no convolution sees; to learn from "
+        "the picture alone, make the environment with gymnasium.wrappers.TransformObservation(env, "
+        f"lambda seen: seen[{key!r}], env.observation_space[{key!r}])"
+    )
 
 
-def _parts(
-    space: spaces.Space[Any], path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], spaces.Space[Any]]]:
+def _parts(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], spaces.Space[Any]]]:
     """Yield the path and the space of every leaf of nested Dict and Tuple spaces."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         for name, part in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
@@ -136,13 +140,19 @@ class CheckedEnv(gym.Wrapper[Any, Any, Any, Any]):
         result = self._call(self.env.step, "step", action)
         if not isinstance(result, tuple) or len(result) != 5:
             returned = f"{len(result)} values" if isinstance(result, tuple) else reprlib.repr(result)
-            raise ValueError(f"step of stream {self.stream} returned {returned} at step {self._total_steps}, "
-                             f"expected 5 values: {OLD_API}")
+            raise ValueError(
+                f"step of stream {self.stream} returned {returned} at step {self._total_steps}, "
+                f"expected 5 values: {OLD_API}"
+            )
         observation, reward, terminated, truncated, info = result
         self._update_success(info)
         cut = self._max_steps is not None and self._steps >= self._max_steps
-        return (self._observation(observation), self._reward(reward), self._flag("terminated", terminated),
-                self._flag("truncated", truncated) or cut)
+        return (
+            self._observation(observation),
+            self._reward(reward),
+            self._flag("terminated", terminated),
+            self._flag("truncated", truncated) or cut,
+        )
 
     def _update_success(self, info: Any) -> None:
         key = next((key for key in SUCCESS_KEYS if key in info), None) if isinstance(info, dict) else None
@@ -223,5 +233,7 @@ class CheckedEnv(gym.Wrapper[Any, Any, Any, Any]):
 
     def _error(self, field: str, value: Any, expected: str) -> ValueError:
         shape = f" ({value.dtype} {list(value.shape)})" if isinstance(value, np.ndarray) else ""
-        return ValueError(f"{field} of stream {self.stream} at step {self._total_steps} is "
-                          f"{reprlib.repr(value)}{shape}, expected {expected}")
+        return ValueError(
+            f"{field} of stream {self.stream} at step {self._total_steps} is "
+            f"{reprlib.repr(value)}{shape}, expected {expected}"
+        )

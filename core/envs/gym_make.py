@@ -16,8 +16,10 @@ DEFAULT_FRAME_RATE = 30.0  # of gymnasium's recorder
 LEGACY_VERSIONS = ("none", "v26", "v21")
 # Namespace of an id -> (module that registers the id, extra that installs it)
 REGISTERED_BY = {"dm_control": ("shimmy", "dm-control")}
-OLD_GYM = ('it is of the old gym: pip install -e ".[legacy-gym]" and set env.legacy to v21, or to v26 if its step '
-           "returns five values")
+OLD_GYM = (
+    'it is of the old gym: pip install -e ".[legacy-gym]" and set env.legacy to v21, or to v26 if its step '
+    "returns five values"
+)
 
 
 class MadeEnv(NamedTuple):
@@ -81,7 +83,8 @@ def _make(game: str, arguments: dict[str, Any]) -> MadeEnv:
     except TypeError as error:
         if "incompatible with Gymnasium" in str(error):
             raise ValueError(
-                f'{game}: {error} Or set legacy="v26" (shimmy\'s adapter, pip install -e ".[legacy-gym]")') from error
+                f'{game}: {error} Or set legacy="v26" (shimmy\'s adapter, pip install -e ".[legacy-gym]")'
+            ) from error
         raise
     except Exception as error:
         if "site-packages" in traceback.extract_tb(error.__traceback__)[-1].filename:
@@ -116,14 +119,16 @@ def apply_wrappers(env: gym.Env[Any, Any], wrappers: str) -> gym.Env[Any, Any]:
     for entry in entries:
         name, arguments = entry if isinstance(entry, list) and len(entry) == 2 else (entry, {})
         if not (isinstance(name, str) and isinstance(arguments, dict)):
-            raise ValueError(f"env.wrappers: {json.dumps(entry)} is neither "
-                             '"package.module:Wrapper" nor [that, {its arguments}]')
+            raise ValueError(
+                f'env.wrappers: {json.dumps(entry)} is neither "package.module:Wrapper" nor [that, {{its arguments}}]'
+            )
         wrapper = _wrapper_class(name)
         try:
             env = wrapper(env, **arguments)
         except Exception as error:
             raise ValueError(
-                f"env.wrappers: {name} cannot be put around the environment: {_describe(error)}") from error
+                f"env.wrappers: {name} cannot be put around the environment: {_describe(error)}"
+            ) from error
     return env
 
 

@@ -13,8 +13,9 @@ TABLE = Path(__file__).with_name("atari_human_random.csv")
 def human_random_scores() -> dict[str, tuple[float, float]]:
     """Return normalised game name -> (human score, random score)."""
     with TABLE.open(newline="") as file:
-        return {normalized_name(row["game"]): (float(row["human"]), float(row["random"]))
-                for row in csv.DictReader(file)}
+        return {
+            normalized_name(row["game"]): (float(row["human"]), float(row["random"])) for row in csv.DictReader(file)
+        }
 
 
 def human_normalized(name: str, score: float) -> float | None:

@@ -22,7 +22,7 @@ from core.types import TimeStep
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 PICTURE_SCALE = 32  # pixels per cell in `render`
-FRAME_RATE = 20.0   # because the package shows each picture for 50 ms
+FRAME_RATE = 20.0  # because the package shows each picture for 50 ms
 
 
 @frozen_dataclass
@@ -44,8 +44,16 @@ class MinAtarEnv(Env):
 
     Params = MinAtarParams
 
-    def __init__(self, params: MinAtarParams, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
-                 render_mode: str | None = None):
+    def __init__(
+        self,
+        params: MinAtarParams,
+        game: str,
+        num_envs: int,
+        *,
+        training: bool = True,
+        num_threads: int = 1,
+        render_mode: str | None = None,
+    ):
         check_construction(num_envs, num_threads, render_mode)
         if render_mode == "human":
             raise ValueError('MinAtar opens no window; use render_mode "rgb_array"')
@@ -56,8 +64,15 @@ class MinAtarEnv(Env):
         self._clipping = params.reward_clipping if training else "none"
         self._discrete = Discrete(len(self._actions))
         frame = ArraySpec(tuple(self._games[0].state_shape()), "uint8")
-        self.spec = EnvSpec(name=f"minatar_{name}", frame=frame, frame_stack=0, action=self._discrete, is_image=True,
-                            max_value=1.0, frame_rate=FRAME_RATE)
+        self.spec = EnvSpec(
+            name=f"minatar_{name}",
+            frame=frame,
+            frame_stack=0,
+            action=self._discrete,
+            is_image=True,
+            max_value=1.0,
+            frame_rate=FRAME_RATE,
+        )
 
     def reset(self, seed: int) -> TimeStep:
         seeds = stream_seeds(seed, self._num_envs)

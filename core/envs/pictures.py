@@ -23,8 +23,10 @@ def resized(picture: np.ndarray, size: Size) -> np.ndarray:
     height, width = height_and_width(size)
     # cv2 resizes at most four planes at a time
     parts = [picture] if picture.ndim == 2 else np.split(picture, range(4, picture.shape[2], 4), 2)
-    smaller = [cv2.resize(part, (width, height), interpolation=cv2.INTER_AREA).reshape(height, width, *part.shape[2:])
-               for part in parts]
+    smaller = [
+        cv2.resize(part, (width, height), interpolation=cv2.INTER_AREA).reshape(height, width, *part.shape[2:])
+        for part in parts
+    ]
     return smaller[0] if len(smaller) == 1 else np.concatenate(smaller, 2)
 
 
@@ -53,8 +55,9 @@ class Preprocessing:
     def __init__(self, observation: ArraySpec, is_image: bool, size: Size | None, to_gray: bool):
         self._size, self._to_gray, shape = size, to_gray, list(observation.shape)
         if not is_image and (to_gray or size is not None):
-            raise ValueError("env.size and env.grayscale are for pictures, and its observations are "
-                             f"{observation.dtype} {shape}")
+            raise ValueError(
+                f"env.size and env.grayscale are for pictures, and its observations are {observation.dtype} {shape}"
+            )
         if to_gray and len(shape) == 3 and shape[2] not in (1, 3):
             raise ValueError(f"env.grayscale is for pictures of three colours, and its have {shape[2]} planes")
         self.frame = ArraySpec(self(np.zeros(observation.shape, observation.dtype)).shape, observation.dtype)

@@ -3,7 +3,6 @@
 Without memory no policy scores more than guessing, 2 / cues - 1 on average. With memory every episode scores 1.
 """
 
-
 import numpy as np
 from pydantic import Field
 
@@ -33,14 +32,26 @@ class RecallEnv(Env):
 
     Params = RecallParams
 
-    def __init__(self, params: RecallParams, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
-                 render_mode: str | None = None):
+    def __init__(
+        self,
+        params: RecallParams,
+        game: str,
+        num_envs: int,
+        *,
+        training: bool = True,
+        num_threads: int = 1,
+        render_mode: str | None = None,
+    ):
         check_construction(num_envs, num_threads, render_mode)
         if render_mode is not None:
             raise ValueError("recall draws no pictures")
         self._params, self._num_envs, self._actions = params, num_envs, Discrete(params.cues)
-        self.spec = EnvSpec(name=resolve_name(game, ("recall",)), frame=ArraySpec((params.cues + 1,), "float32"),
-                            frame_stack=0, action=self._actions)
+        self.spec = EnvSpec(
+            name=resolve_name(game, ("recall",)),
+            frame=ArraySpec((params.cues + 1,), "float32"),
+            frame_stack=0,
+            action=self._actions,
+        )
 
     def reset(self, seed: int) -> TimeStep:
         self._random = np.random.default_rng(seed)

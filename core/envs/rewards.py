@@ -25,9 +25,9 @@ Clipping = Literal["none", "sign", "clamp", "soft_asymmetric", "optimistic_asymm
 
 CLIPPINGS: dict[Clipping, Callable[[np.ndarray], np.ndarray]] = {
     "none": lambda reward: reward,
-    "sign": np.sign,                                 # DQN (Nature 2015): positive rewards are 1, negative ones -1
+    "sign": np.sign,  # DQN (Nature 2015): positive rewards are 1, negative ones -1
     "clamp": lambda reward: np.clip(reward, -1, 1),  # keeps fractions
-    "soft_asymmetric": soft_asymmetric,              # IMPALA's published code
+    "soft_asymmetric": soft_asymmetric,  # IMPALA's published code
     "optimistic_asymmetric": optimistic_asymmetric,  # IMPALA's figure D.1
 }
 

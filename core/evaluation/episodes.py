@@ -18,8 +18,8 @@ from core.types import TimeStep
 class EpisodeResults(NamedTuple):
     """The results of N episodes, ordered: the first episode of every stream, then the second of every stream, ..."""
 
-    returns: np.ndarray    # [N] float64, sums of raw rewards
-    lengths: np.ndarray    # [N] int64, agent steps
+    returns: np.ndarray  # [N] float64, sums of raw rewards
+    lengths: np.ndarray  # [N] int64, agent steps
     truncated: np.ndarray  # [N] bool, ended by a time limit of the environment or by `max_steps`
     solved: np.ndarray | None = None  # [N] bool; None if it is not known when an episode counts as solved
 
@@ -28,7 +28,7 @@ class Episode(NamedTuple):
     """The result of one episode."""
 
     score: float  # sum of raw rewards
-    length: int   # agent steps
+    length: int  # agent steps
     truncated: bool
     solved: bool | None
 
@@ -36,17 +36,25 @@ class Episode(NamedTuple):
 class RenderedStep(NamedTuple):
     """The picture of stream 0 after a step or a reset, and what led to it."""
 
-    picture: np.ndarray                  # [H, W, 3] uint8
-    observation: np.ndarray              # [*observation_shape]
-    score: float                         # sum of raw rewards of the episode so far
-    length: int                          # agent steps of the episode so far
-    action: np.ndarray | None            # action that led here; None after a reset
-    diagnostics: dict[str, np.ndarray]   # of the policy when it chose that action: Agent.policy_diagnostics, each [] or [N]
+    picture: np.ndarray  # [H, W, 3] uint8
+    observation: np.ndarray  # [*observation_shape]
+    score: float  # sum of raw rewards of the episode so far
+    length: int  # agent steps of the episode so far
+    action: np.ndarray | None  # action that led here; None after a reset
+    diagnostics: dict[
+        str, np.ndarray
+    ]  # of the policy when it chose that action: Agent.policy_diagnostics, each [] or [N]
 
 
 def play_episodes(
-    agent: Agent, env: Env, episodes: int, max_steps: int, exploration: Exploration | None, seed: int,
-    on_step: Callable[[RenderedStep], None] | None = None, on_episode: Callable[[Episode], None] | None = None,
+    agent: Agent,
+    env: Env,
+    episodes: int,
+    max_steps: int,
+    exploration: Exploration | None,
+    seed: int,
+    on_step: Callable[[RenderedStep], None] | None = None,
+    on_episode: Callable[[Episode], None] | None = None,
 ) -> Generator[bool, None, EpisodeResults]:
     """Play episodes on all streams of an environment. Yield True after every step.
 

@@ -38,5 +38,4 @@ def record_episode(context: Context, agent: Agent, path: Path, max_steps: int, s
             finally:
                 renderer.close()
         except OSError as error:
-            log_to_stderr(
-                f"video {path} not written, training goes on, and the next is tried when it is due: {error}")
+            log_to_stderr(f"video {path} not written, training goes on, and the next is tried when it is due: {error}")

@@ -14,7 +14,7 @@ from core.specs import EnvSpec
 MIN_HEIGHT = 320  # pixels to which a small picture is enlarged if anything is drawn beside it
 CAPTION_HEIGHT = 26
 PANEL_WIDTH, STRIP_HEIGHT, LABEL_HEIGHT = 320, 96, 18
-HISTORY = 200     # steps that a curve shows
+HISTORY = 200  # steps that a curve shows
 FONT, FOREGROUND, BACKGROUND = cv2.FONT_HERSHEY_SIMPLEX, (235, 235, 235), 40
 # The palette of Okabe and Ito, which colour-blind viewers can distinguish
 COLOURS = ((86, 180, 233), (230, 159, 0), (0, 158, 115), (240, 228, 66), (213, 94, 0), (204, 121, 167))

@@ -35,7 +35,8 @@ class Video:
         else:
             # yuv420p needs even sides, and the default block size of 16 would stretch 210 x 160 pictures
             self._writer = imageio.get_writer(
-                path, format="FFMPEG", fps=rate, macro_block_size=2, output_params=["-loglevel", "error"])
+                path, format="FFMPEG", fps=rate, macro_block_size=2, output_params=["-loglevel", "error"]
+            )
 
     def add(self, picture: np.ndarray) -> None:
         """Append a picture [H, W, 3] uint8; all have the same size. Raises OSError once the disk is full."""

@@ -47,8 +47,9 @@ class StagedBatches:
             self._batch = self._empty_like(batch)
         for tensor, static in zip(batch_tensors(batch), batch_tensors(self._batch), strict=True):
             if tensor.shape != static.shape:
-                raise ValueError(f"captured updates need batches of one size: {list(tensor.shape)} came after "
-                                 f"{list(static.shape)}")
+                raise ValueError(
+                    f"captured updates need batches of one size: {list(tensor.shape)} came after {list(static.shape)}"
+                )
             upload(tensor, static)
 
     def _empty_like(self, batch: Batch) -> Batch:

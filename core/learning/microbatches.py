@@ -44,8 +44,9 @@ class MicroBatcher:
     def __init__(self) -> None:
         self.size = 0
 
-    def gradient(self, parameters: Sequence[nn.Parameter], total: int, sums: bool,
-                 differentiate: Differentiate) -> Loss:
+    def gradient(
+        self, parameters: Sequence[nn.Parameter], total: int, sums: bool, differentiate: Differentiate
+    ) -> Loss:
         """Do what `gradient_of` does. Raises torch.OutOfMemoryError if a single window does not fit."""
         self.size = self.size or total
         while True:
@@ -59,11 +60,14 @@ class MicroBatcher:
             # Outside the except block, so that the error and the tensors in its frames are freed.
             self.size = -(-self.size // 2)
             torch.cuda.empty_cache()
-            log_to_stderr(f"out of GPU memory: gradients of batches of {total} are computed from microbatches of "
-                          f"{self.size} windows from now on")
+            log_to_stderr(
+                f"out of GPU memory: gradients of batches of {total} are computed from microbatches of "
+                f"{self.size} windows from now on"
+            )
 
-    def _accumulate(self, parameters: Sequence[nn.Parameter], total: int, sums: bool,
-                    differentiate: Differentiate) -> Loss:
+    def _accumulate(
+        self, parameters: Sequence[nn.Parameter], total: int, sums: bool, differentiate: Differentiate
+    ) -> Loss:
         losses, gradients = [], dict[nn.Parameter, Tensor]()
         for start in range(0, total, self.size):
             part = slice(start, min(start + self.size, total))

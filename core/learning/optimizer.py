@@ -60,18 +60,26 @@ class Optimizer:
     _planned: ScheduledTensor | None = None
     _planned_lr: Tensor
 
-    def __init__(self, parameters: Iterable[nn.Parameter], params: OptimizerParams, sums: bool = False,
-                 period: int = 1):
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], params: OptimizerParams, sums: bool = False, period: int = 1
+    ):
         self._parameters, self._params, self._sums, self._period = list(parameters), params, sums, period
         self._steps = 0
         self._optimizer: torch.optim.Optimizer
         if params.optimizer == "adam":
             self._optimizer = torch.optim.Adam(
-                self._parameters, lr=params.lr, eps=params.eps, weight_decay=params.weight_decay, fused=True)
+                self._parameters, lr=params.lr, eps=params.eps, weight_decay=params.weight_decay, fused=True
+            )
         else:
             self._optimizer = torch.optim.RMSprop(
-                self._parameters, lr=params.lr, eps=params.eps, alpha=params.rmsprop_decay,
-                centered=params.rmsprop_centered, weight_decay=params.weight_decay, foreach=True)
+                self._parameters,
+                lr=params.lr,
+                eps=params.eps,
+                alpha=params.rmsprop_decay,
+                centered=params.rmsprop_centered,
+                weight_decay=params.weight_decay,
+                foreach=True,
+            )
 
     @property
     def lr(self) -> float:
@@ -110,6 +118,7 @@ class Optimizer:
         Returns:
             The loss of the batch, and what `apply` returns.
         """
+
         def differentiate(part: slice | None) -> Loss:
             loss = loss_of(part)
             self._optimizer.zero_grad(set_to_none=True)
@@ -163,8 +172,9 @@ class Optimizer:
     @torch.no_grad()
     def _reduce_over_learners(self, loss: Tensor) -> Tensor:
         """Replace gradients and return the loss of all learners. A missing gradient counts as zero."""
-        gradients = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                     for parameter in self._parameters]
+        gradients = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in self._parameters
+        ]
         flat = torch.cat([tensor.reshape(-1) for tensor in (*gradients, loss)])
         all_reduce_sum(flat)
         if not self._sums:

@@ -29,8 +29,14 @@ class Prefetcher:
         ready_batches: what `get` returns first: the batches that were ready when a run's checkpoint was written.
     """
 
-    def __init__(self, memory: Memory, batch_size: int, depth: int, batches_per_sample: int = 1,
-                 ready_batches: Sequence[Batch] = ()):
+    def __init__(
+        self,
+        memory: Memory,
+        batch_size: int,
+        depth: int,
+        batches_per_sample: int = 1,
+        ready_batches: Sequence[Batch] = (),
+    ):
         self._memory, self._batch_size, self._depth = memory, batch_size, depth
         self._batches_per_sample = batches_per_sample
         self._wait_seconds, self._gets = 0.0, 0  # since the last `statistics`

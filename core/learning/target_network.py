@@ -35,8 +35,9 @@ class TargetUpdater:
         self._due.plan(first // self._period, count)
 
     @torch.no_grad()
-    def __call__(self, target: list[Tensor], online: list[Tensor], update: int,
-                 applied: bool | Tensor = True) -> bool | Tensor:
+    def __call__(
+        self, target: list[Tensor], online: list[Tensor], update: int, applied: bool | Tensor = True
+    ) -> bool | Tensor:
         """Update the target after update number `update`, or after the next planned one.
 
         Args:

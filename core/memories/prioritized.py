@@ -97,8 +97,10 @@ class PrioritizedMemory(Memory):
             raise ValueError(f"priorities have shape {priorities.shape}, their keys {keys.step_ids.shape}")
         invalid = ~self.rule.is_valid(priorities)
         if invalid.any():
-            raise ValueError(f"priorities must be finite and not negative, not {priorities[invalid][0]} "
-                             f"(position {invalid.argmax()})")
+            raise ValueError(
+                f"priorities must be finite and not negative, not {priorities[invalid][0]} "
+                f"(position {invalid.argmax()})"
+            )
         actors, numbers = keys.env_ids // self.layout.num_envs, keys.step_ids // self._starts.stride
         live = (numbers >= self._leaves.low[actors]) & (numbers < self._leaves.high[actors])
         if live.any():

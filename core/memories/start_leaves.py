@@ -89,16 +89,20 @@ class PrioritizedLeaves(StartLeaves[Store]):
 
     def state_dict(self, num_steps: int) -> dict[str, Any]:
         """Return the state; `num_steps` ring slots of each environment are in use."""
-        leaves = torch.as_tensor(self.store.leaves).reshape(self._starts.shape)[:, :num_steps // self._starts.stride]
-        priorities = {"leaves": leaves.cpu().clone(), "low": self.low.tolist(), "high": self.high.tolist(),
-                      "largest": float(self.rule.largest)}
+        leaves = torch.as_tensor(self.store.leaves).reshape(self._starts.shape)[:, : num_steps // self._starts.stride]
+        priorities = {
+            "leaves": leaves.cpu().clone(),
+            "low": self.low.tolist(),
+            "high": self.high.tolist(),
+            "largest": float(self.rule.largest),
+        }
         return {"batches": self.batches, "priorities": priorities}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from state_dict."""
         stored, self.batches = state["priorities"], state["batches"]
         leaves = np.zeros(self._starts.shape)
-        leaves[:, :stored["leaves"].shape[1]] = stored["leaves"].numpy()
+        leaves[:, : stored["leaves"].shape[1]] = stored["leaves"].numpy()
         self.store.set(np.arange(leaves.size), leaves.ravel())
         self.low[:], self.high[:] = stored["low"], stored["high"]
         self.rule.largest[...] = stored["largest"]

@@ -26,7 +26,7 @@ class SumTree:
     @property
     def leaves(self) -> np.ndarray:
         """Return a read-only view of the leaves, [capacity] float64."""
-        return self._levels[-1][:self.capacity]
+        return self._levels[-1][: self.capacity]
 
     @property
     def total(self) -> float:
@@ -63,6 +63,6 @@ class SumTree:
     def check(self) -> None:
         """Raise AssertionError unless leaves are finite and not negative, and parents are sums of their children."""
         assert np.isfinite(self._levels[-1]).all() and (self._levels[-1] >= 0).all()
-        assert not self._levels[-1][self.capacity:].any()
+        assert not self._levels[-1][self.capacity :].any()
         for parents, children in zip(self._levels[:-1], self._levels[1:], strict=True):
             assert (parents == children.reshape(-1, 2).sum(1)).all()

@@ -1,6 +1,5 @@
 """Uniform replay: every step that any actor stored is equally likely, or every sequence on a stride."""
 
-
 import numpy as np
 import torch
 from pydantic import Field

@@ -38,14 +38,17 @@ class WindowStarts:
         if not spec.stride:
             return
         if spec.stride != layout.chunk_length:
-            raise ValueError(f"sequences start with a chunk: every {spec.stride} steps does not fit chunks of "
-                             f"{layout.chunk_length}")
+            raise ValueError(
+                f"sequences start with a chunk: every {spec.stride} steps does not fit chunks of {layout.chunk_length}"
+            )
         stack = next_multiple(max(layout.frame_stack - 1, 0), spec.stride)
         min_length = layout.overwrite_margin + stack + spec.length + 1
         if layout.ring_length < min_length:
-            raise ValueError(f"{layout.ring_length} steps an environment are too few for a sequence of length "
-                             f"{spec.length} every {spec.stride} steps: at least {min_length} are needed; raise the "
-                             "capacity or lower the number of environments")
+            raise ValueError(
+                f"{layout.ring_length} steps an environment are too few for a sequence of length "
+                f"{spec.length} every {spec.stride} steps: at least {min_length} are needed; raise the "
+                "capacity or lower the number of environments"
+            )
 
     def valid_range(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the starts [low, high) of each actor from which a whole window can be read, both [num_actors]."""

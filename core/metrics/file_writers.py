@@ -55,13 +55,20 @@ class MetricsFiles:
         now: Returns seconds since the epoch.
     """
 
-    def __init__(self, folder: Path, step: int, run: str = "", settings: Mapping[str, Any] | None = None,
-                 now: Callable[[], float] = time.time):
+    def __init__(
+        self,
+        folder: Path,
+        step: int,
+        run: str = "",
+        settings: Mapping[str, Any] | None = None,
+        now: Callable[[], float] = time.time,
+    ):
         self._folder, self._first_step, self._settings, self._events_begun = folder, step, settings or {}, False
         self._now = now
         earlier = sorted([*folder.glob(f"{EVENTS}*"), *folder.glob(f"*/{EVENTS}*")], key=lambda path: path.name)
         self._events = (earlier[0].parent if earlier else folder / _folder_name(run)) / (
-            f"{EVENTS}{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}")
+            f"{EVENTS}{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
+        )
         self._columns: Sequence[str] = ()  # metrics in metrics.csv
         self.errors = 0
         self._began = now()
@@ -95,8 +102,10 @@ class MetricsFiles:
         except OSError as error:
             self.errors += 1
             if self.errors == 1:
-                log_to_stderr(f"warning: metrics cannot be written ({error}); "
-                              "training goes on, losses are counted in global/write_errors")
+                log_to_stderr(
+                    f"warning: metrics cannot be written ({error}); "
+                    "training goes on, losses are counted in global/write_errors"
+                )
             return False
 
     def _lines(self, records: list[Record], step: int) -> list[dict[str, Any]]:
@@ -107,7 +116,8 @@ class MetricsFiles:
             evaluation = record.name.startswith(EVALUATOR)
             key, moment = (evaluation, record.step if evaluation else step), record.time if evaluation else now
             line = lines.setdefault(
-                key, {"step": key[1], "time": moment, "seconds": moment - self._began, "values": {}})
+                key, {"step": key[1], "time": moment, "seconds": moment - self._began, "values": {}}
+            )
             line["values"][record.name] = record.value if math.isfinite(record.value) else None
         return list(lines.values())
 
@@ -126,8 +136,7 @@ class MetricsFiles:
             writer.write(Event(wall_time=self._now(), file_version="brain.Event:2").SerializeToString())
             if self._first_step:
                 start = SessionLog(status=SessionLog.START)
-                writer.write(
-                    Event(wall_time=self._now(), step=self._first_step, session_log=start).SerializeToString())
+                writer.write(Event(wall_time=self._now(), step=self._first_step, session_log=start).SerializeToString())
             for summary in _settings_summaries(self._settings, self._folder.name):
                 writer.write(Event(wall_time=self._now(), step=self._first_step, summary=summary).SerializeToString())
         for record in records:

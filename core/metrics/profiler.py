@@ -17,7 +17,7 @@ from core.runtime.log_buffers import Record
 
 PREFIX = "profile/"
 SKIPPED_STEPS = 10  # before a trace, because the first steps are slower than the others
-WARM_UP_STEPS = 3   # that torch.profiler runs without recording
+WARM_UP_STEPS = 3  # that torch.profiler runs without recording
 
 
 class Profile:
@@ -82,7 +82,7 @@ class Shares:
         Records that are not of a profile are returned unchanged.
         """
         others: list[Record] = []
-        periods: dict[str, Record] = {}      # name -> seconds of the period
+        periods: dict[str, Record] = {}  # name -> seconds of the period
         role_seconds: dict[str, float] = {}  # of the period
         for record in records:
             if not record.name.startswith(PREFIX):
@@ -94,8 +94,10 @@ class Shares:
             role_seconds[role] = role_seconds.get(role, 0.0) + record.value
             previous = periods[record.name].value if record.name in periods else 0.0
             periods[record.name] = record._replace(value=previous + record.value)
-        return others + [record._replace(value=record.value / (role_seconds[name.split("/")[1]] or 1.0))
-                         for name, record in periods.items()]
+        return others + [
+            record._replace(value=record.value / (role_seconds[name.split("/")[1]] or 1.0))
+            for name, record in periods.items()
+        ]
 
     def table(self) -> Table | None:
         """Return the phases of each role over the whole run, largest first; None if no process has reported any."""
@@ -107,8 +109,13 @@ class Shares:
         for role, phases in sorted(self._totals.items()):
             total = sum(phases.values()) or 1.0
             for number, (phase, seconds) in enumerate(sorted(phases.items(), key=lambda item: -item[1]), 1):
-                table.add_row(role if number == 1 else "", phase, f"{seconds / total:.1%}", f"{seconds:,.1f}",
-                              end_section=number == len(phases))
+                table.add_row(
+                    role if number == 1 else "",
+                    phase,
+                    f"{seconds / total:.1%}",
+                    f"{seconds:,.1f}",
+                    end_section=number == len(phases),
+                )
         return table
 
 
@@ -116,6 +123,7 @@ def _start_trace(path: Path, steps: int) -> torch.profiler.profile:
     """Return a running profiler that writes its trace after this many steps, or when it is stopped earlier."""
     schedule = torch.profiler.schedule(wait=SKIPPED_STEPS, warmup=WARM_UP_STEPS, active=steps, repeat=1)
     profiler = torch.profiler.profile(
-        schedule=schedule, on_trace_ready=lambda ready: ready.export_chrome_trace(str(path)))
+        schedule=schedule, on_trace_ready=lambda ready: ready.export_chrome_trace(str(path))
+    )
     profiler.start()
     return profiler

@@ -12,7 +12,7 @@ from core.common.terminal import Terminal
 from core.runtime.options import RunOptions
 
 PLAIN_PERIOD = 10.0  # seconds between lines without a terminal
-SMOOTHING = 0.1      # weight of the newest rate in the estimate of the time left
+SMOOTHING = 0.1  # weight of the newest rate in the estimate of the time left
 
 
 class QuietConsole(Console):
@@ -49,7 +49,7 @@ class Progress:
         self._began = time.monotonic()
         self._printed_at = float("-inf")
         self._rates: dict[str, float] = {}  # smoothed
-        self._parts: list[str] = []         # of the newest line
+        self._parts: list[str] = []  # of the newest line
 
     def show(self, values: dict[str, float], scores: tuple[float, float] | None) -> None:
         """Show the newest values.

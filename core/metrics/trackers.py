@@ -39,8 +39,14 @@ class WandbTracker:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # sends nothing that was not asked for
         import wandb
 
-        self._run = wandb.init(project=options.logger.wandb, name=options.signature, id=options.signature,
-                               resume="allow", dir=str(options.log_folder), config=options.to_dict())
+        self._run = wandb.init(
+            project=options.logger.wandb,
+            name=options.signature,
+            id=options.signature,
+            resume="allow",
+            dir=str(options.log_folder),
+            config=options.to_dict(),
+        )
         # wandb's own step may not decrease, and evaluations arrive late
         self._run.define_metric("*", step_metric="agent_steps")
 
@@ -80,8 +86,11 @@ class MlflowTracker:
             self._client.log_batch(self._run_id, params=params[start : start + PARAMS_PER_REQUEST])
 
     def write(self, records: list[Record]) -> None:
-        metrics = [self._metric(record.name, record.value, int(record.time * 1_000), record.step)
-                   for record in records if math.isfinite(record.value)]
+        metrics = [
+            self._metric(record.name, record.value, int(record.time * 1_000), record.step)
+            for record in records
+            if math.isfinite(record.value)
+        ]
         for start in range(0, len(metrics), METRICS_PER_REQUEST):
             self._client.log_batch(self._run_id, metrics=metrics[start : start + METRICS_PER_REQUEST])
 
@@ -131,16 +140,21 @@ class TrackerThread:
         except Exception as error:
             self.errors += 1
             if self.errors == 1:
-                log_to_stderr(f"warning: {self._name} failed ({type(error).__name__}: {error}); "
-                              "training goes on, losses are counted")
+                log_to_stderr(
+                    f"warning: {self._name} failed ({type(error).__name__}: {error}); "
+                    "training goes on, losses are counted"
+                )
             return None
 
 
 def make_tracker_threads(options: RunOptions) -> list[TrackerThread]:
     """Return a thread for each tracker for which the options name a project."""
     trackers: dict[str, Callable[[RunOptions], Tracker]] = {"wandb": WandbTracker, "mlflow": MlflowTracker}
-    return [TrackerThread(name, partial(make, options)) for name, make in trackers.items()
-            if getattr(options.logger, name) is not None]
+    return [
+        TrackerThread(name, partial(make, options))
+        for name, make in trackers.items()
+        if getattr(options.logger, name) is not None
+    ]
 
 
 def by_step(records: Iterable[Record]) -> dict[int, dict[str, float]]:

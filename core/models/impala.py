@@ -5,7 +5,6 @@
   figure) is an option.
 """
 
-
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
@@ -44,8 +43,9 @@ class ImpalaResNet(ActorCritic):
     observations = "image"
 
     def __init__(self, params: ImpalaNetworkParams, spec: EnvSpec):
-        layers = nn.Sequential(_section(image_shape(spec)[0], 16), _section(16, 32), _section(32, 32),
-                               nn.ReLU(inplace=True), nn.Flatten())
+        layers = nn.Sequential(
+            _section(image_shape(spec)[0], 16), _section(16, 32), _section(32, 32), nn.ReLU(inplace=True), nn.Flatten()
+        )
         super().__init__(params, spec, image_torso(layers, spec, params.hidden))
         for block in self.modules():
             if isinstance(block, ResidualBlock):
@@ -67,5 +67,9 @@ class ResidualBlock(nn.Module):
 
 
 def _section(inputs: int, planes: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(inputs, planes, 3, padding=1), nn.MaxPool2d(3, 2, padding=1),
-                         ResidualBlock(planes), ResidualBlock(planes))
+    return nn.Sequential(
+        nn.Conv2d(inputs, planes, 3, padding=1),
+        nn.MaxPool2d(3, 2, padding=1),
+        ResidualBlock(planes),
+        ResidualBlock(planes),
+    )

@@ -39,9 +39,7 @@ class ControlMLPParams(ControlNetworkParams):
 class Critic(nn.Module):
     """A torso and a perceptron, from preprocessed observations and actions [B, A] to [B, outputs]."""
 
-    def __init__(
-        self, torso: nn.Module, features: int, num_actions: int, params: ControlNetworkParams, outputs: int
-    ):
+    def __init__(self, torso: nn.Module, features: int, num_actions: int, params: ControlNetworkParams, outputs: int):
         super().__init__()
         self.torso, self.layers = torso, _perceptron(features + num_actions, params, outputs)
 

@@ -5,7 +5,6 @@
   paper's network.
 """
 
-
 from typing import Literal
 
 from pydantic import Field

@@ -44,7 +44,10 @@ def kl_div(new: Tensor, old: Tensor, p: float) -> Tensor:
 
 
 DISTANCES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
-    "ln_norm": ln_norm, "cos_dist": cos_dist, "kl_div": kl_div}
+    "ln_norm": ln_norm,
+    "cos_dist": cos_dist,
+    "kl_div": kl_div,
+}
 
 
 def _check_features(new: Tensor, old: Tensor) -> None:

@@ -30,9 +30,7 @@ def geometric(num: int, last: float) -> np.ndarray:
     return last ** (np.arange(num) / max(num - 1, 1))
 
 
-def ornstein_uhlenbeck(
-    state: np.ndarray, theta: float, sigma: np.ndarray, dt: float, normal: np.ndarray
-) -> np.ndarray:
+def ornstein_uhlenbeck(state: np.ndarray, theta: float, sigma: np.ndarray, dt: float, normal: np.ndarray) -> np.ndarray:
     """Take an Euler-Maruyama step of length dt of dx = - theta x dt + sigma dW.
 
     Sources: Uhlenbeck & Ornstein 1930; DDPG, 1509.02971, section 7.

@@ -83,8 +83,12 @@ def value_cloning_loss(values: Tensor, behaviour_values: Tensor, mask: Tensor) -
 
 
 def clipped_surrogate(
-    log_probs: Tensor, behaviour_log_probs: Tensor, target_log_probs: Tensor, advantages: Tensor, epsilon: float,
-    beta_max: float = 2.0
+    log_probs: Tensor,
+    behaviour_log_probs: Tensor,
+    target_log_probs: Tensor,
+    advantages: Tensor,
+    epsilon: float,
+    beta_max: float = 2.0,
 ) -> Tensor:
     """Compute IMPACT's objective (1912.00167) [T, B], to be maximised and not yet masked.
 

@@ -59,7 +59,8 @@ def n_step_targets(
     _check_time_major(rewards, discounts, lasts, values)
     sizes = len(rewards) - n_step, rewards.shape[1]
     rewards, discounts, lasts, values = (  # each [n + 1, T * B]
-        tensor.unfold(0, n_step + 1, 1).movedim(-1, 0).flatten(1) for tensor in (rewards, discounts, lasts, values))
+        tensor.unfold(0, n_step + 1, 1).movedim(-1, 0).flatten(1) for tensor in (rewards, discounts, lasts, values)
+    )
     returns, bootstrap_discounts = n_step_return(rewards, discounts, lasts, gamma)
     bootstrap = values.gather(0, bootstrap_position(lasts)[None])[0]  # [T * B]
     return torch.unflatten(returns + bootstrap_discounts * bootstrap, 0, sizes)

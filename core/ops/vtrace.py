@@ -12,15 +12,23 @@ from core.ops.policy_losses import kl
 class VTraceReturns(NamedTuple):
     """Value targets and advantages of V-trace."""
 
-    targets: Tensor      # [T, B] v_s
-    advantages: Tensor   # [T, B] weight of grad log pi(a_s); 0 where excluded
-    unweighted: Tensor   # [T, B] the advantages without their ratio, for losses that have a ratio of their own
+    targets: Tensor  # [T, B] v_s
+    advantages: Tensor  # [T, B] weight of grad log pi(a_s); 0 where excluded
+    unweighted: Tensor  # [T, B] the advantages without their ratio, for losses that have a ratio of their own
 
 
 @torch.no_grad()
 def vtrace(
-    log_ratios: Tensor, rewards: Tensor, discounts: Tensor, values: Tensor, included: Tensor, *, rho_bar: float,
-    c_bar: float, pg_rho_bar: float, trace_lambda: float
+    log_ratios: Tensor,
+    rewards: Tensor,
+    discounts: Tensor,
+    values: Tensor,
+    included: Tensor,
+    *,
+    rho_bar: float,
+    c_bar: float,
+    pg_rho_bar: float,
+    trace_lambda: float,
 ) -> VTraceReturns:
     """Compute off-policy value targets and policy gradient weights.
 
@@ -87,9 +95,7 @@ def implied_policy(target_logits: Tensor, behaviour_logits: Tensor, rho_bar: flo
 
 
 @torch.no_grad()
-def relevance(
-    target_logits: Tensor, behaviour_logits: Tensor, kind: str, threshold: float, rho_bar: float
-) -> Tensor:
+def relevance(target_logits: Tensor, behaviour_logits: Tensor, kind: str, threshold: float, rho_bar: float) -> Tensor:
     """Return a mask [T, B] of the states that LASER (1909.11583) learns from.
 
     Args:

@@ -75,8 +75,11 @@ class Context:
 
     def report(self, role: str, index: int, values: dict[str, float]) -> None:
         """Send values to the logger as "role/name", at the current agent steps of the run."""
-        self.logs.write(self.process_ind(role, index), {f"{role}/{name}": value for name, value in values.items()},
-                        self.counters.agent_steps)
+        self.logs.write(
+            self.process_ind(role, index),
+            {f"{role}/{name}": value for name, value in values.items()},
+            self.counters.agent_steps,
+        )
 
     def seed(self, role: str, index: int, salt: int = 0) -> int:
         """Return a seed that differs between processes and, by `salt`, between successive starts of one process."""

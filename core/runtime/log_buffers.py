@@ -32,14 +32,17 @@ class LogRings:
 
     def __init__(self, num_processes: int, capacity: int = 4096):
         self._capacity, self._epoch_offset = capacity, time.time() - time.monotonic()
-        self._arrays = SharedArrays({
-            "name": ArraySpec((num_processes, capacity), f"S{NAME_BYTES}"),
-            "value": ArraySpec((num_processes, capacity), "float64"),
-            "step": ArraySpec((num_processes, capacity), "int64"),
-            "time": ArraySpec((num_processes, capacity), "float64"),
-            "written": ArraySpec((num_processes, CACHE_LINE), "int64"),
-            # Shared, so that a restarted logger continues where the last one was.
-            "read": ArraySpec((num_processes,), "int64")})
+        self._arrays = SharedArrays(
+            {
+                "name": ArraySpec((num_processes, capacity), f"S{NAME_BYTES}"),
+                "value": ArraySpec((num_processes, capacity), "float64"),
+                "step": ArraySpec((num_processes, capacity), "int64"),
+                "time": ArraySpec((num_processes, capacity), "float64"),
+                "written": ArraySpec((num_processes, CACHE_LINE), "int64"),
+                # Shared, so that a restarted logger continues where the last one was.
+                "read": ArraySpec((num_processes,), "int64"),
+            }
+        )
 
     def now(self) -> float:
         """Return seconds since the epoch that never jump.
@@ -74,5 +77,9 @@ class LogRings:
     def _record(self, process_ind: int, slot: int) -> Record:
         arrays = self._arrays
         name = bytes(arrays["name"][process_ind, slot]).decode(errors="replace")
-        return Record(name, float(arrays["value"][process_ind, slot]), int(arrays["step"][process_ind, slot]),
-                      float(arrays["time"][process_ind, slot]))
+        return Record(
+            name,
+            float(arrays["value"][process_ind, slot]),
+            int(arrays["step"][process_ind, slot]),
+            float(arrays["time"][process_ind, slot]),
+        )

@@ -321,10 +321,12 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def make_env(options: RunOptions, num_envs: int, *, training: bool, num_threads: int = 1,
-             render_mode: str | None = None) -> ValidatedEnv:
+def make_env(
+    options: RunOptions, num_envs: int, *, training: bool, num_threads: int = 1, render_mode: str | None = None
+) -> ValidatedEnv:
     """Construct the environment that the options name, whoever wrote its class."""
     with foreign_code("its constructor", may_lack_packages=True):
-        env = options.env_class(options.env, options.game, num_envs, training=training, num_threads=num_threads,
-                                render_mode=render_mode)
+        env = options.env_class(
+            options.env, options.game, num_envs, training=training, num_threads=num_threads, render_mode=render_mode
+        )
     return ValidatedEnv(env, num_envs)

@@ -19,8 +19,13 @@ class ParameterStore:
     """Hold the floating-point parameters and buffers of a model. In version 0 nothing is published yet."""
 
     def __init__(self, size: int):
-        self._arrays = SharedArrays({"buffers": ArraySpec((2, size), "float32"), "announced": ArraySpec((1,), "int64"),
-                                     "complete": ArraySpec((1,), "int64")})
+        self._arrays = SharedArrays(
+            {
+                "buffers": ArraySpec((2, size), "float32"),
+                "announced": ArraySpec((1,), "int64"),
+                "complete": ArraySpec((1,), "int64"),
+            }
+        )
 
     @staticmethod
     def size_of(model: nn.Module) -> int:

@@ -22,10 +22,19 @@ class RunCounters:
     """
 
     def __init__(self, num_actors: int, num_learners: int):
-        sizes = {"agent_steps": num_actors, "episodes": num_actors, "inserted": num_actors,
-                 "updates": num_learners, "sampled": num_learners}
-        self._arrays = SharedArrays({**{name: ArraySpec((size, CACHE_LINE), "int64") for name, size in sizes.items()},
-                                     "scores": ArraySpec((CACHE_LINE,), "float64")})
+        sizes = {
+            "agent_steps": num_actors,
+            "episodes": num_actors,
+            "inserted": num_actors,
+            "updates": num_learners,
+            "sampled": num_learners,
+        }
+        self._arrays = SharedArrays(
+            {
+                **{name: ArraySpec((size, CACHE_LINE), "int64") for name, size in sizes.items()},
+                "scores": ArraySpec((CACHE_LINE,), "float64"),
+            }
+        )
 
     @property
     def agent_steps(self) -> int:
@@ -99,10 +108,10 @@ class RunCounters:
         Without the replay, `inserted` and `sampled` start at 0.
         """
         self._arrays["scores"][:] = state["scores"]
-        for name in COUNTS if with_replay else COUNTS[:-len(REPLAY_COUNTS)]:
+        for name in COUNTS if with_replay else COUNTS[: -len(REPLAY_COUNTS)]:
             counts, values = self._arrays[name], state[name]
             if name == "updates":
                 values = [max(values)] * len(counts)  # learners update in lockstep
             counts[:, 0] = 0
-            counts[0, 0] = sum(values[len(counts):])
-            counts[:len(values), 0] += values[:len(counts)]
+            counts[0, 0] = sum(values[len(counts) :])
+            counts[: len(values), 0] += values[: len(counts)]

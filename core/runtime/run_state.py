@@ -24,8 +24,12 @@ class RunState:
     """Signals between the engine and num_processes processes of a run."""
 
     def __init__(self, num_processes: int):
-        self._arrays = SharedArrays({"flags": ArraySpec((len(FLAGS), CACHE_LINE), "int64"),
-                                     "processes": ArraySpec((num_processes, CACHE_LINE), "float64")})
+        self._arrays = SharedArrays(
+            {
+                "flags": ArraySpec((len(FLAGS), CACHE_LINE), "int64"),
+                "processes": ArraySpec((num_processes, CACHE_LINE), "float64"),
+            }
+        )
 
     def _flag(self, name: str) -> int:
         return int(self._arrays["flags"][FLAGS[name], 0])
@@ -102,7 +106,7 @@ class RunState:
 
     def activity_marker(self, process_ind: int) -> np.ndarray:
         """Return the cell [1] in which the environment of a process notes whose code runs (Env.set_activity_marker)."""
-        return self._arrays["processes"][process_ind, ACTIVE_ENV:ACTIVE_ENV + 1]
+        return self._arrays["processes"][process_ind, ACTIVE_ENV : ACTIVE_ENV + 1]
 
     def active_env(self, process_ind: int) -> int | None:
         """Return the environment whose foreign code the process runs, or None."""

@@ -42,7 +42,8 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
 
     def exploration(split: int) -> Exploration:
         return agent.exploration(
-            index * num_splits + split, options.num_actors * num_splits, num_envs // num_splits, generator)
+            index * num_splits + split, options.num_actors * num_splits, num_envs // num_splits, generator
+        )
 
     envs = DoubleBufferedEnvs(agent, make_env, exploration, seed, num_splits, num_envs, profile.lap)
     try:
@@ -71,9 +72,15 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
                 context.report("actor", index, episode)
             now = time.monotonic()
             if now - reported_at >= options.actor.log_period:
-                context.report("actor", index, {
-                    **envs.statistics(), "policy_lag": float(context.parameters.version - version),
-                    "agent_steps_per_second": (steps - reported_steps) / (now - reported_at)})
+                context.report(
+                    "actor",
+                    index,
+                    {
+                        **envs.statistics(),
+                        "policy_lag": float(context.parameters.version - version),
+                        "agent_steps_per_second": (steps - reported_steps) / (now - reported_at),
+                    },
+                )
                 reported_at, reported_steps = now, steps
                 profile.report()
             profile.lap("report")

@@ -58,8 +58,9 @@ def _evaluate(context: Context, index: int, agent: Agent, env: Env, best: float)
     params, agent_steps = context.options.evaluator, context.counters.agent_steps
     generator = context.seed_everything("evaluator", index, agent_steps)
     exploration = agent.evaluation_exploration(min(params.num_envs, params.episodes), generator)
-    results = yield from context.run_state.until_interrupted(play_episodes(
-        agent, env, params.episodes, params.max_steps, exploration, int(generator.integers(2**31))))
+    results = yield from context.run_state.until_interrupted(
+        play_episodes(agent, env, params.episodes, params.max_steps, exploration, int(generator.integers(2**31)))
+    )
     if results is None:
         return best
     score = float(np.mean(results.returns))
@@ -67,11 +68,18 @@ def _evaluate(context: Context, index: int, agent: Agent, env: Env, best: float)
     if score > best and _save(context, index, agent, agent_steps, score):
         best = score
     solved = {} if results.solved is None else {"evaluator/solved_share": float(np.mean(results.solved))}
-    context.logs.write(context.process_ind("evaluator", index), {
-        "evaluator/episodic_return_mean": score, "evaluator/episodic_return_std": float(np.std(results.returns)),
-        "evaluator/episodic_return_median": float(np.median(results.returns)),
-        "evaluator/episodic_length_mean": float(np.mean(results.lengths)),
-        "evaluator/episodes": float(len(results.returns)), **solved}, agent_steps)
+    context.logs.write(
+        context.process_ind("evaluator", index),
+        {
+            "evaluator/episodic_return_mean": score,
+            "evaluator/episodic_return_std": float(np.std(results.returns)),
+            "evaluator/episodic_return_median": float(np.median(results.returns)),
+            "evaluator/episodic_length_mean": float(np.mean(results.lengths)),
+            "evaluator/episodes": float(len(results.returns)),
+            **solved,
+        },
+        agent_steps,
+    )
     return best
 
 
@@ -100,8 +108,15 @@ def _save(context: Context, index: int, agent: Agent, agent_steps: int, score: f
     """Save the model as the run's best. Return True if it was written."""
     options = context.options
     metadata = {
-        "signature": options.signature, "config": options.config, "env_type": options.env_type, "game": options.game,
-        "environment": context.spec.name, "agent_steps": agent_steps, "score": score, "options": options.to_dict()}
+        "signature": options.signature,
+        "config": options.config,
+        "env_type": options.env_type,
+        "game": options.game,
+        "environment": context.spec.name,
+        "agent_steps": agent_steps,
+        "score": score,
+        "options": options.to_dict(),
+    }
     try:
         model_file.save_weights(options.model_path, agent.model.state_dict(), metadata)
         written = True

@@ -52,8 +52,15 @@ def learner(context: Context, index: int) -> Iterator[bool]:
                 raise
 
 
-def _learn(context: Context, agent: Agent, memory: Memory | DeviceMemory, batches: BatchSource, updates: Updates,
-           group: LearnerGroup, profile: Profile) -> Generator[bool, None, None]:
+def _learn(
+    context: Context,
+    agent: Agent,
+    memory: Memory | DeviceMemory,
+    batches: BatchSource,
+    updates: Updates,
+    group: LearnerGroup,
+    profile: Profile,
+) -> Generator[bool, None, None]:
     """Update until the run ends."""
     params, run_state, is_first = context.options.learner, context.run_state, group.index == 0
     # Samples of all learners' next updates.
@@ -64,8 +71,9 @@ def _learn(context: Context, agent: Agent, memory: Memory | DeviceMemory, batche
     def report() -> None:
         nonlocal reported_at, reported_updates
         reported_at, reported_updates = time.monotonic(), checker.updates
-        context.report("learner", 0, {
-            **updates.statistics(), **batches.statistics(), **batches.call(memory.statistics)})
+        context.report(
+            "learner", 0, {**updates.statistics(), **batches.statistics(), **batches.call(memory.statistics)}
+        )
 
     while True:
         profile.lap("wait")
@@ -105,7 +113,8 @@ def _learn(context: Context, agent: Agent, memory: Memory | DeviceMemory, batche
         if updates.consecutive_skipped >= params.max_bad_updates:
             raise TrainingDiverged(
                 f"the loss was not finite in {updates.consecutive_skipped} updates in a row, which changed nothing. "
-                "A smaller agent.lr or agent.clip_norm may help")
+                "A smaller agent.lr or agent.clip_norm may help"
+            )
         if is_first and time.monotonic() - reported_at >= params.log_period:
             report()
             profile.report()
@@ -158,8 +167,9 @@ def _make_memory(context: Context, index: int) -> Memory | DeviceMemory:
     return device_memory
 
 
-def _make_updates(context: Context, agent: Agent, memory: Memory | DeviceMemory, index: int,
-                  ready_batches: Sequence[Batch]) -> tuple[BatchSource, Updates]:
+def _make_updates(
+    context: Context, agent: Agent, memory: Memory | DeviceMemory, index: int, ready_batches: Sequence[Batch]
+) -> tuple[BatchSource, Updates]:
     """Return where the learner's batches come from, and what updates the agent on them.
 
     Of `ready_batches`, which a checkpoint had, those come first that fit the batch size and the windows of this start.
@@ -168,8 +178,12 @@ def _make_updates(context: Context, agent: Agent, memory: Memory | DeviceMemory,
     on_gpu, size = device.type == "cuda", options.agent.batch_size
     if isinstance(memory, DeviceMemory):
         count = params.updates_per_replay
-        capture = (on_gpu and params.captured != "no" and options.num_learners == 1
-                   and can_capture(type(agent), agent.params, count))
+        capture = (
+            on_gpu
+            and params.captured != "no"
+            and options.num_learners == 1
+            and can_capture(type(agent), agent.params, count)
+        )
         device_batches = DeviceReplayBatches(agent, memory, size, count, device)
         return InPlaceBatchSource(memory), GraphedUpdate(agent, device_batches, capture=capture)
     depth = 0 if options.engine == "inline" else params.prefetch

@@ -52,7 +52,9 @@ def restore(context: Context, agent: Agent, memory: Memory | DeviceMemory, index
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        problem = f"checkpoint {context.resume_from} does not fit this run ({type(error).__name__}: {error}): start a new one"
+        problem = (
+            f"checkpoint {context.resume_from} does not fit this run ({type(error).__name__}: {error}): start a new one"
+        )
         raise CheckpointError(problem) from error
 
 
@@ -61,8 +63,9 @@ def load_initial(agent: Agent, path: Path) -> None:
     model_file.load_into(agent.model, model_file.reload_weights(path)[0], path)
 
 
-def save(context: Context, agent: Agent, memory: Memory | DeviceMemory, batches: BatchSource,
-         group: LearnerGroup) -> Generator[bool, None, None]:
+def save(
+    context: Context, agent: Agent, memory: Memory | DeviceMemory, batches: BatchSource, group: LearnerGroup
+) -> Generator[bool, None, None]:
     """Publish the parameters, then write a full checkpoint. A full disk is reported and counted; training continues."""
     folder, index, own_parts = context.options.checkpoint_folder, group.index, dict[str, Any]()
     learner_file, memory_file = _files_of(index)
@@ -72,7 +75,8 @@ def save(context: Context, agent: Agent, memory: Memory | DeviceMemory, batches:
         own_parts[learner_file] = {"torch_rng": torch.get_rng_state(), "device_rng": device_random_state(device)}
         if context.options.learner.checkpoint_replay:
             own_parts[memory_file] = batches.call(
-                lambda: {**memory.state_dict(), "drawn": [batch_state(batch) for batch in batches.ready_batches()]})
+                lambda: {**memory.state_dict(), "drawn": [batch_state(batch) for batch in batches.ready_batches()]}
+            )
         if index:
             run_checkpoint.save_parts(folder, own_parts)
 
@@ -84,10 +88,15 @@ def save(context: Context, agent: Agent, memory: Memory | DeviceMemory, batches:
 
     def write_all() -> None:
         own_parts["learner"]["version"] = version
-        others = [name for learner in range(1, group.size) for name in _files_of(learner)[:len(own_parts)]]
+        others = [name for learner in range(1, group.size) for name in _files_of(learner)[: len(own_parts)]]
         counters = {**context.counters.state_dict(), **context.rate_limiter.state_dict()}
-        run_checkpoint.save(folder, {"agent": agent.state_dict(), "clock": counters, **own_parts},
-                            context.counters.agent_steps, context.options.learner.checkpoint_keep, others)
+        run_checkpoint.save(
+            folder,
+            {"agent": agent.state_dict(), "clock": counters, **own_parts},
+            context.counters.agent_steps,
+            context.options.learner.checkpoint_keep,
+            others,
+        )
 
     saved = all_written and _try_to_write(write_all)
     context.run_state.record_write(context.process_ind("learner", index), saved)

@@ -98,10 +98,14 @@ class _RunLog:
     def _global_values(self) -> dict[str, float]:
         context = self._context
         values = {
-            **self._rates.update(), "samples_per_insert": context.rate_limiter.ratio(),
-            "resident_memory_mb": rss_mb(), "restarts": context.run_state.restarts,
-            "lost_records": self._dropped, "wall_seconds": self._files.seconds,
-            "write_errors": self._files.errors + sum(tracker.errors for tracker in self._trackers)}
+            **self._rates.update(),
+            "samples_per_insert": context.rate_limiter.ratio(),
+            "resident_memory_mb": rss_mb(),
+            "restarts": context.run_state.restarts,
+            "lost_records": self._dropped,
+            "wall_seconds": self._files.seconds,
+            "write_errors": self._files.errors + sum(tracker.errors for tracker in self._trackers),
+        }
         if context.memories:
             values["memory_size"] = sum(memory.size() for memory in context.memories)
         return {f"global/{name}": float(value) for name, value in values.items()}
@@ -120,11 +124,21 @@ class _Rates:
         if not self._rates or elapsed >= MIN_RATE_SECONDS:
             self._rates = {name: (count - self._previous[name]) / max(elapsed, 1e-6) for name, count in counts.items()}
             self._previous, self._time = counts, time.monotonic()
-        return {**counts, "fps": self._rates["frames"], "agent_steps_per_second": self._rates["agent_steps"],
-                "updates_per_second": self._rates["updates"], "samples_per_second": self._rates["samples"]}
+        return {
+            **counts,
+            "fps": self._rates["frames"],
+            "agent_steps_per_second": self._rates["agent_steps"],
+            "updates_per_second": self._rates["updates"],
+            "samples_per_second": self._rates["samples"],
+        }
 
     def _counts(self) -> dict[str, float]:
         counters = self._context.counters
         steps = counters.agent_steps
-        return {"agent_steps": steps, "frames": steps * self._context.spec.frames_per_step,
-                "episodes": counters.episodes, "updates": counters.updates, "samples": counters.sampled}
+        return {
+            "agent_steps": steps,
+            "frames": steps * self._context.spec.frames_per_step,
+            "episodes": counters.episodes,
+            "updates": counters.updates,
+            "samples": counters.sampled,
+        }

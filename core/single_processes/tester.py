@@ -36,17 +36,30 @@ def tester(context: Context, index: int) -> Iterator[bool]:
     load_into(agent.model, weights, path)
     num_envs = 1 if options.record or options.render else min(options.episodes, options.evaluator.num_envs)
     with ExitStack() as stack:
-        env = context.make_env(num_envs, training=False, num_threads=min(num_envs, len(os.sched_getaffinity(0))),
-                               render_mode="rgb_array" if options.record else "human" if options.render else None)
+        env = context.make_env(
+            num_envs,
+            training=False,
+            num_threads=min(num_envs, len(os.sched_getaffinity(0))),
+            render_mode="rgb_array" if options.record else "human" if options.render else None,
+        )
         stack.callback(env.close)
         renderer = None
         if options.record:
             renderer = EpisodeRenderer(test_file(path, options.video.format), options.video, context.spec)
             stack.callback(renderer.close)
         exploration = agent.evaluation_exploration(num_envs, context.seed_everything("tester", index))
-        results = yield from context.run_state.until_interrupted(play_episodes(
-            agent, env, options.episodes, options.evaluator.max_steps, exploration, context.seed("tester", index),
-            renderer.add if renderer else None, _EpisodePrinter(options.episodes)))
+        results = yield from context.run_state.until_interrupted(
+            play_episodes(
+                agent,
+                env,
+                options.episodes,
+                options.evaluator.max_steps,
+                exploration,
+                context.seed("tester", index),
+                renderer.add if renderer else None,
+                _EpisodePrinter(options.episodes),
+            )
+        )
     if results is None:
         return
     summary = summarise(results, options.env_class, context.spec.name)
@@ -54,10 +67,17 @@ def tester(context: Context, index: int) -> Iterator[bool]:
     _print(f"{path.name} on {context.spec.name}: {numbers}")
     model = {name: value for name, value in metadata.items() if name != "options"}
     report = {
-        "model_file": str(path), "model": model, "game": context.spec.name, "seed": options.seed, "summary": summary,
+        "model_file": str(path),
+        "model": model,
+        "game": context.spec.name,
+        "seed": options.seed,
+        "summary": summary,
         "protocol": _protocol(context, num_envs, exploration),
         **{name: array.tolist() for name, array in results._asdict().items() if array is not None},
-        "versions": versions(), "time": time.time(), "options": options.to_dict()}
+        "versions": versions(),
+        "time": time.time(),
+        "options": options.to_dict(),
+    }
     write_atomically(test_file(path, "json"), (json.dumps(report, indent=1, default=str) + "\n").encode())
     _print(f"all returns: {test_file(path, 'json')}")
     if renderer is not None:
@@ -72,10 +92,17 @@ def summarise(results: EpisodeResults, env_class: Any, game: str) -> dict[str, f
     returns = results.returns
     solved = {} if results.solved is None else {"solved_share": float(results.solved.mean())}
     return {
-        "episodes": len(returns), "mean": float(returns.mean()), "std": float(returns.std()),
-        "median": float(np.median(returns)), "min": float(returns.min()), "max": float(returns.max()),
-        "mean_length": float(results.lengths.mean()), "truncated": int(results.truncated.sum()), **solved,
-        "human_normalized": human_normalized(env_class, game, float(returns.mean()))}
+        "episodes": len(returns),
+        "mean": float(returns.mean()),
+        "std": float(returns.std()),
+        "median": float(np.median(returns)),
+        "min": float(returns.min()),
+        "max": float(returns.max()),
+        "mean_length": float(results.lengths.mean()),
+        "truncated": int(results.truncated.sum()),
+        **solved,
+        "human_normalized": human_normalized(env_class, game, float(returns.mean())),
+    }
 
 
 class _EpisodePrinter:
@@ -95,9 +122,13 @@ def _print(message: str) -> None:
 
 
 def _protocol(context: Context, num_envs: int, exploration: Exploration | None) -> dict[str, Any]:
-    return {"env_type": context.options.env_type, "env": dataclasses.asdict(context.options.env),
-            "max_steps": context.options.evaluator.max_steps, "num_envs": num_envs,
-            "exploration": None if exploration is None else exploration.statistics()}
+    return {
+        "env_type": context.options.env_type,
+        "env": dataclasses.asdict(context.options.env),
+        "max_steps": context.options.evaluator.max_steps,
+        "num_envs": num_envs,
+        "exploration": None if exploration is None else exploration.statistics(),
+    }
 
 
 def _format_number(value: float | int | None) -> str:

@@ -34,8 +34,10 @@ class ChunkFormat:
     def __init__(self, layout: Layout, window_length: int):
         self._layout, self._window_length = layout, window_length
         length, envs = layout.chunk_length, layout.num_envs
-        self._fields = {name: ArraySpec((length + (name in BOOTSTRAP_FIELDS), envs, *spec.shape), spec.dtype)
-                        for name, spec in layout.fields.items()}
+        self._fields = {
+            name: ArraySpec((length + (name in BOOTSTRAP_FIELDS), envs, *spec.shape), spec.dtype)
+            for name, spec in layout.fields.items()
+        }
         self._states = {name: ArraySpec((envs, *spec.shape), spec.dtype) for name, spec in layout.state_fields.items()}
         self._parts = {**self._fields, **self._states}
         if layout.packed:
@@ -49,8 +51,11 @@ class ChunkFormat:
         end = int(arrays["written"][0])
         begin = end - layout.chunk_length
         step_ids, chunk = np.arange(begin, end + 1), begin % layout.ring_length // layout.chunk_length
-        parts = {name: arrays[name].take(step_ids[:spec.shape[0]] % layout.ring_length, axis=0)
-                 for name, spec in self._fields.items() if name not in ("frame", "priority")}
+        parts = {
+            name: arrays[name].take(step_ids[: spec.shape[0]] % layout.ring_length, axis=0)
+            for name, spec in self._fields.items()
+            if name not in ("frame", "priority")
+        }
         parts |= {name: arrays[name][chunk] for name in self._states}
         if "priority" in self._fields:
             starts = step_ids[:-1] - self._window_length
@@ -60,14 +65,18 @@ class ChunkFormat:
         if packed := layout.packed:
             begins, sizes, checks = (arrays[name][chunk] for name in ("block_start", "block_bytes", "block_check"))
             bootstrap, check = compress(frames[end % len(frames)], layout.storage.level)
-            blocks = [arrays["arena"][start:start + size]
-                      for start, size in zip((begins % packed.arena_bytes).tolist(), sizes.tolist())]
+            blocks = [
+                arrays["arena"][start : start + size]
+                for start, size in zip((begins % packed.arena_bytes).tolist(), sizes.tolist())
+            ]
             blocks.append(np.frombuffer(bootstrap, np.uint8))
             parts |= {SIZES: np.append(sizes, len(bootstrap)), CHECKS: np.append(checks, np.uint32(check))}
         else:
             parts["frame"] = frames.take(step_ids % len(frames), axis=0)
-        contents = [np.ascontiguousarray(parts[name], spec.dtype).reshape(-1).view(np.uint8)
-                    for name, spec in self._parts.items()]
+        contents = [
+            np.ascontiguousarray(parts[name], spec.dtype).reshape(-1).view(np.uint8)
+            for name, spec in self._parts.items()
+        ]
         return np.concatenate([*contents, *blocks])
 
     def unpack(self, buffer: np.ndarray) -> Chunk:
@@ -80,11 +89,11 @@ class ChunkFormat:
             raise DamagedChunk(f"a chunk of {len(buffer):,} bytes arrived; it must have at least {min_bytes:,} bytes")
         parts, offset = {}, 0
         for name, spec in self._parts.items():
-            parts[name] = buffer[offset:offset + spec.nbytes].view(spec.dtype).reshape(spec.shape)
+            parts[name] = buffer[offset : offset + spec.nbytes].view(spec.dtype).reshape(spec.shape)
             offset += spec.nbytes
         blocks = list[tuple[np.ndarray, int]]()
         for size, check in zip(parts[SIZES].tolist(), parts[CHECKS].tolist()) if self._layout.packed else ():
-            blocks.append((buffer[offset:offset + size], check))
+            blocks.append((buffer[offset : offset + size], check))
             offset += size
         if offset != len(buffer):
             raise DamagedChunk(f"a chunk of {len(buffer):,} bytes arrived; its parts have {offset:,} bytes")
@@ -109,6 +118,13 @@ def single_actor_layout(layout: Layout, window_length: int) -> Layout:
     ring_length, arena = (-(-(window_length + 1) // layout.chunk_length) + 2) * layout.chunk_length, 0
     if layout.packed:
         smallest = StorageParams(layout.storage.codec, bytes=1)
-        arena = arena_bytes(smallest, layout.fields["frame"], 1, layout.num_envs, ring_length, layout.chunk_length,
-                            2 * layout.chunk_length)
+        arena = arena_bytes(
+            smallest,
+            layout.fields["frame"],
+            1,
+            layout.num_envs,
+            ring_length,
+            layout.chunk_length,
+            2 * layout.chunk_length,
+        )
     return replace(layout, num_actors=1, ring_length=ring_length, arena_bytes=arena)

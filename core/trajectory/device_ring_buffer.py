@@ -30,8 +30,10 @@ class DeviceRingBuffer(WindowGatherer[Tensor]):
 
     def __init__(self, trajectories: Trajectories, device: torch.device):
         self.layout, self.device, self._trajectories = trajectories.layout, device, trajectories
-        self._arrays = {name: torch.zeros(spec.shape, dtype=_torch_dtype(spec.dtype), device=device)
-                        for name, spec in self.arrays(self.layout).items()}
+        self._arrays = {
+            name: torch.zeros(spec.shape, dtype=_torch_dtype(spec.dtype), device=device)
+            for name, spec in self.arrays(self.layout).items()
+        }
         self.copied = np.zeros(self.layout.num_actors, np.int64)  # steps of each environment, by actor
         self._transfers = Transfers(trajectories.arrays, device)
 
@@ -39,8 +41,11 @@ class DeviceRingBuffer(WindowGatherer[Tensor]):
     def arrays(layout: Layout) -> dict[str, ArraySpec]:
         """Return what is copied: all fields except initial priorities, which are written after their steps."""
         lead = (layout.num_actors, layout.ring_length, layout.num_envs)
-        fields = {name: ArraySpec((*lead, *spec.shape), spec.dtype)
-                  for name, spec in layout.fields.items() if name != "priority"}
+        fields = {
+            name: ArraySpec((*lead, *spec.shape), spec.dtype)
+            for name, spec in layout.fields.items()
+            if name != "priority"
+        }
         return fields | {name: spec for name, spec in layout.arrays().items() if name in layout.state_fields}
 
     def __getitem__(self, name: str) -> Tensor:

@@ -57,10 +57,14 @@ class PackedLayout(NamedTuple):
         bytes since the start of the run; modulo the arena's size they are positions.
         """
         blocks, steps = (self.num_actors, self.chunks, self.num_envs), (self.num_actors, self.unpacked_steps)
-        return {"frame": ArraySpec((*steps, self.num_envs, *self.frame.shape), self.frame.dtype),
-                "arena": ArraySpec((self.num_actors, self.arena_bytes), "uint8"),
-                "block_start": ArraySpec(blocks, "int64"), "block_bytes": ArraySpec(blocks, "int32"),
-                "block_check": ArraySpec(blocks, "uint32"), "packed": ArraySpec((self.num_actors, 8), "int64")}
+        return {
+            "frame": ArraySpec((*steps, self.num_envs, *self.frame.shape), self.frame.dtype),
+            "arena": ArraySpec((self.num_actors, self.arena_bytes), "uint8"),
+            "block_start": ArraySpec(blocks, "int64"),
+            "block_bytes": ArraySpec(blocks, "int32"),
+            "block_check": ArraySpec(blocks, "uint32"),
+            "packed": ArraySpec((self.num_actors, 8), "int64"),
+        }
 
     def lengths(self, chunks: int, ends: np.ndarray | None) -> dict[str, int]:
         """Return how much of each array's second axis holds data after so many chunks and with these arena ends."""
@@ -70,8 +74,13 @@ class PackedLayout(NamedTuple):
 
 
 def arena_bytes(
-    storage: StorageParams, frame: ArraySpec, num_actors: int, num_envs: int, ring_length: int, chunk_length: int,
-    min_steps: int
+    storage: StorageParams,
+    frame: ArraySpec,
+    num_actors: int,
+    num_envs: int,
+    ring_length: int,
+    chunk_length: int,
+    min_steps: int,
 ) -> int:
     """Return the arena bytes of one actor.
 
@@ -99,7 +108,7 @@ class CompressedFrameWriter:
         """Compress the frames of a chunk that is not published yet and that follows the last one compressed."""
         length, num_envs = self._layout.chunk_length, self._layout.num_envs
         begin = chunk * length % self._layout.unpacked_steps
-        frames = self._frames[begin:begin + length]
+        frames = self._frames[begin : begin + length]
         self.store(chunk, [compress(frames[:, env], self._level) for env in range(num_envs)])
 
     def store(self, chunk: int, blocks: Sequence[tuple[Any, int]]) -> None:
@@ -109,7 +118,7 @@ class CompressedFrameWriter:
         self._evict(chunk, end - layout.arena_bytes)
         for start, (block, _) in zip(starts, blocks):
             position = start % layout.arena_bytes
-            self._arena[position:position + len(block)] = np.frombuffer(block, np.uint8)
+            self._arena[position : position + len(block)] = np.frombuffer(block, np.uint8)
         slot = chunk % layout.chunks
         self._starts[slot], self._sizes[slot], self._checks[slot] = starts, sizes, [check for _, check in blocks]
         self._end[0] = end
@@ -195,9 +204,11 @@ class CompressedFrameReader:
         starts, sizes, checks = (column[actors, chunks % layout.chunks, envs] for column in self._index)
         blocks = zip(actors.tolist(), (starts % layout.arena_bytes).tolist(), sizes.tolist(), checks.tolist())
         for number, (actor, start, size, check) in enumerate(blocks):
-            frames = decompressed(self._arenas[actor][start:start + size], check, layout.block_bytes)
+            frames = decompressed(self._arenas[actor][start : start + size], check, layout.block_bytes)
             if frames is not None:
                 unpacked[number] = frames
             elif (chunks[number] + 1) * length > first_valid_step(self._arrays, layout.ring_length, length)[actor]:
-                raise CorruptedBlock(f"the compressed frames of chunk {chunks[number]}, environment {envs[number]} of "
-                                     f"actor {actor} ({size} bytes at {start}) are not what was written")
+                raise CorruptedBlock(
+                    f"the compressed frames of chunk {chunks[number]}, environment {envs[number]} of "
+                    f"actor {actor} ({size} bytes at {start}) are not what was written"
+                )

@@ -36,8 +36,10 @@ class CorruptedBlock(ValueError):
     """An error that is raised for a compressed block whose content is not what its writer stored."""
 
     def __init__(self, problem: str):
-        super().__init__(f"{problem}: the replay is damaged. Continue from the last checkpoint. If it happens again, "
-                         "the machine's memory is faulty.")
+        super().__init__(
+            f"{problem}: the replay is damaged. Continue from the last checkpoint. If it happens again, "
+            "the machine's memory is faulty."
+        )
 
 
 def compress(frames: np.ndarray, level: int) -> tuple[bytes, int]:

@@ -27,9 +27,17 @@ class Layout:
 
     @staticmethod
     def of(
-        spec: EnvSpec, extras: dict[str, ArraySpec], *, capacity: int, num_actors: int, num_envs: int,
-        chunk_length: int, with_priority: bool, states: tuple[ArraySpec, ...] = (), storage: StorageParams = STORAGE,
-        kept_steps_per_env: int = 1
+        spec: EnvSpec,
+        extras: dict[str, ArraySpec],
+        *,
+        capacity: int,
+        num_actors: int,
+        num_envs: int,
+        chunk_length: int,
+        with_priority: bool,
+        states: tuple[ArraySpec, ...] = (),
+        storage: StorageParams = STORAGE,
+        kept_steps_per_env: int = 1,
     ) -> "Layout":
         """Return the layout that holds `capacity` agent steps, rounded up to whole chunks, plus the overwrite margin.
 
@@ -48,8 +56,15 @@ class Layout:
         if storage.codec == RAW and storage.bytes is not None:
             capacity = max(min(capacity, storage.bytes // spec.frame.nbytes), 1)
         flag, number = ArraySpec((), "bool"), ArraySpec((), "float32")
-        fields = {"frame": spec.frame, "first": flag, "last": flag, "action": spec.action.array, "reward": number,
-                  "discount": number, **extras}
+        fields = {
+            "frame": spec.frame,
+            "first": flag,
+            "last": flag,
+            "action": spec.action.array,
+            "reward": number,
+            "discount": number,
+            **extras,
+        }
         if with_priority:
             fields["priority"] = number
         chunks = -(-capacity // (num_actors * num_envs * chunk_length)) + 2 + -(-spec.frame_stack // chunk_length)
@@ -57,8 +72,18 @@ class Layout:
         if storage.codec != RAW:
             min_steps = 2 * chunk_length + spec.frame_stack + kept_steps_per_env
             arena = arena_bytes(storage, spec.frame, num_actors, num_envs, ring_length, chunk_length, min_steps)
-        return Layout(num_actors, num_envs, ring_length, chunk_length, spec.frame_stack, fields, tuple(extras), states,
-                      storage, arena)
+        return Layout(
+            num_actors,
+            num_envs,
+            ring_length,
+            chunk_length,
+            spec.frame_stack,
+            fields,
+            tuple(extras),
+            states,
+            storage,
+            arena,
+        )
 
     @property
     def total_envs(self) -> int:
@@ -88,8 +113,9 @@ class Layout:
         """Return the layout of compressed frames; if frames are raw, return None."""
         if not self.arena_bytes:
             return None
-        return PackedLayout(self.num_actors, self.num_envs, self.ring_length, self.chunk_length, self.fields["frame"],
-                            self.arena_bytes)
+        return PackedLayout(
+            self.num_actors, self.num_envs, self.ring_length, self.chunk_length, self.fields["frame"], self.arena_bytes
+        )
 
     def arrays(self) -> dict[str, ArraySpec]:
         """Return every array that is allocated, by name."""

@@ -118,8 +118,10 @@ class Trajectories(WindowGatherer[np.ndarray]):
         MemoryError when the machine has no space for the copies.
         """
         if self.layout.nbytes > available_bytes():
-            raise MemoryError(f"{self.layout.nbytes:,} bytes are needed to copy the replay and {available_bytes():,} "
-                              "are free. Set a smaller memory.capacity, or learner.checkpoint_replay false.")
+            raise MemoryError(
+                f"{self.layout.nbytes:,} bytes are needed to copy the replay and {available_bytes():,} "
+                "are free. Set a smaller memory.capacity, or learner.checkpoint_replay false."
+            )
         state = self._copy_counters()
         lengths = self._lengths(state["written"], state.get("packed"))
         state |= {name: self.arrays[name][:, :length].copy() for name, length in lengths.items() if name not in state}
@@ -150,11 +152,12 @@ class Trajectories(WindowGatherer[np.ndarray]):
             stored = state[name].numpy() if name in state else None
             if stored is None or stored.shape != shape or stored.dtype != spec.dtype:
                 present = "absent" if stored is None else f"{stored.dtype} {stored.shape}"
-                raise ValueError(f"stored replay does not fit: field {name} is {present}, "
-                                 f"this run needs {spec.dtype} {shape}")
+                raise ValueError(
+                    f"stored replay does not fit: field {name} is {present}, this run needs {spec.dtype} {shape}"
+                )
         for name in self.layout.arrays():
             stored = state[name].numpy()
-            self.arrays[name][:, :stored.shape[1]] = stored
+            self.arrays[name][:, : stored.shape[1]] = stored
 
     def _lengths(self, written: np.ndarray | None, ends: np.ndarray | None) -> dict[str, int]:
         """Return how much of each array's second axis holds data.

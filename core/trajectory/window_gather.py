@@ -79,10 +79,19 @@ class WindowGatherer(ABC, Generic[Array]):
             positions = library.minimum(positions, episode_end)  # [P, B]
         observations = self._observations(env_ids, step_ids + positions)
         first, action, reward, discount = (
-            self._tensor(self._take(name, slots)) for name in ("first", "action", "reward", "discount"))
+            self._tensor(self._take(name, slots)) for name in ("first", "action", "reward", "discount")
+        )
         extras = {name: self._tensor(self._take(name, slots)) for name in self.layout.extras}
-        return Window(self._tensor(observations), first, self._tensor(lasts), action, reward, discount, extras,
-                      self.states(slots[0]))
+        return Window(
+            self._tensor(observations),
+            first,
+            self._tensor(lasts),
+            action,
+            reward,
+            discount,
+            extras,
+            self.states(slots[0]),
+        )
 
     def states(self, slots: Array) -> tuple[Tensor, ...]:
         """Return the recurrent states, each [B, ...], stored with the chunks of steps at flat indices [B]."""

@@ -17,8 +17,12 @@ class ChunkWriter:
     """The only writer of an actor's rings. A writer that replaces another marks its open episodes as truncated."""
 
     def __init__(
-        self, trajectories: Trajectories, actor_ind: int, window: WindowSpec,
-        priorities: Callable[[Window], np.ndarray | None] | None = None, room: Callable[[], bool] | None = None
+        self,
+        trajectories: Trajectories,
+        actor_ind: int,
+        window: WindowSpec,
+        priorities: Callable[[Window], np.ndarray | None] | None = None,
+        room: Callable[[], bool] | None = None,
     ):
         """Continue the rings of an actor.
 
@@ -53,8 +57,12 @@ class ChunkWriter:
         return bool(self._counter[0] < self._window.length + 2)
 
     def append(
-        self, before: TimeStep, action: np.ndarray, after: TimeStep, extras: Mapping[str, np.ndarray],
-        state: Sequence[Tensor] = ()
+        self,
+        before: TimeStep,
+        action: np.ndarray,
+        after: TimeStep,
+        extras: Mapping[str, np.ndarray],
+        state: Sequence[Tensor] = (),
     ) -> int:
         """Write one step of each environment.
 
@@ -86,7 +94,7 @@ class ChunkWriter:
         for name in self._layout.fields.keys() - {"priority"}:
             field, values = fields[name], chunk.fields[name]
             begin = start % len(field)
-            field[begin:begin + length] = values[:length]
+            field[begin : begin + length] = values[:length]
             if name in BOOTSTRAP_FIELDS:
                 field[(start + length) % len(field)] = values[length]
         for name, values in zip(self._layout.state_fields, chunk.states, strict=True):
@@ -146,6 +154,7 @@ class ChunkWriter:
             return
         priorities = supplied if self._window.stride else np.where(window.lasts[0].numpy(), 0.0, supplied)
         if not (np.isfinite(priorities) & (priorities >= 0)).all():
-            raise ValueError("initial priorities must be finite and not negative; "
-                             f"actor {self._actor_ind} computed {priorities}")
+            raise ValueError(
+                f"initial priorities must be finite and not negative; actor {self._actor_ind} computed {priorities}"
+            )
         self._fields["priority"][slots] = priorities.reshape(-1, num_envs)

@@ -38,13 +38,26 @@ def test_gpu_cases_use_their_configs_with_graphed_updates(case, monkeypatch):
 
 def test_a_run_is_measured_once_its_learner_keeps_up(monkeypatch, root):
     def row(time, steps, ratio):
-        return {"time": time, "step": steps, "values": {"global/samples_per_insert": ratio, "global/agent_steps": steps,
-                                                        "global/frames": 4 * steps, "global/updates": 10 * time}}
+        return {
+            "time": time,
+            "step": steps,
+            "values": {
+                "global/samples_per_insert": ratio,
+                "global/agent_steps": steps,
+                "global/frames": 4 * steps,
+                "global/updates": 10 * time,
+            },
+        }
 
     rows = [row(second, 100 * second, 8.0 if second > 12 else 1.0) for second in range(21)]
     monkeypatch.setattr("benchmarks.gpu.train", lambda seconds, *words: rows)
     found = run(toy(root), (), 10.0, 5.0)
-    assert found == {"agent_steps a second": 100.0, "frames a second": 400.0, "updates a second": 10.0, "bytes of the GPU in use": 0}
+    assert found == {
+        "agent_steps a second": 100.0,
+        "frames a second": 400.0,
+        "updates a second": 10.0,
+        "bytes of the GPU in use": 0,
+    }
     with pytest.raises(SystemExit, match="had not caught up"):
         run(toy(root), (), 10.0, 17.0)
 

@@ -8,7 +8,9 @@ from benchmarks.history import COLUMNS, measure, table
 def test_the_parts_add_up_and_compressed_frames_are_smaller():
     found = measure("pong", 1_000, 1, "lz4")
     assert found["steps_held"] >= 1_000 - 8 * found["chunk_length"]
-    assert found["frame_bytes"] + found["other_bytes_per_step"] * found["steps_held"] == pytest.approx(found["used_bytes"])
+    assert found["frame_bytes"] + found["other_bytes_per_step"] * found["steps_held"] == pytest.approx(
+        found["used_bytes"]
+    )
     assert found["frame_bytes"] * found["compression"] == pytest.approx(84 * 84 * found["steps_held"])
     assert found["used_bytes"] < found["allocated_bytes"] < found["raw_bytes"]
     other = found["other_bytes_per_step"] * found["steps_held"]

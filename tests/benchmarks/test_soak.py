@@ -14,9 +14,16 @@ def soak():
     """Return ten minutes of measurements at 100 agent steps/s and 200 MB, with a kill after 300 s."""
     made = Soak.__new__(Soak)
     made.options, made.random = argparse.Namespace(every=30.0, victim="others"), random.Random(1)
-    made.run, made.began, made.faults = argparse.Namespace(signature="soak_1", progress=np.array([60_000.0, 6_000.0])), 1_000.0, []
+    made.run, made.began, made.faults = (
+        argparse.Namespace(signature="soak_1", progress=np.array([60_000.0, 6_000.0])),
+        1_000.0,
+        [],
+    )
     made.points = [(1_000.0 + second, np.array([100.0, 10.0]) * second) for second in range(600)]
-    made.rows = [{"seconds": second, "agent_steps": 1, "memory_mb": 200.0, "descriptors": 28, "event": ""} for second in range(600)]
+    made.rows = [
+        {"seconds": second, "agent_steps": 1, "memory_mb": 200.0, "descriptors": 28, "event": ""}
+        for second in range(600)
+    ]
     made.kills = [{"victim": "actor 0", "time": 1_300.0}]
     return made
 

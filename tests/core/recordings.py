@@ -23,19 +23,29 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from core.device.cuda_graph import CudaGraphCallable
 
-LOOKS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.equal.default,
-         torch.ops.aten.masked_select.default}
+LOOKS = {
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.nonzero.default,
+    torch.ops.aten.equal.default,
+    torch.ops.aten.masked_select.default,
+}
 # a mask as index gives as many elements as are true
 INDEXED = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default}
 
 
 def looks(function: Any, args: Sequence[Any]) -> bool:
     """Return True if python, or the shape of the result, depends on a tensor's value."""
-    return function in LOOKS or (function in INDEXED and any(index is not None and index.dtype == torch.bool for index in args[1]))
+    return function in LOOKS or (
+        function in INDEXED and any(index is not None and index.dtype == torch.bool for index in args[1])
+    )
 
 
 def storages(found: Any) -> dict[int, torch.UntypedStorage]:
-    return {leaf.untyped_storage().data_ptr(): leaf.untyped_storage() for leaf in tree_leaves(found) if isinstance(leaf, Tensor)}
+    return {
+        leaf.untyped_storage().data_ptr(): leaf.untyped_storage()
+        for leaf in tree_leaves(found)
+        if isinstance(leaf, Tensor)
+    }
 
 
 class Elsewhere:

@@ -29,20 +29,36 @@ SETTINGS = {"batch_size": 16, "nstep": 3, "lr": 1e-3, "eps": 1e-8, "target_updat
 SEQUENCES = {"burn_in": 3, "unroll_length": 5, "stride": 4, "nstep": 2}
 EAGER = {"critic_lr": 2e-3, "lean": False}  # as on a GPU
 NORMALIZED = {"hidden": (16, 12), "normalize_observations": True}
-NETWORKS = {DQNMLP: {"hidden": 16}, RainbowMLP: {"hidden": 16}, R2D2MLP: {"hidden": 8, "lstm": 8}, DDPGMLP: NORMALIZED,
-            D4PGMLP: {"hidden": (16, 12), "layer_norm": True}, TD3MLP: NORMALIZED, SACMLP: NORMALIZED}
+NETWORKS = {
+    DQNMLP: {"hidden": 16},
+    RainbowMLP: {"hidden": 16},
+    R2D2MLP: {"hidden": 8, "lstm": 8},
+    DDPGMLP: NORMALIZED,
+    D4PGMLP: {"hidden": (16, 12), "layer_norm": True},
+    TD3MLP: NORMALIZED,
+    SACMLP: NORMALIZED,
+}
 AGENTS = {
     "dqn": (DQN, DQNMLP, {}),
-    "dqn, rmsprop": (DQN, DQNMLP, {"optimizer": "rmsprop", "lr_schedule": "linear", "lr_updates": 80, "clip_value": 0.1}),
+    "dqn, rmsprop": (
+        DQN,
+        DQNMLP,
+        {"optimizer": "rmsprop", "lr_schedule": "linear", "lr_updates": 80, "clip_value": 0.1},
+    ),
     "dqn, soft target": (DQN, DQNMLP, {"target_update": 0.05, "loss": "squared", "weight_decay": 1e-3}),
     "rainbow": (Rainbow, RainbowMLP, {}),
-    "rainbow of quantiles": (Rainbow, RainbowMLP, {"distribution": "quantile", "lr_schedule": "step", "lr_updates": 30}),
+    "rainbow of quantiles": (
+        Rainbow,
+        RainbowMLP,
+        {"distribution": "quantile", "lr_schedule": "step", "lr_updates": 30},
+    ),
     "r2d2": (R2D2, R2D2MLP, SEQUENCES),
     "ddpg": (DDPG, DDPGMLP, {**EAGER, "lr_schedule": "linear", "lr_updates": 80, "clip_norm": 1.0}),
     "ddpg, lean": (DDPG, DDPGMLP, {"target_update": 0.05}),
     "d4pg": (D4PG, D4PGMLP, {**EAGER, "v_min": -5.0, "v_max": 5.0}),
     "td3": (TD3, TD3MLP, {**EAGER, "policy_period": 2, "target_update": 3}),
-    "sac": (SAC, SACMLP, {**EAGER, "temperature": 0.2, "target_update": 0.05})}
+    "sac": (SAC, SACMLP, {**EAGER, "temperature": 0.2, "target_update": 0.05}),
+}
 
 
 def make_agent(name: str, device: str = "cpu", seed: int = 3, **more):
@@ -67,8 +83,15 @@ def playing(agent) -> tuple[PrioritizedMemory, Callable[[int], None]]:
     """
     play, draw = RandomPlay(1, ENVS), np.random.default_rng(2)
     states = tuple(tuple(tensor.shape[1:]) for tensor in agent.initial_state(1))
-    layout = small_layout(agent.spec, rows=64, chunk_length=agent.window.stride or 4, num_envs=ENVS, extras=agent.extras,
-                          with_priority=True, states=tuple(ArraySpec(shape, "float32") for shape in states))
+    layout = small_layout(
+        agent.spec,
+        rows=64,
+        chunk_length=agent.window.stride or 4,
+        num_envs=ENVS,
+        extras=agent.extras,
+        with_priority=True,
+        states=tuple(ArraySpec(shape, "float32") for shape in states),
+    )
     memory = PrioritizedMemory(PrioritizedParams(100, beta_updates=60), layout, agent.window, 0)
     writer = memory.writer(0)
     append = writer.append
@@ -77,7 +100,9 @@ def playing(agent) -> tuple[PrioritizedMemory, Callable[[int], None]]:
         if isinstance(agent.spec.action, Continuous):
             action = draw.uniform(-2, 1, (ENVS, 3)).astype(np.float32)
         own = {name: draw.integers(0, 2, ENVS).astype(spec.dtype) for name, spec in agent.extras.items()}
-        return append(before, action, after, own, tuple(torch.from_numpy(draw.normal(size=(ENVS, *shape))) for shape in states))
+        return append(
+            before, action, after, own, tuple(torch.from_numpy(draw.normal(size=(ENVS, *shape))) for shape in states)
+        )
 
     def more(rows: int) -> None:
         play.play(writer, rows)
@@ -97,5 +122,8 @@ def optimizers(agent) -> list[Optimizer]:
 
 
 def weights(agent) -> dict[str, torch.Tensor]:
-    return {f"{kind} {name}": tensor.detach().cpu() for kind, model in (("online", agent.model), ("target", agent.target))
-            for name, tensor in model.state_dict().items()}
+    return {
+        f"{kind} {name}": tensor.detach().cpu()
+        for kind, model in (("online", agent.model), ("target", agent.target))
+        for name, tensor in model.state_dict().items()
+    }

@@ -40,7 +40,9 @@ class RandomPlay:
     extras = {"features": ArraySpec((3,), "float32")}
     states = (ArraySpec((2,), "float32"),)
 
-    def __init__(self, seed: int, num_envs: int, frame_shape: tuple[int, ...] = (2, 3), frame_stack: int = 4, end: float = 0.15):
+    def __init__(
+        self, seed: int, num_envs: int, frame_shape: tuple[int, ...] = (2, 3), frame_stack: int = 4, end: float = 0.15
+    ):
         self.generator = np.random.default_rng(seed)
         self.spec = EnvSpec("random", ArraySpec(frame_shape, "uint8"), frame_stack, Discrete(5))
         self.num_envs, self.end, self.with_states = num_envs, end, False
@@ -71,7 +73,12 @@ class RandomPlay:
     def _step(self, writer: ChunkWriter) -> int:
         before, draw = self.timestep, self.generator
         actions = draw.integers(5, size=self.num_envs)
-        rewards, discounts, firsts, lasts = np.zeros(self.num_envs), np.ones(self.num_envs), before.last.copy(), before.last & False
+        rewards, discounts, firsts, lasts = (
+            np.zeros(self.num_envs),
+            np.ones(self.num_envs),
+            before.last.copy(),
+            before.last & False,
+        )
         for stream in range(self.num_envs):
             if before.last[stream]:
                 self._observations[stream] = self._reset()
@@ -84,14 +91,35 @@ class RandomPlay:
         self.timestep = self._timestep(rewards, discounts, firsts, lasts)
         features, state = self._thoughts.normal(size=(self.num_envs, 3)), self._thoughts.normal(size=(self.num_envs, 2))
         for stream, rows in enumerate(self.rows):
-            rows.append(Row(before.observation[stream].copy(), bool(before.first[stream]), bool(before.last[stream]),
-                            int(actions[stream]), float(self.timestep.reward[stream]), float(self.timestep.discount[stream]),
-                            features[stream].astype(np.float32), state[stream].astype(np.float32)))
-        return writer.append(before, actions, self.timestep, {"features": features}, (torch.from_numpy(state),) if self.with_states else ())
+            rows.append(
+                Row(
+                    before.observation[stream].copy(),
+                    bool(before.first[stream]),
+                    bool(before.last[stream]),
+                    int(actions[stream]),
+                    float(self.timestep.reward[stream]),
+                    float(self.timestep.discount[stream]),
+                    features[stream].astype(np.float32),
+                    state[stream].astype(np.float32),
+                )
+            )
+        return writer.append(
+            before,
+            actions,
+            self.timestep,
+            {"features": features},
+            (torch.from_numpy(state),) if self.with_states else (),
+        )
 
     def _timestep(self, rewards: np.ndarray, discounts: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> TimeStep:
-        return TimeStep(np.stack(self._observations), rewards.astype(np.float32), discounts.astype(np.float32),
-                        firsts.astype(bool), lasts.astype(bool), rewards.astype(np.float32))
+        return TimeStep(
+            np.stack(self._observations),
+            rewards.astype(np.float32),
+            discounts.astype(np.float32),
+            firsts.astype(bool),
+            lasts.astype(bool),
+            rewards.astype(np.float32),
+        )
 
     def _frame(self) -> np.ndarray:
         # never 0, so that padding is recognised
@@ -122,14 +150,37 @@ def observed(rows: list[Row], start: int, spec: WindowSpec) -> list[np.ndarray]:
     return found
 
 
-def small_layout(spec: EnvSpec, *, rows: int, chunk_length: int, num_envs: int, num_actors: int = 1, with_priority: bool = False,
-                 extras: dict[str, ArraySpec] | None = None, states: tuple[ArraySpec, ...] = (), storage: StorageParams = STORAGE,
-                 kept_steps_per_env: int = 1, arena_bytes: int | None = None) -> Layout:
+def small_layout(
+    spec: EnvSpec,
+    *,
+    rows: int,
+    chunk_length: int,
+    num_envs: int,
+    num_actors: int = 1,
+    with_priority: bool = False,
+    extras: dict[str, ArraySpec] | None = None,
+    states: tuple[ArraySpec, ...] = (),
+    storage: StorageParams = STORAGE,
+    kept_steps_per_env: int = 1,
+    arena_bytes: int | None = None,
+) -> Layout:
     """Return a layout of exactly `rows` steps per environment, and of `arena_bytes` per arena unless None."""
-    layout = Layout.of(spec, extras or {}, capacity=1, num_actors=num_actors, num_envs=num_envs, chunk_length=chunk_length,
-                       with_priority=with_priority, states=states, storage=storage, kept_steps_per_env=kept_steps_per_env)
+    layout = Layout.of(
+        spec,
+        extras or {},
+        capacity=1,
+        num_actors=num_actors,
+        num_envs=num_envs,
+        chunk_length=chunk_length,
+        with_priority=with_priority,
+        states=states,
+        storage=storage,
+        kept_steps_per_env=kept_steps_per_env,
+    )
     assert rows % chunk_length == 0
-    return dataclasses.replace(layout, ring_length=rows, arena_bytes=layout.arena_bytes if arena_bytes is None else arena_bytes)
+    return dataclasses.replace(
+        layout, ring_length=rows, arena_bytes=layout.arena_bytes if arena_bytes is None else arena_bytes
+    )
 
 
 @contextmanager
@@ -174,10 +225,19 @@ def write_coded_row(writer: ChunkWriter, layout: Layout, actor_ind: int, serial:
     def timestep(ahead: int) -> TimeStep:
         flags, frames = np.full(layout.num_envs, serial + ahead), everywhere("frame") + ahead
         frames = np.repeat(frames[:, None], layout.frame_stack, 1) if layout.frame_stack else frames
-        return TimeStep(frames, ((code + ahead - 1) % (1 << 20)).astype(np.float32), streams.astype(np.float32),
-                        coded_first(flags), coded_last(flags), code)
+        return TimeStep(
+            frames,
+            ((code + ahead - 1) % (1 << 20)).astype(np.float32),
+            streams.astype(np.float32),
+            coded_first(flags),
+            coded_last(flags),
+            code,
+        )
 
-    states = [torch.from_numpy(np.broadcast_to(code[:, None], (layout.num_envs, *spec.shape)).copy()) for spec in layout.states]
+    states = [
+        torch.from_numpy(np.broadcast_to(code[:, None], (layout.num_envs, *spec.shape)).copy())
+        for spec in layout.states
+    ]
     writer.append(timestep(0), code, timestep(1), {name: everywhere(name) for name in layout.extras}, states)
 
 
@@ -214,15 +274,19 @@ def check_blocks(trajectories: Trajectories) -> list[int]:
     layout, counts = trajectories.layout, []
     names = ("arena", "written", "oldest", "packed", "block_start", "block_bytes", "block_check")
     length, chunks = layout.chunk_length, layout.ring_length // layout.chunk_length
-    for arena, (written, *_), (oldest, *_), (packed, *_), starts, sizes, checks in zip(*map(trajectories.arrays.__getitem__, names)):
+    for arena, (written, *_), (oldest, *_), (packed, *_), starts, sizes, checks in zip(
+        *map(trajectories.arrays.__getitem__, names)
+    ):
         end = first = None
         live = range(max(-(-oldest // length), written // length - chunks + 1), written // length)
         for chunk in live:
             for start, size, check in zip(*(column[chunk % chunks].tolist() for column in (starts, sizes, checks))):
                 place, first = start % layout.arena_bytes, start if first is None else first
-                assert size > 0 and place + size <= len(arena) == layout.arena_bytes, "a block runs over the edge of the arena"
+                assert size > 0 and place + size <= len(arena) == layout.arena_bytes, (
+                    "a block runs over the edge of the arena"
+                )
                 assert end is None or start >= end, "a block begins within the one before it"
-                assert zlib.crc32(arena[place:place + size]) == check, f"chunk {chunk} is not what was written"
+                assert zlib.crc32(arena[place : place + size]) == check, f"chunk {chunk} is not what was written"
                 end = start + size
         assert end is None or end <= packed, "blocks beyond the end"
         assert first is None or packed - first <= layout.arena_bytes, "the arena holds less than is offered"
@@ -238,12 +302,14 @@ def assert_unroll_equals_twin(window: Window, column: int, play: RandomPlay, str
         observation, first, last = play.seen(stream, serial + position)
         np.testing.assert_array_equal(observations[position, column], observation)
         assert (bool(window.firsts[position, column]), bool(window.lasts[position, column])) == (first, last)
-    rows = play.rows[stream][serial:serial + length]
+    rows = play.rows[stream][serial : serial + length]
     assert window.actions[:-1, column].tolist() == [row.action for row in rows]
     assert window.rewards[:-1, column].tolist() == [row.reward for row in rows]
     assert window.discounts[:-1, column].tolist() == [row.discount for row in rows]
     if "features" in window.extras:
-        np.testing.assert_array_equal(window.extras["features"][:-1, column].numpy(), np.stack([row.features for row in rows]))
+        np.testing.assert_array_equal(
+            window.extras["features"][:-1, column].numpy(), np.stack([row.features for row in rows])
+        )
     for state in window.states:
         np.testing.assert_array_equal(state[column].numpy(), rows[0].state)
 
@@ -256,14 +322,36 @@ def unroll_spec(length: int) -> WindowSpec:
     return WindowSpec(length, tuple(range(length + 1)), crosses_episodes=True, stride=length)
 
 
-def unroll_memory(memory_type: type[Memory], params: Any, spec: EnvSpec, *, batch_size: int, length: int = 4, num_envs: int = 2,
-                  num_actors: int = 1, extras: dict[str, ArraySpec] | None = None, states: tuple[ArraySpec, ...] = (),
-                  seed: int = 0, storage: StorageParams = STORAGE, arena_bytes: int | None = None) -> Any:
+def unroll_memory(
+    memory_type: type[Memory],
+    params: Any,
+    spec: EnvSpec,
+    *,
+    batch_size: int,
+    length: int = 4,
+    num_envs: int = 2,
+    num_actors: int = 1,
+    extras: dict[str, ArraySpec] | None = None,
+    states: tuple[ArraySpec, ...] = (),
+    seed: int = 0,
+    storage: StorageParams = STORAGE,
+    arena_bytes: int | None = None,
+) -> Any:
     """Return a memory with the rings that it needs, and arenas of `arena_bytes` unless None."""
     capacity = memory_type.ring_steps(params, batch_size, length, num_actors)
     kept = -(-memory_type.kept_steps(params, batch_size, length, num_actors) // (num_actors * num_envs))
-    layout = Layout.of(spec, extras or {}, capacity=capacity, num_actors=num_actors, num_envs=num_envs, chunk_length=length,
-                       with_priority=False, states=states, storage=storage, kept_steps_per_env=length + kept)
+    layout = Layout.of(
+        spec,
+        extras or {},
+        capacity=capacity,
+        num_actors=num_actors,
+        num_envs=num_envs,
+        chunk_length=length,
+        with_priority=False,
+        states=states,
+        storage=storage,
+        kept_steps_per_env=length + kept,
+    )
     layout = dataclasses.replace(layout, arena_bytes=layout.arena_bytes if arena_bytes is None else arena_bytes)
     return memory_type(params, layout, unroll_spec(length), seed)
 
@@ -291,7 +379,11 @@ class CodedActor:
     def unrolls(self) -> list[Unroll]:
         """Return all published unrolls, oldest first."""
         length, envs = self.memory.layout.chunk_length, self.memory.layout.num_envs
-        return [(self.actor_ind * envs + env, chunk * length) for chunk in range(self.serial // length) for env in range(envs)]
+        return [
+            (self.actor_ind * envs + env, chunk * length)
+            for chunk in range(self.serial // length)
+            for env in range(envs)
+        ]
 
 
 def check_coded_unrolls(layout: Layout, window: Window) -> list[Unroll]:
@@ -302,7 +394,9 @@ def check_coded_unrolls(layout: Layout, window: Window) -> list[Unroll]:
     rows = serials + np.arange(length + 1)[:, None]
     codes = (streams + 1) * CODE + rows
     assert (window.actions[:-1].numpy() == codes[:-1]).all()
-    assert (window.rewards[:-1].numpy() == codes[:-1] % (1 << 20)).all() and (window.discounts[:-1].numpy() == streams).all()
+    assert (window.rewards[:-1].numpy() == codes[:-1] % (1 << 20)).all() and (
+        window.discounts[:-1].numpy() == streams
+    ).all()
     assert (window.firsts.numpy() == coded_first(rows)).all() and (window.lasts.numpy() == coded_last(rows)).all()
     for extra in window.extras.values():
         assert (extra[:-1].flatten(2).numpy() == codes[:-1, :, None]).all()

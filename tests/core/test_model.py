@@ -71,14 +71,17 @@ def test_unrolling_unfolds_nested_named_tuples(observations):
 
 @pytest.mark.parametrize("make", [np.array, torch.tensor])
 def test_only_environments_at_an_episode_start_are_restarted(make):
-    state, initial = (torch.arange(6.0).view(3, 2), torch.ones(3, 1, 4)), (torch.full((3, 2), -1.0), torch.zeros(3, 1, 4))
+    state, initial = (
+        (torch.arange(6.0).view(3, 2), torch.ones(3, 1, 4)),
+        (torch.full((3, 2), -1.0), torch.zeros(3, 1, 4)),
+    )
     vector, planes = restart(state, make([False, True, False]), initial)
     assert vector.tolist() == [[0, 1], [-1, -1], [4, 5]] and planes[:, 0, 0].tolist() == [1, 0, 1]
     assert state[0][1].tolist() == [2, 3], "the state it was given stays"
 
 
 def test_a_restart_removes_non_finite_states():
-    state, = restart((torch.full((2, 1), torch.nan),), np.array([True, True]), (torch.zeros(2, 1),))
+    (state,) = restart((torch.full((2, 1), torch.nan),), np.array([True, True]), (torch.zeros(2, 1),))
     assert state.tolist() == [[0], [0]]
 
 

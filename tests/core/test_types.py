@@ -14,8 +14,12 @@ def assert_equals_twin(trajectories: Trajectories, plays: list[RandomPlay], spec
     low, high = trajectories.starts(spec.length)
     num_envs, count = trajectories.layout.num_envs, 0
     for actor, play in enumerate(plays):
-        starts = [(stream, serial) for stream in range(num_envs) for serial in range(low[actor], high[actor])
-                  if not play.rows[stream][serial].last]
+        starts = [
+            (stream, serial)
+            for stream in range(num_envs)
+            for serial in range(low[actor], high[actor])
+            if not play.rows[stream][serial].last
+        ]
         if not starts:
             continue
         streams, serials = np.array(starts).T
@@ -23,7 +27,7 @@ def assert_equals_twin(trajectories: Trajectories, plays: list[RandomPlay], spec
         assert trajectories.still_valid(streams + actor * num_envs, serials).all()
         for column, (stream, serial) in enumerate(starts):
             rows = play.rows[stream]
-            expected = rows[serial:serial + spec.length + 1]
+            expected = rows[serial : serial + spec.length + 1]
             assert window.firsts[:, column].tolist() == [row.first for row in expected]
             assert window.lasts[:, column].tolist() == [row.last for row in expected]
             assert window.actions[:, column].tolist() == [row.action for row in expected]
@@ -36,9 +40,13 @@ def assert_equals_twin(trajectories: Trajectories, plays: list[RandomPlay], spec
 
 
 @pytest.mark.parametrize("frame_stack", [0, 1, 4])
-@pytest.mark.parametrize(("length", "observations", "crosses"), [(1, (0, 1), False), (3, (0, 3), False), (5, (0, 2, 5), True)])
+@pytest.mark.parametrize(
+    ("length", "observations", "crosses"), [(1, (0, 1), False), (3, (0, 3), False), (5, (0, 2, 5), True)]
+)
 @pytest.mark.parametrize("chunk_length", [1, 4])
-def test_every_window_equals_the_reference_through_wrap_around(frame_stack, length, observations, crosses, chunk_length):
+def test_every_window_equals_the_reference_through_wrap_around(
+    frame_stack, length, observations, crosses, chunk_length
+):
     spec = WindowSpec(length, observations, crosses)
     plays = [RandomPlay(seed, 2, frame_stack=frame_stack) for seed in (1, 2)]
     layout = small_layout(plays[0].spec, rows=24, chunk_length=chunk_length, num_envs=2, num_actors=2)
@@ -92,8 +100,15 @@ def test_windows_without_observations_carry_everything_else():
 def test_rebuilt_stacks_equal_the_actors_on_a_real_atari_game():
     vector_env = pytest.importorskip("ale_py.vector_env")
     num_envs, steps = 2, 400
-    env = vector_env.AtariVectorEnv("breakout", num_envs, num_threads=1, reward_clipping=False, episodic_life=False,
-                                    max_num_frames_per_episode=160, use_fire_reset=True)
+    env = vector_env.AtariVectorEnv(
+        "breakout",
+        num_envs,
+        num_threads=1,
+        reward_clipping=False,
+        episodic_life=False,
+        max_num_frames_per_episode=160,
+        use_fire_reset=True,
+    )
     spec = EnvSpec("breakout", ArraySpec((84, 84), "uint8"), 4, Discrete(4))
     layout = small_layout(spec, rows=128, chunk_length=8, num_envs=num_envs)
     trajectories, window = Trajectories(layout), WindowSpec(3, (0, 3))
@@ -107,8 +122,14 @@ def test_rebuilt_stacks_equal_the_actors_on_a_real_atari_game():
     for step in range(steps):
         action = generator.integers(4, size=num_envs)
         observation, reward, terminated, truncated, _ = env.step(action)
-        after = TimeStep(observation, reward.astype(np.float32), 1.0 - terminated.astype(np.float32), before.last,
-                         terminated | truncated, reward.astype(np.float32))
+        after = TimeStep(
+            observation,
+            reward.astype(np.float32),
+            1.0 - terminated.astype(np.float32),
+            before.last,
+            terminated | truncated,
+            reward.astype(np.float32),
+        )
         seen.append(before.observation.copy())
         lasts.append(before.last)
         writer.append(before, action, after, {})
@@ -121,7 +142,9 @@ def test_rebuilt_stacks_equal_the_actors_on_a_real_atari_game():
                 stacks = trajectories.gather(np.full(len(starts), stream), starts, window).observations.numpy()
                 for column, serial in enumerate(starts):
                     end = next((row for row in range(serial, serial + 3) if lasts[row][stream]), serial + 3)
-                    assert (stacks[0, column] == seen[serial][stream]).all() and (stacks[1, column] == seen[end][stream]).all()
+                    assert (stacks[0, column] == seen[serial][stream]).all() and (
+                        stacks[1, column] == seen[end][stream]
+                    ).all()
                     checked += 1
     env.close()
     assert sum(flags.sum() for flags in lasts) >= 8 and checked > 1000
@@ -134,7 +157,11 @@ def assert_unrolls_equal_twin(trajectories: Trajectories, plays: list[RandomPlay
     layout, written, count = trajectories.layout, trajectories.written(), 0
     low = -(-trajectories.starts(0)[0] // length) * length
     for actor, play in enumerate(plays):
-        keys = [(stream, serial) for stream in range(layout.num_envs) for serial in range(low[actor], written[actor], length)]
+        keys = [
+            (stream, serial)
+            for stream in range(layout.num_envs)
+            for serial in range(low[actor], written[actor], length)
+        ]
         if not keys:
             continue
         streams, serials = np.array(keys).T
@@ -150,8 +177,15 @@ def assert_unrolls_equal_twin(trajectories: Trajectories, plays: list[RandomPlay
 @pytest.mark.parametrize("length", [1, 3, 8])
 def test_every_published_unroll_equals_the_reference(frame_stack, length):
     plays = [RandomPlay(seed, 2, frame_stack=frame_stack) for seed in (1, 2)]
-    layout = small_layout(plays[0].spec, rows=max(24, 5 * length), chunk_length=length, num_envs=2, num_actors=2, extras=RandomPlay.extras,
-                          states=RandomPlay.states)
+    layout = small_layout(
+        plays[0].spec,
+        rows=max(24, 5 * length),
+        chunk_length=length,
+        num_envs=2,
+        num_actors=2,
+        extras=RandomPlay.extras,
+        states=RandomPlay.states,
+    )
     trajectories = Trajectories(layout)
     writers = [ChunkWriter(trajectories, actor, unroll_spec(length)) for actor in range(2)]
     checked = 0
@@ -161,8 +195,15 @@ def test_every_published_unroll_equals_the_reference(frame_stack, length):
             play.play(writers[actor], 1 + (part + actor) % 3)
         checked += assert_unrolls_equal_twin(trajectories, plays, length)
     assert int(trajectories.written().min()) > 2 * layout.ring_length and checked > 50
-    ends = [play.seen(stream, serial)[2] for play in plays for stream in range(2) for serial in range(0, len(play.rows[0]), length)]
-    assert any(ends) and any(row.first and serial % length == 0 for serial, row in enumerate(plays[0].rows[0]) if serial)
+    ends = [
+        play.seen(stream, serial)[2]
+        for play in plays
+        for stream in range(2)
+        for serial in range(0, len(play.rows[0]), length)
+    ]
+    assert any(ends) and any(
+        row.first and serial % length == 0 for serial, row in enumerate(plays[0].rows[0]) if serial
+    )
 
 
 def test_the_bootstrap_step_stays_when_the_next_chunk_begins():
@@ -193,14 +234,17 @@ def test_an_unroll_of_a_replaced_writer_ends_with_its_last_step():
 def test_a_window_moves_to_a_device_whole():
     play = RandomPlay(0, 2)
     play.with_states = True
-    trajectories = Trajectories(small_layout(play.spec, rows=24, chunk_length=4, num_envs=2, extras=play.extras, states=play.states))
+    trajectories = Trajectories(
+        small_layout(play.spec, rows=24, chunk_length=4, num_envs=2, extras=play.extras, states=play.states)
+    )
     play.play(ChunkWriter(trajectories, 0, unroll_spec(4)), 4)
     window = trajectories.gather(np.arange(2), np.zeros(2, np.int64), unroll_spec(4))
     moved = window.to(torch.device("meta"))
     assert {tensor.device.type for tensor in (*moved[:6], *moved.extras.values(), *moved.states)} == {"meta"}
     assert moved.extras.keys() == window.extras.keys() and len(moved.states) == 1
-    for tensor, original in zip((*moved[:6], *moved.extras.values(), *moved.states),
-                                (*window[:6], *window.extras.values(), *window.states)):
+    for tensor, original in zip(
+        (*moved[:6], *moved.extras.values(), *moved.states), (*window[:6], *window.extras.values(), *window.states)
+    ):
         assert tensor.shape == original.shape and tensor.dtype == original.dtype
     same = window.to(torch.device("cpu"))
     assert same.observations.equal(window.observations) and same.states[0].equal(window.states[0])

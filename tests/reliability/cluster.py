@@ -16,8 +16,14 @@ import tempfile
 from pathlib import Path
 
 TOKEN = "a-token-of-the-tests-" + "0" * 16
-ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0",
-               "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_prestart_worker_first_driver": "0", "RAY_worker_niceness": "0"}
+ENVIRONMENT = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": TOKEN,
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_niceness": "0",
+}
 PROJECT = Path(__file__).resolve().parents[2]
 
 
@@ -27,8 +33,14 @@ class Nodes:
     def __init__(self, *cpus: int):
         # short, because Ray puts Unix sockets below it and their paths are limited to 107 bytes
         self.folder = tempfile.mkdtemp(prefix="rc_", dir="/tmp")
-        self.process = subprocess.Popen([sys.executable, "-m", "tests.reliability.cluster", self.folder, *map(str, cpus)], cwd=PROJECT,
-                                        env={**os.environ, **ENVIRONMENT}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.reliability.cluster", self.folder, *map(str, cpus)],
+            cwd=PROJECT,
+            env={**os.environ, **ENVIRONMENT},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self.address = self._answer()
 
     def __enter__(self) -> "Nodes":

@@ -40,8 +40,13 @@ def due(kind: str, stream: int, step: int) -> bool:
     name = Path("/proc/self/comm").read_text()
     for fault in json.loads(os.environ.get("FAULTS", "[]")):
         once = Path(fault["once"]) if "once" in fault else None
-        if (fault["kind"] == kind and name.startswith(fault.get("where", "")) and fault.get("stream", stream) == stream
-                and step >= fault.get("at", 0) and not (once and once.exists())):
+        if (
+            fault["kind"] == kind
+            and name.startswith(fault.get("where", ""))
+            and fault.get("stream", stream) == stream
+            and step >= fault.get("at", 0)
+            and not (once and once.exists())
+        ):
             if once:
                 once.touch()
             return True
@@ -139,7 +144,12 @@ FAULTS = {
     "start": _start,
     "leave": lambda env: os._exit(0),
     "print": _print,
-    "raise": _raise, "hang": _hang, "slow": _slow, "exit": lambda env: sys.exit(0), "unreadable": _unreadable, "import": _import,
+    "raise": _raise,
+    "hang": _hang,
+    "slow": _slow,
+    "exit": lambda env: sys.exit(0),
+    "unreadable": _unreadable,
+    "import": _import,
     "huge reward": lambda env: (env._observation(), 3e38, env._step == 20, False, {}),
     "nan": lambda env: (np.array([np.nan, 0], np.float32), 1.0, False, False, {}),
     "far": lambda env: (np.array([1e30, 0], np.float32), 1.0, env._step == 20, False, {}),
@@ -147,7 +157,8 @@ FAULTS = {
     "wrong dtype": lambda env: (np.array(["a", "b"]), 1.0, False, False, {}),
     "wrong shape": lambda env: (np.zeros(3, np.float32), 1.0, False, False, {}),
     "nothing": lambda env: None,
-    "four values": lambda env: (env._observation(), 1.0, False, {})}
+    "four values": lambda env: (env._observation(), 1.0, False, {}),
+}
 
 gym.register("Faulty-v0", entry_point=Faulty)
 

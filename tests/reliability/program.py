@@ -21,15 +21,29 @@ NO_ENVIRONMENT: Mapping[str, str] = {}
 def start(root: Path, *arguments: str, environment: Mapping[str, str] = NO_ENVIRONMENT) -> subprocess.CompletedProcess:
     """Run `python main.py` to its end, at most 100 s, and capture stdout and stderr as text."""
     command = [sys.executable, str(PROJECT / "main.py"), "--root", str(root), "--machine", "test", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=root, timeout=100,
-                          env={**os.environ, **environment})
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        cwd=root,
+        timeout=100,
+        env={**os.environ, **environment},
+    )
 
 
 class Program:
     """Run `python main.py` with its files below `root`; as a context manager it leaves no process behind."""
 
-    def __init__(self, root: Path, *arguments: str, project: Path = PROJECT, environment: Mapping[str, str] = NO_ENVIRONMENT,
-                 before: Callable[[], object] | None = None, output: int | None = None):
+    def __init__(
+        self,
+        root: Path,
+        *arguments: str,
+        project: Path = PROJECT,
+        environment: Mapping[str, str] = NO_ENVIRONMENT,
+        before: Callable[[], object] | None = None,
+        output: int | None = None,
+    ):
         """Start the program.
 
         Args:
@@ -45,9 +59,16 @@ class Program:
         self.output_path = root / f"output_{time.time_ns()}.txt"
         self._output = self.output_path.open("w")
         command = [sys.executable, str(project / "main.py"), "--root", str(root), "--machine", "test", *arguments]
-        self.process = subprocess.Popen(command, stdout=self._output if output is None else output, stderr=subprocess.STDOUT,
-                                        stdin=subprocess.DEVNULL, start_new_session=True, cwd=root, env={**os.environ, **environment},
-                                        preexec_fn=before)
+        self.process = subprocess.Popen(
+            command,
+            stdout=self._output if output is None else output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd=root,
+            env={**os.environ, **environment},
+            preexec_fn=before,
+        )
         self.family: dict[int, psutil.Process] = {}
 
     def __enter__(self) -> "Program":
@@ -102,8 +123,11 @@ class Program:
         return running + [str(path) for path in (*self._named, *self.root.rglob(".temporary_*")) if path.exists()]
 
     def _running(self) -> list[str]:
-        return [str(member) for member in self.family.values()
-                if member.is_running() and member.status() != psutil.STATUS_ZOMBIE]
+        return [
+            str(member)
+            for member in self.family.values()
+            if member.is_running() and member.status() != psutil.STATUS_ZOMBIE
+        ]
 
     def strays(self) -> dict[int, list[psutil.Process]]:
         """Return the running processes that environments started, by the pid of the single-process that they ran in."""
@@ -113,7 +137,9 @@ class Program:
                 pids = [pid for pid in json.loads(path.read_text()) if psutil.pid_exists(pid)]
                 started = [psutil.Process(pid) for pid in pids]
                 self.family |= {process.pid: process for process in started}
-                found[int(path.name.partition("_")[2])] = [process for process in started if process.status() != psutil.STATUS_ZOMBIE]
+                found[int(path.name.partition("_")[2])] = [
+                    process for process in started if process.status() != psutil.STATUS_ZOMBIE
+                ]
         return found
 
     def until(self, condition: Callable[[], object], seconds: float, what: str) -> None:
@@ -136,14 +162,21 @@ class Program:
         """Record the files of /dev/shm that processes of this program have mapped."""
         for pid in self.family:
             with suppress(OSError):
-                self._named |= {Path(path) for path in re.findall(r"/dev/shm/\S+", Path(f"/proc/{pid}/maps").read_text())}
+                self._named |= {
+                    Path(path) for path in re.findall(r"/dev/shm/\S+", Path(f"/proc/{pid}/maps").read_text())
+                }
 
     def sockets(self) -> list[str]:
         """Return the sockets on which any process of this program listens."""
         self.children()
         processes = [psutil.Process(self.process.pid), *self.family.values()]
-        return [str(socket) for process in processes if process.is_running() for socket in process.net_connections("inet")
-                if socket.status == psutil.CONN_LISTEN]
+        return [
+            str(socket)
+            for process in processes
+            if process.is_running()
+            for socket in process.net_connections("inet")
+            if socket.status == psutil.CONN_LISTEN
+        ]
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> int:
         """Send a signal to a single-process by name and return its pid."""
@@ -153,16 +186,24 @@ class Program:
         return pid
 
     def metrics(self) -> list[dict]:
-        lines = [line for path in sorted(self.root.glob("logs/*/metrics.jsonl")) for line in path.read_text().splitlines()]
+        lines = [
+            line for path in sorted(self.root.glob("logs/*/metrics.jsonl")) for line in path.read_text().splitlines()
+        ]
         return [json.loads(line) for line in lines if line.endswith("}")]
 
     def steps(self) -> list[int]:
         """Return the run's agent steps, one entry per logging period."""
-        return [int(row["values"]["global/agent_steps"]) for row in self.metrics() if "global/agent_steps" in row["values"]]
+        return [
+            int(row["values"]["global/agent_steps"]) for row in self.metrics() if "global/agent_steps" in row["values"]
+        ]
 
     def agent_steps(self) -> int:
         return (self.steps() or [0])[-1]
 
     def updates(self) -> int:
         """Return the updates of one learner; several learners update in lockstep."""
-        return int(([row["values"]["global/updates"] for row in self.metrics() if "global/updates" in row["values"]] or [0])[-1])
+        return int(
+            ([row["values"]["global/updates"] for row in self.metrics() if "global/updates" in row["values"]] or [0])[
+                -1
+            ]
+        )

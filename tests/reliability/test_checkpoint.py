@@ -22,8 +22,15 @@ from core.checkpoint.run_checkpoint import CheckpointError, load, save
 
 
 def state_of(number: int) -> dict:
-    return {"learner": {"weights": torch.full((100,), float(number)), "count": number, "names": ["a", "b"], "pair": (1, None, True)},
-            "clock": {"random": np.random.default_rng(0).bit_generator.state, "by_index": {0: 1.5}}}
+    return {
+        "learner": {
+            "weights": torch.full((100,), float(number)),
+            "count": number,
+            "names": ["a", "b"],
+            "pair": (1, None, True),
+        },
+        "clock": {"random": np.random.default_rng(0).bit_generator.state, "by_index": {0: 1.5}},
+    }
 
 
 def assert_state(state: dict, number: int) -> None:
@@ -149,7 +156,9 @@ def test_mapped_files_load_as_private_copies(tmp_path: Path, monkeypatch: pytest
     assert_state(load(tmp_path)[0], 1)
 
 
-@pytest.mark.parametrize("value", [np.float64(1), np.zeros(2), object(), {"deep": [np.int64(3)]}, {1, 2}, {np.int64(1): 2}])
+@pytest.mark.parametrize(
+    "value", [np.float64(1), np.zeros(2), object(), {"deep": [np.int64(3)]}, {1, 2}, {np.int64(1): 2}]
+)
 def test_values_that_could_not_be_loaded_again_are_refused(tmp_path: Path, value: object) -> None:
     save(tmp_path, state_of(1), 1, keep=1)
     with pytest.raises(TypeError, match=r"learner.odd"):
@@ -159,7 +168,9 @@ def test_values_that_could_not_be_loaded_again_are_refused(tmp_path: Path, value
 
 
 @pytest.mark.parametrize("name", ["learner.pt", "clock.pt", "manifest.json"])
-def test_a_flipped_byte_falls_back_to_the_checkpoint_before(tmp_path: Path, name: str, capsys: pytest.CaptureFixture) -> None:
+def test_a_flipped_byte_falls_back_to_the_checkpoint_before(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture
+) -> None:
     save(tmp_path, state_of(1), 1, keep=2)
     newest = save(tmp_path, state_of(2), 2, keep=2)
     generator = random.Random(0)
@@ -169,7 +180,9 @@ def test_a_flipped_byte_falls_back_to_the_checkpoint_before(tmp_path: Path, name
         state, path = load(tmp_path)
         assert_state(state, 1)
         printed = capsys.readouterr().err
-        assert name in printed and "step_000000000002" in printed and f"falling back to checkpoint {path.name}" in printed
+        assert (
+            name in printed and "step_000000000002" in printed and f"falling back to checkpoint {path.name}" in printed
+        )
         (newest / name).write_bytes(original)
     assert_state(load(tmp_path)[0], 2)
 
@@ -196,8 +209,10 @@ def test_a_malicious_checkpoint_executes_nothing(tmp_path: Path) -> None:
     path, victim = save(tmp_path, state_of(1), 1, keep=1), tmp_path / "victim"
     torch.save(Malicious(victim), path / "learner.pt")
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["files"]["learner.pt"] = {"size": (path / "learner.pt").stat().st_size,
-                                       "sha256": run_checkpoint.file_sha256(path / "learner.pt")}
+    manifest["files"]["learner.pt"] = {
+        "size": (path / "learner.pt").stat().st_size,
+        "sha256": run_checkpoint.file_sha256(path / "learner.pt"),
+    }
     manifest.pop("sha256")
     (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": run_checkpoint._manifest_sha256(manifest)}))
     with pytest.raises(CheckpointError, match=r"refused"):
@@ -252,6 +267,7 @@ def die_at_call(folder: Path, number: int) -> None:
             if calls == number:
                 os._exit(9)
             return function(*arguments, **keywords)
+
         return call
 
     for name in ("fsync", "replace", "mkdir", "rmdir", "unlink"):
@@ -261,8 +277,7 @@ def die_at_call(folder: Path, number: int) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_kill_at_any_system_call_leaves_a_whole_checkpoint(tmp_path: Path,
-                                                                                           capsys: pytest.CaptureFixture) -> None:
+def test_a_kill_at_any_system_call_leaves_a_whole_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     loaded = []
     for number in range(1, 100):
         folder = tmp_path / str(number)
@@ -342,9 +357,11 @@ def test_a_flipped_weight_fails_its_checksum(tmp_path: Path) -> None:
 
 def test_malicious_model_files_execute_nothing(tmp_path: Path) -> None:
     path, victim = tmp_path / "evil.pth", tmp_path / "victim"
-    writers = [lambda: path.write_bytes(pickle.dumps(Malicious(victim))),
-               lambda: torch.save({"weights": {"a": Malicious(victim)}, "metadata": {}}, path),
-               lambda: torch.save({"weights": Malicious(victim)}, path, _use_new_zipfile_serialization=False)]
+    writers = [
+        lambda: path.write_bytes(pickle.dumps(Malicious(victim))),
+        lambda: torch.save({"weights": {"a": Malicious(victim)}, "metadata": {}}, path),
+        lambda: torch.save({"weights": Malicious(victim)}, path, _use_new_zipfile_serialization=False),
+    ]
     for write in writers:
         write()
         with pytest.raises(CheckpointError, match=r"refused, nothing in it was executed"):
@@ -354,8 +371,16 @@ def test_malicious_model_files_execute_nothing(tmp_path: Path) -> None:
     assert os.system(pickle.loads(pickle.dumps(f"touch '{victim}'"))) == 0 and victim.exists()
 
 
-@pytest.mark.parametrize("content", [[1, 2], {"weights": {}, "metadata": {}}, {"weights": {"a": 1}, "metadata": {}},
-                                     {"weights": {"a": torch.zeros(1)}}, {"weights": [torch.zeros(1)], "metadata": {}}])
+@pytest.mark.parametrize(
+    "content",
+    [
+        [1, 2],
+        {"weights": {}, "metadata": {}},
+        {"weights": {"a": 1}, "metadata": {}},
+        {"weights": {"a": torch.zeros(1)}},
+        {"weights": [torch.zeros(1)], "metadata": {}},
+    ],
+)
 def test_a_file_of_another_structure_is_refused(tmp_path: Path, content: object) -> None:
     torch.save(content, tmp_path / "other.pth")
     with pytest.raises(CheckpointError, match=r"not a model of this framework"):
@@ -366,7 +391,9 @@ def test_a_foreign_architecture_is_reported_by_tensor(tmp_path: Path) -> None:
     weights, _ = load_weights(model_file(tmp_path))
     model = nn.Linear(4, 2)
     before = model.weight.clone()
-    with pytest.raises(CheckpointError, match=r"another architecture: weight: \[2, 3\] in the file, \[2, 4\] in the model$"):
+    with pytest.raises(
+        CheckpointError, match=r"another architecture: weight: \[2, 3\] in the file, \[2, 4\] in the model$"
+    ):
         load_into(model, weights, Path("x.pth"))
     assert torch.equal(model.weight, before)
     with pytest.raises(CheckpointError, match=r"0.bias: absent in the file, \[2\] in the model"):
@@ -381,11 +408,15 @@ def test_a_full_disk_leaves_the_old_model_file(tmp_path: Path) -> None:
     assert path.read_bytes() == before and [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
-STRANGE = {"sparse": lambda: torch.eye(3).to_sparse(), "sparse (rows)": lambda: torch.eye(3).to_sparse_csr(),
-           "without values": lambda: torch.empty(3, 3, device="meta"), "complex": lambda: torch.eye(3, dtype=torch.complex64),
-           "quantised": lambda: torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8),
-           "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
-           "nested (jagged)": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)}
+STRANGE = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "sparse (rows)": lambda: torch.eye(3).to_sparse_csr(),
+    "without values": lambda: torch.empty(3, 3, device="meta"),
+    "complex": lambda: torch.eye(3, dtype=torch.complex64),
+    "quantised": lambda: torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8),
+    "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+    "nested (jagged)": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
+}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -400,7 +431,10 @@ def test_f44_tensors_of_unsupported_kinds_are_refused_by_name(tmp_path: Path, ki
     write_as_listed(newest, {"moments": [torch.zeros(1), STRANGE[kind]()]})
     with pytest.raises(CheckpointError, match=r"agent.pt " + named.format(r"moments\[1\]")):
         run_checkpoint.read(newest, None)
-    assert torch.equal(load(tmp_path / "run")[0]["agent"]["model"], torch.zeros(1)) and "agent.pt holds" in capsys.readouterr().err
+    assert (
+        torch.equal(load(tmp_path / "run")[0]["agent"]["model"], torch.zeros(1))
+        and "agent.pt holds" in capsys.readouterr().err
+    )
 
 
 def write_as_listed(folder: Path, agent: dict) -> None:
@@ -425,7 +459,9 @@ def test_f44_non_finite_weights_are_refused_by_tensor_name(value: float) -> None
     before = model.weight.clone()
     weights = {"weight": torch.zeros(2, 3, dtype=torch.float64), "bias": torch.zeros(2)}
     weights["weight"][1, 2] = value
-    with pytest.raises(CheckpointError, match=r"x.pth holds 1 of 6 values of weight that are no finite float32 numbers"):
+    with pytest.raises(
+        CheckpointError, match=r"x.pth holds 1 of 6 values of weight that are no finite float32 numbers"
+    ):
         load_into(model, weights, Path("x.pth"))
     assert torch.equal(model.weight, before)
 
@@ -462,15 +498,27 @@ def test_the_weights_of_a_checkpoint_load_as_a_model(tmp_path: Path, capsys) -> 
     for path, steps in ((first, 5), (second, 9), (folder, 9)):
         weights, metadata = load_weights(path)
         assert weights["weight"].tolist() == [steps] * 2
-        assert metadata == {"signature": "local_x", "checkpoint": f"step_{steps:012}", "agent_steps": steps, "score": None}
+        assert metadata == {
+            "signature": "local_x",
+            "checkpoint": f"step_{steps:012}",
+            "agent_steps": steps,
+            "score": None,
+        }
     flip_byte(second / "agent.pt", 100)
     assert load_weights(folder)[1]["agent_steps"] == 5 and "falling back" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match=r"step_000000000009 cannot be used: agent.pt does not have the SHA-256"):
         load_weights(second)
 
 
-@pytest.mark.parametrize("state", [{"clock": {"agent_steps": [1]}}, {"agent": {"model": {"a": 1}}, "clock": {"agent_steps": [1]}},
-                                   {"agent": [], "clock": {"agent_steps": [1]}}, {"agent": {"model": {}}, "clock": {}}])
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"clock": {"agent_steps": [1]}},
+        {"agent": {"model": {"a": 1}}, "clock": {"agent_steps": [1]}},
+        {"agent": [], "clock": {"agent_steps": [1]}},
+        {"agent": {"model": {}}, "clock": {}},
+    ],
+)
 def test_a_checkpoint_without_a_model_is_refused(tmp_path: Path, state: dict) -> None:
     with pytest.raises(CheckpointError, match="holds no model and clock of a run"):
         load_weights(save(tmp_path / "x_checkpoints", state, 1, keep=2))
@@ -481,4 +529,6 @@ def test_the_report_of_mode_2_is_written_beside_the_models(tmp_path: Path) -> No
     path = checkpoint_of(folder, 5)
     (tmp_path / "m.y.pth").touch()
     found = [file_of_mode_2(each, "json") for each in (path, folder, tmp_path / "m.y.pth")]
-    assert found == [tmp_path / f"{name}_test.json" for name in ("local_x_step_000000000005", "local_x_checkpoints", "m.y")]
+    assert found == [
+        tmp_path / f"{name}_test.json" for name in ("local_x_step_000000000005", "local_x_checkpoints", "m.y")
+    ]

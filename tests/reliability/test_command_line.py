@@ -33,6 +33,7 @@ def read(root):
 @pytest.fixture
 def refuse(root, capsys):
     """Return a function that asserts that words are refused without any file made, and returns the messages."""
+
     def refused(*words, code=2):
         before = sorted(root.rglob("*"))
         with pytest.raises(SystemExit) as exit:
@@ -68,14 +69,38 @@ def test_a_config_is_chosen_by_number_or_name(read):
 
 
 def test_options_are_overridden_with_hyphens_or_underscores(read):
-    chosen = read("--config", "dqn-cartpole", "--agent.lr", "2e-4", "--agent.batch-size=16", "--num_actors=2", "--num-envs-per-actor=3",
-                  "--memory.capacity", "200000", "--clock.samples-per-insert", "none", "--steps", "1e4", "--no-render")
+    chosen = read(
+        "--config",
+        "dqn-cartpole",
+        "--agent.lr",
+        "2e-4",
+        "--agent.batch-size=16",
+        "--num_actors=2",
+        "--num-envs-per-actor=3",
+        "--memory.capacity",
+        "200000",
+        "--clock.samples-per-insert",
+        "none",
+        "--steps",
+        "1e4",
+        "--no-render",
+    )
     assert (chosen.agent.lr, chosen.agent.batch_size, chosen.num_actors, chosen.num_envs_per_actor) == (2e-4, 16, 2, 3)
-    assert (chosen.memory.capacity, chosen.clock.samples_per_insert, chosen.steps, chosen.render) == (200_000, None, 10_000, False)
-    assert chosen.agent.epsilon_steps == next(row for row in CONFIGS if row["name"] == "dqn-cartpole")["agent.epsilon_steps"]
+    assert (chosen.memory.capacity, chosen.clock.samples_per_insert, chosen.steps, chosen.render) == (
+        200_000,
+        None,
+        10_000,
+        False,
+    )
+    assert (
+        chosen.agent.epsilon_steps
+        == next(row for row in CONFIGS if row["name"] == "dqn-cartpole")["agent.epsilon_steps"]
+    )
 
 
-@pytest.mark.parametrize("words", [["--agent.double", "False"], ["--agent.double=false"], ["--agent.double", "0"], ["--agent.no-double"]])
+@pytest.mark.parametrize(
+    "words", [["--agent.double", "False"], ["--agent.double=false"], ["--agent.double", "0"], ["--agent.no-double"]]
+)
 def test_booleans_can_be_switched_off(words, read):
     assert read("--config", "dqn-cartpole").agent.double is True
     assert read("--config", "dqn-cartpole", *words).agent.double is False
@@ -102,13 +127,20 @@ def test_help_lists_options_with_the_configs_defaults(root, capsys):
         read_options(["--root", str(root), "--config", "dqn-cartpole", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
     assert exit.value.code == 0
-    for word in ("--agent.batch_size int = 64 (>= 1, <= 65_536) Windows in a batch", "--memory.capacity int = 50_000", "--target_score",
-                 "--agent.exploration str = linear (linear, ladder, linear-ladder)", "--engine str = local (local, inline, ray)",
-                 "dqn-minatar-breakout"):
+    for word in (
+        "--agent.batch_size int = 64 (>= 1, <= 65_536) Windows in a batch",
+        "--memory.capacity int = 50_000",
+        "--target_score",
+        "--agent.exploration str = linear (linear, ladder, linear-ladder)",
+        "--engine str = local (local, inline, ray)",
+        "dqn-minatar-breakout",
+    ):
         assert word in shown
 
 
-@pytest.mark.parametrize("words", [("--help", "agent", "--config", "r2d2-recall"), ("--config=r2d2-recall", "-h", "agent")])
+@pytest.mark.parametrize(
+    "words", [("--help", "agent", "--config", "r2d2-recall"), ("--config=r2d2-recall", "-h", "agent")]
+)
 def test_help_of_one_section_lists_its_options_only(words, root, capsys):
     with pytest.raises(SystemExit) as exit:
         read_options([*words, "--root", str(root)])
@@ -117,7 +149,7 @@ def test_help_of_one_section_lists_its_options_only(words, root, capsys):
 
 
 def test_help_of_an_unknown_section_names_the_valid_ones(refuse):
-    line, = refuse("--help", "agnet")
+    (line,) = refuse("--help", "agnet")
     assert "groups are run, agent, env, " in line and "did you mean agent" in line
 
 
@@ -136,19 +168,51 @@ def test_an_unknown_config_is_refused_with_the_valid_ones(config, refuse):
     assert len(lines) == 1 and all(row["name"] in lines[0] for row in CONFIGS)
 
 
-@pytest.mark.parametrize(("word", "meant"), [("--agent.lrr", "--agent.lr"), ("--num-actor", "--num_actors"),
-                                             ("--batch_size", "--agent.batch_size"),
-                                             ("--memroy.capacity", "--memory.capacity"), ("--sede", "--seed")])
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("--agent.lrr", "--agent.lr"),
+        ("--num-actor", "--num_actors"),
+        ("--batch_size", "--agent.batch_size"),
+        ("--memroy.capacity", "--memory.capacity"),
+        ("--sede", "--seed"),
+    ],
+)
 def test_an_unknown_option_is_refused_with_the_closest(word, meant, refuse):
     assert f"did you mean {meant}" in refuse(word, "1")[0]
 
 
 def test_several_bad_values_are_reported_at_once(refuse):
-    told = "\n".join(refuse("stray", "--agent.lr=abc", "--agent.batch_size=0", "--agent.gamma", "1.5", "--agent.nstep=0",
-                            "--num_actors=0", "--agent.los=huber", "--memory-type", "prioritised", "--engine", "locall",
-                            "--agent.double", "perhaps"))
-    for part in ("agent.lr='abc'", "agent.batch_size=0", "agent.gamma=1.5", "agent.nstep=0", "num_actors=0", "did you mean --agent.loss",
-                 "did you mean prioritized", "did you mean local", "agent.double='perhaps'", "'stray' stands alone"):
+    told = "\n".join(
+        refuse(
+            "stray",
+            "--agent.lr=abc",
+            "--agent.batch_size=0",
+            "--agent.gamma",
+            "1.5",
+            "--agent.nstep=0",
+            "--num_actors=0",
+            "--agent.los=huber",
+            "--memory-type",
+            "prioritised",
+            "--engine",
+            "locall",
+            "--agent.double",
+            "perhaps",
+        )
+    )
+    for part in (
+        "agent.lr='abc'",
+        "agent.batch_size=0",
+        "agent.gamma=1.5",
+        "agent.nstep=0",
+        "num_actors=0",
+        "did you mean --agent.loss",
+        "did you mean prioritized",
+        "did you mean local",
+        "agent.double='perhaps'",
+        "'stray' stands alone",
+    ):
         assert part in told
 
 
@@ -157,49 +221,113 @@ def test_non_finite_values_are_refused(refuse):
     assert "agent.clip_norm=inf must be finite" in refuse("--agent.clip_norm", "inf")[0]
 
 
-@pytest.mark.parametrize(("words", "parts"), [
-    (["--config", "dqn-cartpole", "--game", "Pendulum-v1"], ["agent_type=dqn", "game=Pendulum-v1", "continuous"]),
-    (["--config", "dqn-pong", "--model_type", "dqn-mlp"], ["model_type=dqn-mlp", "game=pong", "dqn-cnn"]),
-    (["--config", "dqn-cartpole", "--model_type", "dqn-cnn"], ["model_type=dqn-cnn", "game=CartPole-v1", "dqn-mlp"]),
-    (["--config", "dqn-minatar-breakout", "--model_type", "dqn-cnn"], ["model_type=dqn-cnn", "game=breakout", "too small"]),
-    (["--config", "dqn-cartpole", "--memory.capacity", "10"], ["memory.capacity=10", "at least"]),
-    (["--config", "r2d2-cartpole", "--memory.capacity", "223"], ["memory.capacity=223", "27 rows", "at least 224"]),
-    (["--config", "r2d2-cartpole", "--clock.learn_start", "20", "--clock.tolerance", "100"], ["clock.tolerance=100", "at least 240"]),
-    (["--config", "dqn-cartpole", "--clock.tolerance", "1"], ["clock.tolerance=1", "the 64 samples of a batch"]),
-    (["--config", "dqn-cartpole", "--memory_type", "queue"], ["memory_type=queue", "agent_type=dqn", "shared or prioritized"]),
-    (["--config", "impala-cartpole", "--memory_type", "prioritized"], ["memory_type=prioritized", "agent_type=impala", "queue or mixed"]),
-    (["--config", "impala-cartpole", "--model_type", "dqn-mlp"], ["model_type=dqn-mlp", "agent_type=impala", "mlp-ac"]),
-    (["--config", "impala-cartpole", "--game", "Pendulum-v1"], ["agent_type=impala", "game=Pendulum-v1", "continuous"]),
-    (["--config", "impala-cartpole", "--clock.samples_per_insert", "4"], ["clock.samples_per_insert=4.0", "memory_type=queue", "None"]),
-    (["--config", "replay-minatar-breakout", "--memory.replay_parameters", '[{"type":"queu","capacity":1,"sample_ratio":1}]'],
-     ["memory.replay_parameters", "'queu'", "reservoir"]),
-    (["--config", "rainbow-cartpole", "--agent.v_min", "100"], ["agent.v_min=100.0", "agent.v_max=100.0"]),
-    (["--config", "ddpg-pendulum", "--env_type", "atari", "--game", "pong"], ["agent_type=ddpg", "discrete", "game=pong", "dqn or"]),
-    (["--config", "dqn-cartpole", "--game", "Pendulum-v1"], ["continuous", "ddpg or d4pg or td3 or sac"]),
-    (["--config", "ddpg-pendulum", "--model_type", "d4pg-mlp"], ["model_type=d4pg-mlp", "agent_type=ddpg", "ddpg-mlp"]),
-    (["--config", "td3-pendulum", "--memory_type", "queue"], ["memory_type=queue", "agent_type=td3", "shared or prioritized"]),
-    (["--config", "sac-pendulum", "--model_type", "sac-cnn"], ["model_type=sac-cnn", "game=Pendulum-v1", "sac-mlp"]),
-    (["--config", "d4pg-pendulum", "--agent.v_max", "-2000"], ["agent.v_min=-1628.0", "agent.v_max=-2000.0"]),
-    (["--config", "impala-cartpole", "--learner.batches_per_draw", "2"], ["learner.batches_per_draw=2", "memory_type=queue"]),
-    (["--config", "ddpg-pendulum", "--model.hidden", "64", "0"], ["model.hidden=0", "at least 1"]),
-    (["--config", "dqn-cartpole", "--storage.codec", "lz4"], ["storage.codec=lz4", "game=CartPole-v1", "vectors"]),
-    (["--config", "dqn-minatar-breakout", "--storage.codec", "lz4", "--storage.bytes", "1000"], ["storage.bytes=1000", "at least"]),
-    (["--config", "r2d2-cartpole", "--storage.bytes", "1000"], ["storage.bytes=1000", "at least"]),
-    (["--config", "impala-cartpole", "--storage.bytes", "2000"], ["storage.bytes=2000", "at least"]),
-    (["--config", "dqn-cartpole", "--engine", "inline", "--clock.samples_per_insert", "none"],
-     ["clock.samples_per_insert=None", "engine=inline", "give a number"]),
-    (["--config", "dqn-cartpole", "--num_learners", "3", "--num_actors", "2"], ["num_learners=3", "num_actors=2", "at least 3"]),
-    (["--config", "dqn-cartpole", "--num_learners", "2", "--num_actors", "3", "--clock.tolerance", "15"],
-     ["clock.tolerance=15", "the 128 samples of 2 learners' batches"]),
-    (["--config", "dqn-cartpole", "--num_learners", "2", "--num_actors", "3", "--memory.capacity", "79"],
-     ["memory.capacity=79", "in each of 16 environments", "at least 80"]),
-    (["--config", "dqn-cartpole", "--engine", "inline", "--num_learners", "2", "--num_actors", "2"],
-     ["num_learners=2 needs engine=local or ray", "engine=inline runs one learner"]),
-    (["--config", "dqn-cartpole", "--engine", "foo.bar:Baz"], ["unknown engine 'foo.bar:Baz'", "no module foo"]),
-    (["--config", "dqn-cartpole", "--engine", "os:nothere"], ["unknown engine 'os:nothere'", "os has no nothere"]),
-    (["--config", "dqn-cartpole", "--engine", "..:Own"], ["engine=..:Own cannot be had", "TypeError"]),
-    (["--config", "dqn-cartpole", "--machine", "../x"], ["machine='../x'"]),
-    (["--config", "dqn-cartpole", "--resume", "a_b", "--model_file", "c.pth"], ["exclude each other"])])
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--config", "dqn-cartpole", "--game", "Pendulum-v1"], ["agent_type=dqn", "game=Pendulum-v1", "continuous"]),
+        (["--config", "dqn-pong", "--model_type", "dqn-mlp"], ["model_type=dqn-mlp", "game=pong", "dqn-cnn"]),
+        (
+            ["--config", "dqn-cartpole", "--model_type", "dqn-cnn"],
+            ["model_type=dqn-cnn", "game=CartPole-v1", "dqn-mlp"],
+        ),
+        (
+            ["--config", "dqn-minatar-breakout", "--model_type", "dqn-cnn"],
+            ["model_type=dqn-cnn", "game=breakout", "too small"],
+        ),
+        (["--config", "dqn-cartpole", "--memory.capacity", "10"], ["memory.capacity=10", "at least"]),
+        (["--config", "r2d2-cartpole", "--memory.capacity", "223"], ["memory.capacity=223", "27 rows", "at least 224"]),
+        (
+            ["--config", "r2d2-cartpole", "--clock.learn_start", "20", "--clock.tolerance", "100"],
+            ["clock.tolerance=100", "at least 240"],
+        ),
+        (["--config", "dqn-cartpole", "--clock.tolerance", "1"], ["clock.tolerance=1", "the 64 samples of a batch"]),
+        (
+            ["--config", "dqn-cartpole", "--memory_type", "queue"],
+            ["memory_type=queue", "agent_type=dqn", "shared or prioritized"],
+        ),
+        (
+            ["--config", "impala-cartpole", "--memory_type", "prioritized"],
+            ["memory_type=prioritized", "agent_type=impala", "queue or mixed"],
+        ),
+        (
+            ["--config", "impala-cartpole", "--model_type", "dqn-mlp"],
+            ["model_type=dqn-mlp", "agent_type=impala", "mlp-ac"],
+        ),
+        (
+            ["--config", "impala-cartpole", "--game", "Pendulum-v1"],
+            ["agent_type=impala", "game=Pendulum-v1", "continuous"],
+        ),
+        (
+            ["--config", "impala-cartpole", "--clock.samples_per_insert", "4"],
+            ["clock.samples_per_insert=4.0", "memory_type=queue", "None"],
+        ),
+        (
+            [
+                "--config",
+                "replay-minatar-breakout",
+                "--memory.replay_parameters",
+                '[{"type":"queu","capacity":1,"sample_ratio":1}]',
+            ],
+            ["memory.replay_parameters", "'queu'", "reservoir"],
+        ),
+        (["--config", "rainbow-cartpole", "--agent.v_min", "100"], ["agent.v_min=100.0", "agent.v_max=100.0"]),
+        (
+            ["--config", "ddpg-pendulum", "--env_type", "atari", "--game", "pong"],
+            ["agent_type=ddpg", "discrete", "game=pong", "dqn or"],
+        ),
+        (["--config", "dqn-cartpole", "--game", "Pendulum-v1"], ["continuous", "ddpg or d4pg or td3 or sac"]),
+        (
+            ["--config", "ddpg-pendulum", "--model_type", "d4pg-mlp"],
+            ["model_type=d4pg-mlp", "agent_type=ddpg", "ddpg-mlp"],
+        ),
+        (
+            ["--config", "td3-pendulum", "--memory_type", "queue"],
+            ["memory_type=queue", "agent_type=td3", "shared or prioritized"],
+        ),
+        (
+            ["--config", "sac-pendulum", "--model_type", "sac-cnn"],
+            ["model_type=sac-cnn", "game=Pendulum-v1", "sac-mlp"],
+        ),
+        (["--config", "d4pg-pendulum", "--agent.v_max", "-2000"], ["agent.v_min=-1628.0", "agent.v_max=-2000.0"]),
+        (
+            ["--config", "impala-cartpole", "--learner.batches_per_draw", "2"],
+            ["learner.batches_per_draw=2", "memory_type=queue"],
+        ),
+        (["--config", "ddpg-pendulum", "--model.hidden", "64", "0"], ["model.hidden=0", "at least 1"]),
+        (["--config", "dqn-cartpole", "--storage.codec", "lz4"], ["storage.codec=lz4", "game=CartPole-v1", "vectors"]),
+        (
+            ["--config", "dqn-minatar-breakout", "--storage.codec", "lz4", "--storage.bytes", "1000"],
+            ["storage.bytes=1000", "at least"],
+        ),
+        (["--config", "r2d2-cartpole", "--storage.bytes", "1000"], ["storage.bytes=1000", "at least"]),
+        (["--config", "impala-cartpole", "--storage.bytes", "2000"], ["storage.bytes=2000", "at least"]),
+        (
+            ["--config", "dqn-cartpole", "--engine", "inline", "--clock.samples_per_insert", "none"],
+            ["clock.samples_per_insert=None", "engine=inline", "give a number"],
+        ),
+        (
+            ["--config", "dqn-cartpole", "--num_learners", "3", "--num_actors", "2"],
+            ["num_learners=3", "num_actors=2", "at least 3"],
+        ),
+        (
+            ["--config", "dqn-cartpole", "--num_learners", "2", "--num_actors", "3", "--clock.tolerance", "15"],
+            ["clock.tolerance=15", "the 128 samples of 2 learners' batches"],
+        ),
+        (
+            ["--config", "dqn-cartpole", "--num_learners", "2", "--num_actors", "3", "--memory.capacity", "79"],
+            ["memory.capacity=79", "in each of 16 environments", "at least 80"],
+        ),
+        (
+            ["--config", "dqn-cartpole", "--engine", "inline", "--num_learners", "2", "--num_actors", "2"],
+            ["num_learners=2 needs engine=local or ray", "engine=inline runs one learner"],
+        ),
+        (["--config", "dqn-cartpole", "--engine", "foo.bar:Baz"], ["unknown engine 'foo.bar:Baz'", "no module foo"]),
+        (["--config", "dqn-cartpole", "--engine", "os:nothere"], ["unknown engine 'os:nothere'", "os has no nothere"]),
+        (["--config", "dqn-cartpole", "--engine", "..:Own"], ["engine=..:Own cannot be had", "TypeError"]),
+        (["--config", "dqn-cartpole", "--machine", "../x"], ["machine='../x'"]),
+        (["--config", "dqn-cartpole", "--resume", "a_b", "--model_file", "c.pth"], ["exclude each other"]),
+    ],
+)
 def test_impossible_combinations_name_both_options_and_a_remedy(words, parts, refuse):
     told = "\n".join(refuse(*words))
     assert all(part in told for part in parts)
@@ -208,29 +336,53 @@ def test_impossible_combinations_name_both_options_and_a_remedy(words, parts, re
 @pytest.mark.parametrize(("nstep", "chunk_length"), [(1, 1), (3, 2), (3, 8)])
 @pytest.mark.parametrize("device", ["cpu", "learner"])
 def test_the_smallest_accepted_capacity_can_be_trained_with(refuse, root, nstep, chunk_length, device):
-    words = (*CARTPOLE, "--num_envs_per_actor", "1", "--clock.tolerance", "100", "--agent.nstep", str(nstep), "--actor.chunk_length",
-             str(chunk_length), "--learner.memory_device", device, "--steps", "300", "--memory.capacity")
+    words = (
+        *CARTPOLE,
+        "--num_envs_per_actor",
+        "1",
+        "--clock.tolerance",
+        "100",
+        "--agent.nstep",
+        str(nstep),
+        "--actor.chunk_length",
+        str(chunk_length),
+        "--learner.memory_device",
+        device,
+        "--steps",
+        "300",
+        "--memory.capacity",
+    )
     assert f"at least {nstep + 2}" in refuse(*words, str(nstep + 1))[0]
     assert train(root, *words, str(nstep + 2)).counters.updates > 50
 
 
 def test_a_memory_that_does_not_suit_the_agent_is_refused(refuse, monkeypatch):
     from core.agents.dqn import DQN
+
     monkeypatch.setattr(DQN, "window_kinds", ("unrolls",))
-    expected = ("memory_type=prioritized holds transitions and sequences, and agent_type=dqn learns from unrolls; "
-                "memory_type could be queue or mixed")
+    expected = (
+        "memory_type=prioritized holds transitions and sequences, and agent_type=dqn learns from unrolls; "
+        "memory_type could be queue or mixed"
+    )
     assert expected in "\n".join(refuse())
 
 
 def test_a_model_whose_output_does_not_suit_the_agent_is_refused(refuse, monkeypatch):
     from core.models.dqn import DQNMLP
+
     monkeypatch.setattr(DQNMLP, "output_kind", "policy")
     told = "\n".join(refuse("--config", "dqn-cartpole"))
     assert "model_type=dqn-mlp gives 'policy' and agent_type=dqn needs 'q'" in told
 
 
-@pytest.mark.parametrize(("row", "game", "closest"), [("dqn-pong", "pongg", "pong"), ("dqn-cartpole", "CartPol-v1", "CartPole-v1"),
-                                                      ("dqn-minatar-breakout", "brekout", "breakout")])
+@pytest.mark.parametrize(
+    ("row", "game", "closest"),
+    [
+        ("dqn-pong", "pongg", "pong"),
+        ("dqn-cartpole", "CartPol-v1", "CartPole-v1"),
+        ("dqn-minatar-breakout", "brekout", "breakout"),
+    ],
+)
 def test_a_misspelt_game_is_refused_with_the_closest(row, game, closest, refuse):
     assert closest in refuse("--config", row, "--game", game)[0].split(game)[-1]
 
@@ -241,6 +393,7 @@ def test_surround_is_accepted_though_gymnasium_does_not_list_it(read):
 
 def test_a_missing_package_is_refused_with_its_pip_command(refuse, read, monkeypatch):
     from core.envs import minatar
+
     minatar._game_module.cache_clear()
     monkeypatch.setitem(sys.modules, "minatar", None)
     assert 'pip install -e ".[minatar]"' in refuse("--config", "dqn-minatar-breakout")[0]
@@ -258,12 +411,17 @@ def test_recording_with_a_broken_package_is_refused_in_one_line(refuse, monkeypa
     (tmp_path / "imageio_ffmpeg.py").write_text("raise RuntimeError('no ffmpeg for this machine')\n")
     monkeypatch.syspath_prepend(tmp_path)
     told = refuse("--config", "dqn-cartpole", "--evaluator.record_every", "1")
-    assert len(told) == 1 and "imageio_ffmpeg, which cannot be imported (RuntimeError: no ffmpeg for this machine" in told[0]
+    assert (
+        len(told) == 1
+        and "imageio_ffmpeg, which cannot be imported (RuntimeError: no ffmpeg for this machine" in told[0]
+    )
 
 
-@pytest.mark.parametrize(("word", "instead"), [("--record", "set evaluator.record_every"), ("--render", "opens no window")])
+@pytest.mark.parametrize(
+    ("word", "instead"), [("--record", "set evaluator.record_every"), ("--render", "opens no window")]
+)
 def test_render_and_record_are_refused_while_training(refuse, word, instead):
-    told, = refuse("--config", "dqn-cartpole", word)
+    (told,) = refuse("--config", "dqn-cartpole", word)
     assert f"{word[2:]}=True is for mode 2" in told and instead in told
 
 
@@ -282,9 +440,23 @@ def test_a_memory_that_does_not_fit_is_refused_with_byte_counts(refuse):
     assert needed >= 10**9 * 84 * 84 > free
 
 
-ABSURD = [(name, value) for name in ("agent.burn_in", "agent.unroll_length", "num_actors", "num_envs_per_actor", "evaluator.num_envs",
-                                     "evaluator.episodes", "episodes", "agent.batch_size", "model.hidden", "model.lstm", "num_learners")
-          for value in ("1e9", "1e18", "1e30")] + [("learner.threads", "3e9"), ("supervisor.heartbeat_timeout", "1e-300")]
+ABSURD = [
+    (name, value)
+    for name in (
+        "agent.burn_in",
+        "agent.unroll_length",
+        "num_actors",
+        "num_envs_per_actor",
+        "evaluator.num_envs",
+        "evaluator.episodes",
+        "episodes",
+        "agent.batch_size",
+        "model.hidden",
+        "model.lstm",
+        "num_learners",
+    )
+    for value in ("1e9", "1e18", "1e30")
+] + [("learner.threads", "3e9"), ("supervisor.heartbeat_timeout", "1e-300")]
 
 
 @pytest.mark.parametrize("name, value", ABSURD)
@@ -299,13 +471,22 @@ def test_f49_absurd_numbers_are_refused_without_allocating(name, value, refuse):
 def test_f49_environments_and_processes_count_in_needed_memory(name, refuse, monkeypatch):
     monkeypatch.setattr(memory_budget, "available_bytes", lambda: 2 << 30)
     words = "--memory.capacity", "20000000", "--clock.tolerance", "20000000", "--evaluator.episodes", "10000"
-    line, = refuse("--config", "dqn-pong-small", *words, f"--{name}", "4096")
+    (line,) = refuse("--config", "dqn-pong-small", *words, f"--{name}", "4096")
     assert "beside the replay and 2,147,483,648 are free: lower one of num_actors=" in line and f"{name}=4096" in line
 
 
 def test_environments_of_a_test_count_in_needed_memory(refuse, monkeypatch, tmp_path):
     monkeypatch.setattr(memory_budget, "available_bytes", lambda: 1 << 30)
-    words = "--mode", "2", "--model_file", str(tmp_path / "x.pth"), "--episodes", "10000", "--evaluator.num_envs", "10000"
+    words = (
+        "--mode",
+        "2",
+        "--model_file",
+        str(tmp_path / "x.pth"),
+        "--episodes",
+        "10000",
+        "--evaluator.num_envs",
+        "10000",
+    )
     assert "lower one of episodes=10000, evaluator.num_envs=10000" in refuse("--config", "dqn-pong-small", *words)[0]
 
 
@@ -322,9 +503,14 @@ def test_absent_cuda_is_refused_with_the_available_devices(refuse, monkeypatch):
         assert "which has cpu" in refuse("--config", "dqn-cartpole", "--device", device)[0]
 
 
-@pytest.mark.parametrize("device, parts", [
-    ("cuda", ["num_learners=3 need a GPU each", "has 2", "device=cpu"]), ("auto", ["num_learners=3 need a GPU each"]),
-    ("cuda:1", ["device='cuda:1' is one", "must be cuda or cpu"])])
+@pytest.mark.parametrize(
+    "device, parts",
+    [
+        ("cuda", ["num_learners=3 need a GPU each", "has 2", "device=cpu"]),
+        ("auto", ["num_learners=3 need a GPU each"]),
+        ("cuda:1", ["device='cuda:1' is one", "must be cuda or cpu"]),
+    ],
+)
 def test_learners_need_one_gpu_each(refuse, read, monkeypatch, device, parts):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
@@ -344,11 +530,21 @@ def test_device_auto_is_cuda_if_available(read, monkeypatch):
 def test_rendering_without_a_display_is_refused_with_a_hint(refuse, monkeypatch, tmp_path):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    assert "--record" in refuse("--config", "dqn-cartpole", "--mode", "2", "--model_file", str(tmp_path / "x.pth"), "--render")[0]
+    assert (
+        "--record"
+        in refuse("--config", "dqn-cartpole", "--mode", "2", "--model_file", str(tmp_path / "x.pth"), "--render")[0]
+    )
 
 
-@pytest.mark.parametrize(("change", "part"), [({"agent.lrr": 1.0}, "did you mean agent.lr"), ({"agent.lr": "fast"}, "agent.lr='fast'"),
-                                              ({"memory_type": "sharde"}, "did you mean shared"), ({"agent.nstep": 0}, "agent.nstep=0")])
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"agent.lrr": 1.0}, "did you mean agent.lr"),
+        ({"agent.lr": "fast"}, "agent.lr='fast'"),
+        ({"memory_type": "sharde"}, "did you mean shared"),
+        ({"agent.nstep": 0}, "agent.nstep=0"),
+    ],
+)
 def test_a_mistake_in_a_config_is_reported_like_a_bad_option(change, part, refuse, monkeypatch):
     for name, value in change.items():
         monkeypatch.setitem(find_row("dqn-cartpole"), name, value)
@@ -359,12 +555,17 @@ def test_a_mistake_in_a_config_is_reported_like_a_bad_option(change, part, refus
 @pytest.fixture
 def run(root, read):
     """Return a function that claims a run as main does and leaves the files of a finished run."""
+
     def started(*words):
         from utils.config.dotted_settings import flatten
         from utils.config.rows import find_row, from_row
+
         chosen = run_registry.claim(read(*words))
-        run_registry.save(chosen, run_registry.plain(flatten(from_row(find_row(chosen.config))[0])),
-                          validation.environment_spec(chosen).name)
+        run_registry.save(
+            chosen,
+            run_registry.plain(flatten(from_row(find_row(chosen.config))[0])),
+            validation.environment_spec(chosen).name,
+        )
         chosen.checkpoint_folder.mkdir()
         chosen.model_path.touch()
         return chosen
@@ -388,8 +589,16 @@ def test_a_resumed_run_takes_changes_of_its_config(read, run, monkeypatch):
     assert (after.agent.lr, after.agent.gamma) == (0.5, 0.98)
 
 
-@pytest.mark.parametrize("words", [["--game", "Acrobot-v1"], ["--model.hidden", "7"], ["--config", "dqn-pong"],
-                                   ["--agent.optimizer", "rmsprop"], ["--agent.rmsprop_centered", "false"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--game", "Acrobot-v1"],
+        ["--model.hidden", "7"],
+        ["--config", "dqn-pong"],
+        ["--agent.optimizer", "rmsprop"],
+        ["--agent.rmsprop_centered", "false"],
+    ],
+)
 def test_options_that_cannot_change_are_refused_on_resume(words, refuse, run):
     before = run("--config", "dqn-cartpole", "--memory.capacity", "20000")
     told = "\n".join(refuse("--resume", before.signature, *words))
@@ -397,11 +606,17 @@ def test_options_that_cannot_change_are_refused_on_resume(words, refuse, run):
 
 
 def test_the_size_of_a_stored_replay_cannot_change(refuse, read, run):
-    with_replay = run("--config", "dqn-cartpole", "--num_actors", "2", "--learner.checkpoint_replay", "--timestamp", "with")
+    with_replay = run(
+        "--config", "dqn-cartpole", "--num_actors", "2", "--learner.checkpoint_replay", "--timestamp", "with"
+    )
     without = run("--config", "dqn-cartpole", "--num_actors", "2", "--timestamp", "without")
-    assert "num_learners=2 cannot continue" in "\n".join(refuse("--resume", with_replay.signature, "--num_learners", "2"))
+    assert "num_learners=2 cannot continue" in "\n".join(
+        refuse("--resume", with_replay.signature, "--num_learners", "2")
+    )
     assert read("--resume", without.signature, "--num_learners", "2").num_learners == 2
-    assert "memory.capacity=60000 cannot continue" in "\n".join(refuse("--resume", with_replay.signature, "--memory.capacity", "60000"))
+    assert "memory.capacity=60000 cannot continue" in "\n".join(
+        refuse("--resume", with_replay.signature, "--memory.capacity", "60000")
+    )
     assert read("--resume", without.signature, "--memory.capacity", "60000").memory.capacity == 60_000
 
 
@@ -409,8 +624,15 @@ def test_the_windows_of_a_stored_replay_cannot_change(refuse, read, run):
     with_replay = run("--config", "r2d2-cartpole", "--learner.checkpoint_replay", "--timestamp", "with")
     without = run("--config", "r2d2-cartpole", "--timestamp", "without")
     for setting, value in (("agent.burn_in", 3), ("agent.stride", 9)):
-        assert f"{setting}={value} cannot continue" in "\n".join(refuse("--resume", with_replay.signature, f"--{setting}", str(value)))
-        assert getattr(read("--resume", without.signature, f"--{setting}", str(value)).agent, setting.removeprefix("agent.")) == value
+        assert f"{setting}={value} cannot continue" in "\n".join(
+            refuse("--resume", with_replay.signature, f"--{setting}", str(value))
+        )
+        assert (
+            getattr(
+                read("--resume", without.signature, f"--{setting}", str(value)).agent, setting.removeprefix("agent.")
+            )
+            == value
+        )
 
 
 def test_a_gpu_run_is_tested_and_resumed_without_a_gpu(refuse, read, run, monkeypatch):
@@ -419,12 +641,25 @@ def test_a_gpu_run_is_tested_and_resumed_without_a_gpu(refuse, read, run, monkey
         monkeypatch.setattr("torch.cuda.is_available", lambda: count > 0)
 
     gpus(2)
-    before = run("--config", "dqn-cartpole", "--device", "cuda", "--actor.device", "cuda:1", "--learner.captured", "yes",
-                 "--learner.precision", "tf32")
+    before = run(
+        "--config",
+        "dqn-cartpole",
+        "--device",
+        "cuda",
+        "--actor.device",
+        "cuda:1",
+        "--learner.captured",
+        "yes",
+        "--learner.precision",
+        "tf32",
+    )
     gpus(0)
     assert read("--config", "dqn-cartpole", "--mode", "2").device == "cpu"
     told = refuse("--resume", before.signature)
-    assert [line.partition(" needs")[0] for line in told] == ["error: learner.captured=yes", "error: learner.precision=tf32"]
+    assert [line.partition(" needs")[0] for line in told] == [
+        "error: learner.captured=yes",
+        "error: learner.precision=tf32",
+    ]
     after = read("--resume", before.signature, "--learner.captured", "no", "--learner.precision", "float32")
     assert (after.device, after.actor.device) == ("cpu", "cpu")
 
@@ -449,24 +684,35 @@ def test_newest_is_the_newest_run_of_the_config(read, run):
 def test_newest_matches_the_given_game_agent_and_model(read, run, refuse, capsys):
     cartpole = run("--config", "dqn-cartpole", "--timestamp", "1")
     other = run("--config", "dqn-cartpole", "--timestamp", "2", "--game", "Acrobot-v1")
-    prioritized = run("--config", "dqn-cartpole", "--timestamp", "3", "--memory_type", "prioritized", "--model.hidden", "17")
+    prioritized = run(
+        "--config", "dqn-cartpole", "--timestamp", "3", "--memory_type", "prioritized", "--model.hidden", "17"
+    )
     run("--config", "dqn-cartpole", "--timestamp", "4", "--agent_type", "rainbow", "--model_type", "rainbow-mlp")
     for newest in (["--resume", "newest"], ["--mode", "2"]):
-        for words, expected in (([], prioritized), (["--game", "CartPole-v1", "--model.hidden", str(cartpole.model.hidden)], cartpole),
-                                (["--game", "Acrobot-v1"], other)):
+        for words, expected in (
+            ([], prioritized),
+            (["--game", "CartPole-v1", "--model.hidden", str(cartpole.model.hidden)], cartpole),
+            (["--game", "Acrobot-v1"], other),
+        ):
             assert read("--config", "dqn-cartpole", *newest, *words).signature == expected.signature
             told = capsys.readouterr().out.splitlines()[-1]
             assert f"run {expected.signature}: dqn-cartpole" in told and f"game={expected.game}" in told
-        line, = refuse("--config", "dqn-cartpole", "--game", "MountainCar-v0", *newest, code=3)
+        (line,) = refuse("--config", "dqn-cartpole", "--game", "MountainCar-v0", *newest, code=3)
         assert "game=MountainCar-v0" in line
-        assert line.endswith("its newest run, local_4, has agent_type=rainbow, model_type=rainbow-mlp, game=CartPole-v1")
+        assert line.endswith(
+            "its newest run, local_4, has agent_type=rainbow, model_type=rainbow-mlp, game=CartPole-v1"
+        )
 
 
 def test_newest_matches_every_spelling_of_a_game(read, run, refuse):
     small = ("--config", "dqn-pong-small", "--memory.capacity", "20000")
     pong = run(*small, "--game", "PongNoFrameskip-v4", "--timestamp", "1")
     invaders = run(*small, "--game", "SpaceInvaders", "--timestamp", "2")
-    assert read(*small, "--mode", "2").signature == read(*small, "--mode", "2", "--game", "Pong").signature == pong.signature
+    assert (
+        read(*small, "--mode", "2").signature
+        == read(*small, "--mode", "2", "--game", "Pong").signature
+        == pong.signature
+    )
     assert read(*small, "--mode", "2", "--game", "space_invaders").signature == invaders.signature
     assert "train one first" in refuse(*small, "--mode", "2", "--game", "breakout", code=3)[0]
 
@@ -476,21 +722,31 @@ def test_a_model_of_another_game_is_refused(read, root, capsys):
     metadata = model_file.load_weights(trained.model_path)[1]
     assert (metadata["game"], metadata["environment"], metadata["env_type"]) == ("CartPole-v1", "CartPole-v1", "gym")
     for words in (["--mode", "2"], []):
-        chosen = read("--config", "dqn-cartpole", "--game", "CartPole-v0", "--model_file", str(trained.model_path), *words)
-        with pytest.raises(ConfigurationError,
-                           match=r"is of game=CartPole-v1 \(env_type=gym\) and game=CartPole-v0 is .* give --game CartPole-v1") \
-                as refused:
+        chosen = read(
+            "--config", "dqn-cartpole", "--game", "CartPole-v0", "--model_file", str(trained.model_path), *words
+        )
+        with pytest.raises(
+            ConfigurationError,
+            match=r"is of game=CartPole-v1 \(env_type=gym\) and game=CartPole-v0 is .* give --game CartPole-v1",
+        ) as refused:
             create_context(chosen)
         assert refused.value.code == 3 and not chosen.log_folder.exists()
     capsys.readouterr()
     create_context(read("--config", "dqn-cartpole", "--mode", "2", "--model_file", str(trained.model_path)))
-    assert capsys.readouterr().out == (f"testing model file {trained.model_path}: config=dqn-cartpole, game=CartPole-v1, "
-                                       f"agent_steps={metadata['agent_steps']}, score={metadata['score']}\n")
+    assert capsys.readouterr().out == (
+        f"testing model file {trained.model_path}: config=dqn-cartpole, game=CartPole-v1, "
+        f"agent_steps={metadata['agent_steps']}, score={metadata['score']}\n"
+    )
 
 
 def test_a_run_can_be_named_by_its_folders(read, run):
     before = run("--config", "dqn-cartpole")
-    for path in (before.log_folder, before.checkpoint_folder, before.checkpoint_folder / "step_000000000100", before.model_path):
+    for path in (
+        before.log_folder,
+        before.checkpoint_folder,
+        before.checkpoint_folder / "step_000000000100",
+        before.model_path,
+    ):
         assert read("--resume", str(path)).signature == before.signature
 
 
@@ -500,7 +756,9 @@ def test_a_run_is_tested_with_its_own_architecture(read, run):
 
 
 def test_an_unknown_users_home_in_a_path_is_taken_literally(read):
-    assert read("--config", "dqn-cartpole", "--mode", "2", "--model_file", "~nobody-here/x.pth").model_file.endswith("/~nobody-here/x.pth")
+    assert read("--config", "dqn-cartpole", "--mode", "2", "--model_file", "~nobody-here/x.pth").model_file.endswith(
+        "/~nobody-here/x.pth"
+    )
 
 
 def test_an_unknown_run_exits_with_3(refuse, run):

@@ -16,7 +16,16 @@ from tests.reliability.program import SLOW, Program, start
 CARTPOLE = ("--config", "dqn-cartpole", "--logger.period", "0.5", "--timestamp", "one")
 ENDLESS = (*CARTPOLE, "--steps", "100000000")
 SAVING = (*ENDLESS, "--learner.checkpoint_period", "0.5")
-STARTING = ("--env_type", "gym", "--game", "tests.reliability.faults:Faulty-v0", "--num_actors", "1", "--evaluator.max_steps", "30")
+STARTING = (
+    "--env_type",
+    "gym",
+    "--game",
+    "tests.reliability.faults:Faulty-v0",
+    "--num_actors",
+    "1",
+    "--evaluator.max_steps",
+    "30",
+)
 STARTED = {"FAULTS": json.dumps([{"kind": "start", "where": "actor"}])}
 CHUNKS = 2 * 8 * 8  # agent steps that two actors may still finish while the learner saves
 FULL = 8_000  # bytes, more than a run prints and less than it writes
@@ -103,30 +112,53 @@ def test_f24_f25_f27_resume_survives_damage_and_a_full_disk(run):
     (damaged / "agent.pt").write_bytes(content)
     begun, earlier = int(sound.name.split("_")[1].split(".")[0]), len(run.steps())
     refused = start(run.root, "--resume", "test_one", "--model.hidden", "7")
-    assert refused.returncode == 2 and "model.hidden=7 cannot continue run test_one, which has model.hidden=" in refused.stderr
+    assert (
+        refused.returncode == 2
+        and "model.hidden=7 cannot continue run test_one, which has model.hidden=" in refused.stderr
+    )
     with Program(run.root, "--resume", "test_one", "--agent.lr", "1e-5", "--learner.checkpoint_period", "2") as program:
         program.until(lambda: "agent.lr=1e-05 (was 0.001)" in program.output, 60, "the change to be printed")
         program.until(lambda: f"falling back to checkpoint {sound.name}" in program.output, 30, "the fall-back")
         assert f"damaged checkpoint {damaged.name}: agent.pt does not have the SHA-256" in program.output
-        program.until(lambda: any(steps > begun + 500 for steps in program.steps()[earlier:]) and len(program.children()) == 5, 60,
-                      "training to go on")
-        program.until(lambda: min(path.stat().st_size for path in run.root.glob("logs/test_one/metrics.*")) > FULL, 60, "longer files")
+        program.until(
+            lambda: any(steps > begun + 500 for steps in program.steps()[earlier:]) and len(program.children()) == 5,
+            60,
+            "training to go on",
+        )
+        program.until(
+            lambda: min(path.stat().st_size for path in run.root.glob("logs/test_one/metrics.*")) > FULL,
+            60,
+            "longer files",
+        )
         kept = [path for path in manifests(run.root) if path.parent != damaged]
-        steps, lines = program.agent_steps(), [path.read_text() for path in sorted(run.root.glob("logs/test_one/metrics.*"))]
+        steps, lines = (
+            program.agent_steps(),
+            [path.read_text() for path in sorted(run.root.glob("logs/test_one/metrics.*"))],
+        )
         assert min(map(len, lines)) > FULL > len(program.output)
         for pid in program.children().values():  # like a full disk: no file may grow beyond this
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (FULL, resource.RLIM_INFINITY))
-        program.until(lambda: "checkpoint not written" in program.output
-                      and "metrics cannot be written" in program.output, 20, "both warnings")
-        assert all(run_checkpoint.read(path.parent, None) for path in kept if path.exists()) and run_checkpoint.load(damaged.parent)
+        program.until(
+            lambda: "checkpoint not written" in program.output and "metrics cannot be written" in program.output,
+            20,
+            "both warnings",
+        )
+        assert all(run_checkpoint.read(path.parent, None) for path in kept if path.exists()) and run_checkpoint.load(
+            damaged.parent
+        )
         for pid in program.children().values():
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         counted = "global/write_errors"
-        program.until(lambda: any(row["values"].get(counted, 0) > 0 for row in program.metrics()), 20, "a count of the errors")
+        program.until(
+            lambda: any(row["values"].get(counted, 0) > 0 for row in program.metrics()), 20, "a count of the errors"
+        )
         assert program.agent_steps() > steps and len(program.children()) == 5 and "restarted" not in program.output
         # compare from the start of each line, because the table may have gained a column
         for path, old in zip(sorted(run.root.glob("logs/test_one/metrics.*")), lines):
-            assert all(line.startswith(before) for line, before in zip(path.read_text().splitlines(), old.splitlines(), strict=False))
+            assert all(
+                line.startswith(before)
+                for line, before in zip(path.read_text().splitlines(), old.splitlines(), strict=False)
+            )
         os.kill(program.process.pid, signal.SIGINT)
         exit_code = program.until_ended(15 * SLOW)  # 4 if the best model was found while the disk was full
         lost = "the last write of evaluator 0 failed: not all that this run made is on disk" in program.output
@@ -150,7 +182,10 @@ def test_f24_resume_is_refused_if_all_checkpoints_are_damaged(run):
     before = {path: path.is_dir() or path.stat().st_mtime_ns for path in run.root.rglob("*")}
     refused = start(run.root, "--resume", "test_one")
     assert refused.returncode == 3 and "Traceback" not in refused.stderr
-    assert re.search(r"error: every checkpoint in .* is damaged .*clock.pt does not have the SHA-256.*; start a new run", refused.stderr)
+    assert re.search(
+        r"error: every checkpoint in .* is damaged .*clock.pt does not have the SHA-256.*; start a new run",
+        refused.stderr,
+    )
     assert {path: path.is_dir() or path.stat().st_mtime_ns for path in run.root.rglob("*")} == before
 
 
@@ -169,7 +204,11 @@ def test_f10_an_actor_that_dies_too_often_ends_the_run_with_4(tmp_path):
 def test_f11_a_killed_learner_ends_the_run_with_a_resume_hint(tmp_path):
     with Program(tmp_path, *ENDLESS, "--learner.checkpoint_replay", "--learner.checkpoint_period", "0.1") as program:
         program.until_training(500)
-        program.until(lambda: manifests(tmp_path) and list(tmp_path.rglob(".temporary_*")), 60, "a second checkpoint in the making")
+        program.until(
+            lambda: manifests(tmp_path) and list(tmp_path.rglob(".temporary_*")),
+            60,
+            "a second checkpoint in the making",
+        )
         program.kill("learner 0")
         assert program.until_ended(15 * SLOW) == 4
         assert "learner 0" in program.output and "--config dqn-cartpole --resume test_one --root" in program.output
@@ -204,6 +243,7 @@ def no_descriptors(pid: int) -> tuple[int, int]:
 @pytest.mark.timeout(180)
 def test_f54_f55_f56_f57_restarts_are_retried_and_sighup_saves(tmp_path):
     """The caller ignores SIGCHLD."""
+
     def before():
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
@@ -249,8 +289,10 @@ def test_f54_an_actor_that_cannot_be_restarted_ends_the_run(tmp_path):
 def test_f20_ctrl_c_during_start_up_leaves_no_process(tmp_path, begun):
     with Program(tmp_path, *ENDLESS) as program:
         maps = Path(f"/proc/{program.process.pid}/maps")
-        moments = {"main imports": lambda: "numpy" in maps.read_text(),
-                   "children are started": lambda: (program.children(), len(program.family) >= 3)[1]}
+        moments = {
+            "main imports": lambda: "numpy" in maps.read_text(),
+            "children are started": lambda: (program.children(), len(program.family) >= 3)[1],
+        }
         program.until(moments[begun], 60, begun)
         os.killpg(program.process.pid, signal.SIGINT)  # like a terminal, to the whole process group
         assert program.until_ended(15 * SLOW) == 130, program.output
@@ -261,8 +303,16 @@ def test_f20_ctrl_c_during_start_up_leaves_no_process(tmp_path, begun):
 def test_f20_ctrl_c_while_evaluating_and_saving_exits_130(tmp_path):
     words = ("--learner.checkpoint_replay", "--learner.checkpoint_period", "0.1", "--evaluator.period", "0.01")
     with Program(tmp_path, *ENDLESS, *words) as program:
-        program.until(lambda: manifests(tmp_path) and (tmp_path / "models" / "test_one.pth").exists(), 60, "evaluation and checkpoint")
-        program.until(lambda: list(tmp_path.rglob("step_*")) and list(tmp_path.rglob(".temporary_*")), 20, "a checkpoint in the making")
+        program.until(
+            lambda: manifests(tmp_path) and (tmp_path / "models" / "test_one.pth").exists(),
+            60,
+            "evaluation and checkpoint",
+        )
+        program.until(
+            lambda: list(tmp_path.rglob("step_*")) and list(tmp_path.rglob(".temporary_*")),
+            20,
+            "a checkpoint in the making",
+        )
         os.kill(program.process.pid, signal.SIGINT)
         assert program.until_ended(15 * SLOW) == 130
         assert not program.leftovers()

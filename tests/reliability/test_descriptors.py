@@ -11,8 +11,22 @@ import pytest
 from core.checkpoint import run_checkpoint
 from tests.reliability.program import PROJECT, Program
 
-CARTPOLE = ("--config", "dqn-cartpole", "--timestamp", "one", "--clock.learn_start", "100", "--num_envs_per_actor", "2",
-            "--agent.batch_size", "16", "--evaluator.episodes", "1", "--evaluator.max_steps", "30")
+CARTPOLE = (
+    "--config",
+    "dqn-cartpole",
+    "--timestamp",
+    "one",
+    "--clock.learn_start",
+    "100",
+    "--num_envs_per_actor",
+    "2",
+    "--agent.batch_size",
+    "16",
+    "--evaluator.episodes",
+    "1",
+    "--evaluator.max_steps",
+    "30",
+)
 CLOSED = [numbers for count in (1, 2, 3) for numbers in itertools.combinations((0, 1, 2), count)]
 LOOK = """
 import sys
@@ -36,11 +50,20 @@ def close(numbers):
 def test_f60_closed_standard_descriptors_become_dev_null(tmp_path, numbers):
     """Whichever module is imported first opens them."""
     script = LOOK.format(numbers=numbers, module=("utils.errors", "utils.config.dotted_settings")[len(numbers) % 2])
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "said")], input="typed\n", capture_output=True, text=True,
-                          timeout=60, cwd=PROJECT, preexec_fn=lambda: close(numbers))
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "said")],
+        input="typed\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=PROJECT,
+        preexec_fn=lambda: close(numbers),
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "said").read_text() == repr([True, *["/dev/null"] * len(numbers), *[True] * 3])
-    assert done.stdout.strip() == ("typed" if not {0, 1} & {*numbers} else "") and ("shown" in done.stderr) is (2 not in numbers)
+    assert done.stdout.strip() == ("typed" if not {0, 1} & {*numbers} else "") and ("shown" in done.stderr) is (
+        2 not in numbers
+    )
 
 
 def test_f60_a_run_without_standard_descriptors_trains_and_saves(tmp_path):
@@ -55,9 +78,14 @@ def limited(what, amount):
     return lambda: resource.setrlimit(what, (amount, amount))
 
 
-@pytest.mark.parametrize(("limit", "part"), [
-    (limited(resource.RLIMIT_NOFILE, 24), "are allowed: raise the limit by ulimit -n"),
-    (limited(resource.RLIMIT_FSIZE, 1 << 20), "ulimit -f, which counts shared memory too")], ids=["n", "f"])
+@pytest.mark.parametrize(
+    ("limit", "part"),
+    [
+        (limited(resource.RLIMIT_NOFILE, 24), "are allowed: raise the limit by ulimit -n"),
+        (limited(resource.RLIMIT_FSIZE, 1 << 20), "ulimit -f, which counts shared memory too"),
+    ],
+    ids=["n", "f"],
+)
 def test_f62_limits_that_are_too_low_are_refused_in_one_line(tmp_path, limit, part):
     with Program(tmp_path, *CARTPOLE, before=limit) as program:
         assert program.until_ended(90) == 2

@@ -9,8 +9,24 @@ import pytest
 from core.checkpoint import run_checkpoint
 from tests.reliability.program import SLOW, Program, start
 
-FAULTY = ("--config", "dqn-cartpole", "--env_type", "gym", "--game", "tests.reliability.faults:Faulty-v0", "--timestamp", "one",
-          "--evaluator.episodes", "1", "--evaluator.max_steps", "30", "--clock.learn_start", "100", "--logger.period", "0.5")
+FAULTY = (
+    "--config",
+    "dqn-cartpole",
+    "--env_type",
+    "gym",
+    "--game",
+    "tests.reliability.faults:Faulty-v0",
+    "--timestamp",
+    "one",
+    "--evaluator.episodes",
+    "1",
+    "--evaluator.max_steps",
+    "30",
+    "--clock.learn_start",
+    "100",
+    "--logger.period",
+    "0.5",
+)
 INLINE = ("--engine", "inline", "--num_envs_per_actor", "2", "--agent.batch_size", "16")
 AGENTS = "tests.reliability.faults:"
 
@@ -27,27 +43,56 @@ def values(root, name):
 @pytest.mark.timeout(300)
 def test_f14_f15_f32_failing_actors_are_replaced_no_step_is_torn(tmp_path):
     """Actor 1 fails when made, at a reset and at step 1000; actor 0 hangs in environment 1; then the run goes on."""
-    listed = [{"kind": kind, "where": f"actor {actor}", "stream": 1, "at": at, "once": str(tmp_path / kind)}
-              for kind, actor, at in (("init", 1, 0), ("reset", 1, 0), ("raise", 1, 1_000), ("hang", 0, 150))]
+    listed = [
+        {"kind": kind, "where": f"actor {actor}", "stream": 1, "at": at, "once": str(tmp_path / kind)}
+        for kind, actor, at in (("init", 1, 0), ("reset", 1, 0), ("raise", 1, 1_000), ("hang", 0, 150))
+    ]
     silence = "s (supervisor.heartbeat_timeout), within the environment of stream 1"
     messages = ("the simulator has no licence", "the simulator lost its level", "the simulator crashed", silence)
-    words = ("--num_actors", "2", "--num_envs_per_actor", "2", "--agent_type", AGENTS + "Watchful", "--actor.chunk_length", "32",
-             "--memory.capacity", "2000", "--supervisor.heartbeat_timeout", "10", "--supervisor.max_restarts", "50",
-             "--clock.samples_per_insert", "0.5", "--steps", "100000000", "--evaluator.period", "1e9")
+    words = (
+        "--num_actors",
+        "2",
+        "--num_envs_per_actor",
+        "2",
+        "--agent_type",
+        AGENTS + "Watchful",
+        "--actor.chunk_length",
+        "32",
+        "--memory.capacity",
+        "2000",
+        "--supervisor.heartbeat_timeout",
+        "10",
+        "--supervisor.max_restarts",
+        "50",
+        "--clock.samples_per_insert",
+        "0.5",
+        "--steps",
+        "100000000",
+        "--evaluator.period",
+        "1e9",
+    )
     with Program(tmp_path, *FAULTY, *words, environment=faults(*listed)) as program:
-        program.until(lambda: (program.children(), all(message in program.output for message in messages))[1], 150, "all four messages")
+        program.until(
+            lambda: (program.children(), all(message in program.output for message in messages))[1],
+            150,
+            "all four messages",
+        )
         program.until_training(program.agent_steps() + 1_000)
         program.process.send_signal(2)
         assert program.until_ended(15 * SLOW) == 130 and not program.leftovers()
     told = program.output
-    for message, note in zip(messages, ("", "in reset of stream 1, at its step 0", "in step of stream 1, at its step 1000")):
+    for message, note in zip(
+        messages, ("", "in reset of stream 1, at its step 0", "in step of stream 1, at its step 1000")
+    ):
         said = next((line for line in told.splitlines() if line.startswith("supervisor") and message in line), told)
         assert said.count("actor 1 (pid") == 1 and note in said and "actor 1, its environments seeded with" in said
         assert told.count(f"RuntimeError: {message}\n") == 1  # the traceback is printed once
 
 
 def test_f15_the_run_ends_if_every_actor_fails_at_its_start(tmp_path):
-    with Program(tmp_path, *FAULTY, "--num_actors", "2", environment=faults({"kind": "init", "where": "actor"})) as program:
+    with Program(
+        tmp_path, *FAULTY, "--num_actors", "2", environment=faults({"kind": "init", "where": "actor"})
+    ) as program:
         assert program.until_ended(100) == 4 and not program.leftovers()
     assert program.output.count("failed: RuntimeError: the simulator has no licence") <= 3
     assert program.output.count("restarted (") <= 1
@@ -62,9 +107,19 @@ def test_f15_an_environment_that_cannot_be_made_is_refused(tmp_path):
 LEAVES = "the environment called sys.exit(0)"
 
 
-@pytest.mark.parametrize(("kind", "message"), [
-    ("exit", LEAVES), *(pytest.param(kind, f"the environment raised {message}", marks=pytest.mark.faults) for kind, message in (
-        ("unreadable", "Unreadable: (its __str__ raises ValueError)"), ("import", "ImportError: no module of levels")))])
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("exit", LEAVES),
+        *(
+            pytest.param(kind, f"the environment raised {message}", marks=pytest.mark.faults)
+            for kind, message in (
+                ("unreadable", "Unreadable: (its __str__ raises ValueError)"),
+                ("import", "ImportError: no module of levels"),
+            )
+        ),
+    ],
+)
 def test_f46_an_environment_that_calls_exit_is_reported(tmp_path, kind, message):
     program = start(tmp_path, *FAULTY, *INLINE, environment=faults({"kind": kind, "at": 50}))
     assert program.returncode == 4, program.stderr
@@ -78,9 +133,14 @@ def test_f46_an_environment_that_exits_when_made_is_refused(tmp_path):
 
 
 def test_f47_an_observation_far_outside_its_box_is_reported(tmp_path):
-    program = start(tmp_path, *FAULTY, *INLINE, "--env.kwargs", '{"bound": 100000}', environment=faults({"kind": "far", "at": 50}))
+    program = start(
+        tmp_path, *FAULTY, *INLINE, "--env.kwargs", '{"bound": 100000}', environment=faults({"kind": "far", "at": 50})
+    )
     assert program.returncode == 4 and "agent.lr" not in program.stderr, program.stderr
-    assert "observation of stream 0 at step 50 is" in program.stderr and "expected a value near -100000.0 .. 100000.0" in program.stderr
+    assert (
+        "observation of stream 0 at step 50 is" in program.stderr
+        and "expected a value near -100000.0 .. 100000.0" in program.stderr
+    )
 
 
 @pytest.mark.faults
@@ -92,18 +152,40 @@ def test_f46_sys_exit_of_an_environment_is_no_normal_end(tmp_path):
         assert f"{role} 0 was restarted 1 times" in program.output and LEAVES in program.output
     trained = start(tmp_path, *FAULTY, *INLINE, "--updates", "2")
     assert trained.returncode == 0, trained.stderr
-    tested = start(tmp_path, *FAULTY[:2], "--mode", "2", "--timestamp", "one", environment=faults({"kind": "exit", "at": 10}))
+    tested = start(
+        tmp_path, *FAULTY[:2], "--mode", "2", "--timestamp", "one", environment=faults({"kind": "exit", "at": 10})
+    )
     assert tested.returncode == 4 and LEAVES in tested.stderr
 
 
-@pytest.mark.parametrize(("game", "kind", "message"), [
-    ("gym", "nan", "observation of stream 0 at step 50 is"), ("gym", "four values", 'set legacy="v21"'),
-    *(pytest.param("gym", kind, message, marks=pytest.mark.faults) for kind, message in (
-        ("infinite reward", "reward of stream 0 at step 50 is inf"), ("wrong dtype", "observation of stream 0 at step 50 is"),
-        ("wrong shape", "observation of stream 0 at step 50 is"), ("nothing", "step of stream 0 returned None at step 50"))),
-    ("own", "nothing", "first of catch at step 1 is None")])
+@pytest.mark.parametrize(
+    ("game", "kind", "message"),
+    [
+        ("gym", "nan", "observation of stream 0 at step 50 is"),
+        ("gym", "four values", 'set legacy="v21"'),
+        *(
+            pytest.param("gym", kind, message, marks=pytest.mark.faults)
+            for kind, message in (
+                ("infinite reward", "reward of stream 0 at step 50 is inf"),
+                ("wrong dtype", "observation of stream 0 at step 50 is"),
+                ("wrong shape", "observation of stream 0 at step 50 is"),
+                ("nothing", "step of stream 0 returned None at step 50"),
+            )
+        ),
+        ("own", "nothing", "first of catch at step 1 is None"),
+    ],
+)
 def test_f16_f17_an_invalid_step_names_field_and_environment(tmp_path, game, kind, message):
-    own = ("--config", "dqn-minatar-breakout", "--env_type", AGENTS + "Careless", "--game", "catch", "--engine", "inline")
+    own = (
+        "--config",
+        "dqn-minatar-breakout",
+        "--env_type",
+        AGENTS + "Careless",
+        "--game",
+        "catch",
+        "--engine",
+        "inline",
+    )
     fault = {"kind": kind, "at": 50} if game == "gym" else {"kind": kind}
     program = start(tmp_path, *(own if game == "own" else (*FAULTY, *INLINE)), environment=faults(fault))
     assert program.returncode == 4 and message in program.stderr
@@ -112,8 +194,22 @@ def test_f16_f17_an_invalid_step_names_field_and_environment(tmp_path, game, kin
 
 def test_f18_one_non_finite_loss_is_skipped_and_counted(tmp_path):
     fault = {"kind": "huge reward", "at": 100, "once": str(tmp_path / "once")}
-    program = start(tmp_path, *FAULTY, *INLINE, "--agent.loss", "squared", "--agent.batch_size", "64", "--updates", "300",
-                    "--memory.capacity", "1000", "--learner.log_period", "0.01", environment=faults(fault))
+    program = start(
+        tmp_path,
+        *FAULTY,
+        *INLINE,
+        "--agent.loss",
+        "squared",
+        "--agent.batch_size",
+        "64",
+        "--updates",
+        "300",
+        "--memory.capacity",
+        "1000",
+        "--learner.log_period",
+        "0.01",
+        environment=faults(fault),
+    )
     assert program.returncode == 0, program.stderr
     assert values(tmp_path, "learner/skipped_updates")[-1] >= 1 and math.isfinite(values(tmp_path, "learner/loss")[-1])
 
@@ -121,7 +217,11 @@ def test_f18_one_non_finite_loss_is_skipped_and_counted(tmp_path):
 def test_f18_repeated_non_finite_losses_end_the_run_with_4(tmp_path):
     words = ("--agent.loss", "squared", "--learner.checkpoint_steps", "100", "--learner.max_bad_updates", "5")
     program = start(tmp_path, *FAULTY, *INLINE, *words, environment=faults({"kind": "huge reward", "at": 30}))
-    assert program.returncode == 4 and "not finite in 5 updates in a row" in program.stderr and "agent.lr" in program.stderr
+    assert (
+        program.returncode == 4
+        and "not finite in 5 updates in a row" in program.stderr
+        and "agent.lr" in program.stderr
+    )
     state, _ = run_checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
     assert all(tensor.isfinite().all() for tensor in state["agent"]["model"].values())
 
@@ -138,9 +238,23 @@ def test_f19_nan_priorities_are_refused_and_zero_is_accepted(tmp_path, kind):
 
 def test_f39_an_endless_game_is_truncated_at_the_step_cap(tmp_path):
     imageio = pytest.importorskip("imageio")
-    words = ("--config", "dqn-minatar-breakout", "--env_type", AGENTS + "Endless", "--game", "catch", "--evaluator.max_steps", "40",
-             "--evaluator.episodes", "1", "--clock.learn_start", "100")
-    trained = start(tmp_path, *words, "--engine", "inline", "--timestamp", "one", "--updates", "2", "--num_envs_per_actor", "2")
+    words = (
+        "--config",
+        "dqn-minatar-breakout",
+        "--env_type",
+        AGENTS + "Endless",
+        "--game",
+        "catch",
+        "--evaluator.max_steps",
+        "40",
+        "--evaluator.episodes",
+        "1",
+        "--clock.learn_start",
+        "100",
+    )
+    trained = start(
+        tmp_path, *words, "--engine", "inline", "--timestamp", "one", "--updates", "2", "--num_envs_per_actor", "2"
+    )
     assert trained.returncode == 0, trained.stderr
     tested = start(tmp_path, *words, "--mode", "2", "--timestamp", "one", "--episodes", "3", "--record")
     assert tested.returncode == 0, tested.stderr
@@ -153,20 +267,48 @@ def test_f39_an_endless_game_is_truncated_at_the_step_cap(tmp_path):
 
 def test_f11_a_learner_that_dies_while_saving_ends_the_run(tmp_path):
     saving = tmp_path / "saving"
-    words = ("--config", "dqn-minatar-breakout", "--env_type", AGENTS + "Endless", "--game", "catch", "--agent_type", AGENTS + "NeverSaved",
-             "--steps", "300", "--clock.learn_start", "100", "--timestamp", "one", "--evaluator.max_steps", "1000000000")
-    with Program(tmp_path, *words, environment=faults({"kind": "save", "where": "learner 0", "once": str(saving)})) as program:
+    words = (
+        "--config",
+        "dqn-minatar-breakout",
+        "--env_type",
+        AGENTS + "Endless",
+        "--game",
+        "catch",
+        "--agent_type",
+        AGENTS + "NeverSaved",
+        "--steps",
+        "300",
+        "--clock.learn_start",
+        "100",
+        "--timestamp",
+        "one",
+        "--evaluator.max_steps",
+        "1000000000",
+    )
+    with Program(
+        tmp_path, *words, environment=faults({"kind": "save", "where": "learner 0", "once": str(saving)})
+    ) as program:
         program.until(saving.exists, 60, "the last checkpoint")
         program.kill("learner 0")
         assert program.until_ended(15 * SLOW) == 4 and not program.leftovers()
-        assert "was killed by signal 9" in program.output and "this run has no checkpoint (one is due every 60 s" in program.output
+        assert (
+            "was killed by signal 9" in program.output
+            and "this run has no checkpoint (one is due every 60 s" in program.output
+        )
 
 
 def test_f15_an_environment_failing_after_a_restart_is_retried(tmp_path):
     once = tmp_path / "once"
     once.touch()  # so that the fault is not due at the first start
-    with Program(tmp_path, *FAULTY, "--num_actors", "1", "--steps", "100000000",
-                 environment=faults({"kind": "init", "where": "actor 0", "once": str(once)})) as program:
+    with Program(
+        tmp_path,
+        *FAULTY,
+        "--num_actors",
+        "1",
+        "--steps",
+        "100000000",
+        environment=faults({"kind": "init", "where": "actor 0", "once": str(once)}),
+    ) as program:
         program.until_training(200)
         once.unlink()
         program.kill("actor 0")
@@ -178,8 +320,10 @@ def test_f15_an_environment_failing_after_a_restart_is_retried(tmp_path):
 
 
 def test_f53_a_process_that_exits_with_0_is_replaced(tmp_path):
-    leaving = [{"kind": "leave", "where": where, "at": at, "once": str(tmp_path / where)}
-               for where, at in (("actor", 300), ("evaluator", 25))]
+    leaving = [
+        {"kind": "leave", "where": where, "at": at, "once": str(tmp_path / where)}
+        for where, at in (("actor", 300), ("evaluator", 25))
+    ]
     words = ("--num_actors", "1", "--steps", "100000000", "--evaluator.period", "0.5")
     with Program(tmp_path, *FAULTY, *words, environment=faults(*leaving)) as program:
         for name in ("actor 0", "evaluator 0"):
@@ -190,7 +334,15 @@ def test_f53_a_process_that_exits_with_0_is_replaced(tmp_path):
         program.until(lambda: any(score in row["values"] for row in program.metrics()), 30, "an evaluation")
         program.process.send_signal(2)
         assert program.until_ended(15 * SLOW) == 130 and not program.leftovers()
-    tested = start(tmp_path, *FAULTY, "--mode", "2", "--episodes", "3", environment=faults({"kind": "leave", "where": "tester", "at": 10}))
+    tested = start(
+        tmp_path,
+        *FAULTY,
+        "--mode",
+        "2",
+        "--episodes",
+        "3",
+        environment=faults({"kind": "leave", "where": "tester", "at": 10}),
+    )
     assert tested.returncode == 4 and "exited with code 0 without an error message" in tested.stderr
 
 
@@ -206,4 +358,6 @@ def test_f50_a_relative_root_survives_an_environments_chdir(tmp_path):
     trained = start(tmp_path, *FAULTY, *INLINE, "--root", "here", "--updates", "5", environment=environment)
     assert trained.returncode == 0, trained.stderr
     assert {path.name for path in (tmp_path / "here" / "models").iterdir()} == {"test_one.pth", "test_one_checkpoints"}
-    assert (tmp_path / "here" / "logs" / "test_one" / "metrics.jsonl").exists() and [path.name for path in tmp_path.iterdir()] == ["here"]
+    assert (tmp_path / "here" / "logs" / "test_one" / "metrics.jsonl").exists() and [
+        path.name for path in tmp_path.iterdir()
+    ] == ["here"]

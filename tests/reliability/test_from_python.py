@@ -21,8 +21,15 @@ except KeyboardInterrupt as stopped:
 
 def test_f51_an_interrupted_script_saves_as_ctrl_c_does(tmp_path):
     (tmp_path / "script.py").write_text(INTERRUPTED)
-    script = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(PROJECT)}, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    script = subprocess.Popen(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     try:
         metrics, deadline = tmp_path / "runs" / "logs" / "local_one" / "metrics.jsonl", time.monotonic() + 90
         while not (metrics.exists() and '"global/agent_steps"' in metrics.read_text()):

@@ -20,31 +20,99 @@ from utils.factory import AgentsDict, EnginesDict, ProcessesDict
 from utils.launch import create_context
 
 PROJECT = Path(__file__).resolve().parents[2]
-SMALL = ("--engine", "inline", "--machine", "test", "--clock.learn_start", "100", "--num_envs_per_actor", "4", "--agent.batch_size", "16",
-         "--evaluator.period", "1e9", "--evaluator.episodes", "1", "--evaluator.max_steps", "20")
+SMALL = (
+    "--engine",
+    "inline",
+    "--machine",
+    "test",
+    "--clock.learn_start",
+    "100",
+    "--num_envs_per_actor",
+    "4",
+    "--agent.batch_size",
+    "16",
+    "--evaluator.period",
+    "1e9",
+    "--evaluator.episodes",
+    "1",
+    "--evaluator.max_steps",
+    "20",
+)
 CARTPOLE = ("--config", "dqn-cartpole", *SMALL)
-CONTROL = (*SMALL, "--model.hidden", "16", "--clock.samples_per_insert", "8", "--agent.random_steps", "200", "--memory.capacity", "5000",
-           "--clock.tolerance", "1000")
-REPLAY = json.dumps([
-    {"type": "queue", "capacity": 16, "sample_ratio": 0.4, "overflow": "alternating"},
-    {"type": "reservoir", "capacity": 20, "sample_ratio": 0.2}, {"type": "attentive", "capacity": 30, "sample_ratio": 0.2},
-    {"type": "elite", "capacity": 10, "sample_ratio": 0.2, "elite_batch_size": 3}])
-ELITE = json.dumps([{"type": "queue", "capacity": 16, "sample_ratio": 0.5},
-                    {"type": "elite", "capacity": 10, "sample_ratio": 0.5, "elite_batch_size": 3, "lambda_batches": 1000}])
+CONTROL = (
+    *SMALL,
+    "--model.hidden",
+    "16",
+    "--clock.samples_per_insert",
+    "8",
+    "--agent.random_steps",
+    "200",
+    "--memory.capacity",
+    "5000",
+    "--clock.tolerance",
+    "1000",
+)
+REPLAY = json.dumps(
+    [
+        {"type": "queue", "capacity": 16, "sample_ratio": 0.4, "overflow": "alternating"},
+        {"type": "reservoir", "capacity": 20, "sample_ratio": 0.2},
+        {"type": "attentive", "capacity": 30, "sample_ratio": 0.2},
+        {"type": "elite", "capacity": 10, "sample_ratio": 0.2, "elite_batch_size": 3},
+    ]
+)
+ELITE = json.dumps(
+    [
+        {"type": "queue", "capacity": 16, "sample_ratio": 0.5},
+        {"type": "elite", "capacity": 10, "sample_ratio": 0.5, "elite_batch_size": 3, "lambda_batches": 1000},
+    ]
+)
 UNROLLS = (*SMALL, "--agent.unroll_length", "5", "--agent.batch_size", "10")
 RUNS = {  # every agent and every memory
-    "shared": (*CARTPOLE, "--memory_type", "shared"), "prioritized": (*CARTPOLE, "--memory_type", "prioritized"),
+    "shared": (*CARTPOLE, "--memory_type", "shared"),
+    "prioritized": (*CARTPOLE, "--memory_type", "prioritized"),
     "rainbow": ("--config", "rainbow-cartpole", *SMALL),
-    "on the learner's device": (*CARTPOLE, "--memory_type", "prioritized", "--learner.memory_device", "learner",
-                                "--learner.updates_per_replay", "2", "--actor.groups", "2"),
+    "on the learner's device": (
+        *CARTPOLE,
+        "--memory_type",
+        "prioritized",
+        "--learner.memory_device",
+        "learner",
+        "--learner.updates_per_replay",
+        "2",
+        "--actor.groups",
+        "2",
+    ),
     "r2d2": ("--config", "r2d2-cartpole", *SMALL, "--model.hidden", "16", "--model.lstm", "8"),
     "impala with LSTM": ("--config", "impala-cartpole", *UNROLLS, "--model.lstm", "8"),
-    "impala with replay": ("--config", "replay-minatar-breakout", *UNROLLS, "--env_type", "catch", "--game", "catch",
-                           "--memory.replay_parameters", REPLAY, "--agent.relevance", "kl", "--agent.policy_cloning_cost", "0.01"),
-    "ddpg": ("--config", "ddpg-pendulum", *CONTROL, "--agent.noise", "ornstein-uhlenbeck", "--model.normalize_observations", "true"),
+    "impala with replay": (
+        "--config",
+        "replay-minatar-breakout",
+        *UNROLLS,
+        "--env_type",
+        "catch",
+        "--game",
+        "catch",
+        "--memory.replay_parameters",
+        REPLAY,
+        "--agent.relevance",
+        "kl",
+        "--agent.policy_cloning_cost",
+        "0.01",
+    ),
+    "ddpg": (
+        "--config",
+        "ddpg-pendulum",
+        *CONTROL,
+        "--agent.noise",
+        "ornstein-uhlenbeck",
+        "--model.normalize_observations",
+        "true",
+    ),
     "d4pg": ("--config", "d4pg-pendulum", *CONTROL, "--memory_type", "prioritized"),
-    "td3": ("--config", "td3-pendulum", *CONTROL), "sac": ("--config", "sac-pendulum", *CONTROL),
-    "impact": ("--config", "impact-cartpole", *UNROLLS, "--agent.kl_coefficient", "0.1")}
+    "td3": ("--config", "td3-pendulum", *CONTROL),
+    "sac": ("--config", "sac-pendulum", *CONTROL),
+    "impact": ("--config", "impact-cartpole", *UNROLLS, "--agent.kl_coefficient", "0.1"),
+}
 
 
 def train(root: Path, *arguments: str) -> Context:
@@ -66,7 +134,9 @@ def saved(context: Context) -> dict:
 
 
 def metrics(context: Context) -> list[dict]:
-    return [json.loads(line)["values"] for line in (context.options.log_folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)["values"] for line in (context.options.log_folder / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def differences(first, second, path="") -> list[str]:
@@ -75,9 +145,16 @@ def differences(first, second, path="") -> list[str]:
         assert first.keys() == second.keys(), path
         return [found for key in first for found in differences(first[key], second[key], f"{path}/{key}")]
     if isinstance(first, (list, tuple)):
-        return [found for number, pair in enumerate(zip(first, second, strict=True)) for found in differences(*pair, f"{path}/{number}")]
+        return [
+            found
+            for number, pair in enumerate(zip(first, second, strict=True))
+            for found in differences(*pair, f"{path}/{number}")
+        ]
     if isinstance(first, torch.Tensor):
-        same = (first.dtype, first.shape) == (second.dtype, second.shape) and first.numpy().tobytes() == second.numpy().tobytes()
+        same = (first.dtype, first.shape) == (
+            second.dtype,
+            second.shape,
+        ) and first.numpy().tobytes() == second.numpy().tobytes()
     else:
         same = first == second
     return [] if same else [path]
@@ -104,9 +181,22 @@ def test_f34_a_seed_determines_the_weights(tmp_path, name):
 @pytest.mark.parametrize("steps", [800, pytest.param(2_000, marks=pytest.mark.faults)])
 @pytest.mark.parametrize("name", RUNS)
 def test_f26_a_resumed_run_equals_an_uninterrupted_run(tmp_path, name, steps):
-    exact = (*RUNS[name], "--learner.checkpoint_replay", "true", "--timestamp", "one",
-             "--agent.lr_schedule", "linear", "--agent.lr_updates", "3000", "--evaluator.steps", "50")
-    first = saved(train(tmp_path / "straight", *exact, "--learner.checkpoint_steps", str(steps), "--steps", str(2 * steps)))
+    exact = (
+        *RUNS[name],
+        "--learner.checkpoint_replay",
+        "true",
+        "--timestamp",
+        "one",
+        "--agent.lr_schedule",
+        "linear",
+        "--agent.lr_updates",
+        "3000",
+        "--evaluator.steps",
+        "50",
+    )
+    first = saved(
+        train(tmp_path / "straight", *exact, "--learner.checkpoint_steps", str(steps), "--steps", str(2 * steps))
+    )
     run(tmp_path / "halves", *exact, "--steps", str(steps))
     second = run(tmp_path / "halves", "--resume", "test_one", "--steps", str(2 * steps))
     assert not differences(first["agent"], second["agent"])
@@ -114,7 +204,9 @@ def test_f26_a_resumed_run_equals_an_uninterrupted_run(tmp_path, name, steps):
     assert not differences(first["memory"], second["memory"])
     assert len(evaluations(tmp_path / "straight")) > 5
     assert evaluations(tmp_path / "halves") == evaluations(tmp_path / "straight")
-    models = [model_file.load_weights(tmp_path / half / "models" / "test_one.pth")[1] for half in ("straight", "halves")]
+    models = [
+        model_file.load_weights(tmp_path / half / "models" / "test_one.pth")[1] for half in ("straight", "halves")
+    ]
     of_starts = [model.pop("options") for model in models]  # they differ in when to stop and what to resume
     assert models[0] == models[1] and of_starts[0]["agent"] == of_starts[1]["agent"]
 
@@ -133,8 +225,19 @@ def evaluations(root: Path) -> dict[int, dict[str, float]]:
 
 
 def test_f42_a_resumed_run_repeats_no_other_evaluations(tmp_path, alone):
-    arguments = (*RUNS["r2d2"], "--learner.checkpoint_replay", "true", "--timestamp", "one", "--evaluator.steps", "250",
-                 "--evaluator.episodes", "3", "--evaluator.num_envs", "2")
+    arguments = (
+        *RUNS["r2d2"],
+        "--learner.checkpoint_replay",
+        "true",
+        "--timestamp",
+        "one",
+        "--evaluator.steps",
+        "250",
+        "--evaluator.episodes",
+        "3",
+        "--evaluator.num_envs",
+        "2",
+    )
     train(tmp_path / "straight", *arguments, "--learner.checkpoint_steps", "400", "--steps", "1200")
     train(tmp_path / "parts", *arguments, "--steps", "400")
     for steps in ("800", "1200"):
@@ -154,7 +257,9 @@ def test_samples_per_insert_is_exact(tmp_path):
 def test_a_new_run_can_start_from_weights_alone(tmp_path):
     first = train(tmp_path, *CARTPOLE, "--steps", "400", "--timestamp", "one")
     weights, _ = model_file.load_weights(first.options.model_path)
-    second = train(tmp_path, *CARTPOLE, "--steps", "50", "--timestamp", "two", "--model_file", str(first.options.model_path))
+    second = train(
+        tmp_path, *CARTPOLE, "--steps", "50", "--timestamp", "two", "--model_file", str(first.options.model_path)
+    )
     assert second.counters.updates == 0
     assert all(np.array_equal(weights[name], value) for name, value in saved(second)["agent"]["model"].items())
 
@@ -173,21 +278,37 @@ def test_every_checkpoint_can_be_tested_and_started_from(tmp_path, capsys):
         assert f"{folder.name} on CartPole-v1" in capsys.readouterr().out
     assert folders == sorted(path for path in folders[0].parent.glob("step_*"))  # testing has added nothing among them
     second = train(tmp_path, *CARTPOLE, "--steps", "50", "--timestamp", "two", "--model_file", str(folders[1]))
-    assert not differences(saved(second)["agent"]["model"], run_checkpoint.read(folders[1], ["agent"])["agent"]["model"])
+    assert not differences(
+        saved(second)["agent"]["model"], run_checkpoint.read(folders[1], ["agent"])["agent"]["model"]
+    )
 
 
-@pytest.mark.parametrize("words", [
-    ("--resume", "test_one", "--steps", "250"),
-    (*CARTPOLE, "--timestamp", "two", "--steps", "50", "--model_file", "test_one_checkpoints"),
-    (*CARTPOLE, "--mode", "2", "--episodes", "1", "--model_file", "test_one_checkpoints")], ids=["resume", "start", "test"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--resume", "test_one", "--steps", "250"),
+        (*CARTPOLE, "--timestamp", "two", "--steps", "50", "--model_file", "test_one_checkpoints"),
+        (*CARTPOLE, "--mode", "2", "--episodes", "1", "--model_file", "test_one_checkpoints"),
+    ],
+    ids=["resume", "start", "test"],
+)
 def test_a_start_hashes_each_file_of_a_checkpoint_once(tmp_path, monkeypatch, alone, words):
-    saving = ("--learner.checkpoint_replay", "true", "--learner.checkpoint_steps", "100", "--learner.checkpoint_keep", "9")
+    saving = (
+        "--learner.checkpoint_replay",
+        "true",
+        "--learner.checkpoint_steps",
+        "100",
+        "--learner.checkpoint_keep",
+        "9",
+    )
     train(tmp_path, *CARTPOLE, "--timestamp", "one", "--steps", "200", *saving)
     newest = max((tmp_path / "models" / "test_one_checkpoints").glob("step_*"))
     expected, hashed, file_sha256 = sorted(newest.glob("*.pt")), [], run_checkpoint.file_sha256
     monkeypatch.setattr(run_checkpoint, "file_sha256", lambda path: hashed.append(path) or file_sha256(path))
     assert main.main(["--root", str(tmp_path), *words]) == 0
-    assert [path.name for path in expected] == ["agent.pt", "clock.pt", "learner.pt", "memory.pt"] and sorted(hashed) == expected
+    assert [path.name for path in expected] == ["agent.pt", "clock.pt", "learner.pt", "memory.pt"] and sorted(
+        hashed
+    ) == expected
 
 
 def test_weights_alone_initialise_the_learners_target(tmp_path, monkeypatch):
@@ -211,16 +332,28 @@ def test_a_resumed_run_keeps_the_better_model_of_the_old_one(tmp_path, alone):
     model_file.save_weights(first.model_path, weights, {**metadata, "score": 1e9})
     second = train(tmp_path, "--resume", "test_one", "--steps", "300")
     kept, metadata = model_file.load_weights(first.model_path)
-    assert second.counters.scores[0] < second.counters.scores[1] == metadata["score"] == 1e9 and not differences(kept, weights)
+    assert second.counters.scores[0] < second.counters.scores[1] == metadata["score"] == 1e9 and not differences(
+        kept, weights
+    )
 
 
 SCHEDULES = {  # a run, a statistic of the learner, and its expected value after so many updates
-    "beta": ((*CARTPOLE, "--memory_type", "prioritized", "--memory.beta_updates", "1000"),
-             "beta", lambda updates: 0.4 + 0.6 * updates / 1000),
-    "beta on the learner's device": ((*RUNS["on the learner's device"], "--memory.beta_updates", "1000"),
-                                     "beta", lambda updates: 0.4 + 0.6 * updates / 1000),
-    "elite's lambda": ((*RUNS["impala with replay"], "--memory.replay_parameters", ELITE),
-                       "custom_lambda", lambda updates: 6 - 5 * updates / (2 * 1000))}
+    "beta": (
+        (*CARTPOLE, "--memory_type", "prioritized", "--memory.beta_updates", "1000"),
+        "beta",
+        lambda updates: 0.4 + 0.6 * updates / 1000,
+    ),
+    "beta on the learner's device": (
+        (*RUNS["on the learner's device"], "--memory.beta_updates", "1000"),
+        "beta",
+        lambda updates: 0.4 + 0.6 * updates / 1000,
+    ),
+    "elite's lambda": (
+        (*RUNS["impala with replay"], "--memory.replay_parameters", ELITE),
+        "custom_lambda",
+        lambda updates: 6 - 5 * updates / (2 * 1000),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -228,7 +361,9 @@ def test_schedules_by_updates_continue_without_a_stored_replay(tmp_path, alone, 
     arguments, reported, after = SCHEDULES[name]
     first = train(tmp_path, *arguments, "--learner.log_period", "1e-9", "--steps", "300", "--timestamp", "one")
     found = []
-    monkeypatch.setattr(Context, "report", lambda context, role, index, values: found.append((context.counters.updates, values)))
+    monkeypatch.setattr(
+        Context, "report", lambda context, role, index, values: found.append((context.counters.updates, values))
+    )
     train(tmp_path, "--resume", "test_one", "--steps", "500")
     found = [(updates, values[reported]) for updates, values in found if reported in values]
     assert 0 < first.counters.updates < found[0][0] < found[-1][0] < 1000
@@ -245,7 +380,16 @@ def test_a_replay_too_large_to_copy_fails_one_checkpoint(tmp_path, monkeypatch, 
         return state_dict(trajectories)
 
     monkeypatch.setattr(Trajectories, "state_dict", limited)
-    context = train(tmp_path, *CARTPOLE, "--steps", "300", "--learner.checkpoint_replay", "true", "--learner.checkpoint_steps", "200")
+    context = train(
+        tmp_path,
+        *CARTPOLE,
+        "--steps",
+        "300",
+        "--learner.checkpoint_replay",
+        "true",
+        "--learner.checkpoint_steps",
+        "200",
+    )
     assert len(copied) == 2 and capsys.readouterr().err.count("those that are there stay as they were") == 1
     assert sum(row.get("learner/checkpoint_errors", 0) for row in metrics(context)) == 1
     assert len([*context.options.checkpoint_folder.glob("step_*")]) == 1
@@ -260,5 +404,14 @@ def test_the_last_updates_are_reported_before_the_period_ends(tmp_path):
 
 @pytest.mark.parametrize("agent", ["ddpg", "sac"])
 def test_scalar_observations_and_actions_can_be_learnt_from(root, agent):
-    context = train(root, "--config", f"{agent}-pendulum", *CONTROL, "--game", "tests.reliability.faults:Scalar-v0", "--updates", "20")
+    context = train(
+        root,
+        "--config",
+        f"{agent}-pendulum",
+        *CONTROL,
+        "--game",
+        "tests.reliability.faults:Scalar-v0",
+        "--updates",
+        "20",
+    )
     assert context.counters.updates >= 20

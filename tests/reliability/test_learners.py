@@ -11,8 +11,22 @@ import torch
 from core.checkpoint import run_checkpoint
 from tests.reliability.program import Program
 
-ENDLESS = ("--config", "dqn-cartpole", "--logger.period", "0.5", "--timestamp", "one", "--num_learners", "2", "--num_actors", "2",
-           "--steps", "100000000", "--learner.compare_period", "10")
+ENDLESS = (
+    "--config",
+    "dqn-cartpole",
+    "--logger.period",
+    "0.5",
+    "--timestamp",
+    "one",
+    "--num_learners",
+    "2",
+    "--num_actors",
+    "2",
+    "--steps",
+    "100000000",
+    "--learner.compare_period",
+    "10",
+)
 
 
 def test_f11_f37_a_killed_learner_of_two_ends_a_resumable_run(tmp_path):
@@ -20,7 +34,12 @@ def test_f11_f37_a_killed_learner_of_two_ends_a_resumable_run(tmp_path):
         program.until_training(1_500)
         program.until(lambda: program.updates() > 0, 60, "updates")
         learners = [pid for name, pid in program.children().items() if name.startswith("learner")]
-        listening = [port.laddr.ip for pid in learners for port in psutil.Process(pid).net_connections("inet") if port.status == "LISTEN"]
+        listening = [
+            port.laddr.ip
+            for pid in learners
+            for port in psutil.Process(pid).net_connections("inet")
+            if port.status == "LISTEN"
+        ]
         assert len(learners) == 2 and set(listening) == {"127.0.0.1"}
         seen = program.agent_steps()
         program.kill("learner 1")
@@ -49,21 +68,35 @@ def test_f11_a_learner_that_fails_alone_ends_the_run_with_4(tmp_path):
 
 
 def test_learners_that_are_not_alike_end_the_run_and_save_nothing(tmp_path):
-    with Program(tmp_path, *ENDLESS, "--agent_type", "tests.reliability.faults:Drifts", "--learner.compare_period", "1") as program:
+    with Program(
+        tmp_path, *ENDLESS, "--agent_type", "tests.reliability.faults:Drifts", "--learner.compare_period", "1"
+    ) as program:
         assert program.until_ended(60) == 4
         assert "after 3 updates the learners are not alike any more: digest of learners 0 to 1" in program.output
         assert not program.leftovers() and not list(tmp_path.glob("models/*/step_*"))
 
 
 def test_every_learner_has_actors_steps_and_noise_of_its_own_and_the_ratio_is_that_of_all(tmp_path):
-    words = ("--learner.checkpoint_replay", "true", "--num_actors", "3", "--updates", "50", "--learner.compare_period", "1",
-             "--clock.learn_start", "100", "--agent.batch_size", "16")
+    words = (
+        "--learner.checkpoint_replay",
+        "true",
+        "--num_actors",
+        "3",
+        "--updates",
+        "50",
+        "--learner.compare_period",
+        "1",
+        "--clock.learn_start",
+        "100",
+        "--agent.batch_size",
+        "16",
+    )
     with Program(tmp_path, *ENDLESS, *words) as program:
         assert program.until_ended(60) == 0
     state, _ = run_checkpoint.load(tmp_path / "models/test_one_checkpoints")
     updates, sampled, inserted = (state["clock"][name] for name in ("updates", "sampled", "inserted"))
     assert updates[0] == updates[1] >= 50
-    assert 0 <= (sum(inserted) - 100) * 8 - sum(sampled)  # never ahead of the actors, for all learners together
+    assert (sum(inserted) - 100) * 8 - sum(sampled) >= 0  # never ahead of the actors, for all learners together
     rings = [state[name]["trajectories"]["written"] for name in ("memory", "memory_1")]
     assert [len(ring) for ring in rings] == [2, 1] and all(ring.sum() > 0 for ring in rings)  # one actor may start late
     assert not torch.equal(state["learner"]["torch_rng"], state["learner_1"]["torch_rng"])
@@ -72,8 +105,15 @@ def test_every_learner_has_actors_steps_and_noise_of_its_own_and_the_ratio_is_th
 @pytest.mark.parametrize("stopped", [1, pytest.param(0, marks=pytest.mark.faults)])
 def test_f67_the_stopped_learner_is_named_and_the_state_saved(tmp_path, stopped):
     faults = json.dumps([{"kind": "stop", "where": f"learner {stopped}", "at": 150}])
-    with Program(tmp_path, *ENDLESS, "--agent_type", "tests.reliability.faults:Stops", "--supervisor.heartbeat_timeout", "6",
-                 environment={"FAULTS": faults}) as program:
+    with Program(
+        tmp_path,
+        *ENDLESS,
+        "--agent_type",
+        "tests.reliability.faults:Stops",
+        "--supervisor.heartbeat_timeout",
+        "6",
+        environment={"FAULTS": faults},
+    ) as program:
         assert program.until_ended(80) == 4
         assert f"learner {stopped} (pid" in program.output and f"learner {1 - stopped} (pid" not in program.output
         assert "sent no heartbeat for 6 s" in program.output and not program.leftovers()
@@ -85,9 +125,20 @@ def test_f67_the_stopped_learner_is_named_and_the_state_saved(tmp_path, stopped)
 @pytest.mark.parametrize("killed", [0, 1])
 def test_f68_a_learner_killed_in_an_update_leaves_a_whole_state(tmp_path, killed):
     faults = json.dumps([{"kind": "kill", "where": f"learner {killed}", "at": 40}])
-    with Program(tmp_path, "--config", "sac-pendulum", *ENDLESS[2:], "--agent_type", "tests.reliability.faults:HalfAnUpdate",
-                 "--clock.learn_start", "500", environment={"FAULTS": faults}) as program:
+    with Program(
+        tmp_path,
+        "--config",
+        "sac-pendulum",
+        *ENDLESS[2:],
+        "--agent_type",
+        "tests.reliability.faults:HalfAnUpdate",
+        "--clock.learn_start",
+        "500",
+        environment={"FAULTS": faults},
+    ) as program:
         assert program.until_ended(80) == 4
     state, _ = run_checkpoint.load(tmp_path / "models/test_one_checkpoints")
-    made = {state["agent"][name]["updates"] for name in ("policy_optimizer", "critic_optimizer", "temperature_optimizer")}
+    made = {
+        state["agent"][name]["updates"] for name in ("policy_optimizer", "critic_optimizer", "temperature_optimizer")
+    }
     assert made == {state["agent"]["updates"]} == {max(state["clock"]["updates"])} == {40}

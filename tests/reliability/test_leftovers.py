@@ -27,21 +27,32 @@ sys.addaudithook(fill)
 def test_f43_starts_and_runs_leave_only_their_results(tmp_path):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(FULL_DISK)
-    cases = {"full": (("--config", "dqn-cartpole", "--timestamp", "one"), {"PYTHONPATH": str(tmp_path / "site")}),
-             "lost": (("--config", "dqn-cartpole", "--resume", "test_one"), {}),  # its checkpoints and options are gone
-             "done": ((*CARTPOLE, "--timestamp", "one", "--steps", "200"), {})}
+    cases = {
+        "full": (("--config", "dqn-cartpole", "--timestamp", "one"), {"PYTHONPATH": str(tmp_path / "site")}),
+        "lost": (("--config", "dqn-cartpole", "--resume", "test_one"), {}),  # its checkpoints and options are gone
+        "done": ((*CARTPOLE, "--timestamp", "one", "--steps", "200"), {}),
+    }
     (tmp_path / "lost" / "models" / "test_one_checkpoints").mkdir(parents=True)
     for name in cases:
         (tmp_path / f"temporary {name}").mkdir()
         (tmp_path / name).mkdir(exist_ok=True)
     with ThreadPoolExecutor(2) as pool:
-        futures = {name: pool.submit(start, tmp_path / name, *words,
-                                     environment={**environment, "TMPDIR": str(tmp_path / f"temporary {name}")})
-                   for name, (words, environment) in cases.items()}
+        futures = {
+            name: pool.submit(
+                start,
+                tmp_path / name,
+                *words,
+                environment={**environment, "TMPDIR": str(tmp_path / f"temporary {name}")},
+            )
+            for name, (words, environment) in cases.items()
+        }
     ended = {name: future.result() for name, future in futures.items()}
     told = [(ended[name].returncode, ended[name].stderr.count("\n")) for name in cases]
     assert told == [(2, 1), (3, 1), (0, 0)], [program.stderr for program in ended.values()]
-    assert "the run's folder cannot be written" in ended["full"].stderr and "there is no checkpoint" in ended["lost"].stderr
+    assert (
+        "the run's folder cannot be written" in ended["full"].stderr
+        and "there is no checkpoint" in ended["lost"].stderr
+    )
     for name in ("full", "lost"):
         assert not list((tmp_path / name).glob("logs/*")), name  # the timestamp can be used again
     for name in cases:
@@ -52,6 +63,7 @@ def test_f43_starts_and_runs_leave_only_their_results(tmp_path):
 @pytest.fixture
 def full(monkeypatch):
     """Fail every write after its file was created."""
+
     def fail(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

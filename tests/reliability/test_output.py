@@ -27,15 +27,29 @@ def full_pipe():
 
 def test_f52_a_run_whose_output_is_not_read_trains_and_ends(tmp_path):
     reader, writer = full_pipe()
-    words = ("--num_actors", "1", "--steps", "100000000", "--learner.checkpoint_period", "0.5", "--supervisor.heartbeat_timeout", "5",
-             "--evaluator.period", "1e9")
+    words = (
+        "--num_actors",
+        "1",
+        "--steps",
+        "100000000",
+        "--learner.checkpoint_period",
+        "0.5",
+        "--supervisor.heartbeat_timeout",
+        "5",
+        "--evaluator.period",
+        "1e9",
+    )
     checkpoints = tmp_path / "models" / "test_one_checkpoints"
     with Program(tmp_path, *FAULTY, *words, environment=PRINTING, output=writer) as program:
         program.until_training(200)
         logger, actor, began = program.children()["logger 0"], program.kill("actor 0"), time.monotonic()
         program.until(lambda: program.children().get("actor 0", actor) != actor, 10 * SLOW, "the actor to be replaced")
         saved = (checkpoints / "latest").read_text()
-        program.until(lambda: time.monotonic() > began + 7 and (checkpoints / "latest").read_text() != saved, 20 * SLOW, "a checkpoint")
+        program.until(
+            lambda: time.monotonic() > began + 7 and (checkpoints / "latest").read_text() != saved,
+            20 * SLOW,
+            "a checkpoint",
+        )
         program.until_training(program.agent_steps() + 100)
         assert program.children()["logger 0"] == logger
         os.kill(program.process.pid, signal.SIGINT)
@@ -75,8 +89,23 @@ def test_f52_a_late_reader_sees_the_dropped_count_and_the_end(tmp_path):
 @pytest.mark.faults
 def test_f52_a_sweep_whose_output_is_not_read_finishes(tmp_path):
     reader, writer = full_pipe()
-    words = ("--root", str(tmp_path), "--configs", "dqn-cartpole", "--seeds", "1", "2", "--", *INLINE, "--updates", "10",
-             "--clock.learn_start", "50", "--evaluator.episodes", "1")
+    words = (
+        "--root",
+        str(tmp_path),
+        "--configs",
+        "dqn-cartpole",
+        "--seeds",
+        "1",
+        "2",
+        "--",
+        *INLINE,
+        "--updates",
+        "10",
+        "--clock.learn_start",
+        "50",
+        "--evaluator.episodes",
+        "1",
+    )
     sweep = subprocess.Popen([sys.executable, "-m", "utils.sweep", *words], stdout=writer, stderr=writer, cwd=PROJECT)
     try:
         sweep.wait(40 * SLOW)

@@ -17,19 +17,36 @@ from utils.config.command_line import read_options
 from utils.config.dotted_settings import declared, flatten
 from utils.options import CONFIGS, Options
 
-QUICK = settings(derandomize=True, deadline=None, max_examples=100, database=None,
-                 suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+QUICK = settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=100,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 BASE, _ = rows.from_row(rows.find_row("dqn-cartpole"))
 NAMES = sorted(set(declared(BASE)) - {"root"})  # where things would be made
 REPLAY = ("--config", "replay-minatar-breakout", "--env_type", "catch", "--game", "catch")
 
 texts = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)
 numbers = st.one_of(st.integers(), st.floats(), st.integers(-3, 3))
-values = st.one_of(texts, numbers.map(str), st.sampled_from(["", "-", "none", "nan", "inf", "1e999", "-1", "0", "[]", "true"]))
-SOME_RULE_SETTINGS = ("lambda_batch_multiplier", "lambda_batches", "alfa_annealing_factor", "dist_function", "sample_strategy", "overflow",
-                      "elite_batch_size")
-plain = st.recursive(st.one_of(st.none(), st.booleans(), numbers, texts),
-                     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(texts, inner, max_size=4)), max_leaves=8)
+values = st.one_of(
+    texts, numbers.map(str), st.sampled_from(["", "-", "none", "nan", "inf", "1e999", "-1", "0", "[]", "true"])
+)
+SOME_RULE_SETTINGS = (
+    "lambda_batch_multiplier",
+    "lambda_batches",
+    "alfa_annealing_factor",
+    "dist_function",
+    "sample_strategy",
+    "overflow",
+    "elite_batch_size",
+)
+plain = st.recursive(
+    st.one_of(st.none(), st.booleans(), numbers, texts),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(texts, inner, max_size=4)),
+    max_leaves=8,
+)
 
 
 def outcome(words, root):
@@ -47,10 +64,16 @@ def outcome(words, root):
 
 
 @QUICK
-@given(st.lists(st.one_of(
-    st.tuples(st.sampled_from(NAMES), values).map(lambda pair: [f"--{pair[0]}", pair[1]]),
-    st.tuples(st.sampled_from(NAMES), values).map(lambda pair: [f"--{pair[0]}={pair[1]}"]),
-    st.one_of(texts, texts.map("--{}".format)).filter(lambda word: "root" not in word).map(lambda word: [word])), max_size=5))
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.sampled_from(NAMES), values).map(lambda pair: [f"--{pair[0]}", pair[1]]),
+            st.tuples(st.sampled_from(NAMES), values).map(lambda pair: [f"--{pair[0]}={pair[1]}"]),
+            st.one_of(texts, texts.map("--{}".format)).filter(lambda word: "root" not in word).map(lambda word: [word]),
+        ),
+        max_size=5,
+    )
+)
 @example([["--agent"]])
 @example([["--config"]])
 @example([["--agent.", "1"]])
@@ -66,9 +89,23 @@ def test_arbitrary_words_are_accepted_or_refused(root, words):
 
 
 @QUICK
-@given(st.one_of(plain.map(json.dumps), texts, st.lists(st.fixed_dictionaries(
-    {"type": st.sampled_from(["queue", "standard", "custom", "attentive", "elite", "reservoir"]), "capacity": numbers,
-     "sample_ratio": numbers}, optional=dict.fromkeys(SOME_RULE_SETTINGS, plain)), max_size=3).map(json.dumps)))
+@given(
+    st.one_of(
+        plain.map(json.dumps),
+        texts,
+        st.lists(
+            st.fixed_dictionaries(
+                {
+                    "type": st.sampled_from(["queue", "standard", "custom", "attentive", "elite", "reservoir"]),
+                    "capacity": numbers,
+                    "sample_ratio": numbers,
+                },
+                optional=dict.fromkeys(SOME_RULE_SETTINGS, plain),
+            ),
+            max_size=3,
+        ).map(json.dumps),
+    )
+)
 @example('[{"type": "standard", "capacity": 1e999, "sample_ratio": 1}]')
 @example('[{"type": "standard", "capacity": 10, "sample_ratio": NaN}]')
 @example('[{"type": "standard", "capacity": 1, "capacity": true, "sample_ratio": 1}]')
@@ -109,7 +146,12 @@ def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
     path = run_checkpoint.save(folder / "c", {"agent": {"weight": torch.zeros(5)}}, 1, keep=1)
     model_file.save_weights(folder / "m.pth", {"weight": torch.zeros(5)}, {})
-    return path / "manifest.json", (path / "manifest.json").read_bytes(), folder / "m.pth", (folder / "m.pth").read_bytes()
+    return (
+        path / "manifest.json",
+        (path / "manifest.json").read_bytes(),
+        folder / "m.pth",
+        (folder / "m.pth").read_bytes(),
+    )
 
 
 def signed(content):
@@ -119,10 +161,19 @@ def signed(content):
 
 entries = st.one_of(plain, st.fixed_dictionaries({"size": st.one_of(st.just(1), plain), "sha256": plain}))
 manifests = st.one_of(
-    st.binary(max_size=60), plain.map(lambda content: json.dumps(signed(content)).encode()),
-    st.fixed_dictionaries({"step": plain, "files": st.dictionaries(
-        st.one_of(st.sampled_from(["agent.pt", "", ".", "..", "/", "../c/agent.pt", "manifest.json"]), texts), entries, max_size=3)})
-    .map(lambda content: json.dumps(signed(content)).encode()))
+    st.binary(max_size=60),
+    plain.map(lambda content: json.dumps(signed(content)).encode()),
+    st.fixed_dictionaries(
+        {
+            "step": plain,
+            "files": st.dictionaries(
+                st.one_of(st.sampled_from(["agent.pt", "", ".", "..", "/", "../c/agent.pt", "manifest.json"]), texts),
+                entries,
+                max_size=3,
+            ),
+        }
+    ).map(lambda content: json.dumps(signed(content)).encode()),
+)
 
 
 @QUICK
@@ -148,16 +199,22 @@ def test_arbitrary_manifests_raise_checkpoint_error(saved, content):
 def test_model_files_with_arbitrary_bytes_are_refused(saved, position, content):
     *_, path, original = saved
     position %= len(original)
-    path.write_bytes(original[:position] + content + original[position + len(content):])
+    path.write_bytes(original[:position] + content + original[position + len(content) :])
     with contextlib.suppress(CheckpointError):
         weights, _ = model_file.load_weights(path)
         assert {name: tensor.shape for name, tensor in weights.items()} == {"weight": (5,)}
 
 
 @settings(QUICK, max_examples=40)
-@given(st.one_of(st.binary(max_size=60), plain.map(lambda content: json.dumps(content).encode()),
-                 st.dictionaries(st.sampled_from(NAMES), plain, max_size=4).map(
-                     lambda options: json.dumps({"config": "dqn-cartpole", "options": options, "file": {}}).encode())))
+@given(
+    st.one_of(
+        st.binary(max_size=60),
+        plain.map(lambda content: json.dumps(content).encode()),
+        st.dictionaries(st.sampled_from(NAMES), plain, max_size=4).map(
+            lambda options: json.dumps({"config": "dqn-cartpole", "options": options, "file": {}}).encode()
+        ),
+    )
+)
 @example(json.dumps({"config": 3, "options": {"agent_type": 5}, "file": []}).encode())
 @example(json.dumps({"config": "dqn-cartpole", "options": {}, "file": {}}).encode())
 def test_arbitrary_run_json_files_are_accepted_or_refused(tmp_path, content):

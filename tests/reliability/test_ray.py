@@ -20,8 +20,20 @@ from tests.reliability.cluster import ENVIRONMENT, Nodes
 from tests.reliability.program import PROJECT, Program
 
 pytest.importorskip("ray")
-CARTPOLE = ("--config", "dqn-cartpole", "--engine", "ray", "--logger.period", "0.5", "--timestamp", "one",
-            "--evaluator.max_steps", "100", "--evaluator.episodes", "2")
+CARTPOLE = (
+    "--config",
+    "dqn-cartpole",
+    "--engine",
+    "ray",
+    "--logger.period",
+    "0.5",
+    "--timestamp",
+    "one",
+    "--evaluator.max_steps",
+    "100",
+    "--evaluator.episodes",
+    "2",
+)
 ENDLESS = (*CARTPOLE, "--steps", "100000000")
 
 
@@ -37,7 +49,11 @@ def listening(program: Program) -> set[str]:
     found = set()
     for member in [psutil.Process(program.process.pid), *program.family.values()]:
         try:
-            found |= {connection.laddr.ip for connection in member.net_connections("inet") if connection.status == psutil.CONN_LISTEN}
+            found |= {
+                connection.laddr.ip
+                for connection in member.net_connections("inet")
+                if connection.status == psutil.CONN_LISTEN
+            }
         except psutil.Error:
             continue
     return found
@@ -74,10 +90,20 @@ def test_f37_a_local_cluster_needs_its_token(tmp_path):
         servers = [command for command in commands.values() if any(word.endswith("dashboard.py") for word in command)]
         # what is left of Ray's dashboard serves no pages
         assert all("--disable-frontend" in command for command in servers)
-        address = next(word.partition("=")[2] for command in commands.values() for word in command if word.startswith("--gcs-address="))
+        address = next(
+            word.partition("=")[2]
+            for command in commands.values()
+            for word in command
+            if word.startswith("--gcs-address=")
+        )
         joining = f"import ray; ray.init(address='{address}')"
-        stranger = subprocess.run([sys.executable, "-c", joining], capture_output=True, text=True, timeout=120,
-                                  env={**os.environ, **ENVIRONMENT, "RAY_AUTH_TOKEN": "another-token-" + "1" * 20})
+        stranger = subprocess.run(
+            [sys.executable, "-c", joining],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, **ENVIRONMENT, "RAY_AUTH_TOKEN": "another-token-" + "1" * 20},
+        )
         assert stranger.returncode and "token" in stranger.stderr.lower(), stranger
 
 
@@ -97,11 +123,17 @@ def test_f38_killing_main_ends_ray(tmp_path, monkeypatch):
 
 def head(pid: int) -> psutil.Process:
     """Return the process of the head's service among the descendants of a process."""
-    return next(member for member in psutil.Process(pid).children(recursive=True) if "gcs_server" in "".join(member.cmdline()[:1]))
+    return next(
+        member
+        for member in psutil.Process(pid).children(recursive=True)
+        if "gcs_server" in "".join(member.cmdline()[:1])
+    )
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize(("signals", "exit_code"), [((), 4), pytest.param((signal.SIGINT,), 130, marks=pytest.mark.cluster)])
+@pytest.mark.parametrize(
+    ("signals", "exit_code"), [((), 4), pytest.param((signal.SIGINT,), 130, marks=pytest.mark.cluster)]
+)
 def test_f63_a_dead_head_ends_the_run_and_signals_are_answered(tmp_path, signals, exit_code):
     timeout = ("--ray.head_timeout", "30" if signals else "4")
     with Program(tmp_path, *ENDLESS, *timeout) as program:
@@ -114,7 +146,11 @@ def test_f63_a_dead_head_ends_the_run_and_signals_are_answered(tmp_path, signals
             os.kill(program.process.pid, number)
         assert program.until_ended(40) == exit_code
         assert time.monotonic() - killed < 28  # Ray needs 7 s of these to end without a head
-        assert signals or "the head of Ray on this machine did not answer for 4 s (ray.head_timeout); the run ends" in program.output
+        assert (
+            signals
+            or "the head of Ray on this machine did not answer for 4 s (ray.head_timeout); the run ends"
+            in program.output
+        )
         assert "continue this run with" in program.output and "--resume test_one" in program.output
         assert list(tmp_path.glob("models/*_checkpoints/step_*/manifest.json")) and not program.leftovers()
 
@@ -140,7 +176,11 @@ def at_the_end(program: Program) -> dict[str, float]:
 def workers(cluster: Nodes) -> dict[str, psutil.Process]:
     """Return the single-processes on all nodes of this cluster, by name."""
     names = {comm(member): member for member in psutil.Process(cluster.process.pid).children(recursive=True)}
-    return {name: member for name, member in names.items() if name.split(" ")[0] in ("actor", "learner", "evaluator", "logger")}
+    return {
+        name: member
+        for name, member in names.items()
+        if name.split(" ")[0] in ("actor", "learner", "evaluator", "logger")
+    }
 
 
 @pytest.mark.timeout(240)
@@ -176,10 +216,14 @@ def test_f38_four_nodes_survive_a_lost_node_and_accept_a_new_one(tmp_path, authe
             program.until(lambda: "has no place now" in program.output, 60, "its actor to be without a place")
             program.until_training(program.agent_steps() + 1_000, seconds=100)
             cluster.add(1)
-            program.until(lambda: {"actor 0", "actor 1", "actor 2"} <= workers(cluster).keys(), 90, "the actor to have a place")
+            program.until(
+                lambda: {"actor 0", "actor 1", "actor 2"} <= workers(cluster).keys(), 90, "the actor to have a place"
+            )
             program.until_training(program.agent_steps() + 1_000, seconds=100)
             cluster.kill()
-            program.until(lambda: program.output.count("has no place now") == 2, 90, "its actor to be without a place again")
+            program.until(
+                lambda: program.output.count("has no place now") == 2, 90, "its actor to be without a place again"
+            )
             os.kill(program.process.pid, signal.SIGINT)
             assert program.until_ended(60) == 130, program.output
             assert program.steps() == sorted(program.steps())
@@ -189,7 +233,17 @@ def test_f38_four_nodes_survive_a_lost_node_and_accept_a_new_one(tmp_path, authe
 @pytest.mark.timeout(500)
 def test_f38_counts_are_exact_after_losing_an_actor_and_a_node(tmp_path, authenticated):
     with Nodes(2, 1, 1) as cluster:
-        arguments = (*CARTPOLE, "--num_actors", "2", "--ray.address", cluster.address, "--seconds", "150", "--memory.capacity", "1000000")
+        arguments = (
+            *CARTPOLE,
+            "--num_actors",
+            "2",
+            "--ray.address",
+            cluster.address,
+            "--seconds",
+            "150",
+            "--memory.capacity",
+            "1000000",
+        )
         with Program(tmp_path, *arguments) as program:
             program.until_training(1_000, seconds=100)
             first = workers(cluster)["actor 0"]
@@ -212,8 +266,22 @@ def test_f38_counts_are_exact_after_losing_an_actor_and_a_node(tmp_path, authent
 def test_every_kind_of_memory_receives_steps_of_another_node(tmp_path, authenticated, row):
     codec = ("--storage.codec", "lz4", "--memory.capacity", "20000") if row == "dqn-pong-small" else ()
     with Nodes(2, 1) as cluster:
-        with Program(tmp_path, "--config", row, *CARTPOLE[2:], "--ray.address", cluster.address, "--updates", "20", "--steps", "1000000",
-                     "--actor.log_period", "0.1", *(() if row.startswith("impala") else ("--clock.learn_start", "500")), *codec) as program:
+        with Program(
+            tmp_path,
+            "--config",
+            row,
+            *CARTPOLE[2:],
+            "--ray.address",
+            cluster.address,
+            "--updates",
+            "20",
+            "--steps",
+            "1000000",
+            "--actor.log_period",
+            "0.1",
+            *(() if row.startswith("impala") else ("--clock.learn_start", "500")),
+            *codec,
+        ) as program:
             assert program.until_ended(250) == 0, program.output
             assert bytes_per_step(program) and list(tmp_path.glob("models/*_checkpoints/step_*/manifest.json"))
 
@@ -231,8 +299,20 @@ def test_two_learners_train_together_as_ray_actors(tmp_path):
 @pytest.mark.timeout(300)
 def test_two_learners_receive_steps_of_other_nodes(tmp_path, authenticated):
     with Nodes(3, 1, 1) as cluster:
-        with Program(tmp_path, *CARTPOLE, "--num_learners", "2", "--num_actors", "2", "--ray.address", cluster.address, "--updates", "300",
-                     "--actor.log_period", "0.5") as program:
+        with Program(
+            tmp_path,
+            *CARTPOLE,
+            "--num_learners",
+            "2",
+            "--num_actors",
+            "2",
+            "--ray.address",
+            cluster.address,
+            "--updates",
+            "300",
+            "--actor.log_period",
+            "0.5",
+        ) as program:
             program.until_training(500, seconds=150)
             assert {"actor 0", "actor 1", "learner 0", "learner 1"} <= workers(cluster).keys()
             assert program.until_ended(100) == 0, program.output
@@ -243,8 +323,21 @@ def test_two_learners_receive_steps_of_other_nodes(tmp_path, authenticated):
 @pytest.mark.cluster
 @pytest.mark.timeout(1000)
 def test_cartpole_is_solved_on_the_ray_engine(tmp_path):
-    with Program(tmp_path, "--config", "dqn-cartpole", "--engine", "ray", "--timestamp", "one", "--target_score", "475",
-                 "--steps", "1000000", "--seconds", "800") as program:
+    with Program(
+        tmp_path,
+        "--config",
+        "dqn-cartpole",
+        "--engine",
+        "ray",
+        "--timestamp",
+        "one",
+        "--target_score",
+        "475",
+        "--steps",
+        "1000000",
+        "--seconds",
+        "800",
+    ) as program:
         assert program.until_ended(900) == 0, program.output
         assert max(row["values"].get("evaluator/episodic_return_mean", 0.0) for row in program.metrics()) >= 475
         assert not program.leftovers()
@@ -254,8 +347,18 @@ def test_cartpole_is_solved_on_the_ray_engine(tmp_path):
 @pytest.mark.timeout(300)
 def test_f64_a_run_ends_if_a_learner_loses_its_only_actor(tmp_path, authenticated):
     with Nodes(3, 1, 1) as cluster:
-        with Program(tmp_path, *ENDLESS, "--num_learners", "2", "--num_actors", "2", "--ray.address", cluster.address,
-                     "--ray.learner_timeout", "5") as program:
+        with Program(
+            tmp_path,
+            *ENDLESS,
+            "--num_learners",
+            "2",
+            "--num_actors",
+            "2",
+            "--ray.address",
+            cluster.address,
+            "--ray.learner_timeout",
+            "5",
+        ) as program:
             program.until_training(1_500, seconds=150)
             cluster.kill()
             program.until(lambda: "has no place now" in program.output, 90, "an actor to be without a place")
@@ -274,7 +377,9 @@ def test_f65_f69_a_lost_node_costs_one_restart_of_its_actor(tmp_path, authentica
             program.until_training(1_500, seconds=150)
             first, before = workers(cluster)["actor 0"], {member.pid for member in of_ray(cluster)}
             first.kill()
-            program.until(lambda: [member for member in of_ray(cluster) if member.pid not in before], 60, "a new process")
+            program.until(
+                lambda: [member for member in of_ray(cluster) if member.pid not in before], 60, "a new process"
+            )
             new = [member for member in of_ray(cluster) if member.pid not in before]
             for member in new:
                 member.suspend()
@@ -299,7 +404,9 @@ def of_ray(cluster: Nodes) -> list[psutil.Process]:
     found = []
     for member in psutil.Process(cluster.process.pid).children(recursive=True):
         with suppress(psutil.Error):
-            if member.cmdline()[:1] and (member.cmdline()[0].startswith("ray::") or "default_worker.py" in " ".join(member.cmdline())):
+            if member.cmdline()[:1] and (
+                member.cmdline()[0].startswith("ray::") or "default_worker.py" in " ".join(member.cmdline())
+            ):
                 found.append(member)
     return found
 
@@ -308,7 +415,9 @@ def of_ray(cluster: Nodes) -> list[psutil.Process]:
 @pytest.mark.timeout(240)
 def test_f69_a_run_waits_for_nodes_to_join(tmp_path, authenticated):
     with Nodes(2) as cluster:
-        with Program(tmp_path, *CARTPOLE, "--ray.address", cluster.address, "--num_actors", "2", "--steps", "600") as program:
+        with Program(
+            tmp_path, *CARTPOLE, "--ray.address", cluster.address, "--num_actors", "2", "--steps", "600"
+        ) as program:
             waits = "waits for nodes that join: actor 0 needs 1 CPUs and finds no room"
             program.until(lambda: waits in program.output, 60, "the run to wait")
             cluster.add(2)
@@ -322,7 +431,9 @@ def test_f70_a_node_with_different_code_is_named(tmp_path, authenticated):
     for name in ("core", "utils", "main.py"):
         (shutil.copytree if (PROJECT / name).is_dir() else shutil.copy)(PROJECT / name, project / name)
     with Nodes(2, 1) as cluster:
-        with Program(tmp_path, *ENDLESS, "--ray.address", cluster.address, "--supervisor.max_restarts", "1", project=project) as program:
+        with Program(
+            tmp_path, *ENDLESS, "--ray.address", cluster.address, "--supervisor.max_restarts", "1", project=project
+        ) as program:
             program.until_training(1_500, seconds=150)
             assert "TrajectoryServer" not in program.output and "trajectory server" not in program.output
             with (project / "core" / "runtime" / "run_state.py").open("a") as file:
@@ -343,7 +454,9 @@ def test_a_run_waits_for_cpus_that_another_run_uses(tmp_path, authenticated):
         where = ("--ray.address", cluster.address)
         with Program(tmp_path / "first", *ENDLESS, *where) as first:
             first.until_training(100, seconds=100)
-            with Program(tmp_path / "second", *CARTPOLE, *where, "--ray.place_timeout", "none", "--steps", "600") as second:
+            with Program(
+                tmp_path / "second", *CARTPOLE, *where, "--ray.place_timeout", "none", "--steps", "600"
+            ) as second:
                 second.until(lambda: WAITS in second.output, 60, "the second run to wait")
                 assert not second.agent_steps()
                 os.kill(first.process.pid, signal.SIGINT)
@@ -372,9 +485,35 @@ def test_waiting_for_cpus_has_a_timeout_and_can_be_interrupted(tmp_path, authent
 
 def sweep(root: Path, address: str, steps: int) -> list[str]:
     """Return the command of a sweep of two runs that start together."""
-    return [sys.executable, "-m", "utils.sweep", "--root", str(root), "--configs", "dqn-cartpole", "--seeds", "1", "2", "--jobs", "2", "--",
-            "--engine", "ray", "--ray.address", address, "--steps", str(steps), "--clock.learn_start", "200", "--logger.period", "0.5",
-            "--evaluator.max_steps", "30", "--evaluator.episodes", "1"]
+    return [
+        sys.executable,
+        "-m",
+        "utils.sweep",
+        "--root",
+        str(root),
+        "--configs",
+        "dqn-cartpole",
+        "--seeds",
+        "1",
+        "2",
+        "--jobs",
+        "2",
+        "--",
+        "--engine",
+        "ray",
+        "--ray.address",
+        address,
+        "--steps",
+        str(steps),
+        "--clock.learn_start",
+        "200",
+        "--logger.period",
+        "0.5",
+        "--evaluator.max_steps",
+        "30",
+        "--evaluator.episodes",
+        "1",
+    ]
 
 
 def outputs(root: Path) -> list[str]:
@@ -401,14 +540,31 @@ def test_a_killed_sweep_continues_on_another_cluster(tmp_path, authenticated):
     with Nodes(3) as cluster:
         process = subprocess.Popen(sweep(tmp_path, cluster.address, 100_000_000), cwd=PROJECT)
         try:
-            until(lambda: any(WAITS in output for output in outputs(tmp_path)) and "learner/loss" in metrics(tmp_path), 200)
+            until(
+                lambda: any(WAITS in output for output in outputs(tmp_path)) and "learner/loss" in metrics(tmp_path),
+                200,
+            )
         finally:
             process.kill()
-        until(lambda: sum("cannot be continued" in output or "continue this run with" in output for output in outputs(tmp_path)) == 2, 60)
+        until(
+            lambda: (
+                sum(
+                    "cannot be continued" in output or "continue this run with" in output
+                    for output in outputs(tmp_path)
+                )
+                == 2
+            ),
+            60,
+        )
     lines = metrics(tmp_path).splitlines()
     with Nodes(3) as cluster:
-        done = subprocess.run(sweep(tmp_path, cluster.address, json.loads(lines[-1])["step"] + 1_000), cwd=PROJECT, capture_output=True,
-                              text=True, timeout=250)
+        done = subprocess.run(
+            sweep(tmp_path, cluster.address, json.loads(lines[-1])["step"] + 1_000),
+            cwd=PROJECT,
+            capture_output=True,
+            text=True,
+            timeout=250,
+        )
     assert done.returncode == 0 and "| dqn-cartpole | 2 of 2 |" in done.stdout, (done, outputs(tmp_path))
     assert sum("continues with" in output for output in outputs(tmp_path)) == 1
 
@@ -417,7 +573,9 @@ def test_a_killed_sweep_continues_on_another_cluster(tmp_path, authenticated):
 @pytest.mark.timeout(200)
 def test_the_node_of_main_reserves_cpus_first(tmp_path, authenticated):
     with Nodes(3, 3) as cluster:  # an actor on the node of main would leave no CPU for learner and evaluator
-        with Program(tmp_path, *CARTPOLE, "--ray.address", cluster.address, "--ray.actor_cpus", "3", "--steps", "1000") as program:
+        with Program(
+            tmp_path, *CARTPOLE, "--ray.address", cluster.address, "--ray.actor_cpus", "3", "--steps", "1000"
+        ) as program:
             assert program.until_ended(150) == 0, program.output
 
 
@@ -450,7 +608,9 @@ def test_f38_an_address_of_another_service_is_refused_in_time(tmp_path, authenti
 def test_f38_impossible_cluster_requests_are_refused_in_time(tmp_path, authenticated, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))  # where Ray would look for a token
     with Nodes(2, 1) as cluster:
-        with Program(tmp_path, *CARTPOLE, "--ray.address", cluster.address, "--num_actors", "5", "--ray.place_timeout", "4") as program:
+        with Program(
+            tmp_path, *CARTPOLE, "--ray.address", cluster.address, "--num_actors", "5", "--ray.place_timeout", "4"
+        ) as program:
             assert program.until_ended(90) == 2
             assert "no such node joined within ray.place_timeout=4 s" in program.output
             assert "actor 1 needs 1 CPUs and finds no room: the run needs 7 CPUs in all" in program.output

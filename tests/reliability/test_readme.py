@@ -28,9 +28,17 @@ case "$1 $2" in
 esac
 """
 EXTRAS = ("minatar", "mujoco", "video")
-NOTED = ["-m pytest -n 2 --dist loadfile", "-m ruff check .", "-m ruff format --check .", "-m mypy", "-m codespell_lib",
-         "-m pytest -q tests/test_prose.py", "-m benchmarks.speed",
-         "-m benchmarks.onpolicy", *(f"-m pip install -e .[{extra}]" for extra in EXTRAS)]
+NOTED = [
+    "-m pytest -n 2 --dist loadfile",
+    "-m ruff check .",
+    "-m ruff format --check .",
+    "-m mypy",
+    "-m codespell_lib",
+    "-m pytest -q tests/test_prose.py",
+    "-m benchmarks.speed",
+    "-m benchmarks.onpolicy",
+    *(f"-m pip install -e .[{extra}]" for extra in EXTRAS),
+]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +47,12 @@ def project(tmp_path_factory):
     copy = tmp_path_factory.mktemp("project")
     for name in ("core", "utils"):
         shutil.copytree(PROJECT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in (PROJECT / "main.py", PROJECT / "Makefile", PROJECT / "pyproject.toml", *PROJECT.glob("requirements*.lock")):
+    for path in (
+        PROJECT / "main.py",
+        PROJECT / "Makefile",
+        PROJECT / "pyproject.toml",
+        *PROJECT.glob("requirements*.lock"),
+    ):
         shutil.copy(path, copy)
     (copy / "mypackage").mkdir()
     (copy / "mypackage" / "q_learning.py").write_text(dict(MODULES)["q_learning"])
@@ -55,8 +68,18 @@ def project(tmp_path_factory):
 def run(project: Path, commands: list[str]) -> list[subprocess.CompletedProcess]:
     """Run the commands one after another."""
     environment = {name: value for name, value in os.environ.items() if name not in ("ARGS", "MAKEFLAGS", "MAKELEVEL")}
-    return [subprocess.run(["bash", "-c", command], cwd=project, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL,
-                           timeout=110) for command in commands]
+    return [
+        subprocess.run(
+            ["bash", "-c", command],
+            cwd=project,
+            env=environment,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=110,
+        )
+        for command in commands
+    ]
 
 
 def test_f41_every_command_of_the_readme_runs_as_printed(project):
@@ -65,24 +88,37 @@ def test_f41_every_command_of_the_readme_runs_as_printed(project):
     ends = [command for command in COMMANDS if command not in waits]
     chains = [[command for command in ends if ("cartpole" in command) is cartpole] for cartpole in (True, False)]
     with ThreadPoolExecutor(2) as pool:
-        for program in (program for chain in pool.map(lambda commands: run(project, commands), chains) for program in chain):
+        for program in (
+            program for chain in pool.map(lambda commands: run(project, commands), chains) for program in chain
+        ):
             assert program.returncode == 0, f"{program.args[-1]}\n{program.stdout}{program.stderr}"
     noted = (project / "noted.txt").read_text().splitlines()
     assert sorted(line.strip() for line in noted) == sorted(NOTED)
-    assert set(EXTRAS) <= set(tomllib.loads((project / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    assert set(EXTRAS) <= set(
+        tomllib.loads((project / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    )
     assert list(project.glob("models/*_test.mp4")) and len(list(project.glob("models/*_test.json"))) >= 2
 
 
 def test_f37_tensorboard_listens_on_loopback_only(project):
     command = next(command for command in COMMANDS if "tensorboard" in command)
-    with subprocess.Popen(["bash", "-c", f'{command} ARGS="--port 0"'], cwd=project, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                          start_new_session=True) as program:
+    with subprocess.Popen(
+        ["bash", "-c", f'{command} ARGS="--port 0"'],
+        cwd=project,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as program:
         try:
             deadline, addresses = time.monotonic() + 60, set()
             while not addresses and time.monotonic() < deadline:
                 time.sleep(0.1)
-                addresses = {socket.laddr.ip for process in psutil.Process(program.pid).children(recursive=True)
-                             for socket in process.net_connections("inet") if socket.status == psutil.CONN_LISTEN}
+                addresses = {
+                    socket.laddr.ip
+                    for process in psutil.Process(program.pid).children(recursive=True)
+                    for socket in process.net_connections("inet")
+                    if socket.status == psutil.CONN_LISTEN
+                }
             assert addresses == {"127.0.0.1"}
         finally:
             os.killpg(program.pid, 9)

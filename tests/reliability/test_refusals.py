@@ -34,7 +34,7 @@ def model_files(folder: Path) -> None:
     """Write files that are no model of CartPole; test_checkpoint.py covers every truncation and bare pickles."""
     save_weights(folder / "foreign.pth", {"weight": torch.zeros(3)}, {})
     whole = (folder / "foreign.pth").read_bytes()
-    (folder / "truncated.pth").write_bytes(whole[:len(whole) // 2])
+    (folder / "truncated.pth").write_bytes(whole[: len(whole) // 2])
     (folder / "random.pth").write_bytes(random.Random(1).randbytes(5_000))
     torch.save({"weights": {"a": Malicious(folder / "victim")}, "metadata": {}}, folder / "malicious.pth")
     torch.save({"weights": {"a": torch.eye(3).to_sparse()}, "metadata": {}}, folder / "sparse.pth")
@@ -52,16 +52,50 @@ def refusals(files: Path) -> dict[str, tuple[tuple[str, ...], int, tuple[str, ..
     return {
         "index": (("--config", "99"), 2, ("config='99'", *(row["name"] for row in CONFIGS))),
         "option": ((*CARTPOLE, "--agent.lrr", "1"), 2, ("did you mean --agent.lr",)),
-        "values": ((*CARTPOLE, "--agent.lr=abc", "--agent.batch_size=0", "--agent.gamma=1.5", "--agent.nstep=0", "--num_actors=0"), 2,
-                   ("agent.lr='abc'", "agent.batch_size=0", "agent.gamma=1.5", "agent.nstep=0", "num_actors=0")),
-        "absurd": (("--config", "r2d2-recall", "--agent.burn_in=1e9", "--agent.unroll_length=1e18", "--num_actors=1e9", "--episodes=1e30",
-                    "--evaluator.num_envs=1e9", "--learner.threads=3e9", "--supervisor.heartbeat_timeout=1e-300"), 2,
-                   ("agent.burn_in=1000000000 must be at most 10000", "agent.unroll_length=", "num_actors=", "episodes=",
-                    "evaluator.num_envs=1000000000 must be at most", "learner.threads=3000000000 must be at most 1024",
-                    "supervisor.heartbeat_timeout=1e-300 must be at least 1")),
-        "combination": ((*CARTPOLE, "--game", "Pendulum-v1", "--memory_type", "queue", "--model_type", "dqn-cnn"), 2,
-                        ("agent_type=dqn cannot take the continuous actions of game=Pendulum-v1", "agent_type=dqn learns from transitions",
-                         "model_type could be dqn-mlp")),
+        "values": (
+            (
+                *CARTPOLE,
+                "--agent.lr=abc",
+                "--agent.batch_size=0",
+                "--agent.gamma=1.5",
+                "--agent.nstep=0",
+                "--num_actors=0",
+            ),
+            2,
+            ("agent.lr='abc'", "agent.batch_size=0", "agent.gamma=1.5", "agent.nstep=0", "num_actors=0"),
+        ),
+        "absurd": (
+            (
+                "--config",
+                "r2d2-recall",
+                "--agent.burn_in=1e9",
+                "--agent.unroll_length=1e18",
+                "--num_actors=1e9",
+                "--episodes=1e30",
+                "--evaluator.num_envs=1e9",
+                "--learner.threads=3e9",
+                "--supervisor.heartbeat_timeout=1e-300",
+            ),
+            2,
+            (
+                "agent.burn_in=1000000000 must be at most 10000",
+                "agent.unroll_length=",
+                "num_actors=",
+                "episodes=",
+                "evaluator.num_envs=1000000000 must be at most",
+                "learner.threads=3000000000 must be at most 1024",
+                "supervisor.heartbeat_timeout=1e-300 must be at least 1",
+            ),
+        ),
+        "combination": (
+            (*CARTPOLE, "--game", "Pendulum-v1", "--memory_type", "queue", "--model_type", "dqn-cnn"),
+            2,
+            (
+                "agent_type=dqn cannot take the continuous actions of game=Pendulum-v1",
+                "agent_type=dqn learns from transitions",
+                "model_type could be dqn-mlp",
+            ),
+        ),
         "game": (("--config", "dqn-pong", "--game", "brekout"), 2, ("breakout",)),
         "package": (("--config", "dqn-minatar-breakout"), 2, ('pip install -e ".[minatar]"',)),
         "memory": (("--config", "dqn-pong", "--memory.capacity", "1e9"), 2, ("bytes and", "are free", "would fit")),
@@ -76,7 +110,12 @@ def refusals(files: Path) -> dict[str, tuple[tuple[str, ...], int, tuple[str, ..
         "fifo": ((*TEST, str(files / "fifo.pth")), 3, ("fifo.pth is no regular file",)),
         "spoilt": ((*TEST, str(files / "spoilt.pth")), 3, ("spoilt.pth holds", "that are no finite float32 numbers")),
         "taken": ((*TEST, str(files / "taken.pth"), "--episodes", "1"), 2, ("mode 2 cannot write", "taken_test.json")),
-        "malicious": ((*TEST, str(files / "malicious.pth")), 3, ("malicious.pth carries something else", "nothing in it was executed"))}
+        "malicious": (
+            (*TEST, str(files / "malicious.pth")),
+            3,
+            ("malicious.pth carries something else", "nothing in it was executed"),
+        ),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -92,19 +131,27 @@ def refused(tmp_path_factory):
     (roots["run file"] / "logs" / "test_one").mkdir(parents=True)
     # options of the config that differ from these would be applied first
     on_file = run_registry.plain(flatten(from_row(find_row("dqn-cartpole"))[0]))
-    absurd = {"config": "dqn-cartpole", "options": dict.fromkeys(("agent.lr", "seed", "steps"), 10**400), "file": on_file,
-              "exit_code": 10**400}
+    absurd = {
+        "config": "dqn-cartpole",
+        "options": dict.fromkeys(("agent.lr", "seed", "steps"), 10**400),
+        "file": on_file,
+        "exit_code": 10**400,
+    }
     (roots["run file"] / "logs" / "test_one" / "run.json").write_text(json.dumps(absurd))
     with ThreadPoolExecutor(2) as pool:
-        futures = {name: pool.submit(start, roots[name], *words, environment=environments.get(name, {}))
-                   for name, (words, _, _) in cases.items()}
+        futures = {
+            name: pool.submit(start, roots[name], *words, environment=environments.get(name, {}))
+            for name, (words, _, _) in cases.items()
+        }
 
     def check(name):
         program, (_, exit_code, parts) = futures[name].result(), cases[name]
         assert program.returncode == exit_code, program.stderr
         assert all(part in program.stderr for part in parts), program.stderr
         assert all(line.startswith("error: ") for line in program.stderr.splitlines())
-        assert not [path for path in roots[name].rglob("*") if path.name not in ("logs", "models", "test_one", "run.json")]
+        assert not [
+            path for path in roots[name].rglob("*") if path.name not in ("logs", "models", "test_one", "run.json")
+        ]
         return program
 
     check.victim = files / "victim"

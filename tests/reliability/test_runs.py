@@ -34,7 +34,9 @@ def test_runs_started_in_one_second_get_distinct_timestamps(options, monkeypatch
 
 def test_a_timestamp_taken_during_validation_is_replaced(options, monkeypatch):
     check = validation.problems
-    monkeypatch.setattr(validation, "problems", lambda checked: (checked.log_folder.mkdir(parents=True), check(checked))[1])
+    monkeypatch.setattr(
+        validation, "problems", lambda checked: (checked.log_folder.mkdir(parents=True), check(checked))[1]
+    )
     mine = options()
     assert run_registry.claim(mine).timestamp == f"{mine.timestamp}-2"
 
@@ -50,7 +52,9 @@ def test_a_runs_options_are_saved_in_run_json(options, root):
     run = run_registry.claim(options("--agent.lr", "0.25"))
     run_registry.save(run, {"seed": 1})
     saved = json.loads((run.log_folder / "run.json").read_text())
-    assert saved["options"]["agent"]["lr"] == 0.25 and saved["config"] == "dqn-cartpole" and saved["file"] == {"seed": 1}
+    assert (
+        saved["options"]["agent"]["lr"] == 0.25 and saved["config"] == "dqn-cartpole" and saved["file"] == {"seed": 1}
+    )
     assert run_registry.find(str(root), run.signature).options["agent.lr"] == 0.25
     assert [path.name for path in run.log_folder.iterdir()] == ["run.json"]
 

@@ -29,8 +29,11 @@ UNWRITABLE = Path("/proc/sys")  # a folder in which nobody, not even root, can c
 def small_file_system(folder):
     """Mount a file system of 16 kB at `folder`, visible to this process and its children only."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if (libc.unshare(CLONE_NEWNS) or libc.mount(b"none", b"/", None, MS_PRIVATE_OF_ALL, None)
-            or libc.mount(b"none", os.fsencode(folder), b"tmpfs", 0, b"size=16k")):
+    if (
+        libc.unshare(CLONE_NEWNS)
+        or libc.mount(b"none", b"/", None, MS_PRIVATE_OF_ALL, None)
+        or libc.mount(b"none", os.fsencode(folder), b"tmpfs", 0, b"size=16k")
+    ):
         raise OSError(ctypes.get_errno(), "no file system can be mounted here")
 
 
@@ -82,7 +85,7 @@ def test_f61_claim_checks_the_room_for_a_first_checkpoint(root, monkeypatch, res
     monkeypatch.setattr(os, "posix_fallocate", allocate)
     with pytest.raises(ConfigurationError, match="No space left on device"):
         run_registry.claim(options, 12_345)
-    assert tried == [12_345 + run_registry.RESERVED_BYTES] and sorted(root.rglob("*"))[:len(before)] == before
+    assert tried == [12_345 + run_registry.RESERVED_BYTES] and sorted(root.rglob("*"))[: len(before)] == before
     assert not list((root / "models").iterdir()) and (root / "logs").exists() is resumed
 
 
@@ -125,7 +128,11 @@ def test_f61_a_last_checkpoint_that_is_not_written_exits_4(root, alone, monkeypa
     assert train(root, *(words if resumed else (*CARTPOLE, "--timestamp", "one", "--updates", "2"))) == 4
     said = capsys.readouterr().err
     assert "the last write of learner 0 failed: not all that this run made is on disk" in said
-    assert ("continue this run with: " if resumed else "this run has no checkpoint (one is due at the end) and cannot be continued") in said
+    assert (
+        "continue this run with: "
+        if resumed
+        else "this run has no checkpoint (one is due at the end) and cannot be continued"
+    ) in said
 
 
 def test_f61_an_interrupted_run_that_saves_nothing_exits_4(tmp_path):
@@ -153,5 +160,7 @@ def test_the_resume_hint_says_when_checkpoints_are_due(root):
         return resume_command_hint(read_options(["--root", str(root), "--config", "dqn-cartpole", *words]))
 
     assert "every 60 s" not in said("--engine", "inline") and "(one is due at the end)" in said("--engine", "inline")
-    assert "(one is due every 500 agent steps, learner.checkpoint_steps; every 60 s, learner.checkpoint_period; at the end)" \
+    assert (
+        "(one is due every 500 agent steps, learner.checkpoint_steps; every 60 s, learner.checkpoint_period; at the end)"
         in said("--learner.checkpoint_steps", "500")
+    )

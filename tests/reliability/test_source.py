@@ -7,7 +7,14 @@ import pytest
 
 from tests.reliability.program import PROJECT
 
-SOURCES = sorted([*PROJECT.glob("core/**/*.py"), *PROJECT.glob("utils/**/*.py"), *PROJECT.glob("benchmarks/**/*.py"), PROJECT / "main.py"])
+SOURCES = sorted(
+    [
+        *PROJECT.glob("core/**/*.py"),
+        *PROJECT.glob("utils/**/*.py"),
+        *PROJECT.glob("benchmarks/**/*.py"),
+        PROJECT / "main.py",
+    ]
+)
 SHELLS = {"sh", "bash", "dash", "zsh", "/bin/sh", "/bin/bash", "/usr/bin/env"}
 # starts a shell with a fixed text: see docs/reliability.md
 SWEEPER = PROJECT / "core" / "engines" / "ray" / "cluster.py"
@@ -43,12 +50,15 @@ def executes_data(source: str) -> list[str]:
         module, _, function = name.rpartition(".")
         words = node.args[0].elts if node.args and isinstance(node.args[0], ast.List | ast.Tuple) else []
         constant = {key: getattr(value, "value", ...) for key, value in keywords.items()}
-        if ((name in ("eval", "exec", "compile", "os.system", "os.popen", "builtins.eval", "builtins.exec"))
-                or (module in UNPICKLERS and function in ("load", "loads", "Unpickler", "open"))
-                or constant.get("shell", False) is not False or constant.get("allow_pickle", False) is not False
-                or (name == "torch.load" and constant.get("weights_only") is not True)
-                or (name.endswith("yaml.load"))
-                or (words and getattr(words[0], "value", ...) in SHELLS)):
+        if (
+            (name in ("eval", "exec", "compile", "os.system", "os.popen", "builtins.eval", "builtins.exec"))
+            or (module in UNPICKLERS and function in ("load", "loads", "Unpickler", "open"))
+            or constant.get("shell", False) is not False
+            or constant.get("allow_pickle", False) is not False
+            or (name == "torch.load" and constant.get("weights_only") is not True)
+            or (name.endswith("yaml.load"))
+            or (words and getattr(words[0], "value", ...) in SHELLS)
+        ):
             found.append(f"line {node.lineno}: {ast.unparse(node)}")
     return found
 
@@ -56,13 +66,30 @@ def executes_data(source: str) -> list[str]:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PROJECT)))
 def test_f40_no_source_file_executes_data(path: Path):
     found = executes_data(path.read_text())
-    assert len(found) == 1 and "['sh', '-c', SWEEP, 'sweeper', self._folder]" in found[0] if path == SWEEPER else found == []
+    assert (
+        len(found) == 1 and "['sh', '-c', SWEEP, 'sweeper', self._folder]" in found[0]
+        if path == SWEEPER
+        else found == []
+    )
 
 
-@pytest.mark.parametrize("line", ["pickle.load(file)", "eval(text)", "exec(text)", "subprocess.run(words, shell=True)", "torch.load(path)",
-                                  "torch.load(path, weights_only=False)", "from pickle import loads as read; read(text)",
-                                  "import dill as d; d.load(file)", "from torch import load; load(path)",
-                                  "from os import system; system(text)",
-                                  "numpy.load(path, allow_pickle=True)", "os.system(text)", "subprocess.Popen(['sh', '-c', text])"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pickle.load(file)",
+        "eval(text)",
+        "exec(text)",
+        "subprocess.run(words, shell=True)",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "from pickle import loads as read; read(text)",
+        "import dill as d; d.load(file)",
+        "from torch import load; load(path)",
+        "from os import system; system(text)",
+        "numpy.load(path, allow_pickle=True)",
+        "os.system(text)",
+        "subprocess.Popen(['sh', '-c', text])",
+    ],
+)
 def test_f40_the_rule_detects_calls_that_execute_data(line):
     assert executes_data(line)

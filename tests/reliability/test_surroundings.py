@@ -16,8 +16,24 @@ import pytest
 from core.checkpoint import run_checkpoint
 from tests.reliability.program import PROJECT, Program
 
-CARTPOLE = ("--config", "dqn-cartpole", "--timestamp", "one", "--clock.learn_start", "100", "--num_envs_per_actor", "2",
-            "--agent.batch_size", "16", "--evaluator.episodes", "1", "--evaluator.max_steps", "30", "--logger.period", "0.5")
+CARTPOLE = (
+    "--config",
+    "dqn-cartpole",
+    "--timestamp",
+    "one",
+    "--clock.learn_start",
+    "100",
+    "--num_envs_per_actor",
+    "2",
+    "--agent.batch_size",
+    "16",
+    "--evaluator.episodes",
+    "1",
+    "--evaluator.max_steps",
+    "30",
+    "--logger.period",
+    "0.5",
+)
 INLINE = (*CARTPOLE, "--engine", "inline")
 
 
@@ -46,10 +62,15 @@ def test_f59_wall_clock_jumps_do_not_affect_metric_times(tmp_path):
 import time
 clock = time.time
 time.time = lambda: clock() - 3e8 * (int(time.monotonic()) % 2)""")
-    with Program(tmp_path, *INLINE, "--seconds", "6", "--logger.period", "0.1", environment={"PYTHONPATH": str(tmp_path)}) as program:
+    with Program(
+        tmp_path, *INLINE, "--seconds", "6", "--logger.period", "0.1", environment={"PYTHONPATH": str(tmp_path)}
+    ) as program:
         assert program.until_ended(60) == 0
         rows = program.metrics()
-    moments, seconds = [row["time"] for row in rows], [row["seconds"] for row in rows if "global/agent_steps" in row["values"]]
+    moments, seconds = (
+        [row["time"] for row in rows],
+        [row["seconds"] for row in rows if "global/agent_steps" in row["values"]],
+    )
     assert len(rows) > 20 and max(moments) - min(moments) < 60
     assert seconds == sorted(seconds) and seconds[0] >= 0 and seconds[-1] < 60
     assert all(0 <= row["values"].get("global/wall_seconds", 0) < 60 for row in rows)
@@ -62,7 +83,9 @@ def killed_while_it_saves(root, kills, generator):
     for number in range(kills):
         before = latest.read_text() if number else ""
         with Program(root, *(("--resume", "test_one", "--engine", "inline") if number else words)) as program:
-            program.until(lambda before=before: latest.exists() and latest.read_text() != before, 60, "a newer checkpoint")
+            program.until(
+                lambda before=before: latest.exists() and latest.read_text() != before, 60, "a newer checkpoint"
+            )
             time.sleep(generator.uniform(0, 0.3))
             program.process.kill()
             program.process.wait()
@@ -103,7 +126,9 @@ if __name__ == "__main__":
 def starts_and_stops(folder, times, seconds, *words):
     (folder / "script.py").write_text(STARTS_AND_STOPS)
     command = [sys.executable, str(folder / "script.py"), str(times), "--root", str(folder), *words, "--updates", "5"]
-    program = subprocess.run(command, capture_output=True, text=True, timeout=seconds, cwd=PROJECT, env={**os.environ, "PYTHONPATH": "."})
+    program = subprocess.run(
+        command, capture_output=True, text=True, timeout=seconds, cwd=PROJECT, env={**os.environ, "PYTHONPATH": "."}
+    )
     lines = [tuple(map(int, line.split())) for line in program.stdout.splitlines() if line[:2] == "0 "]
     assert len(lines) == times, program.stdout + program.stderr
     return lines
@@ -134,17 +159,33 @@ def cpu_share(program, name, seconds):
 
 def run_with(tmp_path, slow, *words, environment=None):
     """Run with one side about a hundred times slower; return the other side's share of a core, and metrics."""
-    words = (*CARTPOLE, "--steps", "100000000", "--evaluator.period", "1e9", "--clock.tolerance", "200", "--clock.samples_per_insert", "4",
-             "--memory.capacity", "5000", *words)
+    words = (
+        *CARTPOLE,
+        "--steps",
+        "100000000",
+        "--evaluator.period",
+        "1e9",
+        "--clock.tolerance",
+        "200",
+        "--clock.samples_per_insert",
+        "4",
+        "--memory.capacity",
+        "5000",
+        *words,
+    )
     with Program(tmp_path, *words, environment=environment or {}) as program:
         program.until_training(200, seconds=120)
-        program.until(lambda: any(row["values"].get("learner/loss") is not None for row in program.metrics()), 60, "updates")
+        program.until(
+            lambda: any(row["values"].get("learner/loss") is not None for row in program.metrics()), 60, "updates"
+        )
         share = cpu_share(program, {"learner 0": "actor 0", "actor 0": "learner 0"}[slow], 8)
         rows = program.metrics()
         program.process.send_signal(signal.SIGINT)
         assert program.until_ended(30) == 130 and not program.leftovers()
-    return share, {name: [row["values"][name] for row in rows if name in row["values"]]
-                   for name in ("global/samples_per_insert", "global/resident_memory_mb", "global/memory_size")}
+    return share, {
+        name: [row["values"][name] for row in rows if name in row["values"]]
+        for name in ("global/samples_per_insert", "global/resident_memory_mb", "global/memory_size")
+    }
 
 
 @pytest.mark.faults
@@ -153,10 +194,12 @@ def test_f33_the_faster_side_waits_idle_and_the_ratio_holds(tmp_path, slow):
     agents = "tests.reliability.faults:SlowLearner"
     environment = {"FAULTS": json.dumps([{"kind": "slow"}])} if slow == "actor 0" else {}
     game = ("--env_type", "gym", "--game", "tests.reliability.faults:Faulty-v0")
-    share, values = run_with(tmp_path, slow, *game, *(("--agent_type", agents) if slow == "learner 0" else ()), environment=environment)
+    share, values = run_with(
+        tmp_path, slow, *game, *(("--agent_type", agents) if slow == "learner 0" else ()), environment=environment
+    )
     assert share < 0.25
     memory = values["global/resident_memory_mb"]
-    assert max(memory[len(memory) // 2:]) < 1.1 * max(memory[:len(memory) // 2 + 1])
+    assert max(memory[len(memory) // 2 :]) < 1.1 * max(memory[: len(memory) // 2 + 1])
     assert max(values["global/memory_size"]) <= 5_000 + 200
     assert values["global/samples_per_insert"][-1] <= 4.2
     if slow == "actor 0":

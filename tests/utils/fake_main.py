@@ -29,8 +29,16 @@ ended: list[int] = []
 
 
 def note(exit_code):
-    content = {"config": words["config"], "options": {"steps": steps, "agent": {"lr": float(words.get("agent.lr", 1e-3))},
-                                                        "ray": {"address": words.get("ray.address")}}, "file": {}, "exit_code": exit_code}
+    content = {
+        "config": words["config"],
+        "options": {
+            "steps": steps,
+            "agent": {"lr": float(words.get("agent.lr", 1e-3))},
+            "ray": {"address": words.get("ray.address")},
+        },
+        "file": {},
+        "exit_code": exit_code,
+    }
     (folder / "run.json").write_text(json.dumps(content))
 
 

@@ -20,8 +20,14 @@ from utils import api, export
 from utils.api import TrainedRun, TrainingError, load, train
 from utils.errors import ConfigurationError
 
-KINDS = {"dqn": RUNS["shared"], "rainbow": RUNS["rainbow"], "r2d2": RUNS["r2d2"], "impala": RUNS["impala with LSTM"], "sac": RUNS["sac"],
-         "pictures": ("--config", "dqn-minatar-breakout", *SMALL, "--env_type", "catch", "--game", "catch")}
+KINDS = {
+    "dqn": RUNS["shared"],
+    "rainbow": RUNS["rainbow"],
+    "r2d2": RUNS["r2d2"],
+    "impala": RUNS["impala with LSTM"],
+    "sac": RUNS["sac"],
+    "pictures": ("--config", "dqn-minatar-breakout", *SMALL, "--env_type", "catch", "--game", "catch"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +38,9 @@ def trained(tmp_path_factory):
     def run(kind):
         if kind not in made:
             folder = tmp_path_factory.mktemp("runs")
-            context = train_here(folder, *KINDS[kind], "--timestamp", "one", "--updates", "10", "--evaluator.max_steps", "60")
+            context = train_here(
+                folder, *KINDS[kind], "--timestamp", "one", "--updates", "10", "--evaluator.max_steps", "60"
+            )
             made[kind] = TrainedRun(context.options.signature, folder)
         return made[kind]
 
@@ -80,9 +88,14 @@ def test_a_batch_of_observations_is_answered_like_single_ones(kind, trained):
         np.testing.assert_allclose(part[0], start[0], atol=1e-5)
 
 
-@pytest.mark.parametrize("observation, message", [
-    (np.zeros(3), r"observation is \[3\], expected \[4\] or several, \[N, 4\]"), (np.zeros((0, 4)), "expected"),
-    (["a", "b", "c", "d"], "expected float32")])
+@pytest.mark.parametrize(
+    "observation, message",
+    [
+        (np.zeros(3), r"observation is \[3\], expected \[4\] or several, \[N, 4\]"),
+        (np.zeros((0, 4)), "expected"),
+        (["a", "b", "c", "d"], "expected float32"),
+    ],
+)
 def test_an_observation_of_a_wrong_shape_or_type_is_refused(observation, message, trained):
     with pytest.raises(ValueError, match=message):
         trained("dqn").load().act(observation)
@@ -100,7 +113,10 @@ def test_a_model_without_options_needs_its_runs_log_folder(trained, tmp_path):
     model_file.save_weights(elsewhere, weights, metadata)
     assert load(elsewhere).options.model.lstm == 8 and "options" not in load(elsewhere).metadata
     model_file.save_weights(elsewhere, weights, {})  # of an earlier version
-    with pytest.raises(ConfigurationError, match=r"does not say what it is, and there is no .*run\.json: put the run's log folder there"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"does not say what it is, and there is no .*run\.json: put the run's log folder there",
+    ):
         load(elsewhere)
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / run.signature).symlink_to(run.log_folder)
@@ -113,8 +129,10 @@ def test_the_command_exports_a_model_file(trained, tmp_path, capsys):
     pytest.importorskip("onnxruntime")
     words = [str(trained("r2d2").model_path), "--output"]
     assert export.main([*words, str(tmp_path / "model.onnx")]) == 0 and (tmp_path / "model.onnx").stat().st_size > 1_000
-    assert "model.onnx: observation, previous_action, reward, state_0, state_1 -> action, values, next_state_0, next_state_1; " \
+    assert (
+        "model.onnx: observation, previous_action, reward, state_0, state_1 -> action, values, next_state_0, next_state_1; "
         "onnxruntime gives the same outputs as torch" in capsys.readouterr().out
+    )
     assert export.main([*words, str(tmp_path / "missing" / "model.onnx")]) == 2
     assert "cannot be written" in capsys.readouterr().err
 
@@ -123,16 +141,26 @@ def test_train_refuses_what_the_command_line_refuses(tmp_path, monkeypatch, capf
     monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **keywords: pytest.fail("a process was started"))
     with pytest.raises(ConfigurationError) as refused:
         train("dqn-cartpole", {"agent.lr": -1}, steps=0, root=tmp_path)
-    assert refused.value.problems == ("steps=0 must be at least 1", "agent.lr=-1.0 must be greater than 0") and refused.value.code == 2
+    assert (
+        refused.value.problems == ("steps=0 must be at least 1", "agent.lr=-1.0 must be greater than 0")
+        and refused.value.code == 2
+    )
     with pytest.raises(ConfigurationError, match="mode is not to be given to train"):
         train("dqn-cartpole", mode=2)
     assert capfd.readouterr() == ("", "") and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name, value, words", [
-    ("seed", 1, ["--seed=1"]), ("resume", None, ["--resume=None"]), ("agent.double", False, ["--agent.double=False"]),
-    ("model.hidden", (400, 300), ["--model.hidden", "400", "300"]), ("game", "a b", ["--game=a b"]),
-    ("memory.replay_parameters", [{"type": "queue"}], ['--memory.replay_parameters=[{"type": "queue"}]'])])
+@pytest.mark.parametrize(
+    "name, value, words",
+    [
+        ("seed", 1, ["--seed=1"]),
+        ("resume", None, ["--resume=None"]),
+        ("agent.double", False, ["--agent.double=False"]),
+        ("model.hidden", (400, 300), ["--model.hidden", "400", "300"]),
+        ("game", "a b", ["--game=a b"]),
+        ("memory.replay_parameters", [{"type": "queue"}], ['--memory.replay_parameters=[{"type": "queue"}]']),
+    ],
+)
 def test_values_become_words_of_the_command_line(name, value, words):
     assert api._words(name, value) == words
 
@@ -140,7 +168,14 @@ def test_values_become_words_of_the_command_line(name, value, words):
 def test_a_failed_training_raises_its_error_message(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("FAULTS", json.dumps([{"kind": "raise", "at": 50}]))
     with pytest.raises(TrainingError, match="the simulator crashed") as failed:
-        train("dqn-cartpole", root=tmp_path, engine="inline", env_type="gym", game="tests.reliability.faults:Faulty-v0", progress=False)
+        train(
+            "dqn-cartpole",
+            root=tmp_path,
+            engine="inline",
+            env_type="gym",
+            game="tests.reliability.faults:Faulty-v0",
+            progress=False,
+        )
     assert failed.value.code != 0 and capfd.readouterr().out == ""
 
 
@@ -149,10 +184,21 @@ def test_the_notebook_of_the_documentation_runs_as_a_script(tmp_path):
     pytest.importorskip("onnxruntime")
     text = (PROJECT / "docs" / "notebook.py").read_text()
     assert "__name__" not in text.replace('no `if __name__ == "__main__"`', "")
-    program = subprocess.run([sys.executable, str(PROJECT / "docs" / "notebook.py")], cwd=tmp_path, capture_output=True, text=True,
-                             env={**os.environ, "PYTHONPATH": str(PROJECT)}, timeout=110)
+    program = subprocess.run(
+        [sys.executable, str(PROJECT / "docs" / "notebook.py")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+        timeout=110,
+    )
     assert program.returncode == 0, program.stdout + program.stderr
-    for part in ("agent steps: mean return ", " of 5 episodes", "an episode of one's own loop: ", "actions for eight observations: [",
-                 ".onnx ['observation'] ['action', 'values']"):
+    for part in (
+        "agent steps: mean return ",
+        " of 5 episodes",
+        "an episode of one's own loop: ",
+        "actions for eight observations: [",
+        ".onnx ['observation'] ['action', 'values']",
+    ):
         assert part in program.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]

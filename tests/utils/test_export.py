@@ -32,20 +32,36 @@ def spec_of(name: str) -> EnvSpec:
     else:
         size = 42 if "small" in name else 84
         shown = {"frame": ArraySpec((size, size), "uint8"), "frame_stack": 2, "is_image": True, "max_value": 255.0}
-    action = Discrete(3) if agent_of(name).actions is Discrete else Continuous(np.array([-2, 0], np.float32), np.array([2, 5], np.float32))
+    action = (
+        Discrete(3)
+        if agent_of(name).actions is Discrete
+        else Continuous(np.array([-2, 0], np.float32), np.array([2, 5], np.float32))
+    )
     return EnvSpec(name="test", action=action, **shown)
 
 
 def agent_of(name: str):
-    return next(AgentsDict[agent] for agent in AgentsDict if AgentsDict[agent].required_output == ModelsDict[name].output_kind
-                and (agent in name or not name.startswith(("ddpg", "td3", "sac"))))
+    return next(
+        AgentsDict[agent]
+        for agent in AgentsDict
+        if AgentsDict[agent].required_output == ModelsDict[name].output_kind
+        and (agent in name or not name.startswith(("ddpg", "td3", "sac")))
+    )
 
 
 def small_policy(name: str, lstm: bool = False) -> Policy:
     """Return a policy with a small network of this kind and random weights."""
     agent = next(agent for agent in AgentsDict if AgentsDict[agent] is agent_of(name))
-    options, problems = from_row({"name": "test", "agent_type": agent, "env_type": "gym", "game": "test", "memory_type": "shared",
-                                  "model_type": name})
+    options, problems = from_row(
+        {
+            "name": "test",
+            "agent_type": agent,
+            "env_type": "gym",
+            "game": "test",
+            "memory_type": "shared",
+            "model_type": name,
+        }
+    )
     assert isinstance(options, Options) and not problems
     sizes = {field.name: SMALL[field.name] for field in dataclasses.fields(options.model) if field.name in SMALL}
     if isinstance(options.model.hidden if "hidden" in sizes else 0, tuple):

@@ -26,8 +26,10 @@ def test_every_registered_name_resolves(names, name):
 
 
 def test_classes_are_imported_on_use_only():
-    program = ("import sys, utils.factory; loaded = {name for name in sys.modules if name.startswith('core.') or name == 'torch'}; "
-               "sys.exit(bool(loaded - {'core.common', 'core.common.console', 'core.common.foreign_code'}))")
+    program = (
+        "import sys, utils.factory; loaded = {name for name in sys.modules if name.startswith('core.') or name == 'torch'}; "
+        "sys.exit(bool(loaded - {'core.common', 'core.common.console', 'core.common.foreign_code'}))"
+    )
     assert subprocess.run([sys.executable, "-c", program], cwd=factory.__file__.rsplit("/", 2)[0]).returncode == 0
 
 
@@ -52,17 +54,30 @@ def test_a_missing_package_in_a_module_is_an_import_error(tmp_path, monkeypatch)
         Factory("env_type", {"mine": "needs_more:Env"})["mine"]
 
 
-@pytest.mark.parametrize(("names", "place", "contract"), [
-    (AgentsDict, "core.models.dqn:DQNCNN", "core.agent.Agent"), (MemoriesDict, "core.models.dqn:DQNCNN", "core.memory.Memory"),
-    (ModelsDict, "core.agents.dqn:DQN", "core.model.Model"), (EnvsDict, "core.envs.argument_checks:checked_discrete", "core.env.Env"),
-    (EnginesDict, "core.agents.dqn:DQN", "utils.factory.Engine")])
+@pytest.mark.parametrize(
+    ("names", "place", "contract"),
+    [
+        (AgentsDict, "core.models.dqn:DQNCNN", "core.agent.Agent"),
+        (MemoriesDict, "core.models.dqn:DQNCNN", "core.memory.Memory"),
+        (ModelsDict, "core.agents.dqn:DQN", "core.model.Model"),
+        (EnvsDict, "core.envs.argument_checks:checked_discrete", "core.env.Env"),
+        (EnginesDict, "core.agents.dqn:DQN", "utils.factory.Engine"),
+    ],
+)
 def test_a_class_of_another_kind_is_refused(names, place, contract):
-    with pytest.raises(UnknownNameError, match=f"{names.kind}={place} is of the wrong kind: it is no subclass of {contract}"):
+    with pytest.raises(
+        UnknownNameError, match=f"{names.kind}={place} is of the wrong kind: it is no subclass of {contract}"
+    ):
         names[place]
 
 
-@pytest.mark.parametrize(("line", "message"), [
-    ("import sys; sys.exit(0)", r"module leaves called sys.exit\(0\)"), ("None.attribute", "'NoneType' object has no attribute")])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("import sys; sys.exit(0)", r"module leaves called sys.exit\(0\)"),
+        ("None.attribute", "'NoneType' object has no attribute"),
+    ],
+)
 def test_a_module_that_fails_on_import_reports_the_cause(tmp_path, monkeypatch, line, message):
     (tmp_path / "leaves.py").write_text(f"{line}\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -28,7 +28,9 @@ def test_the_context_counts_every_process_of_the_run(options):
 
 def test_mode_2_claims_no_folder_and_needs_no_memory(options, root, tmp_path):
     chosen = options("--mode", "2", "--model_file", str(tmp_path / "model.pth"))
-    model_file.save_weights(tmp_path / "model.pth", chosen.make_agent(validation.environment_spec(chosen)).model.state_dict(), {})
+    model_file.save_weights(
+        tmp_path / "model.pth", chosen.make_agent(validation.environment_spec(chosen)).model.state_dict(), {}
+    )
     context, _ = create_context(chosen)
     assert context.roles == (("tester", 0),) and context.memories == ()
     assert context.initial_weights == tmp_path / "model.pth"
@@ -80,8 +82,10 @@ def test_a_run_is_resumed_from_its_newest_checkpoint_only(options, monkeypatch):
         create_context(chosen)
     assert refused.value.code == 3
     clock = {**started.counters.state_dict(), "agent_steps": [30, 10]}
-    for state, message in (({}, "has no agent and no clock and no learner"),
-                           ({"agent": {}, "clock": [1, 2], "learner": {}}, "counters of")):
+    for state, message in (
+        ({}, "has no agent and no clock and no learner"),
+        ({"agent": {}, "clock": [1, 2], "learner": {}}, "counters of"),
+    ):
         run_checkpoint.save(chosen.checkpoint_folder, state, step=40, keep=1)
         with pytest.raises(ConfigurationError, match=f"{message}.* not of a run.*; start a new run") as refused:
             create_context(chosen)

@@ -9,6 +9,7 @@ from utils.config.command_line import read_options
 @pytest.fixture
 def continued(root):
     """Return a function that resumes a run without run.json as of a config."""
+
     def start(row):
         (root / "models" / "m_1_checkpoints").mkdir(parents=True, exist_ok=True)
         options = run_registry.claim(read_options(["--root", str(root), "--resume", "m_1", "--config", row]))
@@ -27,7 +28,10 @@ def test_options_of_a_wrong_config_do_not_block_the_right_one(continued, monkeyp
     assert [path.name for path in wrong.log_folder.iterdir()] == ["metrics.jsonl"]
     right = continued("dqn-cartpole")
     run_registry.end(right, 130)
-    assert run_registry.read(right.log_folder).config == "dqn-cartpole" and run_registry.read(right.log_folder).exit_code == 130
+    assert (
+        run_registry.read(right.log_folder).config == "dqn-cartpole"
+        and run_registry.read(right.log_folder).exit_code == 130
+    )
     run_registry.save(right, {})  # resumed as of a known config
     run_registry.end(right, exit_code)
     assert run_registry.read(right.log_folder).exit_code == exit_code

@@ -21,14 +21,53 @@ from utils.options import CONFIGS, Options
 
 HELP = ("-h", "--help")
 # Options that a saved run does not hand on: each start has its own.
-OF_THIS_START = ("config", "mode", "machine", "timestamp", "device", "actor.device", "resume", "model_file", "render", "record",
-                 "profile", "profile_trace", "episodes", "check", "root", "seconds")
+OF_THIS_START = (
+    "config",
+    "mode",
+    "machine",
+    "timestamp",
+    "device",
+    "actor.device",
+    "resume",
+    "model_file",
+    "render",
+    "record",
+    "profile",
+    "profile_trace",
+    "episodes",
+    "check",
+    "root",
+    "seconds",
+)
 # Options and sections that no continuation may change.
-FIXED = ("config", "agent_type", "env_type", "game", "model_type", "agent.optimizer", "agent.rmsprop_centered", "env", "model")
+FIXED = (
+    "config",
+    "agent_type",
+    "env_type",
+    "game",
+    "model_type",
+    "agent.optimizer",
+    "agent.rmsprop_centered",
+    "env",
+    "model",
+)
 # Options that give the stored replay its size and shape.
-FIXED_WITH_REPLAY = ("memory_type", "memory.capacity", "num_learners", "num_actors", "num_envs_per_actor", "actor.chunk_length",
-                     "agent.nstep", "agent.unroll_length", "agent.burn_in", "agent.stride", "memory.replay_parameters",
-                     "memory.overflow", "memory.num_batches", "memory.feature_dtype")
+FIXED_WITH_REPLAY = (
+    "memory_type",
+    "memory.capacity",
+    "num_learners",
+    "num_actors",
+    "num_envs_per_actor",
+    "actor.chunk_length",
+    "agent.nstep",
+    "agent.unroll_length",
+    "agent.burn_in",
+    "agent.stride",
+    "memory.replay_parameters",
+    "memory.overflow",
+    "memory.num_batches",
+    "memory.feature_dtype",
+)
 OF_A_MODEL = tuple(name for name in CHOICES if name != "memory_type")  # choices that decide which weights fit
 
 Words = dict[str, list[str]]  # option -> the words behind it
@@ -67,9 +106,11 @@ def read(arguments: Sequence[str]) -> Options:
     saved, missing = _saved_run(start, row, words)
     if saved is not None and "config" not in words:
         if saved.config is None:
-            problems.append(f"run {saved.signature} has no {run_registry.RUN_FILE} that could be read, which says of "
-                            "which row it is: "
-                            "name that with --config")
+            problems.append(
+                f"run {saved.signature} has no {run_registry.RUN_FILE} that could be read, which says of "
+                "which row it is: "
+                "name that with --config"
+            )
         else:
             row = find_row(saved.config)
     options, more = _without_words(row, words, saved)
@@ -80,8 +121,9 @@ def read(arguments: Sequence[str]) -> Options:
     taken = options.timestamp  # given, and not made up below
     options = dataclasses.replace(options, config=row["name"], **_identity(options, saved))
     if taken is not None and options.mode == 1 and options.resume is None and os.path.exists(options.log_folder):
-        problems.append(f"run {options.signature} exists: continue it by --resume {options.signature}, or choose "
-                        "another timestamp")
+        problems.append(
+            f"run {options.signature} exists: continue it by --resume {options.signature}, or choose another timestamp"
+        )
     if saved is not None and options.num_envs_per_actor == 0:  # the number was found when the run began
         options, _ = changed(options, {"num_envs_per_actor": saved.options.get("num_envs_per_actor", 0)})
     problems += validation.problems(options, refused)
@@ -90,10 +132,14 @@ def read(arguments: Sequence[str]) -> Options:
     if missing is not None:
         problems += missing.problems
     if problems:
-        raise ConfigurationError(problems, missing.code if missing and len(problems) == len(missing.problems) else BAD_CONFIGURATION)
+        raise ConfigurationError(
+            problems, missing.code if missing and len(problems) == len(missing.problems) else BAD_CONFIGURATION
+        )
     if saved is not None:
-        print(f"{'continuing' if options.mode == 1 else 'testing'} run {saved.signature}: {options.config}, "
-              + ", ".join(f"{name}={getattr(options, name)}" for name in OF_A_MODEL))
+        print(
+            f"{'continuing' if options.mode == 1 else 'testing'} run {saved.signature}: {options.config}, "
+            + ", ".join(f"{name}={getattr(options, name)}" for name in OF_A_MODEL)
+        )
     return device_validation.resolved(options)
 
 
@@ -103,9 +149,9 @@ def _without_help(arguments: Sequence[str]) -> tuple[list[str], str | None]:
     position = next((index for index, word in enumerate(arguments) if word in HELP), None)
     if position is None:
         return list(arguments), None
-    after = arguments[position + 1:position + 2]
+    after = arguments[position + 1 : position + 2]
     section = after[0] if after and not after[0].startswith("-") else ""
-    rest = [*arguments[:position], *arguments[position + 1 + bool(section):]]
+    rest = [*arguments[:position], *arguments[position + 1 + bool(section) :]]
     return [word for word in rest if word not in HELP], section.replace("-", "_")
 
 
@@ -136,8 +182,14 @@ def _peek(words: Words) -> Options:
     """
     options, _ = with_lines(Options())
     known = declared(options)
-    return changed(options, {name: from_words(words[name], known[name].annotation) for name in OF_THIS_START
-                             if name in words and name in known})[0]
+    return changed(
+        options,
+        {
+            name: from_words(words[name], known[name].annotation)
+            for name in OF_THIS_START
+            if name in words and name in known
+        },
+    )[0]
 
 
 def _with_words(options: Options, words: Words) -> tuple[Options, list[str], dict[str, str]]:
@@ -157,8 +209,11 @@ def _with_words(options: Options, words: Words) -> tuple[Options, list[str], dic
         elif section not in missing:  # why its class is missing was reported
             near = [f"--{candidate}" for candidate in closest(name, known)]
             type_field = SECTIONS[section][0] if section in SECTIONS else None
-            unknown.append(f"unknown option --{name}" + (f" of {type_field}={getattr(options, type_field)}" if type_field else "")
-                           + (f", did you mean {' or '.join(near)}?" if near else ""))
+            unknown.append(
+                f"unknown option --{name}"
+                + (f" of {type_field}={getattr(options, type_field)}" if type_field else "")
+                + (f", did you mean {' or '.join(near)}?" if near else "")
+            )
     options, refused = changed(options, settings)
     return options, unknown, refused
 
@@ -172,22 +227,34 @@ def _help(options: Options, section: str) -> NoReturn:
     known = help_sections(options)
     if section and section not in known:
         sections = [name for name in known if f"{name}." in "".join(known) or name == known[0]]
-        raise ConfigurationError([f"--help {section}: there is no such group or option; groups are "
-                                  f"{', '.join(sections)}"
-                                  f"{suggestion(section, known)}"])
+        raise ConfigurationError(
+            [
+                f"--help {section}: there is no such group or option; groups are "
+                f"{', '.join(sections)}"
+                f"{suggestion(section, known)}"
+            ]
+        )
     if not section:
-        print("usage: python main.py [--name value ...]\n\n"
-              "Train or test what RUN and CONFIGS in utils/options.py say; every option below overrides them.\n"
-              "Values are those of the chosen row (--config). Hyphens and underscores are the same. --help agent "
-              "shows one group.\n"
-              + textwrap.fill("Rows: " + ", ".join(f"{number} {row['name']}" for number, row in enumerate(CONFIGS)), WIDTH,
-                              break_on_hyphens=False) + "\n")
+        print(
+            "usage: python main.py [--name value ...]\n\n"
+            "Train or test what RUN and CONFIGS in utils/options.py say; every option below overrides them.\n"
+            "Values are those of the chosen row (--config). Hyphens and underscores are the same. --help agent "
+            "shows one group.\n"
+            + textwrap.fill(
+                "Rows: " + ", ".join(f"{number} {row['name']}" for number, row in enumerate(CONFIGS)),
+                WIDTH,
+                break_on_hyphens=False,
+            )
+            + "\n"
+        )
     print(help_text(options, section))
     sys.exit(0)
 
 
 # saved runs -----------------------------------------------------------------------------------------------------------
-def _saved_run(start: Options, row: Row, words: Words) -> tuple[run_registry.SavedRun | None, ConfigurationError | None]:
+def _saved_run(
+    start: Options, row: Row, words: Words
+) -> tuple[run_registry.SavedRun | None, ConfigurationError | None]:
     """Return the run to continue or to test, or why there is none; (None, None) if no saved run is asked for."""
     training = start.mode == 1
     try:
@@ -213,8 +280,11 @@ def _wanted(row: Row, words: Words, sections: Sequence[str]) -> tuple[dict[str, 
     options, _ = _without_words(row, words, None)
     options, _, _ = _with_words(options, words)
     known = run_registry.plain(flatten(options))
-    wanted = {"config": row["name"], **{name: known[name] for name in OF_A_MODEL},
-              **{name: known[name] for name in words if name in known and name.partition(".")[0] in sections}}
+    wanted = {
+        "config": row["name"],
+        **{name: known[name] for name in OF_A_MODEL},
+        **{name: known[name] for name in words if name in known and name.partition(".")[0] in sections},
+    }
     try:
         return wanted, validation.environment_spec(options).name
     except Exception:  # the code of an environment can fail in any way
@@ -233,18 +303,33 @@ def _without_words(row: Row, words: Words, saved: run_registry.SavedRun | None) 
     choices = {name: words[name][0] for name in CHOICES if words.get(name)}
     if saved is None or saved.config is None:
         return from_row(row, choices)
-    since = {name: value for name, value in settings_on_file(row).items() if name not in saved.file or saved.file[name] != value}
+    since = {
+        name: value
+        for name, value in settings_on_file(row).items()
+        if name not in saved.file or saved.file[name] != value
+    }
     settings = {name: value for name, value in {**saved.options, **since}.items() if name not in OF_THIS_START}
-    options, problems = from_row(row, {**{name: str(settings[name]) for name in CHOICES if name in settings}, **choices})
+    options, problems = from_row(
+        row, {**{name: str(settings[name]) for name in CHOICES if name in settings}, **choices}
+    )
     known = declared(options)
     other = {section for section, (field, _) in SECTIONS.items() if saved.options.get(field) != getattr(options, field)}
     other |= missing_classes(options).keys()
     if renamed := [name for name in saved.options if name not in known and name.partition(".")[0] not in other]:
-        raise ConfigurationError([f"run {saved.signature} was saved by another version, with options that this one "
-                                  "does not have "
-                                  f"({', '.join(renamed)}): use that version, or start a new run"], BAD_CHECKPOINT)
-    options, refused = changed(options, {name: value for name, value in settings.items() if name in known and name not in CHOICES})
-    return options, problems + [f"{run_registry.RUN_FILE} of run {saved.signature}: {sentence}" for sentence in refused.values()]
+        raise ConfigurationError(
+            [
+                f"run {saved.signature} was saved by another version, with options that this one "
+                "does not have "
+                f"({', '.join(renamed)}): use that version, or start a new run"
+            ],
+            BAD_CHECKPOINT,
+        )
+    options, refused = changed(
+        options, {name: value for name, value in settings.items() if name in known and name not in CHOICES}
+    )
+    return options, problems + [
+        f"{run_registry.RUN_FILE} of run {saved.signature}: {sentence}" for sentence in refused.values()
+    ]
 
 
 def _identity(options: Options, saved: run_registry.SavedRun | None) -> dict[str, Any]:
@@ -254,25 +339,36 @@ def _identity(options: Options, saved: run_registry.SavedRun | None) -> dict[str
         if f"{machine}_{timestamp}" != saved.signature:
             machine, _, timestamp = saved.signature.rpartition("_")
         return {"machine": machine, "timestamp": timestamp}
-    identity: dict[str, Any] = {"timestamp": options.timestamp or run_registry.fresh_timestamp(options.root, options.machine)}
+    identity: dict[str, Any] = {
+        "timestamp": options.timestamp or run_registry.fresh_timestamp(options.root, options.machine)
+    }
     if options.model_file is not None:
         path = os.path.expanduser(options.model_file)
         in_models = os.path.join(options.root, "models", path)
-        identity["model_file"] = os.path.realpath(in_models if not os.path.exists(path) and os.path.exists(in_models) else path)
+        identity["model_file"] = os.path.realpath(
+            in_models if not os.path.exists(path) and os.path.exists(in_models) else path
+        )
     return identity
 
 
 def _differences(options: Options, saved: run_registry.SavedRun) -> list[str]:
     """Return a problem for each difference that a continued run may not have, and print the other differences."""
     before, after = saved.options, run_registry.plain(flatten(options))
-    different = [name for name in after if name in before and before[name] != after[name] and name not in OF_THIS_START[1:]]
+    different = [
+        name for name in after if name in before and before[name] != after[name] and name not in OF_THIS_START[1:]
+    ]
     if before.get("seconds") is not None and options.seconds is None:
-        print(f"{saved.signature} continues without seconds={before['seconds']!r}: seconds count from one start; give "
-              "--seconds again to "
-              "stop by time")
+        print(
+            f"{saved.signature} continues without seconds={before['seconds']!r}: seconds count from one start; give "
+            "--seconds again to "
+            "stop by time"
+        )
     fixed = FIXED + (FIXED_WITH_REPLAY if before.get("learner.checkpoint_replay") else ())
     forbidden = [name for name in different if name in fixed or name.partition(".")[0] in fixed]
     for name in different:
         if name not in forbidden:
             print(f"{saved.signature} continues with {name}={after[name]!r} (was {before[name]!r})")
-    return [f"{name}={after[name]!r} cannot continue run {saved.signature}, which has {name}={before[name]!r}" for name in forbidden]
+    return [
+        f"{name}={after[name]!r} cannot continue run {saved.signature}, which has {name}={before[name]!r}"
+        for name in forbidden
+    ]

@@ -21,7 +21,12 @@ def resolved(options: Options) -> Options:
     """Return the options with the devices that "auto" means on this machine."""
     actor = dataclasses.replace(options.actor, device=resolved_device(options.actor.device))
     chosen = dataclasses.replace(options, device=resolved_device(options.device), actor=actor)
-    if options.device == "auto" and chosen.device == "cpu" and options.mode == 1 and options.learner.memory_device == "learner":
+    if (
+        options.device == "auto"
+        and chosen.device == "cpu"
+        and options.mode == 1
+        and options.learner.memory_device == "learner"
+    ):
         log_to_stderr("device=auto is cpu, where learner.memory_device=learner is slow: torch sees no CUDA device here")
     return chosen
 
@@ -36,13 +41,19 @@ def problems(options: Options) -> list[str]:
     learner, available, training = options.learner, ", ".join(_available()), options.mode == 1
     named = {"device": options.device} | ({"actor.device": options.actor.device} if training else {})
     found = _learners(options)
-    found += [f"{name}={device!r} is not on this machine, which has {available}" for name, device in named.items()
-              if not _is_here(device)]
+    found += [
+        f"{name}={device!r} is not on this machine, which has {available}"
+        for name, device in named.items()
+        if not _is_here(device)
+    ]
     if found or not training or resolved_device(options.device).startswith("cuda"):
         return found
-    return [f"learner.{name}={value} needs a CUDA device and device={options.device!r} is none; this machine has "
-            f"{available}"
-            for name, value in (("captured", learner.captured), ("precision", learner.precision)) if value in ("yes", "tf32")]
+    return [
+        f"learner.{name}={value} needs a CUDA device and device={options.device!r} is none; this machine has "
+        f"{available}"
+        for name, value in (("captured", learner.captured), ("precision", learner.precision))
+        if value in ("yes", "tf32")
+    ]
 
 
 def _learners(options: Options) -> list[str]:
@@ -51,15 +62,18 @@ def _learners(options: Options) -> list[str]:
     if options.mode != 1 or count == 1:
         return []
     if options.num_actors < count:
-        found.append(f"num_learners={count} need an actor each: num_actors={options.num_actors} must be at least "
-                     f"{count}")
+        found.append(
+            f"num_learners={count} need an actor each: num_actors={options.num_actors} must be at least {count}"
+        )
     device = resolved_device(options.device)
     if device.startswith("cuda:"):
         found.append(f"num_learners={count} need a GPU each and device={device!r} is one: device must be cuda or cpu")
     elif device == "cuda" and 0 < torch.cuda.device_count() < count:
-        found.append(f"num_learners={count} need a GPU each and this machine has {torch.cuda.device_count()}: take "
-                     "fewer or "
-                     "device=cpu")
+        found.append(
+            f"num_learners={count} need a GPU each and this machine has {torch.cuda.device_count()}: take "
+            "fewer or "
+            "device=cpu"
+        )
     return found
 
 
@@ -70,15 +84,20 @@ def combinations(options: Options) -> list[str]:
         if learner.updates_per_replay > 1:
             found.append(f"learner.updates_per_replay={learner.updates_per_replay} needs learner.memory_device=learner")
         if learner.captured == "yes" and learner.shrink_batch:
-            found.append("learner.shrink_batch=True does not go with learner.captured=yes: captured batches have one "
-                         "size")
+            found.append(
+                "learner.shrink_batch=True does not go with learner.captured=yes: captured batches have one size"
+            )
         return found
     if memory.device_class is None:
-        found.append(f"memory_type={options.memory_type} cannot be on the learner's device; memory_type could be "
-                     + _names(MemoriesDict, lambda other: other.device_class is not None))
+        found.append(
+            f"memory_type={options.memory_type} cannot be on the learner's device; memory_type could be "
+            + _names(MemoriesDict, lambda other: other.device_class is not None)
+        )
     if learner.shrink_batch:
-        found.append("learner.shrink_batch=True needs learner.memory_device=cpu: batches drawn on the learner's "
-                     "device have one size")
+        found.append(
+            "learner.shrink_batch=True needs learner.memory_device=cpu: batches drawn on the learner's "
+            "device have one size"
+        )
     return found
 
 
@@ -89,15 +108,21 @@ def _captured(options: Options) -> list[str]:
         return []
     found, count = [], learner.updates_per_replay
     if not agent.supports_cuda_graphs:
-        found.append(f"learner.captured=yes: updates of agent_type={options.agent_type} cannot be captured; agent_type could be "
-                     + _names(AgentsDict, lambda other: other.supports_cuda_graphs))
+        found.append(
+            f"learner.captured=yes: updates of agent_type={options.agent_type} cannot be captured; agent_type could be "
+            + _names(AgentsDict, lambda other: other.supports_cuda_graphs)
+        )
     elif (period := agent.update_cycle(options.agent)) and count % period:
-        found.append(f"learner.captured=yes: learner.updates_per_replay={count} must be a multiple of {period}, after which updates of "
-                     f"agent_type={options.agent_type} repeat")
+        found.append(
+            f"learner.captured=yes: learner.updates_per_replay={count} must be a multiple of {period}, after which updates of "
+            f"agent_type={options.agent_type} repeat"
+        )
     if options.num_learners > 1:
-        found.append(f"learner.captured=yes is for one learner, and num_learners={options.num_learners}: what they "
-                     "tell each other "
-                     "between two updates is not captured")
+        found.append(
+            f"learner.captured=yes is for one learner, and num_learners={options.num_learners}: what they "
+            "tell each other "
+            "between two updates is not captured"
+        )
     return found
 
 
@@ -110,7 +135,11 @@ def copied_bytes(options: Options, rows: Layout, window: WindowSpec) -> int:
 
 def device_memory(options: Options, rows: Layout, window: WindowSpec) -> list[str]:
     """Return a sentence if the learner's GPU has no room for the rows, before anything is allocated there."""
-    if not _is_on_device(options) or not _is_here(options.device) or not resolved_device(options.device).startswith("cuda"):
+    if (
+        not _is_on_device(options)
+        or not _is_here(options.device)
+        or not resolved_device(options.device).startswith("cuda")
+    ):
         return []
     device, count = resolved_device(options.device), options.num_learners
     devices = [f"cuda:{learner}" for learner in range(count)] if device == "cuda" and count > 1 else [device]
@@ -119,9 +148,11 @@ def device_memory(options: Options, rows: Layout, window: WindowSpec) -> list[st
     if copied + RESERVED_BYTES <= free:
         return []
     fitting = max(int((free - RESERVED_BYTES) / (copied / capacity)), 0)
-    return [f"memory.capacity={capacity} on the learner's device needs {copied + RESERVED_BYTES:,} bytes and {free:,} "
-            "are free on "
-            f"{fullest}; about {fitting:,} would fit"]
+    return [
+        f"memory.capacity={capacity} on the learner's device needs {copied + RESERVED_BYTES:,} bytes and {free:,} "
+        "are free on "
+        f"{fullest}; about {fitting:,} would fit"
+    ]
 
 
 def _is_on_device(options: Options) -> bool:

@@ -7,7 +7,7 @@ from core.common.rounding import next_multiple
 from utils.options import Options
 
 COUNTS = tuple(2**exponent for exponent in range(2, 10))  # 4 .. 512
-GAIN = 1.1    # factor of agent steps a second that a larger count must bring
+GAIN = 1.1  # factor of agent steps a second that a larger count must bring
 PATIENCE = 2  # larger counts in a row without that gain, after which the search ends
 
 

@@ -17,7 +17,7 @@ from utils.errors import describe_exception
 from utils.options import Options
 
 PROCESS_BYTES = 150 << 20  # of a process beside the shared rows, roughly
-RAY_BYTES = 500 << 20      # of Ray's own processes
+RAY_BYTES = 500 << 20  # of Ray's own processes
 STREAM_BYTES, OBSERVATIONS_OF_A_STREAM = 16 << 10, 64  # of an environment: a constant, and so many observations
 
 
@@ -31,9 +31,18 @@ def layout(options: Options, spec: EnvSpec, agent: Agent, learner: int = 0) -> L
     capacity = memory.ring_steps(options.memory, *sizes)
     kept = -(-memory.kept_steps(options.memory, *sizes) // (num_actors * options.num_envs_per_actor))
     states = tuple(ArraySpec(tuple(tensor.shape[1:]), "float32") for tensor in agent.initial_state(1))
-    return Layout.of(spec, extras, capacity=capacity, num_actors=num_actors, num_envs=options.num_envs_per_actor,
-                     chunk_length=agent.window.stride or options.actor.chunk_length, with_priority=memory.with_priority, states=states,
-                     storage=options.storage, kept_steps_per_env=agent.window.length + kept)
+    return Layout.of(
+        spec,
+        extras,
+        capacity=capacity,
+        num_actors=num_actors,
+        num_envs=options.num_envs_per_actor,
+        chunk_length=agent.window.stride or options.actor.chunk_length,
+        with_priority=memory.with_priority,
+        states=states,
+        storage=options.storage,
+        kept_steps_per_env=agent.window.length + kept,
+    )
 
 
 def actors_of(options: Options, learner: int) -> int:
@@ -53,9 +62,11 @@ def stored_bytes(options: Options, rings: list[Layout], window: WindowSpec) -> i
     copies that are made for checkpoints.
     """
     own_bytes, copies = options.memory_class.own_bytes, 1 + options.learner.checkpoint_replay
-    return sum(copies * (rows.nbytes + own_bytes(options.memory, rows, window.length)) + device_validation.copied_bytes(options, rows,
-                                                                                                                        window)
-               for rows in rings)
+    return sum(
+        copies * (rows.nbytes + own_bytes(options.memory, rows, window.length))
+        + device_validation.copied_bytes(options, rows, window)
+        for rows in rings
+    )
 
 
 def needed_bytes(options: Options, spec: EnvSpec, stored: int) -> int:
@@ -85,7 +96,9 @@ def problems(options: Options, spec: EnvSpec) -> list[str]:
     if options.mode == 2:
         return _beside_the_replay(options, spec)
     found = options.memory_class.problems(options.memory, options.agent.batch_size)
-    return found or _ring(options, spec, agent) + _storage(options, spec, agent) + _limiter(options, agent.samples_per_window)
+    return found or _ring(options, spec, agent) + _storage(options, spec, agent) + _limiter(
+        options, agent.samples_per_window
+    )
 
 
 def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
@@ -94,16 +107,20 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     capacity, clock = getattr(options.memory, "capacity", None), options.clock
     in_steps = not issubclass(options.memory_class, UnrollMemory)  # theirs count unrolls
     if in_steps and capacity is not None and capacity < streams * (length + 2):
-        return [f"memory.capacity={capacity} is too small for two windows of {length + 1} rows in each of "
-                f"{streams} environments: at least {streams * (length + 2)}"]
+        return [
+            f"memory.capacity={capacity} is too small for two windows of {length + 1} rows in each of "
+            f"{streams} environments: at least {streams * (length + 2)}"
+        ]
     rings = layouts(options, spec, agent)
     streams = options.num_actors * options.num_envs_per_actor
     chunk_length = rings[0].chunk_length
     first = streams * next_multiple(length + 2 * in_steps, chunk_length)
     if clock.samples_per_insert is not None and clock.learn_start + clock.tolerance < first:
-        return [f"clock.learn_start={clock.learn_start} plus clock.tolerance={clock.tolerance} must be at least "
-                f"{first} agent steps, which "
-                f"{streams} environments take to store the first windows of {length + 1} rows"]
+        return [
+            f"clock.learn_start={clock.learn_start} plus clock.tolerance={clock.tolerance} must be at least "
+            f"{first} agent steps, which "
+            f"{streams} environments take to store the first windows of {length + 1} rows"
+        ]
     if found := _beside_the_replay(options, spec):
         return found
     stored = stored_bytes(options, rings, agent.window)
@@ -112,12 +129,15 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
         return device_validation.device_memory(options, rings[0], agent.window)
     each = f" for each of {options.num_learners} learners" if len(rings) > 1 else ""
     if capacity is None:
-        return [f"the replay rows of memory_type={options.memory_type}{each} need {needed:,} bytes and {free:,} are "
-                "free; lower its "
-                "capacities"]
+        return [
+            f"the replay rows of memory_type={options.memory_type}{each} need {needed:,} bytes and {free:,} are "
+            "free; lower its "
+            "capacities"
+        ]
     fitting = max(int((free - (needed - stored)) / (stored / capacity)), 0)
-    return [f"memory.capacity={capacity}{each} needs {needed:,} bytes and {free:,} are free; about {fitting:,} would "
-            "fit"]
+    return [
+        f"memory.capacity={capacity}{each} needs {needed:,} bytes and {free:,} are free; about {fitting:,} would fit"
+    ]
 
 
 def _beside_the_replay(options: Options, spec: EnvSpec) -> list[str]:
@@ -125,10 +145,16 @@ def _beside_the_replay(options: Options, spec: EnvSpec) -> list[str]:
     needed, free = needed_bytes(options, spec, 0), available_bytes()
     if needed <= free:
         return []
-    names = ("episodes", "evaluator.num_envs") if options.mode == 2 else ("num_actors", "num_envs_per_actor", "evaluator.num_envs")
+    names = (
+        ("episodes", "evaluator.num_envs")
+        if options.mode == 2
+        else ("num_actors", "num_envs_per_actor", "evaluator.num_envs")
+    )
     values = ", ".join(f"{name}={operator.attrgetter(name)(options)}" for name in names)
-    return [f"processes and environments need {needed:,} bytes beside the replay and {free:,} are free: lower one of "
-            f"{values}"]
+    return [
+        f"processes and environments need {needed:,} bytes beside the replay and {free:,} are free: lower one of "
+        f"{values}"
+    ]
 
 
 def _storage(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
@@ -140,12 +166,16 @@ def _storage(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     elif spec.is_image:
         least = layout(options, spec, agent).arena_bytes * num_actors
     else:
-        return [f"storage.codec={storage.codec} packs pictures and game={options.game} (env_type={options.env_type}) "
-                "gives vectors"]
+        return [
+            f"storage.codec={storage.codec} packs pictures and game={options.game} (env_type={options.env_type}) "
+            "gives vectors"
+        ]
     if storage.bytes is None or storage.bytes >= least:
         return []
-    return [f"storage.bytes={storage.bytes} is too small for windows of {length + 1} rows in each of "
-            f"{num_actors * options.num_envs_per_actor} environments: at least {least}"]
+    return [
+        f"storage.bytes={storage.bytes} is too small for windows of {length + 1} rows in each of "
+        f"{num_actors * options.num_envs_per_actor} environments: at least {least}"
+    ]
 
 
 def _limiter(options: Options, samples_per_window: int) -> list[str]:
@@ -157,16 +187,22 @@ def _limiter(options: Options, samples_per_window: int) -> list[str]:
     replays = options.learner.updates_per_replay
     batch_size = options.agent.batch_size * samples_per_window * options.num_learners * replays
     if ratio is not None and options.memory_class.is_rate_limited(options.memory):
-        return [f"clock.samples_per_insert={ratio} must be None with memory_type={options.memory_type}: a queue is "
-                "learnt from once "
-                "and sets the pace itself"]
+        return [
+            f"clock.samples_per_insert={ratio} must be None with memory_type={options.memory_type}: a queue is "
+            "learnt from once "
+            "and sets the pace itself"
+        ]
     if ratio is None and options.engine == "inline" and not options.memory_class.is_rate_limited(options.memory):
-        return [f"clock.samples_per_insert=None with memory_type={options.memory_type} never ends with engine=inline, "
-                "whose learner learns "
-                "as long as it may before actors go on: give a number"]
+        return [
+            f"clock.samples_per_insert=None with memory_type={options.memory_type} never ends with engine=inline, "
+            "whose learner learns "
+            "as long as it may before actors go on: give a number"
+        ]
     if ratio is None or tolerance * ratio >= batch_size:
         return []
-    return [f"clock.tolerance={tolerance} times clock.samples_per_insert={ratio} must be at least the {batch_size} "
-            "samples of "
-            + ("a batch" if options.num_learners == 1 else f"{options.num_learners} learners' batches")
-            + (" times learner.updates_per_replay" if replays > 1 else "")]
+    return [
+        f"clock.tolerance={tolerance} times clock.samples_per_insert={ratio} must be at least the {batch_size} "
+        "samples of "
+        + ("a batch" if options.num_learners == 1 else f"{options.num_learners} learners' batches")
+        + (" times learner.updates_per_replay" if replays > 1 else "")
+    ]

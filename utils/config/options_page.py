@@ -43,9 +43,11 @@ page says of them; `--help agent` lists those of one group, `--help agent.lr` on
 """
 LINES = "The lines to edit"
 LINES_TEXT = f"The lines of `RUN` at the top of `utils/options.py`. A row may set {', '.join(f'`{name}`' for name in OPEN_LINES)} too."
-CHOICES_TEXT = ("What a row is made of. Each `_type` is a name of `utils/factory.py` or `package.module:Class` of "
-                "your own, "
-                "see [extending](extending.md).")
+CHOICES_TEXT = (
+    "What a row is made of. Each `_type` is a name of `utils/factory.py` or `package.module:Class` of "
+    "your own, "
+    "see [extending](extending.md)."
+)
 # Options that name a class -> the names that the factory knows.
 NAMES: dict[str, Iterable[str]] = {"engine": EnginesDict, **dict(SECTIONS.values())}
 TOP = "run"  # section of the options without a dot, in --help
@@ -57,13 +59,20 @@ SIGNS = {"gt": ">", "ge": "≥", "le": "≤"}  # attribute of a bound in pydanti
 def page() -> str:
     """Return the whole of docs/options.md."""
     own = [name for name in declared(Options()) if name not in RUN]
-    parts = [INTRODUCTION, _section(LINES, LINES_TEXT, table(Options, only=RUN)),
-             _section("The choices of a row", CHOICES_TEXT, table(Options, only=own))]
-    parts += [_section(f"`{name}.`", _first_line(params), table(params, f"{name}.")) for name, params in fixed_sections()]
+    parts = [
+        INTRODUCTION,
+        _section(LINES, LINES_TEXT, table(Options, only=RUN)),
+        _section("The choices of a row", CHOICES_TEXT, table(Options, only=own)),
+    ]
+    parts += [
+        _section(f"`{name}.`", _first_line(params), table(params, f"{name}.")) for name, params in fixed_sections()
+    ]
     for name, (type_field, factory) in SECTIONS.items():
         for selected in factory:
             text = _first_line(inspect.getmodule(factory[selected]))
-            parts.append(_section(f"`{name}.` with {type_field} {selected}", text, table(factory[selected].Params, f"{name}.")))
+            parts.append(
+                _section(f"`{name}.` with {type_field} {selected}", text, table(factory[selected].Params, f"{name}."))
+            )
     return "\n".join(parts)
 
 
@@ -79,7 +88,9 @@ def fixed_sections() -> Iterator[tuple[str, type]]:
 def table(params: type, prefix: str = "", only: Iterable[str] | None = None) -> str:
     """Return one line for each option of a dataclass, or for `only` these. Sections inside it are left out."""
     sentences = descriptions(params)
-    fields = {name: field for name, field in declared(params()).items() if "." not in name and (only is None or name in only)}
+    fields = {
+        name: field for name, field in declared(params()).items() if "." not in name and (only is None or name in only)
+    }
     return "".join(_line(prefix + name, field, sentences.get(name, "")) for name, field in fields.items())
 
 
@@ -95,7 +106,9 @@ def help_text(options: Options, section: str = "") -> str:
         allowed = _allowed(name, field).replace("`", "").replace("≥", ">=").replace("≤", "<=")
         value = _default(values[name]).strip("`")
         lines.append(f"  --{name} {_type_name(field.annotation)} = {value}" + (f"  ({allowed})" if allowed else ""))
-        lines += textwrap.wrap(descriptions(params).get(last, ""), WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 8)
+        lines += textwrap.wrap(
+            descriptions(params).get(last, ""), WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 8
+        )
     return "\n".join(lines)
 
 
@@ -113,7 +126,11 @@ def descriptions(params: type) -> dict[str, str]:
         if dataclasses.is_dataclass(owner):
             body = typing.cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]).body
             for field, text in pairwise(body):
-                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                if (
+                    isinstance(field, ast.AnnAssign)
+                    and isinstance(text, ast.Expr)
+                    and isinstance(text.value, ast.Constant)
+                ):
                     found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
     return found
 
@@ -161,11 +178,17 @@ def _default(value: Any) -> str:
 
 def _allowed(name: str, field: FieldInfo) -> str:
     """Return the choices or bounds of an option; the names where the factory knows them."""
-    choices = NAMES.get(name) or (typing.get_args(field.annotation) if typing.get_origin(field.annotation) is Literal else ())
+    choices = NAMES.get(name) or (
+        typing.get_args(field.annotation) if typing.get_origin(field.annotation) is Literal else ()
+    )
     if choices:
         return ", ".join(f"`{choice}`" for choice in choices)
-    bounds = [(sign, getattr(each, attribute)) for attribute, sign in SIGNS.items()
-              for each in dict.fromkeys([*field.metadata, *_nested(field.annotation)]) if hasattr(each, attribute)]
+    bounds = [
+        (sign, getattr(each, attribute))
+        for attribute, sign in SIGNS.items()
+        for each in dict.fromkeys([*field.metadata, *_nested(field.annotation)])
+        if hasattr(each, attribute)
+    ]
     return ", ".join(f"{sign} {bound:_}" if type(bound) is int else f"{sign} {bound:g}" for sign, bound in bounds)
 
 

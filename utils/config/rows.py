@@ -10,11 +10,22 @@ from utils.factory import AgentsDict, EnvsDict, Factory, MemoriesDict, ModelsDic
 from utils.options import CONFIGS, RUN, Options
 
 SECTIONS: dict[str, tuple[str, Factory]] = {  # section -> the option that names its class, and the classes
-    "agent": ("agent_type", AgentsDict), "env": ("env_type", EnvsDict), "memory": ("memory_type", MemoriesDict),
-    "model": ("model_type", ModelsDict)}
+    "agent": ("agent_type", AgentsDict),
+    "env": ("env_type", EnvsDict),
+    "memory": ("memory_type", MemoriesDict),
+    "model": ("model_type", ModelsDict),
+}
 CHOICES = (*(type_field for type_field, _ in SECTIONS.values()), "game")
-OPEN_LINES = ("timestamp", "num_envs_per_actor", "resume", "model_file", "steps", "updates", "seconds",
-              "target_score")  # lines of RUN that a row may set
+OPEN_LINES = (
+    "timestamp",
+    "num_envs_per_actor",
+    "resume",
+    "model_file",
+    "steps",
+    "updates",
+    "seconds",
+    "target_score",
+)  # lines of RUN that a row may set
 
 
 def find_row(config: str) -> dict[str, Any]:
@@ -24,8 +35,16 @@ def find_row(config: str) -> dict[str, Any]:
         ConfigurationError: no such row, with those that exist in one line; or a row without a name of its own.
     """
     names: list[Any] = [row.get("name") if isinstance(row, dict) else None for row in CONFIGS]
-    faults = [f"CONFIGS row {number} must be a dict with a name" for number, name in enumerate(names) if not isinstance(name, str)]
-    faults += [f"CONFIGS row {number} must not be named {name!r} again" for number, name in enumerate(names) if name in names[:number]]
+    faults = [
+        f"CONFIGS row {number} must be a dict with a name"
+        for number, name in enumerate(names)
+        if not isinstance(name, str)
+    ]
+    faults += [
+        f"CONFIGS row {number} must not be named {name!r} again"
+        for number, name in enumerate(names)
+        if name in names[:number]
+    ]
     if faults:
         raise ConfigurationError(faults)
     if config in names:
@@ -46,12 +65,22 @@ def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -
     """
     where = f"CONFIGS row {row['name']!r}"
     problems = [f"{where} lacks {name}" for name in CHOICES if name not in row]
-    problems += [f"{where}: {name}={row[name]!r} must be a valid string" for name in CHOICES if not isinstance(row.get(name, ""), str)]
+    problems += [
+        f"{where}: {name}={row[name]!r} must be a valid string"
+        for name in CHOICES
+        if not isinstance(row.get(name, ""), str)
+    ]
     chosen = {**{name: str(row.get(name, "")) for name in CHOICES}, **(choices or {})}
     options, _ = changed(Options(), {**chosen, "config": row["name"]})
     missing = missing_classes(options)
-    options, _ = changed(options, {section: factory[chosen[type_field]].Params()
-                                   for section, (type_field, factory) in SECTIONS.items() if section not in missing})
+    options, _ = changed(
+        options,
+        {
+            section: factory[chosen[type_field]].Params()
+            for section, (type_field, factory) in SECTIONS.items()
+            if section not in missing
+        },
+    )
     options, wrong_lines = with_lines(options)
     problems += [*missing.values(), *wrong_lines]
 
@@ -63,7 +92,9 @@ def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -
         if name not in known:
             if str(name).partition(".")[0] not in replaced | missing.keys():
                 near = closest(str(name), known)
-                problems.append(f"{where}: {name} is no option" + (f", did you mean {' or '.join(near)}?" if near else ""))
+                problems.append(
+                    f"{where}: {name} is no option" + (f", did you mean {' or '.join(near)}?" if near else "")
+                )
         elif "." not in name and name not in OPEN_LINES:
             problems.append(f"{where}: {name} is not a row's to set: edit its line in RUN of utils/options.py")
         elif RUN.get(name) is None:
@@ -79,7 +110,10 @@ def settings_on_file(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_lines(options: Options) -> tuple[Options, list[str]]:
     """Return the options with the lines of RUN that are not None, and a sentence for each line that is wrong."""
-    known, lines = declared(options), {name: value for name, value in RUN.items() if value is not None and name != "config"}
+    known, lines = (
+        declared(options),
+        {name: value for name, value in RUN.items() if value is not None and name != "config"},
+    )
     unknown = [f"{name} is no option" + suggestion(name, known) for name in lines if name not in known]
     options, refused = changed(options, {name: value for name, value in lines.items() if name in known})
     return options, [f"RUN of utils/options.py: {sentence}" for sentence in (*unknown, *refused.values())]

@@ -23,8 +23,18 @@ from utils.options import Options
 
 MAX_NAME_BYTES = 255  # of a file name, on Linux's file systems
 FILE_NAME = re.compile(r"[\w.+-]+")
-SIZED = {"agent", "memory", "model", "actor", "learner", "clock", "storage", "num_actors", "num_envs_per_actor",
-         "num_learners"}  # options and sections that the memory budget is computed from
+SIZED = {
+    "agent",
+    "memory",
+    "model",
+    "actor",
+    "learner",
+    "clock",
+    "storage",
+    "num_actors",
+    "num_envs_per_actor",
+    "num_learners",
+}  # options and sections that the memory budget is computed from
 
 
 def problems(options: Options, refused: Iterable[str] = ()) -> list[str]:
@@ -40,14 +50,19 @@ def problems(options: Options, refused: Iterable[str] = ()) -> list[str]:
     found = _names(options) + _mode(options) + _trackers(options) + device_validation.problems(options)
     if missing_classes(options):  # which was reported
         return found
-    found += _memory_type(options) + device_validation.combinations(options) + options.agent_class.problems(options.agent)
+    found += (
+        _memory_type(options) + device_validation.combinations(options) + options.agent_class.problems(options.agent)
+    )
     try:
         spec = environment_spec(options)
     except (ValueError, ImportError) as error:
         return [*found, f"game={options.game} (env_type={options.env_type}): {error}", *_head(options)]
     except Exception as error:  # the code of an environment can fail in any way
-        return [*found, f"game={options.game} (env_type={options.env_type}) cannot be made: "
-                        f"{describe_exception(error)}", *_head(options)]
+        return [
+            *found,
+            f"game={options.game} (env_type={options.env_type}) cannot be made: {describe_exception(error)}",
+            *_head(options),
+        ]
     found += _video(options)
     mismatches = _actions(options, spec) + _head(options) + _observations(options, spec)
     found += mismatches
@@ -68,16 +83,22 @@ def environment_spec(options: Options) -> EnvSpec:
 
 # names and modes ------------------------------------------------------------------------------------------------------
 def _names(options: Options) -> list[str]:
-    found = [f"{name}={value!r} may hold letters, digits and . _ + - only: it names files"
-             for name, value in (("machine", options.machine), ("timestamp", options.timestamp))
-             if value is None or not FILE_NAME.fullmatch(value)]
+    found = [
+        f"{name}={value!r} may hold letters, digits and . _ + - only: it names files"
+        for name, value in (("machine", options.machine), ("timestamp", options.timestamp))
+        if value is None or not FILE_NAME.fullmatch(value)
+    ]
     if (size := len(os.fsencode(run_registry.longest_name(options.signature)))) > MAX_NAME_BYTES and not found:
-        found.append(f"machine={options.machine!r} and timestamp={options.timestamp!r} make file names of {size} "
-                     "bytes, and no file system "
-                     f"takes more than {MAX_NAME_BYTES}: shorten them")
+        found.append(
+            f"machine={options.machine!r} and timestamp={options.timestamp!r} make file names of {size} "
+            "bytes, and no file system "
+            f"takes more than {MAX_NAME_BYTES}: shorten them"
+        )
     if options.engine not in EnginesDict and ":" not in options.engine:
-        found.append(f"engine={options.engine!r} is unknown{suggestion(options.engine, EnginesDict)}; there are "
-                     f"{', '.join(EnginesDict)}")
+        found.append(
+            f"engine={options.engine!r} is unknown{suggestion(options.engine, EnginesDict)}; there are "
+            f"{', '.join(EnginesDict)}"
+        )
     else:
         try:
             engine = EnginesDict[options.engine]
@@ -98,9 +119,13 @@ def _mode(options: Options) -> list[str]:
         if options.render:
             found.append("render=True is for mode 2: a run that trains opens no window")
         if options.resume is not None and options.model_file is not None:
-            found.append("resume and model_file exclude each other: continue a run with everything, or start a new one from weights")
+            found.append(
+                "resume and model_file exclude each other: continue a run with everything, or start a new one from weights"
+            )
         if options.engine == "inline" and options.num_learners > 1:
-            found.append(f"num_learners={options.num_learners} needs engine=local or ray: engine=inline runs one learner")
+            found.append(
+                f"num_learners={options.num_learners} needs engine=local or ray: engine=inline runs one learner"
+            )
         return found
     if options.check:
         found.append("check looks at a training: it is for mode 1")
@@ -130,8 +155,10 @@ def _video(options: Options) -> list[str]:
             with foreign_code(name, may_lack_packages=True):
                 importlib.import_module(name)
         except Exception as error:  # a package that is there may be broken in any way
-            return [f"{asked} needs {name}, which cannot be imported ({describe_exception(error)}): pip install -e "
-                    "\".[video]\""]
+            return [
+                f"{asked} needs {name}, which cannot be imported ({describe_exception(error)}): pip install -e "
+                '".[video]"'
+            ]
     try:
         env = make_env(options, 1, training=False, render_mode="rgb_array")
         try:
@@ -142,15 +169,19 @@ def _video(options: Options) -> list[str]:
     except (ValueError, ImportError, NotImplementedError) as error:
         return [f"{asked}: {error}"]
     except Exception as error:  # the code that draws can fail in any way
-        return [f"{asked}: game={options.game} (env_type={options.env_type}) cannot be drawn: "
-                f"{describe_exception(error)}"]
+        return [
+            f"{asked}: game={options.game} (env_type={options.env_type}) cannot be drawn: {describe_exception(error)}"
+        ]
     return []
 
 
 def _trackers(options: Options) -> list[str]:
-    return [f"logger.{name}={getattr(options.logger, name)} needs a package that is not installed: pip install -e "
-            f"\".[{name}]\""
-            for name in ("wandb", "mlflow") if options.mode == 1 and getattr(options.logger, name) is not None and not find_spec(name)]
+    return [
+        f"logger.{name}={getattr(options.logger, name)} needs a package that is not installed: pip install -e "
+        f'".[{name}]"'
+        for name in ("wandb", "mlflow")
+        if options.mode == 1 and getattr(options.logger, name) is not None and not find_spec(name)
+    ]
 
 
 # combinations ---------------------------------------------------------------------------------------------------------
@@ -159,11 +190,15 @@ def _memory_type(options: Options) -> list[str]:
     held = options.memory_class.window_kinds
     if not set(held) & set(kinds):
         fitting = _fitting(MemoriesDict, lambda memory: bool(set(memory.window_kinds) & set(kinds)))
-        return [f"memory_type={options.memory_type} holds {' and '.join(held)}, and agent_type={options.agent_type} learns from "
-                f"{' or '.join(kinds)}; {_could('memory_type', fitting)}"]
+        return [
+            f"memory_type={options.memory_type} holds {' and '.join(held)}, and agent_type={options.agent_type} learns from "
+            f"{' or '.join(kinds)}; {_could('memory_type', fitting)}"
+        ]
     if together > 1 and issubclass(options.memory_class, UnrollMemory):
-        return [f"learner.batches_per_draw={together} must be 1 with memory_type={options.memory_type}, whose batches "
-                "have parts"]
+        return [
+            f"learner.batches_per_draw={together} must be 1 with memory_type={options.memory_type}, whose batches "
+            "have parts"
+        ]
     return []
 
 
@@ -172,8 +207,10 @@ def _actions(options: Options, spec: EnvSpec) -> list[str]:
         return []
     kind = "discrete" if isinstance(spec.action, Discrete) else "continuous"
     fitting = _fitting(AgentsDict, lambda agent: isinstance(spec.action, agent.actions))
-    return [f"agent_type={options.agent_type} cannot take the {kind} actions of game={options.game}; "
-            f"{_could('agent_type', fitting)}"]
+    return [
+        f"agent_type={options.agent_type} cannot take the {kind} actions of game={options.game}; "
+        f"{_could('agent_type', fitting)}"
+    ]
 
 
 def _head(options: Options) -> list[str]:
@@ -181,17 +218,23 @@ def _head(options: Options) -> list[str]:
     if model.output_kind == agent.required_output:
         return []
     fitting = _fitting(ModelsDict, lambda other: other.output_kind == agent.required_output)
-    return [f"model_type={options.model_type} gives {model.output_kind!r} and agent_type={options.agent_type} needs "
-            f"{agent.required_output!r}; {_could('model_type', fitting)}"]
+    return [
+        f"model_type={options.model_type} gives {model.output_kind!r} and agent_type={options.agent_type} needs "
+        f"{agent.required_output!r}; {_could('model_type', fitting)}"
+    ]
 
 
 def _observations(options: Options, spec: EnvSpec) -> list[str]:
     kind, agent, model = "image" if spec.is_image else "vector", options.agent_class, options.model_class
     if model.observations == kind:
         return []
-    fitting = _fitting(ModelsDict, lambda other: other.output_kind == agent.required_output and other.observations == kind)
-    return [f"model_type={options.model_type} takes {model.observations} observations and game={options.game} "
-            f"(env_type={options.env_type}) gives {kind} ones; {_could('model_type', fitting)}"]
+    fitting = _fitting(
+        ModelsDict, lambda other: other.output_kind == agent.required_output and other.observations == kind
+    )
+    return [
+        f"model_type={options.model_type} takes {model.observations} observations and game={options.game} "
+        f"(env_type={options.env_type}) gives {kind} ones; {_could('model_type', fitting)}"
+    ]
 
 
 def _fitting(factory: Factory, suits: Callable[[Any], bool]) -> list[str]:

@@ -71,7 +71,9 @@ def usable(sources: Sequence[Path], metrics: Sequence[str]) -> tuple[list[Run], 
     Raises:
         ConfigurationError: a source does not exist, or no run is left.
     """
-    if absent := [f"{source} does not exist: name log folders or CSV files" for source in sources if not source.exists()]:
+    if absent := [
+        f"{source} does not exist: name log folders or CSV files" for source in sources if not source.exists()
+    ]:
         raise ConfigurationError(absent)
     kept, kept_sources, errors, skipped = list[Run](), list[Path](), list[str](), dict[str, list[str]]()
     for source in sources:
@@ -106,7 +108,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     text = path.read_text()
-    return [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def reached(path: Path) -> int:
@@ -157,7 +159,9 @@ def _read_csv(path: Path, metrics: Sequence[str]) -> list[Run]:
             if missing := [name for name in POINT if name not in (reader.fieldnames or ())]:
                 columns = " or ".join(missing)
                 raise NoCurves(
-                    f"{path} holds no curves, it has no column {columns}: name log folders, or CSV files of --csv", "no curves")
+                    f"{path} holds no curves, it has no column {columns}: name log folders, or CSV files of --csv",
+                    "no curves",
+                )
             lines = [(row["run"], _csv_line(row)) for row in reader]
     except OSError as error:
         raise ConfigurationError([f"{path} cannot be read: {error.strerror}"]) from None
@@ -167,8 +171,14 @@ def _read_csv(path: Path, metrics: Sequence[str]) -> list[Run]:
     for name, line in lines:
         by_run.setdefault(name, []).append(line)
     known = {metric for lines in by_run.values() for line in lines for metric in line["values"]}
-    return [Run(name, _names(name, re.sub(r"[-_ ]?seed[-_ ]?\d+$", "", name) or path.stem),
-                {metric: _curve(lines, _known(metric, known, path)) for metric in metrics}) for name, lines in by_run.items()]
+    return [
+        Run(
+            name,
+            _names(name, re.sub(r"[-_ ]?seed[-_ ]?\d+$", "", name) or path.stem),
+            {metric: _curve(lines, _known(metric, known, path)) for metric in metrics},
+        )
+        for name, lines in by_run.items()
+    ]
 
 
 def _csv_line(row: Mapping[str, str]) -> dict[str, Any]:
@@ -188,7 +198,9 @@ def _known(metric: str, known: set[str], source: Path) -> str:
     if metric in known:
         return metric
     listed = ", ".join(sorted(known)) or "none yet"
-    raise NoCurves(f"{source} has no values of {metric}{suggestion(metric, known)}; there are {listed}", f"no values of {metric}")
+    raise NoCurves(
+        f"{source} has no values of {metric}{suggestion(metric, known)}; there are {listed}", f"no values of {metric}"
+    )
 
 
 def _curve(lines: Iterable[dict[str, Any]], metric: str) -> Curve:
@@ -256,4 +268,6 @@ def write_csv(path: Path, runs: Sequence[Run]) -> None:
                 for step, seconds, value in zip(*curve):
                     points.setdefault((step, seconds), {})[metric] = float(value)
             for (step, seconds), values in sorted(points.items()):
-                writer.writerow([run.name, int(step), round(seconds, 1), *(values.get(metric, "") for metric in metrics)])
+                writer.writerow(
+                    [run.name, int(step), round(seconds, 1), *(values.get(metric, "") for metric in metrics)]
+                )

@@ -14,8 +14,12 @@ from utils.plot.curves import Curve, Run, on_grid
 from utils.plot.statistics import Array, Statistic, Strata, bootstrap, interval, performance_profile
 
 CENTERS: dict[str, Statistic] = {"mean": statistics.mean, "iqm": statistics.interquartile_mean}
-AGGREGATES: dict[str, Statistic] = {"IQM": statistics.interquartile_mean, "median": statistics.median, "mean": statistics.mean,
-                                    "optimality gap": statistics.optimality_gap}
+AGGREGATES: dict[str, Statistic] = {
+    "IQM": statistics.interquartile_mean,
+    "median": statistics.median,
+    "mean": statistics.mean,
+    "optimality gap": statistics.optimality_gap,
+}
 AXES = {"steps": ("steps", 1, "agent steps"), "time": ("seconds", 60, "minutes")}  # Field of Curve, divisor, label.
 SIZE = (5.2, 3.7)  # Inches of a panel.
 MAX_INSIDE_LABELS = 4  # Labels up to which the legend stands inside the first panel.
@@ -45,7 +49,9 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise ConfigurationError(['drawing needs matplotlib, which is not installed: pip install -e ".[plots]"']) from None
+        raise ConfigurationError(
+            ['drawing needs matplotlib, which is not installed: pip install -e ".[plots]"']
+        ) from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -67,7 +73,9 @@ def draw_curves(
     plots = pyplot()
     metrics = list(next(iter(groups.values()))[0].curves)
     panels = [(metric, axis) for metric in metrics for axis in axes]
-    figure, grid = plots.subplots(1, len(panels), figsize=(SIZE[0] * len(panels), SIZE[1]), squeeze=False, layout="constrained")
+    figure, grid = plots.subplots(
+        1, len(panels), figsize=(SIZE[0] * len(panels), SIZE[1]), squeeze=False, layout="constrained"
+    )
     several = any(len(runs) > 1 for runs in groups.values())
     name = statistic.upper() if statistic == "iqm" else statistic
     subtitle = f"{name} of the runs, 95 % bootstrap bands" if several else ""
@@ -101,7 +109,7 @@ def _draw_group(panel: Any, curves: Sequence[Curve], axis: str, statistic: str, 
     label = f"{label} ({len(curves)} runs)" if len(curves) > 1 else label
     if not band.grid.size:
         log_to_stderr(f"{label}: no curve against {axis}, because no point lies within all runs")
-    line, = panel.plot(band.grid, band.center, label=label, marker=_marker(band.grid))
+    (line,) = panel.plot(band.grid, band.center, label=label, marker=_marker(band.grid))
     if len(curves) > 1:
         panel.fill_between(band.grid, band.low, band.high, color=line.get_color(), alpha=0.2, linewidth=0)
     for curve in curves if each and len(curves) > 1 else ():
@@ -132,8 +140,13 @@ def draw_summary(scores: Mapping[str, Strata], title: str) -> Any:
         title: Title of the figure.
     """
     plots = pyplot()
-    figure, grid = plots.subplots(1, len(AGGREGATES) + 1, figsize=(14, 1.6 + 0.5 * len(scores)), layout="constrained",
-                                  gridspec_kw={"width_ratios": [*(1 for _ in AGGREGATES), 2]})
+    figure, grid = plots.subplots(
+        1,
+        len(AGGREGATES) + 1,
+        figsize=(14, 1.6 + 0.5 * len(scores)),
+        layout="constrained",
+        gridspec_kw={"width_ratios": [*(1 for _ in AGGREGATES), 2]},
+    )
     colors = plots.rcParams["axes.prop_cycle"].by_key()["color"]
     for panel, (name, statistic) in zip(grid, AGGREGATES.items()):
         for row, strata in enumerate(scores.values()):
@@ -153,8 +166,10 @@ def _draw_profiles(panel: Any, scores: Mapping[str, Strata]) -> None:
     all_scores = np.concatenate([values for strata in scores.values() for values in strata])
     thresholds = np.linspace(min(all_scores.min(), 0), all_scores.max(), NUM_THRESHOLDS)
     for method, strata in scores.items():
-        line, = panel.plot(thresholds, performance_profile(strata, thresholds), label=method)
-        profiles = bootstrap(strata, lambda resampled: performance_profile(resampled, thresholds), np.random.default_rng(0))
+        (line,) = panel.plot(thresholds, performance_profile(strata, thresholds), label=method)
+        profiles = bootstrap(
+            strata, lambda resampled: performance_profile(resampled, thresholds), np.random.default_rng(0)
+        )
         low, high = interval(profiles, axis=0)
         panel.fill_between(thresholds, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     panel.set(xlabel="human-normalised score", ylabel="share of runs above", title="performance profile")
@@ -162,7 +177,9 @@ def _draw_profiles(panel: Any, scores: Mapping[str, Strata]) -> None:
     panel.legend(fontsize="small")
 
 
-def draw_trials(settings: Mapping[str, bool], trials: Sequence[tuple[bool, float, Mapping[str, Any]]], title: str) -> Any:
+def draw_trials(
+    settings: Mapping[str, bool], trials: Sequence[tuple[bool, float, Mapping[str, Any]]], title: str
+) -> Any:
     """Return a figure of the scores of all trials, with a panel for each option.
 
     Args:
@@ -173,8 +190,9 @@ def draw_trials(settings: Mapping[str, bool], trials: Sequence[tuple[bool, float
     plots = pyplot()
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    figure, grid = plots.subplots(1, len(settings), figsize=(3.2 * len(settings), SIZE[1]), sharey=True, squeeze=False,
-                                     layout="constrained")
+    figure, grid = plots.subplots(
+        1, len(settings), figsize=(3.2 * len(settings), SIZE[1]), sharey=True, squeeze=False, layout="constrained"
+    )
     for panel, (name, logarithmic) in zip(grid[0], settings.items()):
         for complete, marker, label in ((True, "o", "complete"), (False, "x", "ended early")):
             points = [(values[name], score) for ended, score, values in trials if ended is complete]

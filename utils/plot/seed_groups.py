@@ -27,7 +27,9 @@ NAMES = ("run", "config", "method")  # Settings of a Run that are no options.
 
 def counts(setting: str) -> bool:
     """Return True if runs that differ in this option are different experiments."""
-    return setting in COUNTS or not (setting in (*OF_THIS_START, *STOPS, "engine") or setting.partition(".")[0] in BESIDE)
+    return setting in COUNTS or not (
+        setting in (*OF_THIS_START, *STOPS, "engine") or setting.partition(".")[0] in BESIDE
+    )
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -46,8 +48,13 @@ def alike(runs: Iterable[Run], title: str = "config") -> dict[str, list[Run]]:
     groups: dict[str, list[Run]] = {}
     for name, same_title in _split(runs, lambda run: run.settings[title]).items():
         known = [run for run in same_title if run.settings.keys() - {*NAMES}]
-        names = list(dict.fromkeys(setting for same_row in _split(known, lambda run: run.settings["config"]).values()
-                                   for setting in _differing(same_row, ("game",) if title == "method" else ())))
+        names = list(
+            dict.fromkeys(
+                setting
+                for same_row in _split(known, lambda run: run.settings["config"]).values()
+                for setting in _differing(same_row, ("game",) if title == "method" else ())
+            )
+        )
         for run in same_title:
             parts = [f"{setting} {run.settings[setting]}" for setting in names if setting in run.settings]
             if known and run not in known:  # A CSV holds no settings.
@@ -65,10 +72,14 @@ def _differing(runs: Sequence[Run], ignored: Sequence[str]) -> list[str]:
     of_classes = _split(runs, lambda run: json.dumps([run.settings.get(name) for name in choices])).values()
     names = [name for name in choices if len({run.settings.get(name) for run in runs}) > 1]
     for same, classes in ((runs, False), *((same, True) for same in of_classes)):
-        names += [name for name in dict.fromkeys(name for run in same for name in run.settings)
-                  if counts(name) and name not in (*NAMES, "seed", *CHOICES)
-                  and (classes or name.partition(".")[0] not in SECTIONS)
-                  and len({json.dumps(run.settings[name]) for run in same if name in run.settings}) > 1]
+        names += [
+            name
+            for name in dict.fromkeys(name for run in same for name in run.settings)
+            if counts(name)
+            and name not in (*NAMES, "seed", *CHOICES)
+            and (classes or name.partition(".")[0] not in SECTIONS)
+            and len({json.dumps(run.settings[name]) for run in same if name in run.settings}) > 1
+        ]
     return list(dict.fromkeys(names))
 
 

@@ -32,7 +32,7 @@ def interquartile_mean(strata: Strata) -> Array:
     """Return the mean of the middle half of all runs of all games; of fewer than four runs, the mean."""
     scores = np.sort(np.concatenate(strata, -1), -1)
     cut = scores.shape[-1] // 4
-    result: Array = scores[..., cut:scores.shape[-1] - cut].mean(-1)
+    result: Array = scores[..., cut : scores.shape[-1] - cut].mean(-1)
     return result
 
 
@@ -47,12 +47,16 @@ def performance_profile(strata: Strata, thresholds: Array) -> Array:
     return result
 
 
-def bootstrap(strata: Strata, statistic: Statistic, generator: np.random.Generator, repetitions: int = REPETITIONS) -> Array:
+def bootstrap(
+    strata: Strata, statistic: Statistic, generator: np.random.Generator, repetitions: int = REPETITIONS
+) -> Array:
     """Return the statistic of resampled strata: [..., repetitions], followed by the axes that the statistic adds.
 
     The runs of each game are resampled with replacement, independently of the other games.
     """
-    resampled = [scores[..., generator.integers(scores.shape[-1], size=(repetitions, scores.shape[-1]))] for scores in strata]
+    resampled = [
+        scores[..., generator.integers(scores.shape[-1], size=(repetitions, scores.shape[-1]))] for scores in strata
+    ]
     return statistic(resampled)
 
 

@@ -58,8 +58,10 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
     warnings_found = [spec.warning] if spec.warning else []
     agent, facts, pace = options.make_agent(spec), Table.grid(padding=(0, 2)), Pace(0.0, 0.0)
     stages: list[tuple[str, Callable[[], tuple[str, list[str]]]]] = [
-        ("random play", lambda: _random_play(options, pace)), ("gymnasium", lambda: _gymnasium(options, pace)),
-        ("speed", lambda: _speed(options, agent, seconds, pace))]
+        ("random play", lambda: _random_play(options, pace)),
+        ("gymnasium", lambda: _gymnasium(options, pace)),
+        ("speed", lambda: _speed(options, agent, seconds, pace)),
+    ]
     for name, text in _parts(options, spec, agent):
         facts.add_row(name, text)
     with contextlib.suppress(Exception), foreign_code("the environment", may_lack_packages=True):
@@ -80,7 +82,9 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
         console.print(f"warning: {warning}", markup=False)
     if problems:
         raise ConfigurationError(problems)
-    console.print(f"{options.config}: no problem found" + (f", {len(warnings_found)} warnings" if warnings_found else ""))
+    console.print(
+        f"{options.config}: no problem found" + (f", {len(warnings_found)} warnings" if warnings_found else "")
+    )
 
 
 class Pace(NamedTuple):
@@ -114,13 +118,22 @@ def _environments(options: Options, count: int) -> Env:
 # description ----------------------------------------------------------------------------------------------------------
 def _settings(options: Options) -> Table:
     """Return a table of every option, with the default where it differs."""
-    table = Table("option", "value", "default, where it differs", title=f"options of {options.config}", title_justify="left", box=None,
-                  padding=(0, 2, 0, 0))
+    table = Table(
+        "option",
+        "value",
+        "default, where it differs",
+        title=f"options of {options.config}",
+        title_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
     choices = {name: getattr(options, name) for name in ("agent_type", "env_type", "memory_type", "model_type", "game")}
     defaults = flatten(from_row({"name": options.config, **choices})[0])
     for name, value in flatten(options).items():
         default = defaults.get(name, value)
-        table.add_row(name, str(value), "" if default == value else str(default), style="" if default == value else "bold")
+        table.add_row(
+            name, str(value), "" if default == value else str(default), style="" if default == value else "bold"
+        )
     return table
 
 
@@ -128,18 +141,28 @@ def _parts(options: Options, spec: EnvSpec, agent: Agent) -> list[tuple[str, str
     rings, window = memory_budget.layouts(options, spec, agent), agent.window
     layout, stored = rings[0], memory_budget.stored_bytes(options, rings, window)
     parameters = sum(parameter.numel() for parameter in agent.model.parameters())
-    actions = f"{spec.action.num_actions} actions" if isinstance(spec.action, Discrete) else \
-        f"actions {_array(spec.action.array)} in {spec.action.low.min():g} .. {spec.action.high.max():g}"
+    actions = (
+        f"{spec.action.num_actions} actions"
+        if isinstance(spec.action, Discrete)
+        else f"actions {_array(spec.action.array)} in {spec.action.low.min():g} .. {spec.action.high.max():g}"
+    )
     return [
-        ("environment", f"{spec.name}: observations {_array(ArraySpec(spec.observation_shape, spec.frame.dtype))}, {actions}, "
-                        f"frames per step: {spec.frames_per_step}; "
-                        f"{options.num_actors} x {options.num_envs_per_actor} environments"),
+        (
+            "environment",
+            f"{spec.name}: observations {_array(ArraySpec(spec.observation_shape, spec.frame.dtype))}, {actions}, "
+            f"frames per step: {spec.frames_per_step}; "
+            f"{options.num_actors} x {options.num_envs_per_actor} environments",
+        ),
         ("step", ", ".join(f"{name} {_array(array)}" for name, array in layout.fields.items())),
         ("recurrent state", ", ".join(map(_array, layout.states)) or "none"),
         ("network", f"{options.model_type} on {options.device}: {parameters:,} parameters"),
         ("batch", f"{options.agent.batch_size} windows of {window.length + 1} steps"),
-        ("memory", f"{memory_budget.needed_bytes(options, spec, stored):,} bytes needed, of which {stored:,} are the replay; "
-                   f"{available_bytes():,} are free")]
+        (
+            "memory",
+            f"{memory_budget.needed_bytes(options, spec, stored):,} bytes needed, of which {stored:,} are the replay; "
+            f"{available_bytes():,} are free",
+        ),
+    ]
 
 
 def _array(array: ArraySpec) -> str:
@@ -188,20 +211,25 @@ def _speed(options: Options, agent: Agent, seconds: float, pace: Pace) -> tuple[
     """
     played = options
     if (num_envs := pace.num_envs(options)) != options.num_envs_per_actor:
-        played = dataclasses.replace(options, num_envs_per_actor=num_envs, actor=dataclasses.replace(options.actor, groups=1))
+        played = dataclasses.replace(
+            options, num_envs_per_actor=num_envs, actor=dataclasses.replace(options.actor, groups=1)
+        )
     costs = throughput.measure(played, agent.spec, seconds)
     if not costs.sound:
         raise ValueError("the loss of the first updates was not finite, so they changed nothing")
     rate = throughput.steps_per_second(options, costs, agent.samples_per_window)
-    text = (f"{1 / costs.act:,.0f} agent steps/s an actor, "
-            f"{1 / costs.update:,.1f} updates/s with {costs.threads} of {costs.cores} cores\n"
-            f"estimate: {rate:,.0f} agent steps/s, if nothing is lost between processes and nothing else runs here\n"
-            f"{_budget(options, costs, rate, agent)}")
+    text = (
+        f"{1 / costs.act:,.0f} agent steps/s an actor, "
+        f"{1 / costs.update:,.1f} updates/s with {costs.threads} of {costs.cores} cores\n"
+        f"estimate: {rate:,.0f} agent steps/s, if nothing is lost between processes and nothing else runs here\n"
+        f"{_budget(options, costs, rate, agent)}"
+    )
     return text, []
 
 
 def _budget(options: Options, costs: throughput.StepCosts, rate: float, agent: Agent) -> str:
     """Return a text about the time until the run stops by itself."""
+
     def seconds_of(steps: float) -> float:
         warmup = min(options.clock.learn_start, steps)
         return warmup * costs.act / options.num_actors + (steps - warmup) / rate
@@ -211,7 +239,9 @@ def _budget(options: Options, costs: throughput.StepCosts, rate: float, agent: A
         times[f"{count(options.steps)} agent steps"] = seconds_of(options.steps)
     if options.updates is not None:
         samples = options.updates * options.agent.batch_size * agent.samples_per_window
-        times[f"{count(options.updates)} updates"] = seconds_of(options.clock.learn_start + samples / throughput.samples_per_step(options))
+        times[f"{count(options.updates)} updates"] = seconds_of(
+            options.clock.learn_start + samples / throughput.samples_per_step(options)
+        )
     if options.seconds is not None:
         times["as asked"] = options.seconds
     if not times:

@@ -88,7 +88,9 @@ def resolve_num_envs(options: Options, seconds: float = TRIAL_SECONDS) -> Option
         with _threads(1):
             best, measured = env_count_search.choose(rates())
     except Exception as error:  # User classes may raise anything.
-        raise ConfigurationError([f"num_envs_per_actor=0: environments cannot be tried out: {describe_exception(error)}"]) from error
+        raise ConfigurationError(
+            [f"num_envs_per_actor=0: environments cannot be tried out: {describe_exception(error)}"]
+        ) from error
     listed = ", ".join(f"{count}: {rate:,.0f}" for count, rate in measured.items())
     log_to_stderr(f"num_envs_per_actor={best} of those tried out, with an actor's agent steps/s: {listed}")
     return env_count_search.with_count(options, best)
@@ -113,15 +115,23 @@ def samples_per_step(options: Options) -> float:
 
 def steps_per_second(options: Options, costs: StepCosts, samples_per_window: int) -> float:
     """Return the agent steps per second that actors, learners and their shared cores allow without any overhead."""
-    update = costs.update * samples_per_step(options) / (options.agent.batch_size * samples_per_window)  # Seconds per agent step.
+    update = (
+        costs.update * samples_per_step(options) / (options.agent.batch_size * samples_per_window)
+    )  # Seconds per agent step.
     if options.engine == "inline":
         return 1 / (costs.act + update)
-    busy = costs.act + (0 if options.device.startswith("cuda") else update * costs.threads)  # Core seconds per agent step.
+    busy = costs.act + (
+        0 if options.device.startswith("cuda") else update * costs.threads
+    )  # Core seconds per agent step.
     return min(options.num_actors / costs.act, options.num_learners / update, costs.cores / busy)
 
 
-def _acting(options: Options, spec: EnvSpec, seconds: float,
-            has_enough: Callable[[Trajectories, Agent], bool] = lambda trajectories, agent: True) -> float:
+def _acting(
+    options: Options,
+    spec: EnvSpec,
+    seconds: float,
+    has_enough: Callable[[Trajectories, Agent], bool] = lambda trajectories, agent: True,
+) -> float:
     """Return the seconds per agent step of one actor.
 
     The actor plays for `seconds`, and longer until `has_enough` steps are stored. FILL_SECONDS later, slow environments
@@ -141,8 +151,11 @@ def _acting(options: Options, spec: EnvSpec, seconds: float,
 
     with closing(DoubleBufferedEnvs(agent, create_env, exploration, options.seed, count, num_envs)) as groups:
         steps, started = -FIRST_STEPS, time.perf_counter()
-        while steps < 1 or (passed := time.perf_counter() - started) < seconds \
-                or (not has_enough(trajectories, agent) and passed < seconds + FILL_SECONDS):
+        while (
+            steps < 1
+            or (passed := time.perf_counter() - started) < seconds
+            or (not has_enough(trajectories, agent) and passed < seconds + FILL_SECONDS)
+        ):
             if -FIRST_STEPS < steps < 0 and time.perf_counter() - started > FIRST_SECONDS:
                 steps = 0
             if not steps:
@@ -159,7 +172,9 @@ def _acting(options: Options, spec: EnvSpec, seconds: float,
 def _small(layout: Layout, agent: Agent) -> Layout:
     """Return the layout of one actor's ring buffer that holds one window, with raw frames."""
     chunks = -(-(agent.window.length + 1 + layout.frame_stack) // layout.chunk_length) + 4
-    return dataclasses.replace(layout, num_actors=1, ring_length=chunks * layout.chunk_length, storage=STORAGE, arena_bytes=0)
+    return dataclasses.replace(
+        layout, num_actors=1, ring_length=chunks * layout.chunk_length, storage=STORAGE, arena_bytes=0
+    )
 
 
 def _batch(trajectories: Trajectories, agent: Agent, batch_size: int) -> Batch:

@@ -40,8 +40,12 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments[:end])
     folder = Path(options.root) / "logs" / options.name
     try:
-        runs = each_once(run for config in options.configs for suffix, words in variants(options.vary, arguments[end + 1:])
-                         for run in of_row(config, suffix, options, words, folder))
+        runs = each_once(
+            run
+            for config in options.configs
+            for suffix, words in variants(options.vary, arguments[end + 1 :])
+            for run in of_row(config, suffix, options, words, folder)
+        )
         runner = Runner(runs, options.jobs)
         with claimed(folder), relay_output():
             exit_code = runner.run()
@@ -101,7 +105,9 @@ def each_once(runs: Iterable[ChildRun]) -> list[ChildRun]:
     for run in runs:
         first = kept.setdefault(run.options.signature, run)
         if first.options != run.options:
-            errors[f"two different runs would both be named {run.options.signature}: make them in sweeps of two names"] = None
+            errors[
+                f"two different runs would both be named {run.options.signature}: make them in sweeps of two names"
+            ] = None
     if errors:
         raise ConfigurationError(list(errors))
     return list(kept.values())
@@ -125,7 +131,9 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m utils.sweep", description=__doc__, formatter_class=shape)
     parser.add_argument("--configs", nargs="+", required=True, help="rows of CONFIGS")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1], help="one run per seed")
-    parser.add_argument("--vary", nargs="+", default=[], metavar="NAME=VALUE,VALUE", help="options of which every combination is run")
+    parser.add_argument(
+        "--vary", nargs="+", default=[], metavar="NAME=VALUE,VALUE", help="options of which every combination is run"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
     parser.add_argument("--name", default="sweep", help="name of the sweep; take another one for other options")
     parser.add_argument("--root", default=PROJECT, help="folder of models/ and logs/")

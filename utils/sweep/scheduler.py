@@ -127,5 +127,7 @@ def claimed(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with folder_lock(folder) as locked:
         if not locked:
-            raise ConfigurationError([f"{folder} is being worked on by another process: wait for it, or choose another name"])
+            raise ConfigurationError(
+                [f"{folder} is being worked on by another process: wait for it, or choose another name"]
+            )
         yield

@@ -20,7 +20,15 @@ from utils.options import PROJECT, Options
 from utils.plot.curves import read_curve
 from utils.plot.seed_groups import STOPS, differences
 
-RESERVED = ("config", "seed", "mode", "machine", "timestamp", "resume", "root")  # Options that a sweep sets, not its user.
+RESERVED = (
+    "config",
+    "seed",
+    "mode",
+    "machine",
+    "timestamp",
+    "resume",
+    "root",
+)  # Options that a sweep sets, not its user.
 PATIENT = ("--ray.place_timeout", "none")  # On a shared cluster, runs wait for the room that others hold.
 MAIN = Path(PROJECT) / "main.py"
 
@@ -35,14 +43,32 @@ def options_of(config: str, words: Sequence[str], machine: str, root: str) -> Op
     if reserved := [f"--{name} is not yours to give here" for name in RESERVED if name in given]:
         raise ConfigurationError(reserved)
     try:
-        options = command_line.read([*words, "--config", config, "--root", root, "--mode", "1", "--resume", "none",
-                                     "--machine", machine, "--timestamp", "new.run"])
+        options = command_line.read(
+            [
+                *words,
+                "--config",
+                config,
+                "--root",
+                root,
+                "--mode",
+                "1",
+                "--resume",
+                "none",
+                "--machine",
+                machine,
+                "--timestamp",
+                "new.run",
+            ]
+        )
     except ConfigurationError as refused:
         raise ConfigurationError([f"{config}: {problem}" for problem in refused.problems], refused.code) from None
     if all(getattr(options, name) is None for name in STOPS):
         raise ConfigurationError(
-            [f"{config}: nothing says when its runs are done; give --{', --'.join(STOPS)} after --, "
-             "as -- --steps 100000"])
+            [
+                f"{config}: nothing says when its runs are done; give --{', --'.join(STOPS)} after --, "
+                "as -- --steps 100000"
+            ]
+        )
     return options
 
 
@@ -79,7 +105,9 @@ class ChildRun:
             return False
         same = all(saved.options.get(name) == getattr(options, name) for name in STOPS)
         evaluated = read_curve(options.log_folder / "metrics.jsonl").steps
-        return bool((saved.exit_code == 0 and same) or (options.steps and len(evaluated) and evaluated[-1] >= options.steps))
+        return bool(
+            (saved.exit_code == 0 and same) or (options.steps and len(evaluated) and evaluated[-1] >= options.steps)
+        )
 
     def check(self) -> None:
         """Raise ConfigurationError if this run exists and was trained with other options."""
@@ -89,7 +117,9 @@ class ChildRun:
             different = [name for name in different if name != "num_envs_per_actor"]
         if saved and different:
             listed = ", ".join(f"{name}={saved.options[name]!r} there and {current[name]!r} here" for name in different)
-            raise ConfigurationError([f"run {self.options.signature} exists with other settings ({listed}): choose another name"])
+            raise ConfigurationError(
+                [f"run {self.options.signature} exists with other settings ({listed}): choose another name"]
+            )
 
     @property
     def running(self) -> bool:
@@ -109,14 +139,22 @@ class ChildRun:
         self.output.parent.mkdir(parents=True, exist_ok=True)
         resume = any(self.options.checkpoint_folder.glob("step_*"))
         if not resume and self.options.log_folder.exists():
-            os.replace(self.options.log_folder, self.output.with_name(f"{self.output.stem}-begun-again-{time.time_ns()}"))
+            os.replace(
+                self.options.log_folder, self.output.with_name(f"{self.output.stem}-begun-again-{time.time_ns()}")
+            )
         command = [sys.executable, str(MAIN), *self._command(resume)]
         before = os.sched_getaffinity(0)
         with self.output.open("a") as output:
             try:
                 os.sched_setaffinity(0, cores)  # Inherited by the child, whose engine counts its cores.
-                self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                                                start_new_session=True, preexec_fn=partial(end_with, os.getpid()))
+                self.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=partial(end_with, os.getpid()),
+                )
             finally:
                 os.sched_setaffinity(0, before)
 
@@ -128,10 +166,24 @@ class ChildRun:
 
     def _command(self, resume: bool) -> list[str]:
         options = self.options  # A resumed run has its initial weights in its checkpoint and needs no model_file.
-        identity = (["--resume", options.signature, "--model_file", "none"] if resume
-                    else ["--resume", "none", "--machine", options.machine, "--timestamp", str(options.timestamp)])
-        return ["--config", options.config, "--seed", str(options.seed), "--root", options.root, "--mode", "1",
-                *PATIENT, *self._words, *identity]
+        identity = (
+            ["--resume", options.signature, "--model_file", "none"]
+            if resume
+            else ["--resume", "none", "--machine", options.machine, "--timestamp", str(options.timestamp)]
+        )
+        return [
+            "--config",
+            options.config,
+            "--seed",
+            str(options.seed),
+            "--root",
+            options.root,
+            "--mode",
+            "1",
+            *PATIENT,
+            *self._words,
+            *identity,
+        ]
 
 
 def named(options: Options, timestamp: str, seed: int) -> Options:

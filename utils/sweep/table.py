@@ -60,12 +60,26 @@ def summaries(results: Sequence[Result]) -> list[Summary]:
 
 def _summary(row: str, results: Sequence[Result]) -> Summary:
     evaluated = [result for result in results if not math.isnan(result.late)]
-    late, final, best, minutes = (float(np.mean([getattr(result, name) for result in evaluated])) if evaluated else math.nan
-                                  for name in ("late", "final", "best", "minutes"))
-    incomplete = [f"seed {result.seed}: {'killed or not begun' if result.exit_code is None else f'exit code {result.exit_code}'}"
-                  for result in results if not result.complete]
-    return Summary(row, f"{len(evaluated)} of {len(results)}", late, " ".join(f"{result.late:.2f}" for result in evaluated), final, best,
-                   max((result.steps for result in results), default=0), minutes, ", ".join(incomplete))
+    late, final, best, minutes = (
+        float(np.mean([getattr(result, name) for result in evaluated])) if evaluated else math.nan
+        for name in ("late", "final", "best", "minutes")
+    )
+    incomplete = [
+        f"seed {result.seed}: {'killed or not begun' if result.exit_code is None else f'exit code {result.exit_code}'}"
+        for result in results
+        if not result.complete
+    ]
+    return Summary(
+        row,
+        f"{len(evaluated)} of {len(results)}",
+        late,
+        " ".join(f"{result.late:.2f}" for result in evaluated),
+        final,
+        best,
+        max((result.steps for result in results), default=0),
+        minutes,
+        ", ".join(incomplete),
+    )
 
 
 def write_csv(path: Path, lines: Sequence[Result] | Sequence[Summary]) -> None:

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options = parser().parse_args(arguments[:end])
-    words = list(arguments[end + 1:])
+    words = list(arguments[end + 1 :])
     try:
         library()
         if options.plot:
@@ -67,8 +67,14 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", required=True, help="row of CONFIGS")
     parser.add_argument("--trials", type=int, default=20, help="trials of the study, including those of earlier starts")
     parser.add_argument(
-        "--ranges", nargs="+", default=[], help="options to tune, with a range where none is declared; default: all declared")
-    parser.add_argument("--startup", type=int, default=5, help="trials with random values, before any trial is ended early")
+        "--ranges",
+        nargs="+",
+        default=[],
+        help="options to tune, with a range where none is declared; default: all declared",
+    )
+    parser.add_argument(
+        "--startup", type=int, default=5, help="trials with random values, before any trial is ended early"
+    )
     parser.add_argument("--warmup", type=int, help="evaluations before a run may be ended early; default: a quarter")
     parser.add_argument("--evaluations", type=int, default=20, help="evaluations of a run, evenly over its steps")
     parser.add_argument("--seed", type=int, default=1, help="seed of the runs and of the sampler")

@@ -10,22 +10,50 @@ from utils.config.dotted_settings import changed, closest, declared, from_words,
 from utils.errors import ConfigurationError
 from utils.options import Options
 
-VALUES = {"agent.lr": "1e-5..1e-2:log", "agent.batch_size": "16,32,64,128", "agent.gamma": "0.95,0.98,0.99,0.995,0.997",
-          "agent.nstep": "1..10", "agent.target_update": "100,300,1000,3000,10000", "clock.samples_per_insert": "1..16:log"}
-ACTOR_CRITIC = {"agent.lr": "1e-4..3e-3:log", "agent.batch_size": "4,8,16,32", "agent.gamma": "0.95,0.98,0.99,0.995",
-                "agent.unroll_length": "5,10,20,40", "agent.entropy_cost": "1e-4..1e-1:log", "agent.baseline_cost": "0.25..1",
-                "agent.clip_norm": "1..100:log"}
-CONTROL = {"agent.lr": "1e-4..3e-3:log", "agent.critic_lr": "1e-4..3e-3:log", "agent.batch_size": "64,128,256,512",
-           "agent.gamma": "0.95,0.98,0.99,0.995", "agent.target_update": "1e-3..2e-2:log", "clock.samples_per_insert": "64..512:log"}
+VALUES = {
+    "agent.lr": "1e-5..1e-2:log",
+    "agent.batch_size": "16,32,64,128",
+    "agent.gamma": "0.95,0.98,0.99,0.995,0.997",
+    "agent.nstep": "1..10",
+    "agent.target_update": "100,300,1000,3000,10000",
+    "clock.samples_per_insert": "1..16:log",
+}
+ACTOR_CRITIC = {
+    "agent.lr": "1e-4..3e-3:log",
+    "agent.batch_size": "4,8,16,32",
+    "agent.gamma": "0.95,0.98,0.99,0.995",
+    "agent.unroll_length": "5,10,20,40",
+    "agent.entropy_cost": "1e-4..1e-1:log",
+    "agent.baseline_cost": "0.25..1",
+    "agent.clip_norm": "1..100:log",
+}
+CONTROL = {
+    "agent.lr": "1e-4..3e-3:log",
+    "agent.critic_lr": "1e-4..3e-3:log",
+    "agent.batch_size": "64,128,256,512",
+    "agent.gamma": "0.95,0.98,0.99,0.995",
+    "agent.target_update": "1e-3..2e-2:log",
+    "clock.samples_per_insert": "64..512:log",
+}
 NOISY = {**CONTROL, "agent.noise_scale": "0.05..0.5"}
 BY_PRIORITY = {"memory.alpha": "0.2..0.9"}
 RANGES: dict[str, dict[str, str]] = {  # By agent_type or row; the ranges of a row replace those of its agent.
-    "dqn": {**VALUES, **BY_PRIORITY}, "rainbow": {**VALUES, **BY_PRIORITY}, "r2d2": {**VALUES, **BY_PRIORITY, "agent.burn_in": "0,4,10,20"},
-    "impala": ACTOR_CRITIC, "impact": {**ACTOR_CRITIC, "agent.epsilon": "0.1..0.5", "agent.target_update": "1,2,4,8,16,32"},
-    "ddpg": NOISY, "d4pg": {**NOISY, **BY_PRIORITY, "agent.nstep": "1..10"}, "td3": {**NOISY, "agent.policy_period": "1,2,4"},
+    "dqn": {**VALUES, **BY_PRIORITY},
+    "rainbow": {**VALUES, **BY_PRIORITY},
+    "r2d2": {**VALUES, **BY_PRIORITY, "agent.burn_in": "0,4,10,20"},
+    "impala": ACTOR_CRITIC,
+    "impact": {**ACTOR_CRITIC, "agent.epsilon": "0.1..0.5", "agent.target_update": "1,2,4,8,16,32"},
+    "ddpg": NOISY,
+    "d4pg": {**NOISY, **BY_PRIORITY, "agent.nstep": "1..10"},
+    "td3": {**NOISY, "agent.policy_period": "1,2,4"},
     "sac": {**CONTROL, "agent.temperature": "1e-2..1:log"},
-    "dqn-cartpole": {"agent.lr": "1e-4..3e-3:log", "agent.target_update": "50,100,200,500,1000,2000", "agent.nstep": "1..5",
-                     "agent.gamma": "0.98,0.99,0.995"}}
+    "dqn-cartpole": {
+        "agent.lr": "1e-4..3e-3:log",
+        "agent.target_update": "50,100,200,500,1000,2000",
+        "agent.nstep": "1..5",
+        "agent.gamma": "0.98,0.99,0.995",
+    },
+}
 
 
 class Range(NamedTuple):
@@ -53,7 +81,9 @@ def ranges(options: Options, wanted: Iterable[str]) -> list[Range]:
     for name, text in texts:
         if name not in known:
             near = closest(name, known)
-            errors.append(f"there is no setting {name} to tune" + (f", did you mean {' or '.join(near)}?" if near else ""))
+            errors.append(
+                f"there is no setting {name} to tune" + (f", did you mean {' or '.join(near)}?" if near else "")
+            )
         elif not (text or name in ranges_of_row):
             errors.append(f"{name} has no declared range: write {name}=low..high, {name}=low..high:log or {name}=a,b,c")
         else:
@@ -63,14 +93,17 @@ def ranges(options: Options, wanted: Iterable[str]) -> list[Range]:
                 errors.append(f"{name}={text or ranges_of_row[name]}: {error}")
     if errors or not parsed:
         raise ConfigurationError(
-            errors or [f"no ranges are declared for {options.config} or agent_type={options.agent_type}: give --ranges"])
+            errors or [f"no ranges are declared for {options.config} or agent_type={options.agent_type}: give --ranges"]
+        )
     return parsed
 
 
 def _ranges_of_row(options: Options) -> Mapping[str, str]:
     """Return the declared ranges of the row; if there are none, those of its agent for options that the row has."""
     known = declared(options)
-    return RANGES.get(options.config) or {name: text for name, text in RANGES.get(options.agent_type, {}).items() if name in known}
+    return RANGES.get(options.config) or {
+        name: text for name, text in RANGES.get(options.agent_type, {}).items() if name in known
+    }
 
 
 def _range(options: Options, name: str, text: str) -> Range:

@@ -41,20 +41,40 @@ class Study:
         ConfigurationError: optuna is not installed, or the study exists with other ranges or options.
     """
 
-    def __init__(self, template: Options, words: Sequence[str], ranges: Sequence[Range], folder: Path, startup: int, warmup: int,
-                 seed: int):
+    def __init__(
+        self,
+        template: Options,
+        words: Sequence[str],
+        ranges: Sequence[Range],
+        folder: Path,
+        startup: int,
+        warmup: int,
+        seed: int,
+    ):
         self._optuna = library()
         self._template, self._words, self._ranges, self._folder = template, list(words), ranges, folder
         journal = _without_partial_line(folder.resolve() / "study.log")  # optuna's lock is a link to this path.
         storage = self._optuna.storages.JournalStorage(self._optuna.storages.journal.JournalFileBackend(str(journal)))
-        self._study = self._optuna.create_study(study_name=folder.name, storage=storage, load_if_exists=True, direction="maximize",
-                                                pruner=self._optuna.pruners.MedianPruner(startup, warmup))
-        num_trials = len(self._study.get_trials(deepcopy=False))  # In the seed, so that a later start draws other values.
+        self._study = self._optuna.create_study(
+            study_name=folder.name,
+            storage=storage,
+            load_if_exists=True,
+            direction="maximize",
+            pruner=self._optuna.pruners.MedianPruner(startup, warmup),
+        )
+        num_trials = len(
+            self._study.get_trials(deepcopy=False)
+        )  # In the seed, so that a later start draws other values.
         self._study.sampler = self._optuna.samplers.TPESampler(n_startup_trials=startup, seed=seed + num_trials)
         self._seed, self._interrupts = seed, SignalForwarder(())
-        self._check_definition({
-            "config": template.config, "words": self._words, "seed": seed,
-            "ranges": {part.name: part.text for part in ranges}})
+        self._check_definition(
+            {
+                "config": template.config,
+                "words": self._words,
+                "seed": seed,
+                "ranges": {part.name: part.text for part in ranges},
+            }
+        )
 
     # trials ---------------------------------------------------------------------------------------------------------
     def run(self, trials: int) -> int:
@@ -120,9 +140,14 @@ class Study:
         A score is the late score of the curve up to that evaluation. Keys count evaluation periods, so that trials can
         be compared. Of several evaluations in one period the last one counts.
         """
-        curve, period = until(read_curve(run.options.log_folder / METRICS), self._template.steps), run.options.evaluator.steps
-        return {int(step // period): late_score(Curve(*(column[:count] for column in curve)), self._template.steps)
-                for count, step in enumerate(curve.steps, 1)}
+        curve, period = (
+            until(read_curve(run.options.log_folder / METRICS), self._template.steps),
+            run.options.evaluator.steps,
+        )
+        return {
+            int(step // period): late_score(Curve(*(column[:count] for column in curve)), self._template.steps)
+            for count, step in enumerate(curve.steps, 1)
+        }
 
     def _has_made_all_steps(self, run: ChildRun) -> bool:
         return reached(run.options.log_folder / METRICS) >= (self._template.steps or float("inf"))
@@ -136,12 +161,16 @@ class Study:
     def _report(self, trial: Any, state: Any, scores: Mapping[int, float], remark: str) -> None:
         """Report scores and state to optuna, which keeps the last score as the value of a complete or pruned trial."""
         score = list(scores.values())[-1] if scores else None
-        reported = self.trials[trial.number].intermediate_values  # Of a start that was killed before it reported the state.
+        reported = self.trials[
+            trial.number
+        ].intermediate_values  # Of a start that was killed before it reported the state.
         for number, value in scores.items():
             if number not in reported:
                 trial.report(value, number)
         self._study.tell(trial, score if state.name == "COMPLETE" else None, state=state)
-        settings = ", ".join(f"{name}={f'{value:.4g}' if isinstance(value, float) else value}" for name, value in trial.params.items())
+        settings = ", ".join(
+            f"{name}={f'{value:.4g}' if isinstance(value, float) else value}" for name, value in trial.params.items()
+        )
         outcome = ", ".join(part for part in ("" if score is None else f"score {score:.2f}", remark) if part)
         print(f"trial {trial.number}: {settings}: {outcome}", flush=True)
 
@@ -170,8 +199,15 @@ class Study:
         options = dataclasses.replace(trained, evaluator=evaluator)
         plain, _ = from_row({"name": options.config, **{name: getattr(options, name) for name in CHOICES}})
         defaults = flatten(plain)
-        row = {"name": f"{options.config}-tuned", **{name: getattr(options, name) for name in CHOICES}, **{
-            name: value for name, value in flatten(options).items() if value != defaults[name] and ("." in name or name in LINES)}}
+        row = {
+            "name": f"{options.config}-tuned",
+            **{name: getattr(options, name) for name in CHOICES},
+            **{
+                name: value
+                for name, value in flatten(options).items()
+                if value != defaults[name] and ("." in name or name in LINES)
+            },
+        }
         return _wrapped([f'"{name}": {_literal(value)}' for name, value in row.items()])
 
     def write_table(self) -> None:
@@ -185,19 +221,36 @@ class Study:
 
     def draw(self) -> Path:
         """Draw folder/trials.png, the score against each option, and return the file."""
-        trials = [(trial.state.name == "COMPLETE", trial.value, {name: value if isinstance(value, (int, float)) else str(value)
-                                                                  for name, value in trial.params.items()})
-                  for trial in self.trials if trial.state.name in ("COMPLETE", "PRUNED")]
-        figure = figures.draw_trials({part.name: part.kind == "log" for part in self._ranges}, trials, f"trials of {self._template.config}")
+        trials = [
+            (
+                trial.state.name == "COMPLETE",
+                trial.value,
+                {
+                    name: value if isinstance(value, (int, float)) else str(value)
+                    for name, value in trial.params.items()
+                },
+            )
+            for trial in self.trials
+            if trial.state.name in ("COMPLETE", "PRUNED")
+        ]
+        figure = figures.draw_trials(
+            {part.name: part.kind == "log" for part in self._ranges}, trials, f"trials of {self._template.config}"
+        )
         return figures.save(figure, self._folder / "trials", ["png"])[0]
 
     # the study ------------------------------------------------------------------------------------------------------
     def _distribution(self, part: Range) -> Any:
         distributions = self._optuna.distributions
         if part.kind == "choice":
-            several = any(isinstance(value, tuple) for value in part.values)  # optuna stores no tuples, therefore the texts.
+            several = any(
+                isinstance(value, tuple) for value in part.values
+            )  # optuna stores no tuples, therefore the texts.
             return distributions.CategoricalDistribution(split_values(part.text) if several else part.values)
-        kind = distributions.IntDistribution if all(type(value) is int for value in part.values) else distributions.FloatDistribution
+        kind = (
+            distributions.IntDistribution
+            if all(type(value) is int for value in part.values)
+            else distributions.FloatDistribution
+        )
         return kind(*part.values, log=part.kind == "log")
 
     def _check_definition(self, definition: dict[str, Any]) -> None:
@@ -205,8 +258,13 @@ class Study:
         known = self._study.user_attrs.get("told", definition)
         if known != definition:
             different = ", ".join(
-                f"{name}: {known[name]} there, {definition[name]} here" for name in definition if known[name] != definition[name])
-            raise ConfigurationError([f"study {self._folder} exists with another definition ({different}): choose another name"])
+                f"{name}: {known[name]} there, {definition[name]} here"
+                for name in definition
+                if known[name] != definition[name]
+            )
+            raise ConfigurationError(
+                [f"study {self._folder} exists with another definition ({different}): choose another name"]
+            )
         self._study.set_user_attr("told", definition)
 
 

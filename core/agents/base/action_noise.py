@@ -3,7 +3,6 @@
 The unit of noise is half the range of an action.
 """
 
-
 from typing import Literal
 
 import numpy as np
@@ -43,8 +42,13 @@ class ActionNoise:
 
     @classmethod
     def for_actor(
-        cls, params: ActionNoiseParams, actor_ind: int, num_actors: int, num_envs: int, num_actions: int,
-        generator: np.random.Generator
+        cls,
+        params: ActionNoiseParams,
+        actor_ind: int,
+        num_actors: int,
+        num_envs: int,
+        num_actions: int,
+        generator: np.random.Generator,
     ) -> "ActionNoise":
         """Make the noise of one actor, whose environments are rungs of a ladder over the environments of all actors."""
         scales = params.noise_scale * geometric(num_actors * num_envs, params.noise_ladder)

@@ -137,7 +137,8 @@ class ActorCriticAgent(Agent):
             taken.
         """
         total, grad_norm, applied = self._optimizer.minimise(
-            batch_size(batch), lambda part: self.loss(slice_batch(batch, part)))
+            batch_size(batch), lambda part: self.loss(slice_batch(batch, part))
+        )
         sums = total.statistics
         statistics = {"loss": total.loss, "policy_loss": sums["policy_loss"], "baseline_loss": sums["baseline_loss"]}
         statistics["entropy"] = sums["entropy"] / sums["steps"].clamp(min=1)

@@ -59,11 +59,11 @@ class ControlAgentParams(ActionNoiseParams, OptimizerParams, AgentParams):
 class TransitionBatch(NamedTuple):
     """A batch of n-step transitions. Observations are preprocessed, actions in -1 .. 1."""
 
-    observation: Tensor          # [B, ...]
-    action: Tensor               # [B, A]
-    returns: Tensor              # [B] R of n_step_return
+    observation: Tensor  # [B, ...]
+    action: Tensor  # [B, A]
+    returns: Tensor  # [B] R of n_step_return
     bootstrap_discounts: Tensor  # [B] D of n_step_return: the target is R + D * bootstrap
-    next_observation: Tensor     # [B, ...] that the target bootstraps from
+    next_observation: Tensor  # [B, ...] that the target bootstraps from
 
     def select(self, part: slice | None) -> "TransitionBatch":
         """Return some of the transitions. If `part` is None, return all."""
@@ -73,10 +73,10 @@ class TransitionBatch(NamedTuple):
 class CriticLosses(NamedTuple):
     """Losses of the critics' outputs [C, B, N]."""
 
-    losses: Tensor            # [B]
+    losses: Tensor  # [B]
     output_gradients: Tensor  # [C, B, N] derivatives of the losses with respect to the outputs
-    priorities: Tensor        # [B] non-negative
-    values: Tensor            # values of the actions, any shape
+    priorities: Tensor  # [B] non-negative
+    values: Tensor  # values of the actions, any shape
 
 
 class ContinuousControl(Agent):
@@ -202,9 +202,13 @@ class ContinuousControl(Agent):
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "target": self.target.state_dict(),
-                "policy_optimizer": self.policy_optimizer.state_dict(),
-                "critic_optimizer": self.critic_optimizer.state_dict(), "updates": self._updates.made}
+        return {
+            "model": self.model.state_dict(),
+            "target": self.target.state_dict(),
+            "policy_optimizer": self.policy_optimizer.state_dict(),
+            "critic_optimizer": self.critic_optimizer.state_dict(),
+            "updates": self._updates.made,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
@@ -230,8 +234,10 @@ class ActionRange:
 
     def to_space(self, action: Tensor) -> Tensor:
         """Stretch actions [B, A] in -1 .. 1 on the device to [B, *shape] within the bounds."""
-        middle, half, low, high = (torch.as_tensor(each, dtype=torch.float32, device=action.device)
-                                   for each in (self._middle, self._half, self._space.low, self._space.high))
+        middle, half, low, high = (
+            torch.as_tensor(each, dtype=torch.float32, device=action.device)
+            for each in (self._middle, self._half, self._space.low, self._space.high)
+        )
         stretched: Tensor = middle + half * torch.unflatten(action, 1, self._middle.shape)
         return stretched.clamp(low, high)
 

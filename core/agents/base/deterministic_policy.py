@@ -13,7 +13,7 @@ from core.learning.microbatches import Loss
 class PolicyLosses(NamedTuple):
     """Losses of the first critic's outputs [1, B, N] for the policy's own actions."""
 
-    losses: Tensor            # [B]
+    losses: Tensor  # [B]
     output_gradients: Tensor  # [1, B, N] derivatives of the losses with respect to the outputs
 
 

@@ -139,7 +139,7 @@ class ManualGradients:
 
     @torch.no_grad()
     def differentiate_policy(self, loss: Tensor, output_gradients: Tensor) -> None:
-        action_gradient = self._critics[0].differentiate_input(output_gradients[0])[:, -self._action.shape[1]:]
+        action_gradient = self._critics[0].differentiate_input(output_gradients[0])[:, -self._action.shape[1] :]
         tanh_gradient = torch.ops.aten.tanh_backward(action_gradient, self._action)
         self._policy.differentiate_parameters(self._observation, tanh_gradient)
 
@@ -150,7 +150,7 @@ class Perceptron:
     def __init__(self, layers: PerceptronLayers):
         self._layers = layers
         self._transposed = [weight.detach().t() for weight, _ in layers]
-        self._outputs: list[Tensor] = []          # of each layer, [B, units]
+        self._outputs: list[Tensor] = []  # of each layer, [B, units]
         self._input_gradients: list[Tensor] = []  # with respect to each layer's input, [B, inputs]
 
     def __call__(self, input: Tensor) -> Tensor:
@@ -188,7 +188,8 @@ class Perceptron:
         input_gradient = torch.mm(gradient, self._layers[index][0], out=self._input_gradients[index])
         if index:
             torch.ops.aten.threshold_backward.grad_input(
-                input_gradient, self._outputs[index - 1], 0, grad_input=input_gradient)
+                input_gradient, self._outputs[index - 1], 0, grad_input=input_gradient
+            )
         return input_gradient
 
 

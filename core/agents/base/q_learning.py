@@ -137,7 +137,8 @@ class QLearning(Agent):
     def learn(self, batch: Batch) -> LearnerOutput:
         self.set_training(True)
         total, grad_norm, applied = self._optimizer.minimise(
-            batch_size(batch), lambda part: self.loss(slice_batch(batch, part)))
+            batch_size(batch), lambda part: self.loss(slice_batch(batch, part))
+        )
         target, online = (list(network.state_dict().values()) for network in (self.target, self.model))
         self._update_target(target, online, self._updates.next(), applied)
         statistics = {"loss": total.loss, "grad_norm": grad_norm, "lr": self._optimizer.rate, **total.statistics}
@@ -152,8 +153,12 @@ class QLearning(Agent):
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "target": self.target.state_dict(),
-                "optimizer": self._optimizer.state_dict(), "updates": self._updates.made}
+        return {
+            "model": self.model.state_dict(),
+            "target": self.target.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "updates": self._updates.made,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])

@@ -19,13 +19,20 @@ from core.runtime.options import RayParams
 # Variables that Ray reads when it is imported. Those of LOCAL_VARIABLES keep a node on 127.0.0.1, where no other
 # machine reaches it.
 LOCAL_VARIABLES = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_worker_niceness": "0",
+    "RAY_prestart_worker_first_driver": "0",
+}
 VARIABLES = {
-    "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_COLOR_PREFIX": "0", "RAY_DEDUP_LOGS": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_COLOR_PREFIX": "0",
+    "RAY_DEDUP_LOGS": "0",
     # A process without a share of a GPU sees no GPU.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
     # By default Ray ends main a minute after the head is lost, while main may still save.
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "3600"}
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "3600",
+}
 # Period of Ray's queries of the head while it joins. If something else answers at the head's port, each query takes
 # 40 s, and Ray makes twenty by default.
 JOIN_VARIABLES = {"RAY_gcs_server_port_wait_time_s": "1"}
@@ -68,6 +75,7 @@ class Cluster:
         else:
             self._join(params.address)
         import ray
+
         self.home: str = ray.get_runtime_context().get_node_id()
 
     @property
@@ -80,11 +88,20 @@ class Cluster:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         parent = tempfile.gettempdir()
         self._folder = tempfile.mkdtemp(prefix="ray_", dir=parent if len(parent) <= MAX_PARENT_LENGTH else "/tmp")
-        self._sweeper = subprocess.Popen(["sh", "-c", SWEEP, "sweeper", self._folder], stdin=subprocess.PIPE,
-                                         stderr=subprocess.DEVNULL, start_new_session=True)
-        self._init("Ray on this machine", num_cpus=max(num_cpus, 1), include_dashboard=False,
-                   _node_ip_address="127.0.0.1", _temp_dir=self._folder,
-                   object_store_memory=self._params.object_store_bytes)
+        self._sweeper = subprocess.Popen(
+            ["sh", "-c", SWEEP, "sweeper", self._folder],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._init(
+            "Ray on this machine",
+            num_cpus=max(num_cpus, 1),
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=self._folder,
+            object_store_memory=self._params.object_store_bytes,
+        )
 
     def _join(self, address: str) -> None:
         host, colon, port = address.rpartition(":")
@@ -100,6 +117,7 @@ class Cluster:
 
     def _init(self, name: str, **arguments: Any) -> None:
         import ray
+
         try:
             ray.init(logging_level=logging.ERROR, **arguments)
         except Exception as error:
@@ -109,6 +127,7 @@ class Cluster:
     def close(self) -> None:
         """Leave the cluster. Of a cluster that was started here, end every process and remove the folder."""
         import ray
+
         children = psutil.Process().children(recursive=True)
         ray.shutdown()
         if self._sweeper is not None:

@@ -19,8 +19,9 @@ class CodeMismatchError(RuntimeError):
 def code_digests() -> dict[str, str]:
     """Return the digest of each of the project's files, by its path in the project."""
     files = [path for package in PACKAGES for path in (PROJECT / package).rglob("*.py")]
-    return {str(path.relative_to(PROJECT)): hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
-            for path in files}
+    return {
+        str(path.relative_to(PROJECT)): hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest() for path in files
+    }
 
 
 def check_code(expected: Mapping[str, str], node: str) -> None:
@@ -30,4 +31,5 @@ def check_code(expected: Mapping[str, str], node: str) -> None:
         more = f" and {len(differing) - 1} more files" if len(differing) > 1 else ""
         raise CodeMismatchError(
             f"node {node} has another version of the code than main: {differing[0]}{more} differ in {PROJECT}; "
-            "bring that folder to main's version, then continue the run")
+            "bring that folder to main's version, then continue the run"
+        )

@@ -35,13 +35,17 @@ class RayEngine:
         if importlib.util.find_spec("ray") is None:
             errors.append('engine=ray needs a package that is not installed: pip install -e ".[ray]"')
         if options.ray.address is not None and "://" in options.ray.address:
-            errors.append(f"ray.address={options.ray.address} must be host:port of the head, or auto: main runs on a "
-                          "node of the cluster")
+            errors.append(
+                f"ray.address={options.ray.address} must be host:port of the head, or auto: main runs on a "
+                "node of the cluster"
+            )
         count, gpus = options.num_learners, options.ray.learner_gpus
         on_gpu = options.device != "cpu" and torch.cuda.is_available()
         if options.mode == 1 and count > 1 and on_gpu and gpus is not None and gpus <= 0.5:
-            errors.append(f"num_learners={count} need a GPU each, and with ray.learner_gpus={gpus:g} two could get the "
-                          "same: take more than 0.5 (what is left is for ray.actor_gpus), or device=cpu")
+            errors.append(
+                f"num_learners={count} need a GPU each, and with ray.learner_gpus={gpus:g} two could get the "
+                "same: take more than 0.5 (what is left is for ray.actor_gpus), or device=cpu"
+            )
         return errors + _devices_without_share(options)
 
     def run(self, roles: list[tuple[str, int]]) -> int:
@@ -63,8 +67,13 @@ def _needs(context: Context) -> Needs:
     params, on_gpu = context.options.ray, context.options.device.startswith("cuda")
     learner_gpus = float(on_gpu) if params.learner_gpus is None else params.learner_gpus
     learner = {"CPU": params.learner_cpus, "GPU": learner_gpus}
-    by_role = {"actor": {"CPU": params.actor_cpus, "GPU": params.actor_gpus}, "learner": learner, "tester": learner,
-               "evaluator": {"CPU": params.evaluator_cpus, "GPU": 0.0}, "logger": {"CPU": 0.0, "GPU": 0.0}}
+    by_role = {
+        "actor": {"CPU": params.actor_cpus, "GPU": params.actor_gpus},
+        "learner": learner,
+        "tester": learner,
+        "evaluator": {"CPU": params.evaluator_cpus, "GPU": 0.0},
+        "logger": {"CPU": 0.0, "GPU": 0.0},
+    }
     return {f"{role} {index}": by_role[role] for role, index in context.roles}
 
 
@@ -75,13 +84,17 @@ def _devices_without_share(options: Any) -> list[str]:
     devices = [("device", options.device, "ray.learner_gpus", options.ray.learner_gpus)]
     if options.mode == 1:
         devices.append(("actor.device", options.actor.device, "ray.actor_gpus", options.ray.actor_gpus))
-    return [f"{name}={device} and {share}=0: Ray shows a GPU only to a process with a share of one; give one, as "
-            f"--{share} 0.5, or take {name}=cpu"
-            for name, device, share, amount in devices if device != "cpu" and amount == 0]
+    return [
+        f"{name}={device} and {share}=0: Ray shows a GPU only to a process with a share of one; give one, as "
+        f"--{share} 0.5, or take {name}=cpu"
+        for name, device, share, amount in devices
+        if device != "cpu" and amount == 0
+    ]
 
 
 def _on_visible_devices(context: Context) -> Context:
     """Return the context with cuda:0 in place of other GPUs, because a process sees only the GPU that Ray gave it."""
+
     def visible(device: str) -> str:
         return "cuda:0" if device.startswith("cuda") else device
 

@@ -47,6 +47,7 @@ class Head:
 
     def _query(self) -> None:
         from ray.util import placement_group_table
+
         while not self._closed.is_set():
             begin = time.monotonic()
             with suppress(Exception):  # the errors for a head that is gone vary; its silence is what counts

@@ -23,8 +23,14 @@ QUIET_WAIT = 2.0  # seconds of waiting for resources before a message says so
 class RayLauncher:
     """Start processes as Ray actors, and report the nodes and processes that Ray loses."""
 
-    def __init__(self, context: Context, processes: Mapping[str, Process], cluster: Cluster,
-                 reservation: PlacementReservation, head: Head):
+    def __init__(
+        self,
+        context: Context,
+        processes: Mapping[str, Process],
+        cluster: Cluster,
+        reservation: PlacementReservation,
+        head: Head,
+    ):
         self._context, self._processes = context, processes
         self._options, self._params = context.options, context.options.ray
         self._cluster, self._reservation, self._head = cluster, reservation, head
@@ -51,13 +57,18 @@ class RayLauncher:
                 raise ClusterError(self._head_is_silent())
             if limit is not None and waited > limit:
                 raise ClusterError(
-                    f"{lack}; no such node joined within ray.place_timeout={limit:g} s" if lack else
-                    f"the run found no room within ray.place_timeout={limit:g} s: it needs {self._reservation} in all, "
-                    "and other jobs of the cluster hold them")
+                    f"{lack}; no such node joined within ray.place_timeout={limit:g} s"
+                    if lack
+                    else f"the run found no room within ray.place_timeout={limit:g} s: it needs {self._reservation} in all, "
+                    "and other jobs of the cluster hold them"
+                )
             if not logged and waited > QUIET_WAIT:
                 logged = True
-                self._log(f"waits for nodes that join: {lack}" if lack else
-                          f"waits for room on the cluster: {self._reservation} in all")
+                self._log(
+                    f"waits for nodes that join: {lack}"
+                    if lack
+                    else f"waits for room on the cluster: {self._reservation} in all"
+                )
 
     def _worker_arguments(self) -> tuple[Any, ...]:
         """Store what every worker is given. Start the trajectory server if actors may be on other nodes."""
@@ -66,14 +77,19 @@ class RayLauncher:
         from core.engines.ray.code_version import code_digests
         from core.engines.ray.remote_context import RemoteRunInfo
         from core.engines.ray.trajectory_server import TrajectoryServer
+
         context, server, run_info = ray.put(self._context), None, None
         if not self._cluster.is_local and self._context.memories:
             memory = self._context.memories[0]
             run_info = RemoteRunInfo(
-                self._options, self._context.spec, self._context.roles, memory.layout, memory.window, code_digests())
+                self._options, self._context.spec, self._context.roles, memory.layout, memory.window, code_digests()
+            )
             server_options = ray.remote(TrajectoryServer).options(
-                num_cpus=0, scheduling_strategy=node_affinity(self._cluster.home), max_restarts=-1,
-                max_concurrency=100 + 2 * self._params.chunks_in_flight * self._options.num_actors)
+                num_cpus=0,
+                scheduling_strategy=node_affinity(self._cluster.home),
+                max_restarts=-1,
+                max_concurrency=100 + 2 * self._params.chunks_in_flight * self._options.num_actors,
+            )
             # The context goes by value, because Ray warns at every start that an actor's argument by reference may
             # get lost.
             server = server_options.remote(self._context, self._params.parameters_period, os.getpid())
@@ -85,6 +101,7 @@ class RayLauncher:
         import ray
 
         from core.engines.ray.worker import Worker
+
         name = f"{role} {index}"
         worker = ray.remote(Worker).options(**self._reservation.actor_options(name)).remote(role, index)
         arguments = (self._processes[role], *self._arguments, threads)
@@ -95,6 +112,7 @@ class RayLauncher:
     def wait(self, waitables: list[Any]) -> None:
         """Wait at most 0.1 s for one of these references."""
         import ray
+
         ray.wait(waitables, timeout=0.1)
 
     def check(self) -> str | None:
@@ -143,8 +161,10 @@ class RayLauncher:
             if not self._without_node.issuperset(actors):
                 self._without_actors.pop(learner, None)
             elif limit is not None and now - self._without_actors.setdefault(learner, now) > limit:
-                return (f"learner {learner} has no actor: none of its {len(actors)} had a place for {limit:g} s "
-                        "(ray.learner_timeout)")
+                return (
+                    f"learner {learner} has no actor: none of its {len(actors)} had a place for {limit:g} s "
+                    "(ray.learner_timeout)"
+                )
         return None
 
     def _log(self, message: str) -> None:

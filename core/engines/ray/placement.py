@@ -36,8 +36,11 @@ class PlacementReservation:
         check_capacity(needs if is_local else at_home, home, alive_nodes())
         address = f"node:{ray.util.get_node_ip_address()}"  # type: ignore[no-untyped-call]
         bundles = {name: {kind: amount for kind, amount in need.items() if amount} for name, need in needs.items()}
-        bundles = {name: bundle if _is_actor(name) else {**bundle, address: ADDRESS_SHARE}
-                   for name, bundle in bundles.items() if bundle}
+        bundles = {
+            name: bundle if _is_actor(name) else {**bundle, address: ADDRESS_SHARE}
+            for name, bundle in bundles.items()
+            if bundle
+        }
         labels = [{} if _is_actor(name) else {"ray.io/node-id": home} for name in bundles]
         self._needs, self._home = needs, home
         self._names = list(bundles)  # the number of a bundle is its position in this list
@@ -52,6 +55,7 @@ class PlacementReservation:
     def is_ready(self, timeout: float) -> bool:
         """Return True if Ray has reserved everything. Wait for that at most `timeout` seconds."""
         import ray
+
         return not self._ready or bool(ray.wait(self._ready, timeout=timeout)[0])
 
     def lack(self, nodes: Nodes) -> str | None:
@@ -69,6 +73,7 @@ class PlacementReservation:
     def actor_options(self, name: str) -> dict[str, Any]:
         """Return the options of the Ray actor of this process: its resources, and where they are reserved."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
         if name in self._names:
             strategy: Any = PlacementGroupSchedulingStrategy(self.group, self._names.index(name))
         else:
@@ -80,12 +85,14 @@ class PlacementReservation:
 def alive_nodes() -> Nodes:
     """Return the nodes of the cluster that are alive."""
     import ray
+
     return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
 
 
 def node_affinity(node: str) -> Any:
     """Return Ray's scheduling strategy for this node and no other."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
     return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
@@ -99,8 +106,9 @@ def check_capacity(needs: Needs, home: str, nodes: Nodes) -> None:
     total = _total(free)
     for name, need in sorted(needs.items(), key=lambda item: _is_actor(item[0])):  # those that must stay at home first
         candidates = [node for key, node in free.items() if key == home or _is_actor(name)]
-        node = next((node for node in candidates
-                     if all(node.get(kind, 0.0) >= amount for kind, amount in need.items())), None)
+        node = next(
+            (node for node in candidates if all(node.get(kind, 0.0) >= amount for kind, amount in need.items())), None
+        )
         if node is None:
             where = "" if _is_actor(name) else " on the node of main.py"
             kinds = [kind.lower() for kind, amount in need.items() if amount or kind == "CPU"]
@@ -108,7 +116,8 @@ def check_capacity(needs: Needs, home: str, nodes: Nodes) -> None:
             raise ClusterError(
                 f"{name} needs {_resources(need)}{where} and finds no room: the run needs {_resources(_total(needs))} "
                 f"in all, the cluster's nodes ({len(free)}) have {_resources(total)}; add nodes, or lower num_actors, "
-                f"{options}")
+                f"{options}"
+            )
         for kind, amount in need.items():
             node[kind] = round(node.get(kind, 0.0) - amount, DECIMALS)
 

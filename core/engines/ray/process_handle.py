@@ -50,6 +50,7 @@ class RayProcessHandle:
     def poll(self) -> ExitStatus | None:
         """Return how the process ended; None while it waits for a node or runs."""
         import ray
+
         if self._status is None and ray.wait([self._pending], timeout=0)[0]:
             self._status = self._read_answer()
         return self._status
@@ -58,6 +59,7 @@ class RayProcessHandle:
         """Read the answer that is there. Returns the status of a process that has ended, else None."""
         import ray
         from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
+
         try:
             answer = ray.get(self._pending)
         except RayTaskError as error:
@@ -85,12 +87,14 @@ class RayProcessHandle:
     def kill(self) -> None:
         """Tell Ray to kill the process."""
         import ray
+
         ray.kill(self._worker)
         self._kill_deadline = time.monotonic() + KILL_TIMEOUT
 
     def join(self) -> None:
         """Wait until the killed process has ended, at most KILL_TIMEOUT after `kill`."""
         import ray
+
         ray.wait([self._pending], timeout=max(self._kill_deadline - time.monotonic(), 0.0))
 
     def clean_up(self) -> None:

@@ -42,9 +42,13 @@ def remote_context(run_info: RemoteRunInfo, connection: ServerConnection) -> Con
     """Return a context whose shared parts use this connection."""
     counters = RemoteCounters(connection)
     shared: dict[str, Any] = {
-        "memories": (RemoteMemory(run_info, connection),), "parameters": RemoteParameters(connection),
-        "counters": counters, "rate_limiter": RateLimiter(run_info.options.clock, counters),
-        "run_state": RemoteRunState(connection), "logs": RemoteLogs(connection)}
+        "memories": (RemoteMemory(run_info, connection),),
+        "parameters": RemoteParameters(connection),
+        "counters": counters,
+        "rate_limiter": RateLimiter(run_info.options.clock, counters),
+        "run_state": RemoteRunState(connection),
+        "logs": RemoteLogs(connection),
+    }
     return Context(run_info.options, run_info.spec, run_info.roles, **shared)
 
 
@@ -58,15 +62,24 @@ class RemoteMemory:
         """Return the writer of this actor, which supplies initial priorities if the memory stores them."""
         layout, window = self._run_info.layout, self._run_info.window
         with_priority = self._run_info.options.memory_class.with_priority
-        return RemoteWriter(Trajectories(single_actor_layout(layout, window.length)), window, priorities if with_priority else None,
-                            self._connection)
+        return RemoteWriter(
+            Trajectories(single_actor_layout(layout, window.length)),
+            window,
+            priorities if with_priority else None,
+            self._connection,
+        )
 
 
 class RemoteWriter(ChunkWriter):
     """Fill chunks in a short ring of its own, and send each chunk when it is full."""
 
-    def __init__(self, trajectories: Trajectories, window: WindowSpec,
-                 priorities: Callable[[Window], np.ndarray | None] | None, connection: ServerConnection):
+    def __init__(
+        self,
+        trajectories: Trajectories,
+        window: WindowSpec,
+        priorities: Callable[[Window], np.ndarray | None] | None,
+        connection: ServerConnection,
+    ):
         super().__init__(trajectories, 0, window, priorities, room=connection.has_room)
         self._format, self._connection = ChunkFormat(trajectories.layout, window.length), connection
 

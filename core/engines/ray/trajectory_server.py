@@ -111,8 +111,13 @@ class TrajectoryServer:
             self._version, parameters = context.parameters.read()
             self._parameters, self._published = [ray.put(parameters)], time.monotonic()  # every node fetches them once
         return RunStatus(
-            counters.agent_steps, counters.inserted, counters.sampled, context.run_state.stopped, self._version,
-            self._parameters)
+            counters.agent_steps,
+            counters.inserted,
+            counters.sampled,
+            context.run_state.stopped,
+            self._version,
+            self._parameters,
+        )
 
     def _heartbeat(self, index: int) -> None:
         self._context.run_state.heartbeat(self._context.process_ind("actor", index))

@@ -29,8 +29,16 @@ class Worker:
         """Return the process id, and the address of the node."""
         return os.getpid(), ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
 
-    def run(self, process: Callable[[Context, int], Iterator[bool]], home: str, main: int, context: list[Any],
-            run_info: RemoteRunInfo, server: Any, threads: int) -> None:
+    def run(
+        self,
+        process: Callable[[Context, int], Iterator[bool]],
+        home: str,
+        main: int,
+        context: list[Any],
+        run_info: RemoteRunInfo,
+        server: Any,
+        threads: int,
+    ) -> None:
         """Drive the single-process to its end.
 
         Args:

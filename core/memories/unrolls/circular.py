@@ -58,8 +58,10 @@ class CircularStrategy(ReplayStrategy):
     def problems(cls, params: CircularParams, share: int) -> list[str]:
         if params.overflow in ("block", "keep_latest"):
             return []
-        return [f"overflow={params.overflow} does not suit a circular memory, whose batches stay in the rings: "
-                "set block or keep_latest"]
+        return [
+            f"overflow={params.overflow} does not suit a circular memory, whose batches stay in the rings: "
+            "set block or keep_latest"
+        ]
 
     def has_capacity(self) -> bool:
         return self._queue.has_capacity()
@@ -109,8 +111,13 @@ class CircularStrategy(ReplayStrategy):
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         batches = [None if keys is None else [*map(np.ndarray.tolist, keys)] for keys in self._batches]
-        return {"queue": self._queue.state_dict(), "gathered": [*map(np.ndarray.tolist, self._gathered)],
-                "batches": batches, "uses": self._remaining_uses.tolist(), "next": self._next}
+        return {
+            "queue": self._queue.state_dict(),
+            "gathered": [*map(np.ndarray.tolist, self._gathered)],
+            "batches": batches,
+            "uses": self._remaining_uses.tolist(),
+            "next": self._next,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._queue.load_state_dict(state["queue"])

@@ -201,9 +201,14 @@ class FeatureDistanceStrategy(ReplayStrategy):
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         newest = None if self._newest is None else [*map(np.ndarray.tolist, self._newest)]
-        return {"batches": self._batches, "places": self._in_rings.state_dict(), "filled": self._filled,
-                "times": self._draw_counts.tolist(), "newest": newest,
-                **({"copies": self._copies.state_dict()} if self._copies else {})}
+        return {
+            "batches": self._batches,
+            "places": self._in_rings.state_dict(),
+            "filled": self._filled,
+            "times": self._draw_counts.tolist(),
+            "newest": newest,
+            **({"copies": self._copies.state_dict()} if self._copies else {}),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._batches, newest = state["batches"], state["newest"]
@@ -255,5 +260,8 @@ def _group_starts(size: int, count: int) -> np.ndarray:
 
 
 STRATEGIES: dict[str, Callable[[np.ndarray, np.ndarray, int], np.ndarray]] = {
-    "strategy1": nearest, "strategy2": nearest_of_groups, "strategy3": nearest_of_least_drawn,
-    "strategy4": least_drawn_of_groups}
+    "strategy1": nearest,
+    "strategy2": nearest_of_groups,
+    "strategy3": nearest_of_least_drawn,
+    "strategy4": least_drawn_of_groups,
+}

@@ -51,9 +51,13 @@ class AttentiveParams(CustomParams):
 
 
 STRATEGIES: dict[str, tuple[type[ReplayStrategy], type]] = {
-    "queue": (QueueStrategy, QueueParams), "standard": (StandardStrategy, ReplayParams),
-    "reservoir": (ReservoirStrategy, ReplayParams), "attentive": (FeatureDistanceStrategy, AttentiveParams),
-    "elite": (FeatureDistanceStrategy, EliteParams), "custom": (FeatureDistanceStrategy, CustomParams)}
+    "queue": (QueueStrategy, QueueParams),
+    "standard": (StandardStrategy, ReplayParams),
+    "reservoir": (ReservoirStrategy, ReplayParams),
+    "attentive": (FeatureDistanceStrategy, AttentiveParams),
+    "elite": (FeatureDistanceStrategy, EliteParams),
+    "custom": (FeatureDistanceStrategy, CustomParams),
+}
 
 
 @frozen_dataclass
@@ -83,8 +87,11 @@ class MixedMemory(UnrollMemory):
         if not errors:
             components = cls._ordered(params)
             counts = shares([component.ratio for component in components], batch_size)
-            errors = [f"a sample_ratio of {component.ratio:g} is no unroll of a batch of {batch_size}"
-                      for component, count in zip(components, counts) if not count]
+            errors = [
+                f"a sample_ratio of {component.ratio:g} is no unroll of a batch of {batch_size}"
+                for component, count in zip(components, counts)
+                if not count
+            ]
             errors += super().problems(params, batch_size)
         return [f"memory.replay_parameters: {error}" for error in errors]
 

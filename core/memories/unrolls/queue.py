@@ -68,8 +68,10 @@ class QueueStrategy(ReplayStrategy):
     def problems(cls, params: QueueParams, share: int) -> list[str]:
         if params.overflow not in COPIED or params.capacity >= share:
             return []
-        return [f"a queue with overflow={params.overflow} must hold its share of a batch: "
-                f"capacity={params.capacity} is below {share}"]
+        return [
+            f"a queue with overflow={params.overflow} must hold its share of a batch: "
+            f"capacity={params.capacity} is below {share}"
+        ]
 
     # sampling ---------------------------------------------------------------------------------------------------------
     @property
@@ -112,8 +114,11 @@ class QueueStrategy(ReplayStrategy):
         self._free_slots, self._drawn_slots = self._free_slots + self._drawn_slots, []
 
     def statistics(self) -> dict[str, float]:
-        return {"queue_size": float(len(self._waiting)), "queue_arrived": float(self._arrived),
-                "queue_dropped": float(self._dropped)}
+        return {
+            "queue_size": float(len(self._waiting)),
+            "queue_arrived": float(self._arrived),
+            "queue_dropped": float(self._dropped),
+        }
 
     def _copy(self, copies: UnrollStore, key: SampleIds) -> None:
         """Copy the arriving unroll, or drop it or the oldest one."""
@@ -142,8 +147,13 @@ class QueueStrategy(ReplayStrategy):
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         waiting, copies = [list(pair) for pair in self._waiting], self._copies
-        return {"counts": [self._arrived, self._dropped, self._turn], "waiting": waiting, "free": self._free_slots,
-                "given": self._drawn_slots, **({"copies": copies.state_dict()} if copies else {})}
+        return {
+            "counts": [self._arrived, self._dropped, self._turn],
+            "waiting": waiting,
+            "free": self._free_slots,
+            "given": self._drawn_slots,
+            **({"copies": copies.state_dict()} if copies else {}),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._arrived, self._dropped, self._turn = state["counts"]

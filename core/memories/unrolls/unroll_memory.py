@@ -31,8 +31,10 @@ class UnrollMemory(Memory):
 
     def __init__(self, params: Any, layout: Layout, window: WindowSpec, seed: int):
         if window.stride != window.length or layout.chunk_length != window.stride:
-            raise ValueError(f"unrolls are whole chunks: windows of length {window.length} every {window.stride} steps "
-                             f"do not fit chunks of {layout.chunk_length}")
+            raise ValueError(
+                f"unrolls are whole chunks: windows of length {window.length} every {window.stride} steps "
+                f"do not fit chunks of {layout.chunk_length}"
+            )
         super().__init__(params, layout, window, seed)
         self.shared = SharedArrays({"taken": ArraySpec((1,), "int64")})  # unrolls that have left a queue
         components = self._ordered(params)
@@ -87,8 +89,11 @@ class UnrollMemory(Memory):
     def problems(cls, params: Any, batch_size: int) -> list[str]:
         components = cls._ordered(params)
         counts = shares([component.ratio for component in components], batch_size)
-        return [problem for (strategy, each, _), count in zip(components, counts)
-                for problem in strategy.problems(each, count)]
+        return [
+            problem
+            for (strategy, each, _), count in zip(components, counts)
+            for problem in strategy.problems(each, count)
+        ]
 
     # actors -----------------------------------------------------------------------------------------------------------
     def writer(self, actor_ind: int, priorities: Any = None) -> ChunkWriter:
@@ -169,8 +174,11 @@ class UnrollMemory(Memory):
             if not self.trajectories.still_valid(*keys).all():
                 self._pending = [self._still_valid(strategy, pending) for strategy, pending in pairs]
                 return None
-        return windows + [strategy.store.gather(*pending.keys, self.window)
-                          for strategy, pending in pairs if strategy.store is not self.trajectories]
+        return windows + [
+            strategy.store.gather(*pending.keys, self.window)
+            for strategy, pending in pairs
+            if strategy.store is not self.trajectories
+        ]
 
     def _still_valid(self, strategy: ReplayStrategy, drawn: DrawnUnrolls) -> DrawnUnrolls:
         """Return the unrolls that their writer has not reached."""
@@ -195,8 +203,10 @@ class UnrollMemory(Memory):
         """
         statistics = super().statistics()
         for number, strategy in enumerate(self.strategies, 1):
-            statistics |= {f"{name}_{number}" if name in statistics else name: value
-                           for name, value in strategy.statistics().items()}
+            statistics |= {
+                f"{name}_{number}" if name in statistics else name: value
+                for name, value in strategy.statistics().items()
+            }
         return statistics
 
     # checkpoint -------------------------------------------------------------------------------------------------------
@@ -212,8 +222,10 @@ class UnrollMemory(Memory):
             strategy.load_state_dict(stored)
         unrolls = state["unrolls"]
         self._seen[:], self.shared["taken"][0] = unrolls["seen"], unrolls["taken"]
-        self._pending = [DrawnUnrolls(SampleIds(np.array(env_ids, np.int64), np.array(step_ids, np.int64)),
-                                      np.array(fresh, bool)) for env_ids, step_ids, fresh in unrolls["held"]]
+        self._pending = [
+            DrawnUnrolls(SampleIds(np.array(env_ids, np.int64), np.array(step_ids, np.int64)), np.array(fresh, bool))
+            for env_ids, step_ids, fresh in unrolls["held"]
+        ]
 
     def continue_at(self, updates: int) -> None:
         for strategy in self.strategies:
@@ -227,7 +239,7 @@ def shares(ratios: Sequence[float], batch_size: int) -> list[int]:
     """
     exact = np.array(ratios) / sum(ratios) * batch_size
     counts = np.floor(exact + 1e-9).astype(int)
-    counts[np.argsort(counts - exact, kind="stable")[:batch_size - counts.sum()]] += 1
+    counts[np.argsort(counts - exact, kind="stable")[: batch_size - counts.sum()]] += 1
     return [int(count) for count in counts]
 
 

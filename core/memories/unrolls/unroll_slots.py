@@ -20,8 +20,9 @@ def slots_layout(ring: Layout, slots: int, length: int) -> Layout:
     A slot holds the steps of an unroll, its bootstrap step, and earlier frames that its first frame stack needs.
     """
     steps = max(ring.frame_stack - 1, 0) + length + 1
-    return dataclasses.replace(ring, num_actors=slots, num_envs=1, ring_length=steps, chunk_length=steps,
-                               storage=STORAGE, arena_bytes=0)
+    return dataclasses.replace(
+        ring, num_actors=slots, num_envs=1, ring_length=steps, chunk_length=steps, storage=STORAGE, arena_bytes=0
+    )
 
 
 def packed_layout(ring: Layout, slots: int, length: int) -> tuple[Layout, int]:
@@ -88,8 +89,10 @@ class CompressedFrames:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from state_dict."""
         data, ends = state["data"].numpy().tobytes(), np.cumsum([0, *state["sizes"]]).tolist()
-        self._blocks = {slot: (data[start:end], check)
-                        for slot, check, start, end in zip(state["slots"], state["checks"], ends[:-1], ends[1:])}
+        self._blocks = {
+            slot: (data[start:end], check)
+            for slot, check, start, end in zip(state["slots"], state["checks"], ends[:-1], ends[1:])
+        }
         self.used = ends[-1]
 
 

@@ -23,7 +23,7 @@ class LSTMCore(DataDependentModule):
         self.lstm = nn.LSTM(num_features, units)
         _, _, input_bias, recurrent_bias = self.lstm.all_weights[0]
         nn.init.zeros_(recurrent_bias)
-        nn.init.zeros_(input_bias).data[units:2 * units] = 1.0  # gates: input, forget, cell, output
+        nn.init.zeros_(input_bias).data[units : 2 * units] = 1.0  # gates: input, forget, cell, output
 
     def initial_state(self, batch_size: int) -> State:
         """Return zeros for h and c."""

@@ -7,8 +7,8 @@ from core.distributed.learner_group import all_reduce_mean, num_learners
 
 MAX_DEVIATIONS = 10.0  # size of the largest normalised number
 EPSILON = 1e-8
-MIN_DEVIATION = 0.1    # lower bound of the deviation by which outliers are found, so that 0 and 1 are no outliers
-MAX_VALUE = 1e15       # bound of the numbers that count: its square is far below the largest float32
+MIN_DEVIATION = 0.1  # lower bound of the deviation by which outliers are found, so that 0 and 1 are no outliers
+MAX_VALUE = 1e15  # bound of the numbers that count: its square is far below the largest float32
 # Ratio of a normal distribution's deviation to the median of its absolute differences from the median.
 MEDIAN_TO_DEVIATION = 1.4826
 

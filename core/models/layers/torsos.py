@@ -112,8 +112,12 @@ class DuelingHead(nn.Module):
 
 
 def q_head(
-    features: int, hidden: int, num_actions: int, dueling: bool, linear: MakeLinear = nn.Linear,
-    atoms: int | None = None
+    features: int,
+    hidden: int,
+    num_actions: int,
+    dueling: bool,
+    linear: MakeLinear = nn.Linear,
+    atoms: int | None = None,
 ) -> nn.Module:
     """Make a head from features [B, F] to action values [B, A], or with atoms to distributions [B, A, atoms].
 

@@ -41,7 +41,9 @@ class Counter(Env):
 
     def _timestep(self, first):
         zeros, ones = np.zeros(self._num_envs, np.float32), np.ones(self._num_envs, bool)
-        rows = np.stack([np.full(self._num_envs, self._name), np.arange(self._num_envs), self._sums], 1).astype(np.float32)
+        rows = np.stack([np.full(self._num_envs, self._name), np.arange(self._num_envs), self._sums], 1).astype(
+            np.float32
+        )
         return TimeStep(rows, zeros + self._steps, zeros + 1, ones & first, ones & (self._steps == 3), zeros)
 
 
@@ -73,12 +75,26 @@ class Numbered:
 
 def make(count, num_envs=4, tape=None):
     tape = [] if tape is None else tape
-    return DoubleBufferedEnvs(Arithmetic(tape), lambda streams, first: Counter(streams, tape), Numbered, 100, count, num_envs)
+    return DoubleBufferedEnvs(
+        Arithmetic(tape), lambda streams, first: Counter(streams, tape), Numbered, 100, count, num_envs
+    )
 
 
 def test_steps_of_splits_equal_those_of_each_split_alone():
-    together, alone = make(2), [DoubleBufferedEnvs(Arithmetic([]), lambda streams, first: Counter(streams, []),
-                                          lambda _, group=group: Numbered(group), 100 + group, 1, 2) for group in range(2)]
+    together, alone = (
+        make(2),
+        [
+            DoubleBufferedEnvs(
+                Arithmetic([]),
+                lambda streams, first: Counter(streams, []),
+                lambda _, group=group: Numbered(group),
+                100 + group,
+                1,
+                2,
+            )
+            for group in range(2)
+        ],
+    )
     for number in range(9):
         found, expected = together.step(number), [turns.step(number) for turns in alone]
         for part, streams in enumerate((slice(0, 2), slice(2, 4))):
@@ -110,8 +126,14 @@ def test_one_split_steps_while_the_other_infers():
 
 def test_splits_know_their_first_environment_index():
     made = []
-    DoubleBufferedEnvs(Arithmetic([]), lambda streams, first: (made.append((first, streams)), Counter(streams, []))[1], Numbered, 100, 3,
-                       12)
+    DoubleBufferedEnvs(
+        Arithmetic([]),
+        lambda streams, first: (made.append((first, streams)), Counter(streams, []))[1],
+        Numbered,
+        100,
+        3,
+        12,
+    )
     assert made == [(0, 4), (4, 4), (8, 4)]
 
 

@@ -14,9 +14,14 @@ VECTORS = EnvSpec("game", ArraySpec((3,), "float32"), 0, Continuous(np.float32([
 
 def timestep(spec=SPEC, **changes):
     """Return a step of two environments: an episode of the first ends, one of the second starts."""
-    row = {"observation": np.zeros((2, *spec.observation_shape), spec.frame.dtype), "reward": np.float32([0.5, 0]),
-           "discount": np.float32([0, 1]), "first": np.array([False, True]), "last": np.array([True, False]),
-           "raw_reward": np.float32([7, 0])}
+    row = {
+        "observation": np.zeros((2, *spec.observation_shape), spec.frame.dtype),
+        "reward": np.float32([0.5, 0]),
+        "discount": np.float32([0, 1]),
+        "first": np.array([False, True]),
+        "last": np.array([True, False]),
+        "raw_reward": np.float32([7, 0]),
+    }
     return TimeStep(**{**row, **changes})
 
 
@@ -32,24 +37,49 @@ def test_a_conforming_step_has_no_violations(spec):
 NAN = np.full((2, 3), np.nan, np.float32)
 
 
-@pytest.mark.parametrize(("spec", "changes", "message"), [
-    (SPEC, {"observation": np.zeros((2, 2, 2), np.uint8)}, r"observation is uint8 \[2, 2, 2\], expected uint8 \[2, 3, 2, 2\]"),
-    (SPEC, {"observation": np.zeros((2, 3, 2, 2), np.float32)}, "observation is float32"),
-    (SPEC, {"observation": [[0]]}, "observation is a list"),
-    (SPEC, {"observation": np.full((2, 3, 2, 2), 10, np.uint8)}, r"values 10 \.\. 10, outside 0 \.\. 9"),
-    (VECTORS, {"observation": np.where(np.arange(6).reshape(2, 3) == 5, NAN, 0)}, "observation is not finite in streams 1"),
-    (SPEC, {"reward": np.array([0.5, 0])}, r"reward is float64 \[2\], expected float32 \[2\]"),
-    (SPEC, {"raw_reward": np.float32([np.inf, 0])}, "raw_reward is not finite in streams 0"),
-    (SPEC, {"discount": np.float32([1.5, 1])}, r"discount of streams 0 is outside 0 \.\. 1"),
-    (SPEC, {"discount": np.float32([-0.5, 1])}, r"discount of streams 0 is outside 0 \.\. 1"),
-    (SPEC, {"last": np.array([1, 0])}, r"last is int64 \[2\], expected bool \[2\]"),
-    (SPEC, {"first": np.array([False, False])}, "first is wrong in streams 1: an episode starts exactly where one ended before"),
-    (SPEC, {"first": np.array([True, True]), "last": np.array([False, False]), "reward": np.float32([0, 0]),
-            "raw_reward": np.float32([0, 0]), "discount": np.float32([1, 1])}, "first is wrong in streams 0"),
-    (SPEC, {"last": np.array([False, True])}, "first and last are both true in streams 1"),
-    (SPEC, {"reward": np.float32([0, 2])}, "first observation earned a reward in streams 1"),
-    (SPEC, {"raw_reward": np.float32([0, 2])}, "first observation earned a reward in streams 1"),
-    (SPEC, {"discount": np.float32([1, 0])}, "first observation has a discount other than 1 in streams 1")])
+@pytest.mark.parametrize(
+    ("spec", "changes", "message"),
+    [
+        (
+            SPEC,
+            {"observation": np.zeros((2, 2, 2), np.uint8)},
+            r"observation is uint8 \[2, 2, 2\], expected uint8 \[2, 3, 2, 2\]",
+        ),
+        (SPEC, {"observation": np.zeros((2, 3, 2, 2), np.float32)}, "observation is float32"),
+        (SPEC, {"observation": [[0]]}, "observation is a list"),
+        (SPEC, {"observation": np.full((2, 3, 2, 2), 10, np.uint8)}, r"values 10 \.\. 10, outside 0 \.\. 9"),
+        (
+            VECTORS,
+            {"observation": np.where(np.arange(6).reshape(2, 3) == 5, NAN, 0)},
+            "observation is not finite in streams 1",
+        ),
+        (SPEC, {"reward": np.array([0.5, 0])}, r"reward is float64 \[2\], expected float32 \[2\]"),
+        (SPEC, {"raw_reward": np.float32([np.inf, 0])}, "raw_reward is not finite in streams 0"),
+        (SPEC, {"discount": np.float32([1.5, 1])}, r"discount of streams 0 is outside 0 \.\. 1"),
+        (SPEC, {"discount": np.float32([-0.5, 1])}, r"discount of streams 0 is outside 0 \.\. 1"),
+        (SPEC, {"last": np.array([1, 0])}, r"last is int64 \[2\], expected bool \[2\]"),
+        (
+            SPEC,
+            {"first": np.array([False, False])},
+            "first is wrong in streams 1: an episode starts exactly where one ended before",
+        ),
+        (
+            SPEC,
+            {
+                "first": np.array([True, True]),
+                "last": np.array([False, False]),
+                "reward": np.float32([0, 0]),
+                "raw_reward": np.float32([0, 0]),
+                "discount": np.float32([1, 1]),
+            },
+            "first is wrong in streams 0",
+        ),
+        (SPEC, {"last": np.array([False, True])}, "first and last are both true in streams 1"),
+        (SPEC, {"reward": np.float32([0, 2])}, "first observation earned a reward in streams 1"),
+        (SPEC, {"raw_reward": np.float32([0, 2])}, "first observation earned a reward in streams 1"),
+        (SPEC, {"discount": np.float32([1, 0])}, "first observation has a discount other than 1 in streams 1"),
+    ],
+)
 def test_a_violated_clause_is_named(spec, changes, message):
     found = contract_violations(spec, 2, timestep(spec, **changes), before())
     assert len(found) == 1
@@ -59,8 +89,13 @@ def test_a_violated_clause_is_named(spec, changes, message):
 
 def test_a_reset_starts_an_episode_in_every_environment():
     assert "a reset starts" in contract_violations(SPEC, 2, timestep(), None)[0]
-    everywhere = timestep(first=np.array([True, True]), last=np.array([False, False]), reward=np.float32([0, 0]),
-                          raw_reward=np.float32([0, 0]), discount=np.float32([1, 1]))
+    everywhere = timestep(
+        first=np.array([True, True]),
+        last=np.array([False, False]),
+        reward=np.float32([0, 0]),
+        raw_reward=np.float32([0, 0]),
+        discount=np.float32([1, 1]),
+    )
     assert contract_violations(SPEC, 2, everywhere, None) == []
 
 
@@ -92,7 +127,9 @@ def test_random_play_ends_at_the_first_violation_and_names_it():
     assert play_randomly(Short(), 2, 9, 0) == ([], 6)
     found, episodes = play_randomly(Short(fault=4), 2, 9, 0)
     assert episodes == 2 and [line.partition(" is ")[0] for line in found] == [
-        "step 4 of random play: reward", "step 4 of random play: raw_reward"]
+        "step 4 of random play: reward",
+        "step 4 of random play: raw_reward",
+    ]
 
 
 def test_random_actions_cover_the_space_and_stay_inside():
@@ -102,6 +139,8 @@ def test_random_actions_cover_the_space_and_stay_inside():
     space = VECTORS.action
     assert actions.dtype == np.float32 and (actions >= space.low).all() and (actions <= space.high).all()
     span = space.high - space.low
-    assert (actions.min((0, 1)) < space.low + 0.02 * span).all() and (actions.max((0, 1)) > space.high - 0.02 * span).all()
+    assert (actions.min((0, 1)) < space.low + 0.02 * span).all() and (
+        actions.max((0, 1)) > space.high - 0.02 * span
+    ).all()
     drawn = random_actions(Discrete(3), 500, np.random.default_rng(0))
     assert drawn.shape == (500,) and set(drawn.tolist()) == {0, 1, 2}

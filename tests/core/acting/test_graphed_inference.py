@@ -32,12 +32,17 @@ def make_agent(name, device="cpu", seed=3):
 def seen(draw):
     first = draw.random(STREAMS) < 0.3
     numbers = draw.normal(size=STREAMS).astype(np.float32)
-    return TimeStep(draw.integers(0, 256, (STREAMS, *DISCRETE.observation_shape), np.uint8), numbers, numbers, first, first, numbers)
+    return TimeStep(
+        draw.integers(0, 256, (STREAMS, *DISCRETE.observation_shape), np.uint8), numbers, numbers, first, first, numbers
+    )
 
 
 def played(name, agent, steps=12):
     """Return actions, extras and states of two alternating splits, with parameter pulls and one evaluation between."""
-    store, exploration = ParameterStore(ParameterStore.size_of(agent.model)), agent.exploration(0, 1, STREAMS, np.random.default_rng(5))
+    store, exploration = (
+        ParameterStore(ParameterStore.size_of(agent.model)),
+        agent.exploration(0, 1, STREAMS, np.random.default_rng(5)),
+    )
     version, found, draw = 0, [], np.random.default_rng(1)
     initial = agent.initial_state(STREAMS)
     states = [initial, initial]
@@ -108,7 +113,11 @@ def test_static_tensors_are_made_outside_inference_mode(name, monkeypatch):
     monkeypatch.setattr(StaticInputs, "_call", watched)
     agent = make_agent(name)
     capture_forward(agent.model, capture=False)
-    exploration, draw, state = agent.exploration(0, 1, STREAMS, np.random.default_rng(5)), np.random.default_rng(1), None
+    exploration, draw, state = (
+        agent.exploration(0, 1, STREAMS, np.random.default_rng(5)),
+        np.random.default_rng(1),
+        None,
+    )
     for _ in range(3):
         state = agent.act(seen(draw), agent.initial_state(STREAMS) if state is None else state, exploration).state
     assert calls == [False] * 3
@@ -124,11 +133,15 @@ def test_an_answer_is_not_overwritten_by_the_next():
     assert all(map(torch.equal, first.state, kept))
 
 
-@pytest.mark.parametrize(("on_gpu", "captured", "replaced"), [(True, True, [True]), (True, False, []), (False, True, [])])
+@pytest.mark.parametrize(
+    ("on_gpu", "captured", "replaced"), [(True, True, [True]), (True, False, []), (False, True, [])]
+)
 def test_only_gpu_networks_are_captured_and_only_if_requested(monkeypatch, on_gpu, captured, replaced):
     found = []
     monkeypatch.setattr("core.acting.graphed_inference.capture_forward", lambda model, capture: found.append(capture))
-    with_graphed_forward(SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter([SimpleNamespace(is_cuda=on_gpu)]))), captured)
+    with_graphed_forward(
+        SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter([SimpleNamespace(is_cuda=on_gpu)]))), captured
+    )
     assert found == replaced
 
 

@@ -51,16 +51,27 @@ def numbers(*values):
     return np.array(values, np.float32)
 
 
-@pytest.mark.parametrize(("told", "message"), [
-    ({"reward": numbers(0, np.nan, 0)}, "reward of stream 1 of told at step 1 is nan, expected finite values"),
-    ({"discount": numbers(0, 0, np.inf)}, "discount of stream 2 of told at step 1 is inf"),
-    ({"raw_reward": numbers(-np.inf, 0, 0)}, "raw_reward of stream 0 of told at step 1 is -inf"),
-    ({"observation": np.array([[0, 0], [0, np.nan], [0, 0]], np.float32)}, r"observation of stream 1 .* is nan \(element \[1\]\)"),
-    ({"observation": np.zeros((STREAMS, 2), np.int64)}, r"observation of told at step 1 is int64 \[3, 2\], expected float32 \[3, 2\]"),
-    ({"observation": np.zeros((STREAMS, 3), np.float32)}, r"is float32 \[3, 3\], expected float32 \[3, 2\]"),
-    ({"first": numbers(0, 0, 0)}, r"first of told at step 1 is float32 \[3\], expected bool \[3\]"),
-    ({"last": None}, "last of told at step 1 is None, expected bool"), ({"reward": 1.0}, "reward of told at step 1 is 1.0"),
-    ({"reward": numbers(1, 2)}, r"is float32 \[2\], expected float32 \[3\]")])
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"reward": numbers(0, np.nan, 0)}, "reward of stream 1 of told at step 1 is nan, expected finite values"),
+        ({"discount": numbers(0, 0, np.inf)}, "discount of stream 2 of told at step 1 is inf"),
+        ({"raw_reward": numbers(-np.inf, 0, 0)}, "raw_reward of stream 0 of told at step 1 is -inf"),
+        (
+            {"observation": np.array([[0, 0], [0, np.nan], [0, 0]], np.float32)},
+            r"observation of stream 1 .* is nan \(element \[1\]\)",
+        ),
+        (
+            {"observation": np.zeros((STREAMS, 2), np.int64)},
+            r"observation of told at step 1 is int64 \[3, 2\], expected float32 \[3, 2\]",
+        ),
+        ({"observation": np.zeros((STREAMS, 3), np.float32)}, r"is float32 \[3, 3\], expected float32 \[3, 2\]"),
+        ({"first": numbers(0, 0, 0)}, r"first of told at step 1 is float32 \[3\], expected bool \[3\]"),
+        ({"last": None}, "last of told at step 1 is None, expected bool"),
+        ({"reward": 1.0}, "reward of told at step 1 is 1.0"),
+        ({"reward": numbers(1, 2)}, r"is float32 \[2\], expected float32 \[3\]"),
+    ],
+)
 def test_a_faulty_field_names_value_environment_and_step(told, message):
     with pytest.raises(ValueError, match=message):
         stepped(**told)
@@ -94,9 +105,14 @@ ACTION = np.zeros(STREAMS, np.int64)
 
 
 @pytest.mark.parametrize("call", [("reset", 1), ("step", ACTION), ("send", ACTION), ("render",), ("close",)])
-@pytest.mark.parametrize(("error", "message"), [
-    (SystemExit(0), r"environment told called sys.exit\(0\)"), (ImportError("no levels"), "environment told raised ImportError: no levels"),
-    (Unreadable(), r"environment told raised Unreadable: \(its __str__ raises ValueError\)")])
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (SystemExit(0), r"environment told called sys.exit\(0\)"),
+        (ImportError("no levels"), "environment told raised ImportError: no levels"),
+        (Unreadable(), r"environment told raised Unreadable: \(its __str__ raises ValueError\)"),
+    ],
+)
 def test_errors_that_would_end_the_process_are_converted(monkeypatch, call, error, message):
     def fail(*_):
         raise error
@@ -109,8 +125,10 @@ def test_errors_that_would_end_the_process_are_converted(monkeypatch, call, erro
 
 @pytest.mark.parametrize("handled_by_python", [True, False])
 def test_keyboardinterrupt_passes_only_if_python_handles_sigint(monkeypatch, handled_by_python):
-    monkeypatch.setattr("core.common.foreign_code.signal.getsignal",
-                        lambda number: signal.default_int_handler if handled_by_python else None)
+    monkeypatch.setattr(
+        "core.common.foreign_code.signal.getsignal",
+        lambda number: signal.default_int_handler if handled_by_python else None,
+    )
     with pytest.raises(KeyboardInterrupt if handled_by_python else ForeignCodeError):
         with foreign_code("it"):
             raise KeyboardInterrupt

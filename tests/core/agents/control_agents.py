@@ -14,10 +14,17 @@ from core.models.policy_critic import D4PGMLP, DDPGMLP, SACMLP, TD3MLP, ControlM
 from core.specs import ArraySpec, Continuous, EnvSpec
 from core.types import Batch, SampleIds, TimeStep, Window
 
-KINDS = {"ddpg": (DDPG, ControlAgentParams(), DDPGMLP, ControlMLPParams(hidden=(16, 12))),
-         "d4pg": (D4PG, D4PGParams(v_min=-5.0, v_max=5.0, nstep=1, target_update=0.1), D4PGMLP, D4PGMLPParams(hidden=(16, 12), atoms=11)),
-         "td3": (TD3, TD3Params(), TD3MLP, ControlMLPParams(hidden=(16, 12))),
-         "sac": (SAC, SACParams(), SACMLP, ControlMLPParams(hidden=(16, 12)))}
+KINDS = {
+    "ddpg": (DDPG, ControlAgentParams(), DDPGMLP, ControlMLPParams(hidden=(16, 12))),
+    "d4pg": (
+        D4PG,
+        D4PGParams(v_min=-5.0, v_max=5.0, nstep=1, target_update=0.1),
+        D4PGMLP,
+        D4PGMLPParams(hidden=(16, 12), atoms=11),
+    ),
+    "td3": (TD3, TD3Params(), TD3MLP, ControlMLPParams(hidden=(16, 12))),
+    "sac": (SAC, SACParams(), SACMLP, ControlMLPParams(hidden=(16, 12))),
+}
 
 
 def space(*shape, low=-1.0, high=1.0):
@@ -45,9 +52,15 @@ def make_batch(agent, batch_size=7, seed=0, discounts=1.0, lasts=False, weights=
         return torch.randn(*shape, generator=generator)
 
     actions = low + (high - low) * torch.rand(length + 1, batch_size, *low.shape, generator=generator)
-    window = Window(normal(2, batch_size, *spec.observation_shape), torch.zeros(length + 1, batch_size, dtype=torch.bool),
-                    torch.zeros(length + 1, batch_size, dtype=torch.bool) | lasts, actions, normal(length + 1, batch_size),
-                    torch.full((length + 1, batch_size), float(discounts)), {})
+    window = Window(
+        normal(2, batch_size, *spec.observation_shape),
+        torch.zeros(length + 1, batch_size, dtype=torch.bool),
+        torch.zeros(length + 1, batch_size, dtype=torch.bool) | lasts,
+        actions,
+        normal(length + 1, batch_size),
+        torch.full((length + 1, batch_size), float(discounts)),
+        {},
+    )
     keys = SampleIds(np.zeros(batch_size, np.int64), np.arange(batch_size))
     return Batch(window, keys, torch.ones(batch_size) if weights is None else weights)
 
@@ -55,4 +68,6 @@ def make_batch(agent, batch_size=7, seed=0, discounts=1.0, lasts=False, weights=
 def timestep(observation, first=None):
     num = len(observation)
     zeros = np.zeros(num, np.float32)
-    return TimeStep(observation, zeros, zeros + 1, np.zeros(num, bool) if first is None else first, np.zeros(num, bool), zeros)
+    return TimeStep(
+        observation, zeros, zeros + 1, np.zeros(num, bool) if first is None else first, np.zeros(num, bool), zeros
+    )

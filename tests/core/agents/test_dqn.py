@@ -31,16 +31,24 @@ class Linear(Model):
 
 
 def make_agent(**settings):
-    agent = DQN(replace(DQNParams(optimizer="adam", lr=0.1, clip_norm=0.0, gamma=0.9, nstep=2), **settings), SPEC, Linear)
+    agent = DQN(
+        replace(DQNParams(optimizer="adam", lr=0.1, clip_norm=0.0, gamma=0.9, nstep=2), **settings), SPEC, Linear
+    )
     agent.init_learner()
     return agent
 
 
 def make_batch(observation, final, action, rewards, discounts, lasts, weights=(1.0,)):
     columns = len(observation)
-    window = Window(torch.tensor([[[value] for value in observation], [[value] for value in final]]),
-                    torch.zeros(3, columns, dtype=torch.bool), torch.tensor(lasts).T, torch.tensor(action)[None].expand(3, -1),
-                    torch.tensor(rewards).T, torch.tensor(discounts).T, {})
+    window = Window(
+        torch.tensor([[[value] for value in observation], [[value] for value in final]]),
+        torch.zeros(3, columns, dtype=torch.bool),
+        torch.tensor(lasts).T,
+        torch.tensor(action)[None].expand(3, -1),
+        torch.tensor(rewards).T,
+        torch.tensor(discounts).T,
+        {},
+    )
     return Batch(window, SampleIds(np.zeros(columns, np.int64), np.arange(columns)), torch.tensor(weights))
 
 
@@ -86,10 +94,20 @@ def test_truncation_bootstraps_after_the_steps_taken():
     assert td_error(agent, batch) == pytest.approx(abs(1 + 0.9 * 3 - 10), rel=1e-5)
 
 
-@pytest.mark.parametrize("loss, gradient", [("huber", lambda error: np.clip(error, -1, 1)), ("squared", lambda error: 2 * error)])
+@pytest.mark.parametrize(
+    "loss, gradient", [("huber", lambda error: np.clip(error, -1, 1)), ("squared", lambda error: 2 * error)]
+)
 def test_the_gradient_equals_the_one_derived_by_hand(loss, gradient):
     agent = make_agent(loss=loss, double=False)
-    batch = make_batch([2.0, 1.0], [3.0, 0.0], [0, 1], [[1.0, 10.0, 0.0], [0.0, 0.3, 0.0]], [[1.0] * 3] * 2, [[False] * 3] * 2, (0.5, 1.0))
+    batch = make_batch(
+        [2.0, 1.0],
+        [3.0, 0.0],
+        [0, 1],
+        [[1.0, 10.0, 0.0], [0.0, 0.3, 0.0]],
+        [[1.0] * 3] * 2,
+        [[False] * 3] * 2,
+        (0.5, 1.0),
+    )
     found = torch.autograd.grad(agent.loss(batch).loss, agent.model.weight)[0]
     first, second = 2.0 - (10 + 0.81 * 6), 2.0 - 0.27  # Q - y
     expected = [0.5 * gradient(first) * 2 / 2, gradient(second) * 1 / 2]
@@ -102,7 +120,9 @@ def test_the_target_network_is_copied_on_time_or_moves_softly():
         agent.learn(make_batch(*ONE))
     assert hard.target.weight.tolist() == list(Linear.first)
     moved = soft.model.weight.detach() - torch.tensor(Linear.first)
-    assert (soft.target.weight - torch.tensor(Linear.first)).tolist() == pytest.approx((0.25 * moved).tolist(), abs=1e-6)
+    assert (soft.target.weight - torch.tensor(Linear.first)).tolist() == pytest.approx(
+        (0.25 * moved).tolist(), abs=1e-6
+    )
     hard.learn(make_batch(*ONE))
     assert hard.target.weight.tolist() == hard.model.weight.tolist()
 
@@ -126,7 +146,9 @@ def test_clipping_bounds_the_gradient(settings):
 
 def test_initial_priorities_are_td_errors_of_the_actors_values():
     window = make_batch(*ONE).window._replace(
-        observations=torch.empty(0), extras={"q_taken": torch.tensor([[4.0], [0.0], [0.0]]), "q_max": torch.tensor([[0.0], [0.0], [6.0]])})
+        observations=torch.empty(0),
+        extras={"q_taken": torch.tensor([[4.0], [0.0], [0.0]]), "q_max": torch.tensor([[0.0], [0.0], [6.0]])},
+    )
     assert make_agent().initial_priorities(window).tolist() == pytest.approx([abs(10 + 0.81 * 6 - 4)])
 
 
@@ -145,8 +167,11 @@ def test_greedy_acting_takes_the_best_action():
 
 
 def test_a_checkpoint_continues_training_exactly():
-    straight, first, second = make_agent(lr_schedule="linear", lr_updates=10), make_agent(lr_schedule="linear", lr_updates=10), make_agent(
-        lr_schedule="linear", lr_updates=10)
+    straight, first, second = (
+        make_agent(lr_schedule="linear", lr_updates=10),
+        make_agent(lr_schedule="linear", lr_updates=10),
+        make_agent(lr_schedule="linear", lr_updates=10),
+    )
     for _ in range(6):
         straight.learn(make_batch(*ONE))
     for _ in range(3):

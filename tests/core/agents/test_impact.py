@@ -26,8 +26,15 @@ from tests.core.agents.unrolls import (
 
 SETTINGS = {
     "impact": {"epsilon": 0.2},
-    "other clips": {"epsilon": 0.4, "beta_max": 1.3, "rho_bar": 1.4, "c_bar": 0.7, "trace_lambda": 0.9, "entropy_cost": 0.1,
-                    "baseline_cost": 0.8},
+    "other clips": {
+        "epsilon": 0.4,
+        "beta_max": 1.3,
+        "rho_bar": 1.4,
+        "c_bar": 0.7,
+        "trace_lambda": 0.9,
+        "entropy_cost": 0.1,
+        "baseline_cost": 0.8,
+    },
     "with a divergence": {"kl_coefficient": 0.75},
 }
 
@@ -52,11 +59,21 @@ def twin(params, batch, logits, values, target_logits):
     length, streams = actions.shape
     total, rows = Sum(length + 1, streams), []
     for b in range(streams):
-        pi, target, mu = ([softmax(table[t, b]) for t in range(length)] for table in (logits, target_logits, behaviour_logits))
+        pi, target, mu = (
+            [softmax(table[t, b]) for t in range(length)] for table in (logits, target_logits, behaviour_logits)
+        )
         taken = [not lasts[t, b] for t in range(length)]
         ratios = [target[t][actions[t, b]] / mu[t][actions[t, b]] for t in range(length)]
-        targets = vtrace_targets(ratios, rewards[:, b], params.gamma * discounts[:, b], values[:, b], taken, params.rho_bar,
-                                 params.c_bar, params.trace_lambda)
+        targets = vtrace_targets(
+            ratios,
+            rewards[:, b],
+            params.gamma * discounts[:, b],
+            values[:, b],
+            taken,
+            params.rho_bar,
+            params.c_bar,
+            params.trace_lambda,
+        )
         for t in range(length):
             if not taken[t]:
                 continue
@@ -69,7 +86,9 @@ def twin(params, batch, logits, values, target_logits):
             total.add(row, -min(r * advantage, clipped * advantage), to_logits=-slope * (np.eye(A)[action] - pi[t]))
             total.add_baseline(row, params.baseline_cost, values[row], targets[t])
             total.add_entropy(row, params.entropy_cost, pi[t])
-            total.add(row, params.kl_coefficient * divergence(target[t], pi[t]), params.kl_coefficient * (pi[t] - target[t]))
+            total.add(
+                row, params.kl_coefficient * divergence(target[t], pi[t]), params.kl_coefficient * (pi[t] - target[t])
+            )
             rows.append((r, advantage, mu[t][action] / target[t][action]))
     return total, np.array(rows)
 
@@ -91,16 +110,24 @@ def test_loss_and_gradient_equal_the_papers(settings):
 
 
 def test_on_policy_it_is_the_plain_policy_gradient():
-    logits, values = np.log(np.tile([.1, .2, .3, .4], (4, 1, 1))), np.array([[-7.0], [4], [9], [8]])
-    batch = make_batch(np.array([[1.0], [2], [3]]), np.ones((3, 1)), np.zeros((4, 1), bool), np.array([[0], [3], [1]]), logits[:3] + 5.0,
-                       np.zeros((3, 1)))
+    logits, values = np.log(np.tile([0.1, 0.2, 0.3, 0.4], (4, 1, 1))), np.array([[-7.0], [4], [9], [8]])
+    batch = make_batch(
+        np.array([[1.0], [2], [3]]),
+        np.ones((3, 1)),
+        np.zeros((4, 1), bool),
+        np.array([[0], [3], [1]]),
+        logits[:3] + 5.0,
+        np.zeros((3, 1)),
+    )
     agent = table_agent(Impact, logits, values, gamma=0.5, entropy_cost=0.0, baseline_cost=1.0)
     output = agent.learn(batch)
     # 1 + 2 / 2 + 3 / 4 + 8 / 8, 2 + 3 / 2 + 8 / 4 and 3 + 8 / 2, minus the values
     advantages = [3.75 + 7, 5.5 - 4, 7 - 9]
     assert float(output.statistics["policy_loss"]) == pytest.approx(-sum(advantages))
-    one_hot, pi = np.eye(A)[[0, 3, 1]], np.array([.1, .2, .3, .4])
-    np.testing.assert_allclose(agent.model.logits.grad.numpy()[:3], -np.array(advantages)[:, None] * (one_hot - pi), atol=1e-9)
+    one_hot, pi = np.eye(A)[[0, 3, 1]], np.array([0.1, 0.2, 0.3, 0.4])
+    np.testing.assert_allclose(
+        agent.model.logits.grad.numpy()[:3], -np.array(advantages)[:, None] * (one_hot - pi), atol=1e-9
+    )
     assert agent.model.values.grad.tolist() == pytest.approx([-10.75, -1.5, 2, 0])
 
 
@@ -116,19 +143,30 @@ def test_on_policy_its_gradient_equals_impalas():
 
 def test_targets_advantages_and_target_network_carry_no_gradient():
     batch, logits, values = random_unrolls(seed=3)
-    agent = with_target(table_agent(Impact, logits, values, baseline_cost=0.0, kl_coefficient=1.0), random_target(logits))
+    agent = with_target(
+        table_agent(Impact, logits, values, baseline_cost=0.0, kl_coefficient=1.0), random_target(logits)
+    )
     agent.learn(batch)
     assert not agent.model.values.grad.any() and agent.model.logits.grad.any()
-    assert agent.target.logits.grad is None and not any(parameter.requires_grad for parameter in agent.target.parameters())
+    assert agent.target.logits.grad is None and not any(
+        parameter.requires_grad for parameter in agent.target.parameters()
+    )
 
 
 def test_of_the_bootstrap_step_only_published_fields_are_read():
     batch, logits, values = random_unrolls(seed=3)
     window = batch.window
-    sane = batch._replace(window=window._replace(
-        actions=window.actions.abs().clamp(max=A - 1), rewards=window.rewards.nan_to_num(3.0), discounts=window.discounts.nan_to_num(1.0),
-        extras={name: field.nan_to_num(2.0) for name, field in window.extras.items()}))
-    agents = [with_target(table_agent(Impact, logits, values, kl_coefficient=1.0), random_target(logits)) for _ in range(2)]
+    sane = batch._replace(
+        window=window._replace(
+            actions=window.actions.abs().clamp(max=A - 1),
+            rewards=window.rewards.nan_to_num(3.0),
+            discounts=window.discounts.nan_to_num(1.0),
+            extras={name: field.nan_to_num(2.0) for name, field in window.extras.items()},
+        )
+    )
+    agents = [
+        with_target(table_agent(Impact, logits, values, kl_coefficient=1.0), random_target(logits)) for _ in range(2)
+    ]
     outputs = [agent.learn(each) for agent, each in zip(agents, (batch, sane))]
     assert not any(output.skipped for output in outputs)
     assert torch.equal(agents[0].model.logits.grad, agents[1].model.logits.grad)
@@ -151,7 +189,7 @@ def test_the_kl_coefficient_adapts_when_the_target_is_copied(kl_target, factor):
     batch, logits, values = random_unrolls(seed=5, streams=6)
     agent = table_agent(Impact, logits, values, target_update=2, kl_coefficient=0.4, kl_target=kl_target)
     used = [float(agent.learn(batch).statistics["kl_coefficient"]) for _ in range(6)]
-    assert used == pytest.approx([.4, .4, .4 * factor, .4 * factor, .4 * factor ** 2, .4 * factor ** 2])
+    assert used == pytest.approx([0.4, 0.4, 0.4 * factor, 0.4 * factor, 0.4 * factor**2, 0.4 * factor**2])
 
 
 def test_the_kl_coefficient_follows_the_kl_just_before_a_copy():
@@ -160,7 +198,7 @@ def test_the_kl_coefficient_follows_the_kl_just_before_a_copy():
     measured = [float(agent.learn(batch).statistics["target_kl"]) for _ in range(4)]
     assert measured[0] == measured[2] == 0 and measured[1] > 1e-4 and measured[3] > 1e-4
     steady = table_agent(Impact, logits, values, target_update=2, kl_coefficient=0.4, lr=0.02, kl_target=measured[1])
-    assert [float(steady.learn(batch).statistics["kl_coefficient"]) for _ in range(4)] == pytest.approx([.4] * 4)
+    assert [float(steady.learn(batch).statistics["kl_coefficient"]) for _ in range(4)] == pytest.approx([0.4] * 4)
 
 
 def agent_with_half_a_divergence(**settings):
@@ -168,7 +206,9 @@ def agent_with_half_a_divergence(**settings):
     batch, logits, values = random_unrolls(seed=5, streams=6)
     target_logits = logits.copy()
     target_logits[:, :3] = random_target(logits)[:, :3]
-    return with_target(table_agent(Impact, logits, values, target_update=1, kl_coefficient=0.4, **settings), target_logits), batch
+    return with_target(
+        table_agent(Impact, logits, values, target_update=1, kl_coefficient=0.4, **settings), target_logits
+    ), batch
 
 
 def learn_three(begin, kl_target):
@@ -205,7 +245,10 @@ def test_without_a_kl_term_the_coefficient_stays_zero():
 @pytest.mark.parametrize("before, now, expected", [(0.0, 0.4, 0.4), (0.4, 0.0, 0.0), (0.4, 0.5, 0.8)])
 def test_a_resumed_run_keeps_an_adapted_kl_coefficient(before, now, expected):
     batch, logits, values = random_unrolls(seed=5, streams=6)
-    first, second = (table_agent(Impact, logits, values, target_update=1, kl_target=1e-9, kl_coefficient=each) for each in (before, now))
+    first, second = (
+        table_agent(Impact, logits, values, target_update=1, kl_target=1e-9, kl_coefficient=each)
+        for each in (before, now)
+    )
     with_target(first, random_target(logits)).learn(batch)  # doubles it
     second.load_state_dict(deepcopy(first.state_dict()))
     assert second.state_dict()["kl_coefficient"] == pytest.approx(expected)
@@ -214,7 +257,9 @@ def test_a_resumed_run_keeps_an_adapted_kl_coefficient(before, now, expected):
 @pytest.mark.parametrize("optimizer", ["rmsprop", "adam"])
 def test_a_non_finite_loss_changes_nothing(optimizer):
     batch, logits, values = random_unrolls(seed=7)
-    agent = table_agent(Impact, logits, values, optimizer=optimizer, kl_coefficient=0.4, kl_target=1e-9, target_update=2)
+    agent = table_agent(
+        Impact, logits, values, optimizer=optimizer, kl_coefficient=0.4, kl_target=1e-9, target_update=2
+    )
     agent.learn(batch)
     before = deepcopy(agent.state_dict())
     window = deepcopy(batch.window)
@@ -231,22 +276,40 @@ def test_statistics_are_means_over_the_steps_with_an_action():
     target_logits = random_target(logits)
     agent = with_target(table_agent(Impact, logits, values), target_logits)
     output = agent.learn(batch)
-    rows = [(softmax(logits[t, b]), softmax(target_logits[t, b])) for t, b in np.argwhere(~batch.window.lasts[:-1].numpy())]
-    expected = {"entropy": np.mean([-sum(p * log(p) for p in pi) for pi, _ in rows]), "value_mean": values.mean(),
-                "target_kl": np.mean([divergence(target, pi) for pi, target in rows])}
+    rows = [
+        (softmax(logits[t, b]), softmax(target_logits[t, b])) for t, b in np.argwhere(~batch.window.lasts[:-1].numpy())
+    ]
+    expected = {
+        "entropy": np.mean([-sum(p * log(p) for p in pi) for pi, _ in rows]),
+        "value_mean": values.mean(),
+        "target_kl": np.mean([divergence(target, pi) for pi, target in rows]),
+    }
     assert {name: float(output.statistics[name]) for name in expected} == pytest.approx(expected)
     assert not any(value.requires_grad for value in output.statistics.values())
 
 
-@pytest.mark.parametrize("settings", [{"optimizer": "rmsprop"}, {"optimizer": "rmsprop", "rmsprop_centered": True}, {"optimizer": "adam"}])
+@pytest.mark.parametrize(
+    "settings", [{"optimizer": "rmsprop"}, {"optimizer": "rmsprop", "rmsprop_centered": True}, {"optimizer": "adam"}]
+)
 def test_a_checkpoint_continues_training_exactly(settings):
     batches, logits, values = [], None, None
     for seed in range(8):
         batch, logits, values = random_unrolls(seed=seed, streams=6)
         batches.append(batch)
     straight, first, second = (
-        table_agent(Impact, logits, values, target_update=2, kl_coefficient=0.4, kl_target=1e-9, lr_schedule="linear", lr_updates=10,
-                    **settings) for _ in range(3))
+        table_agent(
+            Impact,
+            logits,
+            values,
+            target_update=2,
+            kl_coefficient=0.4,
+            kl_target=1e-9,
+            lr_schedule="linear",
+            lr_updates=10,
+            **settings,
+        )
+        for _ in range(3)
+    )
     for batch in batches:
         straight.learn(batch)
     for batch in batches[:3]:  # ends within the target's period
@@ -255,4 +318,4 @@ def test_a_checkpoint_continues_training_exactly(settings):
     for batch in batches[3:]:
         second.learn(batch)
     assert not differences(straight.state_dict(), second.state_dict())
-    assert straight.state_dict()["kl_coefficient"] == pytest.approx(0.4 * 2 ** 4)
+    assert straight.state_dict()["kl_coefficient"] == pytest.approx(0.4 * 2**4)

@@ -24,7 +24,14 @@ from tests.core.agents.unrolls import (
 CLEAR = {"policy_cloning_cost": 0.3, "value_cloning_cost": 0.2}
 SETTINGS = {
     "impala": {},
-    "three clips": {"rho_bar": 1.4, "c_bar": 0.7, "pg_rho_bar": 2.0, "trace_lambda": 0.9, "entropy_cost": 0.1, "baseline_cost": 0.8},
+    "three clips": {
+        "rho_bar": 1.4,
+        "c_bar": 0.7,
+        "pg_rho_bar": 2.0,
+        "trace_lambda": 0.9,
+        "entropy_cost": 0.1,
+        "baseline_cost": 0.8,
+    },
     "clear": {**CLEAR, "gamma": 0.97},
     "policies cloned": {"policy_cloning_cost": 0.3},
     "values cloned": {"value_cloning_cost": 0.2},
@@ -51,21 +58,35 @@ def twin(params, batch, logits, values):
         pi, mu = ([softmax(table[t, b]) for t in range(length)] for table in (logits, behaviour_logits))
         ratios = [pi[t][actions[t, b]] / mu[t][actions[t, b]] for t in range(length)]
         included[:, b] = [not lasts[t, b] and (fresh or is_relevant(params, pi[t], mu[t])) for t in range(length)]
-        targets = vtrace_targets(ratios, rewards[:, b], params.gamma * discounts[:, b], values[:, b], included[:, b],
-                                 params.rho_bar, params.c_bar, params.trace_lambda)
+        targets = vtrace_targets(
+            ratios,
+            rewards[:, b],
+            params.gamma * discounts[:, b],
+            values[:, b],
+            included[:, b],
+            params.rho_bar,
+            params.c_bar,
+            params.trace_lambda,
+        )
         for t in range(length):
             row, action, value = (t, b), actions[t, b], values[t, b]
             if not lasts[row] and (fresh or params.relevance == "none"):
                 total.add_entropy(row, params.entropy_cost, pi[t])
             if not included[row]:
                 continue
-            advantage = min(params.pg_rho_bar, ratios[t]) * (rewards[row] + params.gamma * discounts[row] * targets[t + 1] - value)
+            advantage = min(params.pg_rho_bar, ratios[t]) * (
+                rewards[row] + params.gamma * discounts[row] * targets[t + 1] - value
+            )
             total.add(row, -advantage * log(pi[t][action]), to_logits=-advantage * (np.eye(A)[action] - pi[t]))
             total.add_baseline(row, params.baseline_cost, value, targets[t])
             if not fresh:
                 cost, error = params.value_cloning_cost, value - behaviour_values[row]
-                total.add(row, params.policy_cloning_cost * divergence(mu[t], pi[t]), params.policy_cloning_cost * (pi[t] - mu[t]))
-                total.add(row, cost * error ** 2, to_value=2 * cost * error)
+                total.add(
+                    row,
+                    params.policy_cloning_cost * divergence(mu[t], pi[t]),
+                    params.policy_cloning_cost * (pi[t] - mu[t]),
+                )
+                total.add(row, cost * error**2, to_value=2 * cost * error)
     return total, included
 
 
@@ -73,8 +94,15 @@ def one_row(pi, mu, action=0, reward=1.0, fresh=False, value=0.5, behaviour_valu
     """Return an agent and a batch of one step with these policies; V of the bootstrap step is 0.25."""
     logits, behaviour = (np.log([[[*p, *[1e-9] * (A - len(p))]]]) for p in (pi, mu))
     agent = table_agent(Impala, np.concatenate([logits, logits]), np.array([[value], [0.25]]), **settings)
-    batch = make_batch(np.full((1, 1), reward), np.ones((1, 1)), np.zeros((2, 1), bool), np.full((1, 1), action), behaviour,
-                       np.full((1, 1), behaviour_value), np.array([fresh]))
+    batch = make_batch(
+        np.full((1, 1), reward),
+        np.ones((1, 1)),
+        np.zeros((2, 1), bool),
+        np.full((1, 1), action),
+        behaviour,
+        np.full((1, 1), behaviour_value),
+        np.array([fresh]),
+    )
     return agent, batch
 
 
@@ -97,10 +125,17 @@ def test_random_unrolls_lie_on_both_sides_of_every_threshold():
     (actions, _, discounts, behaviour_logits, _), lasts = columns(batch)
     taken, ending = ~lasts[:-1], lasts[1:]
     place = np.argwhere(taken)
-    ratios = np.array([softmax(logits[t, b])[actions[t, b]] / softmax(behaviour_logits[t, b])[actions[t, b]] for t, b in place])
+    ratios = np.array(
+        [softmax(logits[t, b])[actions[t, b]] / softmax(behaviour_logits[t, b])[actions[t, b]] for t, b in place]
+    )
     for clip in (0.7, 1.0, 1.3, 1.4, 1.5, 2.0):
         assert 0.1 < (ratios < clip).mean() < 0.9
-    for row in (taken & ending & (discounts == 0), taken & ending & (discounts == 1), taken & ~ending & (discounts == 0), lasts[:-1]):
+    for row in (
+        taken & ending & (discounts == 0),
+        taken & ending & (discounts == 1),
+        taken & ~ending & (discounts == 0),
+        lasts[:-1],
+    ):
         assert row.sum() > 10
     assert lasts[-1].any() and 0.2 < batch.fresh.double().mean() < 0.8
     for settings in (SETTINGS["laser, implied"], SETTINGS["laser, kl"], SETTINGS["clear and laser"]):
@@ -110,28 +145,42 @@ def test_random_unrolls_lie_on_both_sides_of_every_threshold():
 
 
 def test_on_policy_it_is_the_n_step_target_and_policy_gradient():
-    logits, values = np.log(np.tile([.1, .2, .3, .4], (4, 1, 1))), np.array([[-7.0], [4], [9], [8]])
-    batch = make_batch(np.array([[1.0], [2], [3]]), np.ones((3, 1)), np.zeros((4, 1), bool), np.array([[0], [3], [1]]), logits[:3] + 5.0,
-                       np.zeros((3, 1)))
+    logits, values = np.log(np.tile([0.1, 0.2, 0.3, 0.4], (4, 1, 1))), np.array([[-7.0], [4], [9], [8]])
+    batch = make_batch(
+        np.array([[1.0], [2], [3]]),
+        np.ones((3, 1)),
+        np.zeros((4, 1), bool),
+        np.array([[0], [3], [1]]),
+        logits[:3] + 5.0,
+        np.zeros((3, 1)),
+    )
     agent = table_agent(Impala, logits, values, gamma=0.5, entropy_cost=0.0, baseline_cost=1.0)
     output = agent.learn(batch)
     targets = [1 + 2 / 2 + 3 / 4 + 8 / 8, 2 + 3 / 2 + 8 / 4, 3 + 8 / 2]
     advantages = [3.75 + 7, 5.5 - 4, 7 - 9]  # target minus value
     assert targets == [3.75, 5.5, 7]
-    policy = -(10.75 * log(.1) + 1.5 * log(.4) - 2 * log(.2))
+    policy = -(10.75 * log(0.1) + 1.5 * log(0.4) - 2 * log(0.2))
     assert float(output.statistics["policy_loss"]) == pytest.approx(policy)
-    assert float(output.statistics["loss"]) == pytest.approx(policy + 0.5 * (10.75 ** 2 + 1.5 ** 2 + 2 ** 2))
+    assert float(output.statistics["loss"]) == pytest.approx(policy + 0.5 * (10.75**2 + 1.5**2 + 2**2))
     assert agent.model.values.grad.tolist() == pytest.approx([-10.75, -1.5, 2, 0])
-    one_hot, pi = np.eye(A)[[0, 3, 1]], np.array([.1, .2, .3, .4])
-    np.testing.assert_allclose(agent.model.logits.grad.numpy()[:3], -np.array(advantages)[:, None] * (one_hot - pi), atol=1e-12)
+    one_hot, pi = np.eye(A)[[0, 3, 1]], np.array([0.1, 0.2, 0.3, 0.4])
+    np.testing.assert_allclose(
+        agent.model.logits.grad.numpy()[:3], -np.array(advantages)[:, None] * (one_hot - pi), atol=1e-12
+    )
     assert not agent.model.logits.grad[3].any()
 
 
 def test_truncations_bootstrap_and_terminations_do_not():
     logits, values = np.zeros((3, 2, A)), np.array([[6.0, 6.0], [7.0, 7.0], [8.0, 8.0]])
     lasts = np.array([[False, False], [True, True], [False, False]])
-    batch = make_batch(np.array([[1.0, 1.0], [50.0, 50.0]]), np.array([[1.0, 0.0], [1.0, 1.0]]), lasts, np.zeros((2, 2), np.int64),
-                       np.zeros((2, 2, A)), np.zeros((2, 2)))
+    batch = make_batch(
+        np.array([[1.0, 1.0], [50.0, 50.0]]),
+        np.array([[1.0, 0.0], [1.0, 1.0]]),
+        lasts,
+        np.zeros((2, 2), np.int64),
+        np.zeros((2, 2, A)),
+        np.zeros((2, 2)),
+    )
     agent = table_agent(Impala, logits, values, gamma=0.5, entropy_cost=0.0, baseline_cost=1.0)
     agent.learn(batch)
     errors = [6 - (1 + 0.5 * 7), 6 - 1]
@@ -147,15 +196,23 @@ def test_targets_and_advantages_carry_no_gradient():
     assert not agent.model.values.grad.any() and agent.model.logits.grad.any()
     agent = table_agent(Impala, logits, values)
     agent.learn(batch)
-    assert not agent.model.values.grad.view(values.shape)[-1].any() and not agent.model.logits.grad.view(logits.shape)[-1].any()
+    assert (
+        not agent.model.values.grad.view(values.shape)[-1].any()
+        and not agent.model.logits.grad.view(logits.shape)[-1].any()
+    )
 
 
 def test_of_the_bootstrap_step_only_published_fields_are_read():
     batch, logits, values = random_unrolls(seed=3)
     window = batch.window
-    sane = batch._replace(window=window._replace(
-        actions=window.actions.abs().clamp(max=A - 1), rewards=window.rewards.nan_to_num(3.0), discounts=window.discounts.nan_to_num(1.0),
-        extras={name: field.nan_to_num(2.0) for name, field in window.extras.items()}))
+    sane = batch._replace(
+        window=window._replace(
+            actions=window.actions.abs().clamp(max=A - 1),
+            rewards=window.rewards.nan_to_num(3.0),
+            discounts=window.discounts.nan_to_num(1.0),
+            extras={name: field.nan_to_num(2.0) for name, field in window.extras.items()},
+        )
+    )
     agents = [table_agent(Impala, logits, values, **SETTINGS["clear and laser"]) for _ in range(2)]
     outputs = [agent.learn(each) for agent, each in zip(agents, (batch, sane))]
     assert not any(output.skipped for output in outputs)
@@ -163,51 +220,63 @@ def test_of_the_bootstrap_step_only_published_fields_are_read():
     assert not differences(*(output.statistics for output in outputs))
 
 
-
 def test_policy_cloning_uses_mu_and_value_cloning_stored_values():
-    pi, mu = (.5, .5), (.9, .1)
+    pi, mu = (0.5, 0.5), (0.9, 0.1)
     plain, cloned = (one_row(pi, mu, **settings) for settings in ({}, CLEAR))
     difference = cloned[0].learn(cloned[1]).statistics["loss"] - plain[0].learn(plain[1]).statistics["loss"]
-    towards = .9 * log(.9 / .5) + .1 * log(.1 / .5)  # KL(mu || pi) = .368; KL(pi || mu) would be .511
+    towards = 0.9 * log(0.9 / 0.5) + 0.1 * log(0.1 / 0.5)  # KL(mu || pi) = .368; KL(pi || mu) would be .511
     assert float(difference) == pytest.approx(0.3 * towards + 0.2 * (0.5 - 2.0) ** 2, abs=1e-6)
     gradient = cloned[0].model.logits.grad[0] - plain[0].model.logits.grad[0]
-    assert gradient[:2].tolist() == pytest.approx([0.3 * (.5 - .9), 0.3 * (.5 - .1)], abs=1e-6)
+    assert gradient[:2].tolist() == pytest.approx([0.3 * (0.5 - 0.9), 0.3 * (0.5 - 0.1)], abs=1e-6)
     assert float(cloned[0].model.values.grad[0] - plain[0].model.values.grad[0]) == pytest.approx(2 * 0.2 * (0.5 - 2.0))
 
 
 def test_fresh_steps_are_not_cloned():
-    plain, cloned = (one_row((.5, .5), (.9, .1), fresh=True, **settings) for settings in ({}, CLEAR))
+    plain, cloned = (one_row((0.5, 0.5), (0.9, 0.1), fresh=True, **settings) for settings in ({}, CLEAR))
     losses = [float(agent.learn(batch).statistics["loss"]) for agent, batch in (plain, cloned)]
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("relevance, far", [("implied", .8 * log(.8 / (.5 / .7)) + .2 * log(.7)), ("kl", .8 * log(1.6) + .2 * log(.4))])
+@pytest.mark.parametrize(
+    "relevance, far",
+    [("implied", 0.8 * log(0.8 / (0.5 / 0.7)) + 0.2 * log(0.7)), ("kl", 0.8 * log(1.6) + 0.2 * log(0.4))],
+)
 def test_an_irrelevant_replayed_step_leaves_every_loss(relevance, far):
     # pi = (.8, .2), mu = (.5, .5): min(mu, pi) = (.5, .2), which sums to .7.
     for threshold, fresh, learnt in ((far + 1e-6, False, True), (far - 1e-6, False, False), (far - 1e-6, True, True)):
-        agent, batch = one_row((.8, .2), (.5, .5), fresh=fresh, relevance=relevance, relevance_threshold=threshold, **CLEAR)
+        agent, batch = one_row(
+            (0.8, 0.2), (0.5, 0.5), fresh=fresh, relevance=relevance, relevance_threshold=threshold, **CLEAR
+        )
         output = agent.learn(batch)
         assert agent.model.logits.grad.any() == agent.model.values.grad.any() == learnt
         assert float(output.statistics["relevant_share"]) == learnt and float(output.statistics["fresh_share"]) == fresh
-        assert float(output.statistics["behaviour_kl"]) == pytest.approx(.8 * log(1.6) + .2 * log(.4), abs=1e-6)
+        assert float(output.statistics["behaviour_kl"]) == pytest.approx(0.8 * log(1.6) + 0.2 * log(0.4), abs=1e-6)
 
 
-@pytest.mark.parametrize("relevance, fresh, counts", [
-    ("none", False, True), ("none", True, True), ("kl", False, False), ("kl", True, True)])
+@pytest.mark.parametrize(
+    "relevance, fresh, counts", [("none", False, True), ("none", True, True), ("kl", False, False), ("kl", True, True)]
+)
 def test_with_relevance_only_fresh_steps_have_an_entropy_term(relevance, fresh, counts):
     losses = []
     for cost in (0.0, 2.0):
-        agent, batch = one_row((.8, .2), (.7, .3), fresh=fresh, relevance=relevance, entropy_cost=cost)
+        agent, batch = one_row((0.8, 0.2), (0.7, 0.3), fresh=fresh, relevance=relevance, entropy_cost=cost)
         losses.append(float(agent.learn(batch).statistics["loss"]))
-    assert losses[1] - losses[0] == pytest.approx(2 * (.8 * log(.8) + .2 * log(.2)) if counts else 0, abs=1e-6)
+    assert losses[1] - losses[0] == pytest.approx(2 * (0.8 * log(0.8) + 0.2 * log(0.2)) if counts else 0, abs=1e-6)
 
 
 def test_a_trace_stops_at_an_irrelevant_replayed_step():
     # On policy except for step 1: delta_0 = 1 + 10 - 0; stopping one step too late would make v_0 11 + 12.
     logits, values = np.zeros((4, 1, A)), np.array([[0.0], [10], [20], [30]])
     behaviour = np.array([[[0.0] * A], [[9.0, 0, 0, 0]], [[0.0] * A]])
-    batch = make_batch(np.array([[1.0], [2], [4]]), np.ones((3, 1)), np.zeros((4, 1), bool), np.zeros((3, 1), np.int64), behaviour,
-                       np.zeros((3, 1)), np.array([False]))
+    batch = make_batch(
+        np.array([[1.0], [2], [4]]),
+        np.ones((3, 1)),
+        np.zeros((4, 1), bool),
+        np.zeros((3, 1), np.int64),
+        behaviour,
+        np.zeros((3, 1)),
+        np.array([False]),
+    )
     agent = table_agent(Impala, logits, values, gamma=1.0, baseline_cost=1.0, relevance="kl")
     agent.learn(batch)
     assert agent.model.values.grad.tolist() == pytest.approx([-11, 0, -14, 0])
@@ -231,8 +300,14 @@ def test_a_non_finite_loss_changes_nothing(optimizer, broken):
 
 
 def test_unrolls_without_actions_have_zero_loss_and_statistics():
-    batch = make_batch(np.zeros((1, 2)), np.ones((1, 2)), np.array([[True, True], [False, False]]), np.zeros((1, 2), np.int64),
-                       np.zeros((1, 2, A)), np.zeros((1, 2)))
+    batch = make_batch(
+        np.zeros((1, 2)),
+        np.ones((1, 2)),
+        np.array([[True, True], [False, False]]),
+        np.zeros((1, 2), np.int64),
+        np.zeros((1, 2, A)),
+        np.zeros((1, 2)),
+    )
     output = table_agent(Impala, np.zeros((2, 2, A)), np.ones((2, 2))).learn(batch)
     assert not output.skipped and float(output.statistics["loss"]) == 0
     assert all(torch.isfinite(value) for value in output.statistics.values())
@@ -242,20 +317,32 @@ def test_statistics_are_means_over_the_steps_with_an_action():
     batch, logits, values = random_unrolls(seed=5)
     output = table_agent(Impala, logits, values).learn(batch)
     (_, _, _, behaviour_logits, _), lasts = columns(batch)
-    rows = [(softmax(logits[t, b]), softmax(behaviour_logits[t, b]), bool(batch.fresh[b])) for t, b in np.argwhere(~lasts[:-1])]
-    expected = {"entropy": np.mean([-(pi * np.log(pi)).sum() for pi, _, _ in rows]), "fresh_share": np.mean([fresh for *_, fresh in rows]),
-                "behaviour_kl": np.mean([divergence(pi, mu) for pi, mu, _ in rows]), "relevant_share": 1.0, "value_mean": values.mean()}
+    rows = [
+        (softmax(logits[t, b]), softmax(behaviour_logits[t, b]), bool(batch.fresh[b]))
+        for t, b in np.argwhere(~lasts[:-1])
+    ]
+    expected = {
+        "entropy": np.mean([-(pi * np.log(pi)).sum() for pi, _, _ in rows]),
+        "fresh_share": np.mean([fresh for *_, fresh in rows]),
+        "behaviour_kl": np.mean([divergence(pi, mu) for pi, mu, _ in rows]),
+        "relevant_share": 1.0,
+        "value_mean": values.mean(),
+    }
     assert {name: float(output.statistics[name]) for name in expected} == pytest.approx(expected)
     assert not any(value.requires_grad for value in output.statistics.values())
 
 
-@pytest.mark.parametrize("settings", [{"optimizer": "rmsprop"}, {"optimizer": "rmsprop", "rmsprop_centered": True}, {"optimizer": "adam"}])
+@pytest.mark.parametrize(
+    "settings", [{"optimizer": "rmsprop"}, {"optimizer": "rmsprop", "rmsprop_centered": True}, {"optimizer": "adam"}]
+)
 def test_a_checkpoint_continues_training_exactly(settings):
     batches, logits, values = [], None, None
     for seed in range(6):
         batch, logits, values = random_unrolls(seed=seed, streams=6)
         batches.append(batch)
-    straight, first, second = (table_agent(Impala, logits, values, lr_schedule="linear", lr_updates=10, **settings) for _ in range(3))
+    straight, first, second = (
+        table_agent(Impala, logits, values, lr_schedule="linear", lr_updates=10, **settings) for _ in range(3)
+    )
     for batch in batches:
         straight.learn(batch)
     for batch in batches[:3]:

@@ -56,12 +56,21 @@ def make_batch(agent, seed=0):
     actions = draw.integers(3, size=(rows, COLUMNS))
     before = np.concatenate([draw.integers(3, size=(1, COLUMNS)), actions[:-1]])
     earned = np.concatenate([draw.normal(size=(1, COLUMNS)), rewards[:-1]])
-    extras = {"previous_action": np.where(firsts, -1, before).astype(np.int16),
-              "previous_reward": np.where(firsts, 0, earned).astype(np.float32)}
-    window = Window(*map(torch.from_numpy, (draw.normal(size=(rows, COLUMNS, 3)).astype(np.float32), firsts, lasts, actions, rewards,
-                                            discounts)),
-                    {name: torch.from_numpy(array) for name, array in extras.items()},
-                    (*(torch.from_numpy(draw.normal(size=(COLUMNS, HIDDEN)).astype(np.float32)) for _ in range(2)), torch.zeros(COLUMNS)))
+    extras = {
+        "previous_action": np.where(firsts, -1, before).astype(np.int16),
+        "previous_reward": np.where(firsts, 0, earned).astype(np.float32),
+    }
+    window = Window(
+        *map(
+            torch.from_numpy,
+            (draw.normal(size=(rows, COLUMNS, 3)).astype(np.float32), firsts, lasts, actions, rewards, discounts),
+        ),
+        {name: torch.from_numpy(array) for name, array in extras.items()},
+        (
+            *(torch.from_numpy(draw.normal(size=(COLUMNS, HIDDEN)).astype(np.float32)) for _ in range(2)),
+            torch.zeros(COLUMNS),
+        ),
+    )
     weights = torch.from_numpy(draw.random(COLUMNS).astype(np.float32))
     return Batch(window, SampleIds(np.zeros(COLUMNS, np.int64), np.arange(COLUMNS)), weights)
 
@@ -77,11 +86,14 @@ def inverse(y, eps):
 
 def stepped(model, window, column):
     """Return the action values of every step of one environment, computed one step at a time."""
-    state, values = tuple(part[column:column + 1] for part in window.states[:2]), []
+    state, values = tuple(part[column : column + 1] for part in window.states[:2]), []
     for row in range(len(window.lasts)):
-        state = restart(state, window.firsts[row, column:column + 1], model.initial_state(1))
-        inputs = OARInputs(window.observations[row, column][None], window.extras["previous_action"][row, column][None],
-                        window.extras["previous_reward"][row, column][None])
+        state = restart(state, window.firsts[row, column : column + 1], model.initial_state(1))
+        inputs = OARInputs(
+            window.observations[row, column][None],
+            window.extras["previous_action"][row, column][None],
+            window.extras["previous_reward"][row, column][None],
+        )
         value, state = model(inputs, state)
         values.append(value[0])
     return values
@@ -108,8 +120,19 @@ def numbers(values):
     return [value.detach().double().tolist() for value in values]
 
 
-@pytest.mark.parametrize("settings", [{}, {"double": False}, {"burn_in": 0}, {"nstep": 1}, {"nstep": 5, "eta": 0.0}, {"eta": 1.0},
-                                      {"unroll_length": 1}, {"stride": 20}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"double": False},
+        {"burn_in": 0},
+        {"nstep": 1},
+        {"nstep": 5, "eta": 0.0},
+        {"eta": 1.0},
+        {"unroll_length": 1},
+        {"stride": 20},
+    ],
+)
 def test_loss_and_priorities_equal_the_loop(settings):
     agent = spread(make_agent(**settings))
     params, batch = agent.params, make_batch(agent)
@@ -117,7 +140,9 @@ def test_loss_and_priorities_equal_the_loop(settings):
     expected, loss = [], torch.zeros(())
     for column in range(COLUMNS):
         online = stepped(agent.model, batch.window, column)
-        errors = walk(params, batch.window, column, numbers(online), numbers(stepped(agent.target, batch.window, column)))
+        errors = walk(
+            params, batch.window, column, numbers(online), numbers(stepped(agent.target, batch.window, column))
+        )
         sizes = [abs(error) for _, error in errors]
         expected.append(params.eta * max(sizes) + (1 - params.eta) * sum(sizes) / len(sizes) if sizes else 0.0)
         loss = loss + batch.weights[column] / COLUMNS * sum(error * error / 2 for _, error in errors)
@@ -134,11 +159,25 @@ def test_the_gradient_is_that_of_trained_steps_and_fixed_targets(burn_in):
     with torch.no_grad():
         warm = agent.model.unroll(*warming(batch.window, burn_in))[1] if burn_in else batch.window.states[:2]
     loss = torch.zeros(())
-    later = Window(batch.window.observations[burn_in:], batch.window.firsts[burn_in:], batch.window.lasts[burn_in:], *batch.window[3:6],
-                   {name: field[burn_in:] for name, field in batch.window.extras.items()}, warm)
+    later = Window(
+        batch.window.observations[burn_in:],
+        batch.window.firsts[burn_in:],
+        batch.window.lasts[burn_in:],
+        *batch.window[3:6],
+        {name: field[burn_in:] for name, field in batch.window.extras.items()},
+        warm,
+    )
     for column in range(COLUMNS):
         online = stepped(agent.model, batch.window, column)
-        errors = dict(walk(agent.params, batch.window, column, numbers(online), numbers(stepped(agent.target, batch.window, column))))
+        errors = dict(
+            walk(
+                agent.params,
+                batch.window,
+                column,
+                numbers(online),
+                numbers(stepped(agent.target, batch.window, column)),
+            )
+        )
         values = stepped(agent.model, later, column)
         for row, error in errors.items():
             taken = values[row - burn_in][batch.window.actions[row, column]]
@@ -179,7 +218,11 @@ def test_last_steps_of_episodes_change_nothing():
     other.window.rewards[other.window.lasts] = -77.0
     other.window.discounts[other.window.lasts] = 0.0
     first, second = agent.loss(batch), agent.loss(other)
-    assert batch.window.lasts[3:10].any() and first.loss.item() == second.loss.item() and torch.equal(first.priorities, second.priorities)
+    assert (
+        batch.window.lasts[3:10].any()
+        and first.loss.item() == second.loss.item()
+        and torch.equal(first.priorities, second.priorities)
+    )
 
 
 def test_a_sequence_without_actions_has_zero_priority_and_loss():
@@ -208,8 +251,16 @@ class Played:
         self.agent.target.load_state_dict(self.agent.model.state_dict())
         states = tuple(ArraySpec(tuple(tensor.shape[1:]), "float32") for tensor in self.agent.initial_state(1))
         window = self.agent.window
-        layout = Layout.of(env.spec, self.agent.extras, capacity=num_envs * 60, num_actors=1, num_envs=num_envs,
-                           chunk_length=window.stride, with_priority=True, states=states)
+        layout = Layout.of(
+            env.spec,
+            self.agent.extras,
+            capacity=num_envs * 60,
+            num_actors=1,
+            num_envs=num_envs,
+            chunk_length=window.stride,
+            with_priority=True,
+            states=states,
+        )
         self.memory = PrioritizedMemory(PrioritizedParams(alpha=1.0, epsilon=1e-6), layout, window, 0)
         writer = self.memory.writer(0, self.agent.initial_priorities)
         exploration = self.agent.exploration(0, 1, num_envs, np.random.default_rng(0))
@@ -269,10 +320,19 @@ def test_an_actors_state_restarts_with_its_episode():
     starts = [(timestep, state) for timestep, state in zip(played.timesteps, played.states) if timestep.first.any()]
     assert len(starts) > 4
     for timestep, (h_state, c_state, action) in starts:
-        assert not h_state[timestep.first].any() and not c_state[timestep.first].any() and (action[timestep.first] == -1).all()
+        assert (
+            not h_state[timestep.first].any()
+            and not c_state[timestep.first].any()
+            and (action[timestep.first] == -1).all()
+        )
 
 
 def test_a_window_holds_burn_in_trained_and_bootstrap_steps():
     window = R2D2(R2D2Params(), SPEC, R2D2MLP).window
-    assert (window.length, window.observations, window.stride, window.crosses_episodes) == (124, tuple(range(125)), 40, True)
+    assert (window.length, window.observations, window.stride, window.crosses_episodes) == (
+        124,
+        tuple(range(125)),
+        40,
+        True,
+    )
     assert make_agent().samples_per_window == 7

@@ -55,9 +55,15 @@ def make_noisy(**settings):
 def make_batch(states, finals, actions, rewards, discounts, lasts, weights=None):
     """Return a batch of per-sample lists; `rewards`, `discounts` and `lasts` are [B][n + 1]."""
     size, rows = np.shape(rewards)
-    window = Window(torch.tensor(np.array([states, finals]), dtype=torch.float32)[..., None], torch.zeros(rows, size, dtype=torch.bool),
-                    torch.tensor(lasts).T, torch.tensor(actions)[None].expand(rows, -1), torch.tensor(rewards, dtype=torch.float32).T,
-                    torch.tensor(discounts, dtype=torch.float32).T, {})
+    window = Window(
+        torch.tensor(np.array([states, finals]), dtype=torch.float32)[..., None],
+        torch.zeros(rows, size, dtype=torch.bool),
+        torch.tensor(lasts).T,
+        torch.tensor(actions)[None].expand(rows, -1),
+        torch.tensor(rewards, dtype=torch.float32).T,
+        torch.tensor(discounts, dtype=torch.float32).T,
+        {},
+    )
     weights = torch.ones(size) if weights is None else torch.tensor(weights, dtype=torch.float32)
     return Batch(window, SampleIds(np.zeros(size, np.int64), np.arange(size)), weights)
 
@@ -72,8 +78,15 @@ def random_batch(nstep, size=40, seed=0):
         if end <= nstep:
             lasts[sample, end] = True
             discounts[sample, end - 1] = generator.integers(2)
-    return make_batch(generator.integers(STATES, size=size), generator.integers(STATES, size=size), generator.integers(ACTIONS, size=size),
-                      generator.normal(size=(size, nstep + 1)), discounts, lasts, generator.uniform(0.1, 1, size))
+    return make_batch(
+        generator.integers(STATES, size=size),
+        generator.integers(STATES, size=size),
+        generator.integers(ACTIONS, size=size),
+        generator.normal(size=(size, nstep + 1)),
+        discounts,
+        lasts,
+        generator.uniform(0.1, 1, size),
+    )
 
 
 def table(model):
@@ -106,7 +119,9 @@ class Twin:
                 continue
             probabilities = algorithm_1(softmax(bootstrap)[None], [reward], [factor], params.v_min, params.v_max)[0]
             held = probabilities > 0
-            self.losses.append((probabilities[held] * (np.log(probabilities[held]) - np.log(softmax(taken)[held]))).sum())
+            self.losses.append(
+                (probabilities[held] * (np.log(probabilities[held]) - np.log(softmax(taken)[held]))).sum()
+            )
             self.gradient[state, action] += float(batch.weights[sample]) / size * (softmax(taken) - probabilities)
 
     def mean(self, numbers):
@@ -125,13 +140,20 @@ def spread(agent, seed=0):
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("nstep", [1, 3, 5])
 def test_losses_and_priorities_equal_the_loop(distribution, double, nstep):
-    agent, batch = spread(make_agent(distribution=distribution, double=double, nstep=nstep, kappa=0.7)), random_batch(nstep)
+    agent, batch = (
+        spread(make_agent(distribution=distribution, double=double, nstep=nstep, kappa=0.7)),
+        random_batch(nstep),
+    )
     window, twin = batch.window, Twin(agent, batch)
     cut = window.lasts.any(0) & ((window.discounts == 0) & ~window.lasts).any(0)
-    assert cut.any() and (window.lasts.any(0) & ~cut).any() and not window.lasts.any(0).all(), "terminated, truncated and whole windows"
+    assert cut.any() and (window.lasts.any(0) & ~cut).any() and not window.lasts.any(0).all(), (
+        "terminated, truncated and whole windows"
+    )
     output = agent.learn(batch)
     np.testing.assert_allclose(output.priorities.numpy(), twin.losses, rtol=1e-3, atol=1e-5)
-    assert float(output.statistics["loss"]) == pytest.approx(float((batch.weights.numpy() * twin.losses).mean()), rel=1e-4)
+    assert float(output.statistics["loss"]) == pytest.approx(
+        float((batch.weights.numpy() * twin.losses).mean()), rel=1e-4
+    )
 
 
 def test_the_gradient_is_softmax_minus_target_at_taken_actions():
@@ -145,7 +167,9 @@ def test_the_gradient_is_softmax_minus_target_at_taken_actions():
 def test_only_the_prediction_requires_gradients():
     agent, kept = make_agent(), []
     for model in (agent.target, agent.model):
-        model.register_forward_hook(lambda model, inputs, output: kept.append((model is agent.model, output[0].requires_grad)))
+        model.register_forward_hook(
+            lambda model, inputs, output: kept.append((model is agent.model, output[0].requires_grad))
+        )
     agent.learn(random_batch(3))
     assert sorted(kept) == [(False, False), (True, False), (True, True)]
 
@@ -171,7 +195,9 @@ def test_terminations_use_rewards_only_and_truncations_bootstrap(distribution):
     single = spread(make_agent(distribution=distribution, nstep=1))
     expected = [Twin(single, batch).losses[0] for batch in twins]
     assert expected[0] != pytest.approx(expected[1])
-    assert agent.learn(make_batch([4] * 2, [9] * 2, [1] * 2, *rows)).priorities.tolist() == pytest.approx(expected, rel=1e-4)
+    assert agent.learn(make_batch([4] * 2, [9] * 2, [1] * 2, *rows)).priorities.tolist() == pytest.approx(
+        expected, rel=1e-4
+    )
 
 
 def test_a_perfect_prediction_has_a_valid_priority():
@@ -200,15 +226,33 @@ def test_new_steps_get_the_largest_priority_and_store_no_extras():
 
 def test_the_defaults_are_the_papers():
     params = RainbowParams()
-    assert (params.distribution, params.v_min, params.v_max, params.nstep, params.batch_size, params.lr, params.eps, params.optimizer,
-            params.target_update, params.epsilon_start, params.epsilon_end, params.double, params.gamma) == (
-                "categorical", -10, 10, 3, 32, 6.25e-5, 1.5e-4, "adam", 2000, 0, 0, True, 0.99)
+    assert (
+        params.distribution,
+        params.v_min,
+        params.v_max,
+        params.nstep,
+        params.batch_size,
+        params.lr,
+        params.eps,
+        params.optimizer,
+        params.target_update,
+        params.epsilon_start,
+        params.epsilon_end,
+        params.double,
+        params.gamma,
+    ) == ("categorical", -10, 10, 3, 32, 6.25e-5, 1.5e-4, "adam", 2000, 0, 0, True, 0.99)
 
 
 @pytest.mark.parametrize("v_max", [-2.0, -3.0])
 def test_a_support_without_extent_is_refused(v_max):
-    assert Rainbow.problems(RainbowParams(v_min=-2.0, v_max=v_max)) == [f"agent.v_min=-2.0 must be below agent.v_max={v_max}"]
-    assert Rainbow.problems(RainbowParams(v_min=-2.0, v_max=v_max, distribution="quantile")) == Rainbow.problems(RainbowParams()) == []
+    assert Rainbow.problems(RainbowParams(v_min=-2.0, v_max=v_max)) == [
+        f"agent.v_min=-2.0 must be below agent.v_max={v_max}"
+    ]
+    assert (
+        Rainbow.problems(RainbowParams(v_min=-2.0, v_max=v_max, distribution="quantile"))
+        == Rainbow.problems(RainbowParams())
+        == []
+    )
 
 
 # acting -----------------------------------------------------------------------------------------------------------
@@ -242,8 +286,10 @@ def test_an_evaluation_with_epsilon_has_no_parameter_noise():
     assert len({float(agent.act(step(1.0), (), exploration).extras["q_max"][0]) for _ in range(3)}) == 1
 
 
-@pytest.mark.parametrize("agent", [
-    make_noisy(), learner(DQN(DQNParams(nstep=2), SPEC, lambda: DQNMLP(DQNMLPParams(noisy=True, hidden=16), SPEC)))])
+@pytest.mark.parametrize(
+    "agent",
+    [make_noisy(), learner(DQN(DQNParams(nstep=2), SPEC, lambda: DQNMLP(DQNMLPParams(noisy=True, hidden=16), SPEC)))],
+)
 def test_each_forward_pass_of_an_update_draws_its_own_noise(agent, monkeypatch):
     drawn, randn = [], torch.randn
     layers = sum(hasattr(layer, "weight_sigma") for layer in agent.target.modules())
@@ -279,19 +325,44 @@ def test_a_checkpoint_continues_training_exactly(distribution):
         states.append(straight.target.state_dict()["q.value.0.weight"].clone())
     for one, other in ((straight.model, second.model), (straight.target, second.target)):
         assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in one.state_dict().items())
-    assert torch.equal(states[0], states[2]) and not torch.equal(states[2], states[3]), "the target was copied after four updates"
+    assert torch.equal(states[0], states[2]) and not torch.equal(states[2], states[3]), (
+        "the target was copied after four updates"
+    )
 
 
 ROW = "rainbow-minatar-breakout"
-MEMORY = {"memory_type": "shared", "memory.alpha": None, "memory.beta_start": None, "memory.beta_end": None,
-          "memory.beta_updates": None, "memory.epsilon": None}
-PLAIN_Q = {"agent_type": "dqn", "model_type": "dqn-minatar", "agent.distribution": None, "agent.v_min": None, "agent.v_max": None,
-           "agent.kappa": None, "agent.loss": "huber", "model.atoms": None}
+MEMORY = {
+    "memory_type": "shared",
+    "memory.alpha": None,
+    "memory.beta_start": None,
+    "memory.beta_end": None,
+    "memory.beta_updates": None,
+    "memory.epsilon": None,
+}
+PLAIN_Q = {
+    "agent_type": "dqn",
+    "model_type": "dqn-minatar",
+    "agent.distribution": None,
+    "agent.v_min": None,
+    "agent.v_max": None,
+    "agent.kappa": None,
+    "agent.loss": "huber",
+    "model.atoms": None,
+}
 PARTS = {  # the options in which each ablation differs from Rainbow
-    "no-double": {"agent.double": False}, "no-dueling": {"model.dueling": False}, "no-nstep": {"agent.nstep": 1}, "no-prioritized": MEMORY,
-    "no-noisy": {"model.noisy": False, "agent.epsilon_start": 1.0, "agent.epsilon_end": 0.01, "agent.epsilon_steps": 100_000},
+    "no-double": {"agent.double": False},
+    "no-dueling": {"model.dueling": False},
+    "no-nstep": {"agent.nstep": 1},
+    "no-prioritized": MEMORY,
+    "no-noisy": {
+        "model.noisy": False,
+        "agent.epsilon_start": 1.0,
+        "agent.epsilon_end": 0.01,
+        "agent.epsilon_steps": 100_000,
+    },
     "no-distributional": PLAIN_Q,
-    "quantile": {"agent.distribution": "quantile", "agent.v_min": -10.0, "agent.v_max": 10.0}}
+    "quantile": {"agent.distribution": "quantile", "agent.v_min": -10.0, "agent.v_max": 10.0},
+}
 
 
 def settings(name):
@@ -300,8 +371,11 @@ def settings(name):
     flat = {}
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        flat |= {f"{field.name}.{key}": item for key, item in dataclasses.asdict(value).items()} if dataclasses.is_dataclass(value) else {
-            field.name: value}
+        flat |= (
+            {f"{field.name}.{key}": item for key, item in dataclasses.asdict(value).items()}
+            if dataclasses.is_dataclass(value)
+            else {field.name: value}
+        )
     return flat
 
 

@@ -55,11 +55,21 @@ def make_batch(rewards, discounts, lasts, actions, behaviour_logits, behaviour_v
     def padded(array, garbage):
         return torch.from_numpy(np.concatenate([array, np.full_like(array[:1], garbage)]))
 
-    window = Window(torch.from_numpy(states), torch.from_numpy(firsts), torch.from_numpy(lasts), padded(actions, -7),
-                    padded(rewards, np.nan), padded(discounts, np.nan),
-                    {"logits": padded(behaviour_logits, np.nan), "value": padded(behaviour_values, np.nan)})
-    return Batch(window, SampleIds(np.zeros(streams, np.int64), np.arange(streams)), torch.ones(streams),
-                 None if fresh is None else torch.from_numpy(fresh))
+    window = Window(
+        torch.from_numpy(states),
+        torch.from_numpy(firsts),
+        torch.from_numpy(lasts),
+        padded(actions, -7),
+        padded(rewards, np.nan),
+        padded(discounts, np.nan),
+        {"logits": padded(behaviour_logits, np.nan), "value": padded(behaviour_values, np.nan)},
+    )
+    return Batch(
+        window,
+        SampleIds(np.zeros(streams, np.int64), np.arange(streams)),
+        torch.ones(streams),
+        None if fresh is None else torch.from_numpy(fresh),
+    )
 
 
 def random_unrolls(seed, length=7, streams=80):
@@ -75,9 +85,15 @@ def random_unrolls(seed, length=7, streams=80):
     discounts[lasts[1:] & (generator.random((length, streams)) < 0.5)] = 0.0  # half of the ends are terminations
     rewards = generator.normal(size=(length, streams))
     rewards[lasts[:-1]] = np.nan  # no action was taken there
-    batch = make_batch(rewards, discounts, lasts, generator.integers(A, size=(length, streams)),
-                       generator.normal(size=(length, streams, A)), generator.normal(size=(length, streams)),
-                       generator.random(streams) < 0.5)
+    batch = make_batch(
+        rewards,
+        discounts,
+        lasts,
+        generator.integers(A, size=(length, streams)),
+        generator.normal(size=(length, streams, A)),
+        generator.normal(size=(length, streams)),
+        generator.random(streams) < 0.5,
+    )
     return batch, generator.normal(size=(length + 1, streams, A)), generator.normal(size=(length + 1, streams))
 
 
@@ -151,6 +167,10 @@ def differences(first, second, path=""):
         assert first.keys() == second.keys(), path
         return [found for key in first for found in differences(first[key], second[key], f"{path}/{key}")]
     if isinstance(first, (list, tuple)):
-        return [found for number, pair in enumerate(zip(first, second, strict=True)) for found in differences(*pair, f"{path}/{number}")]
+        return [
+            found
+            for number, pair in enumerate(zip(first, second, strict=True))
+            for found in differences(*pair, f"{path}/{number}")
+        ]
     same = torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
     return [] if same else [path]

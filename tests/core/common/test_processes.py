@@ -47,5 +47,7 @@ def test_a_child_gets_the_signal_when_its_parent_ends():
 
 
 def test_a_process_whose_parent_is_gone_already_exits():
-    program = "import signal; from core.common.processes import die_with_parent; die_with_parent(1 << 22, signal.SIGKILL, 7)"
+    program = (
+        "import signal; from core.common.processes import die_with_parent; die_with_parent(1 << 22, signal.SIGKILL, 7)"
+    )
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 7

@@ -11,8 +11,13 @@ from core.common.shared_arrays import ALIGNMENT, SharedArrays, total_bytes
 from core.common.system import _free_bytes_in_cgroups
 from core.specs import ArraySpec
 
-SPECS = {"bytes": ArraySpec((3, 5), "uint8"), "flags": ArraySpec((7,), "bool"), "counters": ArraySpec((2, 8), "int64"),
-         "values": ArraySpec((4,), "float32"), "none": ArraySpec((0,), "float32")}
+SPECS = {
+    "bytes": ArraySpec((3, 5), "uint8"),
+    "flags": ArraySpec((7,), "bool"),
+    "counters": ArraySpec((2, 8), "int64"),
+    "values": ArraySpec((4,), "float32"),
+    "none": ArraySpec((0,), "float32"),
+}
 
 
 def negate(arrays: SharedArrays) -> None:
@@ -55,7 +60,9 @@ def test_an_unrelated_process_opens_the_arrays_while_they_exist():
 def test_arrays_start_at_zero_and_do_not_overlap():
     arrays = SharedArrays(SPECS)
     for name, spec in SPECS.items():
-        assert arrays[name].shape == spec.shape and arrays[name].dtype == np.dtype(spec.dtype) and not arrays[name].any()
+        assert (
+            arrays[name].shape == spec.shape and arrays[name].dtype == np.dtype(spec.dtype) and not arrays[name].any()
+        )
         arrays[name][...] = 1
     assert all((arrays[name] == 1).all() for name in SPECS) and "bytes" in arrays and "other" not in arrays
     starts = [arrays[name].__array_interface__["data"][0] for name in SPECS if arrays[name].size]
@@ -71,9 +78,13 @@ def test_a_memory_shortage_is_an_error_before_the_allocation(monkeypatch):
     assert not calls
 
 
-@pytest.mark.parametrize(("line", "top", "limit", "usage", "cache"), [
-    ("0::/a/b", "", "memory.max", "memory.current", "inactive_file"),
-    ("4:memory:/a/b", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")])
+@pytest.mark.parametrize(
+    ("line", "top", "limit", "usage", "cache"),
+    [
+        ("0::/a/b", "", "memory.max", "memory.current", "inactive_file"),
+        ("4:memory:/a/b", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
 def test_limits_of_all_enclosing_control_groups_count(tmp_path, line, top, limit, usage, cache):
     (tmp_path / "cgroup").write_text(f"1:cpu:/elsewhere\n{line}\n")
     for folder, most, used in (("", "max", "9999"), ("a", "1000", "700"), ("a/b", "5000", "600")):

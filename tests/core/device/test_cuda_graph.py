@@ -42,12 +42,18 @@ def trained(name: str, capture: bool) -> dict:
             reported.append({**updates.statistics(), **memory.statistics()})
         assert InPlaceBatchSource(memory).get(timeout=0.0) is memory
         rewards = memory.ring["reward"].clone()
-        memory.ring["reward"][:, call % 7::7] = torch.nan if call % 7 == 6 else 0.0
+        memory.ring["reward"][:, call % 7 :: 7] = torch.nan if call % 7 == 6 else 0.0
         updates(memory)
         memory.ring["reward"].copy_(rewards)
     assert 0 < max(values["skipped_updates"] for values in reported) < 90
-    return {"agent": agent.state_dict(), "weights": weights(agent), "leaves": memory._leaves, "generator": memory.generator.get_state(),
-            "drawn": torch.get_rng_state(), "reported": reported}
+    return {
+        "agent": agent.state_dict(),
+        "weights": weights(agent),
+        "leaves": memory._leaves,
+        "generator": memory.generator.get_state(),
+        "drawn": torch.get_rng_state(),
+        "reported": reported,
+    }
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -57,10 +63,17 @@ def test_captured_updates_equal_eager_ones_while_steps_arrive(name):
 
 @pytest.mark.parametrize("name", test_staged_update.AGENTS)
 def test_captured_updates_on_host_batches_equal_eager_ones(name):
-    recorded, eager = (test_staged_update.learnt(name, lambda agent, capture=capture: test_staged_update.staged(agent, capture=capture), 30)
-                       for capture in (True, False))
+    recorded, eager = (
+        test_staged_update.learnt(
+            name, lambda agent, capture=capture: test_staged_update.staged(agent, capture=capture), 30
+        )
+        for capture in (True, False)
+    )
     assert not differences([recorded[0].state_dict(), recorded[2]], [eager[0].state_dict(), eager[2]])
-    assert all((mine is None and theirs is None) or (mine == theirs).all() for mine, theirs in zip(recorded[1], eager[1], strict=True))
+    assert all(
+        (mine is None and theirs is None) or (mine == theirs).all()
+        for mine, theirs in zip(recorded[1], eager[1], strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", test_graphed_inference.ACTING)
@@ -75,8 +88,10 @@ def in_graphs() -> dict[int, torch.Tensor]:
     return {id(found): found for found in gc.get_objects() if type(found) is torch.Tensor and found.grad_fn is not None}
 
 
-@pytest.mark.parametrize(("agents", "name"),
-                         [*(("resident", name) for name in AGENTS), *(("staged", name) for name in test_staged_update.AGENTS)])
+@pytest.mark.parametrize(
+    ("agents", "name"),
+    [*(("resident", name) for name in AGENTS), *(("staged", name) for name in test_staged_update.AGENTS)],
+)
 def test_no_autograd_graph_survives_its_update(agents, name):
     """Gradient accumulators belong to the stream of the forward pass; no capture on another stream can wait for it."""
     agent = make_agent(name) if agents == "resident" else test_staged_update.make_agent(name)
@@ -93,18 +108,28 @@ def test_no_autograd_graph_survives_its_update(agents, name):
 # runs -------------------------------------------------------------------------------------------------------------
 RESIDENT = ("--learner.memory_device", "learner", "--learner.updates_per_replay", "2")
 RECORDED = {
-    "dqn": RUNS["on the learner's device"], "rainbow": (*RUNS["rainbow"], *RESIDENT, "--model.hidden", "16"),
-    "r2d2": (*RUNS["r2d2"], *RESIDENT), "d4pg": (*RUNS["d4pg"], *RESIDENT),
-    "td3": (*RUNS["td3"], *RESIDENT), "sac": (*RUNS["sac"], *RESIDENT),
-    "impala": (*RUNS["impala with replay"], "--learner.captured", "yes"), "impact": (*RUNS["impact"], "--learner.captured", "yes")}
+    "dqn": RUNS["on the learner's device"],
+    "rainbow": (*RUNS["rainbow"], *RESIDENT, "--model.hidden", "16"),
+    "r2d2": (*RUNS["r2d2"], *RESIDENT),
+    "d4pg": (*RUNS["d4pg"], *RESIDENT),
+    "td3": (*RUNS["td3"], *RESIDENT),
+    "sac": (*RUNS["sac"], *RESIDENT),
+    "impala": (*RUNS["impala with replay"], "--learner.captured", "yes"),
+    "impact": (*RUNS["impact"], "--learner.captured", "yes"),
+}
 
 
 @pytest.fixture
 def record(monkeypatch, alone):
     """Make a run on the CPU capture what a run on a GPU would; the returned function called with False turns it off."""
+
     def choose(wanted: bool) -> None:
-        monkeypatch.setattr("core.single_processes.learner.GraphedUpdate", lambda *rest, capture: GraphedUpdate(*rest, capture=wanted))
-        monkeypatch.setattr("core.single_processes.actor.with_graphed_forward", lambda agent, captured: acting(agent, wanted))
+        monkeypatch.setattr(
+            "core.single_processes.learner.GraphedUpdate", lambda *rest, capture: GraphedUpdate(*rest, capture=wanted)
+        )
+        monkeypatch.setattr(
+            "core.single_processes.actor.with_graphed_forward", lambda agent, captured: acting(agent, wanted)
+        )
 
     def acting(agent, wanted):
         capture_forward(agent.model, capture=wanted)
@@ -120,7 +145,15 @@ def record(monkeypatch, alone):
 def test_captured_and_resumed_runs_equal_the_eager_run(tmp_path, record, monkeypatch, name):
     replays, replay = [], Recording.replay
     monkeypatch.setattr(Recording, "replay", lambda recording: (replays.append(recording), replay(recording)))
-    exact = (*RECORDED[name], "--learner.checkpoint_replay", "true", "--timestamp", "one", "--learner.checkpoint_steps", "250")
+    exact = (
+        *RECORDED[name],
+        "--learner.checkpoint_replay",
+        "true",
+        "--timestamp",
+        "one",
+        "--learner.checkpoint_steps",
+        "250",
+    )
     recorded = saved(train(tmp_path / "recorded", *exact, "--steps", "500"))
     assert len({id(recording) for recording in replays}) >= 2 and len(replays) > 50  # learner and actor
     train(tmp_path / "halves", *exact, "--steps", "250")
@@ -159,12 +192,20 @@ def test_captured_work_is_repeated_without_python():
     for _ in range(WARM_UP + 4):
         counting.work()
     assert counting.calls == WARM_UP + 1
-    torch.testing.assert_close(counting.total, sum(torch.rand(3, generator=generator) for _ in range(WARM_UP + 4)), rtol=0, atol=0)
+    torch.testing.assert_close(
+        counting.total, sum(torch.rand(3, generator=generator) for _ in range(WARM_UP + 4)), rtol=0, atol=0
+    )
 
 
-@pytest.mark.parametrize(("fault", "message"), [
-    ("a look", "_local_scalar_dense.*not permitted"), ("a mask", "index.*not permitted"), ("another generator", "not registered"),
-    ("another tensor each time", "has been freed")])
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("a look", "_local_scalar_dense.*not permitted"),
+        ("a mask", "index.*not permitted"),
+        ("another generator", "not registered"),
+        ("another tensor each time", "has been freed"),
+    ],
+)
 def test_operations_that_capture_forbids_are_refused(fault, message):
     counting = Counting(fault)
     with pytest.raises(RuntimeError, match=message):

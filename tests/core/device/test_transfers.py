@@ -37,9 +37,33 @@ def test_denormals_are_zero_here_and_in_threads_started_later(threads_as_before)
 
 
 def test_an_inline_run_restores_the_denormal_setting(tmp_path, threads_as_before):
-    context, agent = create_context(read_options([
-        "--config", "dqn-cartpole", "--root", str(tmp_path), "--engine", "inline", "--num_actors", "1", "--num_envs_per_actor", "2",
-        "--clock.learn_start", "20", "--agent.batch_size", "4", "--updates", "3", "--evaluator.episodes", "1", "--evaluator.max_steps", "3",
-        "--memory.capacity", "500"]))
+    context, agent = create_context(
+        read_options(
+            [
+                "--config",
+                "dqn-cartpole",
+                "--root",
+                str(tmp_path),
+                "--engine",
+                "inline",
+                "--num_actors",
+                "1",
+                "--num_envs_per_actor",
+                "2",
+                "--clock.learn_start",
+                "20",
+                "--agent.batch_size",
+                "4",
+                "--updates",
+                "3",
+                "--evaluator.episodes",
+                "1",
+                "--evaluator.max_steps",
+                "3",
+                "--memory.capacity",
+                "500",
+            ]
+        )
+    )
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
     assert halved() != [0.0] * 4

@@ -24,9 +24,14 @@ def step(gradients, sums=False, loss=0.0, **settings):
     Returns the norm, whether the step was taken, and the weights.
     """
     parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in gradients]
-    optimizer = Optimizer(parameters, OptimizerParams(**{"clip_norm": 0.0, "eps": 1.0, "lr": 1.0, **settings}), sums=sums)
-    terms = [(parameter * torch.tensor(gradient)).sum()
-             for parameter, gradient in zip(parameters, gradients) if gradient is not None]
+    optimizer = Optimizer(
+        parameters, OptimizerParams(**{"clip_norm": 0.0, "eps": 1.0, "lr": 1.0, **settings}), sums=sums
+    )
+    terms = [
+        (parameter * torch.tensor(gradient)).sum()
+        for parameter, gradient in zip(parameters, gradients)
+        if gradient is not None
+    ]
     norm, applied = optimizer.step(sum(terms) + loss)
     return float(norm), applied, torch.cat(parameters).tolist()
 
@@ -42,7 +47,8 @@ def test_learners_step_with_the_mean_or_sum_of_their_gradients(learners):
 
 def test_gradients_are_clipped_once_they_are_averaged(learners):
     (norm, _, weights), _ = learners.run(
-        partial(step, [(10.0, 1.0)], clip_value=2.0), partial(step, [(-10.0, 1.0)], clip_value=2.0))
+        partial(step, [(10.0, 1.0)], clip_value=2.0), partial(step, [(-10.0, 1.0)], clip_value=2.0)
+    )
     assert norm == 1.0 and weights == [0.0, pytest.approx(-0.5)]
 
 
@@ -51,8 +57,9 @@ def test_a_gradient_that_one_learner_lacks_counts_as_zero(learners):
     assert both == one and both[2] == [pytest.approx(-1 / 2), 0.0, pytest.approx(-2 / 3), 0.0]
 
 
-@pytest.mark.parametrize("gradient, loss", [
-    ((float("nan"), 0.0), 0.0), ((float("inf"), 0.0), 0.0), ((1.0, 0.0), float("nan"))])
+@pytest.mark.parametrize(
+    "gradient, loss", [((float("nan"), 0.0), 0.0), ((float("inf"), 0.0), 0.0), ((1.0, 0.0), float("nan"))]
+)
 def test_a_nonfinite_loss_or_gradient_of_one_learner_changes_nothing(learners, gradient, loss):
     for _, applied, weights in learners.run(partial(step, [(1.0, 1.0)]), partial(step, [gradient], loss=loss)):
         assert not applied and weights == [0.0, 0.0]
@@ -76,11 +83,17 @@ def moments(vectors):
 
 
 def test_the_variance_over_all_learners_is_exact_far_from_zero(learners):
-    vectors = 300 + 0.1 * torch.randn(2, 500, 3, generator=torch.Generator().manual_seed(0)) + torch.tensor([[[0.0]], [[0.05]]])
+    vectors = (
+        300
+        + 0.1 * torch.randn(2, 500, 3, generator=torch.Generator().manual_seed(0))
+        + torch.tensor([[[0.0]], [[0.05]]])
+    )
     first, second = learners.run(partial(moments, vectors[0]), partial(moments, vectors[1]))
     both = vectors.double().flatten(0, 1)
     assert all(torch.equal(*pair) for pair in zip(first, second))
-    assert torch.allclose(first[0], both.mean(0), rtol=1e-6) and torch.allclose(first[1], both.var(0, correction=0), rtol=1e-3)
+    assert torch.allclose(first[0], both.mean(0), rtol=1e-6) and torch.allclose(
+        first[1], both.var(0, correction=0), rtol=1e-3
+    )
 
 
 def mean_twice(values):

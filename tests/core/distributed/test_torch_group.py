@@ -55,7 +55,10 @@ def test_learners_of_one_machine_share_their_news_and_gradients_over_loopback_un
             assert group.run(lambda: all_reduce_mean(torch.tensor([1.0, 2.0]))).tolist() == [1.5, 3.5]
             ports = [port for pid in (os.getpid(), process.pid) for port in psutil.Process(pid).net_connections("inet")]
             assert ports and {port.laddr.ip for port in ports} == {"127.0.0.1"}
-            for wait in (lambda: finished(group.gather([1])), lambda: group.run(lambda: all_reduce_mean(torch.ones(1)))):
+            for wait in (
+                lambda: finished(group.gather([1])),
+                lambda: group.run(lambda: all_reduce_mean(torch.ones(1))),
+            ):
                 with pytest.raises(PeerLostError, match="another learner is gone"):
                     wait()
         finally:
@@ -93,8 +96,13 @@ def test_an_update_in_which_a_learner_dies_is_finished_and_nothing_follows_it():
 def calls(monkeypatch):
     """Record the torch calls that learners on GPUs make, in order."""
     made = []
-    for owner, name in ((torch.cuda, "set_device"), (torch.cuda, "synchronize"), (dist, "init_process_group"), (dist, "all_reduce"),
-                        (dist, "destroy_process_group")):
+    for owner, name in (
+        (torch.cuda, "set_device"),
+        (torch.cuda, "synchronize"),
+        (dist, "init_process_group"),
+        (dist, "all_reduce"),
+        (dist, "destroy_process_group"),
+    ):
         monkeypatch.setattr(owner, name, lambda *given, name=name, **named: made.append((name, *given, named)))
     monkeypatch.setattr(torch, "zeros", lambda *shape, device: f"zeros on {device}")
     return made

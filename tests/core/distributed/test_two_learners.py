@@ -76,8 +76,10 @@ def learn(name, windows, planned, group):
         return before, flat(agent.state_dict()), state_digest(agent.state_dict()), priorities
 
 
-@pytest.mark.parametrize(("name", "planned"), [
-    *((name, False) for name in (*resident_agents.AGENTS, *UNROLLS)), *((name, True) for name in PLANNED)])
+@pytest.mark.parametrize(
+    ("name", "planned"),
+    [*((name, False) for name in (*resident_agents.AGENTS, *UNROLLS)), *((name, True) for name in PLANNED)],
+)
 def test_two_learners_learn_what_one_does_from_both_batches(learners, name, planned):
     first, second = learners.call(*(partial(learn, name, windows, planned) for windows in HALVES))
     before, after, _, priorities = learn(name, WHOLE, planned, SingleLearner())

@@ -42,9 +42,14 @@ def beat(process_ind):
     pass
 
 
-@pytest.mark.parametrize(("process", "exit_code", "told"), [
-    (done, run_end.DONE, None), (failed, run_end.TRAINING_FAILED, "ValueError: a fault"),
-    (unreadable, run_end.TRAINING_FAILED, "Unreadable: (its __str__ raises RuntimeError)")])
+@pytest.mark.parametrize(
+    ("process", "exit_code", "told"),
+    [
+        (done, run_end.DONE, None),
+        (failed, run_end.TRAINING_FAILED, "ValueError: a fault"),
+        (unreadable, run_end.TRAINING_FAILED, "Unreadable: (its __str__ raises RuntimeError)"),
+    ],
+)
 def test_a_process_exits_at_once_with_the_code_of_its_work(process, exit_code, told):
     spawn = multiprocessing.get_context("spawn")
     receiver, sender = spawn.Pipe(duplex=False)

@@ -12,8 +12,14 @@ from core.runtime.run_state import RunState
 
 @pytest.fixture
 def run():
-    options = SimpleNamespace(steps=None, updates=None, seconds=None, target_score=None, engine="inline",
-                              learner=LearnerParams(checkpoint_steps=100))
+    options = SimpleNamespace(
+        steps=None,
+        updates=None,
+        seconds=None,
+        target_score=None,
+        engine="inline",
+        learner=LearnerParams(checkpoint_steps=100),
+    )
     counters, run_state = RunCounters(1, 1), RunState(1)
     return counters, run_state, Conditions(SimpleNamespace(counters=counters, run_state=run_state, options=options))
 

@@ -24,7 +24,13 @@ class Process:
     pid, waitable = 7, None
 
     def __init__(self, role, index):
-        self.name, self.status, self.killed_at, self.exists, self.without_node = f"{role} {index}", None, None, True, False
+        self.name, self.status, self.killed_at, self.exists, self.without_node = (
+            f"{role} {index}",
+            None,
+            None,
+            True,
+            False,
+        )
 
     def has_process(self):
         return self.exists
@@ -58,9 +64,11 @@ class Run:
         self.logged = []
         monkeypatch.setattr(supervisor, "log_to_stderr", self.logged.append)
         self.run_state = RunState(len(roles))
-        params = SimpleNamespace(**{"supervisor": PARAMS, "mode": 1, "num_actors": 1, "num_learners": 1, **options},
-                                 learner=SimpleNamespace(checkpoint_replay=False, threads=1),
-                                 logger=SimpleNamespace(tracker_timeout=0.0))
+        params = SimpleNamespace(
+            **{"supervisor": PARAMS, "mode": 1, "num_actors": 1, "num_learners": 1, **options},
+            learner=SimpleNamespace(checkpoint_replay=False, threads=1),
+            logger=SimpleNamespace(tracker_timeout=0.0),
+        )
         context = SimpleNamespace(options=params, run_state=self.run_state, roles=roles, memories=())
         self.supervisor = Supervisor(context, self)
 
@@ -158,8 +166,11 @@ def test_a_learner_that_fails_ends_the_run(monkeypatch, status, exit_code):
 
     run.script = script
     assert run.supervisor.run() == exit_code and len(run.started) == 3
-    assert run.said("learner 0 (pid 7) was killed by signal 9" if status is KILLED else
-                    "learner 0 (pid 7) failed: ValueError: broken (actor 0)")
+    assert run.said(
+        "learner 0 (pid 7) was killed by signal 9"
+        if status is KILLED
+        else "learner 0 (pid 7) failed: ValueError: broken (actor 0)"
+    )
 
 
 def test_actors_that_all_fail_at_their_start_end_the_run_and_one_traceback_is_shown(monkeypatch):

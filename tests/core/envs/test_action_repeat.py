@@ -32,7 +32,9 @@ def test_action_repeat_adds_rewards_and_shows_the_last_frame():
     assert env._vector.envs[0].env.unwrapped.actions == [1] * 13  # no step after the end of an episode
 
 
-@pytest.mark.parametrize(("settings", "limit", "cut_at"), [({"max_steps": 2}, None, 6), ({"max_steps": 2}, 4, 6), ({}, 5, 5)])
+@pytest.mark.parametrize(
+    ("settings", "limit", "cut_at"), [({"max_steps": 2}, None, 6), ({"max_steps": 2}, 4, 6), ({}, 5, 5)]
+)
 def test_max_steps_counts_agent_steps_unlike_the_ids_limit(settings, limit, cut_at):
     _, steps = played(limit, length=100, action_repeat=3, **settings)
     assert column(steps, "last")[:3] == [0, 1, 0] and column(steps, "discount") == [1] * 6

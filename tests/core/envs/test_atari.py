@@ -110,6 +110,7 @@ def test_a_truncation_restarts_its_own_environment_only():
 def test_environments_and_seeds_differ_and_a_seed_is_repeatable():
     def start(seed):
         return play(AtariEnv(AtariParams(), "breakout", 2, num_threads=2), 60, seed)[-1].observation
+
     again, other = start(5), start(6)
     np.testing.assert_array_equal(start(5), again)
     assert (again != other).any()
@@ -131,8 +132,9 @@ def test_an_action_outside_the_space_is_an_error(action):
 
 
 def test_rewards_are_clipped_in_training_but_scores_are_raw():
-    train, evaluate = (play(AtariEnv(AtariParams(**PLAIN), "space_invaders", 2, training=training), 250)
-                       for training in (True, False))
+    train, evaluate = (
+        play(AtariEnv(AtariParams(**PLAIN), "space_invaders", 2, training=training), 250) for training in (True, False)
+    )
     raw = np.concatenate([step.raw_reward for step in train])
     assert raw.max() >= 5  # an invader scores 5 to 30
     np.testing.assert_array_equal(np.concatenate([step.reward for step in train]), (raw > 0) * 1.0)
@@ -154,13 +156,17 @@ def test_episodes_start_after_at_most_noop_max_frames():
         emulator.reset(seed=np.array([3]))
         again = {"reset_mask": np.array([True])}
         return {int(emulator.reset(options=again)[1]["episode_frame_number"][0]) for _ in range(count)}
+
     assert starts(0, 5) == {0}
     assert starts(5, 60) == {0, 1, 2, 3, 4, 5}
 
 
 def test_sticky_actions_repeat_the_last_action():
     """The emulator repeats NOOP for ever with probability 1, so the chosen action makes no difference."""
-    stuck = [AtariEnv(AtariParams(noop_max=0, repeat_action_probability=1.0, use_fire_reset=False), "pong", 1) for _ in range(2)]
+    stuck = [
+        AtariEnv(AtariParams(noop_max=0, repeat_action_probability=1.0, use_fire_reset=False), "pong", 1)
+        for _ in range(2)
+    ]
     free = AtariEnv(AtariParams(**PLAIN, use_fire_reset=False), "pong", 1)
     last = []
     for env, action in zip([*stuck, free], (0, 2, 2)):
@@ -173,10 +179,20 @@ def test_sticky_actions_repeat_the_last_action():
 
 
 def test_the_spec_describes_the_steps():
-    for params in (AtariParams(), AtariParams(frame_stack=0), AtariParams(frame_stack=1, size=42), AtariParams(size=(64, 48)),
-                   AtariParams(grayscale=False)):
+    for params in (
+        AtariParams(),
+        AtariParams(frame_stack=0),
+        AtariParams(frame_stack=1, size=42),
+        AtariParams(size=(64, 48)),
+        AtariParams(grayscale=False),
+    ):
         env = AtariEnv(params, "PongNoFrameskip-v4", 2)
-        assert (env.spec.name, env.spec.frames_per_step, env.spec.max_value, env.spec.is_image) == ("pong", 4, 255.0, True)
+        assert (env.spec.name, env.spec.frames_per_step, env.spec.max_value, env.spec.is_image) == (
+            "pong",
+            4,
+            255.0,
+            True,
+        )
         for step in play(env, 5):
             assert step.observation.shape == (2, *env.spec.observation_shape)
             assert step.observation.dtype == env.spec.frame.dtype
@@ -206,9 +222,12 @@ def test_the_rendered_game_supports_no_ops_and_sticky_actions():
 
 
 def test_bad_options_are_refused_when_the_environment_is_made():
-    for arguments, message in (((AtariParams(protocol="clasic"), "pong", 1), "protocol"),
-                               ((AtariParams(frameskip=0), "pong", 1), "frameskip"),
-                               ((AtariParams(), "pomg", 1), "pong"), ((AtariParams(), "pong", 0), "num_envs")):
+    for arguments, message in (
+        ((AtariParams(protocol="clasic"), "pong", 1), "protocol"),
+        ((AtariParams(frameskip=0), "pong", 1), "frameskip"),
+        ((AtariParams(), "pomg", 1), "pong"),
+        ((AtariParams(), "pong", 0), "num_envs"),
+    ):
         with pytest.raises(ValueError, match=message):
             AtariEnv(*arguments)
     with pytest.raises(ValueError, match="num_threads"):

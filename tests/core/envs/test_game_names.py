@@ -4,15 +4,31 @@ from core.envs.game_names import atari_game, atari_games
 from core.envs.human_scores import human_normalized, human_random_scores
 
 
-@pytest.mark.parametrize(("spelling", "canonical"), [
-    ("pong", "pong"), ("Pong", "pong"), ("PongNoFrameskip-v4", "pong"), ("ALE/Pong-v5", "pong"), ("PongDeterministic-v0", "pong"),
-    ("ms_pacman", "ms_pacman"), ("MsPacman", "ms_pacman"), ("mspacman", "ms_pacman"), ("ALE/MsPacman-v5", "ms_pacman"),
-    ("surround", "surround"), ("SurroundNoFrameskip-v4", "surround"), ("UpNDown-v4", "up_n_down"), ("space-invaders", "space_invaders")])
+@pytest.mark.parametrize(
+    ("spelling", "canonical"),
+    [
+        ("pong", "pong"),
+        ("Pong", "pong"),
+        ("PongNoFrameskip-v4", "pong"),
+        ("ALE/Pong-v5", "pong"),
+        ("PongDeterministic-v0", "pong"),
+        ("ms_pacman", "ms_pacman"),
+        ("MsPacman", "ms_pacman"),
+        ("mspacman", "ms_pacman"),
+        ("ALE/MsPacman-v5", "ms_pacman"),
+        ("surround", "surround"),
+        ("SurroundNoFrameskip-v4", "surround"),
+        ("UpNDown-v4", "up_n_down"),
+        ("space-invaders", "space_invaders"),
+    ],
+)
 def test_every_spelling_selects_the_game(spelling, canonical):
     assert atari_game(spelling) == canonical
 
 
-@pytest.mark.parametrize(("misspelt", "meant"), [("pomg", "pong"), ("SpaceInvader-v4", "space_invaders"), ("breakuot", "breakout")])
+@pytest.mark.parametrize(
+    ("misspelt", "meant"), [("pomg", "pong"), ("SpaceInvader-v4", "space_invaders"), ("breakuot", "breakout")]
+)
 def test_a_misspelt_game_is_refused_with_the_closest(misspelt, meant):
     with pytest.raises(ValueError, match=f"unknown game '{misspelt}'; did you mean .*{meant}"):
         atari_game(misspelt)

@@ -41,10 +41,12 @@ class Told(gym.Env):
 @pytest.fixture
 def told():
     """Register Told-v0 with the given arguments and make E environments of it."""
+
     def make(num_envs=2, params=GymParams(), limit=None, **arguments):  # noqa: B008
         gym.registry.pop("Told-v0", None)
         gym.register("Told-v0", Told, kwargs=arguments, max_episode_steps=limit)
         return GymEnv(params, "Told-v0", num_envs)
+
     yield make
     gym.registry.pop("Told-v0", None)
 
@@ -60,12 +62,21 @@ def test_a_terminated_episode_has_discount_zero(told):
     assert steps[1].observation.dtype == steps[1].reward.dtype == np.float32
 
 
-@pytest.mark.parametrize(("said", "expected"), [
-    ([{}, {}], [None, None]), ([{"is_success": True}, {"is_success": np.float32(0)}], [True, False]),
-    ([{"success": 1.0}, {}], [True, False]), ([{}, {"success": np.array([True])}], [None, True]),
-    ([{"success": "soon"}, {"success": np.ones(3)}], [None, None]), ([{"is_success": False}, {"success": True}], [False, True])])
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ([{}, {}], [None, None]),
+        ([{"is_success": True}, {"is_success": np.float32(0)}], [True, False]),
+        ([{"success": 1.0}, {}], [True, False]),
+        ([{}, {"success": np.array([True])}], [None, True]),
+        ([{"success": "soon"}, {"success": np.ones(3)}], [None, None]),
+        ([{"is_success": False}, {"success": True}], [False, True]),
+    ],
+)
 def test_success_is_read_from_the_info_of_the_last_step(told, said, expected):
-    env = told(num_envs=1, length=2, faults={t: (np.zeros(3), 1.0, t == 2, False, info) for t, info in enumerate(said, 1)})
+    env = told(
+        num_envs=1, length=2, faults={t: (np.zeros(3), 1.0, t == 2, False, info) for t, info in enumerate(said, 1)}
+    )
     env.reset(0)
     found = []
     for _ in said:
@@ -79,8 +90,15 @@ def test_the_reward_threshold_of_the_id_is_in_the_spec():
     assert GymEnv(GymParams(), "Pendulum-v1", 1).spec.reward_threshold is None
 
 
-@pytest.mark.parametrize(("params", "limit", "length"), [(GymParams(max_steps=2), None, 3), (GymParams(), 2, 3),
-                                                       (GymParams(max_steps=2), 9, 3), (GymParams(max_steps=4), 2, 9)])
+@pytest.mark.parametrize(
+    ("params", "limit", "length"),
+    [
+        (GymParams(max_steps=2), None, 3),
+        (GymParams(), 2, 3),
+        (GymParams(max_steps=2), 9, 3),
+        (GymParams(max_steps=4), 2, 9),
+    ],
+)
 def test_a_truncated_episode_keeps_discount_one(told, params, limit, length):
     env = told(params=params, limit=limit, length=length)
     env.reset(0)
@@ -101,23 +119,30 @@ def test_the_step_limit_of_the_id_is_the_default():
 NAN, INF = np.array([0.0, np.nan, 0.0]), np.array([0.0, 0.0, np.inf])
 
 
-@pytest.mark.parametrize(("result", "message"), [
-    ((None, *GOOD[1:]), "observation of stream 0 at step 2 is .*None"),
-    ((NAN, *GOOD[1:]), "observation of stream 0 at step 2 is .*nan.*element 1"),
-    ((INF, *GOOD[1:]), "observation of stream 0 at step 2 is .*inf.*element 2"),
-    ((np.full(3, 1e300), *GOOD[1:]), "observation of stream 0 at step 2 is .*inf"),
-    ((np.zeros(4), *GOOD[1:]), r"observation of stream 0 at step 2 is .*float64 \[4\].*expected float32 \[3\]"),
-    (([[0], [1, 2]], *GOOD[1:]), "observation of stream 0 at step 2"),
-    ((np.array(["a", "b", "c"]), *GOOD[1:]), "observation of stream 0 at step 2 is .*<U1"),
-    ((GOOD[0], None, *GOOD[2:]), "reward of stream 0 at step 2 is None"),
-    ((GOOD[0], float("nan"), *GOOD[2:]), "reward of stream 0 at step 2 is nan"),
-    ((GOOD[0], -float("inf"), *GOOD[2:]), "reward of stream 0 at step 2 is -inf"),
-    ((GOOD[0], np.zeros(2), *GOOD[2:]), "reward of stream 0 at step 2"),
-    ((GOOD[0], "1", *GOOD[2:]), "reward of stream 0 at step 2 is '1'"),
-    ((*GOOD[:2], None, False, {}), "terminated of stream 0 at step 2 is None"),
-    ((*GOOD[:2], False, 0.5, {}), "truncated of stream 0 at step 2 is 0.5"),
-    ((*GOOD[:3], {}), "step of stream 0 returned 4 values at step 2, expected 5 values: the old gym API.*v21.*legacy-gym"),
-    (None, "step of stream 0 returned None at step 2, expected 5 values")])
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ((None, *GOOD[1:]), "observation of stream 0 at step 2 is .*None"),
+        ((NAN, *GOOD[1:]), "observation of stream 0 at step 2 is .*nan.*element 1"),
+        ((INF, *GOOD[1:]), "observation of stream 0 at step 2 is .*inf.*element 2"),
+        ((np.full(3, 1e300), *GOOD[1:]), "observation of stream 0 at step 2 is .*inf"),
+        ((np.zeros(4), *GOOD[1:]), r"observation of stream 0 at step 2 is .*float64 \[4\].*expected float32 \[3\]"),
+        (([[0], [1, 2]], *GOOD[1:]), "observation of stream 0 at step 2"),
+        ((np.array(["a", "b", "c"]), *GOOD[1:]), "observation of stream 0 at step 2 is .*<U1"),
+        ((GOOD[0], None, *GOOD[2:]), "reward of stream 0 at step 2 is None"),
+        ((GOOD[0], float("nan"), *GOOD[2:]), "reward of stream 0 at step 2 is nan"),
+        ((GOOD[0], -float("inf"), *GOOD[2:]), "reward of stream 0 at step 2 is -inf"),
+        ((GOOD[0], np.zeros(2), *GOOD[2:]), "reward of stream 0 at step 2"),
+        ((GOOD[0], "1", *GOOD[2:]), "reward of stream 0 at step 2 is '1'"),
+        ((*GOOD[:2], None, False, {}), "terminated of stream 0 at step 2 is None"),
+        ((*GOOD[:2], False, 0.5, {}), "truncated of stream 0 at step 2 is 0.5"),
+        (
+            (*GOOD[:3], {}),
+            "step of stream 0 returned 4 values at step 2, expected 5 values: the old gym API.*v21.*legacy-gym",
+        ),
+        (None, "step of stream 0 returned None at step 2, expected 5 values"),
+    ],
+)
 def test_a_faulty_step_names_field_value_environment_and_step(told, result, message):
     env = told(num_envs=1, faults={2: result})
     env.reset(0)
@@ -126,13 +151,23 @@ def test_a_faulty_step_names_field_value_environment_and_step(told, result, mess
         env.step(np.array([0]))
 
 
-@pytest.mark.parametrize(("space", "value", "fault"), [
-    (spaces.Box(-1, 1, (3,)), 1e7, r"expected a value near -1.0 .. 1.0 \(element 2\)"), (spaces.Box(-1, 1, (3,)), -1e7, "near"),
-    (spaces.Box(-200, 100, (3,)), 3e8, "expected a value near -200.0 .. 100.0"), (spaces.Box(0, 9, (3,), np.int64), 10**8, "near 0 .. 9"),
-    (spaces.Box(-1, 1, (3,)), 5.0, None), (spaces.Box(-200, 100, (3,)), -1e6, None), (spaces.Box(-1, np.inf, (3,)), 1e30, None)])
+@pytest.mark.parametrize(
+    ("space", "value", "fault"),
+    [
+        (spaces.Box(-1, 1, (3,)), 1e7, r"expected a value near -1.0 .. 1.0 \(element 2\)"),
+        (spaces.Box(-1, 1, (3,)), -1e7, "near"),
+        (spaces.Box(-200, 100, (3,)), 3e8, "expected a value near -200.0 .. 100.0"),
+        (spaces.Box(0, 9, (3,), np.int64), 10**8, "near 0 .. 9"),
+        (spaces.Box(-1, 1, (3,)), 5.0, None),
+        (spaces.Box(-200, 100, (3,)), -1e6, None),
+        (spaces.Box(-1, np.inf, (3,)), 1e30, None),
+    ],
+)
 def test_an_observation_far_outside_its_box_is_an_error(told, space, value, fault):
     observation = np.array([0, 0, value], space.dtype)
-    env = told(num_envs=1, observation_space=space, start=(np.zeros(3, space.dtype), {}), faults={2: (observation, *GOOD[1:])})
+    env = told(
+        num_envs=1, observation_space=space, start=(np.zeros(3, space.dtype), {}), faults={2: (observation, *GOOD[1:])}
+    )
     env.reset(0)
     env.step(np.array([0]))
     if fault is None:
@@ -191,11 +226,17 @@ def test_images_stay_uint8_and_must_be_uint8(told):
         env.step(np.array([0, 0]))
 
 
-@pytest.mark.parametrize(("space", "value", "stored"), [
-    (spaces.Discrete(4), 2, [0, 0, 1, 0]), (spaces.Discrete(3, start=5), np.int64(7), [0, 0, 1]),
-    (spaces.Box(0, 255, (2,), np.uint8), np.array([0, 51], np.uint8), [0, 0.2]), (spaces.MultiBinary(3), np.array([1, 0, 1]), [1, 0, 1]),
-    (spaces.Box(-9, 9, (2, 2), np.int64), np.array([[1, 2], [3, -4]]), [1, 2, 3, -4]),
-    (spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3))), (1, 0), [0, 1, 1, 0, 0])])
+@pytest.mark.parametrize(
+    ("space", "value", "stored"),
+    [
+        (spaces.Discrete(4), 2, [0, 0, 1, 0]),
+        (spaces.Discrete(3, start=5), np.int64(7), [0, 0, 1]),
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([0, 51], np.uint8), [0, 0.2]),
+        (spaces.MultiBinary(3), np.array([1, 0, 1]), [1, 0, 1]),
+        (spaces.Box(-9, 9, (2, 2), np.int64), np.array([[1, 2], [3, -4]]), [1, 2, 3, -4]),
+        (spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3))), (1, 0), [0, 1, 1, 0, 0]),
+    ],
+)
 def test_other_observations_become_one_float_vector(told, space, value, stored):
     env = told(observation_space=space, start=(value, {}))
     observation = env.reset(0).observation
@@ -232,13 +273,17 @@ def test_continuous_actions_stay_within_their_bounds(told):
     env.step(np.stack([env.spec.action.low, env.spec.action.high]))  # float32(0.1) is above 0.1
     last = env._vector.envs[1].env.unwrapped
     assert last.action_space.contains(last.actions[-1])
-    for bad, message in (([[0, 0], [0, 2.5]], r"action 2.5 of stream 1 \(element \[1\]\)"),
-                         ([[np.nan, 0], [0, 0]], "action nan of stream 0")):
+    for bad, message in (
+        ([[0, 0], [0, 2.5]], r"action 2.5 of stream 1 \(element \[1\]\)"),
+        ([[np.nan, 0], [0, 0]], "action nan of stream 0"),
+    ):
         with pytest.raises(ValueError, match=message):
             env.step(np.array(bad, np.float32))
 
 
-@pytest.mark.parametrize("space", [spaces.Box(-np.inf, np.inf, (2,)), spaces.MultiDiscrete([2, 3]), spaces.Box(0, 3, (2,), np.int64)])
+@pytest.mark.parametrize(
+    "space", [spaces.Box(-np.inf, np.inf, (2,)), spaces.MultiDiscrete([2, 3]), spaces.Box(0, 3, (2,), np.int64)]
+)
 def test_unsupported_action_spaces_are_refused(told, space):
     with pytest.raises(ValueError, match="actions of"):
         told(action_space=space)
@@ -247,10 +292,19 @@ def test_unsupported_action_spaces_are_refused(told, space):
 LARGEST = float(np.finfo(np.float32).max)
 
 
-@pytest.mark.parametrize(("low", "high", "dtype", "bounded"), [
-    (-LARGEST, LARGEST, np.float32, False), (-1e300, 1e300, np.float64, False), (0.0, 1e300, np.float64, False),
-    (0.0, np.inf, np.float32, False), (-1e38, 1e38, np.float64, True), (0.0, LARGEST, np.float32, True),
-    (LARGEST / 2, LARGEST, np.float32, True), (-1e-300, 1e-300, np.float64, True)])
+@pytest.mark.parametrize(
+    ("low", "high", "dtype", "bounded"),
+    [
+        (-LARGEST, LARGEST, np.float32, False),
+        (-1e300, 1e300, np.float64, False),
+        (0.0, 1e300, np.float64, False),
+        (0.0, np.inf, np.float32, False),
+        (-1e38, 1e38, np.float64, True),
+        (0.0, LARGEST, np.float32, True),
+        (LARGEST / 2, LARGEST, np.float32, True),
+        (-1e-300, 1e-300, np.float64, True),
+    ],
+)
 def test_actions_need_bounds_whose_distance_fits_float32(told, low, high, dtype, bounded):
     space = spaces.Box(low, high, (2,), dtype)
     if not bounded:
@@ -285,14 +339,23 @@ def test_the_advice_for_unbounded_actions_works(told):
 
 def test_images_in_a_flattened_observation_give_a_warning(told):
     parts = spaces.Dict({"camera": spaces.Box(0, 255, (84, 84, 3), np.uint8), "speed": spaces.Box(-1, 1, (3,))})
-    env = told(observation_space=parts, start=({"camera": np.zeros((84, 84, 3), np.uint8), "speed": np.zeros(3, np.float32)}, {}))
-    assert "camera of the observation is a picture" in env.spec.warning and "one vector of 21,171 numbers" in env.spec.warning
+    env = told(
+        observation_space=parts,
+        start=({"camera": np.zeros((84, 84, 3), np.uint8), "speed": np.zeros(3, np.float32)}, {}),
+    )
+    assert (
+        "camera of the observation is a picture" in env.spec.warning
+        and "one vector of 21,171 numbers" in env.spec.warning
+    )
     advice = env.spec.warning.partition("make the environment with ")[2]
     alone = eval(advice, {"gymnasium": gym, "env": env._vector.envs[0].env})
     assert alone.observation_space.shape == (84, 84, 3) and alone.reset()[0].shape == (84, 84, 3)
     deep = spaces.Dict({"eyes": spaces.Tuple((parts["camera"], parts["camera"]))})
     assert "eyes.0 and eyes.1 of the observation are pictures" in flattened_pictures(deep)
-    assert not told().spec.warning and not told(observation_space=parts["camera"], start=(np.zeros((84, 84, 3), np.uint8), {})).spec.warning
+    assert (
+        not told().spec.warning
+        and not told(observation_space=parts["camera"], start=(np.zeros((84, 84, 3), np.uint8), {})).spec.warning
+    )
 
 
 def test_rewards_are_clipped_in_training_only(told):
@@ -310,13 +373,21 @@ def test_rewards_are_clipped_in_training_only(told):
 def test_environments_and_seeds_differ_and_a_seed_is_repeatable():
     def start(seed):
         return GymEnv(GymParams(), "CartPole-v1", 3).reset(seed).observation
+
     np.testing.assert_array_equal(start(4), start(4))
     assert len(np.unique(np.concatenate([start(4), start(5)])[:, 0])) == 6
 
 
-@pytest.mark.parametrize(("game", "closest"), [("CartPol-v1", "CartPole-v1"), ("cartpole-v1", "CartPole-v1"),
-                                               ("CartPole-v7", "CartPole-v1"), ("nowhere/Thing-v0", "nowhere"),
-                                               ("no good id", "Malformed")])
+@pytest.mark.parametrize(
+    ("game", "closest"),
+    [
+        ("CartPol-v1", "CartPole-v1"),
+        ("cartpole-v1", "CartPole-v1"),
+        ("CartPole-v7", "CartPole-v1"),
+        ("nowhere/Thing-v0", "nowhere"),
+        ("no good id", "Malformed"),
+    ],
+)
 def test_an_unknown_id_is_refused_with_the_closest(game, closest):
     with pytest.raises(ValueError, match=closest):
         GymEnv(GymParams(), game, 1)
@@ -325,6 +396,7 @@ def test_an_unknown_id_is_refused_with_the_closest(game, closest):
 def test_a_missing_package_names_the_pip_command(told):
     def needs_a_package(**_):
         raise gym.error.DependencyNotInstalled('Box2D is missing, run `pip install "gymnasium[box2d]"`')
+
     gym.register("Told-v0", needs_a_package)
     with pytest.raises(ImportError, match=r"Told-v0.*pip install"):
         GymEnv(GymParams(), "Told-v0", 1)
@@ -335,7 +407,8 @@ def test_a_missing_package_names_the_pip_command(told):
 def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
     (tmp_path / "my_games.py").write_text(
         "import gymnasium\nfrom gymnasium.envs.classic_control import CartPoleEnv\n"
-        "gymnasium.register('Mine-v0', CartPoleEnv, max_episode_steps=7)\n")
+        "gymnasium.register('Mine-v0', CartPoleEnv, max_episode_steps=7)\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     env = GymEnv(GymParams(), "my_games:Mine-v0", 1)
     assert env.spec.name == "Mine-v0"
@@ -358,7 +431,10 @@ def test_a_module_that_needs_the_old_gym_names_the_adapter(tmp_path, monkeypatch
     registration = types.ModuleType("gym.envs.registration")
     registration.registry = {"coin-v0": None}
     monkeypatch.setitem(sys.modules, "gym.envs.registration", registration)
-    with pytest.raises(ValueError if installed else ImportError, match=r"old gym: pip install -e \"\.\[legacy-gym\]\" and set env.legacy"):
+    with pytest.raises(
+        ValueError if installed else ImportError,
+        match=r"old gym: pip install -e \"\.\[legacy-gym\]\" and set env.legacy",
+    ):
         GymEnv(GymParams(), "procgenlike:coin-v0", 1)
 
 
@@ -379,7 +455,8 @@ def test_a_package_that_fails_reports_installed_versions(tmp_path, monkeypatch):
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages" / "robots.py").write_text(
         "import gymnasium\nclass Fetch(gymnasium.Env):\n    def __init__(self):\n        assert None\n"
-        "gymnasium.register('Fetching-v0', Fetch)\n")
+        "gymnasium.register('Fetching-v0', Fetch)\n"
+    )
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
     with pytest.raises(AssertionError) as error:
         GymEnv(GymParams(), "robots:Fetching-v0", 1)
@@ -397,7 +474,11 @@ def test_legacy_without_the_old_gym_names_the_pip_command(monkeypatch):
 @pytest.mark.parametrize(("legacy", "expected"), [("v26", {}), ("v21", {"apply_api_compatibility": True})])
 def test_legacy_ids_are_made_by_the_adapter(monkeypatch, legacy, expected):
     asked = []
-    old_gym, shimmy, adapter = types.ModuleType("gym"), types.ModuleType("shimmy"), types.ModuleType("shimmy.openai_gym_compatibility")
+    old_gym, shimmy, adapter = (
+        types.ModuleType("gym"),
+        types.ModuleType("shimmy"),
+        types.ModuleType("shimmy.openai_gym_compatibility"),
+    )
     old_gym.make = lambda game, **arguments: asked.append((game, arguments)) or Told()
     old_gym.error = types.SimpleNamespace(DependencyNotInstalled=KeyError, Error=KeyError)
     adapter.GymV26CompatibilityV0 = lambda env: env
@@ -447,8 +528,11 @@ def test_an_environment_that_cannot_render_is_refused_when_made():
 
 
 def test_bad_options_are_refused_when_the_environment_is_made():
-    for params, message in ((GymParams(max_steps=0), "max_steps"), (GymParams(reward_clipping="no"), "reward_clipping"),
-                            (GymParams(legacy="v1"), "legacy")):
+    for params, message in (
+        (GymParams(max_steps=0), "max_steps"),
+        (GymParams(reward_clipping="no"), "reward_clipping"),
+        (GymParams(legacy="v1"), "legacy"),
+    ):
         with pytest.raises(ValueError, match=message):
             GymEnv(params, "CartPole-v1", 1)
     with pytest.raises(ValueError, match="draws one stream"):

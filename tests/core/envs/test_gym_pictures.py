@@ -89,7 +89,11 @@ def drawn(episode, step, shape=(20, 30, 3)):
 
 def test_frames_are_gray_resized_stacked_and_zero_padded():
     env = made(size=(12, 16), grayscale=True, frame_stack=4)
-    assert env.spec.observation_shape == (4, 12, 16) and env.spec.frame == ArraySpec((12, 16), "uint8") and env.spec.is_image
+    assert (
+        env.spec.observation_shape == (4, 12, 16)
+        and env.spec.frame == ArraySpec((12, 16), "uint8")
+        and env.spec.is_image
+    )
     steps = [env.reset(0), *(env.step(np.zeros(2, np.int64)) for _ in range(14))]
     for stream, length in enumerate(LENGTHS):
         for number, step in enumerate(steps):
@@ -107,10 +111,18 @@ def test_a_skipped_frame_is_not_shown_but_its_reward_counts():
     assert step.raw_reward.tolist() == [2.0] and env.spec.frames_per_step == 2
 
 
-@pytest.mark.parametrize(("shape", "params", "frame"), [
-    ((20, 30, 3), {}, (20, 30, 3)), ((20, 30, 3), {"size": 10}, (10, 10, 3)), ((20, 30, 3), {"grayscale": True}, (20, 30)),
-    ((20, 30), {"size": (9, 11), "grayscale": True}, (9, 11)), ((20, 30, 1), {"grayscale": True}, (20, 30)),
-    ((20, 30, 1), {"size": 8}, (8, 8, 1)), ((20, 30, 6), {"size": (8, 9)}, (8, 9, 6))])
+@pytest.mark.parametrize(
+    ("shape", "params", "frame"),
+    [
+        ((20, 30, 3), {}, (20, 30, 3)),
+        ((20, 30, 3), {"size": 10}, (10, 10, 3)),
+        ((20, 30, 3), {"grayscale": True}, (20, 30)),
+        ((20, 30), {"size": (9, 11), "grayscale": True}, (9, 11)),
+        ((20, 30, 1), {"grayscale": True}, (20, 30)),
+        ((20, 30, 1), {"size": 8}, (8, 8, 1)),
+        ((20, 30, 6), {"size": (8, 9)}, (8, 9, 6)),
+    ],
+)
 def test_every_image_shape_is_resized(shape, params, frame):
     env = made(kwargs=json.dumps({"shape": shape}), **params)
     assert env.spec.frame == ArraySpec(frame, "uint8") and env.reset(0).observation.shape == (2, *frame)
@@ -134,19 +146,38 @@ def test_kwargs_reach_the_environment_and_wrappers_keep_order():
     assert swapped.step(np.zeros(1, np.int64)).raw_reward.tolist() == [12.0]  # 2 * (1 + 5)
 
 
-@pytest.mark.parametrize(("params", "message"), [
-    ({"kwargs": '{"colour": 1}'}, r'env.kwargs=\{"colour": 1\}: .*unexpected keyword argument \'colour\''),
-    ({"kwargs": "[1]"}, r"env.kwargs=\[1\] is no JSON object such as"), ({"kwargs": "{"}, r"env.kwargs=\{ is no JSON object"),
-    ({"kwargs": "[" * 100_000}, "is no JSON object"), ({"kwargs": '{"max_episode_steps": 3}'}, "set env.max_steps"),
-    ({"wrappers": "Doubled"}, "env.wrappers=Doubled is no JSON list such as"), ({"wrappers": "[3]"}, "env.wrappers: 3 is neither"),
-    ({"wrappers": '["no_such_package:A"]'}, "env.wrappers: no_such_package:A cannot be imported: ModuleNotFoundError"),
-    ({"wrappers": '["json:Absent"]'}, "env.wrappers: json:Absent cannot be imported: AttributeError"),
-    ({"wrappers": '["json:loads"]'}, "env.wrappers: json:loads is no gymnasium.Wrapper"),
-    ({"wrappers": f'["{HERE}:Painted"]'}, "Painted is no gymnasium.Wrapper"),
-    ({"wrappers": '["gymnasium.wrappers:RescaleAction"]'}, "RescaleAction cannot be put around the environment: TypeError: .*min_action"),
-    ({"wrappers": '["gymnasium.wrappers:FrameStackObservation"]'}, "set env.frame_stack"),
-    ({"grayscale": True, "kwargs": '{"shape": [20, 30, 4]}'}, "env.grayscale is for pictures of three colours, and its have 4 planes"),
-    ({"size": 42, "kwargs": '{"shape": [20]}'}, r"env.size and env.grayscale are for pictures, and its observations are float32 \[20\]")])
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"kwargs": '{"colour": 1}'}, r'env.kwargs=\{"colour": 1\}: .*unexpected keyword argument \'colour\''),
+        ({"kwargs": "[1]"}, r"env.kwargs=\[1\] is no JSON object such as"),
+        ({"kwargs": "{"}, r"env.kwargs=\{ is no JSON object"),
+        ({"kwargs": "[" * 100_000}, "is no JSON object"),
+        ({"kwargs": '{"max_episode_steps": 3}'}, "set env.max_steps"),
+        ({"wrappers": "Doubled"}, "env.wrappers=Doubled is no JSON list such as"),
+        ({"wrappers": "[3]"}, "env.wrappers: 3 is neither"),
+        (
+            {"wrappers": '["no_such_package:A"]'},
+            "env.wrappers: no_such_package:A cannot be imported: ModuleNotFoundError",
+        ),
+        ({"wrappers": '["json:Absent"]'}, "env.wrappers: json:Absent cannot be imported: AttributeError"),
+        ({"wrappers": '["json:loads"]'}, "env.wrappers: json:loads is no gymnasium.Wrapper"),
+        ({"wrappers": f'["{HERE}:Painted"]'}, "Painted is no gymnasium.Wrapper"),
+        (
+            {"wrappers": '["gymnasium.wrappers:RescaleAction"]'},
+            "RescaleAction cannot be put around the environment: TypeError: .*min_action",
+        ),
+        ({"wrappers": '["gymnasium.wrappers:FrameStackObservation"]'}, "set env.frame_stack"),
+        (
+            {"grayscale": True, "kwargs": '{"shape": [20, 30, 4]}'},
+            "env.grayscale is for pictures of three colours, and its have 4 planes",
+        ),
+        (
+            {"size": 42, "kwargs": '{"shape": [20]}'},
+            r"env.size and env.grayscale are for pictures, and its observations are float32 \[20\]",
+        ),
+    ],
+)
 def test_unsuitable_kwargs_and_wrappers_are_refused_by_name(params, message):
     with pytest.raises(ValueError, match=message):
         made(**params)
@@ -156,34 +187,96 @@ WORDS = ("--config", "dqn-pong-small", "--env_type", "gym", "--game", GAME)
 
 
 def test_a_config_and_the_command_line_give_the_same_options(tmp_path):
-    row = {**next(row for row in CONFIGS if row["name"] == "dqn-pong-small"), "env_type": "gym", "game": GAME,
-           "env.kwargs": {"tint": 3}, "env.wrappers": [f"{HERE}:Doubled", [f"{HERE}:Added", {"amount": 2}]], "env.size": [48, 40],
-           "env.grayscale": True}
+    row = {
+        **next(row for row in CONFIGS if row["name"] == "dqn-pong-small"),
+        "env_type": "gym",
+        "game": GAME,
+        "env.kwargs": {"tint": 3},
+        "env.wrappers": [f"{HERE}:Doubled", [f"{HERE}:Added", {"amount": 2}]],
+        "env.size": [48, 40],
+        "env.grayscale": True,
+    }
     options, problems = from_row(row)
-    assert not problems and options.env == read([
-        *WORDS, "--root", str(tmp_path), "--env.kwargs", '{"tint": 3}', "--env.size", "48", "40", "--env.grayscale", "true",
-        "--env.wrappers", f'["{HERE}:Doubled", ["{HERE}:Added", {{"amount": 2}}]]']).env
+    assert (
+        not problems
+        and options.env
+        == read(
+            [
+                *WORDS,
+                "--root",
+                str(tmp_path),
+                "--env.kwargs",
+                '{"tint": 3}',
+                "--env.size",
+                "48",
+                "40",
+                "--env.grayscale",
+                "true",
+                "--env.wrappers",
+                f'["{HERE}:Doubled", ["{HERE}:Added", {{"amount": 2}}]]',
+            ]
+        ).env
+    )
     wrong = from_row({**row, "env.size": [48, 40, 3], "env.kwargs": {"tint": object()}})[1]
-    assert len(wrong) == 2 and "env.size=[48, 40, 3] must be a valid integer or must have at most 2 items" in "\n".join(wrong)
+    assert len(wrong) == 2 and "env.size=[48, 40, 3] must be a valid integer or must have at most 2 items" in "\n".join(
+        wrong
+    )
 
 
 def test_a_resumed_run_keeps_its_environment_options(tmp_path, alone):
-    words = ("--env.kwargs", '{"tint": 3}', "--env.wrappers", f'["{HERE}:Doubled"]', "--env.size", "48", "40", "--env.grayscale", "true")
-    short = ("--updates", "2", "--clock.learn_start", "20", "--num_envs_per_actor", "2", "--agent.batch_size", "4", "--evaluator.episodes",
-             "1", "--memory.capacity", "500", "--env.frame_stack", "2")
-    first = train(tmp_path, *WORDS, *words, *short, "--timestamp", "one", "--engine", "inline", "--machine", "test").options
-    assert first.env == dataclasses.replace(GymParams(), kwargs='{"tint": 3}', wrappers=f'["{HERE}:Doubled"]', size=(48, 40),
-                                            grayscale=True, frame_stack=2)
+    words = (
+        "--env.kwargs",
+        '{"tint": 3}',
+        "--env.wrappers",
+        f'["{HERE}:Doubled"]',
+        "--env.size",
+        "48",
+        "40",
+        "--env.grayscale",
+        "true",
+    )
+    short = (
+        "--updates",
+        "2",
+        "--clock.learn_start",
+        "20",
+        "--num_envs_per_actor",
+        "2",
+        "--agent.batch_size",
+        "4",
+        "--evaluator.episodes",
+        "1",
+        "--memory.capacity",
+        "500",
+        "--env.frame_stack",
+        "2",
+    )
+    first = train(
+        tmp_path, *WORDS, *words, *short, "--timestamp", "one", "--engine", "inline", "--machine", "test"
+    ).options
+    assert first.env == dataclasses.replace(
+        GymParams(), kwargs='{"tint": 3}', wrappers=f'["{HERE}:Doubled"]', size=(48, 40), grayscale=True, frame_stack=2
+    )
     root = ("--root", str(tmp_path))
     assert read([*root, "--resume", "test_one"]).env == first.env
-    assert read([*root, "--config", "dqn-pong-small", "--mode", "2", "--machine", "test", "--timestamp", "one"]).env == first.env
+    assert (
+        read([*root, "--config", "dqn-pong-small", "--mode", "2", "--machine", "test", "--timestamp", "one"]).env
+        == first.env
+    )
     for name, value in (("kwargs", '{"tint": 4}'), ("wrappers", "[]"), ("size", "48")):
-        with pytest.raises(ConfigurationError, match=f"env.{name}=.* cannot continue run test_one, which has env.{name}="):
+        with pytest.raises(
+            ConfigurationError, match=f"env.{name}=.* cannot continue run test_one, which has env.{name}="
+        ):
             read([*root, "--resume", "test_one", f"--env.{name}", value])
 
 
-IMAGE_MODELS = [name for name in ModelsDict if ModelsDict[name].observations == "image" and ModelsDict[name].output_kind != "recurrent-q"
-                and not name.startswith(("ddpg", "d4pg", "td3", "sac"))]
+IMAGE_MODELS = [
+    name
+    for name in ModelsDict
+    if ModelsDict[name].observations == "image"
+    and ModelsDict[name].output_kind != "recurrent-q"
+    and not name.startswith(("ddpg", "d4pg", "td3", "sac"))
+]
 
 
 @pytest.mark.parametrize("name", IMAGE_MODELS)

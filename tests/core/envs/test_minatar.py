@@ -41,6 +41,7 @@ def test_an_unknown_game_is_refused_with_the_closest():
 def test_environments_play_as_the_minatar_package_does():
     """Equal actions in the package's own environment give equal planes, rewards and ends."""
     from minatar import Environment
+
     env = MinAtarEnv(MinAtarParams(sticky_action_prob=0.0, minimal_action_set=False), "breakout", 2)
     start = env.reset(3)
     twins = [Environment("breakout", sticky_action_prob=0.0) for _ in range(2)]
@@ -97,6 +98,7 @@ def test_the_action_set_is_minimal_or_full():
 def test_environments_differ_and_a_seed_is_repeatable():
     def end(seed):
         return play(MinAtarEnv(MinAtarParams(), "seaquest", 4), 60, seed)[-1].observation
+
     np.testing.assert_array_equal(end(1), end(1))
     assert len({stream.tobytes() for stream in end(1)}) > 1
 
@@ -122,6 +124,7 @@ def test_bad_options_are_refused_when_the_environment_is_made():
 
 def test_a_missing_package_names_the_pip_command(monkeypatch):
     from core.envs import minatar
+
     minatar._game_module.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="pip install"):
@@ -129,6 +132,8 @@ def test_a_missing_package_names_the_pip_command(monkeypatch):
 
 
 def test_a_game_is_made_without_importing_pyplot():
-    code = ("import sys; from core.envs.minatar import MinAtarEnv, MinAtarParams; MinAtarEnv(MinAtarParams(), 'breakout', 1); "
-            "assert 'matplotlib' not in sys.modules")
+    code = (
+        "import sys; from core.envs.minatar import MinAtarEnv, MinAtarParams; MinAtarEnv(MinAtarParams(), 'breakout', 1); "
+        "assert 'matplotlib' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -6,9 +6,13 @@ import pytest
 from core.envs.rewards import CLIPPINGS, clipped
 
 REWARDS = np.array([-40.0, -1.0, -0.25, 0.0, 0.25, 1.0, 3.0, 400.0], np.float32)
-TRUTH = {"none": lambda r: r, "sign": lambda r: (r > 0) - (r < 0), "clamp": lambda r: max(-1.0, min(1.0, r)),
-         "soft_asymmetric": lambda r: 5.0 * max(math.tanh(r / 5.0), 0.0) + 5.0 * 0.3 * min(math.tanh(r / 5.0), 0.0),
-         "optimistic_asymmetric": lambda r: 0.3 * min(math.tanh(r), 0.0) + 5.0 * max(math.tanh(r), 0.0)}
+TRUTH = {
+    "none": lambda r: r,
+    "sign": lambda r: (r > 0) - (r < 0),
+    "clamp": lambda r: max(-1.0, min(1.0, r)),
+    "soft_asymmetric": lambda r: 5.0 * max(math.tanh(r / 5.0), 0.0) + 5.0 * 0.3 * min(math.tanh(r / 5.0), 0.0),
+    "optimistic_asymmetric": lambda r: 0.3 * min(math.tanh(r), 0.0) + 5.0 * max(math.tanh(r), 0.0),
+}
 
 
 @pytest.mark.parametrize("name", list(CLIPPINGS))

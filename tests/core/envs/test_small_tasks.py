@@ -50,8 +50,11 @@ def test_catch_is_rendered_and_other_modes_are_refused():
     env.reset(0)
     picture = env.render()
     assert picture.shape == (320, 160, 3) and picture.dtype == np.uint8 and picture.any((0, 1)).all()
-    for refused in (lambda: CatchEnv(CatchParams(), "catch", 1, render_mode="human"), lambda: CatchEnv(CatchParams(), "pong", 1),
-                    lambda: RecallEnv(RecallParams(), "recall", 1, render_mode="rgb_array")):
+    for refused in (
+        lambda: CatchEnv(CatchParams(), "catch", 1, render_mode="human"),
+        lambda: CatchEnv(CatchParams(), "pong", 1),
+        lambda: RecallEnv(RecallParams(), "recall", 1, render_mode="rgb_array"),
+    ):
         with pytest.raises(ValueError):
             refused()
 
@@ -86,7 +89,10 @@ def test_recall_rewards_memory_only():
 
 def test_a_seed_is_repeatable_and_environments_differ():
     for env in (CatchEnv(CatchParams(), "catch", 8), RecallEnv(RecallParams(), "recall", 8)):
-        play = [[env.reset(seed).observation, *(env.step(np.ones(8, np.int64)).observation for _ in range(30))] for seed in (3, 3, 4)]
+        play = [
+            [env.reset(seed).observation, *(env.step(np.ones(8, np.int64)).observation for _ in range(30))]
+            for seed in (3, 3, 4)
+        ]
         assert np.array_equal(play[0], play[1]) and not np.array_equal(play[0], play[2])
         starts = np.array(play[0])
         assert any(not np.array_equal(starts[:, 0], starts[:, stream]) for stream in range(1, 8))

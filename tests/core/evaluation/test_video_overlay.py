@@ -43,14 +43,20 @@ def scene(step, height=21, width=15, spec=STACK):
     Step 0 is a reset; the action that led to step k is k, and the agent's value before it is 10 k.
     """
     outlook = {"value": np.float32(10 * step), "probabilities": np.float32([0.2, 0.8])} if step else {}
-    return RenderedStep(np.full((height, width, 3), 50 + step, np.uint8), np.full(spec.observation_shape, step, spec.frame.dtype),
-                        float(-step),
-                 step, np.int64(step) if step else None, outlook)
+    return RenderedStep(
+        np.full((height, width, 3), 50 + step, np.uint8),
+        np.full(spec.observation_shape, step, spec.frame.dtype),
+        float(-step),
+        step,
+        np.int64(step) if step else None,
+        outlook,
+    )
 
 
 @pytest.fixture
 def shoot(monkeypatch, tmp_path):
     """Return a function that renders `steps` steps and returns the frames."""
+
     def make(steps, **settings):
         frames = []
         monkeypatch.setattr(Video, "add", lambda self, picture: frames.append(picture.copy()))
@@ -60,6 +66,7 @@ def shoot(monkeypatch, tmp_path):
             made.add(scene(step, spec=spec))
         made.close()
         return frames
+
     return make
 
 
@@ -87,7 +94,9 @@ def test_an_enlarged_frame_keeps_its_pixels_above_the_caption(shoot):
 def test_the_caption_names_the_action_chosen_in_its_frame(shoot, monkeypatch):
     told = []
     original = video_overlay.caption
-    monkeypatch.setattr(video_overlay, "caption", lambda *words: told.append((words[0].length, words[1])) or original(*words))
+    monkeypatch.setattr(
+        video_overlay, "caption", lambda *words: told.append((words[0].length, words[1])) or original(*words)
+    )
     shoot(4, overlay=True)
     assert told == [(0, 1), (1, 2), (2, 3), (3, 3)]  # the action of the last frame is unknown
 
@@ -111,7 +120,12 @@ def test_the_network_input_is_tiled_frame_by_frame():
     stack = np.arange(4, dtype=np.uint8)[:, None, None] * 60 * np.ones((4, 8, 8), np.uint8)
     sheet = observation_sheet(stack, STACK)
     half = PANEL_WIDTH // 2
-    assert [int(sheet[row * half + 70, column * half + 70, 0]) for row in range(2) for column in range(2)] == [0, 60, 120, 180]
+    assert [int(sheet[row * half + 70, column * half + 70, 0]) for row in range(2) for column in range(2)] == [
+        0,
+        60,
+        120,
+        180,
+    ]
     assert (sheet[half - 1, :] == BACKGROUND).all()  # the border between the tiles
     planes = np.zeros((5, 5, 5), np.uint8)
     planes[2, 2, 4] = 1
@@ -125,21 +139,36 @@ def test_the_network_input_is_tiled_frame_by_frame():
 
 def test_a_curve_rises_to_its_newest_value_at_the_right_edge():
     picture = curve_strip("value", [np.array([float(value)]) for value in range(HISTORY)])
-    rows, columns = np.nonzero(picture[video_overlay.LABEL_HEIGHT:, :, 2] > 150)
+    rows, columns = np.nonzero(picture[video_overlay.LABEL_HEIGHT :, :, 2] > 150)
     assert PANEL_WIDTH - 3 <= columns.max() <= PANEL_WIDTH - 1 and columns.min() <= 3
     assert rows[columns == columns.max()].max() < rows[columns == columns.min()].min()
 
 
 def test_agents_describe_their_output_for_a_step():
-    output = ActorOutput(np.zeros(1, np.int64), {"q_max": np.float32([3]), "q_taken": np.float32([1]), "value": np.float32([2]),
-                                                 "logits": np.log(np.float32([[1, 3]]))}, ())
+    output = ActorOutput(
+        np.zeros(1, np.int64),
+        {
+            "q_max": np.float32([3]),
+            "q_taken": np.float32([1]),
+            "value": np.float32([2]),
+            "logits": np.log(np.float32([[1, 3]])),
+        },
+        (),
+    )
     assert QLearning.policy_diagnostics(None, output)["value, best and taken"].tolist() == [[3, 1]]
     found = ActorCriticAgent.policy_diagnostics(None, output)
     assert found["value"].tolist() == [2] and found["action probabilities"][0].tolist() == pytest.approx([0.25, 0.75])
 
 
-@pytest.mark.parametrize(("spec", "fps", "rate"), [(STACK, None, 15), (PLANES, None, 60), (PLANES, 12.5, 12.5),
-                                                  (dataclasses.replace(STACK, frame_rate=50.0), None, 12.5)])
+@pytest.mark.parametrize(
+    ("spec", "fps", "rate"),
+    [
+        (STACK, None, 15),
+        (PLANES, None, 60),
+        (PLANES, 12.5, 12.5),
+        (dataclasses.replace(STACK, frame_rate=50.0), None, 12.5),
+    ],
+)
 def test_a_video_plays_at_the_games_rate_or_at_video_fps(spec, fps, rate, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(video_overlay, "Video", lambda path, rate: asked.append(rate))
@@ -147,8 +176,10 @@ def test_a_video_plays_at_the_games_rate_or_at_video_fps(spec, fps, rate, monkey
     assert asked == [rate]
 
 
-@pytest.mark.parametrize(("name", "asked", "written", "rate"), [
-    ("a.mp4", 15, 10, 15), ("a.gif", 15, 10, 15), ("a.gif", 60, 5, 30), ("a.mp4", 60, 10, 60)])
+@pytest.mark.parametrize(
+    ("name", "asked", "written", "rate"),
+    [("a.mp4", 15, 10, 15), ("a.gif", 15, 10, 15), ("a.gif", 60, 5, 30), ("a.mp4", 60, 10, 60)],
+)
 def test_a_video_file_has_all_frames_at_the_requested_rate(tmp_path, name, asked, written, rate):
     video = Video(tmp_path / name, asked)
     for number in range(10):
@@ -164,16 +195,42 @@ def test_a_video_file_has_all_frames_at_the_requested_rate(tmp_path, name, asked
 
 
 def test_the_evaluator_records_every_second_evaluation(root):
-    options = read_options(["--root", str(root), "--config", "dqn-minatar-breakout", "--engine", "inline", "--clock.learn_start", "50",
-                            "--memory.capacity", "1000", "--agent.batch_size", "2", "--evaluator.steps", "40", "--evaluator.episodes", "1",
-                            "--evaluator.max_steps", "3", "--evaluator.record_every", "2", "--evaluator.record_steps", "4",
-                            "--steps", "170"])
+    options = read_options(
+        [
+            "--root",
+            str(root),
+            "--config",
+            "dqn-minatar-breakout",
+            "--engine",
+            "inline",
+            "--clock.learn_start",
+            "50",
+            "--memory.capacity",
+            "1000",
+            "--agent.batch_size",
+            "2",
+            "--evaluator.steps",
+            "40",
+            "--evaluator.episodes",
+            "1",
+            "--evaluator.max_steps",
+            "3",
+            "--evaluator.record_every",
+            "2",
+            "--evaluator.record_steps",
+            "4",
+            "--steps",
+            "170",
+        ]
+    )
     context, agent = create_context(options)
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
     lines = map(json.loads, (context.options.log_folder / "metrics.jsonl").read_text().splitlines())
     evaluations = [line["step"] for line in lines if "evaluator/episodic_return_mean" in line["values"]]
     files = sorted((context.options.log_folder / "videos").iterdir())
-    assert len(evaluations) >= 3 and [file.name for file in files] == [f"step_{step:012}.mp4" for step in evaluations[1::2]]
+    assert len(evaluations) >= 3 and [file.name for file in files] == [
+        f"step_{step:012}.mp4" for step in evaluations[1::2]
+    ]
     with imageio.get_reader(files[0]) as reader:
         assert len(list(reader.iter_data())) == 1 + 4  # the reset and each step
 
@@ -207,7 +264,9 @@ class Drawn:
 
     def reset(self, seed):
         no = np.zeros(1, bool)
-        return TimeStep(np.zeros((1, *STACK.observation_shape), np.uint8), np.zeros(1), np.ones(1), ~no, no, np.zeros(1))
+        return TimeStep(
+            np.zeros((1, *STACK.observation_shape), np.uint8), np.zeros(1), np.ones(1), ~no, no, np.zeros(1)
+        )
 
     def step(self, action):
         return self.reset(0)._replace(first=np.zeros(1, bool))
@@ -229,17 +288,28 @@ def test_a_full_disk_ends_the_video_but_not_the_run(writes, tmp_path, monkeypatc
             raise OSError("No space left on device")
 
     monkeypatch.setattr(Video, "add", full)
-    context = SimpleNamespace(options=SimpleNamespace(video=VideoParams()), spec=STACK, run_state=SimpleNamespace(interrupted=False),
-                              make_env=lambda num_envs, **settings: drawn)
+    context = SimpleNamespace(
+        options=SimpleNamespace(video=VideoParams()),
+        spec=STACK,
+        run_state=SimpleNamespace(interrupted=False),
+        make_env=lambda num_envs, **settings: drawn,
+    )
     list(record_episode(context, drawn, tmp_path / "a.mp4", 5, 0))
-    assert re.search(r"video .*a\.mp4 not written, training goes on, and the next .*: No space left on device", capsys.readouterr().err)
+    assert re.search(
+        r"video .*a\.mp4 not written, training goes on, and the next .*: No space left on device",
+        capsys.readouterr().err,
+    )
     assert drawn.closed
 
 
 def test_an_interrupted_recording_is_readable(tmp_path):
     drawn, run_state = Drawn(), SimpleNamespace(interrupted=False)
-    context = SimpleNamespace(options=SimpleNamespace(video=VideoParams()), spec=STACK, run_state=run_state,
-                              make_env=lambda num_envs, **settings: drawn)
+    context = SimpleNamespace(
+        options=SimpleNamespace(video=VideoParams()),
+        spec=STACK,
+        run_state=run_state,
+        make_env=lambda num_envs, **settings: drawn,
+    )
     for number, _ in enumerate(record_episode(context, drawn, tmp_path / "a.mp4", 9, 0), 1):
         run_state.interrupted = number == 3
     assert drawn.closed
@@ -249,7 +319,10 @@ def test_an_interrupted_recording_is_readable(tmp_path):
 
 def test_recording_is_refused_if_the_environment_cannot_render(root, monkeypatch, capsys):
     from core.envs.minatar import MinAtarEnv
-    monkeypatch.setattr(MinAtarEnv, "render", lambda self: (_ for _ in ()).throw(NotImplementedError("MinAtarEnv draws no pictures")))
+
+    monkeypatch.setattr(
+        MinAtarEnv, "render", lambda self: (_ for _ in ()).throw(NotImplementedError("MinAtarEnv draws no pictures"))
+    )
     with pytest.raises(SystemExit) as refused:
         read_options(["--root", str(root), "--config", "dqn-minatar-breakout", "--evaluator.record_every", "1"])
     assert refused.value.code == 2

@@ -26,7 +26,9 @@ from tests.core.resident_agents import AGENTS, DISCRETE, make_agent, make_memory
 CPU = torch.device("cpu")
 
 
-def graphed(agent, memory, batch_size: int, count: int, device: torch.device = CPU, *, capture: bool = False) -> GraphedUpdate:
+def graphed(
+    agent, memory, batch_size: int, count: int, device: torch.device = CPU, *, capture: bool = False
+) -> GraphedUpdate:
     return GraphedUpdate(agent, DeviceReplayBatches(agent, memory, batch_size, count, device), capture=capture)
 
 
@@ -67,12 +69,16 @@ def test_prepared_updates_equal_those_of_a_plain_agent(name):
         output = agent.learn(batch)
         assert output.skipped is False
         memory.update_priorities(places, output.priorities)
-        reported.add(output._replace(statistics={key: value for key, value in output.statistics.items() if key != "lr"}))
+        reported.add(
+            output._replace(statistics={key: value for key, value in output.statistics.items() if key != "lr"})
+        )
     means = {**memory.statistics(), **reported.take(), **({"lr": planned[2]["lr"]} if "lr" in planned[2] else {})}
     assert_close(planned, (agent, memory, means), 1e-3, 1e-6)
     assert planned[0]._updates.made == agent._updates.made == 40
     assert [each.lr for each in optimizers(planned[0])] == [each.lr for each in optimizers(agent)]
-    moved = [name for name, tensor in weights(make_agent(name)).items() if not torch.equal(tensor, weights(agent)[name])]
+    moved = [
+        name for name, tensor in weights(make_agent(name)).items() if not torch.equal(tensor, weights(agent)[name])
+    ]
     assert set(weights(agent)) - set(moved) == {name for name in weights(agent) if "target normalization" in name}
 
 
@@ -95,7 +101,9 @@ def test_several_updates_per_launch_equal_single_ones(name):
 @pytest.mark.parametrize("name", AGENTS)
 def test_captured_updates_equal_eager_ones(name):
     """Sums on a GPU have no fixed order: eps keeps Adam from dividing the rest of a zero gradient by almost zero."""
-    assert_close(trained(name, 25, 4, "cuda", capture=True, eps=1e-4), trained(name, 25, 4, "cuda", eps=1e-4), 1e-3, 1e-4)
+    assert_close(
+        trained(name, 25, 4, "cuda", capture=True, eps=1e-4), trained(name, 25, 4, "cuda", eps=1e-4), 1e-3, 1e-4
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -114,12 +122,17 @@ def test_a_prepared_non_finite_update_changes_nothing(device, name, first):
     output = agent.learn(batch._replace(weights=batch.weights * torch.nan))
     assert bool(output.skipped) and output.priorities.isnan().all()
     if agent.params.target_update >= 1:  # a soft target has moved
-        assert all(torch.equal(tensor, before[key]) for key, tensor in weights(agent).items() if "normalization" not in key)
-    assert all(torch.equal(tensor, before[key]) for key, tensor in weights(agent).items() if key.startswith("online")
-               and "normalization" not in key)
+        assert all(
+            torch.equal(tensor, before[key]) for key, tensor in weights(agent).items() if "normalization" not in key
+        )
+    assert all(
+        torch.equal(tensor, before[key])
+        for key, tensor in weights(agent).items()
+        if key.startswith("online") and "normalization" not in key
+    )
     for optimizer, old in zip(optimizers(agent), states):
         after = optimizer._tensors()
-        assert all(map(torch.equal, after, old)) and not any(tensor.any() for tensor in after[len(old):])
+        assert all(map(torch.equal, after, old)) and not any(tensor.any() for tensor in after[len(old) :])
     leaves = memory._leaves.clone()
     memory.update_priorities(places, output.priorities)
     assert torch.equal(memory._leaves, leaves)
@@ -137,7 +150,9 @@ class Watch(TorchDispatchMode):
         if looks(function, args):
             self.looks.append(str(function))
         result = function(*args, **(kwargs or {}))
-        self.shapes.append((str(function), [tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]))
+        self.shapes.append(
+            (str(function), [tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)])
+        )
         return result
 
 
@@ -168,20 +183,26 @@ class Elsewhere(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
-        self.count, self.found = self.count + 1, self.found + [str(function) for tensor in tensors if tensor.device.type != "meta"]
+        self.count, self.found = (
+            self.count + 1,
+            self.found + [str(function) for tensor in tensors if tensor.device.type != "meta"],
+        )
         return result
 
 
 @pytest.mark.parametrize("name", ["dqn", "rainbow", "r2d2", "ddpg", "d4pg", "td3", "sac"])
 def test_a_prepared_update_uses_tensors_of_its_device_only(monkeypatch, name):
     """The device "meta" has no values and no optimiser, so drawing and the optimiser's step are replaced."""
+
     def apply(self, loss, wanted=True):
         self._planned_lr = self._planned.take()
         return loss.detach(), torch.isfinite(loss.detach()) & wanted
 
     memory = shared_memory(make_agent(name))
     monkeypatch.setattr(torch, "Generator", lambda device: SimpleNamespace(manual_seed=lambda seed: None))
-    monkeypatch.setattr(DeviceReplay, "_shares", lambda self, count: torch.rand(count, dtype=torch.float64, device=self.device))
+    monkeypatch.setattr(
+        DeviceReplay, "_shares", lambda self, count: torch.rand(count, dtype=torch.float64, device=self.device)
+    )
     monkeypatch.setattr("core.learning.device_schedule.upload", lambda array, target: None)
     monkeypatch.setattr(Optimizer, "apply", apply)
     agent = make_agent(name, "meta", optimizer="rmsprop")
@@ -291,7 +312,11 @@ def test_reports_are_means_over_finite_updates(device):
     assert tally.take() == {"skipped_updates": 0.0} and tally.consecutive_skipped == 0
     losses = [1.0, np.nan, np.nan, 5.0, np.nan]
     for loss in losses:
-        tally.add(LearnerOutput({"loss": torch.tensor(loss, device=device)}, None, torch.tensor(np.isnan(loss), device=device)))
+        tally.add(
+            LearnerOutput(
+                {"loss": torch.tensor(loss, device=device)}, None, torch.tensor(np.isnan(loss), device=device)
+            )
+        )
     assert tally.take() == {"loss": 3.0, "skipped_updates": 3.0} and tally.consecutive_skipped == 2
     tally.add(LearnerOutput({"loss": torch.tensor(np.nan)}, None, skipped=True))
     assert tally.take() == {"skipped_updates": 4.0} and tally.consecutive_skipped == 2  # in a row with the one before
@@ -317,7 +342,11 @@ def test_last_steps_of_episodes_are_no_samples(monkeypatch, name, look):
     memory, true, learn_as_before = make_memory(agent), [], agent.learn
 
     def counted(batch):
-        rows = range(agent.params.burn_in, agent.params.burn_in + agent.params.unroll_length) if name == "r2d2" else range(1)
+        rows = (
+            range(agent.params.burn_in, agent.params.burn_in + agent.params.unroll_length)
+            if name == "r2d2"
+            else range(1)
+        )
         true.append(sum(not batch.window.lasts[row, column] for row in rows for column in range(16)))
         return learn_as_before(batch)
 
@@ -330,6 +359,6 @@ def test_last_steps_of_episodes_are_no_samples(monkeypatch, name, look):
     every = 2 * 16 * (agent.params.unroll_length if name == "r2d2" else 1)
     assert all(0 <= samples <= every for samples in found) and (name == "dqn") == (sum(true) == 30 * every)
     if look == 1 or name == "dqn":
-        assert found == [sum(true[2 * call:2 * call + 2]) for call in range(30)]
+        assert found == [sum(true[2 * call : 2 * call + 2]) for call in range(30)]
     else:  # 28 calls were counted exactly
         assert sum(true) <= sum(found) <= sum(true) + 3 * every

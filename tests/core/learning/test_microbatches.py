@@ -31,15 +31,25 @@ class Limited:
     def __init__(self, most, sums=False, priorities=True, bad=(), fails=(), **settings):
         self.most, self.with_priorities, self.bad, self.fails = most, priorities, bad, fails
         self.weight = nn.Parameter(torch.zeros((), dtype=torch.float64))
-        params = OptimizerParams(optimizer="rmsprop", rmsprop_centered=False, rmsprop_decay=1.0, eps=1.0, lr=1.0,
-                                 **{"clip_norm": 0.0, **settings})
+        params = OptimizerParams(
+            optimizer="rmsprop",
+            rmsprop_centered=False,
+            rmsprop_decay=1.0,
+            eps=1.0,
+            lr=1.0,
+            **{"clip_norm": 0.0, **settings},
+        )
         self.optimizer, self.sums = Optimizer([self.weight], params, sums), sums
         self.attempts, self.parts = [], []
 
     def learn(self, batch):
         self.parts.clear()
-        found, norm, stepped = self.optimizer.minimise(batch_size(batch), lambda part: self.loss(slice_batch(batch, part)))
-        return make_learner_output({"loss": found.loss, "grad_norm": norm, **found.statistics}, found.priorities, stepped)
+        found, norm, stepped = self.optimizer.minimise(
+            batch_size(batch), lambda part: self.loss(slice_batch(batch, part))
+        )
+        return make_learner_output(
+            {"loss": found.loss, "grad_norm": norm, **found.statistics}, found.priorities, stepped
+        )
 
     def loss(self, batch):
         self.attempts.append(batch_size(batch))
@@ -47,7 +57,9 @@ class Limited:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         numbers = batch.weights.double() * 4
         self.parts.append(numbers.int().tolist())
-        losses = numbers * self.weight + torch.where(torch.isin(numbers, torch.tensor(self.bad).double()), torch.nan, 0.0)
+        losses = numbers * self.weight + torch.where(
+            torch.isin(numbers, torch.tensor(self.bad).double()), torch.nan, 0.0
+        )
         loss, statistic = (losses.sum(), numbers.sum()) if self.sums else (losses.mean(), numbers.mean())
         return Loss(loss, {"number": statistic}, batch.weights * 4 if self.with_priorities else None)
 
@@ -118,8 +130,10 @@ def test_a_micro_batched_update_equals_the_whole_batchs_update(float64, monkeypa
 
 
 # exact gradients --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("sums", "settings", "most"), [
-    (False, {}, 3), (True, {}, 3), (False, {}, 1), (True, {"clip_norm": 0.5}, 3), (False, {"clip_norm": 0.25}, 3)])
+@pytest.mark.parametrize(
+    ("sums", "settings", "most"),
+    [(False, {}, 3), (True, {}, 3), (False, {}, 1), (True, {"clip_norm": 0.5}, 3), (False, {"clip_norm": 0.25}, 3)],
+)
 def test_unequal_micro_batches_give_the_exact_clipped_gradient(sums, settings, most):
     agent = Limited(most, sums, **settings)
     output = EagerUpdates(agent, microbatch_on_oom=True)(numbered_batch(7))
@@ -139,7 +153,12 @@ def test_a_linear_learning_rate_falls_once_per_batch():
     for _ in range(10):
         rates.append(agent.optimizer.lr)
         learn(numbered_batch(8))
-    assert rates == pytest.approx([1 - number / 10 for number in range(10)]) and agent.parts == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert rates == pytest.approx([1 - number / 10 for number in range(10)]) and agent.parts == [
+        [0, 1],
+        [2, 3],
+        [4, 5],
+        [6, 7],
+    ]
 
 
 def test_a_non_finite_micro_batch_skips_the_whole_update():
@@ -176,8 +195,11 @@ def test_a_parameter_unused_by_all_micro_batches_has_no_gradient():
     optimizer = Optimizer([used, unused, sometimes], OptimizerParams(optimizer="adam", clip_norm=0.0, weight_decay=0.1))
     agent = Limited(3)
     agent.optimizer = optimizer
-    agent.loss = lambda batch: Loss(
-        (used * batch.weights).mean() + (sometimes.sum() if 0 in batch.weights else 0), {}) if batch_size(batch) < 3 else agent.oom()
+    agent.loss = lambda batch: (
+        Loss((used * batch.weights).mean() + (sometimes.sum() if 0 in batch.weights else 0), {})
+        if batch_size(batch) < 3
+        else agent.oom()
+    )
     agent.oom = lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory"))
     EagerUpdates(agent, microbatch_on_oom=True)(numbered_batch(4))
     assert unused.grad is None and unused.item() == 1
@@ -185,18 +207,30 @@ def test_a_parameter_unused_by_all_micro_batches_has_no_gradient():
 
 
 # memory that runs out ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("size", "most", "sizes", "parts"), [
-    (8, 8, [], [8]), (8, 4, [4], [4, 4]), (8, 3, [4, 2], [2, 2, 2, 2]), (7, 4, [4], [4, 3]), (7, 1, [4, 2, 1], [1] * 7),
-    (9, 2, [5, 3, 2], [2, 2, 2, 2, 1])])
+@pytest.mark.parametrize(
+    ("size", "most", "sizes", "parts"),
+    [
+        (8, 8, [], [8]),
+        (8, 4, [4], [4, 4]),
+        (8, 3, [4, 2], [2, 2, 2, 2]),
+        (7, 4, [4], [4, 3]),
+        (7, 1, [4, 2, 1], [1] * 7),
+        (9, 2, [5, 3, 2], [2, 2, 2, 2, 1]),
+    ],
+)
 def test_a_batch_that_does_not_fit_is_halved_until_it_does(capsys, size, most, sizes, parts):
     agent = Limited(most)
     learn = EagerUpdates(agent, microbatch_on_oom=True)
     learn(numbered_batch(size))
-    assert [len(part) for part in agent.parts] == parts and [window for part in agent.parts for window in part] == list(range(size))
-    assert agent.attempts[:len(sizes) + 1] == [size, *sizes]
+    assert [len(part) for part in agent.parts] == parts and [window for part in agent.parts for window in part] == list(
+        range(size)
+    )
+    assert agent.attempts[: len(sizes) + 1] == [size, *sizes]
     printed = capsys.readouterr().err.splitlines()
-    assert printed == [f"out of GPU memory: gradients of batches of {size} are computed from microbatches of {smaller} windows from now on"
-                       for smaller in sizes]
+    assert printed == [
+        f"out of GPU memory: gradients of batches of {size} are computed from microbatches of {smaller} windows from now on"
+        for smaller in sizes
+    ]
     assert learn.statistics()["batch_size"] == (sizes or [size])[-1]
     agent.attempts.clear()
     learn(numbered_batch(size))

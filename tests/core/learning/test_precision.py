@@ -32,7 +32,9 @@ def test_only_products_are_bfloat16():
     values = model(observation, ())[0]
     values.square().sum().backward()
     assert found == {torch.bfloat16} and values.dtype == torch.float32
-    assert {tensor.dtype for parameter in model.parameters() for tensor in (parameter, parameter.grad)} == {torch.float32}
+    assert {tensor.dtype for parameter in model.parameters() for tensor in (parameter, parameter.grad)} == {
+        torch.float32
+    }
     difference = float((values.detach() - exact).norm() / exact.norm())
     assert 1e-5 < difference < 0.03
 
@@ -42,7 +44,9 @@ def test_unrolls_and_named_outputs_keep_their_types(lstm):
     model = in_bf16(MLPAC(MLPACParams(lstm=lstm, hidden=8), VECTORS))
     found = seen_dtypes(model)
     output, state = model.unroll(torch.randn(5, 2, 6), torch.zeros(5, 2, dtype=torch.bool), model.initial_state(2))
-    assert type(output).__name__ == "ActorCriticOutput" and output.logits.shape == (5, 2, 3) and found == {torch.bfloat16}
+    assert (
+        type(output).__name__ == "ActorCriticOutput" and output.logits.shape == (5, 2, 3) and found == {torch.bfloat16}
+    )
     assert {part.dtype for part in (*output, *state)} == {torch.float32} and len(state) == 2 * bool(lstm)
 
 
@@ -61,9 +65,16 @@ def test_control_updates_compute_in_bfloat16_with_own_targets(kind):
         assert not agent.target.policy(observation).any() and agent.model.policy(observation).any()
 
 
-@pytest.mark.parametrize(("device", "wanted", "found"), [
-    ("cuda", "auto", "tf32"), ("cuda:1", "auto", "tf32"), ("cpu", "auto", "float32"), ("cuda", "float32", "float32"),
-    ("cpu", "bf16", "bf16")])
+@pytest.mark.parametrize(
+    ("device", "wanted", "found"),
+    [
+        ("cuda", "auto", "tf32"),
+        ("cuda:1", "auto", "tf32"),
+        ("cpu", "auto", "float32"),
+        ("cuda", "float32", "float32"),
+        ("cpu", "bf16", "bf16"),
+    ],
+)
 def test_auto_precision_is_tf32_on_a_gpu(device, wanted, found):
     assert precision_on(device, wanted) == found
 

@@ -11,9 +11,34 @@ from core.single_processes.learner import learner
 from utils.config.command_line import read_options
 from utils.launch import create_context
 
-WORDS = ("--config", "impala-cartpole", "--machine", "test", "--timestamp", "one", "--num_actors", "1", "--num_envs_per_actor", "4",
-         "--agent.unroll_length", "5", "--agent.batch_size", "6", "--memory.capacity", "60", "--learner.prefetch", "3",
-         "--learner.checkpoint_replay", "true", "--learner.threads", "1", "--actor.niceness", "0", "--clock.learn_start", "1")
+WORDS = (
+    "--config",
+    "impala-cartpole",
+    "--machine",
+    "test",
+    "--timestamp",
+    "one",
+    "--num_actors",
+    "1",
+    "--num_envs_per_actor",
+    "4",
+    "--agent.unroll_length",
+    "5",
+    "--agent.batch_size",
+    "6",
+    "--memory.capacity",
+    "60",
+    "--learner.prefetch",
+    "3",
+    "--learner.checkpoint_replay",
+    "true",
+    "--learner.threads",
+    "1",
+    "--actor.niceness",
+    "0",
+    "--clock.learn_start",
+    "1",
+)
 
 
 def test_prefetched_unrolls_survive_a_resume(tmp_path, monkeypatch):
@@ -26,8 +51,11 @@ def test_prefetched_unrolls_survive_a_resume(tmp_path, monkeypatch):
 
     learn_as_before = learner_module.EagerUpdates.__call__
     monkeypatch.setattr(learner_module, "Prefetcher", Noted)
-    monkeypatch.setattr(learner_module.EagerUpdates, "__call__", lambda self, batch: (
-        learnt.extend(zip(*map(np.ndarray.tolist, batch.keys))), learn_as_before(self, batch))[1])
+    monkeypatch.setattr(
+        learner_module.EagerUpdates,
+        "__call__",
+        lambda self, batch: (learnt.extend(zip(*map(np.ndarray.tolist, batch.keys))), learn_as_before(self, batch))[1],
+    )
 
     def life(*words):
         context, _ = create_context(read_options(["--root", str(tmp_path), *words]))
@@ -57,4 +85,4 @@ def test_prefetched_unrolls_survive_a_resume(tmp_path, monkeypatch):
     published = [(env, chunk * 5) for chunk in range(chunks) for env in range(4)]
     until(lambda: len(learnt) > len(published) - 6, learning)
     learning.close()
-    assert learnt == published[:len(learnt)] and len(learnt) - before >= 3 * 6
+    assert learnt == published[: len(learnt)] and len(learnt) - before >= 3 * 6

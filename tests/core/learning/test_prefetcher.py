@@ -158,7 +158,11 @@ def test_close_ends_the_thread_and_later_calls_are_errors(depth):
     prefetcher.close()
     prefetcher.close()
     assert threading.active_count() == threads
-    for call in (lambda: prefetcher.get(1), lambda: prefetcher.call(int), lambda: prefetcher.update_priorities(KEYS, np.ones(1))):
+    for call in (
+        lambda: prefetcher.get(1),
+        lambda: prefetcher.call(int),
+        lambda: prefetcher.update_priorities(KEYS, np.ones(1)),
+    ):
         with pytest.raises(RuntimeError, match="closed"):
             call()
 
@@ -221,15 +225,21 @@ def test_batches_of_one_draw_take_every_third_window(prefetch):
             return drawn[-1]
 
     play, drawn = RandomPlay(0, 2), []
-    memory = Recorded(PrioritizedParams(), small_layout(play.spec, rows=64, chunk_length=4, num_envs=2, with_priority=True),
-                      WindowSpec(1, (0, 1)), 0)
+    memory = Recorded(
+        PrioritizedParams(),
+        small_layout(play.spec, rows=64, chunk_length=4, num_envs=2, with_priority=True),
+        WindowSpec(1, (0, 1)),
+        0,
+    )
     play.play(memory.writer(0), 40)
     prefetcher = prefetch(memory, batch_size=5, depth=1, together=3)
     batches = [prefetcher.get(5) for _ in range(6)]
     assert [batch.weights.shape for batch in batches] == [(5,)] * 6 and drawn[0].weights.shape == (15,)
     for start, batch in enumerate(batches):
         whole, part = drawn[start // 3], slice(start % 3, None, 3)
-        assert np.array_equal(batch.keys.step_ids, whole.keys.step_ids[part]) and torch.equal(batch.weights, whole.weights[part])
+        assert np.array_equal(batch.keys.step_ids, whole.keys.step_ids[part]) and torch.equal(
+            batch.weights, whole.weights[part]
+        )
         assert torch.equal(batch.window.observations, whole.window.observations[:, part])
         assert torch.equal(batch.window.rewards, whole.window.rewards[:, part])
     assert prefetcher.call(lambda: memory.beta == memory.rule.beta(3 * len(drawn)))

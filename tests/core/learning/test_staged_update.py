@@ -23,10 +23,15 @@ UNROLLS = {"unroll_length": 4, "batch_size": STREAMS, "lr": 1e-3, "lr_schedule":
 AGENTS = {
     "impala": (Impala, UNROLLS, {}),
     "impala with LSTM": (Impala, {**UNROLLS, "optimizer": "adam"}, {"lstm": 5}),
-    "clear, laser": (Impala, {**UNROLLS, "policy_cloning_cost": 0.01, "value_cloning_cost": 0.005, "relevance": "implied"}, {}),
+    "clear, laser": (
+        Impala,
+        {**UNROLLS, "policy_cloning_cost": 0.01, "value_cloning_cost": 0.005, "relevance": "implied"},
+        {},
+    ),
     "impact": (Impact, {**UNROLLS, "target_update": 3, "kl_coefficient": 0.2, "kl_target": 1e-5}, {}),
     "impact with LSTM": (Impact, {**UNROLLS, "target_update": 2}, {"lstm": 5}),
-    "dqn": (DQN, {"batch_size": STREAMS, "nstep": 3, "target_update": 4}, None)}
+    "dqn": (DQN, {"batch_size": STREAMS, "nstep": 3, "target_update": 4}, None),
+}
 
 
 def make_agent(name, device="cpu"):
@@ -43,15 +48,33 @@ def make_batch(agent, seed):
     draw, rows = np.random.default_rng(seed), agent.window.length + 1
     lasts = draw.random((rows, STREAMS)) < 0.2
     firsts = np.concatenate([lasts[:1] & False, lasts[:-1]])
-    observations = draw.integers(0, 256, (len(agent.window.observations), STREAMS, *DISCRETE.observation_shape), np.uint8)
-    extras = {name: draw.normal(size=(rows, STREAMS, *spec.shape)).astype(spec.dtype) for name, spec in agent.extras.items()}
-    window = Window(*map(torch.from_numpy, (
-        observations, firsts, lasts, draw.integers(5, size=(rows, STREAMS)), draw.normal(size=(rows, STREAMS)).astype(np.float32),
-        (draw.random((rows, STREAMS)) > 0.1).astype(np.float32))), {name: torch.from_numpy(array) for name, array in extras.items()},
-        tuple(torch.randn(STREAMS, *part.shape[1:]) for part in agent.initial_state(1)))
-    return Batch(window, SampleIds(np.zeros(STREAMS, np.int64), np.arange(STREAMS)),
-                 torch.from_numpy(draw.random(STREAMS).astype(np.float32)),
-                 None if isinstance(agent, DQN) else torch.from_numpy(draw.random(STREAMS) < 0.5))
+    observations = draw.integers(
+        0, 256, (len(agent.window.observations), STREAMS, *DISCRETE.observation_shape), np.uint8
+    )
+    extras = {
+        name: draw.normal(size=(rows, STREAMS, *spec.shape)).astype(spec.dtype) for name, spec in agent.extras.items()
+    }
+    window = Window(
+        *map(
+            torch.from_numpy,
+            (
+                observations,
+                firsts,
+                lasts,
+                draw.integers(5, size=(rows, STREAMS)),
+                draw.normal(size=(rows, STREAMS)).astype(np.float32),
+                (draw.random((rows, STREAMS)) > 0.1).astype(np.float32),
+            ),
+        ),
+        {name: torch.from_numpy(array) for name, array in extras.items()},
+        tuple(torch.randn(STREAMS, *part.shape[1:]) for part in agent.initial_state(1)),
+    )
+    return Batch(
+        window,
+        SampleIds(np.zeros(STREAMS, np.int64), np.arange(STREAMS)),
+        torch.from_numpy(draw.random(STREAMS).astype(np.float32)),
+        None if isinstance(agent, DQN) else torch.from_numpy(draw.random(STREAMS) < 0.5),
+    )
 
 
 def staged(agent, device=CPU, *, capture=False):
@@ -95,13 +118,21 @@ def test_staged_updates_equal_those_of_a_plain_agent(name):
 @cuda
 @pytest.mark.parametrize("name", AGENTS)
 def test_captured_updates_equal_eager_ones(name):
-    found, expected = (learnt(name, lambda agent, capture=capture: staged(agent, torch.device("cuda"), capture=capture), 30, "cuda")
-                       for capture in (True, False))
+    found, expected = (
+        learnt(name, lambda agent, capture=capture: staged(agent, torch.device("cuda"), capture=capture), 30, "cuda")
+        for capture in (True, False)
+    )
     assert_same(found, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", [name for name in AGENTS if AGENTS[name][1].get("optimizer", "rmsprop") == "adam" or name == "dqn"
-                                  or AGENTS[name][0] is Impact])  # RMSprop reads its learning rate on the CPU
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in AGENTS
+        if AGENTS[name][1].get("optimizer", "rmsprop") == "adam" or name == "dqn" or AGENTS[name][0] is Impact
+    ],
+)  # RMSprop reads its learning rate on the CPU
 def test_staged_updates_read_no_value_and_keep_their_shapes(name):
     agent = make_agent(name)
     learn = staged(agent)
@@ -146,9 +177,13 @@ def test_a_run_with_staged_batches_trains_like_one_without(tmp_path, monkeypatch
     # as if there were a GPU to capture for
     monkeypatch.setattr("utils.config.device_validation.problems", lambda options: [])
     made, make = [], GraphedUpdate.__init__
-    monkeypatch.setattr(GraphedUpdate, "__init__", lambda self, *rest, **settings: (made.append(self), make(self, *rest, **settings))[1])
-    states = [saved(train(tmp_path / captured, *RUNS["prioritized"], "--learner.captured", captured, "--steps", "200"))
-              for captured in ("no", "auto", "yes")]
+    monkeypatch.setattr(
+        GraphedUpdate, "__init__", lambda self, *rest, **settings: (made.append(self), make(self, *rest, **settings))[1]
+    )
+    states = [
+        saved(train(tmp_path / captured, *RUNS["prioritized"], "--learner.captured", captured, "--steps", "200"))
+        for captured in ("no", "auto", "yes")
+    ]
     assert len(made) == 1 and not differences(states[0]["agent"], states[1]["agent"])
     assert states[0]["agent"]["updates"] == states[2]["agent"]["updates"] > 5
     for name, tensor in states[0]["agent"]["model"].items():

@@ -18,8 +18,14 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def make(memory_type: type[Memory], rows: int, num_actors: int = 2) -> Memory:
-    layout = small_layout(coded_spec((16, 16), 4), rows=rows, chunk_length=4, num_envs=2, num_actors=num_actors,
-                          with_priority=memory_type.with_priority)
+    layout = small_layout(
+        coded_spec((16, 16), 4),
+        rows=rows,
+        chunk_length=4,
+        num_envs=2,
+        num_actors=num_actors,
+        with_priority=memory_type.with_priority,
+    )
     params = PrioritizedParams() if memory_type is PrioritizedMemory else UniformParams()
     return memory_type(params, layout, SPEC, 0)
 
@@ -103,7 +109,9 @@ def test_sampling_and_a_new_writer_continue_after_a_killed_one(memory_type):
         check_coded_window(memory.layout, SPEC, *batch.keys, batch.window)
         assert (batch.keys.step_ids[batch.keys.env_ids < 2] + SPEC.length < written).all()
     successor = memory.writer(0, random_priorities)
-    memory.trajectories.flat("last")[memory.trajectories.slots(np.arange(2), np.full(2, written - 1))] = (written - 1) % 7 == 6
+    memory.trajectories.flat("last")[memory.trajectories.slots(np.arange(2), np.full(2, written - 1))] = (
+        written - 1
+    ) % 7 == 6
     for serial in range(written, written + 100):  # without the mark of the takeover one coded tape goes through
         write_coded_row(successor, memory.layout, 0, serial)
         batch = memory.sample(16)

@@ -21,11 +21,26 @@ SEQUENCES = WindowSpec(6, tuple(range(7)), crosses_episodes=True, stride=4)
 class Replay:
     """Provide two actors of two environments each, and the device replay of their memory."""
 
-    def __init__(self, device: str = "cpu", memory_type=PrioritizedMemory, spec: WindowSpec = SPEC, priorities=None, rows: int = 24,
-                 seed: int = 0, end: float = 0.15, **params):
+    def __init__(
+        self,
+        device: str = "cpu",
+        memory_type=PrioritizedMemory,
+        spec: WindowSpec = SPEC,
+        priorities=None,
+        rows: int = 24,
+        seed: int = 0,
+        end: float = 0.15,
+        **params,
+    ):
         self.plays = [RandomPlay(actor, 2, end=end) for actor in range(2)]
-        self.layout = small_layout(self.plays[0].spec, rows=rows, chunk_length=4, num_envs=2, num_actors=2,
-                                   with_priority=memory_type.with_priority)
+        self.layout = small_layout(
+            self.plays[0].spec,
+            rows=rows,
+            chunk_length=4,
+            num_envs=2,
+            num_actors=2,
+            with_priority=memory_type.with_priority,
+        )
         params = PrioritizedParams(100, **params) if memory_type is PrioritizedMemory else UniformParams(100)
         self.memory, self.spec = memory_type(params, self.layout, spec, seed), spec
         self.writers = [self.memory.writer(actor, priorities) for actor in range(2)]
@@ -45,9 +60,13 @@ class Replay:
         """Return every valid start, found by walking over the plays."""
         stride = self.spec.stride or 1
         low, high = self.memory.trajectories.starts(self.spec.length)
-        found = [(actor * 2 + stream, serial) for actor, play in enumerate(self.plays) for stream in range(2)
-                 for serial in range(low[actor], high[actor]) if serial % stride == 0
-                 and (self.spec.stride or not play.rows[stream][serial].last)]
+        found = [
+            (actor * 2 + stream, serial)
+            for actor, play in enumerate(self.plays)
+            for stream in range(2)
+            for serial in range(low[actor], high[actor])
+            if serial % stride == 0 and (self.spec.stride or not play.rows[stream][serial].last)
+        ]
         return SampleIds(*np.array(found).T)
 
     def places(self, keys: SampleIds) -> np.ndarray:
@@ -60,7 +79,9 @@ class Replay:
 
     def set(self, keys: SampleIds, priorities: np.ndarray) -> None:
         device = self.resident.device
-        self.resident.update_priorities(torch.from_numpy(self.places(keys)).to(device), torch.from_numpy(priorities).to(device))
+        self.resident.update_priorities(
+            torch.from_numpy(self.places(keys)).to(device), torch.from_numpy(priorities).to(device)
+        )
 
     def counts(self, keys: SampleIds, draws: int) -> np.ndarray:
         """Return how often each key was drawn; drawing any other key is an error."""
@@ -116,7 +137,7 @@ def test_beta_follows_its_schedule():
     keys = replay.starts()
     replay.set(keys, np.where(np.arange(len(keys.step_ids)) % 2, 0.5, 1.5))  # leaves 1 and 2
     weights = [float(replay.resident.sample(64)[0].weights.min()) for _ in range(6)]
-    assert weights == pytest.approx([2 ** -beta for beta in (0.5, 0.625, 0.75, 0.875, 1.0, 1.0)])
+    assert weights == pytest.approx([2**-beta for beta in (0.5, 0.625, 0.75, 0.875, 1.0, 1.0)])
     assert replay.resident.statistics()["beta"] == 1.0
 
 
@@ -159,7 +180,12 @@ def test_leaves_equal_those_of_the_cpu_tree(device, spec):
             continue
         np.testing.assert_allclose(replay.leaves(), replay.memory.tree.leaves, rtol=1e-12)
         assert np.flatnonzero(replay.leaves()).tolist() == sorted(
-            place for place, leaf in zip(replay.places(replay.starts()), replay.memory.tree.leaves[replay.places(replay.starts())]) if leaf)
+            place
+            for place, leaf in zip(
+                replay.places(replay.starts()), replay.memory.tree.leaves[replay.places(replay.starts())]
+            )
+            if leaf
+        )
         keys = SampleIds(*np.unique(np.stack(batch.keys), axis=1))
         priorities = generator.random(len(keys.step_ids)) * (1 + part)
         replay.memory.update_priorities(keys, priorities)
@@ -222,7 +248,9 @@ def test_beta_continues_without_the_stored_steps():
     replay = Replay(beta_updates=10).play(50, 50).ready(5)
     resumed = Replay(beta_updates=10)
     resumed.resident.continue_at(5)
-    assert not resumed.resident.refresh() and resumed.resident.statistics()["beta"] == replay.resident.statistics()["beta"]
+    assert (
+        not resumed.resident.refresh() and resumed.resident.statistics()["beta"] == replay.resident.statistics()["beta"]
+    )
 
 
 @pytest.mark.parametrize("memory_type", [PrioritizedMemory, UniformMemory])

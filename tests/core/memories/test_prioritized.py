@@ -12,7 +12,9 @@ SPEC = WindowSpec(3, (0, 3))
 
 def make(rows: int = 24, priorities=None, num_actors: int = 2, seed: int = 0, end: float = 0.15, **params):
     plays = [RandomPlay(actor, 2, end=end) for actor in range(num_actors)]
-    layout = small_layout(plays[0].spec, rows=rows, chunk_length=4, num_envs=2, num_actors=num_actors, with_priority=True)
+    layout = small_layout(
+        plays[0].spec, rows=rows, chunk_length=4, num_envs=2, num_actors=num_actors, with_priority=True
+    )
     memory = PrioritizedMemory(PrioritizedParams(100, **params), layout, SPEC, seed)
     return memory, plays, [memory.writer(actor, priorities) for actor in range(num_actors)]
 
@@ -26,8 +28,13 @@ def filled(steps: int = 50, **options):
 
 def legal_starts(memory: PrioritizedMemory, plays: list[RandomPlay]) -> SampleIds:
     low, high = memory.trajectories.starts(SPEC.length)
-    starts = [(actor * 2 + stream, serial) for actor, play in enumerate(plays) for stream in range(2)
-              for serial in range(low[actor], high[actor]) if not play.rows[stream][serial].last]
+    starts = [
+        (actor * 2 + stream, serial)
+        for actor, play in enumerate(plays)
+        for stream in range(2)
+        for serial in range(low[actor], high[actor])
+        if not play.rows[stream][serial].last
+    ]
     return SampleIds(*np.array(starts).T)
 
 
@@ -115,7 +122,7 @@ def test_new_starts_have_their_actors_priority_before_sampling():
         keys = legal_starts(memory, plays)
         leaves = memory.tree.leaves[memory.trajectories.slots(*keys)]
         for leaf, stream, serial in zip(leaves, *keys):
-            rows = plays[stream // 2].rows[stream % 2][serial:serial + 4]
+            rows = plays[stream // 2].rows[stream % 2][serial : serial + 4]
             assert leaf == pytest.approx(abs(sum(row.reward for row in rows)) + rows[0].action + 0.5, rel=1e-5)
         assert np.count_nonzero(memory.tree.leaves) == len(keys.step_ids)  # no other step has any
     assert part == 14 and memory.trajectories.written().min() > 2 * 24
@@ -145,7 +152,9 @@ def test_an_invalid_priority_of_an_actor_is_an_error(bad):
 def test_last_steps_are_never_drawn_whatever_their_priority():
     memory, plays, _ = filled(priorities=lambda window: np.full(window.lasts.shape[1], 1e6), end=0.5)
     for _ in range(50):
-        assert not any(plays[stream // 2].rows[stream % 2][serial].last for stream, serial in zip(*memory.sample(32).keys))
+        assert not any(
+            plays[stream // 2].rows[stream % 2][serial].last for stream, serial in zip(*memory.sample(32).keys)
+        )
 
 
 # updates ----------------------------------------------------------------------------------------------------------
@@ -248,14 +257,16 @@ def test_sampling_continues_exactly_from_a_state(steps):
     resumed.tree.check()
     for _ in range(4):
         expected, found = memory.sample(16), resumed.sample(16)
-        assert (expected.keys.step_ids == found.keys.step_ids).all() and (expected.keys.env_ids == found.keys.env_ids).all()
+        assert (expected.keys.step_ids == found.keys.step_ids).all() and (
+            expected.keys.env_ids == found.keys.env_ids
+        ).all()
         assert expected.weights.equal(found.weights) and expected.window.observations.equal(found.window.observations)
         priorities = generator.random(16)
         memory.update_priorities(expected.keys, priorities)
         resumed.update_priorities(found.keys, priorities)
     assert resumed.statistics() == memory.statistics()
     for rows in plays[0].rows:
-        del rows[int(resumed.trajectories.written()[0]):]
+        del rows[int(resumed.trajectories.written()[0]) :]
         rows[-1] = rows[-1]._replace(last=True)  # the new writer ends the open episodes
     plays[0].restart()
     plays[0].play(resumed.writer(0), 60)

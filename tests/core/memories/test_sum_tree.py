@@ -11,7 +11,9 @@ def test_the_tree_equals_a_plain_list_after_random_operations(capacity):
     while operations < 100_000:
         count = int(generator.integers(0, 1500))
         indices = generator.integers(capacity, size=count)  # includes duplicates
-        values = np.where(generator.random(count) < 0.3, 0.0, generator.random(count) ** 8 * 10.0 ** generator.integers(-6, 6))
+        values = np.where(
+            generator.random(count) < 0.3, 0.0, generator.random(count) ** 8 * 10.0 ** generator.integers(-6, 6)
+        )
         tree.set(indices, values)
         for index, value in zip(indices.tolist(), values.tolist()):
             plain[index] = value
@@ -24,7 +26,9 @@ def test_the_tree_equals_a_plain_list_after_random_operations(capacity):
     found = tree.find(prefix_sums)
     slack = 1e-9 * ends[-1]
     assert (tree.leaves[found] > 0).all()
-    assert (ends[found] >= prefix_sums - slack).all() and (ends[found] - tree.leaves[found] <= prefix_sums + slack).all()
+    assert (ends[found] >= prefix_sums - slack).all() and (
+        ends[found] - tree.leaves[found] <= prefix_sums + slack
+    ).all()
 
 
 def test_the_last_of_equal_indices_counts():
@@ -58,7 +62,10 @@ def test_evenly_spaced_sums_find_each_leaf_by_its_value():
 def test_sums_beyond_the_total_find_the_last_positive_leaf(value):
     tree = SumTree(10_000)
     tree.set(np.array([17, 4321]), np.array([value, value]))
-    assert set(tree.find(np.array([0.0, tree.total, np.nextafter(tree.total, 0), tree.total * 1.1])).tolist()) <= {17, 4321}
+    assert set(tree.find(np.array([0.0, tree.total, np.nextafter(tree.total, 0), tree.total * 1.1])).tolist()) <= {
+        17,
+        4321,
+    }
     assert tree.find(np.array([tree.total]))[0] == 4321
 
 
@@ -69,7 +76,9 @@ def test_zero_leaves_are_never_found_despite_rounding():
         places = generator.choice(2000, size=600, replace=False)
         tree.set(places, 10.0 ** generator.uniform(-17, 3, size=600))
         ends = tree.leaves[:2000].cumsum()
-        sums = np.concatenate([ends, np.nextafter(ends, 0), np.nextafter(ends, np.inf), generator.random(1000) * tree.total])
+        sums = np.concatenate(
+            [ends, np.nextafter(ends, 0), np.nextafter(ends, np.inf), generator.random(1000) * tree.total]
+        )
         assert (tree.leaves[tree.find(sums)] > 0).all()
 
 

@@ -15,8 +15,12 @@ SPEC = WindowSpec(3, (0, 3))
 
 def filled(steps: int = 50, rows: int = 24, num_actors: int = 2, seed: int = 0):
     plays = [RandomPlay(actor, 2) for actor in range(num_actors)]
-    memory = UniformMemory(UniformParams(100), small_layout(plays[0].spec, rows=rows, chunk_length=4, num_envs=2, num_actors=num_actors),
-                          SPEC, seed)
+    memory = UniformMemory(
+        UniformParams(100),
+        small_layout(plays[0].spec, rows=rows, chunk_length=4, num_envs=2, num_actors=num_actors),
+        SPEC,
+        seed,
+    )
     writers = [memory.writer(actor) for actor in range(num_actors)]
     for play, writer in zip(plays, writers):
         play.play(writer, steps)
@@ -25,8 +29,13 @@ def filled(steps: int = 50, rows: int = 24, num_actors: int = 2, seed: int = 0):
 
 def legal_starts(memory: UniformMemory, plays: list[RandomPlay]) -> set[tuple[int, int]]:
     low, high = memory.trajectories.starts(SPEC.length)
-    return {(actor * 2 + stream, serial) for actor, play in enumerate(plays) for stream in range(2)
-            for serial in range(low[actor], high[actor]) if not play.rows[stream][serial].last}
+    return {
+        (actor * 2 + stream, serial)
+        for actor, play in enumerate(plays)
+        for stream in range(2)
+        for serial in range(low[actor], high[actor])
+        if not play.rows[stream][serial].last
+    }
 
 
 def test_every_valid_start_is_drawn_equally_often():
@@ -113,20 +122,29 @@ def test_sampling_continues_exactly_from_a_state():
     resumed.load_state_dict(state)
     for _ in range(3):
         expected, found = memory.sample(16), resumed.sample(16)
-        assert (expected.keys.step_ids == found.keys.step_ids).all() and (expected.keys.env_ids == found.keys.env_ids).all()
+        assert (expected.keys.step_ids == found.keys.step_ids).all() and (
+            expected.keys.env_ids == found.keys.env_ids
+        ).all()
         assert expected.window.observations.equal(found.window.observations)
 
 
 def test_a_ring_too_small_for_its_windows_is_refused():
     layout = small_layout(RandomPlay(0, 2).spec, rows=12, chunk_length=4, num_envs=2)
-    UniformMemory(UniformParams(), small_layout(RandomPlay(0, 2).spec, rows=16, chunk_length=4, num_envs=2), WindowSpec(4, (0,)), 0)
+    UniformMemory(
+        UniformParams(),
+        small_layout(RandomPlay(0, 2).spec, rows=16, chunk_length=4, num_envs=2),
+        WindowSpec(4, (0,)),
+        0,
+    )
     with pytest.raises(ValueError, match="12 steps an environment are too few"):
         UniformMemory(UniformParams(), layout, WindowSpec(4, (0,)), 0)
 
 
 def test_the_smallest_accepted_ring_can_be_sampled():
     play = RandomPlay(0, 2, end=0.0)
-    memory = UniformMemory(UniformParams(), small_layout(play.spec, rows=16, chunk_length=4, num_envs=2), WindowSpec(4, (0, 4)), 0)
+    memory = UniformMemory(
+        UniformParams(), small_layout(play.spec, rows=16, chunk_length=4, num_envs=2), WindowSpec(4, (0, 4)), 0
+    )
     writer = memory.writer(0)
     for _ in range(60):
         play.play(writer, 1)
@@ -136,4 +154,6 @@ def test_the_smallest_accepted_ring_can_be_sampled():
 def test_size_is_reported():
     memory, _, _ = filled()
     frames = memory.size() * memory.layout.fields["frame"].nbytes
-    assert memory.statistics() == {"memory_size": float(memory.size()), "memory_mb": frames / 1e6} and isinstance(memory.layout, Layout)
+    assert memory.statistics() == {"memory_size": float(memory.size()), "memory_mb": frames / 1e6} and isinstance(
+        memory.layout, Layout
+    )

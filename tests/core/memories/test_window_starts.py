@@ -29,8 +29,16 @@ def make(name, spec=LONG, rows=40, frame_stack=4, end=0.2, seed=0, priorities=No
     plays = [RandomPlay(actor, ENVS, frame_stack=frame_stack, end=end) for actor in range(ACTORS)]
     for play in plays:
         play.with_states = True
-    layout = small_layout(plays[0].spec, rows=rows, chunk_length=STRIDE, num_envs=ENVS, num_actors=ACTORS, extras=RandomPlay.extras,
-                          states=RandomPlay.states, with_priority=kind.with_priority)
+    layout = small_layout(
+        plays[0].spec,
+        rows=rows,
+        chunk_length=STRIDE,
+        num_envs=ENVS,
+        num_actors=ACTORS,
+        extras=RandomPlay.extras,
+        states=RandomPlay.states,
+        with_priority=kind.with_priority,
+    )
     memory = kind(kind_params(100, **params), layout, spec, seed)
     return memory, plays, [memory.writer(actor, priorities) for actor in range(ACTORS)]
 
@@ -66,7 +74,7 @@ def as_keys(pairs):
 
 def assert_windows_are_the_rows_of_their_keys(memory, plays, batch):
     for column, (stream, serial) in enumerate(zip(*batch.keys)):
-        rows = plays[stream // ENVS].rows[stream % ENVS][serial:serial + memory.window.length + 1]
+        rows = plays[stream // ENVS].rows[stream % ENVS][serial : serial + memory.window.length + 1]
         window = batch.window
         for place, row in enumerate(rows):
             np.testing.assert_array_equal(window.observations[place, column].numpy(), row.observation)
@@ -87,7 +95,9 @@ def test_every_stride_th_step_is_drawn_equally_often(name, spec):
         for key in zip(*memory.sample(batch).keys):
             counts[key] += 1
     mean = draws / len(starts)
-    assert sum((count - mean) ** 2 / mean for count in counts.values()) < len(starts) - 1 + 5 * np.sqrt(2 * (len(starts) - 1))
+    assert sum((count - mean) ** 2 / mean for count in counts.values()) < len(starts) - 1 + 5 * np.sqrt(
+        2 * (len(starts) - 1)
+    )
     ends = [plays[stream // ENVS].rows[stream % ENVS][serial].last for stream, serial in starts]
     assert len(starts) >= 16 and any(ends)  # the last step of an episode may start a sequence
 
@@ -164,14 +174,16 @@ def test_late_priorities_never_reach_a_new_start():
 
 
 def test_a_starts_initial_priority_is_that_of_its_sequence():
-    memory, plays, writers = make("prioritized", alpha=1.0, epsilon=0.5, priorities=lambda window: np.abs(window.rewards.sum(0).numpy()))
+    memory, plays, writers = make(
+        "prioritized", alpha=1.0, epsilon=0.5, priorities=lambda window: np.abs(window.rewards.sum(0).numpy())
+    )
     ends, checked = 0, 0
     for _ in range(25):
         known = set(legal(memory))
         play_all(plays, writers, 4)
         memory.sample(4)
         for stream, serial in set(legal(memory)) - known:
-            rows = plays[stream // ENVS].rows[stream % ENVS][serial:serial + 10]
+            rows = plays[stream // ENVS].rows[stream % ENVS][serial : serial + 10]
             leaf = memory.tree.leaves[memory._starts.leaf_indices(*as_keys([(stream, serial)]))][0]
             assert leaf == pytest.approx(abs(sum(row.reward for row in rows)) + 0.5, rel=1e-5)
             ends, checked = ends + rows[0].last, checked + 1
@@ -226,8 +238,15 @@ def test_a_stride_that_does_not_fit_chunks_is_refused(name):
 # while actors write -----------------------------------------------------------------------------------------------
 def coded_memory(name):
     kind, params = MEMORIES[name]
-    layout = small_layout(coded_spec((16, 16), 4), rows=60, chunk_length=STRIDE, num_envs=ENVS, num_actors=ACTORS,
-                          states=(ArraySpec((8,), "int64"),), with_priority=kind.with_priority)
+    layout = small_layout(
+        coded_spec((16, 16), 4),
+        rows=60,
+        chunk_length=STRIDE,
+        num_envs=ENVS,
+        num_actors=ACTORS,
+        states=(ArraySpec((8,), "int64"),),
+        with_priority=kind.with_priority,
+    )
     return kind(params(), layout, LONG, 0)
 
 

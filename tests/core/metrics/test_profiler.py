@@ -33,8 +33,12 @@ def watch(monkeypatch):
 
 
 def context_of(on, folder=None, trace=0):
-    return SimpleNamespace(options=SimpleNamespace(profile=on, profile_trace=trace, log_folder=folder), logs=LogRings(2),
-                           counters=RunCounters(1, 1), process_ind=lambda role, index: ["actor", "learner"].index(role))
+    return SimpleNamespace(
+        options=SimpleNamespace(profile=on, profile_trace=trace, log_folder=folder),
+        logs=LogRings(2),
+        counters=RunCounters(1, 1),
+        process_ind=lambda role, index: ["actor", "learner"].index(role),
+    )
 
 
 def test_time_is_assigned_to_the_phase_that_ended(watch):
@@ -46,7 +50,10 @@ def test_time_is_assigned_to_the_phase_that_ended(watch):
     laps.report()
     records, _ = context.logs.drain()
     assert {record.name: record.value for record in records} == {
-        "profile/actor/wait": 2.5, "profile/actor/forward": 1.0, "profile/actor/environment": 4.0}
+        "profile/actor/wait": 2.5,
+        "profile/actor/forward": 1.0,
+        "profile/actor/environment": 4.0,
+    }
 
 
 def test_a_report_holds_the_seconds_since_the_last_report(watch):
@@ -76,11 +83,23 @@ def record(name, value, step=7):
 def test_shares_add_up_to_one_over_the_processes_of_a_role():
     loss = record("learner/loss", 0.5)
     shares = Shares()
-    found = shares.take([record("profile/actor/wait", 1.0), loss, record("profile/actor/forward", 2.0),
-                         record("profile/learner/update", 4.0), record("profile/actor/wait", 2.0, step=9),
-                         record("profile/actor/environment", 5.0)])
-    assert found == [loss, record("profile/actor/wait", 0.3, 9), record("profile/actor/forward", 0.2),
-                     record("profile/learner/update", 1.0), record("profile/actor/environment", 0.5)]
+    found = shares.take(
+        [
+            record("profile/actor/wait", 1.0),
+            loss,
+            record("profile/actor/forward", 2.0),
+            record("profile/learner/update", 4.0),
+            record("profile/actor/wait", 2.0, step=9),
+            record("profile/actor/environment", 5.0),
+        ]
+    )
+    assert found == [
+        loss,
+        record("profile/actor/wait", 0.3, 9),
+        record("profile/actor/forward", 0.2),
+        record("profile/learner/update", 1.0),
+        record("profile/actor/environment", 0.5),
+    ]
 
 
 def test_shares_of_an_empty_period_are_zero():
@@ -89,13 +108,23 @@ def test_shares_of_an_empty_period_are_zero():
 
 def test_the_table_covers_the_run_largest_share_first():
     shares = Shares()
-    shares.take([record("profile/learner/update", 30.0), record("profile/actor/wait", 1.0), record("profile/actor/forward", 2.0)])
+    shares.take(
+        [
+            record("profile/learner/update", 30.0),
+            record("profile/actor/wait", 1.0),
+            record("profile/actor/forward", 2.0),
+        ]
+    )
     shares.take([record("profile/actor/wait", 5.0), record("profile/learner/sample", 10.0)])
     output = io.StringIO()
     Console(file=output, width=100).print(shares.table())
     rows = [line.replace("│", " ").split() for line in output.getvalue().splitlines() if "%" in line]
-    assert rows == [["actor", "wait", "75.0%", "6.0"], ["forward", "25.0%", "2.0"],
-                    ["learner", "update", "75.0%", "30.0"], ["sample", "25.0%", "10.0"]]
+    assert rows == [
+        ["actor", "wait", "75.0%", "6.0"],
+        ["forward", "25.0%", "2.0"],
+        ["learner", "update", "75.0%", "30.0"],
+        ["sample", "25.0%", "10.0"],
+    ]
 
 
 def test_a_run_without_profiles_has_no_table():
@@ -105,17 +134,40 @@ def test_a_run_without_profiles_has_no_table():
 
 
 def test_a_profiled_run_has_scalars_a_table_and_a_trace(root, capsys):
-    options = read_options(["--root", str(root), "--config", "dqn-cartpole", "--engine", "inline", "--memory_type", "prioritized",
-                            "--profile", "--profile_trace", "4", "--clock.learn_start", "100",
-                            "--updates", str(SKIPPED_STEPS + WARM_UP_STEPS + 10), "--evaluator.episodes", "1",
-                            "--evaluator.max_steps", "5"])
+    options = read_options(
+        [
+            "--root",
+            str(root),
+            "--config",
+            "dqn-cartpole",
+            "--engine",
+            "inline",
+            "--memory_type",
+            "prioritized",
+            "--profile",
+            "--profile_trace",
+            "4",
+            "--clock.learn_start",
+            "100",
+            "--updates",
+            str(SKIPPED_STEPS + WARM_UP_STEPS + 10),
+            "--evaluator.episodes",
+            "1",
+            "--evaluator.max_steps",
+            "5",
+        ]
+    )
     context, agent = create_context(options)
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
     folder = context.options.log_folder
     values = [json.loads(line)["values"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     shares = {name: value for line in values for name, value in line.items() if name.startswith("profile/")}
-    assert {"wait", "pull", "forward", "environment", "write", "report"} == {name.split("/")[2] for name in shares if "/actor/" in name}
-    assert {"wait", "sample", "update", "priorities", "publish", "report"} == {name.split("/")[2] for name in shares if "/learner/" in name}
+    assert {"wait", "pull", "forward", "environment", "write", "report"} == {
+        name.split("/")[2] for name in shares if "/actor/" in name
+    }
+    assert {"wait", "sample", "update", "priorities", "publish", "report"} == {
+        name.split("/")[2] for name in shares if "/learner/" in name
+    }
     assert sum(value for name, value in shares.items() if "/actor/" in name) == pytest.approx(1)
     assert shares["profile/learner/update"] > shares["profile/learner/publish"] > 0
     printed = capsys.readouterr().out

@@ -23,30 +23,44 @@ from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
 from utils.launch import create_context
 
-PERIOD = [Record("learner/loss", 0.5, 200, 10.0), Record("evaluator/episodic_return_mean", 21.0, 150, 9.5),
-          Record("global/fps", math.nan, 200, 10.25)]
+PERIOD = [
+    Record("learner/loss", 0.5, 200, 10.0),
+    Record("evaluator/episodic_return_mean", 21.0, 150, 9.5),
+    Record("global/fps", math.nan, 200, 10.25),
+]
 
 
 @pytest.fixture
 def options(tmp_path):
     folder = tmp_path / "logs" / "box_1"
     folder.mkdir(parents=True)
-    return SimpleNamespace(logger=LoggerParams(wandb="pong", mlflow="pong"), signature="box_1", log_folder=folder,
-                           to_dict=lambda: {"seed": 3, "agent": {"lr": 0.5, "deep": {"x": "y" * 900}}})
+    return SimpleNamespace(
+        logger=LoggerParams(wandb="pong", mlflow="pong"),
+        signature="box_1",
+        log_folder=folder,
+        to_dict=lambda: {"seed": 3, "agent": {"lr": 0.5, "deep": {"x": "y" * 900}}},
+    )
 
 
 def test_values_are_grouped_and_ordered_by_their_step():
     assert list(by_step(PERIOD)) == [150, 200]
-    assert by_step(PERIOD)[200]["learner/loss"] == 0.5 and by_step(PERIOD)[150] == {"evaluator/episodic_return_mean": 21.0}
+    assert by_step(PERIOD)[200]["learner/loss"] == 0.5 and by_step(PERIOD)[150] == {
+        "evaluator/episodic_return_mean": 21.0
+    }
 
 
 # stand-ins with the same calls ------------------------------------------------------------------------------------
 @pytest.fixture
 def wandb(monkeypatch):
     calls = []
-    run = SimpleNamespace(define_metric=lambda *words, **settings: calls.append(("define_metric", words, settings)),
-                          log=lambda values: calls.append(("log", values)), finish=lambda: calls.append(("finish",)))
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **settings: calls.append(("init", settings)) or run))
+    run = SimpleNamespace(
+        define_metric=lambda *words, **settings: calls.append(("define_metric", words, settings)),
+        log=lambda values: calls.append(("log", values)),
+        finish=lambda: calls.append(("finish",)),
+    )
+    monkeypatch.setitem(
+        sys.modules, "wandb", SimpleNamespace(init=lambda **settings: calls.append(("init", settings)) or run)
+    )
     return calls
 
 
@@ -56,7 +70,12 @@ def test_wandb_receives_every_value_at_its_agent_steps(wandb, options):
     tracker.close()
     assert [call[0] for call in wandb] == ["init", "define_metric", "log", "log", "finish"]
     settings = wandb[0][1]
-    assert (settings["project"], settings["id"], settings["resume"], settings["dir"]) == ("pong", "box_1", "allow", str(options.log_folder))
+    assert (settings["project"], settings["id"], settings["resume"], settings["dir"]) == (
+        "pong",
+        "box_1",
+        "allow",
+        str(options.log_folder),
+    )
     assert settings["config"]["agent"]["lr"] == 0.5 and wandb[1][2] == {"step_metric": "agent_steps"}
     assert wandb[2][1] == {"agent_steps": 150, "evaluator/episodic_return_mean": 21.0}
     assert wandb[3][1]["agent_steps"] == 200 and wandb[3][1]["learner/loss"] == 0.5
@@ -104,7 +123,11 @@ def mlflow(monkeypatch):
     entities.Metric = lambda *values: values
     entities.Param = lambda *values: values
     tracking.MlflowClient = Client
-    for name, module in (("mlflow", ModuleType("mlflow")), ("mlflow.entities", entities), ("mlflow.tracking", tracking)):
+    for name, module in (
+        ("mlflow", ModuleType("mlflow")),
+        ("mlflow.entities", entities),
+        ("mlflow.tracking", tracking),
+    ):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return Client
@@ -116,7 +139,9 @@ def test_mlflow_receives_finite_values_and_the_options_once(mlflow, options):
         tracker.write(PERIOD)
         tracker.close()
     run = mlflow.runs["box_1"]
-    assert run["metrics"] == [("learner/loss", 0.5, 10_000, 200), ("evaluator/episodic_return_mean", 21.0, 9_500, 150)] * 2
+    assert (
+        run["metrics"] == [("learner/loss", 0.5, 10_000, 200), ("evaluator/episodic_return_mean", 21.0, 9_500, 150)] * 2
+    )
     assert run["params"] == {"seed": "3", "agent.lr": "0.5", "agent.deep.x": "y" * 500} and run["status"] == "FINISHED"
     assert mlflow.made == [f"sqlite:///{options.log_folder.parent / 'mlflow.db'}"] * 2
 
@@ -170,7 +195,9 @@ def test_a_failing_tracker_is_reported_once_and_losses_counted(part, capsys):
     def failing(*arguments):
         raise ConnectionError("no such host")
 
-    feeder = TrackerThread("wandb", failing if part == "make" else lambda: SimpleNamespace(write=failing, close=lambda: None))
+    feeder = TrackerThread(
+        "wandb", failing if part == "make" else lambda: SimpleNamespace(write=failing, close=lambda: None)
+    )
     for _ in range(3):
         feeder.write([])
     feeder.close(timeout=20)
@@ -187,12 +214,34 @@ def test_a_missing_tracker_is_refused_with_its_pip_command(root, monkeypatch, ca
     with pytest.raises(SystemExit):
         read_options(["--root", str(root), "--config", "dqn-cartpole", "--logger.wandb", "a", "--logger.mlflow", "b"])
     said = capsys.readouterr().err
-    assert 'logger.wandb=a needs' in said and '".[wandb]"' in said and 'logger.mlflow=b needs' in said and '".[mlflow]"' in said
+    assert (
+        "logger.wandb=a needs" in said
+        and '".[wandb]"' in said
+        and "logger.mlflow=b needs" in said
+        and '".[mlflow]"' in said
+    )
 
 
 def train(root, *words):
-    options = read_options(["--root", str(root), "--config", "dqn-cartpole", "--engine", "inline", "--clock.learn_start", "50", "--updates",
-                            "5", "--evaluator.episodes", "1", "--evaluator.max_steps", "5", *words])
+    options = read_options(
+        [
+            "--root",
+            str(root),
+            "--config",
+            "dqn-cartpole",
+            "--engine",
+            "inline",
+            "--clock.learn_start",
+            "50",
+            "--updates",
+            "5",
+            "--evaluator.episodes",
+            "1",
+            "--evaluator.max_steps",
+            "5",
+            *words,
+        ]
+    )
     context, agent = create_context(options)
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
     return context.options
@@ -202,8 +251,9 @@ def test_a_run_sends_its_values_to_the_tracker(root, mlflow, monkeypatch):
     monkeypatch.setattr("utils.config.validation.find_spec", lambda name: True)
     options = train(root, "--logger.mlflow", "cartpole")
     run = mlflow.runs[options.signature]
-    assert {"learner/loss", "global/agent_steps", "evaluator/episodic_return_mean"} & {metric[0] for metric in run["metrics"]} >= {
-        "global/agent_steps", "evaluator/episodic_return_mean"}
+    assert {"learner/loss", "global/agent_steps", "evaluator/episodic_return_mean"} & {
+        metric[0] for metric in run["metrics"]
+    } >= {"global/agent_steps", "evaluator/episodic_return_mean"}
     assert run["params"]["agent_type"] == "dqn" and run["status"] == "FINISHED"
 
 
@@ -211,6 +261,7 @@ def test_a_run_sends_its_values_to_the_tracker(root, mlflow, monkeypatch):
 def test_mlflow_stores_a_run(root, monkeypatch):
     pytest.importorskip("mlflow")
     from mlflow.tracking import MlflowClient
+
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     options = train(root, "--logger.mlflow", "cartpole", "--logger.tracker_timeout", "100")
     client = MlflowClient(f"sqlite:///{root / 'logs' / 'mlflow.db'}")
@@ -218,7 +269,10 @@ def test_mlflow_stores_a_run(root, monkeypatch):
     assert len(found) == 1 and found[0].info.status == "FINISHED" and found[0].data.params["agent.lr"] == "0.001"
     written = [json.loads(line)["values"] for line in (options.log_folder / "metrics.jsonl").read_text().splitlines()]
     updates = [values["global/updates"] for values in written if "global/updates" in values]
-    assert found[0].data.metrics["global/updates"] == updates[-1] >= 5 and found[0].data.tags["signature"] == options.signature
+    assert (
+        found[0].data.metrics["global/updates"] == updates[-1] >= 5
+        and found[0].data.tags["signature"] == options.signature
+    )
 
 
 def test_wandb_stores_a_run_offline(root, monkeypatch):

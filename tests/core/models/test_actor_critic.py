@@ -13,14 +13,23 @@ LENGTH, BATCH, ACTIONS = 6, 3, 5
 
 
 def pixels(height, width, stack=4):
-    return EnvSpec("game", ArraySpec((height, width), "uint8"), stack, Discrete(ACTIONS), is_image=True, max_value=255.0)
+    return EnvSpec(
+        "game", ArraySpec((height, width), "uint8"), stack, Discrete(ACTIONS), is_image=True, max_value=255.0
+    )
 
 
 ATARI, SMALL = pixels(84, 84), pixels(42, 42)
 MINATAR = EnvSpec("breakout", ArraySpec((10, 10, 4), "bool"), 0, Discrete(ACTIONS), is_image=True)
 VECTOR = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2, Discrete(ACTIONS))
-SIZES = {ImpalaCNN: (ATARI, 256), ImpalaResNet: (ATARI, 256), NatureAC: (ATARI, 512), FeatureAC: (ATARI, 128), SmallAC: (SMALL, 256),
-         MinAtarAC: (MINATAR, 128), MLPAC: (VECTOR, 64)}  # the observations of each network, and F without an LSTM
+SIZES = {
+    ImpalaCNN: (ATARI, 256),
+    ImpalaResNet: (ATARI, 256),
+    NatureAC: (ATARI, 512),
+    FeatureAC: (ATARI, 128),
+    SmallAC: (SMALL, 256),
+    MinAtarAC: (MINATAR, 128),
+    MLPAC: (VECTOR, 64),
+}  # the observations of each network, and F without an LSTM
 IMAGE_MODELS = [network for network, (spec, _) in SIZES.items() if spec.is_image]
 
 every_network = pytest.mark.parametrize("network", SIZES, ids=lambda network: network.__name__)
@@ -102,7 +111,9 @@ def test_an_episode_does_not_depend_on_earlier_ones(network, lstm):
     assert close([part[row:, 0] for part in one], [part[row:, 0] for part in other])
     assert close([part[0] for part in one_final], [part[0] for part in other_final])
     if lstm:
-        assert not torch.allclose(one.features[row:, 1], other.features[row:, 1], atol=1e-5), "a stream that goes on remembers"
+        assert not torch.allclose(one.features[row:, 1], other.features[row:, 1], atol=1e-5), (
+            "a stream that goes on remembers"
+        )
 
 
 @every_network
@@ -114,7 +125,9 @@ def test_the_loss_reaches_every_parameter(network, lstm, row):
     firsts[row] = True
     output, _ = model.unroll(observe(model.spec, LENGTH, BATCH), firsts, model.initial_state(BATCH))
     (output.logits.log_softmax(-1)[..., 0].sum() + output.value.square().sum()).backward()
-    without = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
+    without = [
+        name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()
+    ]
     assert without == []
 
 
@@ -149,11 +162,16 @@ def test_the_brightest_pixel_is_scaled_to_one(network):
     model.torso.register_forward_pre_hook(lambda torso, inputs: seen.append(inputs[0]))
     white = torch.full_like(observe(model.spec, 2), int(model.spec.max_value))
     model(white, ())
-    assert torch.allclose(seen[0], torch.ones_like(seen[0])) and seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(seen[0], torch.ones_like(seen[0])) and seen[0].is_contiguous(
+        memory_format=torch.channels_last
+    )
 
 
-@pytest.mark.parametrize("network", [network for network in dict.fromkeys(IMAGE_MODELS) if network is not ImpalaResNet],
-                         ids=lambda network: network.__name__)
+@pytest.mark.parametrize(
+    "network",
+    [network for network in dict.fromkeys(IMAGE_MODELS) if network is not ImpalaResNet],
+    ids=lambda network: network.__name__,
+)
 def test_images_too_small_for_a_network_are_refused(network):
     with pytest.raises(ValueError, match="2x2"):
         network(network.Params(), pixels(2, 2))
@@ -185,7 +203,9 @@ def test_impalas_deep_network_has_the_published_layers():
 
 
 def test_an_lstm_adds_its_gates_and_narrows_the_heads():
-    difference = sum(p.numel() for p in make(ImpalaCNN, 32).parameters()) - sum(p.numel() for p in make(ImpalaCNN).parameters())
+    difference = sum(p.numel() for p in make(ImpalaCNN, 32).parameters()) - sum(
+        p.numel() for p in make(ImpalaCNN).parameters()
+    )
     assert difference == 4 * 32 * (256 + 32 + 2) + heads(32) - heads(256)
 
 

@@ -22,7 +22,9 @@ def pixels(frame, stack):
     return EnvSpec("game", ArraySpec(frame, "uint8"), stack, Discrete(6), is_image=True, max_value=255.0)
 
 
-@pytest.mark.parametrize("frame, stack", [((84, 84), 4), ((84, 84, 3), 4), ((84, 84), 1), ((84, 84), 0), ((96, 64), 2), ((84, 84, 3), 0)])
+@pytest.mark.parametrize(
+    "frame, stack", [((84, 84), 4), ((84, 84, 3), 4), ((84, 84), 1), ((84, 84), 0), ((96, 64), 2), ((84, 84, 3), 0)]
+)
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize("norm", ["none", "group"])
 def test_the_cnn_accepts_every_image_shape(frame, stack, dueling, norm):
@@ -42,13 +44,28 @@ def both(*layers):
     return [f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")]
 
 
-@pytest.mark.parametrize("model, names", [
-    (DQNCNN(DQNCNNParams(), pixels((84, 84), 4)), both("torso.0", "torso.2", "torso.4", "q.0", "q.2")),
-    (DQNCNN(DQNCNNParams(norm="group"), pixels((84, 84), 4)),
-     ["torso.0.weight", *both("torso.1"), "torso.3.weight", *both("torso.4"), "torso.6.weight", *both("torso.7", "q.0", "q.2")]),
-    (DQNSmall(DQNSmallParams(), pixels((42, 42), 4)), both("torso.0", "torso.2", "torso.4", "q.0", "q.2")),
-    (DQNMinAtar(DQNMinAtarParams(dueling=True), pixels((10, 10), 4)),
-     both("torso.0", "q.value.0", "q.value.2", "q.advantage.0", "q.advantage.2"))])
+@pytest.mark.parametrize(
+    "model, names",
+    [
+        (DQNCNN(DQNCNNParams(), pixels((84, 84), 4)), both("torso.0", "torso.2", "torso.4", "q.0", "q.2")),
+        (
+            DQNCNN(DQNCNNParams(norm="group"), pixels((84, 84), 4)),
+            [
+                "torso.0.weight",
+                *both("torso.1"),
+                "torso.3.weight",
+                *both("torso.4"),
+                "torso.6.weight",
+                *both("torso.7", "q.0", "q.2"),
+            ],
+        ),
+        (DQNSmall(DQNSmallParams(), pixels((42, 42), 4)), both("torso.0", "torso.2", "torso.4", "q.0", "q.2")),
+        (
+            DQNMinAtar(DQNMinAtarParams(dueling=True), pixels((10, 10), 4)),
+            both("torso.0", "q.value.0", "q.value.2", "q.advantage.0", "q.advantage.2"),
+        ),
+    ],
+)
 def test_parameters_keep_their_names_in_saved_files(model, names):
     assert list(model.state_dict()) == names
 
@@ -60,7 +77,9 @@ def test_pixels_are_scaled_to_one_and_planes_keep_their_order():
     assert image.shape == (2, 6, 84, 84) and image.is_contiguous(memory_format=torch.channels_last)
     for frame in range(2):
         for colour in range(3):
-            assert np.allclose(image[:, 3 * frame + colour].numpy(), observation[:, frame, :, :, colour] / 255.0, atol=1e-6)
+            assert np.allclose(
+                image[:, 3 * frame + colour].numpy(), observation[:, frame, :, :, colour] / 255.0, atol=1e-6
+            )
 
 
 def test_a_dueling_network_centres_its_advantages():

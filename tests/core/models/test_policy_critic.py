@@ -59,14 +59,18 @@ def test_normalization_uses_statistics_of_all_observations():
     assert torch.allclose(normalization.variance.double(), seen.var(0, correction=0), rtol=1e-4)
     assert float(normalization.count) == 120
     normal = normalization(vectors.flatten(0, 1))
-    assert torch.allclose(normal.mean(0), torch.zeros(5), atol=1e-3) and torch.allclose(normal.std(0), torch.ones(5), atol=0.02)
+    assert torch.allclose(normal.mean(0), torch.zeros(5), atol=1e-3) and torch.allclose(
+        normal.std(0), torch.ones(5), atol=0.02
+    )
     assert normalization(torch.full((1, 5), 1e6)).tolist() == [[10.0] * 5]
 
 
 @pytest.mark.parametrize("outlier", [1e20, -3e38])
 @pytest.mark.parametrize("batch", [0, 7])
 def test_one_outlier_does_not_ruin_the_statistics(batch, outlier):
-    vectors = torch.randn(50, 64, 5, generator=torch.Generator().manual_seed(1)) * torch.tensor([1, 200, 0.1, 20, 3]) + 300
+    vectors = (
+        torch.randn(50, 64, 5, generator=torch.Generator().manual_seed(1)) * torch.tensor([1, 200, 0.1, 20, 3]) + 300
+    )
     sound = vectors.double().flatten(0, 1)
     vectors[batch, 3] = outlier
     normalization = RunningNormalization(5)
@@ -95,7 +99,11 @@ def test_a_constant_feature_is_normalized_to_zero():
 
 
 def test_networks_normalize_on_request_and_copy_the_statistics():
-    plain, normalising, other = make("ddpg"), make("ddpg", normalize_observations=True), make("ddpg", normalize_observations=True)
+    plain, normalising, other = (
+        make("ddpg"),
+        make("ddpg", normalize_observations=True),
+        make("ddpg", normalize_observations=True),
+    )
     observation = torch.randn(64, 4, 2) * 9 + 50
     for model in (plain, normalising):
         model.update_normalization(observation)

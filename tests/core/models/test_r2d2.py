@@ -18,7 +18,12 @@ def pixels(size, stack=4):
 
 VECTOR = EnvSpec("numbers", ArraySpec((5,), "float32"), 0, Discrete(4))
 PLANES = EnvSpec("breakout", ArraySpec((10, 10, 4), "bool"), 0, Discrete(4), is_image=True)
-MODELS = {"cnn": (R2D2CNN, pixels(84)), "small": (R2D2Small, pixels(42)), "minatar": (R2D2MinAtar, PLANES), "mlp": (R2D2MLP, VECTOR)}
+MODELS = {
+    "cnn": (R2D2CNN, pixels(84)),
+    "small": (R2D2Small, pixels(42)),
+    "minatar": (R2D2MinAtar, PLANES),
+    "mlp": (R2D2MLP, VECTOR),
+}
 
 
 def make(name, **settings):
@@ -78,7 +83,9 @@ def test_the_lstm_reads_torso_then_last_action_then_last_reward():
 
 def test_pixels_are_scaled_to_one():
     model, spec = make("cnn")
-    white = OARInputs(torch.full((1, *spec.observation_shape), 255, dtype=torch.uint8), torch.tensor([-1]), torch.zeros(1))
+    white = OARInputs(
+        torch.full((1, *spec.observation_shape), 255, dtype=torch.uint8), torch.tensor([-1]), torch.zeros(1)
+    )
     assert torch.allclose(model._encode(white)[:, :16], model.torso(torch.ones(1, 4, 84, 84)), atol=1e-5)
 
 

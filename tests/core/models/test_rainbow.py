@@ -16,9 +16,12 @@ def pixels(height, width):
     return EnvSpec("game", ArraySpec((height, width), "uint8"), 4, Discrete(ACTIONS), is_image=True, max_value=255.0)
 
 
-SPECS = {RainbowCNN: pixels(84, 84), RainbowSmall: pixels(42, 42),
-         RainbowMLP: EnvSpec("vector", ArraySpec((5,), "float32"), 2, Discrete(ACTIONS)),
-         RainbowMinAtar: EnvSpec("breakout", ArraySpec((10, 10, 4), "bool"), 0, Discrete(ACTIONS), is_image=True)}
+SPECS = {
+    RainbowCNN: pixels(84, 84),
+    RainbowSmall: pixels(42, 42),
+    RainbowMLP: EnvSpec("vector", ArraySpec((5,), "float32"), 2, Discrete(ACTIONS)),
+    RainbowMinAtar: EnvSpec("breakout", ArraySpec((10, 10, 4), "bool"), 0, Discrete(ACTIONS), is_image=True),
+}
 PLAIN = {RainbowCNN: DQNCNN, RainbowSmall: DQNSmall, RainbowMLP: DQNMLP, RainbowMinAtar: DQNMinAtar}
 every_network = pytest.mark.parametrize("network", SPECS, ids=lambda network: network.__name__)
 every_head = pytest.mark.parametrize("dueling, noisy", [(False, False), (False, True), (True, False), (True, True)])
@@ -96,7 +99,9 @@ def test_each_atom_of_an_action_has_its_own_weights(network):
 @every_network
 def test_the_torso_is_that_of_the_dqn_network(network):
     plain = PLAIN[network](PLAIN[network].Params(), SPECS[network])
-    shapes = [{name: tensor.shape for name, tensor in model.torso.state_dict().items()} for model in (make(network), plain)]
+    shapes = [
+        {name: tensor.shape for name, tensor in model.torso.state_dict().items()} for model in (make(network), plain)
+    ]
     assert shapes[0] == shapes[1]
 
 
@@ -120,7 +125,9 @@ def test_training_is_noisy_and_evaluation_is_not(network):
 def test_the_loss_reaches_every_parameter(network, dueling, noisy):
     model = make(network, dueling=dueling, noisy=noisy)
     model(observe(model.spec, BATCH), ())[0].log_softmax(-1)[:, 0, 0].sum().backward()
-    assert [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()] == []
+    assert [
+        name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()
+    ] == []
 
 
 @every_network

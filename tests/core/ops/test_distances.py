@@ -14,7 +14,9 @@ def unrolls(*of_each):
     return torch.tensor(of_each, dtype=torch.float64).transpose(0, 1)
 
 
-@pytest.mark.parametrize("p, expected", [(1, [10, 0]), (2, [sqrt(30), 0]), (3, [100 ** (1 / 3), 0]), (float("inf"), [4, 0])])
+@pytest.mark.parametrize(
+    "p, expected", [(1, [10, 0]), (2, [sqrt(30), 0]), (3, [100 ** (1 / 3), 0]), (float("inf"), [4, 0])]
+)
 def test_ln_norm_is_the_p_norm_over_time_and_features(p, expected):
     old = unrolls([[0, 0], [0, 5]], [[1, 2], [3, 4]])
     new = unrolls([[1, -2], [3, 1]], [[1, 2], [3, 4]])  # the first unroll moved by 1, -2, 3, -4
@@ -30,7 +32,9 @@ def test_cos_dist_is_over_flattened_vectors():
 
 def test_a_zero_vector_has_distance_one_except_to_itself():
     zero, some = [[0, 0], [0, 0]], [[1, 2], [0, 0]]
-    assert cos_dist(unrolls(zero, some, zero, some), unrolls(some, zero, zero, some), 2).tolist() == pytest.approx([1, 1, 0, 0])
+    assert cos_dist(unrolls(zero, some, zero, some), unrolls(some, zero, zero, some), 2).tolist() == pytest.approx(
+        [1, 1, 0, 0]
+    )
 
 
 def test_cos_dist_is_never_negative():
@@ -40,17 +44,19 @@ def test_cos_dist_is_never_negative():
 
 
 def test_kl_div_sums_the_kl_from_new_to_old_over_time():
-    old = unrolls([[.5, .5], [.9, .1]]).log() + 1.5
-    new = unrolls([[.9, .1], [.9, .1]]).log() - 4.0
-    assert kl_div(new, old, 2).tolist() == pytest.approx([.9 * log(1.8) + .1 * log(.2)])
-    assert kl_div(old, new, 2).tolist() == pytest.approx([.5 * log(5 / 9) + .5 * log(5)])
+    old = unrolls([[0.5, 0.5], [0.9, 0.1]]).log() + 1.5
+    new = unrolls([[0.9, 0.1], [0.9, 0.1]]).log() - 4.0
+    assert kl_div(new, old, 2).tolist() == pytest.approx([0.9 * log(1.8) + 0.1 * log(0.2)])
+    assert kl_div(old, new, 2).tolist() == pytest.approx([0.5 * log(5 / 9) + 0.5 * log(5)])
 
 
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_distances_equal_plain_loops(p):
     generator = np.random.default_rng(p)
     new, old = generator.normal(size=(4, 6, 3)), generator.normal(size=(4, 6, 3))
-    distances = {name: distance(torch.from_numpy(new), torch.from_numpy(old), p) for name, distance in DISTANCES.items()}
+    distances = {
+        name: distance(torch.from_numpy(new), torch.from_numpy(old), p) for name, distance in DISTANCES.items()
+    }
     for n in range(6):
         a, b = new[:, n].flatten(), old[:, n].flatten()
         divergence = 0.0

@@ -62,7 +62,9 @@ def test_an_unchanged_return_leaves_the_distribution_unchanged():
     np.testing.assert_allclose(project(probabilities, np.zeros(30), np.ones(30), -10.0, 10.0), probabilities, atol=1e-6)
 
 
-@pytest.mark.parametrize("reward, place", [(-10.0, 0.0), (10.0, 50.0), (0.0, 25.0), (0.1, 25.25), (-99.0, 0.0), (99.0, 50.0)])
+@pytest.mark.parametrize(
+    "reward, place", [(-10.0, 0.0), (10.0, 50.0), (0.0, 25.0), (0.1, 25.25), (-99.0, 0.0), (99.0, 50.0)]
+)
 def test_a_terminal_step_has_its_mass_at_the_reward(reward, place):
     target = project(some_distributions(1, 51), [reward], [0.0], -10.0, 10.0)[0]
     expected = np.zeros(51)
@@ -164,20 +166,26 @@ def test_minimising_the_loss_finds_the_quantiles_of_a_sample():
         optimizer.zero_grad()
         quantile_huber_loss(quantiles, torch.from_numpy(sample)[None], 0.05).sum().backward()
         optimizer.step()
-    np.testing.assert_allclose(quantiles.detach().numpy()[0], np.quantile(sample, [0.125, 0.375, 0.625, 0.875]), atol=0.15)
+    np.testing.assert_allclose(
+        quantiles.detach().numpy()[0], np.quantile(sample, [0.125, 0.375, 0.625, 0.875]), atol=0.15
+    )
 
 
 # shapes -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("call, message", [
-    (lambda: categorical_projection(torch.ones(3), torch.ones(3), torch.ones(3), 0.0, 1.0), r"\[B, N\]"),
-    (lambda: categorical_projection(torch.ones(3, 5), torch.ones(3, 1), torch.ones(3, 1), 0.0, 1.0), "one value"),
-    (lambda: categorical_projection(torch.ones(3, 5), torch.ones(3), torch.ones(5), 0.0, 1.0), "one value"),
-    (lambda: categorical_projection(torch.ones(3, 1), torch.ones(3), torch.ones(3), 0.0, 1.0), "two atoms"),
-    (lambda: categorical_projection(torch.ones(3, 5), torch.ones(3), torch.ones(3), 1.0, 1.0), "v_min < v_max"),
-    (lambda: cross_entropy(torch.ones(3, 5), torch.ones(3, 1)), r"\[B, N\]"),
-    (lambda: kl_loss(torch.ones(3, 5), torch.ones(1, 5)), r"\[B, N\]"),
-    (lambda: quantile_huber_loss(torch.ones(3, 5), torch.ones(1, 5), 1.0), "one value"),
-    (lambda: quantile_huber_loss(torch.ones(3, 2, 5), torch.ones(3, 5), 1.0), r"\[B, N\]")])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: categorical_projection(torch.ones(3), torch.ones(3), torch.ones(3), 0.0, 1.0), r"\[B, N\]"),
+        (lambda: categorical_projection(torch.ones(3, 5), torch.ones(3, 1), torch.ones(3, 1), 0.0, 1.0), "one value"),
+        (lambda: categorical_projection(torch.ones(3, 5), torch.ones(3), torch.ones(5), 0.0, 1.0), "one value"),
+        (lambda: categorical_projection(torch.ones(3, 1), torch.ones(3), torch.ones(3), 0.0, 1.0), "two atoms"),
+        (lambda: categorical_projection(torch.ones(3, 5), torch.ones(3), torch.ones(3), 1.0, 1.0), "v_min < v_max"),
+        (lambda: cross_entropy(torch.ones(3, 5), torch.ones(3, 1)), r"\[B, N\]"),
+        (lambda: kl_loss(torch.ones(3, 5), torch.ones(1, 5)), r"\[B, N\]"),
+        (lambda: quantile_huber_loss(torch.ones(3, 5), torch.ones(1, 5), 1.0), "one value"),
+        (lambda: quantile_huber_loss(torch.ones(3, 2, 5), torch.ones(3, 5), 1.0), r"\[B, N\]"),
+    ],
+)
 def test_shapes_that_do_not_fit_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()

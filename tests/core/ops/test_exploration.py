@@ -25,7 +25,9 @@ def test_epsilon_greedy_uses_each_environments_epsilon():
 
 
 def test_learning_rate_schedules_start_and_end_as_configured():
-    values = {name: [schedule(update, 1.0, 0.2, 10, 0.5) for update in (0, 10, 30)] for name, schedule in SCHEDULES.items()}
+    values = {
+        name: [schedule(update, 1.0, 0.2, 10, 0.5) for update in (0, 10, 30)] for name, schedule in SCHEDULES.items()
+    }
     assert values["constant"] == [1.0, 1.0, 1.0]
     assert values["linear"] == pytest.approx([1.0, 0.2, 0.2])
     assert values["polynomial"] == pytest.approx([1.0, 0.2, 0.2])

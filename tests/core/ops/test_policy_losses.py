@@ -44,7 +44,9 @@ def logits_of(*rows):
 
 def test_log_probs_are_those_of_the_taken_actions():
     actions = torch.tensor([[2, 0]])
-    assert log_probs_of(logits_of([.2, .3, .5], [.6, .3, .1]), actions).flatten().tolist() == pytest.approx([log(.5), log(.6)])
+    assert log_probs_of(logits_of([0.2, 0.3, 0.5], [0.6, 0.3, 0.1]), actions).flatten().tolist() == pytest.approx(
+        [log(0.5), log(0.6)]
+    )
 
 
 def test_policy_gradient_weights_log_pi_by_a_constant_advantage():
@@ -64,7 +66,7 @@ def test_baseline_loss_is_half_the_squared_error_to_the_target():
     values, targets = normal(3, T, B), normal(4, T, B)
     errors = MASK.numpy() * (targets - values).detach().numpy()
     loss = baseline_loss(values, targets, MASK)
-    assert float(loss.detach()) == pytest.approx(0.5 * (errors ** 2).sum())
+    assert float(loss.detach()) == pytest.approx(0.5 * (errors**2).sum())
     to_values, to_targets = gradient(loss, values, targets)
     np.testing.assert_allclose(to_values, -errors, atol=1e-12)
     assert to_targets is None
@@ -72,7 +74,9 @@ def test_baseline_loss_is_half_the_squared_error_to_the_target():
 
 def test_entropy_loss_is_the_negative_entropy():
     rows = torch.ones(1, 2, dtype=torch.bool)
-    assert float(entropy_loss(logits_of([.5, .5], [.9, .1]), rows)) == pytest.approx(-log(2) + .9 * log(.9) + .1 * log(.1))
+    assert float(entropy_loss(logits_of([0.5, 0.5], [0.9, 0.1]), rows)) == pytest.approx(
+        -log(2) + 0.9 * log(0.9) + 0.1 * log(0.1)
+    )
     logits = normal(5, T, B, A)
     pi = probabilities(logits)
     expected = pi * (np.log(pi) - (pi * np.log(pi)).sum(-1, keepdims=True))  # d (sum pi log pi) / dz
@@ -81,15 +85,15 @@ def test_entropy_loss_is_the_negative_entropy():
 
 
 def test_kl_is_taken_from_the_first_to_the_second():
-    p, q = logits_of([.9, .1]), logits_of([.5, .5])
-    assert float(kl(p, q)) == pytest.approx(.9 * log(1.8) + .1 * log(.2))   # .368
-    assert float(kl(q, p)) == pytest.approx(.5 * log(5 / 9) + .5 * log(5))  # .511
+    p, q = logits_of([0.9, 0.1]), logits_of([0.5, 0.5])
+    assert float(kl(p, q)) == pytest.approx(0.9 * log(1.8) + 0.1 * log(0.2))  # .368
+    assert float(kl(q, p)) == pytest.approx(0.5 * log(5 / 9) + 0.5 * log(5))  # .511
 
 
 def test_policy_cloning_is_the_kl_from_behaviour_to_policy():
-    pi, mu, rows = logits_of([.5, .5]), logits_of([.9, .1]), torch.ones(1, 1, dtype=torch.bool)
+    pi, mu, rows = logits_of([0.5, 0.5]), logits_of([0.9, 0.1]), torch.ones(1, 1, dtype=torch.bool)
     # the opposite is .511
-    assert float(policy_cloning_loss(pi, mu, rows)) == pytest.approx(.9 * log(1.8) + .1 * log(.2))
+    assert float(policy_cloning_loss(pi, mu, rows)) == pytest.approx(0.9 * log(1.8) + 0.1 * log(0.2))
     logits, behaviour = normal(6, T, B, A), normal(7, T, B, A)
     to_logits, to_behaviour = gradient(policy_cloning_loss(logits, behaviour, MASK), logits, behaviour)
     expected = probabilities(logits) - probabilities(behaviour)  # d (- sum mu log pi) / dz
@@ -101,19 +105,25 @@ def test_value_cloning_is_the_squared_error_to_replayed_values():
     values, replayed = normal(8, T, B), normal(9, T, B)
     errors = MASK.numpy() * (values - replayed).detach().numpy()
     loss = value_cloning_loss(values, replayed, MASK)
-    assert float(loss.detach()) == pytest.approx((errors ** 2).sum())
+    assert float(loss.detach()) == pytest.approx((errors**2).sum())
     to_values, to_replayed = gradient(loss, values, replayed)
     np.testing.assert_allclose(to_values, 2 * errors, atol=1e-12)
     assert to_replayed is None
 
 
 def test_cloning_replayed_columns_ignores_fresh_ones():
-    logits, behaviour, values, behaviour_values = normal(10, T, B, A), normal(11, T, B, A), normal(12, T, B), normal(13, T, B)
+    logits, behaviour, values, behaviour_values = (
+        normal(10, T, B, A),
+        normal(11, T, B, A),
+        normal(12, T, B),
+        normal(13, T, B),
+    )
     replayed = torch.tensor([False, True, True]).expand(T, B)
     loss = policy_cloning_loss(logits, behaviour, replayed) + value_cloning_loss(values, behaviour_values, replayed)
     alone = torch.ones(T, 2, dtype=torch.bool)
-    expected = (policy_cloning_loss(logits[:, 1:], behaviour[:, 1:], alone)
-                + value_cloning_loss(values[:, 1:], behaviour_values[:, 1:], alone))
+    expected = policy_cloning_loss(logits[:, 1:], behaviour[:, 1:], alone) + value_cloning_loss(
+        values[:, 1:], behaviour_values[:, 1:], alone
+    )
     assert float(loss.detach()) == pytest.approx(float(expected.detach()))
     to_logits, to_values = gradient(loss, logits, values)
     assert not to_logits[:, 0].any() and not to_values[:, 0].any()
@@ -123,16 +133,16 @@ def test_cloning_replayed_columns_ignores_fresh_ones():
 # mu, pi_target, pi, A -> objective and its gradient to log pi, at epsilon .2 and beta_max 2; r = min(mu / pi_target, 2)
 # pi / mu.
 SURROGATE = {
-    "below, gain": (.5, .5, .3, 2, .6 * 2, .6 * 2),
-    "inside, gain": (.5, .5, .55, 2, 1.1 * 2, 1.1 * 2),
-    "above, gain, clipped": (.5, .5, .8, 2, 1.2 * 2, 0),
-    "below, loss, clipped": (.5, .5, .3, -2, .8 * -2, 0),
-    "inside, loss": (.5, .5, .55, -2, 1.1 * -2, 1.1 * -2),
-    "above, loss": (.5, .5, .8, -2, 1.6 * -2, 1.6 * -2),
-    "beta 1/4, r = pi / pi_target": (.2, .8, .6, 2, .75 * 2, .75 * 2),
-    "beta 1/4, loss, clipped": (.2, .8, .6, -2, .8 * -2, 0),
-    "beta 9 clipped to 2": (.9, .1, .405, 2, .9 * 2, .9 * 2),  # unclipped, r is 4.05
-    "beta 9 clipped to 2, loss": (.9, .1, .81, -2, 1.8 * -2, 1.8 * -2),
+    "below, gain": (0.5, 0.5, 0.3, 2, 0.6 * 2, 0.6 * 2),
+    "inside, gain": (0.5, 0.5, 0.55, 2, 1.1 * 2, 1.1 * 2),
+    "above, gain, clipped": (0.5, 0.5, 0.8, 2, 1.2 * 2, 0),
+    "below, loss, clipped": (0.5, 0.5, 0.3, -2, 0.8 * -2, 0),
+    "inside, loss": (0.5, 0.5, 0.55, -2, 1.1 * -2, 1.1 * -2),
+    "above, loss": (0.5, 0.5, 0.8, -2, 1.6 * -2, 1.6 * -2),
+    "beta 1/4, r = pi / pi_target": (0.2, 0.8, 0.6, 2, 0.75 * 2, 0.75 * 2),
+    "beta 1/4, loss, clipped": (0.2, 0.8, 0.6, -2, 0.8 * -2, 0),
+    "beta 9 clipped to 2": (0.9, 0.1, 0.405, 2, 0.9 * 2, 0.9 * 2),  # unclipped, r is 4.05
+    "beta 9 clipped to 2, loss": (0.9, 0.1, 0.81, -2, 1.8 * -2, 1.8 * -2),
 }
 
 
@@ -147,28 +157,38 @@ def test_clipped_surrogate_is_exact_in_every_region(mu, target, pi, advantage, o
 
 
 def test_beta_max_bounds_the_correction():
-    mu, target, pi = (torch.tensor([[x]], dtype=torch.float64).log() for x in (.9, .3, .3))
+    mu, target, pi = (torch.tensor([[x]], dtype=torch.float64).log() for x in (0.9, 0.3, 0.3))
     one = torch.ones(1, 1, dtype=torch.float64)
-    assert float(clipped_surrogate(pi, mu, target, one, 10.0, beta_max=5.0)) == pytest.approx(3 * .3 / .9)
-    assert float(clipped_surrogate(pi, mu, target, one, 10.0)) == pytest.approx(2 * .3 / .9)
+    assert float(clipped_surrogate(pi, mu, target, one, 10.0, beta_max=5.0)) == pytest.approx(3 * 0.3 / 0.9)
+    assert float(clipped_surrogate(pi, mu, target, one, 10.0)) == pytest.approx(2 * 0.3 / 0.9)
 
 
 def test_kl_coefficient_doubles_above_and_halves_below_target():
-    measured = torch.tensor([.031, .029, .02, .0134, .0133, .0])  # 1.5 target is .03, target / 1.5 is .01333
-    assert adapted_kl_coefficient(torch.full((6,), 0.4), measured, 0.02).tolist() == pytest.approx([.8, .4, .4, .4, .2, .2])
+    measured = torch.tensor([0.031, 0.029, 0.02, 0.0134, 0.0133, 0.0])  # 1.5 target is .03, target / 1.5 is .01333
+    assert adapted_kl_coefficient(torch.full((6,), 0.4), measured, 0.02).tolist() == pytest.approx(
+        [0.8, 0.4, 0.4, 0.4, 0.2, 0.2]
+    )
     assert float(adapted_kl_coefficient(torch.tensor(1.0), torch.tensor(1.0), 0.02)) == 2.0
 
 
 def test_shapes_that_do_not_fit_are_refused():
     logits, rows = torch.zeros(T, B, A), torch.zeros(T, B)
     actions = torch.zeros(T, B, dtype=torch.int64)
-    for wrong in (lambda: baseline_loss(rows, rows[:, :1], MASK), lambda: value_cloning_loss(rows, rows, MASK[0]),
-                  lambda: log_probs_of(logits, actions[1:]), lambda: policy_gradient_loss(logits, actions, rows[:1], MASK),
-                  lambda: entropy_loss(logits, MASK[:, :1]), lambda: clipped_surrogate(rows, rows, rows, rows[:1], 0.2)):
+    for wrong in (
+        lambda: baseline_loss(rows, rows[:, :1], MASK),
+        lambda: value_cloning_loss(rows, rows, MASK[0]),
+        lambda: log_probs_of(logits, actions[1:]),
+        lambda: policy_gradient_loss(logits, actions, rows[:1], MASK),
+        lambda: entropy_loss(logits, MASK[:, :1]),
+        lambda: clipped_surrogate(rows, rows, rows, rows[:1], 0.2),
+    ):
         with pytest.raises(ValueError, match=r"\[T, B\] of one shape, not \[\("):
             wrong()
-    for wrong in (lambda: kl(logits, logits[..., :1]), lambda: policy_cloning_loss(logits, logits[:1], MASK),
-                  lambda: entropy_loss(rows, MASK)):
+    for wrong in (
+        lambda: kl(logits, logits[..., :1]),
+        lambda: policy_cloning_loss(logits, logits[:1], MASK),
+        lambda: entropy_loss(rows, MASK),
+    ):
         with pytest.raises(ValueError, match=r"\[T, B, A\] of one shape, not \[\("):
             wrong()
     with pytest.raises(ValueError, match=r"bool, not torch\.float32"):

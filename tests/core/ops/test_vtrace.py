@@ -45,7 +45,13 @@ def random_window(seed, length=9, streams=200):
     ends[:-1] = lasts[1:]  # the step that leads to a last step; half of them terminate
     discounts[ends & (generator.random((length, streams)) < 0.5)] = 0.0
     shape = (length, streams)
-    window = (generator.normal(size=shape), generator.normal(size=shape), discounts, generator.normal(size=(length + 1, streams)), included)
+    window = (
+        generator.normal(size=shape),
+        generator.normal(size=shape),
+        discounts,
+        generator.normal(size=(length + 1, streams)),
+        included,
+    )
     return [torch.from_numpy(array) for array in window]
 
 
@@ -66,8 +72,10 @@ def logits_of(*probabilities):
     return torch.tensor(probabilities, dtype=torch.float64).log().view(1, 1, -1) + 3.7
 
 
-@pytest.mark.parametrize("rho_bar, c_bar, pg_rho_bar, trace_lambda", [
-    (1.0, 1.0, 1.0, 1.0), (1.3, 0.7, 2.0, 0.9), (0.8, 1.5, 0.6, 1.0), (inf, inf, inf, 1.0), (inf, 1.0, 1.0, 0.0)])
+@pytest.mark.parametrize(
+    "rho_bar, c_bar, pg_rho_bar, trace_lambda",
+    [(1.0, 1.0, 1.0, 1.0), (1.3, 0.7, 2.0, 0.9), (0.8, 1.5, 0.6, 1.0), (inf, inf, inf, 1.0), (inf, 1.0, 1.0, 0.0)],
+)
 def test_targets_and_advantages_equal_the_papers_sums(rho_bar, c_bar, pg_rho_bar, trace_lambda):
     window = random_window(seed=1)
     returns = vtrace(*window, rho_bar=rho_bar, c_bar=c_bar, pg_rho_bar=pg_rho_bar, trace_lambda=trace_lambda)
@@ -75,7 +83,9 @@ def test_targets_and_advantages_equal_the_papers_sums(rho_bar, c_bar, pg_rho_bar
         log_ratios, rewards, discounts, values, included = (tensor[:, b].tolist() for tensor in window)
         v = double_sum(log_ratios, rewards, discounts, values, included, rho_bar, c_bar, trace_lambda)
         weights = [min(pg_rho_bar, exp(x)) if inside else 0.0 for x, inside in zip(log_ratios, included)]
-        advantages = [w * (r + g * v[t + 1] - values[t]) for t, (w, r, g) in enumerate(zip(weights, rewards, discounts))]
+        advantages = [
+            w * (r + g * v[t + 1] - values[t]) for t, (w, r, g) in enumerate(zip(weights, rewards, discounts))
+        ]
         assert returns.targets[:, b].tolist() == pytest.approx(v[:-1], abs=1e-10)
         assert returns.advantages[:, b].tolist() == pytest.approx(advantages, abs=1e-10)
 
@@ -85,6 +95,7 @@ def saturating_sum(log_ratios, rewards, discounts, values, included, trace_lambd
 
     Numbers that float32 cannot hold become `largest`.
     """
+
     def bounded(number):
         return max(-largest, min(largest, number))
 
@@ -92,8 +103,12 @@ def saturating_sum(log_ratios, rewards, discounts, values, included, trace_lambd
     for t in reversed(range(len(rewards))):
         ratio = bounded(Fraction(Decimal(log_ratios[t]).exp()))
         following = Fraction(values[t + 1]) + correction
-        delta = bounded(ratio * (Fraction(rewards[t]) + Fraction(discounts[t]) * Fraction(values[t + 1]) - Fraction(values[t])))
-        correction = bounded(delta + Fraction(discounts[t]) * trace_lambda * ratio * correction) if included[t] else Fraction(0)
+        delta = bounded(
+            ratio * (Fraction(rewards[t]) + Fraction(discounts[t]) * Fraction(values[t + 1]) - Fraction(values[t]))
+        )
+        correction = (
+            bounded(delta + Fraction(discounts[t]) * trace_lambda * ratio * correction) if included[t] else Fraction(0)
+        )
         weighted = bounded(ratio * (Fraction(rewards[t]) + Fraction(discounts[t]) * following - Fraction(values[t])))
         targets.append(float(Fraction(values[t]) + correction))
         advantages.append(float(weighted) if included[t] else 0.0)
@@ -103,7 +118,9 @@ def saturating_sum(log_ratios, rewards, discounts, values, included, trace_lambd
 @pytest.mark.parametrize("trace_lambda", [1, 0])
 def test_without_clips_large_ratios_give_no_nan(trace_lambda):
     """The exp of float32 is inf from 88.73 on; times 0, or minus another inf, it would be NaN."""
-    log_ratios, rewards, discounts, values, included = (tensor.float() for tensor in random_window(seed=5, length=6, streams=300))
+    log_ratios, rewards, discounts, values, included = (
+        tensor.float() for tensor in random_window(seed=5, length=6, streams=300)
+    )
     log_ratios = (60 * log_ratios).clamp(-300, 300)  # a third of the ratios exceed float32 on one side
     rewards[:, ::3], values[:, ::3] = 0, 0  # errors of exactly 0
     window = (log_ratios, rewards, discounts, values, included.bool())
@@ -116,7 +133,14 @@ def test_without_clips_large_ratios_give_no_nan(trace_lambda):
 
 
 def test_on_policy_targets_are_n_step_bellman_targets():
-    returns = vtrace(column(0, 0, 0), column(1, 2, 3), column(.5, .5, .5), column(-7, 4, 9, 8), rows(True, True, True), **UNCLIPPED)
+    returns = vtrace(
+        column(0, 0, 0),
+        column(1, 2, 3),
+        column(0.5, 0.5, 0.5),
+        column(-7, 4, 9, 8),
+        rows(True, True, True),
+        **UNCLIPPED,
+    )
     assert numbers(returns.targets) == [1 + 2 / 2 + 3 / 4 + 8 / 8, 2 + 3 / 2 + 8 / 4, 3 + 8 / 2]
     assert numbers(returns.advantages) == [3.75 + 7, 5.5 - 4, 7 - 9]
 
@@ -124,8 +148,17 @@ def test_on_policy_targets_are_n_step_bellman_targets():
 def test_each_clip_acts_where_the_paper_puts_it():
     # Ratio 4 in both steps: rho 2, c 1 * 1/2, weight 3. delta_1 = 2 (1 + 6 - 5) = 4, delta_0 = 2 (1 + 5 - 3) = 6, x_0 =
     # 6 + 4 / 2.
-    returns = vtrace(column(log(4), log(4)), column(1, 1), column(1, 1), column(3, 5, 6), rows(True, True),
-                     rho_bar=2.0, c_bar=1.0, pg_rho_bar=3.0, trace_lambda=0.5)
+    returns = vtrace(
+        column(log(4), log(4)),
+        column(1, 1),
+        column(1, 1),
+        column(3, 5, 6),
+        rows(True, True),
+        rho_bar=2.0,
+        c_bar=1.0,
+        pg_rho_bar=3.0,
+        trace_lambda=0.5,
+    )
     assert numbers(returns.targets) == pytest.approx([3 + 8, 5 + 4])
     assert numbers(returns.advantages) == pytest.approx([3 * (1 + 9 - 3), 3 * (1 + 6 - 5)])
 
@@ -133,25 +166,37 @@ def test_each_clip_acts_where_the_paper_puts_it():
 def test_the_trace_stops_at_an_irrelevant_step():
     # delta = 1 + 10 - 0, 2 + 20 - 10, 4 + 30 - 20. One step too late v_0 would be 11 + 12 = 23, never 37, one too early
     # 0.
-    returns = vtrace(column(0, 0, 0), column(1, 2, 4), column(1, 1, 1), column(0, 10, 20, 30), rows(True, False, True), **UNCLIPPED)
+    returns = vtrace(
+        column(0, 0, 0), column(1, 2, 4), column(1, 1, 1), column(0, 10, 20, 30), rows(True, False, True), **UNCLIPPED
+    )
     assert numbers(returns.targets) == [11, 10, 34]
     assert numbers(returns.advantages) == [11, 0, 14]
 
 
-@pytest.mark.parametrize("discount, first_targets", [(0.5, [1 + .5 * 2 + .25 * 8, 2 + .5 * 8]), (0.0, [1 + .5 * 2, 2])])
+@pytest.mark.parametrize(
+    "discount, first_targets", [(0.5, [1 + 0.5 * 2 + 0.25 * 8, 2 + 0.5 * 8]), (0.0, [1 + 0.5 * 2, 2])]
+)
 def test_truncations_bootstrap_and_terminations_do_not(discount, first_targets):
-    discounts, included = column(.5, discount, .5, .5), rows(True, True, False, True)
+    discounts, included = column(0.5, discount, 0.5, 0.5), rows(True, True, False, True)
     returns = vtrace(column(0, 0, 0, 0), column(1, 2, 50, 3), discounts, column(6, 7, 8, 9, 10), included, **UNCLIPPED)
-    assert numbers(returns.targets) == [*first_targets, 8, 3 + .5 * 10]
+    assert numbers(returns.targets) == [*first_targets, 8, 3 + 0.5 * 10]
 
 
 def test_the_trace_does_not_cross_episodes():
     included = rows(True, True, False, True, True)
-    discounts, ratios = column(.9, .9, .9, .9, .9), column(.3, -.4, 0, .2, .1)
+    discounts, ratios = column(0.9, 0.9, 0.9, 0.9, 0.9), column(0.3, -0.4, 0, 0.2, 0.1)
     here = vtrace(ratios, column(1, 2, 0, 3, 4), discounts, column(6, 7, 8, 9, 10, 11), included, **UNCLIPPED)
-    there = vtrace(ratios + column(0, 0, 5, 5, 5), column(1, 2, 60, 70, 80), discounts, column(6, 7, 8, -90, -100, -110), included,
-                   **UNCLIPPED)
-    assert numbers(here.targets[:3]) == numbers(there.targets[:3]) and numbers(here.advantages[:3]) == numbers(there.advantages[:3])
+    there = vtrace(
+        ratios + column(0, 0, 5, 5, 5),
+        column(1, 2, 60, 70, 80),
+        discounts,
+        column(6, 7, 8, -90, -100, -110),
+        included,
+        **UNCLIPPED,
+    )
+    assert numbers(here.targets[:3]) == numbers(there.targets[:3]) and numbers(here.advantages[:3]) == numbers(
+        there.advantages[:3]
+    )
     assert numbers(here.targets[3:]) != numbers(there.targets[3:])
 
 
@@ -173,18 +218,33 @@ def test_outputs_carry_no_gradient_and_inputs_stay_unchanged():
 
 
 # pi = (.8, .15, .05) and mu = (.5, .25, .25): min(mu, pi) = (.5, .15, .05), which sums to .7.
-PI, MU = logits_of(.8, .15, .05), logits_of(.5, .25, .25)
+PI, MU = logits_of(0.8, 0.15, 0.05), logits_of(0.5, 0.25, 0.25)
 
 
-@pytest.mark.parametrize("rho_bar, expected", [
-    (1.0, [.5 / .7, .15 / .7, .05 / .7]), (0.4, [.2 / .35, .1 / .35, .05 / .35]), (0.1, [.5, .25, .25]), (inf, [.8, .15, .05])])
+@pytest.mark.parametrize(
+    "rho_bar, expected",
+    [
+        (1.0, [0.5 / 0.7, 0.15 / 0.7, 0.05 / 0.7]),
+        (0.4, [0.2 / 0.35, 0.1 / 0.35, 0.05 / 0.35]),
+        (0.1, [0.5, 0.25, 0.25]),
+        (inf, [0.8, 0.15, 0.05]),
+    ],
+)
 def test_implied_policy_is_the_normalised_minimum(rho_bar, expected):
     assert implied_policy(PI, MU, rho_bar).exp().flatten().tolist() == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("kind, divergence, opposite", [
-    ("implied", .8 * log(.8 * .7 / .5) + .2 * log(.7), 5 / 7 * log(.5 / .7 / .8) + 2 / 7 * log(1 / .7)),
-    ("kl", .8 * log(1.6) + .15 * log(.6) + .05 * log(.2), .5 * log(.625) + .25 * log(5 / 3) + .25 * log(5))])
+@pytest.mark.parametrize(
+    "kind, divergence, opposite",
+    [
+        ("implied", 0.8 * log(0.8 * 0.7 / 0.5) + 0.2 * log(0.7), 5 / 7 * log(0.5 / 0.7 / 0.8) + 2 / 7 * log(1 / 0.7)),
+        (
+            "kl",
+            0.8 * log(1.6) + 0.15 * log(0.6) + 0.05 * log(0.2),
+            0.5 * log(0.625) + 0.25 * log(5 / 3) + 0.25 * log(5),
+        ),
+    ],
+)
 def test_a_step_is_relevant_if_its_kl_is_below_the_threshold(kind, divergence, opposite):
     assert opposite > divergence + 1e-3
     assert relevance(PI, MU, kind, divergence + 1e-6, 1.0).tolist() == [[True]]

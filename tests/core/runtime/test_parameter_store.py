@@ -112,8 +112,12 @@ def test_no_read_is_torn_under_a_fast_publisher(reader_format):
             newer = store.pull(reader, version)
             if newer != version:
                 end = end or time.monotonic() + 1.5
-                values = {float(extreme) for tensor in reader.state_dict().values() if tensor.is_floating_point()
-                          for extreme in (tensor.min(), tensor.max())}
+                values = {
+                    float(extreme)
+                    for tensor in reader.state_dict().values()
+                    if tensor.is_floating_point()
+                    for extreme in (tensor.min(), tensor.max())
+                }
                 assert values == {float(newer)} and newer > version
                 version, reads = newer, reads + 1
     finally:

@@ -6,9 +6,17 @@ from core.runtime.rate_limiter import ClockParams, RateLimiter
 from core.runtime.run_counters import RunCounters
 
 
-def make(samples_per_insert: float | None = 8.0, learn_start: int = 100, tolerance: int = 10, num_actors: int = 2, num_learners: int = 1):
+def make(
+    samples_per_insert: float | None = 8.0,
+    learn_start: int = 100,
+    tolerance: int = 10,
+    num_actors: int = 2,
+    num_learners: int = 1,
+):
     counters = RunCounters(num_actors, num_learners)
-    return SimpleNamespace(counters=counters, limiter=RateLimiter(ClockParams(samples_per_insert, learn_start, tolerance), counters))
+    return SimpleNamespace(
+        counters=counters, limiter=RateLimiter(ClockParams(samples_per_insert, learn_start, tolerance), counters)
+    )
 
 
 def restore(resumed, run, with_replay: bool) -> None:
@@ -75,7 +83,12 @@ def test_counters_add_up_over_actors_and_learners():
         run.counters.count_agent_steps(actor, 10 * actor, episodes=actor)
     for learner in range(2):
         run.counters.count_update(learner, 32)
-    assert (run.counters.agent_steps, run.counters.episodes, run.counters.updates, run.counters.sampled) == (30, 3, 1, 64)
+    assert (run.counters.agent_steps, run.counters.episodes, run.counters.updates, run.counters.sampled) == (
+        30,
+        3,
+        1,
+        64,
+    )
 
 
 @pytest.mark.parametrize("num_actors", [1, 2, 5])
@@ -93,7 +106,10 @@ def test_a_run_resumes_with_other_numbers_of_actors_and_learners(num_actors, num
         assert getattr(resumed.counters, name) == getattr(run.counters, name), name
     resumed.counters.count_agent_steps(num_actors - 1, 1)
     resumed.counters.count_update(num_learners - 1, 32)
-    assert resumed.counters.agent_steps == run.counters.agent_steps + 1 and resumed.counters.updates == run.counters.updates + 1
+    assert (
+        resumed.counters.agent_steps == run.counters.agent_steps + 1
+        and resumed.counters.updates == run.counters.updates + 1
+    )
 
 
 @pytest.mark.parametrize(("before", "after"), [(8.0, 4.0), (4.0, 8.0), (None, 8.0), (8.0, None)])

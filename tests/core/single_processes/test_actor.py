@@ -32,7 +32,9 @@ class Watched(Impala):
 
     def act(self, timestep, state, exploration):
         output = super().act(timestep, state, exploration)
-        self.steps.append((timestep.first.copy(), [part.clone() for part in state], [part.clone() for part in output.state]))
+        self.steps.append(
+            (timestep.first.copy(), [part.clone() for part in state], [part.clone() for part in output.state])
+        )
         return output
 
 
@@ -42,21 +44,58 @@ def context(monkeypatch):
     monkeypatch.setattr(Watched, "steps", [], raising=False)
     env = RecallParams(delay=2)
     spec = RecallEnv(env, "recall", 1).spec
-    options = SimpleNamespace(engine="inline", device="cpu", num_actors=1, num_envs_per_actor=ENVS, seed=1, game="recall", env=env,
-                              env_class=RecallEnv, actor=ActorParams(), profile=False, profile_trace=0, log_folder=None,
-                              make_agent=make_agent)
-    memory = QueueMemory(QueueParams(capacity=ENVS), Layout.of(
-        spec, make_agent(spec).extras, capacity=20 * LENGTH * ENVS, num_actors=1, num_envs=ENVS, chunk_length=LENGTH, with_priority=False,
-        states=(ArraySpec((UNITS,), "float32"),) * 2), make_agent(spec).window, 0)
+    options = SimpleNamespace(
+        engine="inline",
+        device="cpu",
+        num_actors=1,
+        num_envs_per_actor=ENVS,
+        seed=1,
+        game="recall",
+        env=env,
+        env_class=RecallEnv,
+        actor=ActorParams(),
+        profile=False,
+        profile_trace=0,
+        log_folder=None,
+        make_agent=make_agent,
+    )
+    memory = QueueMemory(
+        QueueParams(capacity=ENVS),
+        Layout.of(
+            spec,
+            make_agent(spec).extras,
+            capacity=20 * LENGTH * ENVS,
+            num_actors=1,
+            num_envs=ENVS,
+            chunk_length=LENGTH,
+            with_priority=False,
+            states=(ArraySpec((UNITS,), "float32"),) * 2,
+        ),
+        make_agent(spec).window,
+        0,
+    )
     counters, limits = RunCounters(1, 1), ClockParams(samples_per_insert=None, learn_start=30)
-    context = Context(options, spec, (("actor", 0),), (memory,), ParameterStore(ParameterStore.size_of(make_agent(spec).model)),
-                      counters, RateLimiter(limits, counters), RunState(1), LogRings(1))
+    context = Context(
+        options,
+        spec,
+        (("actor", 0),),
+        (memory,),
+        ParameterStore(ParameterStore.size_of(make_agent(spec).model)),
+        counters,
+        RateLimiter(limits, counters),
+        RunState(1),
+        LogRings(1),
+    )
     context.parameters.publish(make_agent(spec).model)
     return context
 
 
 def make_agent(spec, device="cpu", precision="float32"):
-    return Watched(Watched.Params(unroll_length=LENGTH, batch_size=1), spec, partial(MLPAC, MLPACParams(lstm=UNITS, hidden=8), spec))
+    return Watched(
+        Watched.Params(unroll_length=LENGTH, batch_size=1),
+        spec,
+        partial(MLPAC, MLPACParams(lstm=UNITS, hidden=8), spec),
+    )
 
 
 @pytest.mark.parametrize(("engine", "asked"), [("local", [7]), ("inline", [])])
@@ -68,9 +107,15 @@ def test_an_actor_lowers_its_priority_in_its_own_process_only(context, monkeypat
     assert nices == asked
 
 
-@pytest.mark.parametrize(("device", "of_actors", "expected"), [
-    ("cuda", "cuda", ["cuda:0", "cuda:1", "cuda:0"]), ("cpu", "cuda", ["cuda"] * 3), ("cuda", "cpu", ["cpu"] * 3),
-    ("cuda", "cuda:1", ["cuda:1"] * 3)])
+@pytest.mark.parametrize(
+    ("device", "of_actors", "expected"),
+    [
+        ("cuda", "cuda", ["cuda:0", "cuda:1", "cuda:0"]),
+        ("cpu", "cuda", ["cuda"] * 3),
+        ("cuda", "cpu", ["cpu"] * 3),
+        ("cuda", "cuda:1", ["cuda:1"] * 3),
+    ],
+)
 def test_an_actors_network_is_on_its_learners_gpu(context, device, of_actors, expected):
     context = replace(context, memories=context.memories * 2)
     context.options.device, context.options.actor = device, ActorParams(device=of_actors)

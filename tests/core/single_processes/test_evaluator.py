@@ -17,7 +17,9 @@ from tests.core.single_processes.test_tester import Countdown, Network, make_con
 
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
-    context = make_context(tmp_path, engine="inline", signature="run 1", config="row", evaluator=EvaluatorParams(steps=1, episodes=1))
+    context = make_context(
+        tmp_path, engine="inline", signature="run 1", config="row", evaluator=EvaluatorParams(steps=1, episodes=1)
+    )
     context.roles, context.parameters = (("evaluator", 0),), ParameterStore(ParameterStore.size_of(Network()))
     context.counters = RunCounters(1, 1)
     return context
@@ -39,7 +41,9 @@ def kept(context: Context, monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, 
     return scores
 
 
-def test_the_best_model_is_kept_across_restarts_of_the_evaluator(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_model_is_kept_across_restarts_of_the_evaluator(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert kept(context, monkeypatch, (2, 5, 4)) == [3, 15, 15]
     assert kept(context, monkeypatch, (4, 3)) == [15, 15]  # the evaluator was killed and replaced
     context.counters, context.resume_from = RunCounters(1, 1), Path("a checkpoint that is older")
@@ -68,8 +72,9 @@ def test_a_model_file_from_before_a_new_run_does_not_count(context: Context, mon
     assert kept(context, monkeypatch, (2, 1)) == [3, 3]
 
 
-def test_a_model_that_was_not_written_is_not_the_best(context: Context, monkeypatch: pytest.MonkeyPatch,
-                                                      capsys: pytest.CaptureFixture) -> None:
+def test_a_model_that_was_not_written_is_not_the_best(
+    context: Context, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     attempts, save = [], model_file.save_weights
 
     def save_all_but_the_second(*arguments: Any) -> None:

@@ -23,9 +23,21 @@ def numbered_batch(size, fresh=True):
     """Return windows of T + 1 = 3 steps in which every element identifies its window."""
     number = torch.arange(size)
     rows = number.expand(3, -1)
-    return Batch(Window(rows[..., None], rows % 2 == 0, rows % 3 == 0, rows, rows.float(), rows / 10, {"logits": rows[..., None] + 0.5},
-                        (number[:, None] * 2, number * 3)),
-                 SampleIds(np.arange(size), np.arange(size) + 100), number / 4, number % 2 == 0 if fresh else None)
+    return Batch(
+        Window(
+            rows[..., None],
+            rows % 2 == 0,
+            rows % 3 == 0,
+            rows,
+            rows.float(),
+            rows / 10,
+            {"logits": rows[..., None] + 0.5},
+            (number[:, None] * 2, number * 3),
+        ),
+        SampleIds(np.arange(size), np.arange(size) + 100),
+        number / 4,
+        number % 2 == 0 if fresh else None,
+    )
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -39,10 +51,15 @@ def test_a_slice_has_every_field_of_its_windows(part, fresh):
     for name in Window._fields[:6]:
         assert torch.equal(getattr(some.window, name), getattr(expected.window, name)[:, chosen]), name
     assert torch.equal(some.window.extras["logits"], expected.window.extras["logits"][:, chosen])
-    assert [state.tolist() for state in some.window.states] == [[[2 * number] for number in chosen], [3 * number for number in chosen]]
+    assert [state.tolist() for state in some.window.states] == [
+        [[2 * number] for number in chosen],
+        [3 * number for number in chosen],
+    ]
     assert some.keys.env_ids.tolist() == chosen and some.keys.step_ids.tolist() == [100 + number for number in chosen]
     assert some.weights.tolist() == [number / 4 for number in chosen]
-    assert (some.fresh is None) == (not fresh) and (not fresh or some.fresh.tolist() == [number % 2 == 0 for number in chosen])
+    assert (some.fresh is None) == (not fresh) and (
+        not fresh or some.fresh.tolist() == [number % 2 == 0 for number in chosen]
+    )
 
 
 # features ---------------------------------------------------------------------------------------------------------

@@ -57,12 +57,29 @@ class Memory:
 
 def make_context(folder: Path, game: str = "known", period: float = 1e-9, every: int = 0, **limits: Any) -> Context:
     settings = {"steps": None, "updates": None, "seconds": None, **limits}
-    options = SimpleNamespace(logger=LoggerParams(period=period, steps=every), log_folder=folder, env_class=Game, config="a row", seed=7,
-                              agent_type="package.module:Agent", to_dict=lambda: {"game": game, **limits}, **settings)
+    options = SimpleNamespace(
+        logger=LoggerParams(period=period, steps=every),
+        log_folder=folder,
+        env_class=Game,
+        config="a row",
+        seed=7,
+        agent_type="package.module:Agent",
+        to_dict=lambda: {"game": game, **limits},
+        **settings,
+    )
     spec = EnvSpec(game, ArraySpec((4,), "float32"), 0, Discrete(2), frames_per_step=4)
     counters = RunCounters(2, 1)
-    return Context(options, spec, ROLES, (Memory(),), ParameterStore(1), counters,  # type: ignore[arg-type]
-                   RateLimiter(ClockParams(learn_start=10), counters), RunState(len(ROLES)), LogRings(len(ROLES)))
+    return Context(
+        options,
+        spec,
+        ROLES,
+        (Memory(),),
+        ParameterStore(1),
+        counters,  # type: ignore[arg-type]
+        RateLimiter(ClockParams(learn_start=10), counters),
+        RunState(len(ROLES)),
+        LogRings(len(ROLES)),
+    )
 
 
 def play(context: Context) -> None:
@@ -85,7 +102,10 @@ def json_lines(folder: Path) -> list[dict]:
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
     events = EventAccumulator(str(folder / RUN)).Reload()
-    return {tag: [(event.step, event.value, event.wall_time) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [(event.step, event.value, event.wall_time) for event in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
 
 
 def table(folder: Path) -> list[dict[str, str]]:
@@ -111,18 +131,25 @@ def full_disk() -> Iterator[None]:
 
 def test_episode_statistics_equal_their_definitions() -> None:
     returns = [1.0, 5.0, 30.0, -4.0]
-    records = [Record("actor/episodic_return", value, 10 + number, 100.0 + number) for number, value in enumerate(returns)]
+    records = [
+        Record("actor/episodic_return", value, 10 + number, 100.0 + number) for number, value in enumerate(returns)
+    ]
     records += [Record("learner/loss", 2.0, 3, 50.0), Record("learner/loss", 4.0, 7, 51.0)]
     found = {record.name: record for record in aggregate(records)}
     assert found["learner/loss"] == Record("learner/loss", 3.0, 7, 51.0)
-    assert found["actor/episodic_return_mean"] == Record("actor/episodic_return_mean", statistics.fmean(returns), 13, 103.0)
+    assert found["actor/episodic_return_mean"] == Record(
+        "actor/episodic_return_mean", statistics.fmean(returns), 13, 103.0
+    )
     assert found["actor/episodic_return_std"].value == pytest.approx(statistics.pstdev(returns))
     assert found["actor/episodic_return_median"].value == statistics.median(returns)
     assert len(found) == 4
 
 
 def test_records_of_the_evaluator_keep_their_own_steps() -> None:
-    records = [Record("evaluator/episodic_return_mean", 1.0, 100, 5.0), Record("evaluator/episodic_return_mean", 2.0, 200, 6.0)]
+    records = [
+        Record("evaluator/episodic_return_mean", 1.0, 100, 5.0),
+        Record("evaluator/episodic_return_mean", 2.0, 200, 6.0),
+    ]
     assert aggregate(records) == records
 
 
@@ -145,13 +172,25 @@ def test_a_period_is_equal_in_jsonl_csv_and_tensorboard(tmp_path: Path, capsys: 
     _, period, evaluation, *_ = json_lines(tmp_path / "logs")
     values = period["values"]
     assert (period["step"], evaluation["step"]) == (100, 100)
-    assert (values["actor/episodic_return_mean"], values["actor/human_normalized"], values["actor/speed"]) == (25.0, 0.75, 2.5)
+    assert (values["actor/episodic_return_mean"], values["actor/human_normalized"], values["actor/speed"]) == (
+        25.0,
+        0.75,
+        2.5,
+    )
     assert values["learner/loss"] == 0.5
-    assert (values["global/agent_steps"], values["global/frames"], values["global/episodes"], values["global/updates"]) == (100, 400, 2, 1)
+    assert (
+        values["global/agent_steps"],
+        values["global/frames"],
+        values["global/episodes"],
+        values["global/updates"],
+    ) == (100, 400, 2, 1)
     assert (values["global/samples_per_insert"], values["global/memory_size"]) == (4.0, 77)  # 360 samples over 90 steps
     assert values["global/fps"] == pytest.approx(4 * values["global/agent_steps_per_second"])
-    assert evaluation["values"] == {"evaluator/episodic_return_mean": 30.0, "evaluator/episodic_return_std": 2.0,
-                                    "evaluator/human_normalized": 1.0}
+    assert evaluation["values"] == {
+        "evaluator/episodic_return_mean": 30.0,
+        "evaluator/episodic_return_std": 2.0,
+        "evaluator/human_normalized": 1.0,
+    }
 
     rows = [row for row in table(tmp_path / "logs") if row["step"] == "100"]
     curves = scalars(tmp_path / "logs")
@@ -202,7 +241,9 @@ def test_a_restarted_logger_appends_and_repeats_nothing(tmp_path: Path) -> None:
     assert [line["values"]["learner/loss"] for line in lines if "learner/loss" in line["values"]] == [0.5, 0.25]
     seconds = [line["seconds"] for line in lines]
     assert seconds == sorted(seconds)
-    assert [{name: cell for name, cell in row.items() if cell} for row in table(tmp_path)] == [cells(line) for line in lines]
+    assert [{name: cell for name, cell in row.items() if cell} for row in table(tmp_path)] == [
+        cells(line) for line in lines
+    ]
 
 
 @pytest.mark.parametrize("period", [1e-9, 1e9])
@@ -289,7 +330,9 @@ def test_the_table_has_a_column_for_each_metric(tmp_path: Path) -> None:
     generator = logger(context, 0)
     for number in range(4):
         context.counters.count_agent_steps(0, 100)
-        context.report("learner", 0, {"loss": 0.5, **({"late, and odd": math.nan if number == 2 else 2.5} if number > 1 else {})})
+        context.report(
+            "learner", 0, {"loss": 0.5, **({"late, and odd": math.nan if number == 2 else 2.5} if number > 1 else {})}
+        )
         context.report("evaluator", 0, {"episodic_return_mean": float(number)})
         next(generator)
         rows, lines = table(tmp_path), json_lines(tmp_path)
@@ -311,7 +354,9 @@ def test_tensorboard_tells_runs_apart_by_name_and_options(tmp_path: Path) -> Non
     signatures = {"local_1": 1e-3, "local_2": 2e-3}
     for signature, learning_rate in signatures.items():
         for life in range(2):  # the second time as a resumed run, with another seed
-            context = make_context(tmp_path / signature, agent={"lr": learning_rate, "sizes": [3, 4], "none": None, "on": True})
+            context = make_context(
+                tmp_path / signature, agent={"lr": learning_rate, "sizes": [3, 4], "none": None, "on": True}
+            )
             context.options.seed += life
             context.counters.count_agent_steps(0, 100 * life)
             generator = logger(context, 0)
@@ -324,11 +369,14 @@ def test_tensorboard_tells_runs_apart_by_name_and_options(tmp_path: Path) -> Non
     for name, signature in names.items():
         texts = [str(tensor_util.make_ndarray(event.tensor_proto)) for event in multiplexer.Tensors(name, "settings")]
         assert len(texts) == 2 and all(f"| agent.lr | `{signatures[signature]}` |" in text for text in texts)
-    tb_context = base_plugin.TBContext(data_provider=MultiplexerDataProvider(multiplexer, str(tmp_path)), logdir=str(tmp_path))
+    tb_context = base_plugin.TBContext(
+        data_provider=MultiplexerDataProvider(multiplexer, str(tmp_path)), logdir=str(tmp_path)
+    )
     page = backend_context.Context(tb_context)
     columns = [api_pb2.ColParams(metric={"group": "", "tag": "evaluator/episodic_return_mean"})]
-    request = api_pb2.ListSessionGroupsRequest(start_index=0, slice_size=10, col_params=columns,
-                                               allowed_statuses=api_pb2.Status.values())
+    request = api_pb2.ListSessionGroupsRequest(
+        start_index=0, slice_size=10, col_params=columns, allowed_statuses=api_pb2.Status.values()
+    )
     ask = RequestContext()
     experiment = page.experiment_from_metadata(ask, "", True, page.hparams_metadata(ask, ""), [])
     assert {"agent.lr", "agent.sizes", "game"} <= {found.name for found in experiment.hparam_infos if found.name}
@@ -395,14 +443,24 @@ def test_rss_includes_child_processes() -> None:
 
 
 # progress ---------------------------------------------------------------------------------------------------------
-VALUES = {"global/agent_steps": 1_000.0, "global/updates": 50.0, "global/fps": 400.0, "global/agent_steps_per_second": 100.0,
-          "global/updates_per_second": 5.0, "global/samples_per_insert": 8.0}
+VALUES = {
+    "global/agent_steps": 1_000.0,
+    "global/updates": 50.0,
+    "global/fps": 400.0,
+    "global/agent_steps_per_second": 100.0,
+    "global/updates_per_second": 5.0,
+    "global/samples_per_insert": 8.0,
+}
 
 
-def shown(terminal: bool, scores: tuple[float, float] | None = None, rounds: int = 1, width: int = 200, **limits: Any) -> str:
+def shown(
+    terminal: bool, scores: tuple[float, float] | None = None, rounds: int = 1, width: int = 200, **limits: Any
+) -> str:
     output = io.StringIO()
     options = SimpleNamespace(**{"steps": None, "updates": None, "seconds": None, **limits})
-    progress = Progress(options, Console(file=output, force_terminal=terminal, width=width, highlight=False, soft_wrap=True))
+    progress = Progress(
+        options, Console(file=output, force_terminal=terminal, width=width, highlight=False, soft_wrap=True)
+    )
     for _ in range(rounds):
         progress.show(VALUES, scores)
     progress.close()
@@ -412,7 +470,10 @@ def shown(terminal: bool, scores: tuple[float, float] | None = None, rounds: int
 def test_a_plain_line_is_printed_every_ten_seconds_and_last() -> None:
     lines = shown(False, scores=(12.0, 15.5), rounds=20, steps=2_000_000).splitlines()
     assert len(lines) == 2 and lines[0] == lines[1]  # the first and the last
-    assert lines[0] == "steps 1,000/2.00M | score 12.00 (best 15.50) | left 5:33:10 | 400 frames/s | 5 updates/s | ratio 8.00"
+    assert (
+        lines[0]
+        == "steps 1,000/2.00M | score 12.00 (best 15.50) | left 5:33:10 | 400 frames/s | 5 updates/s | ratio 8.00"
+    )
 
 
 def test_the_live_line_stays_on_one_line_of_a_terminal() -> None:
@@ -423,16 +484,25 @@ def test_the_live_line_stays_on_one_line_of_a_terminal() -> None:
 @pytest.mark.parametrize("width", range(10, 110, 7))
 def test_live_lines_fit_the_terminal_and_cut_no_number(width: int) -> None:
     whole = shown(False, scores=(12.0, 15.5), steps=2_000_000).splitlines()[0].split(" | ")
-    for line in re.split("[\r\n]+", shown(True, scores=(12.0, 15.5), rounds=2, width=width, steps=2_000_000).rstrip("\n")):
+    for line in re.split(
+        "[\r\n]+", shown(True, scores=(12.0, 15.5), rounds=2, width=width, steps=2_000_000).rstrip("\n")
+    ):
         parts = line.rstrip().split(" | ")
         assert len(line) == width - 1  # covers the previous line without a line break
-        assert parts == whole[:len(parts)] or width - 1 < len(whole[0])
-        assert len(parts) == len(whole) or len(" | ".join(whole[:len(parts) + 1])) > width - 1
+        assert parts == whole[: len(parts)] or width - 1 < len(whole[0])
+        assert len(parts) == len(whole) or len(" | ".join(whole[: len(parts) + 1])) > width - 1
 
 
-@pytest.mark.parametrize(("limits", "left"), [({"steps": 10_000}, "0:01:30"), ({"updates": 60}, "0:00:02"),
-                                              ({"seconds": 3_700.9}, "1:01:40"),
-                                              ({"steps": 10_000, "updates": 60}, "0:00:02"), ({"steps": 500}, "0:00:00")])
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [
+        ({"steps": 10_000}, "0:01:30"),
+        ({"updates": 60}, "0:00:02"),
+        ({"seconds": 3_700.9}, "1:01:40"),
+        ({"steps": 10_000, "updates": 60}, "0:00:02"),
+        ({"steps": 500}, "0:00:00"),
+    ],
+)
 def test_time_left_is_that_of_the_first_limit_reached(limits: dict[str, Any], left: str) -> None:
     assert f"left {left} |" in shown(False, **limits)
 

@@ -48,10 +48,20 @@ class Countdown(Env):
     threshold: float | None = None
     made: list["Countdown"] = []
 
-    def __init__(self, params: Params, game: str, num_envs: int, *, training: bool = True, num_threads: int = 1,
-                 render_mode: str | None = None):
+    def __init__(
+        self,
+        params: Params,
+        game: str,
+        num_envs: int,
+        *,
+        training: bool = True,
+        num_threads: int = 1,
+        render_mode: str | None = None,
+    ):
         self.num_envs, self.training, self.render_mode = num_envs, training, render_mode
-        self.spec = EnvSpec(game, ArraySpec((2,), "float32"), 0, Discrete(3), frames_per_step=4, reward_threshold=self.threshold)
+        self.spec = EnvSpec(
+            game, ArraySpec((2,), "float32"), 0, Discrete(3), frames_per_step=4, reward_threshold=self.threshold
+        )
         self.seeds: list[int] = []
         self.actions: list[np.ndarray] = []
         self.closed = False
@@ -66,14 +76,20 @@ class Countdown(Env):
         self.actions.append(action.copy())
         first = self.ended
         self.steps = np.where(first, 0, self.steps + 1)
-        self.ended = self.steps == np.array(self.lengths[:self.num_envs])
+        self.ended = self.steps == np.array(self.lengths[: self.num_envs])
         return self._timestep(first, self.ended)
 
     def _timestep(self, first: np.ndarray, last: np.ndarray) -> TimeStep:
         raw = (np.arange(self.num_envs) + 1) * self.steps
         timed = np.isin(np.arange(self.num_envs), self.timed)
-        return TimeStep(np.stack([self.steps, first], -1).astype(np.float32), np.sign(raw).astype(np.float32),
-                        np.where(last & ~timed, 0, 1).astype(np.float32), first, last, raw.astype(np.float32))
+        return TimeStep(
+            np.stack([self.steps, first], -1).astype(np.float32),
+            np.sign(raw).astype(np.float32),
+            np.where(last & ~timed, 0, 1).astype(np.float32),
+            first,
+            last,
+            raw.astype(np.float32),
+        )
 
     def render(self) -> np.ndarray:
         assert self.render_mode == "rgb_array"
@@ -211,7 +227,11 @@ def test_a_test_reports_the_share_solved_if_known(tmp_path: Path, capsys: pytest
     model = save_model(context)
     assert all(mode_2.tester(context, 0))
     report = json.loads(model.with_name("run 1_test.json").read_text())
-    assert "solved_share" not in report["summary"] and "solved" not in report and "solved_share" not in capsys.readouterr().out
+    assert (
+        "solved_share" not in report["summary"]
+        and "solved" not in report
+        and "solved_share" not in capsys.readouterr().out
+    )
     Countdown.threshold = 9
     try:
         assert all(mode_2.tester(context, 0))
@@ -224,7 +244,10 @@ def test_a_test_reports_the_share_solved_if_known(tmp_path: Path, capsys: pytest
 
 def test_feed_forward_agents_have_an_empty_state() -> None:
     agent = Player(recurrent=False)
-    assert run(play_episodes(agent, Countdown(Params(), "game", 2), 2, 100, "exploration", 1)).lengths.tolist() == [3, 5]  # type: ignore[arg-type]
+    assert run(play_episodes(agent, Countdown(Params(), "game", 2), 2, 100, "exploration", 1)).lengths.tolist() == [
+        3,
+        5,
+    ]  # type: ignore[arg-type]
     assert set(agent.explorations) == {"exploration"}
 
 
@@ -232,7 +255,16 @@ def test_rendered_steps_show_environment_0_with_score_and_action() -> None:
     scenes: list[RenderedStep] = []
     env = Countdown(Params(), "game", 2, render_mode="rgb_array")
     run(play_episodes(Player(), env, 3, 100, None, 7, scenes.append))  # type: ignore[arg-type]
-    assert [(scene.length, scene.score) for scene in scenes] == [(0, 0), (1, 1), (2, 3), (3, 6), (0, 0), (1, 1), (2, 3), (3, 6)]
+    assert [(scene.length, scene.score) for scene in scenes] == [
+        (0, 0),
+        (1, 1),
+        (2, 3),
+        (3, 6),
+        (0, 0),
+        (1, 1),
+        (2, 3),
+        (3, 6),
+    ]
     assert [int(scene.picture[0, 0, 0]) for scene in scenes] == [40 * scene.length for scene in scenes]
     assert [int(scene.observation[0]) for scene in scenes] == [scene.length for scene in scenes]
     assert [None if scene.action is None else int(scene.action) for scene in scenes] == [None, 0, 1, 2, 0, 0, 1, 2]
@@ -241,15 +273,39 @@ def test_rendered_steps_show_environment_0_with_score_and_action() -> None:
 
 # mode 2 -----------------------------------------------------------------------------------------------------------
 def make_context(folder: Path, **settings: Any) -> Context:
-    options = SimpleNamespace(**{
-        "model_file": None, "model_path": folder / "models" / "run 1.pth", "device": "cpu", "episodes": 7, "render": False,
-        "record": False, "video": VideoParams(),
-        "seed": 3, "game": "game", "env": Params(), "env_type": "countdown", "env_class": Countdown,
-        "evaluator": EvaluatorParams(num_envs=3, max_steps=1_000), "make_agent": lambda spec, device, precision: Player(),
-        "to_dict": lambda: {"all": "options"}, **settings})
+    options = SimpleNamespace(
+        **{
+            "model_file": None,
+            "model_path": folder / "models" / "run 1.pth",
+            "device": "cpu",
+            "episodes": 7,
+            "render": False,
+            "record": False,
+            "video": VideoParams(),
+            "seed": 3,
+            "game": "game",
+            "env": Params(),
+            "env_type": "countdown",
+            "env_class": Countdown,
+            "evaluator": EvaluatorParams(num_envs=3, max_steps=1_000),
+            "make_agent": lambda spec, device, precision: Player(),
+            "to_dict": lambda: {"all": "options"},
+            **settings,
+        }
+    )
     spec = EnvSpec("game", ArraySpec((2,), "float32"), 0, Discrete(3), frames_per_step=4)
     roles, counters = (("tester", 0),), RunCounters(1, 1)
-    return Context(options, spec, roles, (), ParameterStore(1), counters, RateLimiter(ClockParams(), counters), RunState(1), LogRings(1))
+    return Context(
+        options,
+        spec,
+        roles,
+        (),
+        ParameterStore(1),
+        counters,
+        RateLimiter(ClockParams(), counters),
+        RunState(1),
+        LogRings(1),
+    )
 
 
 def save_model(context: Context) -> Path:
@@ -266,15 +322,46 @@ def test_every_return_is_written_and_the_summary_printed(tmp_path: Path, capsys:
     returns = [6, 30, 9, 6, 30, 9, 6]
     mean = sum(returns) / 7
     std = math.sqrt(sum((value - mean) ** 2 for value in returns) / 7)
-    assert report["returns"] == returns and report["lengths"] == [3, 5, 2, 3, 5, 2, 3] and report["truncated"] == [False] * 7
-    assert report["summary"] == pytest.approx({"episodes": 7, "mean": mean, "std": std, "median": 9, "min": 6, "max": 30,
-                                               "mean_length": 23 / 7, "truncated": 0, "human_normalized": mean / 100})
-    assert report["protocol"] == {"env_type": "countdown", "env": {"sticky": 0.25}, "max_steps": 1_000, "num_envs": 3,
-                                  "exploration": {"epsilon": 0.01}}
-    assert (report["model_file"], report["model"], report["seed"], report["options"]) == (str(model), {"best": 1.5}, 3, {"all": "options"})
-    assert report["versions"]["torch"] == torch.__version__.partition("+")[0] or report["versions"]["torch"] == torch.__version__
+    assert (
+        report["returns"] == returns
+        and report["lengths"] == [3, 5, 2, 3, 5, 2, 3]
+        and report["truncated"] == [False] * 7
+    )
+    assert report["summary"] == pytest.approx(
+        {
+            "episodes": 7,
+            "mean": mean,
+            "std": std,
+            "median": 9,
+            "min": 6,
+            "max": 30,
+            "mean_length": 23 / 7,
+            "truncated": 0,
+            "human_normalized": mean / 100,
+        }
+    )
+    assert report["protocol"] == {
+        "env_type": "countdown",
+        "env": {"sticky": 0.25},
+        "max_steps": 1_000,
+        "num_envs": 3,
+        "exploration": {"epsilon": 0.01},
+    }
+    assert (report["model_file"], report["model"], report["seed"], report["options"]) == (
+        str(model),
+        {"best": 1.5},
+        3,
+        {"all": "options"},
+    )
+    assert (
+        report["versions"]["torch"] == torch.__version__.partition("+")[0]
+        or report["versions"]["torch"] == torch.__version__
+    )
     printed = capsys.readouterr().out
-    assert f"mean {mean:.2f}, std {std:.2f}, median 9.00, min 6.00, max 30.00" in printed and "human_normalized 0.14" in printed
+    assert (
+        f"mean {mean:.2f}, std {std:.2f}, median 9.00, min 6.00, max 30.00" in printed
+        and "human_normalized 0.14" in printed
+    )
     assert str(path) in printed and "episode 7/7" in printed
     env = Countdown.made[0]
     assert env.closed and not env.training
@@ -283,7 +370,9 @@ def test_every_return_is_written_and_the_summary_printed(tmp_path: Path, capsys:
 
 def test_the_weights_of_the_file_are_those_that_play(tmp_path: Path) -> None:
     agent = Player()
-    context = make_context(tmp_path, make_agent=lambda spec, device, precision: agent, model_file=str(tmp_path / "other.pth"))
+    context = make_context(
+        tmp_path, make_agent=lambda spec, device, precision: agent, model_file=str(tmp_path / "other.pth")
+    )
     network = Network()
     save_weights(tmp_path / "other.pth", network.state_dict(), {})
     list(mode_2.tester(context, 0))
@@ -305,7 +394,9 @@ def test_an_endless_environment_is_truncated_and_recorded(tmp_path: Path, monkey
     model = save_model(context)
     list(mode_2.tester(context, 0))
     report = json.loads(model.with_name("run 1_test.json").read_text())
-    assert report["returns"] == [210, 210] and report["truncated"] == [True, True] and report["summary"]["truncated"] == 2
+    assert (
+        report["returns"] == [210, 210] and report["truncated"] == [True, True] and report["summary"]["truncated"] == 2
+    )
     assert (Countdown.made[0].num_envs, Countdown.made[0].render_mode) == (1, "rgb_array")
     with imageio.get_reader(model.with_name("run 1_test.mp4")) as video:
         pictures = list(video.iter_data())
@@ -330,7 +421,9 @@ def test_recording_without_its_package_names_the_pip_command(tmp_path: Path, mon
     assert Countdown.made[0].closed
 
 
-@pytest.mark.parametrize(("content", "message"), [(None, "does not exist"), (b"", "is empty"), (bytes(500), "not a model file")])
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "does not exist"), (b"", "is empty"), (bytes(500), "not a model file")]
+)
 def test_a_file_that_is_no_model_is_refused_before_playing(tmp_path: Path, content: bytes | None, message: str) -> None:
     context = make_context(tmp_path)
     if content is not None:
@@ -348,8 +441,7 @@ def test_a_model_of_another_architecture_is_refused(tmp_path: Path) -> None:
         list(mode_2.tester(context, 0))
 
 
-def test_an_interrupted_test_writes_no_report(tmp_path: Path,
-                                                                                        capsys: pytest.CaptureFixture) -> None:
+def test_an_interrupted_test_writes_no_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     context = make_context(tmp_path)
     model = save_model(context)
     generator = mode_2.tester(context, 0)
@@ -362,8 +454,9 @@ def test_an_interrupted_test_writes_no_report(tmp_path: Path,
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError, OSError])
-def test_a_test_with_a_closed_output_still_writes_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                                      error: type[OSError]) -> None:
+def test_a_test_with_a_closed_output_still_writes_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[OSError]
+) -> None:
     def closed(*words: object, flush: bool) -> None:
         raise error
 

@@ -16,14 +16,29 @@ from core.types import TimeStep
 
 ENVS, LENGTH = 3, 4
 EXTRAS = {"logits": ArraySpec((2,), "float32")}
-SPECS = {"frames": EnvSpec("dots", ArraySpec((5, 5), "uint8"), 2, Discrete(2), is_image=True, max_value=255.0),
-         "vectors": EnvSpec("numbers", ArraySpec((3,), "float32"), 0, Discrete(2))}
-WINDOWS = {"steps": WindowSpec(3, (0, 3)), "unrolls": WindowSpec(LENGTH, tuple(range(LENGTH + 1)), stride=LENGTH, crosses_episodes=True)}
+SPECS = {
+    "frames": EnvSpec("dots", ArraySpec((5, 5), "uint8"), 2, Discrete(2), is_image=True, max_value=255.0),
+    "vectors": EnvSpec("numbers", ArraySpec((3,), "float32"), 0, Discrete(2)),
+}
+WINDOWS = {
+    "steps": WindowSpec(3, (0, 3)),
+    "unrolls": WindowSpec(LENGTH, tuple(range(LENGTH + 1)), stride=LENGTH, crosses_episodes=True),
+}
 
 
 def layout(kind: str, codec: str, states: bool) -> Layout:
-    return Layout.of(SPECS[kind], EXTRAS, capacity=2 * ENVS * 40, num_actors=2, num_envs=ENVS, chunk_length=LENGTH, with_priority=True,
-                     states=(ArraySpec((6,), "float32"),) if states else (), storage=StorageParams(codec), kept_steps_per_env=8)
+    return Layout.of(
+        SPECS[kind],
+        EXTRAS,
+        capacity=2 * ENVS * 40,
+        num_actors=2,
+        num_envs=ENVS,
+        chunk_length=LENGTH,
+        with_priority=True,
+        states=(ArraySpec((6,), "float32"),) if states else (),
+        storage=StorageParams(codec),
+        kept_steps_per_env=8,
+    )
 
 
 def played(spec: EnvSpec, steps: int, seed: int):
@@ -34,10 +49,22 @@ def played(spec: EnvSpec, steps: int, seed: int):
         last = ~first & (generator.random(ENVS) < 0.2)
         shape = (ENVS, *spec.observation_shape)
         seen = generator.integers(0, 4, shape).astype("uint8") if spec.is_image else generator.random(shape, np.float32)
-        after = TimeStep(seen, generator.random(ENVS, np.float32), np.where(last, 0, 1).astype(np.float32), first, last, np.zeros(ENVS))
+        after = TimeStep(
+            seen,
+            generator.random(ENVS, np.float32),
+            np.where(last, 0, 1).astype(np.float32),
+            first,
+            last,
+            np.zeros(ENVS),
+        )
         if before is not None:
-            yield (before, generator.integers(0, 2, ENVS), after, {"logits": generator.random((ENVS, 2), np.float32)},
-                   (torch.from_numpy(generator.random((ENVS, 6), np.float32)),))
+            yield (
+                before,
+                generator.integers(0, 2, ENVS),
+                after,
+                {"logits": generator.random((ENVS, 2), np.float32)},
+                (torch.from_numpy(generator.random((ENVS, 6), np.float32)),),
+            )
         before, first = after, last
 
 
@@ -47,12 +74,16 @@ def priorities(window):
 
 def assert_equal(ring: Trajectories, twin: Trajectories) -> None:
     for name in ring.layout.arrays():
-        first, second = (np.ascontiguousarray(trajectories.arrays[name]).view(np.uint8) for trajectories in (ring, twin))
+        first, second = (
+            np.ascontiguousarray(trajectories.arrays[name]).view(np.uint8) for trajectories in (ring, twin)
+        )
         assert (first == second).all(), name
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("kind, codec, states", [("frames", "raw", False), ("frames", "lz4", True), ("vectors", "raw", True)])
+@pytest.mark.parametrize(
+    "kind, codec, states", [("frames", "raw", False), ("frames", "lz4", True), ("vectors", "raw", True)]
+)
 def test_a_ring_fed_with_buffers_equals_its_actors_own(kind, codec, states, window):
     rings = [Trajectories(layout(kind, codec, states)) for _ in range(2)]
     spec, steps = WINDOWS[window], 23 * LENGTH  # around the ring and around the arena

@@ -45,8 +45,17 @@ pytestmark = pytest.mark.timeout(240)
 
 
 def packed_layout(threads: int, with_priority: bool = False, arena_bytes: int = ARENA, rows: int = 400) -> Layout:
-    return small_layout(coded_spec(FRAMES, 4), rows=rows, chunk_length=LENGTH, num_envs=2, num_actors=ACTORS, with_priority=with_priority,
-                        storage=StorageParams("lz4", threads=threads), kept_steps_per_env=SPEC.length, arena_bytes=arena_bytes)
+    return small_layout(
+        coded_spec(FRAMES, 4),
+        rows=rows,
+        chunk_length=LENGTH,
+        num_envs=2,
+        num_actors=ACTORS,
+        with_priority=with_priority,
+        storage=StorageParams("lz4", threads=threads),
+        kept_steps_per_env=SPEC.length,
+        arena_bytes=arena_bytes,
+    )
 
 
 def windows_memory(memory_type: type[Memory], threads: int) -> Memory:
@@ -55,8 +64,17 @@ def windows_memory(memory_type: type[Memory], threads: int) -> Memory:
 
 
 def unrolls_memory(memory_type: type[Memory], params: Any, threads: int) -> Any:
-    memory = unroll_memory(memory_type, params, coded_spec(FRAMES, 4), batch_size=10, length=LENGTH, num_actors=ACTORS,
-                           extras=CODED_FEATURES, storage=StorageParams("lz4", threads=threads), arena_bytes=ARENA)
+    memory = unroll_memory(
+        memory_type,
+        params,
+        coded_spec(FRAMES, 4),
+        batch_size=10,
+        length=LENGTH,
+        num_actors=ACTORS,
+        extras=CODED_FEATURES,
+        storage=StorageParams("lz4", threads=threads),
+        arena_bytes=ARENA,
+    )
     memory.features_of = coded_features
     return memory
 
@@ -77,12 +95,18 @@ def write_without_end(memories: list[Memory], actor_ind: int, ready) -> None:
 
 
 def test_no_memory_reads_a_wrong_frame_while_arenas_evict(monkeypatch):
-    windows = [windows_memory(memory_type, threads) for memory_type in (UniformMemory, PrioritizedMemory) for threads in (1, 2)]
-    replay = [{"type": "queue", "capacity": 20, "overflow": "keep_latest", "sample_ratio": 0.5},
-              {"type": "standard", "capacity": 60, "sample_ratio": 0.5}]
-    unrolls = [unrolls_memory(MixedMemory, MixedParams(json.dumps(replay)), 1),
-               unrolls_memory(QueueMemory, QueueParams(20, "alternating"), 2),
-               unrolls_memory(CircularMemory, CircularParams(10, "keep_latest", num_batches=2, times=3), 2)]
+    windows = [
+        windows_memory(memory_type, threads) for memory_type in (UniformMemory, PrioritizedMemory) for threads in (1, 2)
+    ]
+    replay = [
+        {"type": "queue", "capacity": 20, "overflow": "keep_latest", "sample_ratio": 0.5},
+        {"type": "standard", "capacity": 60, "sample_ratio": 0.5},
+    ]
+    unrolls = [
+        unrolls_memory(MixedMemory, MixedParams(json.dumps(replay)), 1),
+        unrolls_memory(QueueMemory, QueueParams(20, "alternating"), 2),
+        unrolls_memory(CircularMemory, CircularParams(10, "keep_latest", num_batches=2, times=3), 2),
+    ]
     lost, unpacked, batches = Counter[int](), Counter[int](), Counter[int]()
     intact, unpack = Trajectories.still_valid, CompressedFrameReader._unpack
 
@@ -101,7 +125,9 @@ def test_no_memory_reads_a_wrong_frame_while_arenas_evict(monkeypatch):
     generator, memories = np.random.default_rng(0), windows + unrolls
     with started(write_without_end, memories, 0), started(write_without_end, memories, 1):
         end = time.monotonic() + 15
-        while time.monotonic() < end and not (len(lost) >= len(memories) and all(lost.values()) and min(batches.values()) >= 40):
+        while time.monotonic() < end and not (
+            len(lost) >= len(memories) and all(lost.values()) and min(batches.values()) >= 40
+        ):
             for number, memory in enumerate(memories):
                 batch = memory.sample(10)
                 if batch is None:
@@ -120,7 +146,7 @@ def test_no_memory_reads_a_wrong_frame_while_arenas_evict(monkeypatch):
         assert not isinstance(memory, PrioritizedMemory) or memory.tree.check() is None
 
 
-def check_every_row(trajectories: Trajectories, streams: range, low: int = 0, high: int = 10 ** 9) -> int:
+def check_every_row(trajectories: Trajectories, streams: range, low: int = 0, high: int = 10**9) -> int:
     """Check the readable steps in low .. high that were not overtaken meanwhile, and return their number of windows."""
     count, (lows, highs) = 0, trajectories.starts(SPEC.length)
     for stream in streams:
@@ -144,7 +170,7 @@ def write_alone(trajectories: Trajectories, actor_ind: int, ready) -> None:
     if serial:  # without the mark of the takeover one coded tape goes through
         rows = trajectories.slots(np.arange(2) + 2 * actor_ind, np.full(2, serial - 1))
         trajectories.flat("last")[rows] = coded_last(np.array(serial - 1))
-    for count in range(10 ** 9):
+    for count in range(10**9):
         write_coded_row(writer, trajectories.layout, actor_ind, serial + count)
         if count == 400:
             ready.set()
@@ -179,7 +205,9 @@ def test_steps_can_be_read_sent_and_copied_while_writers_die(monkeypatch):
         assert check_every_row(trajectories, range(4)) > 400 and written > 400 * (death + 1) - LENGTH
     assert overtaken and checked > 2_000
     successor, written = ChunkWriter(trajectories, 0, SPEC), int(trajectories.written()[0])
-    trajectories.flat("last")[trajectories.slots(np.arange(2), np.full(2, written - 1))] = coded_last(np.array(written - 1))
+    trajectories.flat("last")[trajectories.slots(np.arange(2), np.full(2, written - 1))] = coded_last(
+        np.array(written - 1)
+    )
     for serial in range(written, written + 40):
         write_coded_row(successor, trajectories.layout, 0, serial)
         assert check_every_row(trajectories, range(2), written - 80) > 40

@@ -22,12 +22,30 @@ from tests.core.tapes import RandomPlay, small_layout
 class Rings:
     """Provide two actors that play at different speeds into rings of 24 steps, and their device ring."""
 
-    def __init__(self, device: str, spec: WindowSpec, *, rows: int = 24, chunk_length: int = 4, with_states: bool = False, **options):
+    def __init__(
+        self,
+        device: str,
+        spec: WindowSpec,
+        *,
+        rows: int = 24,
+        chunk_length: int = 4,
+        with_states: bool = False,
+        **options,
+    ):
         play = {name: options.pop(name) for name in ("frame_stack", "frame_shape", "end") if name in options}
         self.plays = [RandomPlay(seed, 2, **play) for seed in (1, 2)]
         states = RandomPlay.states if with_states else ()
-        layout = small_layout(self.plays[0].spec, rows=rows, chunk_length=chunk_length, num_envs=2, num_actors=2, extras=RandomPlay.extras,
-                              states=states, with_priority=True, **options)
+        layout = small_layout(
+            self.plays[0].spec,
+            rows=rows,
+            chunk_length=chunk_length,
+            num_envs=2,
+            num_actors=2,
+            extras=RandomPlay.extras,
+            states=states,
+            with_priority=True,
+            **options,
+        )
         self.trajectories, self.spec = Trajectories(layout), spec
         self.writers = [ChunkWriter(self.trajectories, actor, spec) for actor in range(2)]
         for each in self.plays:
@@ -41,15 +59,22 @@ class Rings:
     def check(self) -> int:
         """Check every window that the device ring offers, and return their number."""
         low, high = self.mirror.refresh(self.spec.length)
-        keys = [(actor * 2 + stream, serial) for actor in range(2) for stream in range(2)
-                for serial in range(low[actor], high[actor]) if not self.spec.stride or serial % self.spec.stride == 0]
+        keys = [
+            (actor * 2 + stream, serial)
+            for actor in range(2)
+            for stream in range(2)
+            for serial in range(low[actor], high[actor])
+            if not self.spec.stride or serial % self.spec.stride == 0
+        ]
         if not keys:
             return 0
         streams, serials = np.array(keys).T
         expected = self.trajectories.gather(streams, serials, self.spec)
         assert self.trajectories.still_valid(streams, serials).all()
         device = self.mirror["last"].device
-        found = self.mirror.gather(torch.from_numpy(streams).to(device), torch.from_numpy(serials).to(device), self.spec)
+        found = self.mirror.gather(
+            torch.from_numpy(streams).to(device), torch.from_numpy(serials).to(device), self.spec
+        )
         assert_equal_windows(found, expected)
         return len(keys)
 
@@ -66,8 +91,10 @@ def assert_equal_windows(found: Window, expected: Window) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("frame_stack", [0, 1, 4])
-@pytest.mark.parametrize(("length", "observations", "crosses"),
-                         [(1, (0, 1), False), (3, (0, 3), False), (5, (0, 2, 5), True), (2, (), False)])
+@pytest.mark.parametrize(
+    ("length", "observations", "crosses"),
+    [(1, (0, 1), False), (3, (0, 3), False), (5, (0, 2, 5), True), (2, (), False)],
+)
 @pytest.mark.parametrize("chunk_length", [1, 4])
 def test_every_window_equals_that_of_the_shared_ring(device, frame_stack, length, observations, crosses, chunk_length):
     rings = Rings(device, WindowSpec(length, observations, crosses), frame_stack=frame_stack, chunk_length=chunk_length)
@@ -140,7 +167,9 @@ def test_steps_overwritten_while_being_copied_are_not_offered():
 def test_copies_wait_for_updates_only_if_they_overwrite_steps(monkeypatch):
     rings, waits = Rings("cpu", WindowSpec(3, (0, 3)), end=0.0), []
     together = rings.mirror._transfers.together
-    monkeypatch.setattr(rings.mirror._transfers, "together", lambda after_work: (waits.append(after_work), together(after_work))[1])
+    monkeypatch.setattr(
+        rings.mirror._transfers, "together", lambda after_work: (waits.append(after_work), together(after_work))[1]
+    )
     reachable = None
     for steps in (8, 4, 12, 8, 0, 9, 3, 12):
         rings.play(steps, 0)
@@ -169,13 +198,15 @@ def test_steps_come_from_pinned_memory_or_by_copies_if_refused(monkeypatch, caps
 @pytest.mark.parametrize("error", [0, 801])
 def test_the_whole_mapping_is_pinned_and_a_refusal_is_reported(monkeypatch, capsys, error):
     asked, undone = [], []
-    cudart = SimpleNamespace(cudaHostRegister=lambda *arguments: (asked.append(arguments), error)[1], cudaHostUnregister=undone.append)
+    cudart = SimpleNamespace(
+        cudaHostRegister=lambda *arguments: (asked.append(arguments), error)[1], cudaHostUnregister=undone.append
+    )
     monkeypatch.setattr("torch.cuda.cudart", lambda: cudart)
     monkeypatch.setattr("torch.cuda.device", lambda device: nullcontext())
     monkeypatch.setattr("torch.ones", lambda *arguments, **options: None)
     arrays = SharedArrays({"a": ArraySpec((3, 5), "int16"), "b": ArraySpec((7,), "float64")})
     assert _register(arrays, torch.device("cuda")) == (not error)
-    (address, size, flags), = asked
+    ((address, size, flags),) = asked
     assert address == arrays["a"].ctypes.data and address + size >= arrays["b"].ctypes.data + arrays["b"].nbytes
     assert size == total_bytes({"a": ArraySpec((3, 5), "int16"), "b": ArraySpec((7,), "float64")}) and flags == 0
     assert ("cannot be pinned (CUDA error 801)" in capsys.readouterr().err) == bool(error)

@@ -54,15 +54,38 @@ class Writers:
 
 
 def oracle_of(layout: Layout) -> Trajectories:
-    return Trajectories(dataclasses.replace(layout, ring_length=FOREVER // layout.chunk_length * layout.chunk_length, arena_bytes=0,
-                                            storage=StorageParams()))
+    return Trajectories(
+        dataclasses.replace(
+            layout,
+            ring_length=FOREVER // layout.chunk_length * layout.chunk_length,
+            arena_bytes=0,
+            storage=StorageParams(),
+        )
+    )
 
 
-def make(play: RandomPlay, rows: int, chunk_length: int, spec: WindowSpec = SPEC, num_actors: int = 1,
-         storage: StorageParams = LZ4, arena_bytes: int | None = None) -> tuple[Trajectories, Trajectories, Any]:
+def make(
+    play: RandomPlay,
+    rows: int,
+    chunk_length: int,
+    spec: WindowSpec = SPEC,
+    num_actors: int = 1,
+    storage: StorageParams = LZ4,
+    arena_bytes: int | None = None,
+) -> tuple[Trajectories, Trajectories, Any]:
     """Return a compressed ring, the raw reference ring, and a writer of actor 0 of both."""
-    layout = small_layout(play.spec, rows=rows, chunk_length=chunk_length, num_envs=play.num_envs, num_actors=num_actors,
-                          extras=play.extras, states=play.states, storage=storage, kept_steps_per_env=spec.length, arena_bytes=arena_bytes)
+    layout = small_layout(
+        play.spec,
+        rows=rows,
+        chunk_length=chunk_length,
+        num_envs=play.num_envs,
+        num_actors=num_actors,
+        extras=play.extras,
+        states=play.states,
+        storage=storage,
+        kept_steps_per_env=spec.length,
+        arena_bytes=arena_bytes,
+    )
     play.with_states = True
     packed, oracle = Trajectories(layout), oracle_of(layout)
     return packed, oracle, Writers(ChunkWriter(packed, 0, spec), ChunkWriter(oracle, 0, spec))
@@ -71,8 +94,12 @@ def make(play: RandomPlay, rows: int, chunk_length: int, spec: WindowSpec = SPEC
 def starts_of(trajectories: Trajectories, spec: WindowSpec) -> tuple[np.ndarray, np.ndarray]:
     """Return the environments and steps of all readable windows."""
     layout, (low, high) = trajectories.layout, trajectories.starts(spec.length - bool(spec.stride))
-    keys = [(stream, serial) for stream in range(layout.total_envs)
-            for serial in range(low[stream // layout.num_envs], high[stream // layout.num_envs]) if serial % (spec.stride or 1) == 0]
+    keys = [
+        (stream, serial)
+        for stream in range(layout.total_envs)
+        for serial in range(low[stream // layout.num_envs], high[stream // layout.num_envs])
+        if serial % (spec.stride or 1) == 0
+    ]
     streams, serials = np.array(keys, np.int64).reshape(-1, 2).T
     return streams, serials
 
@@ -81,7 +108,9 @@ def assert_same(window: Window, expected: Window, which: slice | np.ndarray = sl
     """Assert that windows are equal; of the bootstrap step only published fields count."""
     rows = slice(None, -1 if head else None)
     assert window.observations[:, which].equal(expected.observations[:, which])
-    assert window.firsts[:, which].equal(expected.firsts[:, which]) and window.lasts[:, which].equal(expected.lasts[:, which])
+    assert window.firsts[:, which].equal(expected.firsts[:, which]) and window.lasts[:, which].equal(
+        expected.lasts[:, which]
+    )
     for read, stored in zip((*window[3:6], *window.extras.values()), (*expected[3:6], *expected.extras.values())):
         assert read[rows, which].equal(stored[rows, which])
     for read, stored in zip(window.states, expected.states):
@@ -103,10 +132,15 @@ def ring_bytes(layout: Layout) -> int:
 
 
 # equality with raw frames -----------------------------------------------------------------------------------------
-WINDOWS = {"one step": (WindowSpec(1, (0, 1)), 4), "chunks of one row": (WindowSpec(3, (0, 3)), 1),
-           "within a chunk": (WindowSpec(3, (0, 2, 3)), 8), "longer than two chunks": (WindowSpec(9, (0, 4, 9), True), 4),
-           "sequences that overlap": (WindowSpec(9, tuple(range(10)), True, stride=4), 4),
-           "unroll": (unroll_spec(4), 4), "unroll of one row": (unroll_spec(1), 1)}
+WINDOWS = {
+    "one step": (WindowSpec(1, (0, 1)), 4),
+    "chunks of one row": (WindowSpec(3, (0, 3)), 1),
+    "within a chunk": (WindowSpec(3, (0, 2, 3)), 8),
+    "longer than two chunks": (WindowSpec(9, (0, 4, 9), True), 4),
+    "sequences that overlap": (WindowSpec(9, tuple(range(10)), True, stride=4), 4),
+    "unroll": (unroll_spec(4), 4),
+    "unroll of one row": (unroll_spec(1), 1),
+}
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -118,7 +152,9 @@ def test_compressed_steps_give_the_windows_of_raw_ones(window, frame_stack, fram
     packed, oracle, writer = make(play, rows, chunk_length, spec)
     if not evicts:
         packed, oracle, writer = make(play, rows, chunk_length, spec, arena_bytes=ring_bytes(packed.layout))
-    same_ring = ChunkWriter(Trajectories(dataclasses.replace(packed.layout, arena_bytes=0, storage=StorageParams())), 0, spec)
+    same_ring = ChunkWriter(
+        Trajectories(dataclasses.replace(packed.layout, arena_bytes=0, storage=StorageParams())), 0, spec
+    )
     writer.writers = (same_ring, *writer.writers)
     counts = []
     for part in range(90):
@@ -126,9 +162,16 @@ def test_compressed_steps_give_the_windows_of_raw_ones(window, frame_stack, fram
         counts.append(check_all(packed, oracle, spec))
         (low,), (high,) = packed.starts(spec.length)
         (raw_low,), (raw_high,) = same_ring._trajectories.starts(spec.length)
-        assert (raw_low < low < high == raw_high) if packed.arrays["oldest"][0, 0] > raw_low else (low, high) == (raw_low, raw_high)
+        assert (
+            (raw_low < low < high == raw_high)
+            if packed.arrays["oldest"][0, 0] > raw_low
+            else (low, high) == (raw_low, raw_high)
+        )
     check_blocks(packed)
-    assert int(packed.written()[0]) > 3 * rows and int(packed.arrays["packed"][0, 0]) > (2 if evicts else 1) * packed.layout.arena_bytes
+    assert (
+        int(packed.written()[0]) > 3 * rows
+        and int(packed.arrays["packed"][0, 0]) > (2 if evicts else 1) * packed.layout.arena_bytes
+    )
     assert bool(packed.arrays["oldest"][0, 0]) == evicts and min(counts[12:]) > 0
 
 
@@ -154,11 +197,11 @@ def test_every_compression_level_is_lossless(level):
         check_all(packed, oracle)
     starts, sizes = packed.arrays["block_start"][0, :, 0], packed.arrays["block_bytes"][0, :, 0]
     chunk = int(packed.written()[0]) // 8 - 2
-    frames = np.stack([row.observation[-1] for row in play.rows[0][chunk * 8:chunk * 8 + 8]]).tobytes()
+    frames = np.stack([row.observation[-1] for row in play.rows[0][chunk * 8 : chunk * 8 + 8]]).tobytes()
     mode = {"mode": "high_compression", "compression": level} if level else {}
     block = lz4.block.compress(frames, store_size=False, **mode)
     place = int(starts[chunk % 8]) % packed.layout.arena_bytes
-    assert packed.arrays["arena"][0, place:place + sizes[chunk % 8]].tobytes() == block
+    assert packed.arrays["arena"][0, place : place + sizes[chunk % 8]].tobytes() == block
 
 
 @pytest.mark.parametrize("codec", ["raw", "lz4"])
@@ -205,8 +248,8 @@ class NaiveArena:
         if self.place + size > len(self.owners):
             self.place = 0
         start, self.place = self.place, self.place + size
-        self.oldest = max(self.oldest, int(self.owners[start:self.place].max()) + 1)
-        self.owners[start:self.place] = chunk
+        self.oldest = max(self.oldest, int(self.owners[start : self.place].max()) + 1)
+        self.owners[start : self.place] = chunk
         return start
 
 
@@ -221,13 +264,15 @@ def test_the_arena_evicts_the_oldest_chunks_as_needed(num_envs, rows, share):
         play.play(writer, length)
         written, chunks = (chunk + 1) * length, rows // length
         for env in range(num_envs):
-            frames = np.stack([row.observation[-1] for row in play.rows[env][chunk * length:written]])
+            frames = np.stack([row.observation[-1] for row in play.rows[env][chunk * length : written]])
             block = lz4.block.compress(frames.tobytes(), store_size=False)
             place = naive.add(chunk, len(block))
             slot, edges = (1, chunk % chunks, env), edges + (place == 0)
-            assert packed.arrays["block_start"][slot] % arena == place and packed.arrays["block_bytes"][slot] == len(block)
+            assert packed.arrays["block_start"][slot] % arena == place and packed.arrays["block_bytes"][slot] == len(
+                block
+            )
             assert packed.arrays["block_check"][slot] == zlib.crc32(block)
-            assert packed.arrays["arena"][1, place:place + len(block)].tobytes() == block
+            assert packed.arrays["arena"][1, place : place + len(block)].tobytes() == block
         assert check_blocks(packed) == [0, min(chunk + 1 - naive.oldest, chunks - 1), 0]
         assert packed.starts(0)[0][1] == max(naive.oldest * length, written - rows + 2 * length, 0)
         evictions.append(naive.oldest)
@@ -240,11 +285,22 @@ def test_the_arena_evicts_the_oldest_chunks_as_needed(num_envs, rows, share):
         assert not packed.arrays[name][0].any() and not packed.arrays[name][2].any()
 
 
-@pytest.mark.parametrize(("num_envs", "chunk_length", "frame_stack", "length"), [(1, 1, 4, 1), (2, 4, 4, 5), (3, 8, 0, 20), (1, 5, 1, 5)])
+@pytest.mark.parametrize(
+    ("num_envs", "chunk_length", "frame_stack", "length"), [(1, 1, 4, 1), (2, 4, 4, 5), (3, 8, 0, 20), (1, 5, 1, 5)]
+)
 def test_incompressible_frames_always_leave_a_window(num_envs, chunk_length, frame_stack, length):
     play, spec = RandomPlay(0, num_envs, (16, 16), frame_stack, end=0.05), WindowSpec(length, (0, length))
-    layout = Layout.of(play.spec, play.extras, capacity=2000, num_actors=1, num_envs=num_envs, chunk_length=chunk_length,
-                       with_priority=False, storage=StorageParams("lz4", bytes=1), kept_steps_per_env=length)
+    layout = Layout.of(
+        play.spec,
+        play.extras,
+        capacity=2000,
+        num_actors=1,
+        num_envs=num_envs,
+        chunk_length=chunk_length,
+        with_priority=False,
+        storage=StorageParams("lz4", bytes=1),
+        kept_steps_per_env=length,
+    )
     memory, written = UniformMemory(UniformParams(), layout, spec, 0), 0
     writer = memory.writer(0)
     while written < 60 * chunk_length:
@@ -260,8 +316,17 @@ def test_an_arena_takes_its_share_of_storage_bytes():
     spec = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6))
 
     def layout(**settings: Any) -> Layout:
-        return Layout.of(spec, {}, capacity=160_000, num_actors=2, num_envs=4, chunk_length=8, with_priority=False, kept_steps_per_env=3,
-                         storage=StorageParams(**settings))
+        return Layout.of(
+            spec,
+            {},
+            capacity=160_000,
+            num_actors=2,
+            num_envs=4,
+            chunk_length=8,
+            with_priority=False,
+            kept_steps_per_env=3,
+            storage=StorageParams(**settings),
+        )
 
     raw, usual = layout(), layout(codec="lz4")
     assert usual.ring_length == raw.ring_length and usual.arena_bytes == raw.num_slots * 84 * 84 // 16 // 2
@@ -270,7 +335,7 @@ def test_an_arena_takes_its_share_of_storage_bytes():
     assert layout(codec="lz4", bytes=1).arena_bytes == least
     fewer = layout(bytes=70_560_000)  # 10,000 frames
     assert 10_000 <= fewer.num_slots < 10_000 + 2 * 4 * 8 * 4 and fewer.arena_bytes == 0
-    assert layout(bytes=10 ** 12) == dataclasses.replace(raw, storage=StorageParams(bytes=10 ** 12))
+    assert layout(bytes=10**12) == dataclasses.replace(raw, storage=StorageParams(bytes=10**12))
     assert layout(bytes=1).num_slots > 0
 
 
@@ -282,7 +347,9 @@ def test_the_computed_bytes_of_a_layout_are_those_allocated(codec):
     sizes = [packed.arrays[name].nbytes for name in layout.arrays()]
     assert layout.nbytes == sum(-(-size // 64) * 64 for size in sizes)
     if codec == "lz4":
-        assert packed.arrays["arena"].nbytes == 3 * layout.arena_bytes and packed.arrays["frame"].nbytes == 3 * 16 * 2 * 25
+        assert (
+            packed.arrays["arena"].nbytes == 3 * layout.arena_bytes and packed.arrays["frame"].nbytes == 3 * 16 * 2 * 25
+        )
         assert isinstance(packed.frames, CompressedFrameReader)
     else:
         assert packed.frames is None and "arena" not in packed.arrays
@@ -299,7 +366,7 @@ def test_statistics_equal_a_count_of_the_blocks():
             before = len(play.rows[0])
             play.play(writer, 4)
             for rows in play.rows:
-                frames = np.stack([row.observation[-1] for row in rows[before:before + 4]])
+                frames = np.stack([row.observation[-1] for row in rows[before : before + 4]])
                 size = len(lz4.block.compress(frames.tobytes(), store_size=False))
                 if end % packed.layout.arena_bytes + size > packed.layout.arena_bytes:
                     end = -(-end // packed.layout.arena_bytes) * packed.layout.arena_bytes
@@ -332,11 +399,13 @@ def test_any_flipped_bit_of_a_block_or_its_index_is_an_error():
     rows = read_packed(packed)
     expected, length, count = packed.frames.take(*rows).copy(), 2, 0
     (low,), (written,) = packed.starts(0)[0], packed.written()
-    assert (expected == np.stack([[play.rows[env][serial].observation[-1] for serial in rows[1][0]] for env in range(2)])).all()
+    assert (
+        expected == np.stack([[play.rows[env][serial].observation[-1] for serial in rows[1][0]] for env in range(2)])
+    ).all()
     for chunk, env in itertools.product(range(low // length, written // length - 1), range(2)):
         slot = (0, chunk % 20, env)
         start, size = int(packed.arrays["block_start"][slot]) % 331, int(packed.arrays["block_bytes"][slot])
-        places = [packed.arrays["arena"][0, start:start + size]]
+        places = [packed.arrays["arena"][0, start : start + size]]
         for name in ("block_start", "block_bytes", "block_check"):
             places.append(packed.arrays[name].reshape(-1).view(np.uint8).reshape(*packed.arrays[name].shape, -1)[slot])
         for place in places:
@@ -352,11 +421,13 @@ def test_any_flipped_bit_of_a_block_or_its_index_is_an_error():
 def put_block(packed: Trajectories, slot: tuple[int, ...], block: bytes) -> None:
     """Replace a block, with a correct checksum."""
     place = int(packed.arrays["block_start"][slot]) % packed.layout.arena_bytes
-    packed.arrays["arena"][slot[0], place:place + len(block)] = np.frombuffer(block, np.uint8)
+    packed.arrays["arena"][slot[0], place : place + len(block)] = np.frombuffer(block, np.uint8)
     packed.arrays["block_bytes"][slot], packed.arrays["block_check"][slot] = len(block), zlib.crc32(block)
 
 
-@pytest.mark.parametrize("block", [lz4.block.compress(bytes(7), store_size=False), b"", b"\x0f", bytes(3), b"\xff\xff\xff"])
+@pytest.mark.parametrize(
+    "block", [lz4.block.compress(bytes(7), store_size=False), b"", b"\x0f", bytes(3), b"\xff\xff\xff"]
+)
 def test_a_block_of_a_wrong_size_is_an_error(block):
     play = RandomPlay(7, 2, (6,), 1)
     packed, _, writer = make(play, 40, 4)
@@ -378,7 +449,9 @@ def test_damage_is_located_and_does_not_stop_other_batches():
     with pytest.raises(CorruptedBlock, match=r"chunk 7, environment 1 of actor 1 .*damaged"):
         packed.gather(streams, serials, SPEC)
     sound = (serials + 3 < 28) | (serials - 3 > 31)
-    assert_same(packed.gather(streams[sound], serials[sound], SPEC), oracle.gather(streams[sound], serials[sound], SPEC))
+    assert_same(
+        packed.gather(streams[sound], serials[sound], SPEC), oracle.gather(streams[sound], serials[sound], SPEC)
+    )
 
 
 def test_a_chunk_whose_first_step_is_lost_still_reports_damage():
@@ -426,9 +499,18 @@ class Interrupted:
         self.take = take
 
 
-def interrupt(monkeypatch: pytest.MonkeyPatch, packed: Trajectories, where: str, play: Callable[[], Any], times: int) -> Interruption:
-    reader, (owner, name) = packed.frames, {"newest": (None, "_unpacked"), "index": (CompressedFrameReader, "_unpack_some"),
-                                            "block": (frames_module, "decompressed"), "blocks": (CompressedFrameReader, "_unpack")}[where]
+def interrupt(
+    monkeypatch: pytest.MonkeyPatch, packed: Trajectories, where: str, play: Callable[[], Any], times: int
+) -> Interruption:
+    reader, (owner, name) = (
+        packed.frames,
+        {
+            "newest": (None, "_unpacked"),
+            "index": (CompressedFrameReader, "_unpack_some"),
+            "block": (frames_module, "decompressed"),
+            "blocks": (CompressedFrameReader, "_unpack"),
+        }[where],
+    )
     if owner is None:
         found = Interruption(reader._unpacked.take, play, times)
         monkeypatch.setattr(reader, name, Interrupted(found))
@@ -453,7 +535,9 @@ def test_steps_that_a_writer_did_not_reach_are_read_correctly(monkeypatch, where
             interruption = interrupt(patches, packed, where, lambda: play.play(writer, 4 * chunks), times=1)
             window = packed.gather(*keys, SPEC)
             intact = packed.still_valid(*keys)
-        assert interruption.calls == {"newest": 1 + (chunks > 1), "index": 1, "blocks": 1}.get(where, interruption.calls)
+        assert interruption.calls == {"newest": 1 + (chunks > 1), "index": 1, "blocks": 1}.get(
+            where, interruption.calls
+        )
         assert_same(window, oracle.gather(*keys, SPEC), intact)
         assert not intact.all() and (evicts or intact.any() == (chunks < 10))
 
@@ -478,7 +562,7 @@ class Killed(Exception):
 class Fuse:
     """Count assignments and raise Killed in the middle of one."""
 
-    left = 10 ** 9
+    left = 10**9
 
     @classmethod
     def assign(cls, array: np.ndarray, where: Any, value: Any) -> None:
@@ -486,7 +570,7 @@ class Fuse:
         if cls.left == 0:
             part, given = array[where], np.asarray(value)
             if isinstance(part, np.ndarray) and given.shape == part.shape and len(part) > 1:
-                part[:len(part) // 2] = given[:len(part) // 2]
+                part[: len(part) // 2] = given[: len(part) // 2]
             raise Killed
         array[where] = value
 
@@ -511,7 +595,7 @@ def test_a_writer_killed_at_any_assignment_leaves_whole_steps(monkeypatch):
         play = UnevenPlay(step % 7, 2, (8,), 2)
         packed, oracle, _ = make(play, 80, 2)
         for after in (60, 44, 41):  # several deaths one after another
-            monkeypatch.setattr(Fuse, "left", 10 ** 9)
+            monkeypatch.setattr(Fuse, "left", 10**9)
             writer = Writers(fused(ChunkWriter(packed, 0, SPEC)), ChunkWriter(oracle, 0, SPEC))
             for trajectories in (packed, oracle):
                 assert int(trajectories.written()[0]) == len(play.rows[0])
@@ -527,7 +611,7 @@ def test_a_writer_killed_at_any_assignment_leaves_whole_steps(monkeypatch):
             steps += 1
             killed += died
             for rows in play.rows:
-                del rows[int(packed.written()[0]):]
+                del rows[int(packed.written()[0]) :]
             assert published[0] <= len(play.rows[0]) <= published[0] + 2 * (1 + (not died))
             oracle.arrays["written"][0, 0] = packed.written()[0]
             check_blocks(packed)
@@ -535,7 +619,7 @@ def test_a_writer_killed_at_any_assignment_leaves_whole_steps(monkeypatch):
             play.restart()
         if not died:
             break
-    monkeypatch.setattr(Fuse, "left", 10 ** 9)
+    monkeypatch.setattr(Fuse, "left", 10**9)
     assert killed > 100 and step > 40 and packed.arrays["oldest"][0, 0] > 0
 
 
@@ -559,7 +643,7 @@ def test_a_snapshot_restores_every_step_and_writing_continues(steps, arena_bytes
     if arena_bytes and steps < 60:
         assert state["arena"].shape[1] == packed.arrays["packed"][0, 0] < arena_bytes
     for rows in play.rows:
-        del rows[int(packed.written()[0]):]
+        del rows[int(packed.written()[0]) :]
     play.restart()
     writer = Writers(*(ChunkWriter(trajectories, 0, SPEC) for trajectories in (packed, restored, oracle)))
     for _ in range(40):
@@ -622,14 +706,25 @@ def test_a_snapshot_taken_while_writing_holds_whole_steps_only(monkeypatch, step
     assert min(counts) > 0
 
 
-@pytest.mark.parametrize(("written_by", "read_by", "field"), [
-    ({}, {"storage": StorageParams()}, "frame"), ({"storage": StorageParams()}, {}, "frame"), ({}, {"rows": 64}, "first"),
-    ({}, {"arena_bytes": 900}, "arena"), ({"arena_bytes": 900}, {}, "arena"), ({}, {"chunk_length": 2}, "frame")])
+@pytest.mark.parametrize(
+    ("written_by", "read_by", "field"),
+    [
+        ({}, {"storage": StorageParams()}, "frame"),
+        ({"storage": StorageParams()}, {}, "frame"),
+        ({}, {"rows": 64}, "first"),
+        ({}, {"arena_bytes": 900}, "arena"),
+        ({"arena_bytes": 900}, {}, "arena"),
+        ({}, {"chunk_length": 2}, "frame"),
+    ],
+)
 def test_a_snapshot_of_other_sizes_is_refused_by_field(written_by, read_by, field):
     play = UnevenPlay(13, 2, (8, 8))
     play.with_states = True
     first, second = ({"rows": 60, "chunk_length": 4, "storage": LZ4, **settings} for settings in (written_by, read_by))
-    layouts = [small_layout(play.spec, num_envs=2, extras=play.extras, states=play.states, **settings) for settings in (first, second)]
+    layouts = [
+        small_layout(play.spec, num_envs=2, extras=play.extras, states=play.states, **settings)
+        for settings in (first, second)
+    ]
     writer, reader = map(Trajectories, layouts)
     play.play(ChunkWriter(writer, 0, SPEC), 200)
     with pytest.raises(ValueError, match=f"stored replay does not fit: field {field} is"):

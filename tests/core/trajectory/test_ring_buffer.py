@@ -36,7 +36,15 @@ def fresh(rows: int = 24, chunk_length: int = 4, num_envs: int = 2, seed: int = 
 @pytest.mark.parametrize(("num_actors", "num_envs"), [(1, 8), (2, 8), (2, 16), (4, 16)])
 @pytest.mark.parametrize("with_priority", [False, True])
 def test_a_stored_atari_step_takes_at_most_7300_bytes(capacity, num_actors, num_envs, with_priority):
-    layout = Layout.of(ATARI, {}, capacity=capacity, num_actors=num_actors, num_envs=num_envs, chunk_length=8, with_priority=with_priority)
+    layout = Layout.of(
+        ATARI,
+        {},
+        capacity=capacity,
+        num_actors=num_actors,
+        num_envs=num_envs,
+        chunk_length=8,
+        with_priority=with_priority,
+    )
     assert 7056 <= layout.nbytes / capacity <= 7300
 
 
@@ -44,7 +52,9 @@ def test_a_stored_atari_step_takes_at_most_7300_bytes(capacity, num_actors, num_
 @pytest.mark.parametrize("chunk_length", [1, 8])
 def test_a_full_ring_always_has_capacity_readable_steps(num_envs, chunk_length):
     spec = RandomPlay(0, num_envs).spec
-    layout = Layout.of(spec, {}, capacity=100, num_actors=1, num_envs=num_envs, chunk_length=chunk_length, with_priority=False)
+    layout = Layout.of(
+        spec, {}, capacity=100, num_actors=1, num_envs=num_envs, chunk_length=chunk_length, with_priority=False
+    )
     trajectories, play = Trajectories(layout), RandomPlay(0, num_envs)
     writer = ChunkWriter(trajectories, 0, SPEC)
     play.play(writer, 2 * layout.ring_length)
@@ -67,8 +77,10 @@ def test_a_memory_shortage_is_an_error_before_the_allocation(monkeypatch):
 def test_append_counts_published_agent_steps_without_last_steps():
     play, _, writer = fresh()
     published = [play.play(writer, 1) for _ in range(40)]
-    expected = [sum(not row.last for rows in play.rows for row in rows[serial - 3:serial + 1]) if serial % 4 == 3 else 0
-                for serial in range(40)]
+    expected = [
+        sum(not row.last for rows in play.rows for row in rows[serial - 3 : serial + 1]) if serial % 4 == 3 else 0
+        for serial in range(40)
+    ]
     assert published == expected and any(row.last for row in play.rows[0])
 
 
@@ -124,7 +136,9 @@ def test_a_snapshot_restores_every_readable_step():
         serials = np.arange(low[0], high[0])
         for stream in range(2):
             streams = np.full(len(serials), stream)
-            for stored, read in zip(trajectories.gather(streams, serials, SPEC)[:6], restored.gather(streams, serials, SPEC)[:6]):
+            for stored, read in zip(
+                trajectories.gather(streams, serials, SPEC)[:6], restored.gather(streams, serials, SPEC)[:6]
+            ):
                 assert stored.equal(read)
 
 
@@ -143,7 +157,11 @@ def test_a_snapshot_restores_bootstrap_step_and_states(steps):
     restored.load_state_dict(trajectories.state_dict())
     key = np.arange(2), np.full(2, steps - 4)
     window, expected = restored.gather(*key, UNROLL), trajectories.gather(*key, UNROLL)
-    assert window.observations.equal(expected.observations) and window.lasts.equal(expected.lasts) and window.observations[-1].any()
+    assert (
+        window.observations.equal(expected.observations)
+        and window.lasts.equal(expected.lasts)
+        and window.observations[-1].any()
+    )
     assert window.states[0].equal(expected.states[0]) and window.states[0].all()
 
 
@@ -167,7 +185,9 @@ UNROLL = WindowSpec(4, (0, 1, 2, 3, 4), crosses_episodes=True, stride=4)
 def fresh_unrolls(room=None):
     play = RandomPlay(0, 2)
     play.with_states = True
-    trajectories = Trajectories(small_layout(play.spec, rows=24, chunk_length=4, num_envs=2, extras=play.extras, states=play.states))
+    trajectories = Trajectories(
+        small_layout(play.spec, rows=24, chunk_length=4, num_envs=2, extras=play.extras, states=play.states)
+    )
     return play, trajectories, ChunkWriter(trajectories, 0, UNROLL, room=room)
 
 
@@ -215,7 +235,9 @@ def test_a_snapshot_does_not_change_when_the_ring_goes_on():
     assert state["frame"].equal(frames)
 
 
-@pytest.mark.parametrize(("field", "change"), [("frame", lambda t: t[..., :1]), ("reward", lambda t: t.double()), ("written", None)])
+@pytest.mark.parametrize(
+    ("field", "change"), [("frame", lambda t: t[..., :1]), ("reward", lambda t: t.double()), ("written", None)]
+)
 def test_a_snapshot_that_does_not_fit_is_refused_by_field(field, change):
     play, trajectories, writer = fresh()
     play.play(writer, 8)
@@ -232,7 +254,9 @@ def test_a_snapshot_of_another_capacity_is_refused():
     play, trajectories, writer = fresh(rows=24)
     play.play(writer, 100)
     with pytest.raises(ValueError, match="field frame"):
-        Trajectories(small_layout(play.spec, rows=48, chunk_length=4, num_envs=2)).load_state_dict(trajectories.state_dict())
+        Trajectories(small_layout(play.spec, rows=48, chunk_length=4, num_envs=2)).load_state_dict(
+            trajectories.state_dict()
+        )
 
 
 def test_a_snapshot_without_memory_for_the_copy_is_an_error(monkeypatch):
@@ -261,7 +285,9 @@ def test_a_snapshot_taken_while_writing_holds_whole_steps_only():
         for _ in range(8):
             state = trajectories.state_dict()
             restored.load_state_dict(state)
-            overtaken += int(state["oldest"][0, 0]) > int(state["written"][0, 0]) - layout.ring_length + layout.overwrite_margin
+            overtaken += (
+                int(state["oldest"][0, 0]) > int(state["written"][0, 0]) - layout.ring_length + layout.overwrite_margin
+            )
             low, high = restored.starts(SPEC.length)
             serials = np.arange(low[0], high[0])
             serials = serials[~coded_last(serials)]

@@ -39,29 +39,69 @@ def test_what_needs_cuda_is_refused_with_the_available_devices(refuse, no_cuda, 
         assert f"needs a CUDA device and device='{device}' is none; this machine has cpu" in told
 
 
-@pytest.mark.parametrize("words", [
-    RESIDENT, (*RESIDENT, "--learner.captured", "auto"), (*RESIDENT, "--learner.captured", "no", "--learner.updates_per_replay", "3"),
-    ("--learner.precision", "bf16"), ("--learner.precision", "auto")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        RESIDENT,
+        (*RESIDENT, "--learner.captured", "auto"),
+        (*RESIDENT, "--learner.captured", "no", "--learner.updates_per_replay", "3"),
+        ("--learner.precision", "bf16"),
+        ("--learner.precision", "auto"),
+    ],
+)
 def test_other_options_run_without_cuda(root, no_cuda, words):
     assert read_options(["--config", "dqn-cartpole", *words, "--root", str(root)]).device == "cpu"
 
 
-@pytest.mark.parametrize(("words", "told"), [
-    (("--config", "dqn-cartpole", "--learner.updates_per_replay", "2"), "learner.updates_per_replay=2 needs learner.memory_device=learner"),
-    (("--config", "dqn-cartpole", "--learner.captured", "yes", "--learner.shrink_batch", "true"), "captured batches have one size"),
-    (("--config", "td3-pendulum", *RESIDENT, "--learner.captured", "yes", "--learner.updates_per_replay", "3"),
-     "learner.updates_per_replay=3 must be a multiple of 2"),
-    (("--config", "td3-pendulum", "--learner.captured", "yes"), "learner.updates_per_replay=1 must be a multiple of 2"),
-    (("--config", "dqn-cartpole", "--learner.captured", "yes", "--num_learners", "2", "--num_actors", "2"), "yes is for one learner"),
-    (("--config", "impala-cartpole", *RESIDENT), "memory_type could be shared or prioritized"),
-    (("--config", "dqn-cartpole", "--agent_type", "tests.utils.config.test_device_validation:Own", "--learner.captured", "yes"),
-     "updates of agent_type=tests.utils.config.test_device_validation:Own cannot be captured; agent_type could be dqn or rainbow or"),
-    (("--config", "dqn-cartpole", *RESIDENT, "--learner.shrink_batch", "true"), "needs learner.memory_device=cpu"),
-    (("--config", "dqn-cartpole", *RESIDENT, "--learner.updates_per_replay", "200"), "12800 samples of a batch times"),
-    (("--config", "dqn-cartpole", "--actor.groups", "3"), "actor.groups=3 must divide num_envs_per_actor=8"),
-    (("--config", "dqn-cartpole", "--actor.groups", "0", "--num_envs_per_actor", "0"), "actor.groups=0 must be at least 1"),
-    (("--config", "dqn-cartpole", "--actor.device", "cuda:9"), "actor.device='cuda:9' is not on this machine"),
-    (("--config", "dqn-cartpole", "--learner.precision", "half"), "must be one of float32, auto, tf32, bf16")])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("--config", "dqn-cartpole", "--learner.updates_per_replay", "2"),
+            "learner.updates_per_replay=2 needs learner.memory_device=learner",
+        ),
+        (
+            ("--config", "dqn-cartpole", "--learner.captured", "yes", "--learner.shrink_batch", "true"),
+            "captured batches have one size",
+        ),
+        (
+            ("--config", "td3-pendulum", *RESIDENT, "--learner.captured", "yes", "--learner.updates_per_replay", "3"),
+            "learner.updates_per_replay=3 must be a multiple of 2",
+        ),
+        (
+            ("--config", "td3-pendulum", "--learner.captured", "yes"),
+            "learner.updates_per_replay=1 must be a multiple of 2",
+        ),
+        (
+            ("--config", "dqn-cartpole", "--learner.captured", "yes", "--num_learners", "2", "--num_actors", "2"),
+            "yes is for one learner",
+        ),
+        (("--config", "impala-cartpole", *RESIDENT), "memory_type could be shared or prioritized"),
+        (
+            (
+                "--config",
+                "dqn-cartpole",
+                "--agent_type",
+                "tests.utils.config.test_device_validation:Own",
+                "--learner.captured",
+                "yes",
+            ),
+            "updates of agent_type=tests.utils.config.test_device_validation:Own cannot be captured; agent_type could be dqn or rainbow or",
+        ),
+        (("--config", "dqn-cartpole", *RESIDENT, "--learner.shrink_batch", "true"), "needs learner.memory_device=cpu"),
+        (
+            ("--config", "dqn-cartpole", *RESIDENT, "--learner.updates_per_replay", "200"),
+            "12800 samples of a batch times",
+        ),
+        (("--config", "dqn-cartpole", "--actor.groups", "3"), "actor.groups=3 must divide num_envs_per_actor=8"),
+        (
+            ("--config", "dqn-cartpole", "--actor.groups", "0", "--num_envs_per_actor", "0"),
+            "actor.groups=0 must be at least 1",
+        ),
+        (("--config", "dqn-cartpole", "--actor.device", "cuda:9"), "actor.device='cuda:9' is not on this machine"),
+        (("--config", "dqn-cartpole", "--learner.precision", "half"), "must be one of float32, auto, tf32, bf16"),
+    ],
+)
 def test_incompatible_options_are_refused(refuse, words, told):
     assert told in refuse(*words)
 
@@ -78,7 +118,9 @@ def test_a_replay_that_does_not_fit_on_the_gpu_is_refused(refuse, monkeypatch):
     words = ("--config", "dqn-breakout", "--device", "cuda", *RESIDENT)
     monkeypatch.setattr("utils.config.memory_budget.available_bytes", lambda: 1 << 40)
     told = refuse(*words)
-    needed, free_told, fitting = (int(figure.replace(",", "")) for figure in re.findall(r"([\d,]+) (?:bytes|are free|would fit)", told))
+    needed, free_told, fitting = (
+        int(figure.replace(",", "")) for figure in re.findall(r"([\d,]+) (?:bytes|are free|would fit)", told)
+    )
     assert needed >= 10**6 * 84 * 84 + device_validation.RESERVED_BYTES > free == free_told
     assert read_options([*words, "--memory.capacity", str(fitting - 5_000)]).memory.capacity == fitting - 5_000
     assert refuse(*words, "--memory.capacity", str(fitting + 20_000))
@@ -90,7 +132,9 @@ def test_the_fullest_gpu_of_several_learners_counts(refuse, monkeypatch):
     monkeypatch.setattr("utils.config.memory_budget.available_bytes", lambda: 1 << 40)
     words = ("--config", "dqn-breakout", "--num_learners", "2", "--num_actors", "2", "--device", "cuda", *RESIDENT)
     for full in ("cuda:0", "cuda:1"):
-        monkeypatch.setattr(device_validation, "free_bytes", lambda device, full=full: (8 if str(device) == full else 100) << 30)
+        monkeypatch.setattr(
+            device_validation, "free_bytes", lambda device, full=full: (8 if str(device) == full else 100) << 30
+        )
         assert f"{8 << 30:,} are free on {full}" in refuse(*words)
 
 

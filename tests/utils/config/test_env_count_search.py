@@ -13,7 +13,18 @@ from utils.launch import create_context
 from utils.preflight import throughput
 from utils.sweep.subprocess_run import ChildRun
 
-ROW = ("--config", "dqn-cartpole", "--engine", "inline", "--machine", "test", "--timestamp", "one", "--num_envs_per_actor", "0")
+ROW = (
+    "--config",
+    "dqn-cartpole",
+    "--engine",
+    "inline",
+    "--machine",
+    "test",
+    "--timestamp",
+    "one",
+    "--num_envs_per_actor",
+    "0",
+)
 
 
 @pytest.fixture
@@ -34,11 +45,16 @@ def tried(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize(("rates", "best", "needed"), [
-    ([100, 190, 350, 360, 370, 1_000], 16, 5),  # two in a row gain less than a tenth over 350
-    ([100, 105, 190, 195, 205, 210], 16, 5),  # one small gain is not the end
-    ([100, 120, 140, 160, 180, 200, 230, 260], 512, 8),  # never enough
-    ([100, 50, 20], 4, 3), ([7], 4, 1)])
+@pytest.mark.parametrize(
+    ("rates", "best", "needed"),
+    [
+        ([100, 190, 350, 360, 370, 1_000], 16, 5),  # two in a row gain less than a tenth over 350
+        ([100, 105, 190, 195, 205, 210], 16, 5),  # one small gain is not the end
+        ([100, 120, 140, 160, 180, 200, 230, 260], 512, 8),  # never enough
+        ([100, 50, 20], 4, 3),
+        ([7], 4, 1),
+    ],
+)
 def test_the_smallest_number_hardly_beaten_by_larger_is_taken(rates, best, needed):
     taken = iter(zip(env_count_search.COUNTS, rates))
     found, seen = env_count_search.choose(taken)
@@ -52,10 +68,15 @@ def test_every_split_has_equally_many_environments(options):
 
 def test_a_run_takes_the_number_found_and_reports_the_others(options, tried, capsys):
     context, _ = create_context(options())
-    assert tried == [4, 8, 16, 32, 64, 128] and context.options.num_envs_per_actor == context.memories[0].layout.num_envs == 32
+    assert (
+        tried == [4, 8, 16, 32, 64, 128]
+        and context.options.num_envs_per_actor == context.memories[0].layout.num_envs == 32
+    )
     assert json.loads((context.options.log_folder / "run.json").read_text())["options"]["num_envs_per_actor"] == 32
-    assert "num_envs_per_actor=32 of those tried out, with an actor's agent steps/s: " \
+    assert (
+        "num_envs_per_actor=32 of those tried out, with an actor's agent steps/s: "
         "4: 4,000, 8: 8,000, 16: 16,000, 32: 32,000" in capsys.readouterr().err
+    )
 
 
 def test_a_given_number_is_not_tried(options, tried):
@@ -63,7 +84,9 @@ def test_a_given_number_is_not_tried(options, tried):
 
 
 def test_no_larger_number_is_tried_after_a_slow_step(options, tried, monkeypatch):
-    monkeypatch.setattr(throughput, "_acting", lambda options, spec, seconds: tried.append(options.num_envs_per_actor) or 0.25)
+    monkeypatch.setattr(
+        throughput, "_acting", lambda options, spec, seconds: tried.append(options.num_envs_per_actor) or 0.25
+    )
     assert create_context(options())[0].options.num_envs_per_actor == 4 and tried == [4]
 
 
@@ -84,7 +107,9 @@ def test_options_wrong_for_any_number_are_refused_first(options, tried, capsys):
 
 def test_environments_that_cannot_be_played_are_refused(options, monkeypatch):
     monkeypatch.setattr("core.envs.gym.GymEnv.step", lambda self, action: 1 / 0)
-    with pytest.raises(ConfigurationError, match="num_envs_per_actor=0: environments cannot be tried out: ZeroDivisionError"):
+    with pytest.raises(
+        ConfigurationError, match="num_envs_per_actor=0: environments cannot be tried out: ZeroDivisionError"
+    ):
         create_context(options())
 
 
@@ -92,8 +117,14 @@ def test_a_trial_plays_splits_as_an_actor_does_and_closes_them(options, monkeypa
     monkeypatch.setattr(env_count_search, "COUNTS", (4, 8))
     made, closed = [], []
     original = throughput.DoubleBufferedEnvs.__init__
-    monkeypatch.setattr(throughput.DoubleBufferedEnvs, "__init__", lambda self, *rest: (made.append(rest[-2:]), original(self, *rest))[1])
-    monkeypatch.setattr(throughput.DoubleBufferedEnvs, "close", lambda self: closed.append([env.spec.name for env in self._envs]))
+    monkeypatch.setattr(
+        throughput.DoubleBufferedEnvs,
+        "__init__",
+        lambda self, *rest: (made.append(rest[-2:]), original(self, *rest))[1],
+    )
+    monkeypatch.setattr(
+        throughput.DoubleBufferedEnvs, "close", lambda self: closed.append([env.spec.name for env in self._envs])
+    )
     found = throughput.resolve_num_envs(options("--actor.groups", "2"), seconds=0.05).num_envs_per_actor
     assert made == [(2, 4), (2, 8)] and closed == [["CartPole-v1"] * 2] * 2 and found in (4, 8)
 
@@ -103,7 +134,11 @@ def test_a_resumed_run_keeps_the_number_it_found(options, tried, root, monkeypat
     monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)
     create_context(options())
     words = ["--root", str(root), "--resume", "test_one"]
-    assert read_options(words).num_envs_per_actor == read_options([*words, "--num_envs_per_actor", "0"]).num_envs_per_actor == 32
+    assert (
+        read_options(words).num_envs_per_actor
+        == read_options([*words, "--num_envs_per_actor", "0"]).num_envs_per_actor
+        == 32
+    )
     asked = dataclasses.replace(options("--timestamp", "two"), timestamp="one")
     ChildRun(asked, [], root / "output").check()
     with pytest.raises(ConfigurationError, match="num_envs_per_actor=32 there and 16 here"):

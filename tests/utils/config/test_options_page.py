@@ -59,13 +59,21 @@ def without_edited_defaults(text):
 
 def test_the_page_is_what_the_dataclasses_say():
     expected = without_edited_defaults(page())
-    assert without_edited_defaults(DOCUMENT.read_text()) == expected, "run: python -m utils.config.options_page > docs/options.md"
+    assert without_edited_defaults(DOCUMENT.read_text()) == expected, (
+        "run: python -m utils.config.options_page > docs/options.md"
+    )
 
 
 def test_only_the_defaults_of_the_lines_to_edit_may_differ():
     text = page()
-    assert without_edited_defaults(text.replace("| `seed` | int | `1` |", "| `seed` | int | `7` |")) == without_edited_defaults(text)
-    for there, other in (("Seed of all random", "Seed of the"), ("| `0.99` |", "| `0.9` |"), ("| `timestamp` |", "| `time` |")):
+    assert without_edited_defaults(
+        text.replace("| `seed` | int | `1` |", "| `seed` | int | `7` |")
+    ) == without_edited_defaults(text)
+    for there, other in (
+        ("Seed of all random", "Seed of the"),
+        ("| `0.99` |", "| `0.9` |"),
+        ("| `timestamp` |", "| `time` |"),
+    ):
         assert there in text and without_edited_defaults(text.replace(there, other)) != without_edited_defaults(text)
 
 
@@ -77,8 +85,11 @@ def test_every_option_of_every_row_stands_on_the_page(row):
 
 
 def test_a_description_is_the_string_below_the_field():
-    assert descriptions(Parent) == {"speed": "Metres a second.", "limit": "# of <things>, | apart.",
-                                    "sizes": "Sizes, of which there are some."}
+    assert descriptions(Parent) == {
+        "speed": "Metres a second.",
+        "limit": "# of <things>, | apart.",
+        "sizes": "Sizes, of which there are some.",
+    }
 
 
 def every_option():
@@ -93,16 +104,21 @@ def every_option():
 
 
 def test_every_option_has_a_sentence_that_stands_alone():
-    fragments = [f"{name}: {text!r}" for name, _, text in every_option()
-                 if not re.fullmatch(r"[A-Z`].*[.]", text) or re.match(DANGLING, text)]
+    fragments = [
+        f"{name}: {text!r}"
+        for name, _, text in every_option()
+        if not re.fullmatch(r"[A-Z`].*[.]", text) or re.match(DANGLING, text)
+    ]
     assert not fragments, "\n".join(fragments)
 
 
 def bounds(field):
     """Return pydantic's bounds of a field, and of the numbers inside its type."""
+
     def nested(annotation):
         for part in typing.get_args(annotation):
             yield from getattr(part, "metadata", None) or nested(part)
+
     return {type(bound) for bound in [*field.metadata, *nested(field.annotation)]}
 
 
@@ -113,16 +129,26 @@ def holds_numbers(annotation):
 
 
 def test_every_number_has_a_largest_and_a_smallest_value():
-    assert not [name for name, field, _ in every_option()
-                if holds_numbers(field.annotation) and not (Le in bounds(field) and {Ge, Gt} & bounds(field))]
+    assert not [
+        name
+        for name, field, _ in every_option()
+        if holds_numbers(field.annotation) and not (Le in bounds(field) and {Ge, Gt} & bounds(field))
+    ]
 
 
-@pytest.mark.parametrize(("option", "names"), [
-    ("DQNParams: agent.loss", LOSSES), ("RainbowParams: agent.distribution", DISTRIBUTIONS), ("DQNParams: agent.lr_schedule", SCHEDULES),
-    ("AtariParams: env.protocol", PROTOCOLS), ("GymParams: env.reward_clipping", CLIPPINGS),
-    ("CustomParams: rule.dist_function", DISTANCES)])
+@pytest.mark.parametrize(
+    ("option", "names"),
+    [
+        ("DQNParams: agent.loss", LOSSES),
+        ("RainbowParams: agent.distribution", DISTRIBUTIONS),
+        ("DQNParams: agent.lr_schedule", SCHEDULES),
+        ("AtariParams: env.protocol", PROTOCOLS),
+        ("GymParams: env.reward_clipping", CLIPPINGS),
+        ("CustomParams: rule.dist_function", DISTANCES),
+    ],
+)
 def test_choices_are_the_names_of_what_they_choose(option, names):
-    field, = {name: field for name, field, _ in every_option() if name == option}.values()
+    (field,) = {name: field for name, field, _ in every_option() if name == option}.values()
     assert typing.get_args(field.annotation) == tuple(names)
 
 
@@ -140,7 +166,8 @@ def test_a_line_shows_type_default_bounds_and_meaning():
         "| `car.name` | str | `a` |  |  |\n"
         "| `car.limit` | int \\| None | `None` | ≥ 0, ≤ 8 | # of &lt;things>, \\| apart. |\n"
         "| `car.sizes` | tuple[int, ...] | `(1,)` | ≥ 1, ≤ 1_000 | Sizes, of which there are some. |\n"
-        "| `car.loss` | str | `huber` | `huber`, `squared` |  |\n")
+        "| `car.loss` | str | `huber` | `huber`, `squared` |  |\n"
+    )
 
 
 def test_the_page_names_no_folder_of_this_machine():

@@ -22,8 +22,16 @@ def test_every_measured_result_belongs_to_a_config():
 
 
 def test_another_config_changes_the_page(monkeypatch):
-    row = {"name": "mine", "agent_type": "dqn", "env_type": "gym", "game": "Acrobot-v1", "memory_type": "shared", "model_type": "dqn-mlp",
-           "memory.capacity": 50_000, "steps": 1_000}
+    row = {
+        "name": "mine",
+        "agent_type": "dqn",
+        "env_type": "gym",
+        "game": "Acrobot-v1",
+        "memory_type": "shared",
+        "model_type": "dqn-mlp",
+        "memory.capacity": 50_000,
+        "steps": 1_000,
+    }
     monkeypatch.setattr("utils.config.rows_page.CONFIGS", [*CONFIGS, row])
     assert page().endswith("| `mine` | `dqn` | `gym` | Acrobot-v1 | `dqn-mlp` | `shared` | 50,000 | 1,000 |  |\n")
     assert page() != DOCUMENT.read_text()

@@ -7,9 +7,17 @@ from utils.config.command_line import read_options
 from utils.factory import AgentsDict, MemoriesDict
 
 OWN = "tests.utils.config.test_validation:OwnMemory"
-PAIRS = {"dqn": {"shared", "prioritized"}, "rainbow": {"shared", "prioritized"}, "r2d2": {"shared", "prioritized"},
-         "ddpg": {"shared", "prioritized"}, "d4pg": {"shared", "prioritized"}, "td3": {"shared", "prioritized"},
-         "sac": {"shared", "prioritized"}, "impala": {"queue", "mixed"}, "impact": {"queue", "mixed", "circular"}}
+PAIRS = {
+    "dqn": {"shared", "prioritized"},
+    "rainbow": {"shared", "prioritized"},
+    "r2d2": {"shared", "prioritized"},
+    "ddpg": {"shared", "prioritized"},
+    "d4pg": {"shared", "prioritized"},
+    "td3": {"shared", "prioritized"},
+    "sac": {"shared", "prioritized"},
+    "impala": {"queue", "mixed"},
+    "impact": {"queue", "mixed", "circular"},
+}
 
 
 class OwnMemory(QueueMemory):
@@ -51,4 +59,6 @@ def test_a_memory_with_unsuitable_windows_is_refused(refuse, registered, name):
 
 
 def test_a_registered_memory_is_named_among_those_that_fit(refuse, registered):
-    assert "memory_type could be queue or mixed or own" in refuse("--config", "impala-cartpole", "--memory_type", "shared")
+    assert "memory_type could be queue or mixed or own" in refuse(
+        "--config", "impala-cartpole", "--memory_type", "shared"
+    )

@@ -30,11 +30,14 @@ def run(tmp_path):
             content = {"config": config, "options": settings, "file": {"game": settings.get("game")}}
             (folder / "run.json").write_text(json.dumps(content))
         return folder
+
     return write
 
 
 def test_a_metric_is_read_with_its_steps_and_seconds(run):
-    folder = run("a", [line(5, 1.0, loss=3.0), evaluation(10, 2.0, 7.0), line(12, 3.0, loss=None), line(20, 4.0, loss=2.0)])
+    folder = run(
+        "a", [line(5, 1.0, loss=3.0), evaluation(10, 2.0, 7.0), line(12, 3.0, loss=None), line(20, 4.0, loss=2.0)]
+    )
     curve = read_curve(folder / "metrics.jsonl", "loss")
     assert [column.tolist() for column in curve] == [[5, 20], [1, 4], [3, 2]]
     assert read_curve(folder / "metrics.jsonl").values.tolist() == [7]
@@ -47,7 +50,10 @@ def test_a_half_written_line_is_skipped(run):
 
 
 def test_steps_that_a_resumed_run_repeats_replace_the_lost_ones(run):
-    folder = run("a", [evaluation(step, step, step) for step in (10, 20, 30, 40)] + [evaluation(25, 50, 0.5), evaluation(45, 60, 9)])
+    folder = run(
+        "a",
+        [evaluation(step, step, step) for step in (10, 20, 30, 40)] + [evaluation(25, 50, 0.5), evaluation(45, 60, 9)],
+    )
     curve = read_curve(folder / "metrics.jsonl")
     assert curve.steps.tolist() == [10, 20, 25, 45] and curve.values.tolist() == [10, 20, 0.5, 9]
 
@@ -55,7 +61,11 @@ def test_steps_that_a_resumed_run_repeats_replace_the_lost_ones(run):
 def test_steps_that_a_resumed_run_gave_up_are_left_out(run):
     def period(step):
         return line(step, step, **{"global/agent_steps": step})
-    evaluated = [[period(now), evaluation(now - 10, now, mean)] for now, mean in ((100, 1.0), (200, 2.0), (300, 30.0), (400, 40.0))]
+
+    evaluated = [
+        [period(now), evaluation(now - 10, now, mean)]
+        for now, mean in ((100, 1.0), (200, 2.0), (300, 30.0), (400, 40.0))
+    ]
     continued = [period(205), evaluation(295, 500, 3.0), period(301)]  # from a checkpoint at 200; 290 is before 295
     curve = read_curve(run("a", [*(part for both in evaluated for part in both), *continued]) / "metrics.jsonl")
     assert curve.steps.tolist() == [90, 190, 295] and curve.values.tolist() == [1, 2, 3]
@@ -71,8 +81,10 @@ def test_the_late_score_averages_the_last_fifth_of_the_steps():
 
 
 def test_curves_are_interpolated_where_all_of_them_exist():
-    curves = [Curve(np.array(steps), np.zeros(len(steps)), np.array(values)) for steps, values in (
-        ([0.0, 10, 30], [0.0, 1, 3]), ([5.0, 20], [4.0, 7]))]
+    curves = [
+        Curve(np.array(steps), np.zeros(len(steps)), np.array(values))
+        for steps, values in (([0.0, 10, 30], [0.0, 1, 3]), ([5.0, 20], [4.0, 7]))
+    ]
     grid, values = on_grid(curves, "steps")
     assert grid.tolist() == [5, 10, 20] and values.tolist() == [[0.5, 4], [1, 5], [2, 7]]
 
@@ -84,11 +96,19 @@ def test_long_curves_are_thinned_evenly():
 
 
 def test_runs_are_grouped_by_config_option_or_method(run):
-    folders = [run(name, [evaluation(1, 1, 1)], config, game=game, agent={"lr": lr}) for name, config, game, lr in (
-        ("a", "dqn-pong-small", "pong", 1e-3), ("b", "dqn-boxing-small", "boxing", 1e-4), ("c", "dqn-pong-small", "pong", 1e-4))]
+    folders = [
+        run(name, [evaluation(1, 1, 1)], config, game=game, agent={"lr": lr})
+        for name, config, game, lr in (
+            ("a", "dqn-pong-small", "pong", 1e-3),
+            ("b", "dqn-boxing-small", "boxing", 1e-4),
+            ("c", "dqn-pong-small", "pong", 1e-4),
+        )
+    ]
     runs = read(folders, [SCORE])
-    named = {keys: {label: [run.name for run in group] for label, group in grouped(runs, keys).items()}
-             for keys in (("config",), ("agent.lr",), ("method",), ("game", "agent.lr"))}
+    named = {
+        keys: {label: [run.name for run in group] for label, group in grouped(runs, keys).items()}
+        for keys in (("config",), ("agent.lr",), ("method",), ("game", "agent.lr"))
+    }
     assert named["config",] == {"dqn-pong-small": ["a", "c"], "dqn-boxing-small": ["b"]}
     assert named["agent.lr",] == {"lr 0.001": ["a"], "lr 0.0001": ["b", "c"]}
     assert named["method",] == {"dqn-small": ["a", "b", "c"]}
@@ -107,13 +127,19 @@ def test_missing_metrics_and_folders_are_refused(run, tmp_path):
         read([tmp_path / "nowhere.csv"], [SCORE])
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    # the metrics.csv of a run
-    ("time,step,name,value\n1.0,2,actor/fps,3.0\n", "holds no curves, it has no column run or seconds"),
-    # a table, and an empty file
-    ("row,seed,steps,late\ndqn-cartpole,1,100,0.5\n", "holds no curves"), ("", "holds no curves"),
-    ("run,step,seconds,mean\na,10,1.0,2\na,x,1.0,2\n", "line 3: invalid literal"), ("run,step,seconds,mean\na,10\n", "line 2: "),
-    ("run,step,seconds,mean\na,10,1.0,2,3\n", "line 2: ")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        # the metrics.csv of a run
+        ("time,step,name,value\n1.0,2,actor/fps,3.0\n", "holds no curves, it has no column run or seconds"),
+        # a table, and an empty file
+        ("row,seed,steps,late\ndqn-cartpole,1,100,0.5\n", "holds no curves"),
+        ("", "holds no curves"),
+        ("run,step,seconds,mean\na,10,1.0,2\na,x,1.0,2\n", "line 3: invalid literal"),
+        ("run,step,seconds,mean\na,10\n", "line 2: "),
+        ("run,step,seconds,mean\na,10,1.0,2,3\n", "line 2: "),
+    ],
+)
 def test_a_csv_without_curves_is_refused(tmp_path, text, message):
     (tmp_path / "x.csv").write_text(text)
     with pytest.raises(ConfigurationError, match=message):
@@ -121,10 +147,15 @@ def test_a_csv_without_curves_is_refused(tmp_path, text, message):
 
 
 def test_a_csv_round_trips_its_curves(run, tmp_path):
-    folders = [run(f"x-seed{seed}", [evaluation(step, step / 2, step + seed, 0.5) for step in (10, 20)]) for seed in (1, 2)]
+    folders = [
+        run(f"x-seed{seed}", [evaluation(step, step / 2, step + seed, 0.5) for step in (10, 20)]) for seed in (1, 2)
+    ]
     runs = read(folders, list(COLUMNS))
     write_csv(tmp_path / "x.csv", runs)
-    assert (tmp_path / "x.csv").read_text().splitlines()[:2] == ["run,step,seconds,mean,std,median", "x-seed1,10,5.0,11.0,0.5,11.0"]
+    assert (tmp_path / "x.csv").read_text().splitlines()[:2] == [
+        "run,step,seconds,mean,std,median",
+        "x-seed1,10,5.0,11.0,0.5,11.0",
+    ]
     again = read([tmp_path / "x.csv"], list(COLUMNS))
     assert [run.name for run in again] == ["x-seed1", "x-seed2"] and list(grouped(again, ["config"])) == ["x"]
     for run_, copy in zip(runs, again):

@@ -26,11 +26,22 @@ def run(tmp_path):
         folder.mkdir()
         file = {"game": settings.get("game", "").lower()}  # the config's game; the run may spell it differently
         (folder / "run.json").write_text(json.dumps({"config": config, "options": settings, "file": file}))
-        (folder / "metrics.jsonl").write_text("".join(
-            json.dumps({"step": 100 * (number + 1), "time": 0, "seconds": SECONDS[number],
-                        "values": {SCORE: value, "loss": value and -value}}) + "\n"
-            for number, value in enumerate(values)))
+        (folder / "metrics.jsonl").write_text(
+            "".join(
+                json.dumps(
+                    {
+                        "step": 100 * (number + 1),
+                        "time": 0,
+                        "seconds": SECONDS[number],
+                        "values": {SCORE: value, "loss": value and -value},
+                    }
+                )
+                + "\n"
+                for number, value in enumerate(values)
+            )
+        )
         return folder
+
     return write
 
 
@@ -54,7 +65,14 @@ def test_the_line_is_the_mean_or_iqm_of_the_seeds(runs, centre, expected):
 def test_the_band_of_two_seeds_spans_both(runs):
     figure = draw_curves(grouped(read(runs[:2], [SCORE]), ["config"]), ["steps"], "mean", "")
     corners = figure.axes[0].collections[0].get_paths()[0].vertices
-    assert {tuple(corner) for corner in corners.tolist()} == {(100, 1), (100, 3), (200, 3), (200, 5), (300, 0), (300, 9)}
+    assert {tuple(corner) for corner in corners.tolist()} == {
+        (100, 1),
+        (100, 3),
+        (200, 3),
+        (200, 5),
+        (300, 0),
+        (300, 9),
+    }
 
 
 def test_every_group_has_a_line_and_single_runs_no_band(run, runs):
@@ -67,11 +85,13 @@ def test_every_group_has_a_line_and_single_runs_no_band(run, runs):
 
 
 def test_a_legend_of_many_groups_stands_outside_the_panel(run):
-    many = [run(f"local_{number}", [1.0, 2.0, 3.0], f"replay-rule-number-{number}-minatar-breakout") for number in range(8)]
+    many = [
+        run(f"local_{number}", [1.0, 2.0, 3.0], f"replay-rule-number-{number}-minatar-breakout") for number in range(8)
+    ]
     for count, inside in ((3, True), (8, False)):
         figure = draw_curves(grouped(read(many[:count], [SCORE]), ["config"]), ["steps"], "mean", "")
         figure.canvas.draw()
-        panel, = figure.axes
+        (panel,) = figure.axes
         assert (panel.get_legend() is not None) is inside and len(figure.legends) == (not inside)
         for legend in figure.legends:
             box, picture = legend.get_window_extent(), figure.bbox
@@ -82,7 +102,11 @@ def test_a_legend_of_many_groups_stands_outside_the_panel(run):
 def test_a_single_evaluation_is_drawn_as_a_point(run):
     folders = [run("local_1", [4.0], "dqn-cartpole"), run("local_2", [6.0], "dqn-cartpole")]
     figure = draw_curves(grouped(read(folders, [SCORE]), ["config"]), ["steps"], "mean", "", each=True)
-    assert [(line.get_marker(), line.get_ydata().tolist()) for line in figure.axes[0].lines] == [("o", [5]), ("o", [4]), ("o", [6])]
+    assert [(line.get_marker(), line.get_ydata().tolist()) for line in figure.axes[0].lines] == [
+        ("o", [5]),
+        ("o", [4]),
+        ("o", [6]),
+    ]
 
 
 def test_runs_without_a_common_step_are_reported(run, capsys):
@@ -90,7 +114,10 @@ def test_runs_without_a_common_step_are_reported(run, capsys):
     metrics = folders[1] / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"step": 100', '"step": 110'))
     draw_curves(grouped(read(folders, [SCORE]), ["config"]), ["steps", "time"], "mean", "")
-    assert capsys.readouterr().err == "dqn-cartpole (2 runs): no curve against steps, because no point lies within all runs\n"
+    assert (
+        capsys.readouterr().err
+        == "dqn-cartpole (2 runs): no curve against steps, because no point lies within all runs\n"
+    )
 
 
 @pytest.mark.parametrize("words", [(), ("--summary",)])
@@ -116,10 +143,15 @@ def test_folders_without_curves_are_skipped_and_reported(run, runs, tmp_path, ca
     assert plot.main([*map(str, sorted(tmp_path.iterdir())), *words]) == 0
     assert [{run.name for run in group} for group in drawn[0].values()] == [{folder.name for folder in runs}]
     told = {line.partition(": ")[0]: line.partition(": ")[2] for line in capsys.readouterr().err.splitlines()}
-    assert told == {"passed over (no log folder of a run)": ", ".join(str(tmp_path / name) for name in (
-                        "foreign", "note.txt", "sweep", "waits")),
-                    f"passed over (no values of {SCORE})": f"empty, {tmp_path / 'new'}"}
-    assert {line.split(",")[0] for line in (tmp_path / "curves.csv").read_text().splitlines()[1:]} == {folder.name for folder in runs}
+    assert told == {
+        "passed over (no log folder of a run)": ", ".join(
+            str(tmp_path / name) for name in ("foreign", "note.txt", "sweep", "waits")
+        ),
+        f"passed over (no values of {SCORE})": f"empty, {tmp_path / 'new'}",
+    }
+    assert {line.split(",")[0] for line in (tmp_path / "curves.csv").read_text().splitlines()[1:]} == {
+        folder.name for folder in runs
+    }
 
 
 def test_if_nothing_can_be_drawn_each_reason_is_an_error(run, tmp_path, capsys):
@@ -136,17 +168,29 @@ def test_if_nothing_can_be_drawn_each_reason_is_an_error(run, tmp_path, capsys):
 def test_a_config_on_two_games_gives_two_labelled_curves(run, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(plot, "draw_curves", lambda *given: drawn.append(draw_curves(*given)) or drawn[-1])
-    folders = [run(f"{game}-{seed}", [1.0, 2.0, 3.0], "dqn-cartpole", game=game, seed=seed, agent={"lr": 1e-3})
-               for game in ("CartPole-v1", "FlappyBird-v0") for seed in (1, 2)]
+    folders = [
+        run(f"{game}-{seed}", [1.0, 2.0, 3.0], "dqn-cartpole", game=game, seed=seed, agent={"lr": 1e-3})
+        for game in ("CartPole-v1", "FlappyBird-v0")
+        for seed in (1, 2)
+    ]
     assert plot.main([*map(str, folders), "--output", str(tmp_path / "curves")]) == 0
     assert {label for label in lines(drawn[0].axes[0]) if not label.startswith("_")} == {
-        "dqn-cartpole, game CartPole-v1 (2 runs)", "dqn-cartpole, game FlappyBird-v0 (2 runs)"}
+        "dqn-cartpole, game CartPole-v1 (2 runs)",
+        "dqn-cartpole, game FlappyBird-v0 (2 runs)",
+    }
 
 
 def test_long_labels_are_wrapped_below_the_curves(run):
     settings = {"num_actors": 16, "agent": {"gamma": 0.99, "lr": 1e-3, "nstep": 3}, "memory": {"capacity": 50_000}}
-    folders = [run("a", [1.0, 2.0], "dqn-cartpole", **settings), run("b", [1.0, 2.0], "dqn-cartpole", **{
-        **settings, "num_actors": 2, "agent": {"gamma": 0.9, "lr": 1e-4, "nstep": 1}, "memory": {"capacity": 7}})]
+    folders = [
+        run("a", [1.0, 2.0], "dqn-cartpole", **settings),
+        run(
+            "b",
+            [1.0, 2.0],
+            "dqn-cartpole",
+            **{**settings, "num_actors": 2, "agent": {"gamma": 0.9, "lr": 1e-4, "nstep": 1}, "memory": {"capacity": 7}},
+        ),
+    ]
     figure = draw_curves(alike(read(folders, [SCORE])), ["steps"], "mean", "")
     figure.canvas.draw()
     (panel,), (legend,) = figure.axes, figure.legends
@@ -155,11 +199,16 @@ def test_long_labels_are_wrapped_below_the_curves(run):
 
 
 def test_a_figure_of_one_run_mentions_no_band(runs):
-    told = [draw_curves(grouped(read(runs[:count], [SCORE]), ["config"]), ["steps"], "mean", "").axes[0].get_title() for count in (1, 2)]
+    told = [
+        draw_curves(grouped(read(runs[:count], [SCORE]), ["config"]), ["steps"], "mean", "").axes[0].get_title()
+        for count in (1, 2)
+    ]
     assert told == ["", "mean of the runs, 95 % bootstrap bands"]
 
 
-@pytest.mark.parametrize(("words", "title"), [((), ""), (("--title", "two rows"), "two rows"), (("--group", "method"), "dqn")])
+@pytest.mark.parametrize(
+    ("words", "title"), [((), ""), (("--title", "two rows"), "two rows"), (("--group", "method"), "dqn")]
+)
 def test_the_title_is_the_only_group_or_the_given_title(run, tmp_path, monkeypatch, words, title):
     drawn = []
     monkeypatch.setattr(plot, "draw_curves", lambda *given: drawn.append(given[3]) or draw_curves(*given))
@@ -168,7 +217,17 @@ def test_the_title_is_the_only_group_or_the_given_title(run, tmp_path, monkeypat
 
 
 def test_the_command_writes_figures_and_a_csv(runs, tmp_path, capsys):
-    words = [*map(str, runs), "--output", str(tmp_path / "docs" / "one.two"), "--csv", "--metric", SCORE, "loss", "--statistic", "iqm"]
+    words = [
+        *map(str, runs),
+        "--output",
+        str(tmp_path / "docs" / "one.two"),
+        "--csv",
+        "--metric",
+        SCORE,
+        "loss",
+        "--statistic",
+        "iqm",
+    ]
     assert plot.main(words) == 0
     written = [tmp_path / "docs" / f"one.two.{ending}" for ending in ("png", "svg", "csv")]
     assert capsys.readouterr().out.split() == list(map(str, written))
@@ -181,8 +240,11 @@ def test_the_summary_normalizes_by_human_scores(run, tmp_path, capsys):
     # human minus random: 30.5 - 1.7, 14.6 + 20.7
     breakout, pong = lambda score: 1.7 + score * 28.8, lambda score: -20.7 + score * 35.3
     scores = {"pong": (pong, (0.2, 0.4)), "breakout": (breakout, (1.5, 0.9))}
-    folders = [run(f"{game}-{score}", [0.0, 0.0, scale(score)], f"dqn-{game}", env_type="atari", game=spelling, steps=300)
-               for game, (scale, values) in scores.items() for score, spelling in zip(values, (game, game.title()))]
+    folders = [
+        run(f"{game}-{score}", [0.0, 0.0, scale(score)], f"dqn-{game}", env_type="atari", game=spelling, steps=300)
+        for game, (scale, values) in scores.items()
+        for score, spelling in zip(values, (game, game.title()))
+    ]
     assert plot.main(["--summary", *map(str, folders), "--output", str(tmp_path / "s")]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| dqn |"))
     cells = [cell.strip().split(" ")[0] for cell in line.strip("|").split("|")]

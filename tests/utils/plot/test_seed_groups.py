@@ -24,6 +24,7 @@ def run(settings):
     def make(name, config="dqn-cartpole", method="dqn", **changed):
         told = {**settings, **{key.replace("__", "."): value for key, value in changed.items()}}
         return Run(name, {**told, "run": name, "config": config, "method": method}, {SCORE: Curve(*np.ones((3, 1)))})
+
     return make
 
 
@@ -31,51 +32,88 @@ def groups(found, title="config"):
     return {label: [run.name for run in runs] for label, runs in alike(found, title).items()}
 
 
-@pytest.mark.parametrize(("setting", "here", "there"), [
-    ("game", "CartPole-v1", "FlappyBird-v0"), ("agent_type", "dqn", "rainbow"), ("memory_type", "shared", "prioritized"),
-    ("model_type", "dqn-mlp", "dqn-cnn"), ("agent.lr", 1e-3, 1e-4), ("memory.capacity", 50_000, 1_000), ("num_actors", 1, 2),
-    ("model.hidden", [64], [64, 64]), ("clock.samples_per_insert", 8.0, None), ("env.max_steps", None, 100),
-    ("evaluator.max_steps", 27_000, 100), ("learner.precision", "float32", "bf16"), ("model_file", None, "x.pth")])
+@pytest.mark.parametrize(
+    ("setting", "here", "there"),
+    [
+        ("game", "CartPole-v1", "FlappyBird-v0"),
+        ("agent_type", "dqn", "rainbow"),
+        ("memory_type", "shared", "prioritized"),
+        ("model_type", "dqn-mlp", "dqn-cnn"),
+        ("agent.lr", 1e-3, 1e-4),
+        ("memory.capacity", 50_000, 1_000),
+        ("num_actors", 1, 2),
+        ("model.hidden", [64], [64, 64]),
+        ("clock.samples_per_insert", 8.0, None),
+        ("env.max_steps", None, 100),
+        ("evaluator.max_steps", 27_000, 100),
+        ("learner.precision", "float32", "bf16"),
+        ("model_file", None, "x.pth"),
+    ],
+)
 def test_runs_that_learn_differently_form_two_labelled_groups(run, setting, here, there):
     key = setting.replace(".", "__")
     found = [run("a", seed=1, **{key: here}), run("b", seed=2, **{key: there}), run("c", seed=3, **{key: here})]
     assert groups(found) == {f"dqn-cartpole, {setting} {here}": ["a", "c"], f"dqn-cartpole, {setting} {there}": ["b"]}
 
 
-@pytest.mark.parametrize("changed", [
-    {"seed": 2}, {"timestamp": "x", "machine": "y", "root": "z"}, {"device": "cuda", "actor__device": "cuda"}, {"resume": "newest"},
-    {"engine": "inline"}, {"steps": 7, "updates": 7, "seconds": 7.0, "target_score": 7.0}, {"profile": True, "episodes": 3},
-    {"evaluator__period": 5.0, "logger__period": 5.0, "supervisor__max_restarts": 1, "video__fps": 5.0}])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"seed": 2},
+        {"timestamp": "x", "machine": "y", "root": "z"},
+        {"device": "cuda", "actor__device": "cuda"},
+        {"resume": "newest"},
+        {"engine": "inline"},
+        {"steps": 7, "updates": 7, "seconds": 7.0, "target_score": 7.0},
+        {"profile": True, "episodes": 3},
+        {"evaluator__period": 5.0, "logger__period": 5.0, "supervisor__max_restarts": 1, "video__fps": 5.0},
+    ],
+)
 def test_options_of_one_start_do_not_split_a_group(run, changed):
     assert groups([run("a"), run("b", **changed)]) == {"dqn-cartpole": ["a", "b"]}
 
 
 def test_a_label_names_every_option_that_differs(run):
     found = [run("a"), run("b", agent__lr=1e-4, num_actors=2), run("c", "rainbow-cartpole", agent__lr=7)]
-    assert list(groups(found)) == ["dqn-cartpole, num_actors 1, agent.lr 0.001", "dqn-cartpole, num_actors 2, agent.lr 0.0001",
-                                   "rainbow-cartpole"]
+    assert list(groups(found)) == [
+        "dqn-cartpole, num_actors 1, agent.lr 0.001",
+        "dqn-cartpole, num_actors 2, agent.lr 0.0001",
+        "rainbow-cartpole",
+    ]
 
 
 def test_options_of_a_class_are_compared_within_that_class(run):
-    found = [run("a", agent_type="dqn"), run("b", agent_type="other", agent__lr=7), run("c", agent_type="dqn", agent__nstep=9)]
-    assert groups(found) == {"dqn-cartpole, agent_type dqn, agent.nstep 3": ["a"],
-                             "dqn-cartpole, agent_type other, agent.nstep 3": ["b"],
-                             "dqn-cartpole, agent_type dqn, agent.nstep 9": ["c"]}
+    found = [
+        run("a", agent_type="dqn"),
+        run("b", agent_type="other", agent__lr=7),
+        run("c", agent_type="dqn", agent__nstep=9),
+    ]
+    assert groups(found) == {
+        "dqn-cartpole, agent_type dqn, agent.nstep 3": ["a"],
+        "dqn-cartpole, agent_type other, agent.nstep 3": ["b"],
+        "dqn-cartpole, agent_type dqn, agent.nstep 9": ["c"],
+    }
 
 
 def test_an_option_that_older_runs_lack_splits_newer_runs_only(run):
     old = run("old")
     del old.settings["agent.lr"]
     assert groups([old, run("a"), run("b")]) == {"dqn-cartpole": ["old", "a", "b"]}
-    assert groups([old, run("a"), run("b", agent__lr=7)]) == {"dqn-cartpole": ["old"], "dqn-cartpole, agent.lr 0.001": ["a"],
-                                                              "dqn-cartpole, agent.lr 7": ["b"]}
+    assert groups([old, run("a"), run("b", agent__lr=7)]) == {
+        "dqn-cartpole": ["old"],
+        "dqn-cartpole, agent.lr 0.001": ["a"],
+        "dqn-cartpole, agent.lr 7": ["b"],
+    }
 
 
 def test_runs_of_several_games_form_one_method(run):
     pong = [run(f"pong-{lr}", "dqn-pong", game="pong", agent__lr=lr, agent__nstep=5) for lr in (1, 2)]
     boxing = [run(f"boxing-{lr}", "dqn-boxing", game="boxing", agent__lr=lr) for lr in (1, 2)]
     assert groups([pong[0], boxing[0]], "method") == {"dqn": ["pong-1", "boxing-1"]}  # configs may differ
-    assert groups([*pong, *boxing], "method") == {"dqn, agent.lr 1": ["pong-1", "boxing-1"], "dqn, agent.lr 2": ["pong-2", "boxing-2"]}
+    assert groups([*pong, *boxing], "method") == {
+        "dqn, agent.lr 1": ["pong-1", "boxing-1"],
+        "dqn, agent.lr 2": ["pong-2", "boxing-2"],
+    }
     other = run("tennis", "dqn-pong", game="tennis", agent__lr=1, agent__nstep=5)
     assert groups([pong[0], other], "method") == {"dqn": ["pong-1", "tennis"]}
 

@@ -55,7 +55,9 @@ def test_an_interval_matches_that_of_all_possible_resamples():
         tail = 50 * (1 - confidence)
         # percentiles lie a step apart
         assert np.allclose(interval(drawn, confidence=confidence), np.percentile(every, (tail, 100 - tail)), atol=0.26)
-    assert drawn.mean() == pytest.approx(np.mean(every), abs=0.05) and drawn.std() == pytest.approx(np.std(every), rel=0.02)
+    assert drawn.mean() == pytest.approx(np.mean(every), abs=0.05) and drawn.std() == pytest.approx(
+        np.std(every), rel=0.02
+    )
 
 
 def test_runs_are_resampled_within_their_game():
@@ -76,10 +78,18 @@ def test_statistics_equal_those_of_rliable():
     from rliable import metrics
 
     scores = np.stack(GAMES, 1)  # runs x games
-    theirs = {mean: metrics.aggregate_mean, median: metrics.aggregate_median, interquartile_mean: metrics.aggregate_iqm,
-              optimality_gap: metrics.aggregate_optimality_gap}
-    points, bounds = library.get_interval_estimates({"x": scores}, lambda drawn: np.array([their(drawn) for their in theirs.values()]),
-                                                    reps=1_000, random_state=np.random.RandomState(0))
+    theirs = {
+        mean: metrics.aggregate_mean,
+        median: metrics.aggregate_median,
+        interquartile_mean: metrics.aggregate_iqm,
+        optimality_gap: metrics.aggregate_optimality_gap,
+    }
+    points, bounds = library.get_interval_estimates(
+        {"x": scores},
+        lambda drawn: np.array([their(drawn) for their in theirs.values()]),
+        reps=1_000,
+        random_state=np.random.RandomState(0),
+    )
     assert np.allclose([ours(GAMES) for ours in theirs], points["x"], atol=1e-12)
     for ours, expected in zip(theirs, bounds["x"].T):
         low, high = interval(bootstrap(GAMES, ours, generator(), 20_000))

@@ -65,7 +65,11 @@ def test_every_config_passes_and_leaves_no_file(row, options, root, allocated, m
 def test_options_are_printed_with_the_defaults_they_differ_from(options, capsys):
     check(options("--config", "dqn-cartpole", *SMALL, "--agent.lr", "0.25"), seconds=0)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["agent.lr", "0.25", "0.0001"] in lines and ["agent.gamma", "0.99"] in lines and ["agent.batch_size", "4", "32"] in lines
+    assert (
+        ["agent.lr", "0.25", "0.0001"] in lines
+        and ["agent.gamma", "0.99"] in lines
+        and ["agent.batch_size", "4", "32"] in lines
+    )
 
 
 def test_the_reported_memory_is_what_a_start_needs(options, monkeypatch, capsys):
@@ -82,7 +86,17 @@ def test_the_reported_memory_is_what_a_start_needs(options, monkeypatch, capsys)
 
 @pytest.mark.parametrize("learners", ["1", "2"])
 def test_the_memory_budget_includes_a_checkpoints_replay_copy(options, learners):
-    words = ("--config", "dqn-pong-uniform", *SMALL, "--memory.capacity", "1000", "--num_learners", learners, "--num_actors", learners)
+    words = (
+        "--config",
+        "dqn-pong-uniform",
+        *SMALL,
+        "--memory.capacity",
+        "1000",
+        "--num_learners",
+        learners,
+        "--num_actors",
+        learners,
+    )
     chosen, copied = options(*words), options(*words, "--learner.checkpoint_replay", "true")
     spec = validation.environment_spec(chosen)
     agent = chosen.make_agent(spec)
@@ -196,12 +210,17 @@ def test_a_slow_environment_is_checked_within_20_seconds(options, monkeypatch, c
     """An R2D2 sequence has 125 steps, which take this environment half a minute."""
     monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
     gym.register("Slow-v0", Slow)
-    chosen = options("--config", "r2d2-cartpole", "--game", "Slow-v0", "--agent.burn_in", "40", "--agent.unroll_length", "80")
+    chosen = options(
+        "--config", "r2d2-cartpole", "--game", "Slow-v0", "--agent.burn_in", "40", "--agent.unroll_length", "80"
+    )
     began = time.monotonic()
     check(chosen)
     assert time.monotonic() - began < 20
     printed = " ".join(capsys.readouterr().out.split())
-    assert "its checker is left out: a reset takes 0.25 s and a step 0.25 s" in printed and "speed 4 agent steps/s an actor" in printed
+    assert (
+        "its checker is left out: a reset takes 0.25 s and a step 0.25 s" in printed
+        and "speed 4 agent steps/s an actor" in printed
+    )
 
 
 def test_a_non_finite_loss_is_a_problem(options, monkeypatch):
@@ -217,30 +236,46 @@ def test_an_update_that_changes_nothing_is_unsound(options):
     assert not throughput.measure(chosen, validation.environment_spec(chosen), 0).sound
 
 
-@pytest.mark.parametrize(("words", "expected"), [
-    (("dqn-cartpole",), 8.0), (("impala-cartpole",), 1.0), (("impact-cartpole",), 2.0), (("replay-minatar-breakout",), 2.0),
-    (("laser-minatar-breakout",), 4.0), (("impact-cartpole", "--memory.times", "3"), 3.0)])
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("dqn-cartpole",), 8.0),
+        (("impala-cartpole",), 1.0),
+        (("impact-cartpole",), 2.0),
+        (("replay-minatar-breakout",), 2.0),
+        (("laser-minatar-breakout",), 4.0),
+        (("impact-cartpole", "--memory.times", "3"), 3.0),
+    ],
+)
 def test_samples_per_step_follow_the_rate_limiter_or_strategy(words, expected, options):
     assert throughput.samples_per_step(options("--config", *words)) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("words", "costs", "expected"), [
-    # With 8 samples per step and batches of 64, each step needs an eighth of an update.
-    ((), StepCosts(1e-3, 8e-4, True, 2, 1), 1_000),  # one actor is slowest
-    (("--num_actors", "4"), StepCosts(1e-3, 8e-3, True, 8, 1), 1_000),  # the learner is slowest
-    (("--num_actors", "4"), StepCosts(1e-3, 8e-4, True, 2, 1), 2 / 1.1e-3),  # the cores limit
-    (("--num_actors", "4"), StepCosts(1e-3, 4e-3, True, 2, 2), 1_000),  # the learner's threads count
-    (("--engine", "inline"), StepCosts(1e-3, 8e-3, True, 2, 1), 500)])  # inline: one after the other
+@pytest.mark.parametrize(
+    ("words", "costs", "expected"),
+    [
+        # With 8 samples per step and batches of 64, each step needs an eighth of an update.
+        ((), StepCosts(1e-3, 8e-4, True, 2, 1), 1_000),  # one actor is slowest
+        (("--num_actors", "4"), StepCosts(1e-3, 8e-3, True, 8, 1), 1_000),  # the learner is slowest
+        (("--num_actors", "4"), StepCosts(1e-3, 8e-4, True, 2, 1), 2 / 1.1e-3),  # the cores limit
+        (("--num_actors", "4"), StepCosts(1e-3, 4e-3, True, 2, 2), 1_000),  # the learner's threads count
+        (("--engine", "inline"), StepCosts(1e-3, 8e-3, True, 2, 1), 500),
+    ],
+)  # inline: one after the other
 def test_the_estimate_is_the_smallest_bound(words, costs, expected, options):
     chosen = options("--config", "dqn-cartpole", *words)
     assert throughput.steps_per_second(chosen, costs, 1) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("words", "told"), [
-    (("--steps", "3000"), "about 0:00:03 (3,000 agent steps)"),  # 1,000 to fill and 2,000 more at 1,000 a second
-    (("--updates", "500"), "about 0:00:05 (500 updates)"),  # the samples of 4,000 steps
-    (("--steps", "3000", "--seconds", "2"), "about 0:00:02 (as asked)"),
-    (("--steps", "none"), "a million agent steps take about 0:16:40")])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--steps", "3000"), "about 0:00:03 (3,000 agent steps)"),  # 1,000 to fill and 2,000 more at 1,000 a second
+        (("--updates", "500"), "about 0:00:05 (500 updates)"),  # the samples of 4,000 steps
+        (("--steps", "3000", "--seconds", "2"), "about 0:00:02 (as asked)"),
+        (("--steps", "none"), "a million agent steps take about 0:16:40"),
+    ],
+)
 def test_the_estimated_time_is_that_of_the_first_limit_reached(words, told, options, monkeypatch, capsys):
     monkeypatch.setattr(throughput, "measure", lambda *arguments: StepCosts(1e-3, 8e-4, True, 8, 1))
     check(options("--config", "dqn-cartpole", *words))

@@ -31,13 +31,21 @@ def main(root, monkeypatch):
     """Return a function that sweeps in this process and returns the exit code; `doing` sets --game for seeds."""
     monkeypatch.setattr(subprocess_run, "MAIN", Path(__file__).parents[1] / "fake_main.py")
     games = {}
-    monkeypatch.setattr(subprocess_run.ChildRun, "_command", lambda run, resume, made=subprocess_run.ChildRun._command: [
-        *made(run, resume), "--game", games.get(run.options.seed, "")])
+    monkeypatch.setattr(
+        subprocess_run.ChildRun,
+        "_command",
+        lambda run, resume, made=subprocess_run.ChildRun._command: [
+            *made(run, resume),
+            "--game",
+            games.get(run.options.seed, ""),
+        ],
+    )
 
     def call(*arguments, words=WORDS, **doing):
         games.clear()
         games.update({int(seed.removeprefix("seed")): game for seed, game in doing.items()})
         return sweep.main(["--root", str(root), "--configs", "dqn-cartpole", *arguments, "--", *words])
+
     return call
 
 
@@ -45,6 +53,7 @@ def tables(root, name="sweep"):
     def read(path):
         with path.open(newline="") as file:
             return list(csv.DictReader(file))
+
     folder = root / "logs" / name
     return read(folder / "table-runs.csv"), read(folder / "table.csv"), (folder / "table.md").read_text()
 
@@ -56,10 +65,14 @@ def begun(root, seed, name="sweep", row="dqn-cartpole"):
 def test_every_config_is_run_with_every_seed_and_tabulated(main, root):
     assert main("rainbow-cartpole", "--seeds", "1", "2") == 0
     runs, rows, text = tables(root)
-    assert [(run["row"], run["seed"]) for run in runs] == [(row, seed) for row in ("dqn-cartpole", "rainbow-cartpole") for seed in "12"]
+    assert [(run["row"], run["seed"]) for run in runs] == [
+        (row, seed) for row in ("dqn-cartpole", "rainbow-cartpole") for seed in "12"
+    ]
     assert [(row["row"], row["seeds"], row["late"], row["final"], row["best"]) for row in rows] == [
         # evaluations at or after 80 % of the steps: .4, .45, .5
-        (row, "2 of 2", "0.45", "0.50", "0.50") for row in ("dqn-cartpole", "rainbow-cartpole")]
+        (row, "2 of 2", "0.45", "0.50", "0.50")
+        for row in ("dqn-cartpole", "rainbow-cartpole")
+    ]
     assert text.count("\n") == 4 and "0.45 0.45" in text
 
 
@@ -68,9 +81,14 @@ def test_every_combination_of_varied_options_is_a_line(main, root):
     assert main("--vary", "agent.lr=0.5,0.25", "agent.nstep=1,3", "--seeds", "1", "2", words=words) == 0
     runs, rows, _ = tables(root)
     assert [(row["row"], row["seeds"], row["final"]) for row in rows] == [
-        (f"dqn-cartpole-lr-{lr}-nstep-{nstep}", "2 of 2", lr + "0" * (4 - len(lr))) for lr in ("0.5", "0.25") for nstep in "13"]
-    assert len(runs) == 8 and "'--agent.nstep', '3'" in (
-        root / "logs" / "sweep" / "dqn-cartpole-lr-0.25-nstep-3-seed2.txt").read_text()
+        (f"dqn-cartpole-lr-{lr}-nstep-{nstep}", "2 of 2", lr + "0" * (4 - len(lr)))
+        for lr in ("0.5", "0.25")
+        for nstep in "13"
+    ]
+    assert (
+        len(runs) == 8
+        and "'--agent.nstep', '3'" in (root / "logs" / "sweep" / "dqn-cartpole-lr-0.25-nstep-3-seed2.txt").read_text()
+    )
 
 
 def test_env_kwargs_vary_as_json():
@@ -81,7 +99,11 @@ def test_env_kwargs_vary_as_json():
 
 def test_complete_runs_are_repeated_only_for_more_steps(main, root, capsys):
     assert main("--seeds", "1", "2") == main("--seeds", "1", "2", "3") == 0
-    assert [begun(root, seed) for seed in (1, 2, 3)] == [1, 1, 1] and "2 of 3 runs are complete already" in capsys.readouterr().out
+    assert [begun(root, seed) for seed in (1, 2, 3)] == [
+        1,
+        1,
+        1,
+    ] and "2 of 3 runs are complete already" in capsys.readouterr().out
     assert main("--seeds", "1", words=("--steps", "2000", "--agent.lr", "0.5")) == 0
     assert "--resume" in (root / "logs" / "sweep" / "dqn-cartpole-seed1.txt").read_text()
 
@@ -124,20 +146,28 @@ def test_parallel_jobs_run_on_disjoint_cores(main, root):
     assert not cores[0] & cores[1] and cores[0] | cores[1] == os.sched_getaffinity(0)
 
 
-@pytest.mark.parametrize("arguments, words, message", [
-    (("--jobs", "1000"), WORDS, "--jobs 1000 must be 1 to"),
-    ((), ("--agent.lrr", "1"), "dqn-cartpole: unknown option --agent.lrr"),
-    (("no-such-row",), WORDS, "no-such-row"),
-    (("impala-pong-small",), ("--agent.lr", "0.5"), "impala-pong-small: nothing says when its runs are done"),
-    (("--name", "a/b"), WORDS, "machine='a/b'"),
-    ((), ("--seed", "3"), "--seed is not yours to give here"),
-    (("--vary", "agent.lr=0.5"), ("--steps", "1000"), "'agent.lr=0.5': write name=value,value"),
-    (("--vary", "agent.lr=0.5,0.5"), ("--steps", "1000"), "each once"),
-    (("--vary", "agent.lr=0.5,0.2"), WORDS, "agent.lr is given twice"),
-    (("--vary", "agent.nstep=1,2", "agent.nstep=3,4"), WORDS, "agent.nstep is given twice"),
-    (("--vary", "agent.nstep=1,x"), WORDS, "agent.nstep='x'"),
-    (("--vary", "agent.nsteps=1,2"), WORDS, "unknown option --agent.nsteps"),
-    (("--vary", "ray.address=host:1,host-1"), WORDS, "two different runs would both be named sweep_dqn-cartpole-address-host-1-seed1")])
+@pytest.mark.parametrize(
+    "arguments, words, message",
+    [
+        (("--jobs", "1000"), WORDS, "--jobs 1000 must be 1 to"),
+        ((), ("--agent.lrr", "1"), "dqn-cartpole: unknown option --agent.lrr"),
+        (("no-such-row",), WORDS, "no-such-row"),
+        (("impala-pong-small",), ("--agent.lr", "0.5"), "impala-pong-small: nothing says when its runs are done"),
+        (("--name", "a/b"), WORDS, "machine='a/b'"),
+        ((), ("--seed", "3"), "--seed is not yours to give here"),
+        (("--vary", "agent.lr=0.5"), ("--steps", "1000"), "'agent.lr=0.5': write name=value,value"),
+        (("--vary", "agent.lr=0.5,0.5"), ("--steps", "1000"), "each once"),
+        (("--vary", "agent.lr=0.5,0.2"), WORDS, "agent.lr is given twice"),
+        (("--vary", "agent.nstep=1,2", "agent.nstep=3,4"), WORDS, "agent.nstep is given twice"),
+        (("--vary", "agent.nstep=1,x"), WORDS, "agent.nstep='x'"),
+        (("--vary", "agent.nsteps=1,2"), WORDS, "unknown option --agent.nsteps"),
+        (
+            ("--vary", "ray.address=host:1,host-1"),
+            WORDS,
+            "two different runs would both be named sweep_dqn-cartpole-address-host-1-seed1",
+        ),
+    ],
+)
 def test_mistakes_are_reported_before_a_run_starts(main, root, capsys, arguments, words, message):
     with pytest.raises(SystemExit) as ended:
         main(*arguments, words=words)
@@ -171,8 +201,9 @@ def test_a_configs_resume_option_does_not_affect_a_sweep(main, root, monkeypatch
 
 def test_runs_started_from_weights_resume_from_checkpoints(root):
     words = [*WORDS, "--model_file", str(root / "weights.pth")]
-    run = subprocess_run.ChildRun(subprocess_run.named(options_of("dqn-cartpole", words, "sweep", str(root)), "a", 1), words,
-                                  root / "a.txt")
+    run = subprocess_run.ChildRun(
+        subprocess_run.named(options_of("dqn-cartpole", words, "sweep", str(root)), "a", 1), words, root / "a.txt"
+    )
     run.options.log_folder.mkdir(parents=True)
     saved_runs.save(run.options, {})
     options = command_line.read(run._command(True))
@@ -193,7 +224,9 @@ def test_ray_runs_wait_for_room_and_resume_on_another_cluster(main, root):
     output = root / "logs" / "sweep" / "dqn-cartpole-seed1.txt"
     for steps, address in (("1000", "10.0.0.1:6379"), ("2000", "10.0.0.2:6379")):
         assert main("--seeds", "1", words=("--steps", steps, "--engine", "ray", "--ray.address", address)) == 0
-    assert output.read_text().count("'--ray.place_timeout', 'none'") == output.read_text().count("'--engine', 'ray'") == 2
+    assert (
+        output.read_text().count("'--ray.place_timeout', 'none'") == output.read_text().count("'--engine', 'ray'") == 2
+    )
     assert "'--resume'" in output.read_text()
 
 
@@ -203,7 +236,7 @@ def test_a_run_without_a_checkpoint_restarts_and_keeps_old_files(main, root):
     (folder / "metrics.jsonl").write_text('{"step": 1, "time": 0, "seconds": 0, "values": {}}\n')
     assert main("--seeds", "1") == 0
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 10
-    kept, = root.glob("logs/sweep/*begun-again*/metrics.jsonl")
+    (kept,) = root.glob("logs/sweep/*begun-again*/metrics.jsonl")
     assert len(kept.read_text().splitlines()) == 1
 
 
@@ -235,19 +268,51 @@ def test_a_run_receives_each_interrupt_once(root):
 
 def test_means_cover_the_evaluated_seeds():
     nan = float("nan")
-    results = [Result("a", 1, True, 0, 100, 2.0, 5.0, 6.0, 4.0), Result("a", 2, False, 4, 50, 1.0, nan, nan, nan),
-               Result("a", 3, True, 0, 120, 4.0, 7.0, 8.0, 6.0)]
-    summary, = summaries(results)
+    results = [
+        Result("a", 1, True, 0, 100, 2.0, 5.0, 6.0, 4.0),
+        Result("a", 2, False, 4, 50, 1.0, nan, nan, nan),
+        Result("a", 3, True, 0, 120, 4.0, 7.0, 8.0, 6.0),
+    ]
+    (summary,) = summaries(results)
     assert (summary.seeds, summary.late, summary.late_of_each, summary.final, summary.best, summary.minutes) == (
-        "2 of 3", 5.0, "4.00 6.00", 6.0, 7.0, 3.0)
+        "2 of 3",
+        5.0,
+        "4.00 6.00",
+        6.0,
+        7.0,
+        3.0,
+    )
     assert summary.incomplete == "seed 2: exit code 4"
 
 
 @pytest.mark.timeout(300)
 def test_a_killed_sweep_of_the_program_is_resumed(root):
-    command = [sys.executable, "-m", "utils.sweep", "--root", str(root), "--configs", "dqn-cartpole", "--seeds", "1", "--",
-               "--engine", "inline", "--num_envs_per_actor", "2", "--evaluator.max_steps", "30", "--evaluator.episodes", "1",
-               "--evaluator.steps", "500", "--logger.period", "0.2", "--clock.learn_start", "200"]
+    command = [
+        sys.executable,
+        "-m",
+        "utils.sweep",
+        "--root",
+        str(root),
+        "--configs",
+        "dqn-cartpole",
+        "--seeds",
+        "1",
+        "--",
+        "--engine",
+        "inline",
+        "--num_envs_per_actor",
+        "2",
+        "--evaluator.max_steps",
+        "30",
+        "--evaluator.episodes",
+        "1",
+        "--evaluator.steps",
+        "500",
+        "--logger.period",
+        "0.2",
+        "--clock.learn_start",
+        "200",
+    ]
     metrics = root / "logs" / "sweep_dqn-cartpole-seed1" / "metrics.jsonl"
     process = subprocess.Popen([*command, "--steps", "1000000"], cwd=PROJECT, stdout=subprocess.DEVNULL)
     try:
@@ -259,7 +324,9 @@ def test_a_killed_sweep_of_the_program_is_resumed(root):
     assert family
     until(lambda: not any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in family), 60)
     steps = last_step(metrics)
-    again = subprocess.run([*command, "--steps", str(steps + 600)], cwd=PROJECT, capture_output=True, text=True, timeout=120)
+    again = subprocess.run(
+        [*command, "--steps", str(steps + 600)], cwd=PROJECT, capture_output=True, text=True, timeout=120
+    )
     assert again.returncode == 0 and "1 of 1" in again.stdout, again.stderr
     output = (root / "logs" / "sweep" / "dqn-cartpole-seed1.txt").read_text()
     assert "continues with" in output and last_step(metrics) >= steps + 600

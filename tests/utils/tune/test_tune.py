@@ -28,24 +28,40 @@ def options(root, config="dqn-cartpole"):
 
 
 # ranges -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("text, values, kind", [
-    ("agent.lr=1e-5..1e-2:log", (1e-5, 1e-2), "log"), ("agent.nstep=1..5", (1, 5), "range"),
-    ("agent.gamma=0.9,0.99", (0.9, 0.99), "choice"), ("agent.double=true,false", (True, False), "choice"),
-    ("agent.exploration=linear,ladder", ("linear", "ladder"), "choice"),
-    ('env.kwargs={},{"gravity": 9.8, "length..log": 1}', ("{}", '{"gravity": 9.8, "length..log": 1}'), "choice"),
-    ("clock.samples_per_insert=1..8", (1.0, 8.0), "range"), ("agent.lr", (1e-4, 3e-3), "log")])
+@pytest.mark.parametrize(
+    "text, values, kind",
+    [
+        ("agent.lr=1e-5..1e-2:log", (1e-5, 1e-2), "log"),
+        ("agent.nstep=1..5", (1, 5), "range"),
+        ("agent.gamma=0.9,0.99", (0.9, 0.99), "choice"),
+        ("agent.double=true,false", (True, False), "choice"),
+        ("agent.exploration=linear,ladder", ("linear", "ladder"), "choice"),
+        ('env.kwargs={},{"gravity": 9.8, "length..log": 1}', ("{}", '{"gravity": 9.8, "length..log": 1}'), "choice"),
+        ("clock.samples_per_insert=1..8", (1.0, 8.0), "range"),
+        ("agent.lr", (1e-4, 3e-3), "log"),
+    ],
+)
 def test_a_range_has_the_type_of_its_option(root, text, values, kind):
-    part, = ranges(options(root), [text])
+    (part,) = ranges(options(root), [text])
     assert (part.name, part.values, part.kind) == (text.partition("=")[0], values, kind)
     assert [type(value) for value in part.values] == [type(value) for value in values]
 
 
-@pytest.mark.parametrize("text, message", [
-    ("agent.lrr=1..2", "no setting agent.lrr to tune, did you mean agent.lr"), ("agent.eps", "agent.eps has no declared range: write"),
-    ("agent.lr=1e-2..1e-4", "low must be below high"), ("agent.lr=0..1:log", "above 0 for :log"), ("agent.lr=-1..1", "greater than 0"),
-    ("agent.nstep=1..x", "two numbers"), ("agent.nstep=1,x", "must be a valid integer"),
-    ("agent.exploration=linear..ladder", "two numbers"), ("agent.lr=1,2:log", "only :log"),
-    ("agent.exploration=linear,cosine", "must be one of")])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("agent.lrr=1..2", "no setting agent.lrr to tune, did you mean agent.lr"),
+        ("agent.eps", "agent.eps has no declared range: write"),
+        ("agent.lr=1e-2..1e-4", "low must be below high"),
+        ("agent.lr=0..1:log", "above 0 for :log"),
+        ("agent.lr=-1..1", "greater than 0"),
+        ("agent.nstep=1..x", "two numbers"),
+        ("agent.nstep=1,x", "must be a valid integer"),
+        ("agent.exploration=linear..ladder", "two numbers"),
+        ("agent.lr=1,2:log", "only :log"),
+        ("agent.exploration=linear,cosine", "must be one of"),
+    ],
+)
 def test_invalid_ranges_are_refused(root, text, message):
     with pytest.raises(ConfigurationError, match=message):
         ranges(options(root), [text])
@@ -63,9 +79,29 @@ def main(root, monkeypatch):
     monkeypatch.setattr(subprocess_run, "MAIN", Path(__file__).parents[1] / "fake_main.py")
 
     def call(*arguments, trials=3, lr="0.01..0.9", game="", config="dqn-cartpole"):
-        monkeypatch.setattr(subprocess_run.ChildRun, "_command", lambda run, resume, made=made: [*made(run, resume), "--game", game])
-        return tune.main(["--root", str(root), "--config", config, "--trials", str(trials), "--evaluations", "10", "--ranges",
-                          f"agent.lr={lr}", "agent.nstep=1..3", *arguments, "--", "--steps", "1000"])
+        monkeypatch.setattr(
+            subprocess_run.ChildRun, "_command", lambda run, resume, made=made: [*made(run, resume), "--game", game]
+        )
+        return tune.main(
+            [
+                "--root",
+                str(root),
+                "--config",
+                config,
+                "--trials",
+                str(trials),
+                "--evaluations",
+                "10",
+                "--ranges",
+                f"agent.lr={lr}",
+                "agent.nstep=1..3",
+                *arguments,
+                "--",
+                "--steps",
+                "1000",
+            ]
+        )
+
     made = subprocess_run.ChildRun._command
     return call
 
@@ -83,18 +119,27 @@ def test_a_study_finds_the_best_trial_and_prints_its_config(main, root, capsys):
     # the late evaluations score .8, .9 and 1 of it
     assert all(float(row["score"]) == pytest.approx(0.9 * float(row["agent.lr"])) for row in rows)
     printed = capsys.readouterr().out
-    row = ast.literal_eval(printed[printed.index("    {"):].strip().rstrip(","))
+    row = ast.literal_eval(printed[printed.index("    {") :].strip().rstrip(","))
     options, problems = from_row(row)
     assert not problems and row["name"] == "dqn-cartpole-tuned"
     told, plain = flatten(options), flatten(from_row(next(row for row in CONFIGS if row["name"] == "dqn-cartpole"))[0])
-    assert [told[name] for name in ("agent.lr", "agent.nstep", "steps")] == [float(best["agent.lr"]), int(best["agent.nstep"]), 1000]
-    assert {name for name, value in told.items() if value != plain[name]} <= {"agent.lr", "agent.nstep", "steps", "config"}
+    assert [told[name] for name in ("agent.lr", "agent.nstep", "steps")] == [
+        float(best["agent.lr"]),
+        int(best["agent.nstep"]),
+        1000,
+    ]
+    assert {name for name, value in told.items() if value != plain[name]} <= {
+        "agent.lr",
+        "agent.nstep",
+        "steps",
+        "config",
+    }
 
 
 def test_the_printed_config_has_options_of_its_own_classes_only(main, capsys):
     assert main("memory_type=shared", "learner.threads=1,2", trials=1, config="rainbow-cartpole") == 0
     printed = capsys.readouterr().out
-    row = ast.literal_eval(printed[printed.index("    {"):].strip().rstrip(","))
+    row = ast.literal_eval(printed[printed.index("    {") :].strip().rstrip(","))
     options, problems = from_row(row)  # without the prioritised memory's options
     assert not problems and options.memory_type == "shared" and not any(name.startswith("memory.alpha") for name in row)
 
@@ -102,8 +147,12 @@ def test_the_printed_config_has_options_of_its_own_classes_only(main, capsys):
 def test_layer_sizes_are_tuned_as_written(main, root, capsys):
     for count in (1, 2):  # the second call finds the choices of the first
         assert main("model.hidden=32,64", trials=count, config="ddpg-pendulum") == 0
-    assert {row["model.hidden"] for row in trials(root)} <= {"32", "64"} and [row["state"] for row in trials(root)] == ["complete"] * 2
-    assert f"'--model.hidden', '{trials(root)[0]['model.hidden']}'" in (root / "logs" / "tune" / "trial0.txt").read_text()
+    assert {row["model.hidden"] for row in trials(root)} <= {"32", "64"} and [row["state"] for row in trials(root)] == [
+        "complete"
+    ] * 2
+    assert (
+        f"'--model.hidden', '{trials(root)[0]['model.hidden']}'" in (root / "logs" / "tune" / "trial0.txt").read_text()
+    )
     assert '"model.hidden": (' in capsys.readouterr().out
 
 
@@ -117,7 +166,7 @@ def test_a_study_is_resumed(main, root):
 def test_a_study_with_a_torn_last_line_is_resumed(main, root, monkeypatch):
     monkeypatch.chdir(root.parent)
     assert main("--root", root.name, trials=1) == 0  # a relative root, because the study's lock is a link
-    journal, = root.glob("logs/tune/study.log")
+    (journal,) = root.glob("logs/tune/study.log")
     journal.write_bytes(journal.read_bytes()[:-20])
     assert main(trials=2) == main(trials=3) == 0
     assert [row["state"] for row in trials(root)] == ["complete"] * 3
@@ -131,7 +180,9 @@ def test_trials_that_do_worse_are_pruned(main, root, monkeypatch):
     assert rows[0]["state"] == "complete" and pruned
     median = sorted(float(row["agent.lr"]) for row in rows if row["state"] == "complete")
     assert all(float(row["agent.lr"]) < median[-1] for row in pruned)
-    evaluated = [len((root / "logs" / f"tune_trial{row['trial']}" / "metrics.jsonl").read_text().splitlines()) for row in pruned]
+    evaluated = [
+        len((root / "logs" / f"tune_trial{row['trial']}" / "metrics.jsonl").read_text().splitlines()) for row in pruned
+    ]
     assert all(3 <= count < 10 for count in evaluated)
 
 
@@ -163,7 +214,11 @@ def test_a_trial_that_made_its_steps_is_not_pruned(main, root, monkeypatch):
 def test_a_trial_that_finishes_while_pruned_gets_its_evaluation(main, root, monkeypatch):
     monkeypatch.setenv("EVALUATION_SECONDS", "0.15")
     assert main("--startup", "1", "--warmup", "3", game="overtaken", trials=4) == 0
-    continued = [row for row in trials(root) if (root / "logs" / "tune" / f"trial{row['trial']}.txt").read_text().count("begins") == 2]
+    continued = [
+        row
+        for row in trials(root)
+        if (root / "logs" / "tune" / f"trial{row['trial']}.txt").read_text().count("begins") == 2
+    ]
     assert [row["state"] for row in trials(root)] == ["complete"] * 4 and continued
     assert all(float(row["score"]) == pytest.approx(100 * float(row["agent.lr"])) for row in continued)
 
@@ -172,14 +227,30 @@ def test_evaluations_that_a_resumed_trial_gave_up_do_not_count(root):
     """The trial was killed after 900 steps and resumed from 500."""
     pytest.importorskip("optuna")
     (root / "logs" / "tune").mkdir(parents=True)
-    study = Study(options_of("dqn-cartpole", ["--steps", "1000"], "tune", str(root)), ["--steps", "1000", "--evaluator.steps", "100"],
-                  ranges(options(root), ["agent.lr"]), root / "logs" / "tune", 0, 0, 1)
+    study = Study(
+        options_of("dqn-cartpole", ["--steps", "1000"], "tune", str(root)),
+        ["--steps", "1000", "--evaluator.steps", "100"],
+        ranges(options(root), ["agent.lr"]),
+        root / "logs" / "tune",
+        0,
+        0,
+        1,
+    )
     run = study._child(study._study.ask({}))
     run.options.log_folder.mkdir(parents=True)
-    (run.options.log_folder / "metrics.jsonl").write_text("".join(
-        json.dumps({"step": step, "time": 0, "seconds": 0, "values": {name: value}}) + "\n"
-        for step, name, value in ((400, SCORE, 1.0), (500, PERIOD, 500), (800, SCORE, 99.0), (900, PERIOD, 900), (550, PERIOD, 550),
-                                  (600, SCORE, 2.0))))
+    (run.options.log_folder / "metrics.jsonl").write_text(
+        "".join(
+            json.dumps({"step": step, "time": 0, "seconds": 0, "values": {name: value}}) + "\n"
+            for step, name, value in (
+                (400, SCORE, 1.0),
+                (500, PERIOD, 500),
+                (800, SCORE, 99.0),
+                (900, PERIOD, 900),
+                (550, PERIOD, 550),
+                (600, SCORE, 2.0),
+            )
+        )
+    )
     assert study._scores(run) == {4: 1.0, 6: 2.0}
 
 
@@ -204,12 +275,18 @@ def test_an_interrupted_trial_is_resumed_with_its_options(main, root):
     assert main() == 0
     rows, output = trials(root), (root / "logs" / "tune" / "trial0.txt").read_text()
     assert [row["state"] for row in rows] == ["complete"] * 3 and rows[0]["agent.lr"] == first
-    assert output.count("begins") == 2 and output.count(f"'--agent.lr', '{first}'") == 2 and "'--resume', 'tune_trial0'" in output
+    assert (
+        output.count("begins") == 2
+        and output.count(f"'--agent.lr', '{first}'") == 2
+        and "'--resume', 'tune_trial0'" in output
+    )
 
 
 def test_failing_trials_are_reported_and_counted(main, root, capsys):
     assert main(game="fails", trials=2) == 1
-    assert [row["state"] for row in trials(root)] == ["fail"] * 2 and "ended with exit code 4" in capsys.readouterr().out
+    assert [row["state"] for row in trials(root)] == [
+        "fail"
+    ] * 2 and "ended with exit code 4" in capsys.readouterr().out
 
 
 def test_another_study_needs_another_name(main, capsys):

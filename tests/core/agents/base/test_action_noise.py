@@ -10,7 +10,9 @@ NOBODY, EVERYBODY = np.zeros(STREAMS, bool), np.ones(STREAMS, bool)
 
 
 def make(num_envs=STREAMS, seed=0, actor_ind=0, num_actors=1, **settings):
-    return ActionNoise.for_actor(ActionNoiseParams(**settings), actor_ind, num_actors, num_envs, NUMBERS, np.random.default_rng(seed))
+    return ActionNoise.for_actor(
+        ActionNoiseParams(**settings), actor_ind, num_actors, num_envs, NUMBERS, np.random.default_rng(seed)
+    )
 
 
 def zeros(num_envs=STREAMS):
@@ -60,8 +62,12 @@ def test_noise_stays_in_range_and_none_adds_nothing():
 
 
 def test_the_noise_ladder_covers_all_actors_and_is_annealed():
-    actors = [make(num_envs=3, actor_ind=actor, num_actors=2, noise_scale=0.4, noise_ladder=0.1, noise_end=0.5, noise_steps=100)
-              for actor in range(2)]
+    actors = [
+        make(
+            num_envs=3, actor_ind=actor, num_actors=2, noise_scale=0.4, noise_ladder=0.1, noise_end=0.5, noise_steps=100
+        )
+        for actor in range(2)
+    ]
     rungs = 0.4 * 0.1 ** (np.arange(6) / 5)
     for actor, noise in enumerate(actors):
         for agent_steps, factor in ((0, 1.0), (50, 0.75), (100, 0.5), (500, 0.5)):

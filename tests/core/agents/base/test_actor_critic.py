@@ -18,7 +18,9 @@ from core.types import TimeStep
 from tests.core.agents.unrolls import A, table_agent
 from tests.core.tapes import RandomPlay
 
-POLICIES = np.array([[.1, .2, .3, .4], [.25, .25, .25, .25], [.97, .01, .01, .01], [.001, .499, .3, .2]])
+POLICIES = np.array(
+    [[0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25], [0.97, 0.01, 0.01, 0.01], [0.001, 0.499, 0.3, 0.2]]
+)
 VALUES = np.array([1.0, -2.0, 3.0, 0.5])
 CRITICAL = 21.1  # a chi-square variable with 3 degrees of freedom exceeds this once in 10,000
 
@@ -50,7 +52,9 @@ def test_sampled_actions_follow_the_policy():
 
 
 def test_a_seed_determines_the_actions():
-    first, second, other = (table().act(seen([0, 1] * 50), (), Sampling(np.random.default_rng(seed))).action for seed in (1, 1, 2))
+    first, second, other = (
+        table().act(seen([0, 1] * 50), (), Sampling(np.random.default_rng(seed))).action for seed in (1, 1, 2)
+    )
     assert (first == second).all() and (first != other).any()
 
 
@@ -113,8 +117,16 @@ def played():
     agent = Impala(params, play.spec, partial(MLPAC, MLPACParams(lstm=8), play.spec))
     agent.model.torso[1].weight.data.div_(255)  # observations are bytes
     states = tuple(ArraySpec(tuple(part.shape[1:]), "float32") for part in agent.model.initial_state(1))
-    layout = Layout.of(play.spec, {**agent.extras, "features": agent.feature_field}, capacity=40 * LENGTH * ENVS, num_actors=1,
-                       num_envs=ENVS, chunk_length=LENGTH, with_priority=False, states=states)
+    layout = Layout.of(
+        play.spec,
+        {**agent.extras, "features": agent.feature_field},
+        capacity=40 * LENGTH * ENVS,
+        num_actors=1,
+        num_envs=ENVS,
+        chunk_length=LENGTH,
+        with_priority=False,
+        states=states,
+    )
     memory = QueueMemory(QueueParams(capacity=30 * ENVS), layout, agent.window, 0)
     acting = Acting(agent, memory.writer(0))
     play.play(acting, 30 * LENGTH)

@@ -26,7 +26,9 @@ def same(first, second):
 # acting -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
 def test_noisy_actions_stay_within_the_bounds_of_the_space(kind):
-    action = Continuous(np.array([[-2, 0, 1], [-1, -1, 0.1]], np.float32), np.array([[2, 4, 1], [0, 5, 0.3]], np.float32))
+    action = Continuous(
+        np.array([[-2, 0, 1], [-1, -1, 0.1]], np.float32), np.array([[2, 4, 1], [0, 5, 0.3]], np.float32)
+    )
     agent = make_agent(kind, action, noise="gaussian", noise_scale=5.0)
     exploration = agent.exploration(0, 1, 50, np.random.default_rng(0))
     observation = np.random.default_rng(1).normal(size=(50, 5)).astype(np.float32)
@@ -60,7 +62,10 @@ def test_observations_of_any_shape_are_accepted(kind):
 def value_target(agent, batch, reward):
     """Return reward + D Q'(s_n, mu'(s_n))."""
     final = batch.window.observations[1]
-    return reward + agent.params.gamma ** agent.params.nstep * agent.target.critic(final, agent.target.policy(final))[0, :, 0]
+    return (
+        reward
+        + agent.params.gamma**agent.params.nstep * agent.target.critic(final, agent.target.policy(final))[0, :, 0]
+    )
 
 
 def test_ddpg_n_step_targets_handle_terminations_and_truncations():
@@ -72,14 +77,18 @@ def test_ddpg_n_step_targets_handle_terminations_and_truncations():
     values = agent.model.critic(window.observations[0], window.actions[0])[0, :, 0]
     final = agent.target.critic(window.observations[1], agent.target.policy(window.observations[1]))[0, :, 0]
     rewards = window.rewards
-    for discounts, lasts, target in (([1, 1, 1], [0, 0, 0], rewards[0] + 0.9 * rewards[1] + 0.81 * final),
-                                     ([1, 0, 1], [0, 0, 1], rewards[0] + 0.9 * rewards[1]),        # terminated
-                                     ([0, 1, 1], [0, 1, 0], rewards[0]),                           # terminated after one step
-                                     ([1, 1, 1], [0, 1, 0], rewards[0] + 0.9 * final)):            # truncated after one step
+    for discounts, lasts, target in (
+        ([1, 1, 1], [0, 0, 0], rewards[0] + 0.9 * rewards[1] + 0.81 * final),
+        ([1, 0, 1], [0, 0, 1], rewards[0] + 0.9 * rewards[1]),  # terminated
+        ([0, 1, 1], [0, 1, 0], rewards[0]),  # terminated after one step
+        ([1, 1, 1], [0, 1, 0], rewards[0] + 0.9 * final),
+    ):  # truncated after one step
         columns = [torch.tensor(column, dtype=torch.float32)[:, None].expand(3, 7) for column in (discounts, lasts)]
         shaped = batch._replace(window=window._replace(discounts=columns[0], lasts=columns[1].bool()))
         step = agent.transitions(shaped)
-        found = agent.critic_losses(step, agent.gradients.critic_values(step.observation, step.action), agent.bootstrap(step))
+        found = agent.critic_losses(
+            step, agent.gradients.critic_values(step.observation, step.action), agent.bootstrap(step)
+        )
         assert found.priorities.tolist() == pytest.approx((target - values).abs().tolist(), rel=1e-4, abs=1e-5)
         assert found.losses.tolist() == pytest.approx((target - values).square().tolist(), rel=1e-4, abs=1e-5)
 
@@ -123,7 +132,9 @@ def test_td3_bootstraps_from_the_lower_critic_at_a_noisy_action():
     final = quiet.target.critic(step.next_observation, quiet.target.policy(step.next_observation))[:, :, 0]
     assert not torch.equal(final.amin(0), final[0])
     target = batch.window.rewards[0] + 0.99 * torch.minimum(final[0], final[1])
-    assert found.losses.tolist() == pytest.approx(((target - both[0, :, 0]) ** 2 + (target - both[1, :, 0]) ** 2).tolist(), rel=1e-4)
+    assert found.losses.tolist() == pytest.approx(
+        ((target - both[0, :, 0]) ** 2 + (target - both[1, :, 0]) ** 2).tolist(), rel=1e-4
+    )
 
 
 def test_sac_bootstraps_from_the_current_policy_with_entropy():
@@ -181,7 +192,7 @@ def test_the_policy_gradient_is_the_chain_rule_of_the_critic(kind):
     leaf = action.detach().requires_grad_()
     outputs = agent.model.critic(observation, leaf)[0]
     values = categorical_mean(outputs, -5.0, 5.0) if kind == "d4pg" else outputs[:, 0]
-    slope, = torch.autograd.grad(values.sum(), leaf)
+    (slope,) = torch.autograd.grad(values.sum(), leaf)
     expected = torch.autograd.grad(action, list(agent.model.policy.parameters()), -slope / len(observation))
     for part, truth in zip(agent.model.policy.parameters(), expected):
         assert torch.allclose(part.grad, truth, atol=1e-6)
@@ -232,8 +243,10 @@ def test_targets_move_softly_or_by_copies_and_critics_have_an_lr():
     agent = make_agent("ddpg", lr=1e-3, critic_lr=1e-2, eps=1e-12)
     policy, critic = agent.gradients.online.policy.detach().clone(), agent.gradients.online.critic.detach().clone()
     agent.learn(make_batch(agent))
-    steps = [(now.detach() - before).abs().max() for now, before in ((agent.gradients.online.policy, policy),
-                                                                      (agent.gradients.online.critic, critic))]
+    steps = [
+        (now.detach() - before).abs().max()
+        for now, before in ((agent.gradients.online.policy, policy), (agent.gradients.online.critic, critic))
+    ]
     # Adam's first step equals the learning rate
     assert [float(step) for step in steps] == pytest.approx([1e-3, 1e-2], rel=1e-3)
 
@@ -245,7 +258,9 @@ def test_td3_moves_policy_and_targets_at_every_other_update():
         agent.learn(make_batch(agent))
         assert torch.equal(policy, agent.gradients.online.policy) and torch.equal(target, agent.gradients.target.both)
         output = agent.learn(make_batch(agent))
-        assert not torch.equal(policy, agent.gradients.online.policy) and not torch.equal(target, agent.gradients.target.both)
+        assert not torch.equal(policy, agent.gradients.online.policy) and not torch.equal(
+            target, agent.gradients.target.both
+        )
         assert "policy_loss" in output.statistics
 
 

@@ -22,8 +22,18 @@ from core.single_processes.actor import actor  # noqa: E402
 from utils.config.command_line import read_options  # noqa: E402
 from utils.launch import create_context  # noqa: E402
 
-NOTHING = ("--engine", "inline", "--evaluator.max_steps", "1",
-           "--clock.learn_start", "100", "--num_envs_per_actor", "4", "--num_actors", "2")
+NOTHING = (
+    "--engine",
+    "inline",
+    "--evaluator.max_steps",
+    "1",
+    "--clock.learn_start",
+    "100",
+    "--num_envs_per_actor",
+    "4",
+    "--num_actors",
+    "2",
+)
 
 
 class Wire:
@@ -96,7 +106,10 @@ def test_a_remote_actor_fills_its_ring_counts_and_reports(line):
     while context.counters.agent_steps < 500:
         next(playing)
     ring, counters, run_state = context.memories[0].trajectories, context.counters, context.run_state
-    assert ring.written()[0] == 0 and ring.written()[1] * 4 == counters.inserted + ring.arrays["last"][1, :ring.written()[1]].sum()
+    assert (
+        ring.written()[0] == 0
+        and ring.written()[1] * 4 == counters.inserted + ring.arrays["last"][1, : ring.written()[1]].sum()
+    )
     assert counters.episodes and link.status.version == 1 and run_state.has_started(context.process_ind("actor", 1))
     assert any(record.name == "actor/episodic_return" for record in context.logs.drain()[0])
     context.parameters.publish(agent.model)
@@ -111,7 +124,9 @@ def test_a_remote_actor_fills_its_ring_counts_and_reports(line):
 
 
 def test_chunks_in_flight_are_limited_and_fit_the_ring(line):
-    context, _, ingest, wire = line("--config", "impala-cartpole", "--clock.learn_start", "1", "--memory.capacity", "16")
+    context, _, ingest, wire = line(
+        "--config", "impala-cartpole", "--clock.learn_start", "1", "--memory.capacity", "16"
+    )
     link = ServerConnection(wire, 0, 3)
     playing = actor(remote_context(run_info(context), link), 0)
     most = 0
@@ -161,7 +176,9 @@ def test_a_replaced_actor_stores_nothing_more(line):
 
 
 def test_a_local_actor_replaces_a_remote_one_with_waiting_chunks(line, monkeypatch):
-    context, _, ingest, wire = line("--config", "impala-cartpole", "--clock.learn_start", "1", "--memory.capacity", "16")
+    context, _, ingest, wire = line(
+        "--config", "impala-cartpole", "--clock.learn_start", "1", "--memory.capacity", "16"
+    )
     link = ServerConnection(wire, 0, 3)
     playing = actor(remote_context(run_info(context), link), 0)
     while len(link._in_flight) < 3 or context.memories[0].unread() < 16:
@@ -182,7 +199,9 @@ def test_a_new_actor_has_not_started_before_it_plays_or_waits(line):
     link, place = ServerConnection(wire, 0, 2), context.process_ind("actor", 0)
     # its environments may take supervisor.start_timeout, or all fail at start
     assert not context.run_state.has_started(place)
-    playing = drive(actor(remote_context(run_info(context), link), 0), remote_context(run_info(context), link).run_state)
+    playing = drive(
+        actor(remote_context(run_info(context), link), 0), remote_context(run_info(context), link).run_state
+    )
     deadline = time.monotonic() + 20
     while not context.run_state.has_started(place):
         next(playing)
@@ -195,16 +214,34 @@ def test_bad_options_are_reported_before_a_start(monkeypatch):
     with pytest.raises(SystemExit) as ended:
         read_options(["--config", "dqn-cartpole", "--engine", "ray", "--ray.address", "ray://10.0.0.1:10001"])
     assert ended.value.code == 2
-    halves = ["--config", "dqn-cartpole", "--engine", "ray", "--num_learners", "2", "--num_actors", "2", "--ray.learner_gpus", "0.5"]
+    halves = [
+        "--config",
+        "dqn-cartpole",
+        "--engine",
+        "ray",
+        "--num_learners",
+        "2",
+        "--num_actors",
+        "2",
+        "--ray.learner_gpus",
+        "0.5",
+    ]
     assert RayEngine.problems(read_options(halves)) == []
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     found = RayEngine.problems(dataclasses.replace(read_options(["--device", "cpu", *halves]), device="cuda"))
     assert len(found) == 1 and "num_learners=2 need a GPU each, and with ray.learner_gpus=0.5 two could" in found[0]
     most = [*halves[:-1], "0.7", "--ray.actor_gpus", "0.3"]  # of each GPU; the rest is for an actor
     assert RayEngine.problems(dataclasses.replace(read_options(["--device", "cpu", *most]), device="cuda")) == []
-    hidden = dataclasses.replace(options, device="cuda:1", actor=dataclasses.replace(options.actor, device="cuda"),
-                                 ray=dataclasses.replace(options.ray, learner_gpus=0.0))
-    assert [problem.partition(" and ")[0] for problem in RayEngine.problems(hidden)] == ["device=cuda:1", "actor.device=cuda"]
+    hidden = dataclasses.replace(
+        options,
+        device="cuda:1",
+        actor=dataclasses.replace(options.actor, device="cuda"),
+        ray=dataclasses.replace(options.ray, learner_gpus=0.0),
+    )
+    assert [problem.partition(" and ")[0] for problem in RayEngine.problems(hidden)] == [
+        "device=cuda:1",
+        "actor.device=cuda",
+    ]
     shared = dataclasses.replace(hidden, ray=dataclasses.replace(options.ray, learner_gpus=0.5, actor_gpus=0.5))
     assert RayEngine.problems(shared) == []
     monkeypatch.setattr("core.engines.ray.engine.importlib.util.find_spec", lambda name: None)
@@ -218,8 +255,11 @@ def test_a_process_needs_its_cpus_on_one_node(cpus, fits):
     if fits:
         check_capacity(needs, "home", nodes)
     else:
-        with pytest.raises(ClusterError, match=r"needs 1 CPUs.* finds no room: the run needs 4 CPUs.*lower num_actors, ray.actor_cpus, "
-                                               "ray.learner_cpus$"):
+        with pytest.raises(
+            ClusterError,
+            match=r"needs 1 CPUs.* finds no room: the run needs 4 CPUs.*lower num_actors, ray.actor_cpus, "
+            "ray.learner_cpus$",
+        ):
             check_capacity(needs, "home", nodes)
 
 
@@ -235,5 +275,8 @@ def test_a_missing_gpu_names_the_options_that_request_one():
     nodes = {"home": {"Resources": {"CPU": 4.0, "GPU": 2.0}}}
     shares = {"learner 0": 0.7, "learner 1": 0.7, "actor 0": 0.3, "actor 1": 0.3}
     check_capacity({name: {"CPU": 1.0, "GPU": share} for name, share in shares.items()}, "home", nodes)
-    with pytest.raises(ClusterError, match=r"actor 1 needs 1 CPUs and 0\.5 GPUs.*lower num_actors.*, ray\.actor_gpus, ray\.learner_gpus$"):
+    with pytest.raises(
+        ClusterError,
+        match=r"actor 1 needs 1 CPUs and 0\.5 GPUs.*lower num_actors.*, ray\.actor_gpus, ray\.learner_gpus$",
+    ):
         check_capacity({name: {"CPU": 1.0, "GPU": max(share, 0.5)} for name, share in shares.items()}, "home", nodes)

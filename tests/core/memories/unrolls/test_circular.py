@@ -12,9 +12,19 @@ from tests.core.tapes import CodedActor, check_coded_unrolls, coded_spec, unroll
 SIZE = 4  # the batch size
 
 
-def make(*, capacity: int = 40, num_batches: int = 3, times: int = 2, overflow: str = "block", num_actors: int = 1, seed: int = 0):
+def make(
+    *,
+    capacity: int = 40,
+    num_batches: int = 3,
+    times: int = 2,
+    overflow: str = "block",
+    num_actors: int = 1,
+    seed: int = 0,
+):
     params = CircularParams(capacity, overflow, num_batches=num_batches, times=times)
-    memory = unroll_memory(CircularMemory, params, coded_spec((2,), 4), batch_size=SIZE, num_actors=num_actors, seed=seed)
+    memory = unroll_memory(
+        CircularMemory, params, coded_spec((2,), 4), batch_size=SIZE, num_actors=num_actors, seed=seed
+    )
     return memory, [CodedActor(memory, actor) for actor in range(num_actors)]
 
 
@@ -29,13 +39,24 @@ def sampled(memory: CircularMemory) -> tuple[list[tuple[int, int]], bool] | None
 
 def part(actor: CodedActor, number: int) -> list[tuple[int, int]]:
     """Return the number-th batch of an actor's unrolls."""
-    return actor.unrolls()[number * SIZE:(number + 1) * SIZE]
+    return actor.unrolls()[number * SIZE : (number + 1) * SIZE]
 
 
 def test_batches_are_visited_in_turn_and_replaced_when_used_up():
     memory, (actor,) = make(capacity=40)
     actor.write(12)  # six batches, more than fit
-    expected = [(0, True), (1, True), (2, True), (0, False), (1, False), (2, False), (3, True), (4, True), (5, True), (3, False)]
+    expected = [
+        (0, True),
+        (1, True),
+        (2, True),
+        (0, False),
+        (1, False),
+        (2, False),
+        (3, True),
+        (4, True),
+        (5, True),
+        (3, False),
+    ]
     assert [sampled(memory) for _ in expected] == [(part(actor, number), fresh) for number, fresh in expected]
 
 
@@ -91,10 +112,15 @@ def test_every_batch_equals_that_of_a_buffer_of_plain_lists(num_batches, times, 
             else:
                 assert found is None
     assert waited and len(first) > 20 and set(uses) <= {unroll for actor in actors for unroll in actor.unrolls()}
-    assert max(uses.values()) == times and all(uses[unroll] == times for batch in first[:-num_batches] for unroll in batch)
+    assert max(uses.values()) == times and all(
+        uses[unroll] == times for batch in first[:-num_batches] for unroll in batch
+    )
     statistics = memory.statistics()
     assert statistics["queue_dropped"] == 0
-    assert statistics["queue_arrived"] == SIZE * len(first) + len(memory.strategies[0]._gathered.env_ids) + statistics["queue_size"]
+    assert (
+        statistics["queue_arrived"]
+        == SIZE * len(first) + len(memory.strategies[0]._gathered.env_ids) + statistics["queue_size"]
+    )
 
 
 def test_keep_latest_gives_up_overwritten_batches():
@@ -116,10 +142,18 @@ def test_keep_latest_counts_steps_lost_before_their_first_use(monkeypatch):
     memory, (actor,) = make(overflow="keep_latest", capacity=40, num_batches=2)
     actor.write(4)
     intact, first = memory.trajectories.still_valid, set(part(actor, 0)[:3])
-    monkeypatch.setattr(memory.trajectories, "still_valid", lambda streams, serials: intact(streams, serials) & [
-        unroll not in first for unroll in zip(streams.tolist(), serials.tolist())])
+    monkeypatch.setattr(
+        memory.trajectories,
+        "still_valid",
+        lambda streams, serials: (
+            intact(streams, serials) & [unroll not in first for unroll in zip(streams.tolist(), serials.tolist())]
+        ),
+    )
     batch = memory.sample(SIZE)
-    assert batch.fresh.all() and check_coded_unrolls(memory.layout, batch.window) == [part(actor, 0)[3], *part(actor, 1)[:3]]
+    assert batch.fresh.all() and check_coded_unrolls(memory.layout, batch.window) == [
+        part(actor, 0)[3],
+        *part(actor, 1)[:3],
+    ]
     assert memory.statistics()["queue_dropped"] == 3
 
 
@@ -128,10 +162,18 @@ def test_keep_latest_reuses_the_rest_of_an_overwritten_batch(monkeypatch):
     actor.write(6)
     assert sampled(memory) == (part(actor, 0), True) and sampled(memory) == (part(actor, 1), True)
     intact, lost = memory.trajectories.still_valid, part(actor, 0)[0]
-    monkeypatch.setattr(memory.trajectories, "still_valid", lambda streams, serials: intact(streams, serials) & [
-        unroll != lost for unroll in zip(streams.tolist(), serials.tolist())])
+    monkeypatch.setattr(
+        memory.trajectories,
+        "still_valid",
+        lambda streams, serials: (
+            intact(streams, serials) & [unroll != lost for unroll in zip(streams.tolist(), serials.tolist())]
+        ),
+    )
     batch = memory.sample(SIZE)
-    assert check_coded_unrolls(memory.layout, batch.window) == [*part(actor, 0)[1:], part(actor, 1)[0]] and not batch.fresh.any()
+    assert (
+        check_coded_unrolls(memory.layout, batch.window) == [*part(actor, 0)[1:], part(actor, 1)[0]]
+        and not batch.fresh.any()
+    )
     assert sampled(memory) == (part(actor, 2), True) and memory.statistics()["queue_dropped"] == 0
 
 
@@ -139,7 +181,11 @@ def test_keep_latest_reuses_the_rest_of_an_overwritten_batch(monkeypatch):
 def test_policies_that_copy_do_not_suit_a_circular_memory(overflow):
     found = CircularMemory.problems(CircularParams(64, overflow), 4)
     assert len(found) == 1 and f"overflow={overflow} does not suit a circular memory" in found[0]
-    assert CircularMemory.problems(CircularParams(1), 64) == CircularMemory.problems(CircularParams(1, "keep_latest"), 64) == []
+    assert (
+        CircularMemory.problems(CircularParams(1), 64)
+        == CircularMemory.problems(CircularParams(1, "keep_latest"), 64)
+        == []
+    )
 
 
 @pytest.mark.parametrize("name", ["num_batches", "times", "capacity"])

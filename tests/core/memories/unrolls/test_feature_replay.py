@@ -30,11 +30,27 @@ ATTENTIVE = {"sample_strategy": "attentive_sampling", "lambda_batch_multiplier":
 SAMPLINGS = [ATTENTIVE, *({**ELITE, "elite_sampling_strategy": f"strategy{number}"} for number in (1, 2, 3, 4))]
 
 
-def make(*, capacity: int = 20, batch_size: int = 4, seed: int = 0, num_envs: int = 2, storage: StorageParams = STORAGE, **settings):
+def make(
+    *,
+    capacity: int = 20,
+    batch_size: int = 4,
+    seed: int = 0,
+    num_envs: int = 2,
+    storage: StorageParams = STORAGE,
+    **settings,
+):
     params = MixedParams(json.dumps([{"type": "custom", "capacity": capacity, "sample_ratio": 1.0, **settings}]))
     assert MixedMemory.problems(params, batch_size) == []
-    memory = unroll_memory(MixedMemory, params, coded_spec((2,), 0), batch_size=batch_size, extras=CODED_FEATURES, seed=seed,
-                           num_envs=num_envs, storage=storage)
+    memory = unroll_memory(
+        MixedMemory,
+        params,
+        coded_spec((2,), 0),
+        batch_size=batch_size,
+        extras=CODED_FEATURES,
+        seed=seed,
+        num_envs=num_envs,
+        storage=storage,
+    )
     memory.features_of = coded_features
     return memory, CodedActor(memory, 0)
 
@@ -49,6 +65,7 @@ def moved_by(distances: dict, tape: list):
 
     The list `tape` records the unrolls that the function receives.
     """
+
     def features(window: Window) -> torch.Tensor:
         tape.append(unrolls_of(window))
         shifts = torch.tensor([float(distances[unroll]) for unroll in tape[-1]])
@@ -67,7 +84,7 @@ def sampled(memory: MixedMemory, batch_size: int = 4) -> list[tuple[int, int]]:
 def naive(strategy: str, distances: list[float], times: list[int], count: int) -> list[int]:
     """Return the candidates to keep, by plain loops."""
     order = sorted(range(len(distances)), key=lambda candidate: distances[candidate])
-    groups = [order[len(order) * group // count:len(order) * (group + 1) // count] for group in range(count)]
+    groups = [order[len(order) * group // count : len(order) * (group + 1) // count] for group in range(count)]
     assert all(groups) and max(map(len, groups)) - min(map(len, groups)) <= 1
     if strategy == "strategy1":
         return order[:count]
@@ -78,7 +95,10 @@ def naive(strategy: str, distances: list[float], times: list[int], count: int) -
         for often in sorted(set(times)):
             kept += [candidate for candidate in order if times[candidate] == often]
         return kept[:count]
-    return [next(candidate for candidate in group if times[candidate] == min(times[other] for other in group)) for group in groups]
+    return [
+        next(candidate for candidate in group if times[candidate] == min(times[other] for other in group))
+        for group in groups
+    ]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -87,10 +107,15 @@ def test_each_strategy_keeps_what_plain_loops_keep(strategy):
     for _ in range(600):
         count = int(generator.integers(1, 12))
         size = count + int(generator.integers(0, 40))
-        distances = generator.choice([generator.random(size), generator.integers(0, 3, size).astype(float), np.zeros(size)])
+        distances = generator.choice(
+            [generator.random(size), generator.integers(0, 3, size).astype(float), np.zeros(size)]
+        )
         times = generator.integers(0, generator.integers(1, 6), size)
         found = STRATEGIES[strategy](distances, times, count)
-        assert found.tolist() == naive(strategy, distances.tolist(), times.tolist(), count) and len(set(found.tolist())) == count
+        assert (
+            found.tolist() == naive(strategy, distances.tolist(), times.tolist(), count)
+            and len(set(found.tolist())) == count
+        )
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -132,7 +157,9 @@ def test_few_unrolls_still_make_whole_batches(settings, insertion, chunks):
 def test_equal_distances_are_accepted(settings):
     memory, actor = make(**settings)
     attentive = settings is ATTENTIVE
-    memory.features_of = (lambda window: torch.zeros(4, window.actions.shape[1], 2)) if attentive else moved_by(Counter(), [])
+    memory.features_of = (
+        (lambda window: torch.zeros(4, window.actions.shape[1], 2)) if attentive else moved_by(Counter(), [])
+    )
     actor.write(10)
     assert len({unroll for _ in range(50) for unroll in sampled(memory)}) > 10
 
@@ -158,8 +185,13 @@ def test_overwritten_unrolls_are_no_candidates(monkeypatch):
     memory.features_of = moved_by(Counter(), tape)
     actor.write(10)
     intact, lost = memory.trajectories.still_valid, set(actor.unrolls()[:14])
-    monkeypatch.setattr(memory.trajectories, "still_valid", lambda streams, serials: intact(streams, serials) & [
-        unroll not in lost for unroll in zip(streams.tolist(), serials.tolist())])
+    monkeypatch.setattr(
+        memory.trajectories,
+        "still_valid",
+        lambda streams, serials: (
+            intact(streams, serials) & [unroll not in lost for unroll in zip(streams.tolist(), serials.tolist())]
+        ),
+    )
     for _ in range(20):
         assert not set(sampled(memory)) & lost
     assert tape and not lost & {unroll for candidates in tape for unroll in candidates}
@@ -235,7 +267,13 @@ class OneByOne:
     """Insert one by one with plain lists: each unroll overwrites the farthest of its own randomly drawn candidates."""
 
     def __init__(self, capacity: int, elite_batch_size: int, distances: dict):
-        self.capacity, self.size, self.distances, self.kept, self.quantiles = capacity, elite_batch_size, distances, [], []
+        self.capacity, self.size, self.distances, self.kept, self.quantiles = (
+            capacity,
+            elite_batch_size,
+            distances,
+            [],
+            [],
+        )
 
     def insert(self, arriving: list[tuple[int, int]], generator: np.random.Generator) -> None:
         free = self.capacity - len(self.kept)
@@ -281,7 +319,9 @@ def test_a_full_frame_store_shrinks_the_strategys_capacity(monkeypatch):
     rule, refused = memory.strategies[0], []
     frames = rule.store.frames
     frames._max_bytes, put = 10**6, frames.put
-    monkeypatch.setattr(frames, "put", lambda slot, copied: refused.append(slot) if slot == 2 and not refused else put(slot, copied))
+    monkeypatch.setattr(
+        frames, "put", lambda slot, copied: refused.append(slot) if slot == 2 and not refused else put(slot, copied)
+    )
     for _ in range(5):
         actor.write(1)
         memory._ingest()
@@ -299,7 +339,7 @@ def test_the_use_count_of_an_unroll_is_reset_with_its_slot(insertion):
         batch = memory.sample(4)
         if batch is not None:
             times.update(unrolls_of(batch.window))
-            assert rule._draw_counts[:len(rule)].tolist() == [times[unroll] for unroll in contents(rule)]
+            assert rule._draw_counts[: len(rule)].tolist() == [times[unroll] for unroll in contents(rule)]
     assert len(times) > 20
 
 
@@ -317,11 +357,19 @@ def divergence(new, old, p):
     return (new * np.log(new / old)).sum()
 
 
-@pytest.mark.parametrize(("name", "p", "naive_distance"), [
-    ("ln_norm", 2, ln), ("ln_norm", 1, ln), ("ln_norm", 3.5, ln), ("cos_dist", 2, cosine), ("kl_div", 2, divergence)])
+@pytest.mark.parametrize(
+    ("name", "p", "naive_distance"),
+    [("ln_norm", 2, ln), ("ln_norm", 1, ln), ("ln_norm", 3.5, ln), ("cos_dist", 2, cosine), ("kl_div", 2, divergence)],
+)
 @pytest.mark.parametrize("sampling", ["elite_sampling", "attentive_sampling"])
 def test_the_nearest_unrolls_by_the_chosen_distance_are_kept(name, p, naive_distance, sampling):
-    memory, actor = make(sample_strategy=sampling, lambda_batch_multiplier=5, dist_function=name, p=p, elite_sampling_strategy="strategy1")
+    memory, actor = make(
+        sample_strategy=sampling,
+        lambda_batch_multiplier=5,
+        dist_function=name,
+        p=p,
+        elite_sampling_strategy="strategy1",
+    )
     actor.write(10)
     generator = np.random.default_rng(1)
     today = {unroll: generator.normal(size=(4, 2)) for unroll in actor.unrolls()}  # [T, F]
@@ -353,17 +401,31 @@ def test_attentive_replay_follows_the_newest_state():
         if chunk < 16:
             continue
         here = (actor.serial - 1) % 100
-        distance = {unroll: np.sqrt(sum(((row % 100) - here) ** 2 for row in range(unroll[1], unroll[1] + 4)))
-                    for unroll in actor.unrolls()[-16:]}
+        distance = {
+            unroll: np.sqrt(sum(((row % 100) - here) ** 2 for row in range(unroll[1], unroll[1] + 4)))
+            for unroll in actor.unrolls()[-16:]
+        }
         found = sampled(memory)
         assert sorted(distance[unroll] for unroll in found) == pytest.approx(sorted(distance.values())[:4])
 
 
 # options and checkpoints ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("wrong", [
-    {"capacity": 0}, {"dist_function": "l2"}, {"p": 0.5}, {"insert_strategy": "oldest"}, {"sample_strategy": "elite"},
-    {"lambda_batch_multiplier": 0.9}, {"alfa_annealing_factor": 0.0}, {"lambda_batches": 0}, {"elite_sampling_strategy": "strategy5"},
-    {"elite_batch_size": 0}, {"lambda_batch_multiplier": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"capacity": 0},
+        {"dist_function": "l2"},
+        {"p": 0.5},
+        {"insert_strategy": "oldest"},
+        {"sample_strategy": "elite"},
+        {"lambda_batch_multiplier": 0.9},
+        {"alfa_annealing_factor": 0.0},
+        {"lambda_batches": 0},
+        {"elite_sampling_strategy": "strategy5"},
+        {"elite_batch_size": 0},
+        {"lambda_batch_multiplier": float("nan")},
+    ],
+)
 def test_invalid_options_are_reported(wrong):
     with pytest.raises(ValidationError, match="1 validation error") as refused:
         CustomParams(**wrong)
@@ -381,7 +443,10 @@ def test_sampling_continues_exactly_from_a_state(settings, insertion, chunks):
     resumed, _ = make(**settings, **insertion, seed=3)
     resumed.load_state_dict(memory.state_dict())
     assert [sampled(resumed) for _ in range(5)] == [sampled(memory) for _ in range(5)]
-    assert resumed.statistics() == memory.statistics() and (resumed.strategies[0]._draw_counts == memory.strategies[0]._draw_counts).all()
+    assert (
+        resumed.statistics() == memory.statistics()
+        and (resumed.strategies[0]._draw_counts == memory.strategies[0]._draw_counts).all()
+    )
 
 
 @pytest.mark.parametrize("settings", [{**ELITE}, {**ELITE, **INSERTION}, ATTENTIVE])
@@ -393,7 +458,11 @@ def test_lambda_continues_without_the_stored_unrolls(settings):
     resumed, other = make(**settings, lambda_batches=10)
     resumed.continue_at(4)
     assert resumed.sample(4) is None and resumed.statistics() == {
-        "memory_size": 0.0, "memory_mb": 0.0, "custom_size": 0.0, "custom_lambda": memory.statistics()["custom_lambda"]}
+        "memory_size": 0.0,
+        "memory_mb": 0.0,
+        "custom_size": 0.0,
+        "custom_lambda": memory.statistics()["custom_lambda"],
+    }
     assert not resumed.strategies[0]._draw_counts.any()
     other.write(4)
     assert set(sampled(resumed)) <= set(other.unrolls())

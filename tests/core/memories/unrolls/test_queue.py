@@ -18,9 +18,23 @@ from tests.core.tapes import (
 )
 
 
-def make(*, capacity: int = 4, overflow: str = "block", batch_size: int = 4, num_actors: int = 1, frame_stack: int = 4, **options):
-    memory = unroll_memory(QueueMemory, QueueParams(capacity, overflow), coded_spec((2,), frame_stack), batch_size=batch_size,
-                           num_actors=num_actors, **options)
+def make(
+    *,
+    capacity: int = 4,
+    overflow: str = "block",
+    batch_size: int = 4,
+    num_actors: int = 1,
+    frame_stack: int = 4,
+    **options,
+):
+    memory = unroll_memory(
+        QueueMemory,
+        QueueParams(capacity, overflow),
+        coded_spec((2,), frame_stack),
+        batch_size=batch_size,
+        num_actors=num_actors,
+        **options,
+    )
     return memory, [CodedActor(memory, actor) for actor in range(num_actors)]
 
 
@@ -51,12 +65,32 @@ def check_counts(memory: QueueMemory, given: int) -> None:
 
 
 # block ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("capacity", "batch_size", "num_actors", "num_envs", "length", "frame_stack"), [
-    (1, 1, 1, 1, 1, 0), (1, 1, 1, 1, 1, 4), (1, 1, 1, 1, 5, 0), (1, 1, 1, 1, 5, 4), (1, 1, 1, 1, 20, 0), (1, 1, 1, 1, 20, 4),
-    (1, 16, 2, 2, 5, 4), (1, 16, 1, 5, 4, 0), (7, 3, 2, 3, 4, 1), (32, 8, 2, 8, 2, 0), (2, 5, 3, 1, 3, 4), (100, 1, 1, 2, 4, 0)])
+@pytest.mark.parametrize(
+    ("capacity", "batch_size", "num_actors", "num_envs", "length", "frame_stack"),
+    [
+        (1, 1, 1, 1, 1, 0),
+        (1, 1, 1, 1, 1, 4),
+        (1, 1, 1, 1, 5, 0),
+        (1, 1, 1, 1, 5, 4),
+        (1, 1, 1, 1, 20, 0),
+        (1, 1, 1, 1, 20, 4),
+        (1, 16, 2, 2, 5, 4),
+        (1, 16, 1, 5, 4, 0),
+        (7, 3, 2, 3, 4, 1),
+        (32, 8, 2, 8, 2, 0),
+        (2, 5, 3, 1, 3, 4),
+        (100, 1, 1, 2, 4, 0),
+    ],
+)
 def test_every_unroll_is_given_once_and_in_order(capacity, batch_size, num_actors, num_envs, length, frame_stack):
-    memory, actors = make(capacity=capacity, batch_size=batch_size, num_actors=num_actors, num_envs=num_envs, length=length,
-                          frame_stack=frame_stack)
+    memory, actors = make(
+        capacity=capacity,
+        batch_size=batch_size,
+        num_actors=num_actors,
+        num_envs=num_envs,
+        length=length,
+        frame_stack=frame_stack,
+    )
     generator, given, refused, dry, most = np.random.default_rng(0), [], 0, 0, 0
     for round_ in itertools.count():
         steps, samples = ((2, 0), (1, 1), (0, 4))[round_ // 60 % 3]  # actors and learner are faster in turn
@@ -74,7 +108,7 @@ def test_every_unroll_is_given_once_and_in_order(capacity, batch_size, num_actor
         for env in range(num_envs):
             stream = actor.actor_ind * num_envs + env
             found = [unroll for unroll in given if unroll[0] == stream]
-            assert found == [unroll for unroll in actor.unrolls() if unroll[0] == stream][:len(found)] and found
+            assert found == [unroll for unroll in actor.unrolls() if unroll[0] == stream][: len(found)] and found
     assert memory.statistics()["queue_dropped"] == 0 and refused and dry  # both sides waited for the other
     assert capacity <= most <= capacity - 1 + num_actors * num_envs
 
@@ -124,7 +158,7 @@ def test_without_sampling_actors_continue_and_the_newest_stay(overflow, capacity
     for actor in actors:
         mine = [unroll for unroll in found if unroll[0] // 2 == actor.actor_ind]
         # no older unroll is left without the newer ones
-        assert mine == actor.unrolls()[len(actor.unrolls()) - len(mine):]
+        assert mine == actor.unrolls()[len(actor.unrolls()) - len(mine) :]
     assert memory.unread() == 0 and all(actor.step() for actor in actors)
 
 
@@ -159,7 +193,9 @@ def test_unrolls_overwritten_while_being_read_are_replaced(monkeypatch):
 
 
 # overflow ---------------------------------------------------------------------------------------------------------
-def twin(overflow: str, capacity: int, arrivals: list[tuple[int, int]], waiting: list[tuple[int, int]], turn: list[int]) -> int:
+def twin(
+    overflow: str, capacity: int, arrivals: list[tuple[int, int]], waiting: list[tuple[int, int]], turn: list[int]
+) -> int:
     """Update a queue of plain lists with these arrivals and return the number of dropped unrolls."""
     dropped = 0
     for unroll in arrivals:
@@ -185,8 +221,13 @@ def test_unrolls_of_several_actors_wait_in_publishing_order(overflow):
         for number in generator.integers(4, size=generator.integers(8)):
             if actors[number].writer.has_room():
                 actors[number].write(1)
-                twin("keep_oldest" if overflow == "block" else overflow, 100 if overflow == "block" else capacity,
-                     actors[number].unrolls()[-2:], waiting, turn)
+                twin(
+                    "keep_oldest" if overflow == "block" else overflow,
+                    100 if overflow == "block" else capacity,
+                    actors[number].unrolls()[-2:],
+                    waiting,
+                    turn,
+                )
         if round_ % 10 == 9:  # before some of the chunks were shown to the strategy
             state = memory.state_dict()
             memory, successors = make(capacity=capacity, **options)
@@ -234,8 +275,15 @@ def test_copied_unrolls_survive_an_overwritten_ring(overflow):
     plays = [RandomPlay(seed, 2) for seed in (1, 2)]
     for play in plays:
         play.with_states = True
-    memory = unroll_memory(QueueMemory, QueueParams(6, overflow), plays[0].spec, batch_size=6, num_actors=2, extras=RandomPlay.extras,
-                           states=RandomPlay.states)
+    memory = unroll_memory(
+        QueueMemory,
+        QueueParams(6, overflow),
+        plays[0].spec,
+        batch_size=6,
+        num_actors=2,
+        extras=RandomPlay.extras,
+        states=RandomPlay.states,
+    )
     writers = [memory.writer(actor) for actor in range(2)]
     for play, writer in zip(plays, writers):
         play.play(writer, 4)
@@ -261,8 +309,13 @@ def test_copied_unrolls_survive_an_overwritten_ring(overflow):
 def identified(window, column: int, plays: list[RandomPlay]) -> tuple[int, int, int]:
     """Return the actor, environment and step of these features."""
     features = window.extras["features"][0, column].numpy()
-    return next((actor, env, serial) for actor, play in enumerate(plays) for env in range(2) for serial, row in enumerate(play.rows[env])
-                if (row.features == features).all())
+    return next(
+        (actor, env, serial)
+        for actor, play in enumerate(plays)
+        for env in range(2)
+        for serial, row in enumerate(play.rows[env])
+        if (row.features == features).all()
+    )
 
 
 def test_copies_are_not_overwritten_before_they_are_read():
@@ -284,7 +337,8 @@ def test_copies_are_not_overwritten_before_they_are_read():
 @pytest.mark.parametrize("overflow", ["keep_oldest", "alternating"])
 def test_a_queue_of_copies_must_hold_a_batch(overflow):
     assert QueueMemory.problems(QueueParams(3, overflow), 4) == [
-        f"a queue with overflow={overflow} must hold its share of a batch: capacity=3 is below 4"]
+        f"a queue with overflow={overflow} must hold its share of a batch: capacity=3 is below 4"
+    ]
     assert QueueMemory.problems(QueueParams(4, overflow), 4) == []
 
 
@@ -322,7 +376,12 @@ def test_a_queue_continues_exactly_from_a_state(overflow, chunks):
 
 def sampled_state(memory: QueueMemory, batch_size: int):
     batch = memory.sample(batch_size)
-    return batch and (check_coded_unrolls(memory.layout, batch.window), batch.fresh.tolist(), memory.unread(), memory.statistics())
+    return batch and (
+        check_coded_unrolls(memory.layout, batch.window),
+        batch.fresh.tolist(),
+        memory.unread(),
+        memory.statistics(),
+    )
 
 
 def test_steps_overwritten_during_a_checkpoint_are_dropped():

@@ -14,7 +14,9 @@ from tests.core.tapes import CodedActor, check_coded_unrolls, coded_spec, unroll
 
 def make(kind: str, *, capacity: int = 10, batch_size: int = 8, num_actors: int = 1, **options):
     params = MixedParams(json.dumps([{"type": kind, "capacity": capacity, "sample_ratio": 1.0}]))
-    memory = unroll_memory(MixedMemory, params, coded_spec((2,), 4), batch_size=batch_size, num_actors=num_actors, **options)
+    memory = unroll_memory(
+        MixedMemory, params, coded_spec((2,), 4), batch_size=batch_size, num_actors=num_actors, **options
+    )
     return memory, [CodedActor(memory, actor) for actor in range(num_actors)]
 
 
@@ -93,7 +95,9 @@ def test_a_reservoir_is_a_uniform_sample_of_all_unrolls():
         for unroll in kept:
             counts[unroll] += 1
     share, freedom = 5 / 20, 20 - 1
-    chi_square = sum((count - runs * share) ** 2 for count in counts.values()) / (runs * share * (1 - share)) * freedom / 20
+    chi_square = (
+        sum((count - runs * share) ** 2 for count in counts.values()) / (runs * share * (1 - share)) * freedom / 20
+    )
     assert chi_square < freedom + 5 * np.sqrt(2 * freedom)
 
 

@@ -38,15 +38,27 @@ def only(kind: str, capacity: int = 1, **settings) -> tuple[type, MixedParams]:
 
 
 EVERY_RULE = [
-    (QueueMemory, QueueParams(1)), (QueueMemory, QueueParams(1, "keep_latest")), (QueueMemory, QueueParams(1, "keep_oldest")),
-    (QueueMemory, QueueParams(1, "alternating")), (CircularMemory, CircularParams(1, num_batches=1, times=1)),
-    (CircularMemory, CircularParams(1, "keep_latest", num_batches=2)), only("queue"), only("standard"), only("reservoir"),
-    only("attentive"), only("elite"), only("custom"), only("custom", insert_strategy="elite_insertion"),
-    only("custom", sample_strategy="elite_sampling")]
+    (QueueMemory, QueueParams(1)),
+    (QueueMemory, QueueParams(1, "keep_latest")),
+    (QueueMemory, QueueParams(1, "keep_oldest")),
+    (QueueMemory, QueueParams(1, "alternating")),
+    (CircularMemory, CircularParams(1, num_batches=1, times=1)),
+    (CircularMemory, CircularParams(1, "keep_latest", num_batches=2)),
+    only("queue"),
+    only("standard"),
+    only("reservoir"),
+    only("attentive"),
+    only("elite"),
+    only("custom"),
+    only("custom", insert_strategy="elite_insertion"),
+    only("custom", sample_strategy="elite_sampling"),
+]
 
 
 def make(memory_type, params, **options):
-    memory = unroll_memory(memory_type, params, coded_spec((2,), options.pop("frame_stack", 4)), extras=CODED_FEATURES, **options)
+    memory = unroll_memory(
+        memory_type, params, coded_spec((2,), options.pop("frame_stack", 4)), extras=CODED_FEATURES, **options
+    )
     memory.features_of = coded_features
     return memory
 
@@ -68,11 +80,27 @@ def test_the_smallest_memories_of_all_strategies_give_unrolls(memory_type, param
     assert batches >= 3 * memory.layout.ring_length // length - 1
 
 
-@pytest.mark.parametrize(("memory_type", "params", "slots"), [
-    (QueueMemory, QueueParams(5), 0), (QueueMemory, QueueParams(5, "keep_oldest"), 5), (CircularMemory, CircularParams(5), 0),
-    (*only("standard", 30), 0), (*only("reservoir", 30), 30), (*only("elite", 7), 7), (*only("attentive", 7), 0),
-    (MixedMemory, mixed({"type": "queue", "capacity": 4, "overflow": "alternating"}, {"type": "reservoir", "capacity": 9},
-                        {"type": "custom", "capacity": 3, "insert_strategy": "elite_insertion"}), 4 + 9 + 3)])
+@pytest.mark.parametrize(
+    ("memory_type", "params", "slots"),
+    [
+        (QueueMemory, QueueParams(5), 0),
+        (QueueMemory, QueueParams(5, "keep_oldest"), 5),
+        (CircularMemory, CircularParams(5), 0),
+        (*only("standard", 30), 0),
+        (*only("reservoir", 30), 30),
+        (*only("elite", 7), 7),
+        (*only("attentive", 7), 0),
+        (
+            MixedMemory,
+            mixed(
+                {"type": "queue", "capacity": 4, "overflow": "alternating"},
+                {"type": "reservoir", "capacity": 9},
+                {"type": "custom", "capacity": 3, "insert_strategy": "elite_insertion"},
+            ),
+            4 + 9 + 3,
+        ),
+    ],
+)
 @pytest.mark.parametrize("frame_stack", [0, 4])
 def test_bytes_are_known_before_a_memory_is_made(memory_type, params, slots, frame_stack):
     memory = make(memory_type, params, frame_stack=frame_stack, batch_size=8, num_actors=2, num_envs=3, length=6)
@@ -85,20 +113,32 @@ def test_bytes_are_known_before_a_memory_is_made(memory_type, params, slots, fra
     assert os.fstat(memory.trajectories.arrays._fd).st_size == memory.layout.nbytes
 
 
-@pytest.mark.parametrize(("memory_type", "params", "unrolls"), [
-    (QueueMemory, QueueParams(5), 5 + 8), (QueueMemory, QueueParams(1), 1 + 8),
-    (CircularMemory, CircularParams(5, num_batches=3), 5 + 4 * 8), (*only("standard", 30), 30), (*only("attentive", 30), 30),
-    (MixedMemory, mixed({"type": "queue", "capacity": 4}, {"type": "standard", "capacity": 50}), 4 + 4 + 50)])
+@pytest.mark.parametrize(
+    ("memory_type", "params", "unrolls"),
+    [
+        (QueueMemory, QueueParams(5), 5 + 8),
+        (QueueMemory, QueueParams(1), 1 + 8),
+        (CircularMemory, CircularParams(5, num_batches=3), 5 + 4 * 8),
+        (*only("standard", 30), 30),
+        (*only("attentive", 30), 30),
+        (MixedMemory, mixed({"type": "queue", "capacity": 4}, {"type": "standard", "capacity": 50}), 4 + 4 + 50),
+    ],
+)
 def test_the_rings_hold_what_the_strategies_need_from_one_actor(memory_type, params, unrolls):
     memory = make(memory_type, params, batch_size=8, num_envs=3)
     actor = CodedActor(memory, 0)
     actor.write(40)
     newest = SampleIds(*np.array(actor.unrolls()[-unrolls:]).T)
     assert memory.trajectories.still_valid(*newest).all()
-    assert check_coded_unrolls(memory.layout, memory.trajectories.gather(*newest, memory.window)) == actor.unrolls()[-unrolls:]
+    assert (
+        check_coded_unrolls(memory.layout, memory.trajectories.gather(*newest, memory.window))
+        == actor.unrolls()[-unrolls:]
+    )
 
 
-@pytest.mark.parametrize(("window", "chunk_length"), [(WindowSpec(4, (0,)), 4), (unroll_spec(4), 2), (WindowSpec(4, (0,), True, 8), 8)])
+@pytest.mark.parametrize(
+    ("window", "chunk_length"), [(WindowSpec(4, (0,)), 4), (unroll_spec(4), 2), (WindowSpec(4, (0,), True, 8), 8)]
+)
 def test_windows_that_are_no_whole_chunks_are_refused(window, chunk_length):
     layout = small_layout(coded_spec((2,), 0), rows=64, chunk_length=chunk_length, num_envs=1)
     with pytest.raises(ValueError, match="unrolls are whole chunks"):
@@ -112,8 +152,22 @@ def test_invalid_batch_sizes_are_refused(batch_size):
 
 
 # shares -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("ratios", [[1.0], [0.5, 0.5], [0.25, 0.75], [0.1] * 10, [1 / 3] * 3, [0.333333] * 3, [0.29, 0.71], [0.07, 0.93],
-                                    [0.125, 0.125, 0.75], [0.2, 0.3, 0.5], [0.01, 0.99]])
+@pytest.mark.parametrize(
+    "ratios",
+    [
+        [1.0],
+        [0.5, 0.5],
+        [0.25, 0.75],
+        [0.1] * 10,
+        [1 / 3] * 3,
+        [0.333333] * 3,
+        [0.29, 0.71],
+        [0.07, 0.93],
+        [0.125, 0.125, 0.75],
+        [0.2, 0.3, 0.5],
+        [0.01, 0.99],
+    ],
+)
 def test_shares_sum_to_the_batch_and_are_less_than_one_off(ratios):
     for batch_size in (*range(1, 70), 100, 256, 1_000, 4_096):
         counts = shares(ratios, batch_size)
@@ -132,8 +186,12 @@ def test_remaining_unrolls_go_to_the_largest_remainders():
 
 # arrival ----------------------------------------------------------------------------------------------------------
 def test_every_unroll_reaches_every_strategy_once_oldest_first():
-    memory = make(MixedMemory, mixed({"type": "standard", "capacity": 40}, {"type": "reservoir", "capacity": 4}), batch_size=2,
-                  num_actors=2)
+    memory = make(
+        MixedMemory,
+        mixed({"type": "standard", "capacity": 40}, {"type": "reservoir", "capacity": 4}),
+        batch_size=2,
+        num_actors=2,
+    )
     shown, generator = [[], []], np.random.default_rng(0)
     for rule, tape in zip(memory.strategies, shown):
         rule.insert = lambda keys, tape=tape: tape.extend(zip(*map(np.ndarray.tolist, keys)))
@@ -163,7 +221,9 @@ def test_unrolls_overwritten_before_being_seen_are_counted():
 
 
 def test_other_strategies_sample_after_the_queue_has_its_share():
-    memory = make(MixedMemory, mixed({"type": "standard", "capacity": 40}, {"type": "queue", "capacity": 4}), batch_size=8)
+    memory = make(
+        MixedMemory, mixed({"type": "standard", "capacity": 40}, {"type": "queue", "capacity": 4}), batch_size=8
+    )
     actor = CodedActor(memory, 0)
     actor.write(1)
     assert memory.sample(8) is None and [len(held.fresh) for held in memory._pending] == [0, 2]
@@ -182,30 +242,61 @@ def test_a_seed_determines_the_batches():
 
 
 def test_statistics_of_two_strategies_of_a_kind_are_separate():
-    memory = make(MixedMemory, mixed({"type": "attentive", "capacity": 3}, {"type": "custom", "capacity": 5},
-                                     {"type": "queue", "capacity": 2}), batch_size=3)
+    memory = make(
+        MixedMemory,
+        mixed(
+            {"type": "attentive", "capacity": 3}, {"type": "custom", "capacity": 5}, {"type": "queue", "capacity": 2}
+        ),
+        batch_size=3,
+    )
     CodedActor(memory, 0).write(4)
     memory.sample(3)
     statistics = memory.statistics()
-    assert set(statistics) == {"memory_size", "memory_mb", "custom_size", "custom_lambda", "custom_size_2", "custom_lambda_2", "queue_size",
-                               "queue_arrived", "queue_dropped"}
+    assert set(statistics) == {
+        "memory_size",
+        "memory_mb",
+        "custom_size",
+        "custom_lambda",
+        "custom_size_2",
+        "custom_lambda_2",
+        "queue_size",
+        "queue_arrived",
+        "queue_dropped",
+    }
     assert (statistics["custom_size"], statistics["custom_size_2"]) == (3, 5)
 
 
-@pytest.mark.parametrize(("memory_type", "params", "names"), [
-    (QueueMemory, QueueParams(2), {"queue_size", "queue_arrived", "queue_dropped"}),
-    (CircularMemory, CircularParams(2), {"queue_size", "queue_arrived", "queue_dropped", "circular_uses_left"}),
-    (*only("standard"), {"standard_size"}), (*only("reservoir"), {"reservoir_size", "reservoir_seen"}),
-    (*only("elite"), {"custom_size", "custom_lambda"})])
+@pytest.mark.parametrize(
+    ("memory_type", "params", "names"),
+    [
+        (QueueMemory, QueueParams(2), {"queue_size", "queue_arrived", "queue_dropped"}),
+        (CircularMemory, CircularParams(2), {"queue_size", "queue_arrived", "queue_dropped", "circular_uses_left"}),
+        (*only("standard"), {"standard_size"}),
+        (*only("reservoir"), {"reservoir_size", "reservoir_seen"}),
+        (*only("elite"), {"custom_size", "custom_lambda"}),
+    ],
+)
 def test_every_memory_reports_its_statistics_by_name(memory_type, params, names):
     assert set(make(memory_type, params, batch_size=1).statistics()) == {"memory_size", "memory_mb"} | names
 
 
-@pytest.mark.parametrize(("memory_type", "params", "expected"), [
-    (QueueMemory, QueueParams(), (True, None)), (CircularMemory, CircularParams(), (True, None)), (*only("standard"), (False, None)),
-    (*only("attentive"), (False, "float32")), (*only("elite"), (False, "float32")), (*only("custom"), (False, None)),
-    (MixedMemory, mixed({"type": "custom", "insert_strategy": "elite_insertion"}, {"type": "queue"}), (True, "float32")),
-    (MixedMemory, dataclasses.replace(only("elite")[1], feature_dtype="float16"), (False, "float16"))])
+@pytest.mark.parametrize(
+    ("memory_type", "params", "expected"),
+    [
+        (QueueMemory, QueueParams(), (True, None)),
+        (CircularMemory, CircularParams(), (True, None)),
+        (*only("standard"), (False, None)),
+        (*only("attentive"), (False, "float32")),
+        (*only("elite"), (False, "float32")),
+        (*only("custom"), (False, None)),
+        (
+            MixedMemory,
+            mixed({"type": "custom", "insert_strategy": "elite_insertion"}, {"type": "queue"}),
+            (True, "float32"),
+        ),
+        (MixedMemory, dataclasses.replace(only("elite")[1], feature_dtype="float16"), (False, "float16")),
+    ],
+)
 def test_a_memory_declares_rate_limiting_and_feature_dtype(memory_type, params, expected):
     assert (memory_type.is_rate_limited(params), memory_type.feature_dtype(params)) == expected
 
@@ -224,7 +315,9 @@ def test_comparing_unrolls_without_features_of_is_an_error():
 def test_copies_stay_equal_after_their_steps_are_overwritten(frame_stack, length):
     play = RandomPlay(0, 2, frame_stack=frame_stack)
     play.with_states = True
-    memory = unroll_memory(QueueMemory, QueueParams(), play.spec, batch_size=4, length=length, extras=play.extras, states=play.states)
+    memory = unroll_memory(
+        QueueMemory, QueueParams(), play.spec, batch_size=4, length=length, extras=play.extras, states=play.states
+    )
     writer, slots, where = memory.writer(0), UnrollStore(memory.trajectories, 7, length), {}
     generator = np.random.default_rng(0)
     for chunk in range(60):

@@ -29,8 +29,16 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def make(memory_type: type[UnrollMemory], params, batch_size: int, frame_shape: tuple[int, ...] = (2,)):
-    memory = unroll_memory(memory_type, params, coded_spec(frame_shape, 4), batch_size=batch_size, length=LENGTH, num_actors=ACTORS,
-                           num_envs=ENVS, extras=CODED_FEATURES)
+    memory = unroll_memory(
+        memory_type,
+        params,
+        coded_spec(frame_shape, 4),
+        batch_size=batch_size,
+        length=LENGTH,
+        num_actors=ACTORS,
+        num_envs=ENVS,
+        extras=CODED_FEATURES,
+    )
     memory.features_of = coded_features
     return memory
 
@@ -47,7 +55,9 @@ def write_while_there_is_room(memories: list[UnrollMemory], actor_ind: int, chun
     time.sleep(600)
 
 
-def drawn_by_a_moody_sampler(memory: UnrollMemory, batch_size: int, share: int, chunks: int) -> tuple[list[tuple[int, int]], int, int]:
+def drawn_by_a_moody_sampler(
+    memory: UnrollMemory, batch_size: int, share: int, chunks: int
+) -> tuple[list[tuple[int, int]], int, int]:
     """Return all fresh unrolls in order, and how often the queue was full and how often it had no batch."""
     fresh, full, dry, end = [], 0, 0, time.monotonic() + SECONDS
     room, total = memory.strategies[0].params.capacity, chunks * ACTORS * ENVS
@@ -55,7 +65,9 @@ def drawn_by_a_moody_sampler(memory: UnrollMemory, batch_size: int, share: int, 
         assert time.monotonic() < end, f"{len(fresh)} unrolls and no more"
         if attempt % 20 > 15:  # sleep until actors can write no more
             time.sleep(0.004)
-            while memory.unread() < room and len(fresh) + memory.unread() + batch_size < total and time.monotonic() < end:
+            while (
+                memory.unread() < room and len(fresh) + memory.unread() + batch_size < total and time.monotonic() < end
+            ):
                 time.sleep(0.001)
         unread = memory.unread()
         assert unread <= room - 1 + ACTORS * ENVS
@@ -74,11 +86,20 @@ def drawn_by_a_moody_sampler(memory: UnrollMemory, batch_size: int, share: int, 
 
 def test_block_gives_every_unroll_exactly_once_and_in_order():
     chunks = 160
-    replay = [{"type": "queue", "capacity": 3, "sample_ratio": 0.5}, {"type": "standard", "capacity": 40, "sample_ratio": 0.5}]
-    cases = [(make(QueueMemory, QueueParams(1), 16), 16, 16), (make(QueueMemory, QueueParams(8), 4), 4, 4),
-             (make(MixedMemory, MixedParams(json.dumps(replay)), 8), 8, 4)]
+    replay = [
+        {"type": "queue", "capacity": 3, "sample_ratio": 0.5},
+        {"type": "standard", "capacity": 40, "sample_ratio": 0.5},
+    ]
+    cases = [
+        (make(QueueMemory, QueueParams(1), 16), 16, 16),
+        (make(QueueMemory, QueueParams(8), 4), 4, 4),
+        (make(MixedMemory, MixedParams(json.dumps(replay)), 8), 8, 4),
+    ]
     memories = [memory for memory, _, _ in cases]
-    with started(write_while_there_is_room, memories, 0, chunks), started(write_while_there_is_room, memories, 1, chunks):
+    with (
+        started(write_while_there_is_room, memories, 0, chunks),
+        started(write_while_there_is_room, memories, 1, chunks),
+    ):
         for memory, batch_size, share in cases:
             fresh, full, dry = drawn_by_a_moody_sampler(memory, batch_size, share, chunks)
             for stream in range(ACTORS * ENVS):
@@ -101,9 +122,11 @@ def write_without_end(memories: list[UnrollMemory], actor_ind: int, ready) -> No
 def test_unrolls_are_never_torn_or_stale_while_writers_overwrite(monkeypatch):
     kinds = {"queue": {"overflow": "keep_latest"}, "standard": {}, "attentive": {}, "reservoir": {}, "elite": {}}
     replay = [{"type": kind, "capacity": 60, "sample_ratio": 0.2, **settings} for kind, settings in kinds.items()]
-    memories = [make(MixedMemory, MixedParams(json.dumps(replay)), 10, (16, 16)),
-                make(CircularMemory, CircularParams(10, "keep_latest", num_batches=2, times=3), 10, (16, 16)),
-                make(QueueMemory, QueueParams(20, "alternating"), 10, (16, 16))]
+    memories = [
+        make(MixedMemory, MixedParams(json.dumps(replay)), 10, (16, 16)),
+        make(CircularMemory, CircularParams(10, "keep_latest", num_batches=2, times=3), 10, (16, 16)),
+        make(QueueMemory, QueueParams(20, "alternating"), 10, (16, 16)),
+    ]
     lapped, intact, gather = Counter(), Trajectories.still_valid, Trajectories.gather
 
     def slowly(self, streams, serials, spec):
@@ -120,20 +143,27 @@ def test_unrolls_are_never_torn_or_stale_while_writers_overwrite(monkeypatch):
     given: list[Counter] = [Counter() for _ in memories]
     batches, end = Counter(), time.monotonic() + 20
     with started(write_without_end, memories, 0), started(write_without_end, memories, 1):
-        while (min(batches[number] for number in range(3)) < 60 or len(lapped) < 3 or not all(lapped.values())) and time.monotonic() < end:
+        while (
+            min(batches[number] for number in range(3)) < 60 or len(lapped) < 3 or not all(lapped.values())
+        ) and time.monotonic() < end:
             for number, memory in enumerate(memories):
                 batch = memory.sample(10)
                 if batch is None:
                     continue
                 batches[number] += 1
                 unrolls = check_coded_unrolls(memory.layout, batch.window)
-                given[number].update(unroll for unroll, first in zip(unrolls, batch.fresh.tolist()) if first or number == 1)
+                given[number].update(
+                    unroll for unroll, first in zip(unrolls, batch.fresh.tolist()) if first or number == 1
+                )
     # the race did happen
     assert min(batches[number] for number in range(3)) >= 20 and len(lapped) == 3 and all(lapped.values())
     assert all(max(counter.values()) <= most for counter, most in zip(given, (1, 3, 1)))
     for number in (0, 2):
         statistics = memories[number].statistics()
         held = sum(int(held.fresh.sum()) for held in memories[number]._pending)
-        assert statistics["queue_arrived"] == given[number].total() + held + statistics["queue_size"] + statistics["queue_dropped"]
+        assert (
+            statistics["queue_arrived"]
+            == given[number].total() + held + statistics["queue_size"] + statistics["queue_dropped"]
+        )
     assert all((memory.trajectories.written() > 3 * memory.layout.ring_length).all() for memory in memories)
     assert np.isfinite(memories[0].statistics()["custom_lambda"])

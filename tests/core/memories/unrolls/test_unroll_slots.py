@@ -13,17 +13,30 @@ from core.trajectory.frame_compression import CorruptedBlock, StorageParams
 from tests.core.tapes import CODED_FEATURES, CodedActor, check_coded_unrolls, coded_features, coded_spec, unroll_memory
 
 LZ4 = StorageParams("lz4")
-RULES = ({"type": "queue", "capacity": 16}, {"type": "queue", "capacity": 16, "overflow": "keep_oldest"},
-         {"type": "standard", "capacity": 30}, {"type": "reservoir", "capacity": 30}, {"type": "attentive", "capacity": 30},
-         {"type": "elite", "capacity": 30, "elite_batch_size": 5})
+RULES = (
+    {"type": "queue", "capacity": 16},
+    {"type": "queue", "capacity": 16, "overflow": "keep_oldest"},
+    {"type": "standard", "capacity": 30},
+    {"type": "reservoir", "capacity": 30},
+    {"type": "attentive", "capacity": 30},
+    {"type": "elite", "capacity": 30, "elite_batch_size": 5},
+)
 FRAME = ArraySpec((6, 5), "uint8")
 
 
 def make(*items: dict, storage: StorageParams, batch_size: int = 8, states=()):
     ratio = 1 / len(items)
     params = MixedParams(json.dumps([{**item, "sample_ratio": ratio} for item in items]))
-    memory = unroll_memory(MixedMemory, params, coded_spec((40,), 4), batch_size=batch_size, extras=CODED_FEATURES, num_actors=2,
-                           states=states, storage=storage)
+    memory = unroll_memory(
+        MixedMemory,
+        params,
+        coded_spec((40,), 4),
+        batch_size=batch_size,
+        extras=CODED_FEATURES,
+        num_actors=2,
+        states=states,
+        storage=storage,
+    )
     memory.features_of = coded_features
     return memory, [CodedActor(memory, actor) for actor in range(2)]
 
@@ -48,7 +61,9 @@ def frames(generator: np.random.Generator, rows: int, noise: int) -> np.ndarray:
 @pytest.mark.parametrize("items", [*((rule,) for rule in RULES), RULES[1:4], RULES[1:]])
 def test_every_strategy_gives_equal_batches_compressed_and_raw(items):
     states = (ArraySpec((3,), "int64"),)
-    (raw, raw_actors), (packed, packed_actors) = (make(*items, storage=storage, states=states) for storage in (StorageParams(), LZ4))
+    (raw, raw_actors), (packed, packed_actors) = (
+        make(*items, storage=storage, states=states) for storage in (StorageParams(), LZ4)
+    )
     assert packed.layout.packed and not raw.layout.packed
     compared = 0
     for first, second in zip(play(raw, raw_actors, 150), play(packed, packed_actors, 150), strict=True):
@@ -78,7 +93,11 @@ def test_a_strategy_without_room_for_copies_shrinks(kind):
     rule = memory.strategies[0]
     rule.store.frames._max_bytes //= 6
     play(memory, actors, 200)
-    assert rule._copies.capacity < 30 and len(rule) == rule._copies.capacity and rule.store.frames.used <= rule.store.frames._max_bytes
+    assert (
+        rule._copies.capacity < 30
+        and len(rule) == rule._copies.capacity
+        and rule.store.frames.used <= rule.store.frames._max_bytes
+    )
     drawn = {unroll for _ in range(20) for unroll in check_coded_unrolls(memory.layout, memory.sample(8).window)}
     assert max(serial for _, serial in drawn) > 400  # unrolls that came after it was full are drawn too
 
@@ -123,7 +142,9 @@ def test_compressed_copies_return_what_was_stored_last():
         assert copies.put(slot, truth_of_slot)
         truth[slot] = truth_of_slot
         slots, rows = generator.choice([*truth], 50), generator.integers(7, size=(3, 50))
-        np.testing.assert_array_equal(copies.take(slots, rows), np.stack([[truth[s][r] for s, r in zip(slots, line)] for line in rows]))
+        np.testing.assert_array_equal(
+            copies.take(slots, rows), np.stack([[truth[s][r] for s, r in zip(slots, line)] for line in rows])
+        )
     assert copies.used == sum(len(block) for block, _ in copies._blocks.values())
 
 

@@ -47,8 +47,19 @@ def slow(core, features, firsts, state):
     return outputs, torch.stack([h for h, _ in finals]), torch.stack([c for _, c in finals])
 
 
-@pytest.mark.parametrize("firsts", [at(), at((0, 1)), at((0, slice(None))), at((3, 1)), at((1, 2)), at((0, 0), (2, 2), (3, 2), (6, 0)),
-                                    at((slice(None), 1)), at(slice(None))])
+@pytest.mark.parametrize(
+    "firsts",
+    [
+        at(),
+        at((0, 1)),
+        at((0, slice(None))),
+        at((3, 1)),
+        at((1, 2)),
+        at((0, 0), (2, 2), (3, 2), (6, 0)),
+        at((slice(None), 1)),
+        at(slice(None)),
+    ],
+)
 def test_a_sequence_follows_the_equations_at_any_episode_starts(core, inputs, firsts):
     features, state = inputs
     outputs, (h, c) = core(features, firsts, state)

@@ -16,9 +16,18 @@ def seen(batches):
 
 def batches_of(generator, count=50, size=64):
     """Return batches with columns near 1000, around 0, rarely 1, large, and constant."""
+
     def batch():
-        return np.stack([1000 + generator.normal(size=size), generator.normal(size=size), generator.random(size) < 0.1,
-                         1e6 * generator.normal(size=size), np.full(size, 3.0)], 1)
+        return np.stack(
+            [
+                1000 + generator.normal(size=size),
+                generator.normal(size=size),
+                generator.random(size) < 0.1,
+                1e6 * generator.normal(size=size),
+                np.full(size, 3.0),
+            ],
+            1,
+        )
 
     return [batch() for _ in range(count)]
 
@@ -48,7 +57,9 @@ def test_one_outlier_does_not_spoil_the_statistics(at, fault):
 
 def test_large_observations_do_not_overflow():
     normalization = seen([np.full((8, 1), 3e38) * np.array([1, -1] * 4)[:, None] for _ in range(5)])
-    assert torch.isfinite(normalization.variance).all() and torch.isfinite(normalization(torch.full((2, 1), 3e38))).all()
+    assert (
+        torch.isfinite(normalization.variance).all() and torch.isfinite(normalization(torch.full((2, 1), 3e38))).all()
+    )
 
 
 def test_a_shift_of_all_observations_is_followed():
