@@ -1,7 +1,7 @@
 # %% [markdown]
 # Train, evaluate and export from Python. The file is a notebook's cells, and also runs as a script. A script needs
-# no `if __name__ == "__main__"`, because `train` runs `main.py` in a subprocess. An interrupt saves the run's state, and
-# resume="newest" continues the run.
+# no `if __name__ == "__main__"`, because `train` runs `main.py` in a subprocess. An interrupt saves the run's state,
+# and resume="newest" continues the run.
 
 # %% Train a row of CONFIGS; this takes some seconds
 from pathlib import Path

@@ -15,7 +15,7 @@ LOCKS = {"": "requirements.lock", "dev": "requirements-dev.lock"}  # extra -> lo
 
 
 def requested(extra: str) -> set[tuple[str, str]]:
-    """Return the (name, version) pairs that the project requests, with those of an extra and of the extras it includes."""
+    """Return the (name, version) pairs that the project requests, with those of an extra and of its extras."""
     found: set[tuple[str, str]] = set()
     for line in [*DECLARED["dependencies"], *(DECLARED["optional-dependencies"][extra] if extra else ())]:
         requirement = Requirement(line)

@@ -1,4 +1,4 @@
-"""What a user runs and edits, and files on disk. Importing any of it first opens missing standard descriptors."""
+"""The package of what a user runs and edits. Importing any of it first opens missing standard descriptors."""
 
 from core.common.console import open_missing_streams
 

@@ -1,4 +1,4 @@
-"""What a run does. Edit `RUN` and the rows of `CONFIGS`, then run `python main.py`; the command line overrides both.
+"""Say what a run does. Edit `RUN` and the rows of `CONFIGS`, then `python main.py`; the command line overrides both.
 
 docs/options.md explains every option, as does `python main.py --help`.
 """

@@ -181,7 +181,8 @@ def _try_models(options: Options, size: int) -> None:
     except OSError as error:
         raise ConfigurationError(
             [
-                f"models cannot be saved in {folder}, where {needed:,} bytes were tried ({error.strerror}): make room or "
+                f"models cannot be saved in {folder}, where {needed:,} bytes were tried "
+                f"({error.strerror}): make room or "
                 "lift the limit (ulimit -f), or name another place for models and logs with --root"
             ]
         ) from None

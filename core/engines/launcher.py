@@ -46,7 +46,7 @@ class ProcessHandle(Protocol):
 
     @property
     def waitable(self) -> Any:
-        """What `Launcher.wait` waits for."""
+        """A process or Ray actor, as `Launcher.wait` takes it."""
 
     def has_process(self) -> bool:
         """Return True once the process exists. A cluster may first have to find a node for it."""

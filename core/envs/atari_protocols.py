@@ -28,7 +28,7 @@ PROTOCOLS = {
     "classic": Protocol(
         noop_max=30, repeat_action_probability=0.0, life_loss=True, full_action_space=False, use_fire_reset=True
     ),
-    # Machado et al. 2018 (1709.06009): sticky actions instead of no-ops, and no knowledge of the game's lives or actions.
+    # Machado et al. 2018 (1709.06009): sticky actions instead of no-ops, no knowledge of the game's lives or actions.
     "machado": Protocol(
         noop_max=0, repeat_action_probability=0.25, life_loss=False, full_action_space=True, use_fire_reset=False
     ),

@@ -124,7 +124,7 @@ def _learn(
 
 
 def _make_agent(context: Context, group: LearnerGroup) -> Agent:
-    """Make an agent that can learn. Several learners draw the same first weights, then each has its own random state."""
+    """Make an agent that can learn. Several learners draw the same weights, then each has its own random state."""
     context.seed_everything("learner", 0)
     memory, device = context.memories[group.index], context.device_of(group.index)
     precision = precision_on(device, context.options.learner.precision)

@@ -161,6 +161,6 @@ def test_the_resume_hint_says_when_checkpoints_are_due(root):
 
     assert "every 60 s" not in said("--engine", "inline") and "(one is due at the end)" in said("--engine", "inline")
     assert (
-        "(one is due every 500 agent steps, learner.checkpoint_steps; every 60 s, learner.checkpoint_period; at the end)"
-        in said("--learner.checkpoint_steps", "500")
+        "(one is due every 500 agent steps, learner.checkpoint_steps; every 60 s, "
+        "learner.checkpoint_period; at the end)" in said("--learner.checkpoint_steps", "500")
     )

@@ -130,7 +130,8 @@ def test_the_command_exports_a_model_file(trained, tmp_path, capsys):
     words = [str(trained("r2d2").model_path), "--output"]
     assert export.main([*words, str(tmp_path / "model.onnx")]) == 0 and (tmp_path / "model.onnx").stat().st_size > 1_000
     assert (
-        "model.onnx: observation, previous_action, reward, state_0, state_1 -> action, values, next_state_0, next_state_1; "
+        "model.onnx: observation, previous_action, reward, state_0, state_1 -> action, "
+        "values, next_state_0, next_state_1; "
         "onnxruntime gives the same outputs as torch" in capsys.readouterr().out
     )
     assert export.main([*words, str(tmp_path / "missing" / "model.onnx")]) == 2

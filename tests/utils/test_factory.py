@@ -27,7 +27,8 @@ def test_every_registered_name_resolves(names, name):
 
 def test_classes_are_imported_on_use_only():
     program = (
-        "import sys, utils.factory; loaded = {name for name in sys.modules if name.startswith('core.') or name == 'torch'}; "
+        "import sys, utils.factory; loaded = {name for name in sys.modules if "
+        "name.startswith('core.') or name == 'torch'}; "
         "sys.exit(bool(loaded - {'core.common', 'core.common.console', 'core.common.foreign_code'}))"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=factory.__file__.rsplit("/", 2)[0]).returncode == 0

@@ -114,7 +114,8 @@ def _captured(options: Options) -> list[str]:
         )
     elif (period := agent.update_cycle(options.agent)) and count % period:
         found.append(
-            f"learner.captured=yes: learner.updates_per_replay={count} must be a multiple of {period}, after which updates of "
+            f"learner.captured=yes: learner.updates_per_replay={count} must be a multiple of "
+            f"{period}, after which updates of "
             f"agent_type={options.agent_type} repeat"
         )
     if options.num_learners > 1:

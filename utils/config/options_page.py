@@ -35,14 +35,17 @@ An option is set in one of four places; a later one wins:
 1. **here**: the default beside the class that it configures;
 2. **a row of `CONFIGS`** in `utils/options.py`, as `"agent.lr": 1e-4`;
 3. **a line of `RUN`** in `utils/options.py` that is not None;
-4. **the command line**, as `--agent.lr 1e-4`. Hyphens and underscores are the same, `1e6` is a whole number, `none` means
+4. **the command line**, as `--agent.lr 1e-4`. Hyphens and underscores are the same, `1e6` is a whole number, `none`
    None, and a switch is written `--record`, `--record true` or `--no-record`.
 
 `python main.py --config <row> --help` lists the options that this row has, with the values it gives them, and what this
 page says of them; `--help agent` lists those of one group, `--help agent.lr` one.
 """
 LINES = "The lines to edit"
-LINES_TEXT = f"The lines of `RUN` at the top of `utils/options.py`. A row may set {', '.join(f'`{name}`' for name in OPEN_LINES)} too."
+LINES_TEXT = (
+    "The lines of `RUN` at the top of `utils/options.py`. A row may set "
+    f"{', '.join(f'`{name}`' for name in OPEN_LINES)} too."
+)
 CHOICES_TEXT = (
     "What a row is made of. Each `_type` is a name of `utils/factory.py` or `package.module:Class` of "
     "your own, "

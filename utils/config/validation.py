@@ -120,7 +120,8 @@ def _mode(options: Options) -> list[str]:
             found.append("render=True is for mode 2: a run that trains opens no window")
         if options.resume is not None and options.model_file is not None:
             found.append(
-                "resume and model_file exclude each other: continue a run with everything, or start a new one from weights"
+                "resume and model_file exclude each other: continue a run with everything, or start a "
+                "new one from weights"
             )
         if options.engine == "inline" and options.num_learners > 1:
             found.append(
@@ -191,8 +192,8 @@ def _memory_type(options: Options) -> list[str]:
     if not set(held) & set(kinds):
         fitting = _fitting(MemoriesDict, lambda memory: bool(set(memory.window_kinds) & set(kinds)))
         return [
-            f"memory_type={options.memory_type} holds {' and '.join(held)}, and agent_type={options.agent_type} learns from "
-            f"{' or '.join(kinds)}; {_could('memory_type', fitting)}"
+            f"memory_type={options.memory_type} holds {' and '.join(held)}, "
+            f"and agent_type={options.agent_type} learns from {' or '.join(kinds)}; {_could('memory_type', fitting)}"
         ]
     if together > 1 and issubclass(options.memory_class, UnrollMemory):
         return [

@@ -59,7 +59,8 @@ class RayLauncher:
                 raise ClusterError(
                     f"{lack}; no such node joined within ray.place_timeout={limit:g} s"
                     if lack
-                    else f"the run found no room within ray.place_timeout={limit:g} s: it needs {self._reservation} in all, "
+                    else f"the run found no room within ray.place_timeout={limit:g} s: it needs "
+                    f"{self._reservation} in all, "
                     "and other jobs of the cluster hold them"
                 )
             if not logged and waited > QUIET_WAIT:

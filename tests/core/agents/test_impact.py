@@ -202,7 +202,7 @@ def test_the_kl_coefficient_follows_the_kl_just_before_a_copy():
 
 
 def agent_with_half_a_divergence(**settings):
-    """An agent, and a batch of six unrolls; the target network differs in the first three."""
+    """Return an agent and a batch of six unrolls. The target network differs in the first three."""
     batch, logits, values = random_unrolls(seed=5, streams=6)
     target_logits = logits.copy()
     target_logits[:, :3] = random_target(logits)[:, :3]

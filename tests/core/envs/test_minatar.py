@@ -133,7 +133,8 @@ def test_a_missing_package_names_the_pip_command(monkeypatch):
 
 def test_a_game_is_made_without_importing_pyplot():
     code = (
-        "import sys; from core.envs.minatar import MinAtarEnv, MinAtarParams; MinAtarEnv(MinAtarParams(), 'breakout', 1); "
+        "import sys; from core.envs.minatar import MinAtarEnv, MinAtarParams; "
+        "MinAtarEnv(MinAtarParams(), 'breakout', 1); "
         "assert 'matplotlib' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -228,7 +228,8 @@ def test_a_batch_that_does_not_fit_is_halved_until_it_does(capsys, size, most, s
     assert agent.attempts[: len(sizes) + 1] == [size, *sizes]
     printed = capsys.readouterr().err.splitlines()
     assert printed == [
-        f"out of GPU memory: gradients of batches of {size} are computed from microbatches of {smaller} windows from now on"
+        f"out of GPU memory: gradients of batches of {size} are computed from microbatches of "
+        f"{smaller} windows from now on"
         for smaller in sizes
     ]
     assert learn.statistics()["batch_size"] == (sizes or [size])[-1]

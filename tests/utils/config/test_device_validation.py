@@ -86,7 +86,8 @@ def test_other_options_run_without_cuda(root, no_cuda, words):
                 "--learner.captured",
                 "yes",
             ),
-            "updates of agent_type=tests.utils.config.test_device_validation:Own cannot be captured; agent_type could be dqn or rainbow or",
+            "updates of agent_type=tests.utils.config.test_device_validation:Own cannot be "
+            "captured; agent_type could be dqn or rainbow or",
         ),
         (("--config", "dqn-cartpole", *RESIDENT, "--learner.shrink_batch", "true"), "needs learner.memory_device=cpu"),
         (

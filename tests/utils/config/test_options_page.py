@@ -47,11 +47,14 @@ class Child(Parent):
     loss: Literal["huber", "squared"] = "huber"
 
 
-DANGLING = r"(And|Or|Of|That|Those|As|With|Whether|What|How|Until|In|On|By|For|From|To|At|It|Its|Their|They|Which|Where|When)\b"
+DANGLING = (
+    r"(And|Or|Of|That|Those|As|With|Whether|What|How|Until|In|On|By|For|From|To|At|It|Its|Their|They|Which|"
+    r"Where|When)\b"
+)
 
 
 def without_edited_defaults(text):
-    """The lines of RUN are there to be edited: what they say today may differ from the page."""
+    """Remove the defaults of the lines of RUN, because users edit them."""
     before, heading, rest = text.partition(f"## {LINES}\n")
     lines, end, after = rest.partition("\n## ")
     return before + heading + re.sub(r"(?m)^(\| `\w+` \| (?:[^|\\]|\\.)+\| )[^|]+\|", r"\1|", lines) + end + after

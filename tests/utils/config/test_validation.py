@@ -54,7 +54,8 @@ def test_an_unknown_memory_fits_agents_of_its_window_kinds(root, registered, nam
 
 @pytest.mark.parametrize("name", ["own", OWN])
 def test_a_memory_with_unsuitable_windows_is_refused(refuse, registered, name):
-    message = f"memory_type={name} holds unrolls, and agent_type=dqn learns from transitions; memory_type could be shared or prioritized"
+    could_be = "memory_type could be shared or prioritized"
+    message = f"memory_type={name} holds unrolls, and agent_type=dqn learns from transitions; {could_be}"
     assert message in refuse("--config", "dqn-cartpole", "--memory_type", name)
 
 

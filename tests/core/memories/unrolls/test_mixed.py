@@ -18,8 +18,11 @@ CUSTOM = (
     '"elite_sampling_strategy":"strategy3","elite_batch_size":20}'
 )
 PLATFORM = (
-    '[{"type": "queue", "capacity": 1, "sample_ratio": 0.5}, {"type": "standard", "capacity": 1000, "sample_ratio": 0.5}]',
-    '[{"type": "custom", "capacity": 1000, "sample_ratio": 0.5, "dist_function":"ln_norm", "sample_strategy":"elite_sampling", '
+    '[{"type": "queue", "capacity": 1, "sample_ratio": 0.5}, {"type": "standard", '
+    '"capacity": 1000, "sample_ratio": '
+    "0.5}]",
+    '[{"type": "custom", "capacity": 1000, "sample_ratio": 0.5, '
+    '"dist_function":"ln_norm", "sample_strategy":"elite_sampling", '
     '"lambda_batch_multiplier":6, "alfa_annealing_factor":2.0} ,{"type": "queue", "capacity": 1, "sample_ratio": 0.5}]',
 )
 
@@ -331,7 +334,8 @@ def test_short_names_select_custom_with_their_strategies(kind, expected):
         ),
         ('[{"type": "queue", "overflow": "keep_oldest", "sample_ratio": 1}]', ["capacity=1 is below 32"]),
         (
-            '[{"type": "fifo", "sample_ratio": 2}, {"type": "queue", "capacity": 0, "size": 1, "overflow": 5, "sample_ratio": 0.5}]',
+            '[{"type": "fifo", "sample_ratio": 2}, '
+            '{"type": "queue", "capacity": 0, "size": 1, "overflow": 5, "sample_ratio": 0.5}]',
             [
                 "item 1: type='fifo'",
                 "item 1: sample_ratio=2",
