@@ -25,7 +25,7 @@ QUICK = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 BASE, _ = rows.from_row(rows.find_row("dqn-cartpole"))
-NAMES = sorted(set(declared(BASE)) - {"root"})  # where things would be made
+NAMES = sorted(set(declared(BASE)) - {"root"})  # root decides where files are made
 REPLAY = ("--config", "replay-minatar-breakout", "--env_type", "catch", "--game", "catch")
 
 texts = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)

@@ -218,7 +218,7 @@ def learn_three(begin, kl_target):
     return float(output.statistics["target_kl"]), agent.state_dict()
 
 
-def test_several_learners_adapt_the_weight_by_the_divergence_of_all_their_batches(learners):
+def test_several_learners_adapt_the_kl_coefficient_together(learners):
     agent, batch = agent_with_half_a_divergence()
     measured = float(agent.learn(batch).statistics["target_kl"])
     (first, one), (second, other) = learners.run(*(partial(learn_three, begin, measured) for begin in (0, 3)))

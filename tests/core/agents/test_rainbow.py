@@ -202,7 +202,7 @@ def test_terminations_use_rewards_only_and_truncations_bootstrap(distribution):
 
 def test_a_perfect_prediction_has_a_valid_priority():
     agent = make_agent(nstep=1, double=False, gamma=1.0)
-    agent.model.numbers.data[:, 1:] = agent.model.numbers.data[:, :1]  # one distribution a state, whatever is chosen
+    agent.model.numbers.data[:, 1:] = agent.model.numbers.data[:, :1]  # one distribution per state, for any action
     agent.target.load_state_dict(agent.model.state_dict())
     states = list(range(STATES)) * 10
     batch = make_batch(states, states, [0] * 200, [[0.0, 0.0]] * 200, [[1.0, 1.0]] * 200, [[False, False]] * 200)

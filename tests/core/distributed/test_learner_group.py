@@ -45,7 +45,7 @@ def test_learners_step_with_the_mean_or_sum_of_their_gradients(learners):
     assert [weights for *_, weights in means] == [pytest.approx(adam)] * 2
 
 
-def test_gradients_are_clipped_once_they_are_averaged(learners):
+def test_gradients_are_clipped_after_averaging(learners):
     (norm, _, weights), _ = learners.run(
         partial(step, [(10.0, 1.0)], clip_value=2.0), partial(step, [(-10.0, 1.0)], clip_value=2.0)
     )

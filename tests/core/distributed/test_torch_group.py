@@ -40,7 +40,7 @@ def other_learner(rendezvous) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_learners_of_one_machine_share_their_news_and_gradients_over_loopback_until_one_dies(monkeypatch):
+def test_local_learners_exchange_over_loopback_until_one_dies(monkeypatch):
     monkeypatch.setattr(torch_group, "HEARTBEAT_PERIOD", timedelta(seconds=0.05))
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "")
@@ -108,7 +108,7 @@ def calls(monkeypatch):
     return made
 
 
-def test_on_a_gpu_a_learner_connects_when_it_joins_with_its_own_device_for_gradients_and_the_cpu_for_news(calls):
+def test_a_gpu_learner_joins_with_nccl_and_gloo(calls):
     torch_group.TorchRendezvous(2, "file:///nowhere").join(1, "cuda:1")
     names = [name for name, *_ in calls]
     assert names == ["set_device", "init_process_group", "all_reduce", "synchronize"]
@@ -118,7 +118,7 @@ def test_on_a_gpu_a_learner_connects_when_it_joins_with_its_own_device_for_gradi
 
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("failed", [False, True])
-def test_a_learner_that_failed_on_a_gpu_does_not_wait_for_the_others(calls, on_gpu, failed):
+def test_a_learner_that_failed_on_a_gpu_does_not_wait_for_peers(calls, on_gpu, failed):
     with suppress(ValueError), torch_group.TorchGroup(0, 2, on_gpu):
         if failed:
             raise ValueError

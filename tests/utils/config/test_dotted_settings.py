@@ -130,11 +130,11 @@ def test_words_are_parsed_as_the_declared_type(texts, annotation, value):
         ("yes", True),
     ],
 )
-def test_booleans_given_as_words_mean_what_they_say(text, value):
+def test_boolean_words_are_parsed(text, value):
     assert from_words([text], bool) is value
 
 
-def test_a_boolean_given_alone_is_true():
+def test_a_boolean_without_a_value_is_true():
     assert from_words([], bool) is True
 
 
@@ -176,7 +176,7 @@ def test_values_are_split_outside_json_only(text, separator, values):
     assert split_values(text, separator) == values
 
 
-def test_a_misspelt_setting_finds_the_one_meant():
+def test_a_misspelt_option_finds_the_closest():
     known = ["agent.lr", "agent.batch_size", "memory.capacity", "seed", "num_actors"]
     assert closest("memroy.capacity", known)[0] == "memory.capacity"
     assert closest("lr", known)[0] == "agent.lr"

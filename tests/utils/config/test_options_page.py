@@ -1,4 +1,4 @@
-"""docs/options.md says what the dataclasses say."""
+"""docs/options.md agrees with the dataclasses."""
 
 import re
 import typing
@@ -60,14 +60,14 @@ def without_edited_defaults(text):
     return before + heading + re.sub(r"(?m)^(\| `\w+` \| (?:[^|\\]|\\.)+\| )[^|]+\|", r"\1|", lines) + end + after
 
 
-def test_the_page_is_what_the_dataclasses_say():
+def test_the_page_agrees_with_the_dataclasses():
     expected = without_edited_defaults(page())
     assert without_edited_defaults(DOCUMENT.read_text()) == expected, (
         "run: python -m utils.config.options_page > docs/options.md"
     )
 
 
-def test_only_the_defaults_of_the_lines_to_edit_may_differ():
+def test_only_the_defaults_of_run_may_differ():
     text = page()
     assert without_edited_defaults(
         text.replace("| `seed` | int | `1` |", "| `seed` | int | `7` |")
@@ -81,7 +81,7 @@ def test_only_the_defaults_of_the_lines_to_edit_may_differ():
 
 
 @pytest.mark.parametrize("row", CONFIGS, ids=lambda row: row["name"])
-def test_every_option_of_every_row_stands_on_the_page(row):
+def test_every_option_of_every_config_is_on_the_page(row):
     options, _ = from_row(row)
     described = set(re.findall(r"(?m)^\| `([\w.]+)` \|", DOCUMENT.read_text()))
     assert declared(options).keys() <= described
@@ -131,7 +131,7 @@ def holds_numbers(annotation):
     return annotation in (int, float) or any(map(holds_numbers, typing.get_args(annotation)))
 
 
-def test_every_number_has_a_largest_and_a_smallest_value():
+def test_every_number_has_bounds():
     assert not [
         name
         for name, field, _ in every_option()

@@ -128,7 +128,7 @@ def test_unrolls_overwritten_before_being_copied_leave_no_gap(monkeypatch):
     assert memory.statistics()["reservoir_size"] == 2 and contents(memory) == [actor.unrolls()[1], actor.unrolls()[3]]
 
 
-# both -----------------------------------------------------------------------------------------------------------------
+# both -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("capacity", [0, -5])
 def test_capacities_below_one_are_reported(capacity):
     with pytest.raises(ValidationError, match="greater than or equal to 1"):

@@ -353,7 +353,7 @@ def test_an_unroll_overwritten_while_being_copied_is_not_kept(monkeypatch):
     states = memory.trajectories.states
 
     def slow(slots):
-        actor.write(memory.layout.ring_length // 4)  # the writer laps the reader after it has read the fields
+        actor.write(memory.layout.ring_length // 4)  # the writer overwrites the steps after their fields were read
         return states(slots)
 
     monkeypatch.setattr(memory.trajectories, "states", slow)
