@@ -26,7 +26,7 @@ T = TypeVar("T")
 @dataclass_transform(frozen_default=True, field_specifiers=(Field,))
 def frozen_dataclass(cls: type[T]) -> type[T]:
     """Make a class a frozen pydantic dataclass, which refuses values of another type or out of bounds."""
-    return dataclass(cls, frozen=True, config=STRICT)  # type: ignore[no-any-return]
+    return dataclass(cls, frozen=True, config=STRICT)  # type: ignore[return-value]
 
 
 def _as_json(value: Any) -> Any:
