@@ -137,7 +137,8 @@ def fill(options: Options, env: Env, steps: int) -> tuple[PrioritizedMemory, Tim
     )
     writer, pack = memory.writer(0), None
     if memory.layout.packed:
-        pack = writer._packer.pack = Timed(writer._packer.pack)
+        assert writer._compressor is not None
+        pack = writer._compressor.pack = Timed(writer._compressor.pack)
     rate = play(env, writer, memory.layout, steps)
     memory.sample(options.agent.batch_size)  # Creates and fills the sum tree.
     return memory, pack, rate

@@ -35,7 +35,9 @@ def test_runs_started_in_one_second_get_distinct_timestamps(options, monkeypatch
 def test_a_timestamp_taken_during_validation_is_replaced(options, monkeypatch):
     check = validation.problems
     monkeypatch.setattr(
-        validation, "problems", lambda checked: (checked.log_folder.mkdir(parents=True), check(checked))[1]
+        validation,
+        "problems",
+        lambda checked, *refused: (checked.log_folder.mkdir(parents=True), check(checked, *refused))[1],
     )
     mine = options()
     assert run_registry.claim(mine).timestamp == f"{mine.timestamp}-2"

@@ -184,7 +184,7 @@ def test_the_target_network_is_copied_every_update_period():
         assert not torch.equal(weights[update], weights[update - 1])
 
 
-@pytest.mark.parametrize("kl_target, factor", [(1e-9, 2.0), (1e9, 0.5)])
+@pytest.mark.parametrize("kl_target, factor", [(1e-9, 2.0), (1e6, 0.5)])
 def test_the_kl_coefficient_adapts_when_the_target_is_copied(kl_target, factor):
     batch, logits, values = random_unrolls(seed=5, streams=6)
     agent = table_agent(Impact, logits, values, target_update=2, kl_coefficient=0.4, kl_target=kl_target)
@@ -227,7 +227,7 @@ def test_several_learners_adapt_the_kl_coefficient_together(learners):
     assert not differences(one, other)
 
 
-@pytest.mark.parametrize("kl_target, bound", [(1e-12, KL_SPAN), (1e9, 1 / KL_SPAN)])
+@pytest.mark.parametrize("kl_target, bound", [(1e-12, KL_SPAN), (1e6, 1 / KL_SPAN)])
 def test_the_kl_coefficient_is_bounded(kl_target, bound):
     batch, logits, values = random_unrolls(seed=6, streams=2)
     agent = table_agent(Impact, logits, values, target_update=2, kl_coefficient=0.4, kl_target=kl_target)

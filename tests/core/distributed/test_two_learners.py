@@ -10,7 +10,7 @@ import torch
 from core.distributed.consensus import state_digest
 from core.distributed.learner_group import SingleLearner
 from core.models.rainbow import RainbowMLP
-from core.types import piece
+from core.types import slice_batch
 from tests.core import resident_agents
 from tests.core.learning import test_staged_update
 
@@ -69,8 +69,8 @@ def learn(name, windows, planned, group):
         before, priorities = flat(agent.state_dict()), []
         for batch in batches:
             if planned:
-                agent.plan(1)
-            output = group.run(partial(agent.learn, batch if windows == WHOLE else piece(batch, windows)))
+                agent.prepare_updates(1)
+            output = group.run(partial(agent.learn, batch if windows == WHOLE else slice_batch(batch, windows)))
             assert not output.skipped
             priorities.append(None if output.priorities is None else output.priorities.numpy())
         return before, flat(agent.state_dict()), state_digest(agent.state_dict()), priorities

@@ -8,7 +8,7 @@ import pytest
 from core.engines import supervisor
 from core.engines.launcher import ExitStatus, ReportedError
 from core.engines.supervisor import ProcessSlot, Supervisor
-from core.runtime import clock as clock_module
+from core.runtime import run_state as run_state_module
 from core.runtime.options import SupervisorParams
 from core.runtime.run_state import RunState
 
@@ -58,7 +58,7 @@ class Run:
         self.seconds, self.started, self.refused, self.failure, self.script = 1_000.0, [], 0, None, lambda seconds: None
         time = SimpleNamespace(monotonic=lambda: self.seconds)
         monkeypatch.setattr(supervisor, "time", time)
-        monkeypatch.setattr(clock_module, "time", time)
+        monkeypatch.setattr(run_state_module, "time", time)
         monkeypatch.setattr(supervisor, "Conditions", lambda context: SimpleNamespace(check=lambda: None))
         monkeypatch.setattr(supervisor, "resume_command_hint", lambda options: "the command")
         self.logged = []

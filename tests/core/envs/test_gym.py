@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from pydantic import ValidationError
 
 from core.agents.base.continuous_control import ActionRange
 from core.envs.gym import GymEnv, GymParams
@@ -528,13 +529,9 @@ def test_an_environment_that_cannot_render_is_refused_when_made():
 
 
 def test_bad_options_are_refused_when_the_environment_is_made():
-    for params, message in (
-        (GymParams(max_steps=0), "max_steps"),
-        (GymParams(reward_clipping="no"), "reward_clipping"),
-        (GymParams(legacy="v1"), "legacy"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            GymEnv(params, "CartPole-v1", 1)
+    for wrong in ({"max_steps": 0}, {"reward_clipping": "no"}, {"legacy": "v1"}):
+        with pytest.raises(ValidationError, match=f"1 validation error.*\n{next(iter(wrong))}"):
+            GymParams(**wrong)
     with pytest.raises(ValueError, match="draws one stream"):
         GymEnv(GymParams(), "CartPole-v1", 2, render_mode="rgb_array")
 

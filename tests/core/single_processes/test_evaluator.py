@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core.checkpoint.tensor_file import CheckpointError
 
 from core.checkpoint import model_file
+from core.checkpoint.run_checkpoint import CheckpointError
 from core.runtime.context import Context
 from core.runtime.options import EvaluatorParams
 from core.runtime.parameter_store import ParameterStore

@@ -305,6 +305,7 @@ def make_context(folder: Path, **settings: Any) -> Context:
         RateLimiter(ClockParams(), counters),
         RunState(1),
         LogRings(1),
+        initial_weights=Path(options.model_file or options.model_path),
     )
 
 

@@ -14,7 +14,8 @@ def test_the_page_is_generated_from_configs():
 
 
 def test_every_row_has_one_line_in_the_order_of_configs():
-    assert re.findall(r"(?m)^\| `([\w-]+)` \|", page()) == [row["name"] for row in CONFIGS]
+    table = page().partition("| row | agent |")[2]
+    assert re.findall(r"(?m)^\| `([\w-]+)` \|", table) == [row["name"] for row in CONFIGS]
 
 
 def test_every_measured_result_belongs_to_a_config():

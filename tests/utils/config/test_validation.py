@@ -37,7 +37,7 @@ def refuse(root, capsys):
 
 @pytest.fixture
 def registered(monkeypatch):
-    monkeypatch.setitem(MemoriesDict._places, "own", OWN)
+    monkeypatch.setitem(MemoriesDict._targets, "own", OWN)
 
 
 @pytest.mark.parametrize("agent", AgentsDict)
