@@ -36,7 +36,7 @@ class Profile:
         self._steps_left = SKIPPED_STEPS + WARM_UP_STEPS + steps
         self._last = time.perf_counter()
 
-    def lap(self, phase: str) -> None:
+    def mark(self, phase: str) -> None:
         """Count the time since the last mark for `phase`. On CUDA, wait for the launched work first."""
         if not self._enabled:
             return

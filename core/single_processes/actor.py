@@ -45,7 +45,7 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
             index * num_splits + split, options.num_actors * num_splits, num_envs // num_splits, generator
         )
 
-    envs = DoubleBufferedEnvs(agent, make_env, exploration, seed, num_splits, num_envs, profile.lap)
+    envs = DoubleBufferedEnvs(agent, make_env, exploration, seed, num_splits, num_envs, profile.mark)
     try:
         version, steps_until_pull = 0, 0
         while not context.parameters.version and not run_state.stopped:
@@ -53,7 +53,7 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
         writer = memory.writer(number, agent.initial_priorities)
         reported_at, steps, reported_steps = time.monotonic(), 0, 0
         while not run_state.stopped:
-            profile.lap("wait")
+            profile.mark("wait")
             may_insert = rate_limiter.can_insert() or writer.short
             if not (may_insert and (writer.has_room() or rate_limiter.is_warming_up)):
                 yield False
@@ -61,10 +61,10 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
             if steps_until_pull <= 0:
                 version = context.parameters.pull(agent.model, version)
                 steps_until_pull = options.actor.refresh_period
-                profile.lap("pull")
+                profile.mark("pull")
             before, output, after, state = envs.step(counters.agent_steps)
             published = writer.append(before, output.action, after, output.extras, state)
-            profile.lap("write")
+            profile.mark("write")
             steps_until_pull -= num_envs
             steps += published
             counters.count_agent_steps(index, published, episodes.add(after))
@@ -83,7 +83,7 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
                 )
                 reported_at, reported_steps = now, steps
                 profile.report()
-            profile.lap("report")
+            profile.mark("report")
             yield True
     finally:
         envs.close()

@@ -76,14 +76,14 @@ def _learn(
         )
 
     while True:
-        profile.lap("wait")
+        profile.mark("wait")
         stopped, checkpoint_due = run_state.stopped, run_state.checkpoint_due
         if batch is None and not (stopped or checkpoint_due):
             batch = batches.get(timeout=0.1) if context.rate_limiter.can_sample(samples) else None
             if batch is None:
                 yield False
                 continue
-            profile.lap("wait" if batches.starved else "sample")
+            profile.mark("wait" if batches.starved else "sample")
         own_status = LearnerStatus(stopped, checkpoint_due, batch is not None, *checker.local_status())
         status = checker.merge_statuses((yield from group.gather(own_status)))
         if batch is not None and (status.stopped or status.checkpoint_due):
@@ -95,21 +95,21 @@ def _learn(
             return
         if status.checkpoint_due:
             yield from save(context, agent, memory, batches, group)
-            profile.lap("checkpoint")
+            profile.mark("checkpoint")
         if batch is None or not status.has_batch:
             continue
-        profile.lap("wait")
+        profile.mark("wait")
         output = group.run(partial(updates, batch))
-        profile.lap("update")
+        profile.mark("update")
         if output.priorities is not None and batches.takes_priorities:
             batches.update_priorities(batch.keys, output.priorities.cpu().numpy())
-            profile.lap("priorities")
+            profile.mark("priorities")
         context.counters.count_update(group.index, updates.samples(batch), updates.count)
         batch = None
         checker.updates += updates.count
         if is_first and checker.updates % params.publish_period < updates.count:
             context.parameters.publish(agent.model)
-            profile.lap("publish")
+            profile.mark("publish")
         if updates.consecutive_skipped >= params.max_bad_updates:
             raise TrainingDiverged(
                 f"the loss was not finite in {updates.consecutive_skipped} updates in a row, which changed nothing. "
@@ -118,7 +118,7 @@ def _learn(
         if is_first and time.monotonic() - reported_at >= params.log_period:
             report()
             profile.report()
-        profile.lap("report")
+        profile.mark("report")
         profile.step()
         yield True
 

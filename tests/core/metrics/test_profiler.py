@@ -43,11 +43,11 @@ def context_of(on, folder=None, trace=0):
 
 def test_time_is_assigned_to_the_phase_that_ended(watch):
     context = context_of(True)
-    laps = Profile(context, "actor", 0)
+    profile = Profile(context, "actor", 0)
     for phase, seconds in (("wait", 2.0), ("forward", 1.0), ("wait", 0.5), ("environment", 4.0)):
         watch.now += seconds
-        laps.lap(phase)
-    laps.report()
+        profile.mark(phase)
+    profile.report()
     records, _ = context.logs.drain()
     assert {record.name: record.value for record in records} == {
         "profile/actor/wait": 2.5,
@@ -58,21 +58,21 @@ def test_time_is_assigned_to_the_phase_that_ended(watch):
 
 def test_a_report_holds_the_seconds_since_the_last_report(watch):
     context = context_of(True)
-    laps = Profile(context, "learner", 0)
+    profile = Profile(context, "learner", 0)
     for seconds in (3.0, 1.0):
         watch.now += seconds
-        laps.lap("update")
-        laps.report()
-    laps.close()
+        profile.mark("update")
+        profile.report()
+    profile.close()
     assert [record.value for record in context.logs.drain()[0]] == [3.0, 1.0, 0.0]
 
 
 def test_a_disabled_profiler_reads_no_clock_and_reports_nothing(watch, monkeypatch):
     context = context_of(False)
-    laps = Profile(context, "actor", 0)
+    profile = Profile(context, "actor", 0)
     monkeypatch.delattr(Watch, "perf_counter")
-    laps.lap("wait")
-    laps.close()
+    profile.mark("wait")
+    profile.close()
     assert context.logs.drain() == ([], 0)
 
 
