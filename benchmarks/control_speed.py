@@ -39,16 +39,16 @@ def ours(game: str, seconds: float) -> float:
         "ddpg-halfcheetah",
         "--game",
         game,
-        "--clock.learn_start",
+        "--rate_limiter.min_replay_size",
         str(LEARN_START),
-        "--agent.random_steps",
+        "--agent.random_exploration_steps",
         str(LEARN_START),
         "--agent.batch_size",
         str(BATCH_SIZE),
         "--model.hidden",
         str(HIDDEN),
         str(HIDDEN),
-        "--clock.samples_per_insert",
+        "--rate_limiter.samples_per_insert",
         str(BATCH_SIZE),
         "--learner.log_period",
         "1",
@@ -216,7 +216,7 @@ def main() -> None:
         "cpus": len(os.sched_getaffinity(0)),
         "versions": {**versions(), **{name: version(name) for name in ("stable-baselines3", "mujoco")}},
     }
-    for group in options.groups:
+    for group in options.num_env_splits:
         unit, sides = GROUPS[group]
         rates: dict[str, list[float]] = {side: [] for side in sides}
         for _ in range(options.pairs):

@@ -47,12 +47,12 @@ from utils.preflight import throughput
 
 CASES: dict[str, tuple[str, ...]] = {
     "dqn": ("--config", "dqn-pong-gpu"),
-    "dqn of 32": ("--config", "dqn-pong-gpu", "--agent.batch_size", "32", "--learner.updates_per_replay", "32"),
+    "dqn of 32": ("--config", "dqn-pong-gpu", "--agent.batch_size", "32", "--learner.updates_per_graph_launch", "32"),
     "rainbow": ("--config", "rainbow-pong-gpu"),
     "r2d2": ("--config", "r2d2-pong-gpu"),
     "impala, deep": ("--config", "impala-pong-gpu"),
 }
-CAPTURED = ("--learner.captured", "yes")  # Needs a GPU.
+CAPTURED = ("--learner.cuda_graph", "yes")  # Needs a GPU.
 TOY = (
     "--env_type",
     "catch",
@@ -68,11 +68,11 @@ TOY = (
 TOY_REPLAY = (
     "--memory.capacity",
     "1000",
-    "--clock.learn_start",
+    "--rate_limiter.min_replay_size",
     "600",
-    "--clock.tolerance",
+    "--rate_limiter.error_buffer",
     "160",
-    "--learner.updates_per_replay",
+    "--learner.updates_per_graph_launch",
     "2",
 )
 TOY_MODELS = {
@@ -115,10 +115,10 @@ def per_second(work: Callable[[], int], seconds: float, device: torch.device) ->
 # parts ----------------------------------------------------------------------------------------------------------------
 def emulator(options: Options, seconds: float) -> float:
     """Return the rate of the environments with random actions."""
-    num_envs = options.num_envs_per_actor // options.actor.groups
+    num_envs = options.num_envs_per_actor // options.actor.num_env_splits
     envs = [
         options.env_class(options.env, options.game, num_envs, num_threads=options.actor.env_threads)
-        for _ in range(options.actor.groups)
+        for _ in range(options.actor.num_env_splits)
     ]
     generator = np.random.default_rng(0)
     actions = generator.integers(envs[0].spec.action.num_actions, size=(64, num_envs))
@@ -141,7 +141,7 @@ def emulator(options: Options, seconds: float) -> float:
 
 def inference(options: Options, spec: EnvSpec, seconds: float) -> Iterator[tuple[str, float]]:
     """Yield name and rate of the actor's network, eager and, on a GPU, captured."""
-    num_envs, device = options.num_envs_per_actor // options.actor.groups, torch.device(options.actor.device)
+    num_envs, device = options.num_envs_per_actor // options.actor.num_env_splits, torch.device(options.actor.device)
     zeros = np.zeros(num_envs, np.float32)
     observation = np.random.default_rng(0).integers(0, 256, (num_envs, *spec.observation_shape), np.uint8)
     timestep = TimeStep(observation, zeros, zeros, zeros > 0, zeros > 0, zeros)
@@ -201,9 +201,9 @@ def update(options: Options, agent: Agent, memory: Memory, capture: bool) -> Cal
     """Return a function that makes some updates and returns their number."""
     device = torch.device(options.device)
     agent.init_learner()
-    if options.learner.memory_device == "learner":
+    if options.learner.replay_device == "learner":
         resident = memory.device_class(memory, device)  # type: ignore[misc]
-        source, count = InPlaceBatchSource(resident), options.learner.updates_per_replay
+        source, count = InPlaceBatchSource(resident), options.learner.updates_per_graph_launch
         batches = DeviceReplayBatches(agent, resident, options.agent.batch_size, count, device)
         learn = GraphedUpdate(agent, batches, capture=capture)
 
@@ -263,7 +263,7 @@ def run(options: Options, words: tuple[str, ...], seconds: float, start: float) 
     """Return the rates of a run over the time in which the learner kept up with the actors."""
     with MemoryInUse(torch.device(options.device)) as memory:
         lines = train(start + seconds, *words, "--logger.period", "1")
-    min_ratio = 0.85 * (options.clock.samples_per_insert or 0.0)
+    min_ratio = 0.85 * (options.rate_limiter.samples_per_insert or 0.0)
     ratio = "global/samples_per_insert"
     lines = [line for line in after_start(lines, start) if line["values"].get(ratio, 0) >= min_ratio]
     if len(lines) < 4:

@@ -4,7 +4,8 @@
     python -m benchmarks.history --codec raw --jobs 1
 
 The program plays agent steps at random (every action equally likely) as an actor of the row dqn-breakout does: its
-environments, its stored fields, its memory `prioritized` with a ring buffer of so many steps, storage.codec lz4 or
+environments, its stored fields, its memory `prioritized` with a ring buffer of so many steps,
+`replay.frame_compression` lz4 or
 raw, which takes 7 GB per million steps. Each game has a process of its own, `--jobs` of them at once. A game that the
 results already contain with as many steps is not played again, so that a long measurement can be stopped and
 continued. `--steps 20000` is a quick try, in which the two megabytes of uncompressed frames, which do not grow, weigh
@@ -90,7 +91,7 @@ def measure(game: str, steps: int, env_threads: int, codec: str) -> dict[str, An
             game,
             "--memory.capacity",
             str(steps),
-            "--storage.codec",
+            "--replay.frame_compression",
             codec,
             "--actor.env_threads",
             str(env_threads),
@@ -164,7 +165,7 @@ def sizes_of(memory: PrioritizedMemory) -> dict[str, Any]:
     """Return the bytes of the memory and of the same one with raw frames; `other` is all but compressed frames."""
     layout, held = memory.layout, memory.size()
     arrays, statistics = layout.arrays(), memory.trajectories.statistics()
-    frames = statistics["memory_mb"] * 1e6
+    frames = statistics["replay_mb"] * 1e6
     tree = sum(level.nbytes for level in memory.tree._levels)
     other = total_bytes({name: spec for name, spec in arrays.items() if name != "arena"}) + tree
     raw = dataclasses.replace(layout, storage=StorageParams(RAW), arena_bytes=0).nbytes + tree

@@ -65,11 +65,11 @@ def prepared(row: str, codec: str) -> tuple[Any, Any]:
         "inline",
         "--root",
         tempfile.mkdtemp(),
-        "--storage.codec",
+        "--replay.frame_compression",
         codec,
         "--memory.capacity",
         "20000",
-        "--clock.learn_start",
+        "--rate_limiter.min_replay_size",
         "1000000000",
     ]
     return create_context(read_options(words))

@@ -14,15 +14,10 @@ def minutes(folder: Path) -> Iterator[dict[str, float | str]]:
     last_minute = -1
     for text in (folder / "metrics.jsonl").read_text().splitlines():
         line = json.loads(text)
-        minute, megabytes = int(line["seconds"] // 60), line["values"].get("global/resident_memory_mb")
+        minute, megabytes = int(line["seconds"] // 60), line["values"].get("global/rss_mb")
         if megabytes is not None and minute > last_minute:
             last_minute = minute
-            yield {
-                "run": folder.name,
-                "minute": minute,
-                "step": line["step"],
-                "resident_memory_mb": round(megabytes, 1),
-            }
+            yield {"run": folder.name, "minute": minute, "step": line["step"], "rss_mb": round(megabytes, 1)}
 
 
 def main() -> None:
@@ -30,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, help="log folders of the runs")
     with (RESULTS / "resident-memory.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["run", "minute", "step", "resident_memory_mb"])
+        writer = csv.DictWriter(file, ["run", "minute", "step", "rss_mb"])
         writer.writeheader()
         for folder in parser.parse_args().folders:
             writer.writerows(minutes(folder))

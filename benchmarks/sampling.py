@@ -4,9 +4,10 @@ All sides hold the same data: random play of Pong, 8 environments, stacks of 4 i
 input of a DQN update: two stacks of bytes per window, actions, n-step returns, discounts. Sides take turns (A B A B),
 and medians over the rounds are reported.
 
-- ours: One image per step; stacks and n-step returns are built for each batch. Threads are storage.threads. In a run
+- ours: One image per step; stacks and n-step returns are built for each batch. Threads are replay.gather_threads. In
+  a run
   a prefetching thread samples, so that an update waits only if sampling is slower.
-- ours, 8 a draw: With learner.batches_per_draw 8, eight batches are sampled at once and then split.
+- ours, 8 a draw: With learner.batches_per_sample 8, eight batches are sampled at once and then split.
 - sb3 replay: ReplayBuffer of stable-baselines3, two stacks per step. It has single steps and no n-step returns.
 - sb3 replay, optimised: The same with optimize_memory_usage, one stack per step.
 - sb3 n-step: NStepReplayBuffer, two stacks per step, n-step returns computed for each batch.
@@ -127,7 +128,7 @@ class Sides:
             layout, size = memory.layout, memory.size()
             sizes[name] = sizes[f"{name}, {BATCHES_PER_DRAW} a draw"] = layout.nbytes / size
             if layout.packed:
-                used = memory.trajectories.statistics()["memory_mb"] * 1e6
+                used = memory.trajectories.statistics()["replay_mb"] * 1e6
                 size_used = (layout.nbytes - layout.arena_bytes + used) / size
                 sizes[f"{name}, used"] = sizes[f"{name}, {BATCHES_PER_DRAW} a draw, used"] = size_used
         for name, buffer in self.sb3.items():
@@ -151,7 +152,7 @@ def our_memory(spec: EnvSpec, name: str, codec: str, threads: int, steps: int) -
         num_envs=NUM_ENVS,
         chunk_length=CHUNK,
         kept_steps_per_env=NSTEP,
-        storage=StorageParams(codec, threads=threads),
+        storage=StorageParams(codec, gather_threads=threads),
         with_priority=memory_type.with_priority,
     )
     return memory_type(params_type(capacity=steps), layout, WINDOW, seed=0)
@@ -371,7 +372,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50_000, help="agent steps in each memory")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="duration of each side's turn")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="values of storage.threads for our side")
+    parser.add_argument(
+        "--threads", type=int, nargs="+", default=[1, 2], help="values of replay.gather_threads for our side"
+    )
     parser.add_argument(
         "--torch_threads", type=int, default=0, help="threads of torch for sampling and updates; 0: all cores"
     )

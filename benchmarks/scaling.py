@@ -51,15 +51,19 @@ def page(result: dict[str, Any]) -> str:
 
 
 ADVICE = """\
-- **Network.** `storage.codec lz4` compresses images in the actors. For parameters, raise `ray.parameters_period` and
-  `actor.refresh_period`. Many actors per node cost less than many nodes.
+- **Network.** `replay.frame_compression lz4` compresses images in the actors. For parameters, raise
+  `ray.parameters_period` and
+  `actor.parameter_pull_period`. Many actors per node cost less than many nodes.
 - **Ingest.** The ingest is one process. Longer chunks (`actor.chunk_length`, `num_envs_per_actor`) need fewer messages
   and the same copies. Actors on the learner's node do not use it.
-- **Learner.** Use a GPU, fewer samples per step (`clock.samples_per_insert` 0.8 in place of 8, like Ape-X), larger
+- **Learner.** Use a GPU, fewer samples per step (`rate_limiter.samples_per_insert` 0.8 in place of 8, like Ape-X),
+  larger
   batches, or several learners with a GPU each (`num_learners`). Otherwise the rate limiter makes actors wait, and more
   actors stay idle.
-- **Replay.** Many actors overwrite a million steps within minutes: raise `memory.capacity` with `storage.codec lz4`.
-- **Policy lag.** The lag is at most `actor.refresh_period` steps of an actor, `ray.parameters_period`, the latency
+- **Replay.** Many actors overwrite a million steps within minutes: raise `memory.capacity` with
+  `replay.frame_compression lz4`.
+- **Policy lag.** The lag is at most `actor.parameter_pull_period` steps of an actor, `ray.parameters_period`, the
+  latency
   above and a chunk.
 """
 

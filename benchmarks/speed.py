@@ -40,15 +40,15 @@ def ours(batch_size: int, seconds: float) -> float:
         str(NUM_ENVS),
         "--agent.batch_size",
         str(batch_size),
-        "--agent.nstep",
+        "--agent.n_step",
         "1",
-        "--agent.double",
+        "--agent.double_q",
         "false",
-        "--clock.learn_start",
+        "--rate_limiter.min_replay_size",
         str(LEARN_START),
-        "--clock.tolerance",
+        "--rate_limiter.error_buffer",
         "100",
-        "--clock.samples_per_insert",
+        "--rate_limiter.samples_per_insert",
         str(SAMPLES_PER_STEP),
     )
     return rate(
@@ -68,7 +68,7 @@ def ours_acting(batch_size: int, seconds: float) -> float:
         str(NUM_ENVS),
         "--memory.capacity",
         "50000",
-        "--clock.learn_start",
+        "--rate_limiter.min_replay_size",
         "1000000000",
     )
     return rate(after_start(lines, 5))
@@ -139,7 +139,7 @@ def updating(batch_size: int, threads: int, seconds: float) -> float:
 
     use_threads(threads)
     spec = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)
-    agent = DQN(DQNParams(batch_size=batch_size, nstep=1, double=False), spec, lambda: DQNCNN(DQNCNNParams(), spec))
+    agent = DQN(DQNParams(batch_size=batch_size, n_step=1, double_q=False), spec, lambda: DQNCNN(DQNCNNParams(), spec))
     zeros = torch.zeros(2, batch_size)
     window = Window(
         torch.randint(0, 256, (2, batch_size, 4, 84, 84), dtype=torch.uint8),

@@ -29,7 +29,7 @@ STUDIES = {  # Title, and rows without -minatar-breakout.
             "rainbow",
             *(
                 f"rainbow-no-{part}"
-                for part in ("double", "dueling", "noisy", "prioritized", "nstep", "distributional")
+                for part in ("double", "dueling", "noisy", "prioritized", "n_step", "distributional")
             ),
         ),
     ),

@@ -91,7 +91,7 @@ class Memory(ABC):
 
     @classmethod
     def is_rate_limited(cls, params: Any) -> bool:
-        """Return True if this rule limits samples per insert itself, so that clock.samples_per_insert must be None."""
+        """Return True if the memory limits its own rate; rate_limiter.samples_per_insert must be None then."""
         return False
 
     @classmethod
@@ -145,7 +145,7 @@ class Memory(ABC):
 
     def statistics(self) -> dict[str, float]:
         """Return what the learner logs of this memory."""
-        return {"memory_size": float(self.size()), **self.trajectories.statistics()}
+        return {"replay_steps": float(self.size()), **self.trajectories.statistics()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, steps included, as tensors and plain values; sampling continues from it exactly."""

@@ -23,7 +23,7 @@ SHORT = [
     "1",
     "--num_envs_per_actor",
     "2",
-    "--clock.learn_start",
+    "--rate_limiter.min_replay_size",
     "100",
     "--updates",
     "30",

@@ -19,7 +19,7 @@ CATCH = (
     "10",
     "--agent.batch_size",
     "8",
-    "--agent.lr",
+    "--agent.learning_rate",
     "2e-3",
     "--target_score",
     "0.9",
@@ -60,7 +60,7 @@ def mixed(share: float, **rule) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("overflow", ["block", "keep_latest", "keep_oldest", "alternating"])
 def test_v_trace_learns_catch_from_a_queue(tmp_path, overflow):
-    assert best_score(tmp_path, *CATCH, "--memory.overflow", overflow) >= 0.9
+    assert best_score(tmp_path, *CATCH, "--memory.on_full", overflow) >= 0.9
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -120,17 +120,17 @@ def test_rainbow_learns_catch_with_either_distribution(tmp_path, distribution):
         "-1",
         "--agent.v_max",
         "1",
-        "--agent.lr",
+        "--agent.learning_rate",
         "1e-3",
-        "--agent.eps",
+        "--agent.optimizer_eps",
         "1e-6",
-        "--agent.target_update",
+        "--agent.target_update_period",
         "100",
-        "--agent.epsilon_start",
+        "--agent.exploration_epsilon_start",
         "0.05",
-        "--agent.epsilon_end",
+        "--agent.exploration_epsilon_end",
         "0.05",
-        "--clock.learn_start",
+        "--rate_limiter.min_replay_size",
         "500",
         "--memory.capacity",
         "10000",
@@ -156,7 +156,7 @@ def test_a_cue_is_remembered_only_with_an_lstm(tmp_path):
         "3",
         "--agent.unroll_length",
         "10",
-        "--agent.lr",
+        "--agent.learning_rate",
         "3e-3",
         "--target_score",
         "0.9",
@@ -183,5 +183,14 @@ def test_a_cue_is_remembered_by_r2d2_but_not_by_dqn(tmp_path):
         "64",
     )
     assert best_score(tmp_path / "with", *words, "--target_score", "0.9", "--steps", "40000") >= 0.9
-    without = ("--agent_type", "dqn", "--model_type", "dqn-mlp", "--clock.samples_per_insert", "8", "--steps", "20000")
+    without = (
+        "--agent_type",
+        "dqn",
+        "--model_type",
+        "dqn-mlp",
+        "--rate_limiter.samples_per_insert",
+        "8",
+        "--steps",
+        "20000",
+    )
     assert best_score(tmp_path / "without", *words, *without) < 0.3

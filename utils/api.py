@@ -95,7 +95,7 @@ def train(config: str, settings: Mapping[str, Any] | None = None, *, progress: b
 
     Args:
         config: Name of the row.
-        settings: Options with a dot in their name, such as {"agent.lr": 1e-4}.
+        settings: Options with a dot in their name, such as {"agent.learning_rate": 1e-4}.
         progress: Print the run's output.
         lines: Options without a dot, such as steps=20_000, seed=1, root="runs".
 

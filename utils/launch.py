@@ -51,7 +51,7 @@ def create_context(options: Options) -> tuple[Context, Agent]:
     try:
         memories = _memories(options, spec, agent)
         counters, run_state = RunCounters(options.num_actors, options.num_learners), RunState(len(roles))
-        rate_limiter = RateLimiter(options.clock, counters)
+        rate_limiter = RateLimiter(options.rate_limiter, counters)
         parameters, logs = ParameterStore(ParameterStore.size_of(agent.model)), LogRings(len(roles))
         if options.mode == 2 or options.model_file is not None:
             initial_weights = _initial_weights(options, agent.model, spec)

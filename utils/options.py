@@ -54,58 +54,61 @@ CONFIGS: list[dict[str, Any]] = [
     # Pong for two CPU cores: pictures of 42x42 and a network that needs a seventh of the arithmetic.
     {"name": "dqn-pong-small",
      "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "prioritized", "model_type": "dqn-small",
-     "env.size": 42, "model.dueling": True, "agent.batch_size": 64, "agent.nstep": 3, "agent.lr": 2e-4,
-     "agent.eps": 1e-8, "agent.target_update": 500, "agent.exploration": "linear-ladder",
-     "agent.epsilon_steps": 50_000, "memory.capacity": 150_000, "memory.alpha": 0.5, "memory.beta_updates": 200_000,
-     "clock.learn_start": 10_000, "clock.samples_per_insert": 16.0, "learner.threads": 1, "evaluator.period": 480.0,
+     "env.resolution": 42, "model.dueling": True, "agent.batch_size": 64, "agent.n_step": 3,
+     "agent.learning_rate": 2e-4, "agent.optimizer_eps": 1e-8, "agent.target_update_period": 500,
+     "agent.exploration": "linear-ladder", "agent.exploration_epsilon_steps": 50_000, "memory.capacity": 150_000,
+     "memory.alpha": 0.5, "memory.beta_updates": 200_000, "rate_limiter.min_replay_size": 10_000,
+     "rate_limiter.samples_per_insert": 16.0, "learner.threads": 1, "evaluator.period": 480.0,
      "evaluator.episodes": 30},
     {"name": "dqn-pong",
      "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "prioritized", "model_type": "dqn-cnn",
-     "agent.nstep": 5, "agent.lr": 1e-4, "agent.eps": 1e-8, "agent.target_update": 1_000,
-     "agent.exploration": "linear-ladder", "agent.epsilon_steps": 50_000, "memory.capacity": 400_000,
-     "memory.alpha": 0.5, "clock.learn_start": 5_000, "evaluator.period": 900.0, "evaluator.episodes": 30},
+     "agent.n_step": 5, "agent.learning_rate": 1e-4, "agent.optimizer_eps": 1e-8, "agent.target_update_period": 1_000,
+     "agent.exploration": "linear-ladder", "agent.exploration_epsilon_steps": 50_000, "memory.capacity": 400_000,
+     "memory.alpha": 0.5, "rate_limiter.min_replay_size": 5_000, "evaluator.period": 900.0, "evaluator.episodes": 30},
     {"name": "dqn-breakout",
      "agent_type": "dqn", "env_type": "atari", "game": "breakout", "memory_type": "prioritized",
-     "model_type": "dqn-cnn", "model.dueling": True, "agent.nstep": 3, "agent.lr": 6.25e-5,
-     "agent.target_update": 8_000, "memory.capacity": 1_000_000},
+     "model_type": "dqn-cnn", "model.dueling": True, "agent.n_step": 3, "agent.learning_rate": 6.25e-5,
+     "agent.target_update_period": 8_000, "memory.capacity": 1_000_000},
     {"name": "dqn-cartpole",
      "agent_type": "dqn", "env_type": "gym", "game": "CartPole-v1", "memory_type": "shared", "model_type": "dqn-mlp",
-     "agent.lr": 1e-3, "agent.eps": 1e-8, "agent.batch_size": 64, "agent.target_update": 200,
-     "agent.epsilon_steps": 10_000, "memory.capacity": 50_000, "clock.learn_start": 1_000, "learner.threads": 1,
-     "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 200_000},
+     "agent.learning_rate": 1e-3, "agent.optimizer_eps": 1e-8, "agent.batch_size": 64,
+     "agent.target_update_period": 200, "agent.exploration_epsilon_steps": 10_000, "memory.capacity": 50_000,
+     "rate_limiter.min_replay_size": 1_000, "learner.threads": 1, "evaluator.period": 10.0, "evaluator.episodes": 20,
+     "steps": 200_000},
     {"name": "dqn-minatar-breakout",
      "agent_type": "dqn", "env_type": "minatar", "game": "breakout", "memory_type": "shared",
-     "model_type": "dqn-minatar", "agent.nstep": 1, "agent.lr": 2.5e-4, "agent.target_update": 1_000,
-     "agent.epsilon_steps": 100_000, "agent.epsilon_end": 0.1, "memory.capacity": 100_000, "clock.learn_start": 5_000,
-     "learner.threads": 1, "steps": 1_000_000},
+     "model_type": "dqn-minatar", "agent.n_step": 1, "agent.learning_rate": 2.5e-4, "agent.target_update_period": 1_000,
+     "agent.exploration_epsilon_steps": 100_000, "agent.exploration_epsilon_end": 0.1, "memory.capacity": 100_000,
+     "rate_limiter.min_replay_size": 5_000, "learner.threads": 1, "steps": 1_000_000},
     # Nature DQN (Mnih et al. 2015), with Rainbow's Adam in place of its RMSProp.
     {"name": "dqn-pong-uniform",
      "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "shared", "model_type": "dqn-cnn",
-     "agent.nstep": 1, "agent.double": False, "agent.lr": 6.25e-5, "agent.target_update": 10_000,
-     "agent.epsilon_end": 0.1, "agent.evaluation_epsilon": 0.05, "memory.capacity": 1_000_000,
-     "clock.learn_start": 50_000},
+     "agent.n_step": 1, "agent.double_q": False, "agent.learning_rate": 6.25e-5, "agent.target_update_period": 10_000,
+     "agent.exploration_epsilon_end": 0.1, "agent.evaluation_epsilon": 0.05, "memory.capacity": 1_000_000,
+     "rate_limiter.min_replay_size": 50_000},
 ]
 
 # For one GPU and 16 cores: the replay, sampling and priorities are on the GPU, and one launch of a CUDA graph makes
 # several updates (docs/results/gpu.md).
-ON_GPU = {"env_type": "atari", "game": "pong", "num_envs_per_actor": 256, "actor.groups": 2, "actor.device": "auto",
-          "actor.env_threads": 14, "actor.refresh_period": 5_120, "learner.precision": "auto",
-          "evaluator.period": 300.0, "steps": 50_000_000}
-REPLAY_ON_GPU = {"memory_type": "prioritized", "memory.capacity": 1_000_000, "clock.learn_start": 50_000,
-                 "learner.memory_device": "learner"}
-BATCHES_OF_256 = {"agent.batch_size": 256, "agent.lr": 1.5e-4, "agent.target_update": 1_000, "memory.alpha": 0.5,
-                  "memory.beta_updates": 1_562_500, "clock.tolerance": 4_000, "learner.updates_per_replay": 8,
-                  "learner.publish_period": 40}
+ON_GPU = {"env_type": "atari", "game": "pong", "num_envs_per_actor": 256, "actor.num_env_splits": 2,
+          "actor.device": "auto", "actor.env_threads": 14, "actor.parameter_pull_period": 5_120,
+          "learner.precision": "auto", "evaluator.period": 300.0, "steps": 50_000_000}
+REPLAY_ON_GPU = {"memory_type": "prioritized", "memory.capacity": 1_000_000, "rate_limiter.min_replay_size": 50_000,
+                 "learner.replay_device": "learner"}
+BATCHES_OF_256 = {"agent.batch_size": 256, "agent.learning_rate": 1.5e-4, "agent.target_update_period": 1_000,
+                  "memory.alpha": 0.5, "memory.beta_updates": 1_562_500, "rate_limiter.error_buffer": 4_000,
+                  "learner.updates_per_graph_launch": 8, "learner.publish_period": 40}
 CONFIGS += [{"name": "dqn-pong-gpu", "agent_type": "dqn", "model_type": "dqn-cnn", **ON_GPU, **REPLAY_ON_GPU,
-             **BATCHES_OF_256, "agent.nstep": 3, "agent.epsilon_steps": 250_000}]
+             **BATCHES_OF_256, "agent.n_step": 3, "agent.exploration_epsilon_steps": 250_000}]
 
 # Ape-X (1803.00933). Each second it makes 19 updates of 512 samples while its actors insert 12.5 k agent steps.
 APEX = {"agent_type": "dqn", "env_type": "atari", "memory_type": "prioritized", "model_type": "dqn-cnn",
-        "model.dueling": True, "agent.exploration": "ladder", "agent.nstep": 3, "agent.batch_size": 512,
-        "agent.loss": "squared", "agent.optimizer": "rmsprop", "agent.lr": 2.5e-4 / 4, "agent.eps": 1.5e-7,
-        "agent.rmsprop_decay": 0.95, "agent.clip_norm": 40.0, "agent.target_update": 2_500,
-        "memory.capacity": 2_000_000, "memory.alpha": 0.6, "memory.beta_start": 0.4, "memory.beta_end": 0.4,
-        "actor.refresh_period": 100, "clock.learn_start": 50_000, "clock.samples_per_insert": 0.8}
+        "model.dueling": True, "agent.exploration": "ladder", "agent.n_step": 3, "agent.batch_size": 512,
+        "agent.loss": "squared", "agent.optimizer": "rmsprop", "agent.learning_rate": 2.5e-4 / 4,
+        "agent.optimizer_eps": 1.5e-7, "agent.rmsprop_decay": 0.95, "agent.clip_norm": 40.0,
+        "agent.target_update_period": 2_500, "memory.capacity": 2_000_000, "memory.alpha": 0.6,
+        "memory.beta_start": 0.4, "memory.beta_end": 0.4, "actor.parameter_pull_period": 100,
+        "rate_limiter.min_replay_size": 50_000, "rate_limiter.samples_per_insert": 0.8}
 CONFIGS += [
     {"name": "apex-pong", "game": "pong", **APEX},
     {"name": "apex-breakout", "game": "breakout", **APEX},
@@ -115,11 +118,12 @@ CONFIGS += [
 # Double DQN with GroupNorm and compressed frames, as the third of the replaced systems ran it for 200 M agent steps:
 # with uniform and with prioritised replay.
 GROUP_NORM = {"agent_type": "dqn", "env_type": "atari", "memory_type": "shared", "model_type": "dqn-cnn",
-              "model.norm": "group", "agent.batch_size": 256, "agent.nstep": 1, "agent.lr": 6.25e-5,
-              "agent.weight_decay": 5e-5, "agent.target_update": 10_000, "agent.epsilon_end": 0.1,
-              "agent.epsilon_steps": 4_000_000, "memory.capacity": 1_000_000, "storage.codec": "lz4",
-              "clock.learn_start": 100_000, "steps": 200_000_000}
-PRIORITIZED = {"memory_type": "prioritized", "memory.alpha": 0.5, "memory.beta_updates": 6_250_000, "agent.lr": 1.5e-5}
+              "model.norm": "group", "agent.batch_size": 256, "agent.n_step": 1, "agent.learning_rate": 6.25e-5,
+              "agent.weight_decay": 5e-5, "agent.target_update_period": 10_000, "agent.exploration_epsilon_end": 0.1,
+              "agent.exploration_epsilon_steps": 4_000_000, "memory.capacity": 1_000_000,
+              "replay.frame_compression": "lz4", "rate_limiter.min_replay_size": 100_000, "steps": 200_000_000}
+PRIORITIZED = {"memory_type": "prioritized", "memory.alpha": 0.5, "memory.beta_updates": 6_250_000,
+               "agent.learning_rate": 1.5e-5}
 CONFIGS += [
     {"name": "ddqn-zaxxon", "game": "zaxxon", **GROUP_NORM},
     {"name": "prior-ddqn-zaxxon", "game": "zaxxon", **GROUP_NORM, **PRIORITIZED},
@@ -137,15 +141,15 @@ CONFIGS += [{"name": "rainbow-pong", "game": "pong", **RAINBOW_ATARI},
             {"name": "rainbow-breakout", "game": "breakout", **RAINBOW_ATARI},
             {"name": "rainbow-cartpole", "game": "CartPole-v1", **RAINBOW, "env_type": "gym",
              "model_type": "rainbow-mlp", "agent.v_min": 0.0, "agent.v_max": 100.0, "agent.batch_size": 64,
-             "agent.lr": 1e-3, "agent.eps": 1e-8, "agent.target_update": 200, "memory.capacity": 50_000,
-             "memory.beta_updates": 25_000, "clock.learn_start": 1_000, "learner.threads": 1, "evaluator.period": 10.0,
-             "evaluator.episodes": 20, "steps": 200_000}]
+             "agent.learning_rate": 1e-3, "agent.optimizer_eps": 1e-8, "agent.target_update_period": 200,
+             "memory.capacity": 50_000, "memory.beta_updates": 25_000, "rate_limiter.min_replay_size": 1_000,
+             "learner.threads": 1, "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 200_000}]
 # What each of Rainbow's six parts is worth, on MinAtar in 60,000 agent steps. A brick every dozen steps is a return of
 # 9 at gamma 0.99, so the atoms span 0 to 20.
-ABLATION = {"env_type": "minatar", "game": "breakout", "agent.nstep": 3, "agent.lr": 2.5e-4,
-            "agent.target_update": 1_000, "agent.epsilon_start": 0.0, "agent.epsilon_end": 0.0,
-            "memory.capacity": 100_000, "clock.learn_start": 5_000, "learner.threads": 1, "evaluator.period": 30.0,
-            "evaluator.episodes": 30, "steps": 200_000}
+ABLATION = {"env_type": "minatar", "game": "breakout", "agent.n_step": 3, "agent.learning_rate": 2.5e-4,
+            "agent.target_update_period": 1_000, "agent.exploration_epsilon_start": 0.0,
+            "agent.exploration_epsilon_end": 0.0, "memory.capacity": 100_000, "rate_limiter.min_replay_size": 5_000,
+            "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 200_000}
 # beta anneals over two million agent steps, so it ends at 0.46 (200,000 steps) or 0.42 (60,000 steps).
 BY_PRIORITY = {"memory_type": "prioritized", "memory.alpha": 0.5, "memory.beta_updates": 500_000}
 RAINBOW_AGENT = {"agent_type": "rainbow", "model_type": "rainbow-minatar"}
@@ -153,12 +157,13 @@ C51 = {**RAINBOW_AGENT, "agent.v_min": 0.0, "agent.v_max": 20.0}
 PART_LESS = {**ABLATION, "steps": 60_000}
 CONFIGS += [
     {"name": "rainbow-minatar-breakout", **ABLATION, **BY_PRIORITY, **C51},
-    {"name": "rainbow-no-double-minatar-breakout", **PART_LESS, **BY_PRIORITY, **C51, "agent.double": False},
+    {"name": "rainbow-no-double-minatar-breakout", **PART_LESS, **BY_PRIORITY, **C51, "agent.double_q": False},
     {"name": "rainbow-no-dueling-minatar-breakout", **PART_LESS, **BY_PRIORITY, **C51, "model.dueling": False},
     {"name": "rainbow-no-noisy-minatar-breakout", **PART_LESS, **BY_PRIORITY, **C51, "model.noisy": False,
-     "agent.epsilon_start": 1.0, "agent.epsilon_end": 0.01, "agent.epsilon_steps": 100_000},
+     "agent.exploration_epsilon_start": 1.0, "agent.exploration_epsilon_end": 0.01,
+     "agent.exploration_epsilon_steps": 100_000},
     {"name": "rainbow-no-prioritized-minatar-breakout", **PART_LESS, **C51, "memory_type": "shared"},
-    {"name": "rainbow-no-nstep-minatar-breakout", **PART_LESS, **BY_PRIORITY, **C51, "agent.nstep": 1},
+    {"name": "rainbow-no-nstep-minatar-breakout", **PART_LESS, **BY_PRIORITY, **C51, "agent.n_step": 1},
     {"name": "rainbow-no-distributional-minatar-breakout", **PART_LESS, **BY_PRIORITY, "agent_type": "dqn",
      "model_type": "dqn-minatar", "model.dueling": True, "model.noisy": True},
     {"name": "rainbow-quantile-minatar-breakout", **PART_LESS, **BY_PRIORITY, **RAINBOW_AGENT,
@@ -171,27 +176,28 @@ CONFIGS += [
 R2D2 = {"agent_type": "r2d2", "memory_type": "prioritized", "memory.alpha": 0.9, "memory.beta_start": 0.6,
         "memory.beta_end": 0.6}
 R2D2_ATARI = {**R2D2, "env_type": "atari", "model_type": "r2d2-cnn", "env.reward_clipping": "none",
-              "env.life_loss": False, "memory.capacity": 1_000_000, "actor.refresh_period": 400,
-              "clock.learn_start": 50_000, "clock.samples_per_insert": 4.0, "clock.tolerance": 2_000}
+              "env.life_loss": False, "memory.capacity": 1_000_000, "actor.parameter_pull_period": 400,
+              "rate_limiter.min_replay_size": 50_000, "rate_limiter.samples_per_insert": 4.0,
+              "rate_limiter.error_buffer": 2_000}
 # R2D2 for tasks of minutes: shorter sequences, and 8 to 16 samples an insert, because actors are slower than the
 # learner here. An update learns from 640 steps, so a run has few updates. The target follows every 50, which is 32,000
 # samples like the 1,000 updates of dqn-minatar-breakout.
-R2D2_SMALL = {**R2D2, "agent.burn_in": 4, "agent.unroll_length": 20, "agent.stride": 10, "agent.nstep": 3,
-              "agent.batch_size": 32, "agent.lr": 1e-3, "agent.eps": 1e-5, "agent.target_update": 50,
-              "memory.capacity": 50_000, "clock.learn_start": 2_000, "learner.threads": 1, "evaluator.steps": 10_000,
-              "evaluator.episodes": 20}
+R2D2_SMALL = {**R2D2, "agent.burn_in": 4, "agent.unroll_length": 20, "agent.sequence_period": 10, "agent.n_step": 3,
+              "agent.batch_size": 32, "agent.learning_rate": 1e-3, "agent.optimizer_eps": 1e-5,
+              "agent.target_update_period": 50, "memory.capacity": 50_000, "rate_limiter.min_replay_size": 2_000,
+              "learner.threads": 1, "evaluator.steps": 10_000, "evaluator.episodes": 20}
 CONFIGS += [
     {"name": "r2d2-pong", "game": "pong", **R2D2_ATARI},
     {"name": "r2d2-breakout", "game": "breakout", **R2D2_ATARI},
     # An episode is 10 steps: with a stride of 10 every stored state would be the first of an episode.
     {"name": "r2d2-recall", "game": "recall", **R2D2_SMALL, "env_type": "recall", "model_type": "r2d2-mlp",
-     "agent.stride": 7, "clock.samples_per_insert": 16.0, "evaluator.steps": 5_000, "evaluator.episodes": 50,
-     "steps": 100_000},
+     "agent.sequence_period": 7, "rate_limiter.samples_per_insert": 16.0, "evaluator.steps": 5_000,
+     "evaluator.episodes": 50, "steps": 100_000},
     {"name": "r2d2-minatar-breakout", "game": "breakout", **R2D2_SMALL, "env_type": "minatar",
-     "model_type": "r2d2-minatar", "agent.burn_in": 10, "memory.capacity": 100_000, "clock.learn_start": 5_000,
-     "evaluator.steps": 15_000, "evaluator.episodes": 30, "steps": 300_000},
+     "model_type": "r2d2-minatar", "agent.burn_in": 10, "memory.capacity": 100_000,
+     "rate_limiter.min_replay_size": 5_000, "evaluator.steps": 15_000, "evaluator.episodes": 30, "steps": 300_000},
     {"name": "r2d2-cartpole", "game": "CartPole-v1", **R2D2_SMALL, "env_type": "gym", "model_type": "r2d2-mlp",
-     "agent.target_update": 20, "steps": 200_000},
+     "agent.target_update_period": 20, "steps": 200_000},
 ]
 
 # V-trace: a queue gives every unroll once and sets the pace; a mixed memory replays some unrolls as well.
@@ -206,13 +212,15 @@ def replay(share: float, kind: str, **settings: Any) -> dict[str, Any]:
 
 
 QUEUE, CIRCULAR = {"memory_type": "queue", "memory.capacity": 16}, {"memory_type": "circular", "memory.capacity": 16}
-IMPALA = {"agent_type": "impala", "clock.samples_per_insert": None, "clock.learn_start": 1, "learner.publish_period": 1,
-          "num_envs_per_actor": 16}
+IMPALA = {"agent_type": "impala", "rate_limiter.samples_per_insert": None, "rate_limiter.min_replay_size": 1,
+          "learner.publish_period": 1, "num_envs_per_actor": 16}
 IMPACT = {**IMPALA, **CIRCULAR, "agent_type": "impact"}
 # The learning rate falls over 51 M agent steps; where half of a batch is replayed, these are twice as many updates.
-ON_ATARI = {"env_type": "atari", "model_type": "impala-cnn", "agent.lr_schedule": "linear", "agent.lr_updates": 80_000}
-HALF_NEW = {**ON_ATARI, "agent.lr_updates": 160_000}
-ADAM = {"agent.optimizer": "adam", "agent.lr": 1e-3, "agent.eps": 1e-5, "agent.batch_size": 16, "learner.threads": 1}
+ON_ATARI = {"env_type": "atari", "model_type": "impala-cnn", "agent.lr_schedule": "linear",
+            "agent.lr_schedule_updates": 80_000}
+HALF_NEW = {**ON_ATARI, "agent.lr_schedule_updates": 160_000}
+ADAM = {"agent.optimizer": "adam", "agent.learning_rate": 1e-3, "agent.optimizer_eps": 1e-5, "agent.batch_size": 16,
+        "learner.threads": 1}
 ON_MINATAR = {**ADAM, "env_type": "minatar", "game": "breakout", "model_type": "minatar-ac", "evaluator.period": 30.0,
               "evaluator.episodes": 30, "steps": 500_000}
 ON_CARTPOLE = {**ADAM, "env_type": "gym", "game": "CartPole-v1", "model_type": "mlp-ac", "agent.unroll_length": 10,
@@ -224,8 +232,8 @@ ELITE = {"sample_strategy": "elite_sampling", "lambda_batch_multiplier": 6, "alf
          "lambda_batches": 20_000}
 CONFIGS += [
     {"name": "impala-pong-small", "game": "pong", **IMPALA, **QUEUE, **ADAM, "env_type": "atari",
-     "model_type": "small-ac", "env.size": 42, "num_envs_per_actor": 8, "agent.batch_size": 4, "agent.lr": 5e-4,
-     "evaluator.period": 480.0, "evaluator.episodes": 30},
+     "model_type": "small-ac", "env.resolution": 42, "num_envs_per_actor": 8, "agent.batch_size": 4,
+     "agent.learning_rate": 5e-4, "evaluator.period": 480.0, "evaluator.episodes": 30},
     {"name": "impala-pong", "game": "pong", **IMPALA, **QUEUE, **ON_ATARI},
     {"name": "impala-breakout", "game": "breakout", **IMPALA, **QUEUE, **ON_ATARI},
     {"name": "impala-breakout-elite", "game": "breakout", **IMPALA, **HALF_NEW, "model_type": "feature-ac",
@@ -234,11 +242,11 @@ CONFIGS += [
      **replay(0.5, "attentive")},
     {"name": "clear-breakout", "game": "breakout", **IMPALA, **HALF_NEW, **CLEAR},
     {"name": "laser-breakout", "game": "breakout", **IMPALA, **ON_ATARI, "model_type": "impala-resnet", **LASER,
-     "agent.lr_updates": 320_000},
+     "agent.lr_schedule_updates": 320_000},
     {"name": "impact-pong", "game": "pong", **IMPACT, **HALF_NEW},
     # Twice the updates of impala-cartpole, because every unroll is learnt from twice.
-    {"name": "impact-cartpole", **IMPACT, **ON_CARTPOLE, "agent.lr_updates": 25_000},
-    {"name": "impala-cartpole", **IMPALA, **QUEUE, **ON_CARTPOLE, "agent.lr_updates": 12_500},
+    {"name": "impact-cartpole", **IMPACT, **ON_CARTPOLE, "agent.lr_schedule_updates": 25_000},
+    {"name": "impala-cartpole", **IMPALA, **QUEUE, **ON_CARTPOLE, "agent.lr_schedule_updates": 12_500},
     {"name": "impala-lstm-recall", "game": "recall", **IMPALA, **QUEUE, **ADAM, "env_type": "recall",
      "model_type": "mlp-ac", "model.lstm": 64, "evaluator.steps": 20_000, "evaluator.episodes": 50, "steps": 300_000},
     {"name": "impala-minatar-breakout", **IMPALA, **QUEUE, **ON_MINATAR},
@@ -253,23 +261,27 @@ CONFIGS += [
 ]
 
 # Continuous control: an update of 256 samples for each agent step, as is usual.
-CONTROL = {"env_type": "gym", "memory_type": "shared", "num_envs_per_actor": 1, "clock.samples_per_insert": 256.0,
-           "clock.learn_start": 1_000, "clock.tolerance": 40, "actor.chunk_length": 8, "actor.refresh_period": 8,
-           "learner.publish_period": 8, "learner.batches_per_draw": 16, "agent.random_steps": 1_000}
+CONTROL = {"env_type": "gym", "memory_type": "shared", "num_envs_per_actor": 1,
+           "rate_limiter.samples_per_insert": 256.0, "rate_limiter.min_replay_size": 1_000,
+           "rate_limiter.error_buffer": 40, "actor.chunk_length": 8, "actor.parameter_pull_period": 8,
+           "learner.publish_period": 8, "learner.batches_per_sample": 16, "agent.random_exploration_steps": 1_000}
 MUJOCO = {"memory.capacity": 1_000_000, "evaluator.period": 60.0, "evaluator.episodes": 10, "steps": 1_000_000}
 PENDULUM = {"game": "Pendulum-v1", "memory.capacity": 50_000, "evaluator.period": 10.0, "evaluator.episodes": 20,
             "steps": 15_000}
 INVERTED_PENDULUM = {**MUJOCO, "game": "InvertedPendulum-v5", "steps": 30_000}
 REACHER = {**MUJOCO, "game": "Reacher-v5", "steps": 20_000}
-HOPPER = {**MUJOCO, "game": "Hopper-v5", "agent.random_steps": 10_000, "clock.learn_start": 10_000}
-HALFCHEETAH = {**MUJOCO, "game": "HalfCheetah-v5", "agent.random_steps": 10_000, "clock.learn_start": 10_000}
+HOPPER = {**MUJOCO, "game": "Hopper-v5", "agent.random_exploration_steps": 10_000,
+          "rate_limiter.min_replay_size": 10_000}
+HALFCHEETAH = {**MUJOCO, "game": "HalfCheetah-v5", "agent.random_exploration_steps": 10_000,
+               "rate_limiter.min_replay_size": 10_000}
 # DDPG and D4PG have the settings of their descendants. Those of the papers are, for DDPG, learning rates of 1e-4 and
 # 1e-3, tau 1e-3 and OU noise; for D4PG, five steps, a learning rate of 1e-4, noise 0.3 and a copy to the target every
 # 100 updates.
 DDPG = {**CONTROL, "agent_type": "ddpg", "model_type": "ddpg-mlp"}
-D4PG = {**CONTROL, "agent_type": "d4pg", "model_type": "d4pg-mlp", "agent.nstep": 3, "agent.lr": 3e-4,
-        "agent.critic_lr": 3e-4, "agent.noise_scale": 0.1, "agent.target_update": 0.005}
-FAST = {"agent.lr": 1e-3, "agent.critic_lr": 1e-3}
+D4PG = {**CONTROL, "agent_type": "d4pg", "model_type": "d4pg-mlp", "agent.n_step": 3, "agent.learning_rate": 3e-4,
+        "agent.critic_learning_rate": 3e-4, "agent.noise_scale": 0.1, "agent.target_update_period": 1,
+        "agent.target_update_tau": 0.005}
+FAST = {"agent.learning_rate": 1e-3, "agent.critic_learning_rate": 1e-3}
 TD3 = {**CONTROL, "agent_type": "td3", "model_type": "td3-mlp"}
 SAC = {**CONTROL, "agent_type": "sac", "model_type": "sac-mlp"}
 CONFIGS += [
@@ -303,19 +315,19 @@ CONFIGS += [
 # while another chunk waits.
 CONFIGS += [
     {"name": "rainbow-pong-gpu", **RAINBOW, "model_type": "rainbow-cnn", **ON_GPU, **REPLAY_ON_GPU, **BATCHES_OF_256},
-    {"name": "r2d2-pong-gpu", **R2D2_ATARI, **ON_GPU, **REPLAY_ON_GPU, "clock.tolerance": 16_000,
-     "learner.updates_per_replay": 2, "learner.publish_period": 4},
+    {"name": "r2d2-pong-gpu", **R2D2_ATARI, **ON_GPU, **REPLAY_ON_GPU, "rate_limiter.error_buffer": 16_000,
+     "learner.updates_per_graph_launch": 2, "learner.publish_period": 4},
     {"name": "impala-pong-gpu", **IMPALA, **QUEUE, **ON_ATARI, **ON_GPU, "model_type": "impala-resnet",
-     "num_envs_per_actor": 128, "memory.capacity": 144, "actor.refresh_period": 2_560},
+     "num_envs_per_actor": 128, "memory.capacity": 144, "actor.parameter_pull_period": 2_560},
 ]
 
 # Pictures of a gymnasium environment, preprocessed like those of Atari; needs pip install -e ".[box2d]".
 CONFIGS += [{"name": "dqn-carracing", "agent_type": "dqn", "env_type": "gym", "game": "CarRacing-v3",
              "memory_type": "prioritized", "model_type": "dqn-cnn", "env.kwargs": {"continuous": False},
-             "env.action_repeat": 4, "env.size": 84, "env.grayscale": True, "env.frame_stack": 4,
-             "model.dueling": True, "agent.nstep": 3, "agent.lr": 1e-4, "agent.target_update": 1_000,
-             "agent.epsilon_steps": 50_000, "memory.capacity": 100_000, "memory.alpha": 0.5,
-             "clock.learn_start": 5_000, "steps": 500_000}]
+             "env.action_repeat": 4, "env.resolution": 84, "env.grayscale": True, "env.frame_stack": 4,
+             "model.dueling": True, "agent.n_step": 3, "agent.learning_rate": 1e-4, "agent.target_update_period": 1_000,
+             "agent.exploration_epsilon_steps": 50_000, "memory.capacity": 100_000, "memory.alpha": 0.5,
+             "rate_limiter.min_replay_size": 5_000, "steps": 500_000}]
 # fmt: on
 
 

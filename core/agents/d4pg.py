@@ -17,20 +17,22 @@ from core.ops.distributional import categorical_mean, categorical_projection, kl
 
 @frozen_dataclass
 class D4PGParams(ControlAgentParams):
-    nstep: int = Field(default=5, ge=1, le=100)
+    n_step: int = Field(default=5, ge=1, le=100)
     """Steps of the return before it bootstraps (D4PG: 5)."""
     v_min: float = Field(default=0.0, ge=-1e9, le=1e9)
     """Smallest return that the critic tells apart; it depends on the task."""
     v_max: float = Field(default=1_000.0, ge=-1e9, le=1e9)
     """Largest return that the critic tells apart; it depends on the task."""
-    lr: float = Field(default=1e-4, gt=0, le=100)
+    learning_rate: float = Field(default=1e-4, gt=0, le=100)
     """Learning rate of the policy at the start (D4PG: 1e-4)."""
-    critic_lr: float = Field(default=1e-4, gt=0, le=100)
+    critic_learning_rate: float = Field(default=1e-4, gt=0, le=100)
     """Learning rate of the critic at the start (D4PG: 1e-4)."""
     noise_scale: float = Field(default=0.3, ge=0, le=1_000)
     """Deviation of the noise, as a share of the range's half width (D4PG: 0.3)."""
-    target_update: float = Field(default=100.0, gt=0, le=1e9)
-    """Updates between copies to the targets; below 1 the factor of a soft update each time (D4PG: 100)."""
+    target_update_period: int = Field(default=100, ge=1, le=10**9)
+    """Updates between updates of the targets (D4PG: 100)."""
+    target_update_tau: float = Field(default=1.0, gt=0, le=1)
+    """Weight of the online network in an update of the targets; 1 copies it."""
 
 
 class D4PG(Deterministic):

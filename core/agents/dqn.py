@@ -71,6 +71,6 @@ class DQN(QLearning):
     def _bootstrap(self, observation: Tensor) -> Tensor:
         """Return the value [B] of each window's final observation."""
         values: Tensor = self.target(observation, ())[0]  # [B, A]
-        if not self.params.double:
+        if not self.params.double_q:
             return values.amax(1)
         return values.gather(1, self.model(observation, ())[0].argmax(1, keepdim=True))[:, 0]

@@ -39,11 +39,11 @@ KL_SPAN = 1_000.0
 
 @frozen_dataclass
 class ImpactParams(ActorCriticAgentParams):
-    epsilon: float = Field(default=0.3, gt=0, le=1)
+    clip_epsilon: float = Field(default=0.3, gt=0, le=1)
     """Half width of the clip around 1 (IMPACT: 0.2 to 0.4)."""
     beta_max: float = Field(default=2.0, gt=0, le=1e30)
     """Clip of mu / pi_target."""
-    target_update: int = Field(default=8, ge=1, le=10**9)
+    target_update_period: int = Field(default=8, ge=1, le=10**9)
     """Updates between copies of the network to the target (IMPACT: N K)."""
     rho_bar: float = Field(default=1.0, gt=0, le=1e30)
     """Clip of pi_target / mu in the temporal differences."""
@@ -57,9 +57,9 @@ class ImpactParams(ActorCriticAgentParams):
     """Nats before a copy to the target that the weight of the KL is adapted to."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """Optimiser of the network."""
-    lr: float = Field(default=5e-4, gt=0, le=100)
+    learning_rate: float = Field(default=5e-4, gt=0, le=100)
     """Learning rate at the start."""
-    eps: float = Field(default=1e-8, gt=0, le=1)
+    optimizer_eps: float = Field(default=1e-8, gt=0, le=1)
     """Added to the root of the optimiser's second moment."""
 
 
@@ -74,13 +74,13 @@ class Impact(ActorCriticAgent):
         super().init_learner()
         self.target = self._make_target()
         self._kl_coefficient = torch.tensor(self.params.kl_coefficient, device=self.device)
-        self._updates, self._update_target = UpdateCounter(), TargetUpdater(self.params.target_update)
+        self._updates, self._update_target = UpdateCounter(), TargetUpdater(self.params.target_update_period)
 
     def learn(self, batch: Batch) -> LearnerOutput:
         statistics, sums, applied = self.minimise(batch)
         steps = sums["steps"].clamp(min=1)
         statistics["target_kl"], statistics["kl_coefficient"] = sums["target_kl"] / steps, self._kl_coefficient.clone()
-        statistics["target_lag"] = sums["target_lag"] / batch.window.rewards[:-1].numel()
+        statistics["target_abs_log_ratio"] = sums["target_abs_log_ratio"] / batch.window.rewards[:-1].numel()
         target, online = (list(network.state_dict().values()) for network in (self.target, self.model))
         copied = self._update_target(target, online, self._updates.next(), applied)
         if self.params.kl_coefficient and copied is not False:
@@ -109,7 +109,7 @@ class Impact(ActorCriticAgent):
             trace_lambda=params.trace_lambda,
         )
         objective = clipped_surrogate(
-            log_probs, behaviour_log_probs, target_log_probs, returns.unweighted, params.epsilon, params.beta_max
+            log_probs, behaviour_log_probs, target_log_probs, returns.unweighted, params.clip_epsilon, params.beta_max
         )
         policy, baseline = -(objective * valid).sum(), baseline_loss(values[:-1], returns.targets, valid)
         entropy, target_kl = entropy_loss(logits, valid), (kl(target_logits, logits) * valid).sum()
@@ -117,7 +117,7 @@ class Impact(ActorCriticAgent):
         if params.kl_coefficient:
             loss = loss + self._kl_coefficient * target_kl
         statistics = {"policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy, "values": values.sum()}
-        statistics |= {"target_lag": (log_probs - target_log_probs).abs().sum()}
+        statistics |= {"target_abs_log_ratio": (log_probs - target_log_probs).abs().sum()}
         statistics |= {"target_kl": target_kl, "steps": valid.sum()}
         return Loss(loss, {name: value.detach() for name, value in statistics.items()})
 

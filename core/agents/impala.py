@@ -59,7 +59,7 @@ class Impala(ActorCriticAgent):
 
     def learn(self, batch: Batch) -> LearnerOutput:
         statistics, sums, applied = self.minimise(batch)
-        for name in ("behaviour_kl", "fresh_share", "relevant_share"):
+        for name in ("behaviour_kl", "on_policy_fraction", "trusted_fraction"):
             statistics[name] = sums[name] / sums["steps"].clamp(min=1)
         return make_learner_output(statistics, None, applied)
 
@@ -99,5 +99,5 @@ class Impala(ActorCriticAgent):
             loss = loss + params.value_cloning_cost * cloning
         statistics = {"policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy_loss(logits, valid)}
         statistics |= {"values": values.sum(), "behaviour_kl": (kl(logits, behaviour_logits) * valid).sum()}
-        statistics |= {"fresh_share": fresh.sum(), "relevant_share": included.sum(), "steps": valid.sum()}
+        statistics |= {"on_policy_fraction": fresh.sum(), "trusted_fraction": included.sum(), "steps": valid.sum()}
         return Loss(loss, {name: value.detach() for name, value in statistics.items()})

@@ -40,9 +40,9 @@ class R2D2Params(QLearningParams):
     """Steps of a sequence that only bring the recurrent state up to date (R2D2: 40)."""
     unroll_length: int = Field(default=80, ge=1, le=10_000)
     """Steps of a sequence that are learnt from (R2D2: 80)."""
-    stride: int = Field(default=40, ge=1, le=10_000)
+    sequence_period: int = Field(default=40, ge=1, le=10_000)
     """Steps between the starts of sequences; a recurrent state is stored at each (R2D2: 40)."""
-    nstep: int = Field(default=5, ge=1, le=100)
+    n_step: int = Field(default=5, ge=1, le=100)
     """Steps of the return before it bootstraps (R2D2: 5)."""
     gamma: float = Field(default=0.997, ge=0, le=1)
     """Discount of a step (R2D2: 0.997)."""
@@ -50,7 +50,7 @@ class R2D2Params(QLearningParams):
     """Epsilon of the value rescaling h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x."""
     eta: float = Field(default=0.9, ge=0, le=1)
     """Share of the largest |td| in a sequence's priority; the rest is the mean's (R2D2: 0.9)."""
-    eps: float = Field(default=1e-3, gt=0, le=1)
+    optimizer_eps: float = Field(default=1e-3, gt=0, le=1)
     """Added to the root of the optimiser's second moment (R2D2: 1e-3)."""
     clip_norm: float = Field(default=40.0, ge=0, le=1e9)
     """Largest norm of the whole gradient; 0 is off (Ape-X: 40)."""
@@ -79,8 +79,8 @@ class R2D2(QLearning):
     def window(self) -> WindowSpec:
         """Return the burn-in, the trained steps, and n more to bootstrap from."""
         params = self.params
-        steps = params.burn_in + params.unroll_length + params.nstep
-        return WindowSpec(steps - 1, tuple(range(steps)), crosses_episodes=True, stride=params.stride)
+        steps = params.burn_in + params.unroll_length + params.n_step
+        return WindowSpec(steps - 1, tuple(range(steps)), crosses_episodes=True, stride=params.sequence_period)
 
     @property
     def extras(self) -> dict[str, ArraySpec]:
@@ -120,7 +120,7 @@ class R2D2(QLearning):
         values = self._unroll(self.model, window, batch.window.firsts)  # [U + n, B, A]
         with torch.no_grad():
             target_values = self._unroll(self.target, window, batch.window.firsts)
-            best = (values if params.double else target_values).argmax(2, keepdim=True)
+            best = (values if params.double_q else target_values).argmax(2, keepdim=True)
             targets = self._targets(window, target_values.gather(2, best)[..., 0])  # [U, B]
         q_taken = values.gather(2, window.actions[after_burn_in, :, None])[..., 0]  # [U + n, B]
         errors, valid = self._errors(window, targets, q_taken)
@@ -153,7 +153,7 @@ class R2D2(QLearning):
         fields = (window.rewards, window.discounts, window.lasts)
         rewards, discounts, lasts = (field[params.burn_in :] for field in fields)
         values = unrescaled(bootstrap, params.rescaling_eps)
-        targets = n_step_targets(rewards, discounts, lasts, values, params.gamma, params.nstep)
+        targets = n_step_targets(rewards, discounts, lasts, values, params.gamma, params.n_step)
         return rescaled(targets, params.rescaling_eps)
 
     def _errors(self, window: Window, targets: Tensor, q_taken: Tensor) -> tuple[Tensor, Tensor]:

@@ -81,13 +81,15 @@ class RainbowParams(QLearningParams):
     """Largest return that "categorical" tells apart (C51: 10, for clipped rewards)."""
     kappa: float = Field(default=1.0, gt=0, le=1e6)
     """Error up to which "quantile" is squared; larger ones count linearly (QR-DQN: 1)."""
-    lr: float = Field(default=6.25e-5, gt=0, le=100)
+    learning_rate: float = Field(default=6.25e-5, gt=0, le=100)
     """Learning rate at the start (Rainbow: 6.25e-5)."""
-    target_update: float = Field(default=2_000.0, gt=0, le=1e9)
-    """Updates between copies to the target (32 k frames); below 1 the factor of a soft update each time."""
-    epsilon_start: float = Field(default=0.0, ge=0, le=1)
+    target_update_period: int = Field(default=2_000, ge=1, le=10**9)
+    """Updates between updates of the target (32 k frames)."""
+    target_update_tau: float = Field(default=1.0, gt=0, le=1)
+    """Weight of the online network in an update of the target; 1 copies it."""
+    exploration_epsilon_start: float = Field(default=0.0, ge=0, le=1)
     """Share of random actions at first; 0, as noisy layers explore."""
-    epsilon_end: float = Field(default=0.0, ge=0, le=1)
+    exploration_epsilon_end: float = Field(default=0.0, ge=0, le=1)
     """Share of random actions at the end of exploration "linear" (Rainbow without noisy layers: 0.01)."""
 
 
@@ -133,7 +135,7 @@ class Rainbow(QLearning):
     def _bootstrap(self, observation: Tensor) -> Tensor:
         """Return the target network's distribution [B, N] of the best action at each window's final observation."""
         output = self.target(observation, ())[0]  # [B, A, N]
-        chooser = self.model(observation, ())[0] if self.params.double else output
+        chooser = self.model(observation, ())[0] if self.params.double_q else output
         return _select_actions(output, self._distribution.mean(chooser).argmax(1))
 
 

@@ -28,9 +28,9 @@ LOG_DEVIATIONS = -20.0, 2.0  # bounds to which they are clipped, as in the autho
 
 @frozen_dataclass
 class SACParams(ControlAgentParams):
-    lr: float = Field(default=3e-4, gt=0, le=100)
+    learning_rate: float = Field(default=3e-4, gt=0, le=100)
     """Learning rate of policy and temperature at the start (SAC: 3e-4)."""
-    critic_lr: float = Field(default=3e-4, gt=0, le=100)
+    critic_learning_rate: float = Field(default=3e-4, gt=0, le=100)
     """Learning rate of the critics at the start (SAC: 3e-4)."""
     noise: Literal["gaussian", "ornstein-uhlenbeck", "none"] = "none"
     """Noise that is added to the policy's sample."""
@@ -64,7 +64,7 @@ class SAC(ContinuousControl):
         params = self.params
         self.log_temperature = nn.Parameter(torch.tensor(params.temperature, device=self.device).log())
         self.temperature_optimizer = Optimizer(
-            [self.log_temperature], replace(params, weight_decay=0.0), period=params.policy_period
+            [self.log_temperature], replace(params, weight_decay=0.0), period=params.policy_update_period
         )
         num_actions = self.spec.action.low.size  # type: ignore[union-attr]
         self._target_entropy = -float(num_actions) if params.target_entropy is None else params.target_entropy
@@ -104,7 +104,7 @@ class SAC(ContinuousControl):
 
     def prepare_updates(self, count: int) -> None:
         super().prepare_updates(count)
-        self.temperature_optimizer.plan(count // self.params.policy_period)
+        self.temperature_optimizer.plan(count // self.params.policy_update_period)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

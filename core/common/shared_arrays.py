@@ -65,7 +65,7 @@ class SharedArrays:
         if size > available_bytes():
             raise MemoryError(
                 f"{size:,} bytes of shared memory are needed and {available_bytes():,} are free: "
-                "a smaller memory.capacity, or storage.codec lz4 for pictures, needs less"
+                "a smaller memory.capacity, or replay.frame_compression lz4 for pictures, needs less"
             )
         try:
             self._fd = os.memfd_create("shared_arrays")

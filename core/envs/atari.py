@@ -46,7 +46,7 @@ class AtariEnv(Env):
         self._life_loss = training and params.rules().life_loss
         self._clipping = params.reward_clipping if training else "none"
         self._render_mode = render_mode
-        shape = (*height_and_width(params.size), *([] if params.grayscale else [3]))
+        shape = (*height_and_width(params.resolution), *([] if params.grayscale else [3]))
         self._actions = Discrete(int(self._emulator.single_action_space.n))
         self.spec = EnvSpec(
             name=name,
@@ -111,7 +111,7 @@ def _emulator(params: AtariParams, name: str, num_envs: int, num_threads: int, r
         return RenderableAtari(params, name, render_mode)
     from ale_py.vector_env import AtariVectorEnv
 
-    rules, (height, width) = params.rules(), height_and_width(params.size)
+    rules, (height, width) = params.rules(), height_and_width(params.resolution)
     return AtariVectorEnv(
         name,
         num_envs,

@@ -55,7 +55,7 @@ class AtariParams(EnvParams):
     """Frames of an agent step."""
     frame_stack: int = Field(default=4, ge=0, le=64)
     """Agent steps whose pictures are seen together; 0 is one picture, without a stack axis."""
-    size: Size = 84
+    resolution: Size = 84
     """Height and width of the pictures in pixels; one number stands for both."""
     grayscale: bool = True
     """See grey pictures; without it they are coloured, [H, W, 3]."""

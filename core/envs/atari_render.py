@@ -95,7 +95,7 @@ class RenderableAtari:
     def _frame(self) -> np.ndarray:
         if self._params.maxpool:
             self._screens[0] = np.maximum(*self._screens)
-        return resized(self._screens[0], self._params.size)
+        return resized(self._screens[0], self._params.resolution)
 
     def _observation(self) -> np.ndarray:
         return self._stack[None]  # [1, S, H, W] or [1, S, H, W, 3]

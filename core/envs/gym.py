@@ -38,7 +38,7 @@ class GymParams(EnvParams):
     """Arguments for gymnasium.make as a JSON object; in a row of CONFIGS also a Python dictionary."""
     wrappers: JsonText = "[]"
     """Gymnasium wrappers as a JSON list, innermost first: "package.module:Wrapper" or [that, {its arguments}]."""
-    size: Size | None = None
+    resolution: Size | None = None
     """Height and width in pixels that pictures are resized to; None leaves them."""
     grayscale: bool = False
     """Turn colour pictures into grey ones."""
@@ -71,7 +71,7 @@ class GymEnv(Env):
         env = made[0].env
         self._action, self._action_space = _action_spec(env.action_space), env.action_space
         image = is_image(env.observation_space)
-        preprocess = Preprocessing(frame_of(env.observation_space), image, params.size, params.grayscale)
+        preprocess = Preprocessing(frame_of(env.observation_space), image, params.resolution, params.grayscale)
         self.spec = EnvSpec(
             name=made[0].name,
             frame=preprocess.frame,

@@ -51,7 +51,7 @@ def _max_magnitude(space: spaces.Box) -> np.ndarray:
     """Return the largest absolute value of each element that is accepted; infinite where a bound is.
 
     Many environments leave their Box a little, which does no harm. Values of TOLERANCE times the bounds would make
-    losses that are not finite, for which agent.lr would be blamed.
+    losses that are not finite, for which agent.learning_rate would be blamed.
     """
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     return TOLERANCE * np.maximum(np.maximum(np.abs(low), np.abs(high)), 1.0)

@@ -56,7 +56,8 @@ class Preprocessing:
         self._size, self._to_gray, shape = size, to_gray, list(observation.shape)
         if not is_image and (to_gray or size is not None):
             raise ValueError(
-                f"env.size and env.grayscale are for pictures, and its observations are {observation.dtype} {shape}"
+                f"env.resolution and env.grayscale are for pictures, and its observations are "
+                f"{observation.dtype} {shape}"
             )
         if to_gray and len(shape) == 3 and shape[2] not in (1, 3):
             raise ValueError(f"env.grayscale is for pictures of three colours, and its have {shape[2]} planes")

@@ -34,7 +34,7 @@ class MetricAccumulator:
         self._skipped.copy_(torch.stack([total + skipped, in_a_row, torch.maximum(most, in_a_row)]))
 
     def take(self) -> dict[str, float]:
-        """Return the means since the last call, and `skipped_updates` of the whole run. This waits for the device."""
+        """Return the means since the last call, and `nonfinite_updates` of the whole run. This waits for the device."""
         totals: defaultdict[str, float] = defaultdict(float)
         counts: defaultdict[str, float] = defaultdict(float)
         for names, sums in self._sums.items():
@@ -46,7 +46,7 @@ class MetricAccumulator:
         skipped, _, self.consecutive_skipped = self._skipped.tolist()
         self._skipped[2].zero_()
         means = {name: totals[name] / count for name, count in counts.items() if count}
-        return {**means, "skipped_updates": float(skipped)}
+        return {**means, "nonfinite_updates": float(skipped)}
 
 
 class EagerMetricAccumulator:
@@ -75,7 +75,7 @@ class EagerMetricAccumulator:
         self._counts.update(output.statistics.keys())
 
     def take(self) -> dict[str, float]:
-        """Return the means since the last call, and `skipped_updates` of the whole run."""
+        """Return the means since the last call, and `nonfinite_updates` of the whole run."""
         means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
         self._sums, self._counts = {}, Counter()
-        return {**means, "skipped_updates": float(self._skipped)}
+        return {**means, "nonfinite_updates": float(self._skipped)}

@@ -19,9 +19,9 @@ from core.ops.schedules import SCHEDULES
 class OptimizerParams:
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """Optimiser of the network."""
-    lr: float = Field(default=1e-4, gt=0, le=100)
+    learning_rate: float = Field(default=1e-4, gt=0, le=100)
     """Learning rate at the start."""
-    eps: float = Field(default=1.5e-4, gt=0, le=1)
+    optimizer_eps: float = Field(default=1.5e-4, gt=0, le=1)
     """Added to the root of the second moment; in TensorFlow's RMSProp to what is under it."""
     weight_decay: float = Field(default=0.0, ge=0, le=10)
     """Weight of the L2 penalty on the parameters; 0 is off."""
@@ -30,10 +30,10 @@ class OptimizerParams:
     rmsprop_centered: bool = True
     """Divide RMSProp's steps by the standard deviation (Ape-X: yes, IMPALA: no)."""
     lr_schedule: Literal["constant", "linear", "polynomial", "step"] = "constant"
-    """Schedule of lr over the updates."""
+    """Schedule of the learning rate over the updates."""
     lr_end: float = Field(default=0.0, ge=0, le=100)
     """Learning rate that a schedule ends at."""
-    lr_updates: int = Field(default=1_000_000, ge=1, le=10**12)
+    lr_schedule_updates: int = Field(default=1_000_000, ge=1, le=10**12)
     """Updates that a schedule takes; for "step" those between two steps."""
     lr_decay: float = Field(default=0.5, gt=0, le=100)
     """Factor of schedule "step", exponent of schedule "polynomial"."""
@@ -68,13 +68,17 @@ class Optimizer:
         self._optimizer: torch.optim.Optimizer
         if params.optimizer == "adam":
             self._optimizer = torch.optim.Adam(
-                self._parameters, lr=params.lr, eps=params.eps, weight_decay=params.weight_decay, fused=True
+                self._parameters,
+                lr=params.learning_rate,
+                eps=params.optimizer_eps,
+                weight_decay=params.weight_decay,
+                fused=True,
             )
         else:
             self._optimizer = torch.optim.RMSprop(
                 self._parameters,
-                lr=params.lr,
-                eps=params.eps,
+                lr=params.learning_rate,
+                eps=params.optimizer_eps,
                 alpha=params.rmsprop_decay,
                 centered=params.rmsprop_centered,
                 weight_decay=params.weight_decay,
@@ -93,7 +97,9 @@ class Optimizer:
     def _lr_of(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0, which is taken in the last update of its period."""
         params, update = self._params, (step + 1) * self._period - 1
-        return SCHEDULES[params.lr_schedule](update, params.lr, params.lr_end, params.lr_updates, params.lr_decay)
+        return SCHEDULES[params.lr_schedule](
+            update, params.learning_rate, params.lr_end, params.lr_schedule_updates, params.lr_decay
+        )
 
     def plan(self, count: int) -> None:
         """Plan the next `count` steps: their learning rates go to the device, and python reads no tensor in `step`."""
@@ -112,7 +118,8 @@ class Optimizer:
 
         Args:
             total: windows of the batch.
-            loss_of: returns the loss of some of the windows or, given None, of all. With learner.shrink_batch, a batch
+            loss_of: returns the loss of some of the windows or, given None, of all. With learner.microbatch_on_oom, a
+            batch
                 that exceeds the GPU's memory is differentiated part by part (core/learning/microbatches.py).
 
         Returns:

@@ -85,7 +85,7 @@ class Prefetcher:
         """Return how long `get` waited for a batch on average since the last call, time-outs included."""
         milliseconds = 1_000 * self._wait_seconds / max(self._gets, 1)
         self._wait_seconds, self._gets = 0.0, 0
-        return {"prefetch_wait_ms": milliseconds}
+        return {"batch_wait_ms": milliseconds}
 
     def update_priorities(self, keys: SampleIds, priorities: np.ndarray) -> None:
         """Update priorities before the next batch is sampled. A later `get` raises what this raises."""

@@ -1,4 +1,4 @@
-"""Update target networks: softly after every update, or by a copy after some of them."""
+"""Update target networks: a step towards the online network every few updates."""
 
 import torch
 from torch import Tensor
@@ -9,30 +9,28 @@ from core.learning.device_schedule import ScheduledTensor
 class TargetUpdater:
     """Move a target network's tensors towards those of the online network.
 
-    - If target_update < 1, each call computes target += target_update * (online - target).
-    - Else the target becomes a copy of the online network every target_update updates.
-    - The updater is called after every `period` updates. If the optimiser skipped its step, the target stays.
+    - Every `period` updates, target += tau * (online - target); with tau = 1 the target becomes a copy.
+    - The updater is called after every `updates_per_call` updates. If the optimiser skipped its step, the target stays.
     """
 
-    # Whether a copy is due, for each of the planned updates.
+    # Whether an update of the target is due, for each of the planned calls.
     _due: ScheduledTensor | None = None
 
-    def __init__(self, target_update: float, period: int = 1):
-        self._target_update, self._period = target_update, period
+    def __init__(self, period: int, tau: float = 1.0, updates_per_call: int = 1):
+        self._period, self._tau, self._updates_per_call = period, tau, updates_per_call
 
     def is_due(self, update: int) -> bool:
-        """Return True if a copy became due since the last call. `update` counts from 1."""
-        every = int(self._target_update)
-        return self._target_update >= 1 and update // every > (update - self._period) // every
+        """Return True if an update of the target became due since the last call. `update` counts from 1."""
+        return update // self._period > (update - self._updates_per_call) // self._period
 
     def plan(self, first: int, count: int, device: torch.device) -> None:
-        """Plan the next `count` calls, which come after updates first, first + period, and so on.
+        """Plan the next `count` calls, which come after updates first, first + updates_per_call, and so on.
 
-        From now on the device decides whether a copy is due.
+        From now on the device decides whether an update of the target is due.
         """
         if self._due is None:
-            self._due = ScheduledTensor(lambda call: self.is_due(call * self._period), device, torch.bool)
-        self._due.plan(first // self._period, count)
+            self._due = ScheduledTensor(lambda call: self.is_due(call * self._updates_per_call), device, torch.bool)
+        self._due.plan(first // self._updates_per_call, count)
 
     @torch.no_grad()
     def __call__(
@@ -47,20 +45,20 @@ class TargetUpdater:
             applied: the optimiser stepped; a tensor if the update was planned.
 
         Returns:
-            True if the target is a copy now; a tensor if copies were planned.
+            True if the target moved; a tensor if the update was planned.
         """
-        if self._target_update < 1:
-            if isinstance(applied, Tensor):
-                torch._foreach_lerp_(target, online, [applied * self._target_update] * len(target))
-            elif applied:
-                torch._foreach_lerp_(target, online, self._target_update)
-            return False
         if self._due is not None:
             due = self._due.take() & applied
-            for tensor, new in zip(target, online):
-                torch.where(due, new, tensor, out=tensor)
+            if self._tau < 1:
+                torch._foreach_lerp_(target, online, [due * self._tau] * len(target))
+            else:
+                for tensor, new in zip(target, online):
+                    torch.where(due, new, tensor, out=tensor)
             return due
         if not (applied and self.is_due(update)):
             return False
-        torch._foreach_copy_(target, online)
+        if self._tau < 1:
+            torch._foreach_lerp_(target, online, self._tau)
+        else:
+            torch._foreach_copy_(target, online)
         return True

@@ -32,7 +32,7 @@ class PrioritizedParams(MemoryParams):
     """Exponent of the importance weights at last."""
     beta_updates: int = Field(default=1_000_000, ge=1, le=10**12)
     """Batches over which beta goes from beta_start to beta_end."""
-    epsilon: float = Field(default=1e-6, gt=0, le=1e6)
+    priority_epsilon: float = Field(default=1e-6, gt=0, le=1e6)
     """Added to |td|, so that a step without error can still be drawn."""
 
 

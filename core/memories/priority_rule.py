@@ -67,7 +67,7 @@ class PriorityRule(Generic[Array]):
         highest = self._library.where(valid, priorities, 0.0).max()
         self.largest[...] = self._library.maximum(self.largest, highest)
         known: Array = self._library.where(valid, priorities, self.largest)
-        leaves: Array = (known + self._params.epsilon) ** self._params.alpha
+        leaves: Array = (known + self._params.priority_epsilon) ** self._params.alpha
         return leaves
 
     def first_leaves(self, priorities: Array, invalid_starts: Array) -> Array:

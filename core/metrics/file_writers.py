@@ -104,7 +104,7 @@ class MetricsFiles:
             if self.errors == 1:
                 log_to_stderr(
                     f"warning: metrics cannot be written ({error}); "
-                    "training goes on, losses are counted in global/write_errors"
+                    "training goes on, losses are counted in global/metric_write_errors"
                 )
             return False
 

@@ -134,7 +134,7 @@ class SmallACParams(ActorCriticNetworkParams):
 
 
 class SmallAC(ActorCritic):
-    """A network for 42x42 (env.size 42) and machines without a GPU, on the torso of DQNSmall; F = 256."""
+    """A network for 42x42 (env.resolution 42) and machines without a GPU, on the torso of DQNSmall; F = 256."""
 
     Params = SmallACParams
     observations = "image"

@@ -112,7 +112,7 @@ class DQNSmallParams(NoisyParams):
 
 
 class DQNSmall(QNetwork):
-    """A network for 42x42 (env.size 42) and machines without a GPU."""
+    """A network for 42x42 (env.resolution 42) and machines without a GPU."""
 
     Params: ClassVar[type] = DQNSmallParams
     observations = "image"

@@ -96,7 +96,7 @@ class R2D2SmallParams(R2D2NetworkParams):
 
 
 class R2D2Small(R2D2Network):
-    """A network for 42x42 (env.size 42) and machines without a GPU."""
+    """A network for 42x42 (env.resolution 42) and machines without a GPU."""
 
     Params = R2D2SmallParams
     observations = "image"

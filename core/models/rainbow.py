@@ -47,7 +47,7 @@ class RainbowSmallParams(RainbowNetworkParams):
 
 
 class RainbowSmall(DQNSmall):
-    """A network for 42x42 (env.size 42) and machines without a GPU."""
+    """A network for 42x42 (env.resolution 42) and machines without a GPU."""
 
     Params, output_kind = RainbowSmallParams, "distribution"
 

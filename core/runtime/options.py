@@ -18,7 +18,7 @@ from core.common.settings import frozen_dataclass
 from core.env import Env, EnvParams
 from core.memory import Memory, MemoryParams
 from core.model import Model, ModelParams
-from core.runtime.rate_limiter import ClockParams
+from core.runtime.rate_limiter import RateLimiterParams
 from core.specs import EnvSpec
 from core.trajectory.frame_compression import StorageParams
 
@@ -29,17 +29,17 @@ class ActorParams:
 
     chunk_length: int = Field(default=8, ge=1, le=10_000)
     """Steps of each environment that are published together."""
-    refresh_period: int = Field(default=100, ge=1, le=10**9)
+    parameter_pull_period: int = Field(default=100, ge=1, le=10**9)
     """Agent steps of this actor between looks for newer parameters (Ape-X: 100)."""
     log_period: float = Field(default=2.0, gt=0, le=1e9)
     """Seconds between an actor's reports."""
     env_threads: int = Field(default=1, ge=1, le=256)
     """Emulator threads of each group of an actor's environments."""
-    groups: int = Field(default=1, ge=1, le=256)
+    num_env_splits: int = Field(default=1, ge=1, le=256)
     """Groups of an actor's environments that take turns. With 2, one is emulated while the other is answered."""
     device: str = "cpu"
     """Device of the actor's network: cpu, cuda, cuda:1; auto is cuda if there is a GPU."""
-    captured: bool = True
+    cuda_graph: bool = True
     """Compute the actor's answers by replaying a CUDA graph where its device is a GPU."""
     niceness: int = Field(default=10, ge=0, le=19)
     """Niceness of the actor's process, so that a learner that has work goes first where cores are few."""
@@ -53,25 +53,25 @@ class LearnerParams:
     """Torch threads of a learner; 0 is all cores up to 4, then what the actors leave."""
     prefetch: int = Field(default=2, ge=0, le=256)
     """Batches that a thread keeps ready; the inline engine always uses 0."""
-    batches_per_draw: int = Field(default=1, ge=1, le=1_024)
+    batches_per_sample: int = Field(default=1, ge=1, le=1_024)
     """Batches drawn from the memory at once; more are cheaper where updates take little."""
-    memory_device: Literal["cpu", "learner"] = "cpu"
+    replay_device: Literal["cpu", "learner"] = "cpu"
     """Device that batches are drawn on; with `learner` the replay is copied to the learner's device."""
-    updates_per_replay: int = Field(default=1, ge=1, le=1_024)
-    """Updates that Python starts as one; more than 1 needs memory_device learner."""
-    captured: Literal["auto", "yes", "no"] = "auto"
-    """Run updates as a CUDA graph; auto does with memory_device learner where possible."""
+    updates_per_graph_launch: int = Field(default=1, ge=1, le=1_024)
+    """Updates that Python starts as one; more than 1 needs replay_device learner."""
+    cuda_graph: Literal["auto", "yes", "no"] = "auto"
+    """Run updates as a CUDA graph; auto does with replay_device learner where possible."""
     precision: Literal["float32", "auto", "tf32", "bf16"] = "float32"
     """Precision of products: tf32 is for GPUs, auto is tf32 where there is one, bf16 is of networks."""
-    shrink_batch: bool = False
+    microbatch_on_oom: bool = False
     """Take one gradient of pieces of a batch when GPU memory runs out."""
     publish_period: int = Field(default=10, ge=1, le=10**9)
     """Updates between publications of the parameters."""
     log_period: float = Field(default=2.0, gt=0, le=1e9)
     """Seconds between the learner's reports."""
-    max_bad_updates: int = Field(default=10, ge=1, le=10**9)
+    max_nonfinite_updates: int = Field(default=10, ge=1, le=10**9)
     """Updates in a row with a non-finite loss before the run is given up."""
-    compare_period: int = Field(default=1_000, ge=0, le=10**9)
+    sync_check_period: int = Field(default=1_000, ge=0, le=10**9)
     """Updates between checks that several learners are alike; 0 checks never."""
     checkpoint_period: float = Field(default=60.0, gt=0, le=1e9)
     """Seconds between full checkpoints, not on engine inline; one more comes at the end."""
@@ -180,7 +180,7 @@ class RayParams:
     """Bytes of shared memory for Ray's object store on this machine."""
     connect_timeout: float = Field(default=20.0, ge=0.1, le=86_400)
     """Seconds within which a cluster must answer."""
-    place_timeout: float | None = Field(default=60.0, ge=0.1, le=1e9)
+    placement_timeout: float | None = Field(default=60.0, ge=0.1, le=1e9)
     """Seconds to wait for room for the run; None waits without a limit."""
     head_timeout: float = Field(default=20.0, gt=0, le=1e6)
     """Seconds without an answer of the head after which the run saves and ends."""
@@ -259,8 +259,8 @@ class RunOptions(ABC):
     env: EnvParams = EnvParams()
     memory: MemoryParams = MemoryParams()
     model: ModelParams = ModelParams()
-    storage: StorageParams = StorageParams()
-    clock: ClockParams = ClockParams()
+    replay: StorageParams = StorageParams()
+    rate_limiter: RateLimiterParams = RateLimiterParams()
     actor: ActorParams = ActorParams()
     learner: LearnerParams = LearnerParams()
     evaluator: EvaluatorParams = EvaluatorParams()

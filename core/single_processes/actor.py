@@ -30,8 +30,8 @@ def actor(context: Context, index: int) -> Iterator[bool]:
 
 def _play(context: Context, index: int, generator: np.random.Generator, seed: int) -> Iterator[bool]:
     options, counters, rate_limiter = context.options, context.counters, context.rate_limiter
-    run_state, num_envs, num_splits = context.run_state, options.num_envs_per_actor, options.actor.groups
-    agent = with_graphed_forward(context.make_agent(context.device_of_actor(index)), options.actor.captured)
+    run_state, num_envs, num_splits = context.run_state, options.num_envs_per_actor, options.actor.num_env_splits
+    agent = with_graphed_forward(context.make_agent(context.device_of_actor(index)), options.actor.cuda_graph)
     memory, number = context.memory_of(index)
     episodes, profile = EpisodeStatistics(num_envs), Profile(context, "actor", index)
 
@@ -60,7 +60,7 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
                 continue
             if steps_until_pull <= 0:
                 version = context.parameters.pull(agent.model, version)
-                steps_until_pull = options.actor.refresh_period
+                steps_until_pull = options.actor.parameter_pull_period
                 profile.mark("pull")
             before, output, after, state = envs.step(counters.agent_steps)
             published = writer.append(before, output.action, after, output.extras, state)

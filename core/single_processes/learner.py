@@ -65,7 +65,7 @@ def _learn(
     params, run_state, is_first = context.options.learner, context.run_state, group.index == 0
     # Samples of all learners' next updates.
     samples = group.size * updates.count * context.options.agent.batch_size * agent.samples_per_window
-    checker = SyncChecker(agent, context.counters.updates, params.compare_period if group.size > 1 else 0)
+    checker = SyncChecker(agent, context.counters.updates, params.sync_check_period if group.size > 1 else 0)
     reported_at, reported_updates, batch = time.monotonic(), checker.updates, None
 
     def report() -> None:
@@ -110,10 +110,10 @@ def _learn(
         if is_first and checker.updates % params.publish_period < updates.count:
             context.parameters.publish(agent.model)
             profile.mark("publish")
-        if updates.consecutive_skipped >= params.max_bad_updates:
+        if updates.consecutive_skipped >= params.max_nonfinite_updates:
             raise TrainingDiverged(
                 f"the loss was not finite in {updates.consecutive_skipped} updates in a row, which changed nothing. "
-                "A smaller agent.lr or agent.clip_norm may help"
+                "A smaller agent.learning_rate or agent.clip_norm may help"
             )
         if is_first and time.monotonic() - reported_at >= params.log_period:
             report()
@@ -160,7 +160,7 @@ def feature_source(context: Context, device: str) -> Callable[[Window], Tensor]:
 def _make_memory(context: Context, index: int) -> Memory | DeviceMemory:
     """Return the learner's memory: the shared one that actors write to, or a replay on the device that follows it."""
     memory = context.memories[index]
-    if context.options.learner.memory_device != "learner":
+    if context.options.learner.replay_device != "learner":
         return memory
     assert memory.device_class is not None, "the options were not validated"
     device_memory: DeviceMemory = memory.device_class(memory, torch.device(context.device_of(index)))
@@ -177,10 +177,10 @@ def _make_updates(
     options, params, device = context.options, context.options.learner, torch.device(context.device_of(index))
     on_gpu, size = device.type == "cuda", options.agent.batch_size
     if isinstance(memory, DeviceMemory):
-        count = params.updates_per_replay
+        count = params.updates_per_graph_launch
         capture = (
             on_gpu
-            and params.captured != "no"
+            and params.cuda_graph != "no"
             and options.num_learners == 1
             and can_capture(type(agent), agent.params, count)
         )
@@ -188,7 +188,7 @@ def _make_updates(
         return InPlaceBatchSource(memory), GraphedUpdate(agent, device_batches, capture=capture)
     depth = 0 if options.engine == "inline" else params.prefetch
     fitting = [batch for batch in ready_batches if batch_size(batch) == size and memory.window.fits(batch.window)]
-    prefetcher = Prefetcher(memory, size, depth, params.batches_per_draw, fitting)
-    if params.captured == "yes":
+    prefetcher = Prefetcher(memory, size, depth, params.batches_per_sample, fitting)
+    if params.cuda_graph == "yes":
         return prefetcher, GraphedUpdate(agent, StagedBatches(agent, device), capture=on_gpu)
-    return prefetcher, EagerUpdates(agent, params.shrink_batch)
+    return prefetcher, EagerUpdates(agent, params.microbatch_on_oom)

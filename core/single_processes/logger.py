@@ -100,14 +100,14 @@ class _RunLog:
         values = {
             **self._rates.update(),
             "samples_per_insert": context.rate_limiter.ratio(),
-            "resident_memory_mb": rss_mb(),
+            "rss_mb": rss_mb(),
             "restarts": context.run_state.restarts,
-            "lost_records": self._dropped,
+            "dropped_log_records": self._dropped,
             "wall_seconds": self._files.seconds,
-            "write_errors": self._files.errors + sum(tracker.errors for tracker in self._trackers),
+            "metric_write_errors": self._files.errors + sum(tracker.errors for tracker in self._trackers),
         }
         if context.memories:
-            values["memory_size"] = sum(memory.size() for memory in context.memories)
+            values["replay_steps"] = sum(memory.size() for memory in context.memories)
         return {f"global/{name}": float(value) for name, value in values.items()}
 
 

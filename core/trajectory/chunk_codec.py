@@ -64,7 +64,7 @@ class ChunkFormat:
         frames, blocks = arrays["frame"], list[np.ndarray]()
         if packed := layout.packed:
             begins, sizes, checks = (arrays[name][chunk] for name in ("block_start", "block_bytes", "block_check"))
-            bootstrap, check = compress(frames[end % len(frames)], layout.storage.level)
+            bootstrap, check = compress(frames[end % len(frames)], layout.storage.compression_level)
             blocks = [
                 arrays["arena"][start : start + size]
                 for start, size in zip((begins % packed.arena_bytes).tolist(), sizes.tolist())
@@ -117,7 +117,7 @@ def single_actor_layout(layout: Layout, window_length: int) -> Layout:
     """Return the layout of one actor's own rings, as short as a writer that sends each chunk away at once needs."""
     ring_length, arena = (-(-(window_length + 1) // layout.chunk_length) + 2) * layout.chunk_length, 0
     if layout.packed:
-        smallest = StorageParams(layout.storage.codec, bytes=1)
+        smallest = StorageParams(layout.storage.frame_compression, max_frame_bytes=1)
         arena = arena_bytes(
             smallest,
             layout.fields["frame"],

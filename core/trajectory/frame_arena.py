@@ -84,14 +84,15 @@ def arena_bytes(
 ) -> int:
     """Return the arena bytes of one actor.
 
-    The arena is the actor's share of `storage.bytes`, or of the usual compressed size of its ring. It always fits
+    The arena is the actor's share of `replay.max_frame_bytes`, or of the usual compressed size of its ring. It always
+    fits
     `min_steps` steps of each environment, however badly they compress, so that a window can always be sampled.
     """
     usual = num_actors * num_envs * ring_length * frame.nbytes // USUAL_RATIO
     block = chunk_length * frame.nbytes
     worst_case_block = block + block // 255 + 16  # bound of lz4
     min_bytes = (-(-min_steps // chunk_length) + 2) * num_envs * worst_case_block
-    return max((storage.bytes or usual) // num_actors, min_bytes)
+    return max((storage.max_frame_bytes or usual) // num_actors, min_bytes)
 
 
 class CompressedFrameWriter:

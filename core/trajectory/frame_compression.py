@@ -22,13 +22,13 @@ RAW: Final = "raw"
 class StorageParams:
     """Options of how frames are stored in the replay."""
 
-    codec: Literal["raw", "lz4"] = RAW
+    frame_compression: Literal["raw", "lz4"] = RAW
     """Compression of the frames in the replay."""
-    bytes: int | None = Field(default=None, ge=1, le=10**15)
+    max_frame_bytes: int | None = Field(default=None, ge=1, le=10**15)
     """Bytes that frames may take; None is memory.capacity's for raw frames, a sixteenth of it for lz4."""
-    level: int = Field(default=0, ge=0, le=12)
+    compression_level: int = Field(default=0, ge=0, le=12)
     """Level of lz4: 0 is fast; 1 to 12 are smaller and at least ten times slower."""
-    threads: int = Field(default=1, ge=1, le=256)
+    gather_threads: int = Field(default=1, ge=1, le=256)
     """Threads that gather and unpack the frames of a batch."""
 
 

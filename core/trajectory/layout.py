@@ -44,7 +44,7 @@ class Layout:
         Args:
             spec: The environment.
             extras: Fields that the agent adds to a step.
-            capacity: Agent steps of all actors. With raw frames, `storage.bytes` may lower the number.
+            capacity: Agent steps of all actors. With raw frames, `replay.max_frame_bytes` may lower the number.
             num_actors: Number of actors.
             num_envs: Environments of each actor.
             chunk_length: Steps that are published together.
@@ -53,8 +53,8 @@ class Layout:
             storage: Compression of frames.
             kept_steps_per_env: Steps of each environment whose compressed frames always fit.
         """
-        if storage.codec == RAW and storage.bytes is not None:
-            capacity = max(min(capacity, storage.bytes // spec.frame.nbytes), 1)
+        if storage.frame_compression == RAW and storage.max_frame_bytes is not None:
+            capacity = max(min(capacity, storage.max_frame_bytes // spec.frame.nbytes), 1)
         flag, number = ArraySpec((), "bool"), ArraySpec((), "float32")
         fields = {
             "frame": spec.frame,
@@ -69,7 +69,7 @@ class Layout:
             fields["priority"] = number
         chunks = -(-capacity // (num_actors * num_envs * chunk_length)) + 2 + -(-spec.frame_stack // chunk_length)
         ring_length, arena = chunks * chunk_length, 0
-        if storage.codec != RAW:
+        if storage.frame_compression != RAW:
             min_steps = 2 * chunk_length + spec.frame_stack + kept_steps_per_env
             arena = arena_bytes(storage, spec.frame, num_actors, num_envs, ring_length, chunk_length, min_steps)
         return Layout(

@@ -39,7 +39,7 @@ class Trajectories(WindowGatherer[np.ndarray]):
     def __init__(self, layout: Layout):
         self.layout = layout
         self.arrays = SharedArrays(layout.arrays())
-        self._threads = GatherThreadPool(layout.storage.threads)
+        self._threads = GatherThreadPool(layout.storage.gather_threads)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is made on first use."""
@@ -102,14 +102,14 @@ class Trajectories(WindowGatherer[np.ndarray]):
         frames[mask] = 0
 
     def statistics(self) -> dict[str, float]:
-        """Return memory_mb, the frames' size in 1e6 bytes, and for compressed frames their compression ratio."""
+        """Return replay_mb, the frames' size in 1e6 bytes, and for compressed frames their compression ratio."""
         packed = self.layout.packed
         low, high = self.starts(0)
         raw = float((high - low).sum()) * self.layout.num_envs * self.layout.fields["frame"].nbytes
         if packed is None or not raw:
-            return {"memory_mb": raw / 1e6}
+            return {"replay_mb": raw / 1e6}
         used = CompressedFrameReader.used_bytes(packed, self.arrays)
-        return {"memory_mb": used / 1e6, "compression": raw / max(used, 1)}
+        return {"replay_mb": used / 1e6, "compression": raw / max(used, 1)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the steps in use.

@@ -42,7 +42,7 @@ class ChunkWriter:
         self._written, self._tickets = arrays["written"], arrays["tickets"]
         self._counter = self._written[actor_ind]
         self._filled, self._room = 0, room
-        packed, level = self._layout.packed, self._layout.storage.level
+        packed, level = self._layout.packed, self._layout.storage.compression_level
         self._compressor = CompressedFrameWriter(packed, arrays, actor_ind, level) if packed else None
         if self._counter[0]:
             self._fields["last"][(self._counter[0] - 1) % self._layout.ring_length] = True

@@ -32,8 +32,8 @@ def test_gpu_cases_use_their_configs_with_graphed_updates(case, monkeypatch):
     monkeypatch.setattr("utils.config.device_validation.free_bytes", lambda device: 80 << 30)
     monkeypatch.setattr("utils.config.memory_budget.available_bytes", lambda: 128 << 30)
     options = read_options(words_of(case, toy=False))
-    assert options.device == options.actor.device == "cuda" and options.learner.captured == "yes"
-    assert ("deep" in case) == (options.learner.memory_device == "cpu")
+    assert options.device == options.actor.device == "cuda" and options.learner.cuda_graph == "yes"
+    assert ("deep" in case) == (options.learner.replay_device == "cpu")
 
 
 def test_a_run_is_measured_once_its_learner_keeps_up(monkeypatch, root):

@@ -25,9 +25,9 @@ from tests.core.tapes import RandomPlay, small_layout
 ENVS = 4
 DISCRETE = EnvSpec("bytes", ArraySpec((2, 3), "uint8"), 4, Discrete(5), max_value=255.0)
 CONTINUOUS = replace(DISCRETE, action=Continuous(np.full(3, -2, np.float32), np.full(3, 1, np.float32)))
-SETTINGS = {"batch_size": 16, "nstep": 3, "lr": 1e-3, "eps": 1e-8, "target_update": 7}
-SEQUENCES = {"burn_in": 3, "unroll_length": 5, "stride": 4, "nstep": 2}
-EAGER = {"critic_lr": 2e-3, "lean": False}  # as on a GPU
+SETTINGS = {"batch_size": 16, "n_step": 3, "learning_rate": 1e-3, "optimizer_eps": 1e-8, "target_update_period": 7}
+SEQUENCES = {"burn_in": 3, "unroll_length": 5, "sequence_period": 4, "n_step": 2}
+EAGER = {"critic_learning_rate": 2e-3, "lean": False}  # as on a GPU
 NORMALIZED = {"hidden": (16, 12), "normalize_observations": True}
 NETWORKS = {
     DQNMLP: {"hidden": 16},
@@ -43,21 +43,25 @@ AGENTS = {
     "dqn, rmsprop": (
         DQN,
         DQNMLP,
-        {"optimizer": "rmsprop", "lr_schedule": "linear", "lr_updates": 80, "clip_value": 0.1},
+        {"optimizer": "rmsprop", "lr_schedule": "linear", "lr_schedule_updates": 80, "clip_value": 0.1},
     ),
-    "dqn, soft target": (DQN, DQNMLP, {"target_update": 0.05, "loss": "squared", "weight_decay": 1e-3}),
+    "dqn, soft target": (
+        DQN,
+        DQNMLP,
+        {"target_update_period": 1, "target_update_tau": 0.05, "loss": "squared", "weight_decay": 1e-3},
+    ),
     "rainbow": (Rainbow, RainbowMLP, {}),
     "rainbow of quantiles": (
         Rainbow,
         RainbowMLP,
-        {"distribution": "quantile", "lr_schedule": "step", "lr_updates": 30},
+        {"distribution": "quantile", "lr_schedule": "step", "lr_schedule_updates": 30},
     ),
     "r2d2": (R2D2, R2D2MLP, SEQUENCES),
-    "ddpg": (DDPG, DDPGMLP, {**EAGER, "lr_schedule": "linear", "lr_updates": 80, "clip_norm": 1.0}),
-    "ddpg, lean": (DDPG, DDPGMLP, {"target_update": 0.05}),
+    "ddpg": (DDPG, DDPGMLP, {**EAGER, "lr_schedule": "linear", "lr_schedule_updates": 80, "clip_norm": 1.0}),
+    "ddpg, lean": (DDPG, DDPGMLP, {"target_update_tau": 0.05}),
     "d4pg": (D4PG, D4PGMLP, {**EAGER, "v_min": -5.0, "v_max": 5.0}),
-    "td3": (TD3, TD3MLP, {**EAGER, "policy_period": 2, "target_update": 3}),
-    "sac": (SAC, SACMLP, {**EAGER, "temperature": 0.2, "target_update": 0.05}),
+    "td3": (TD3, TD3MLP, {**EAGER, "policy_update_period": 2, "target_update_period": 3, "target_update_tau": 1.0}),
+    "sac": (SAC, SACMLP, {**EAGER, "temperature": 0.2, "target_update_tau": 0.05}),
 }
 
 

@@ -59,7 +59,7 @@ def test_every_config_is_valid(row, read):
     chosen = read("--config", row, *small_memory(row))
     assert chosen.config == row
     assert pickle.loads(pickle.dumps(chosen)) == chosen
-    assert json.loads(json.dumps(chosen.to_dict()))["agent"]["lr"] == chosen.agent.lr
+    assert json.loads(json.dumps(chosen.to_dict()))["agent"]["learning_rate"] == chosen.agent.learning_rate
 
 
 def test_a_config_is_chosen_by_number_or_name(read):
@@ -72,38 +72,44 @@ def test_options_are_overridden_with_hyphens_or_underscores(read):
     chosen = read(
         "--config",
         "dqn-cartpole",
-        "--agent.lr",
+        "--agent.learning_rate",
         "2e-4",
         "--agent.batch-size=16",
         "--num_actors=2",
         "--num-envs-per-actor=3",
         "--memory.capacity",
         "200000",
-        "--clock.samples-per-insert",
+        "--rate_limiter.samples-per-insert",
         "none",
         "--steps",
         "1e4",
         "--no-render",
     )
-    assert (chosen.agent.lr, chosen.agent.batch_size, chosen.num_actors, chosen.num_envs_per_actor) == (2e-4, 16, 2, 3)
-    assert (chosen.memory.capacity, chosen.clock.samples_per_insert, chosen.steps, chosen.render) == (
+    assert (chosen.agent.learning_rate, chosen.agent.batch_size, chosen.num_actors, chosen.num_envs_per_actor) == (
+        2e-4,
+        16,
+        2,
+        3,
+    )
+    assert (chosen.memory.capacity, chosen.rate_limiter.samples_per_insert, chosen.steps, chosen.render) == (
         200_000,
         None,
         10_000,
         False,
     )
     assert (
-        chosen.agent.epsilon_steps
-        == next(row for row in CONFIGS if row["name"] == "dqn-cartpole")["agent.epsilon_steps"]
+        chosen.agent.exploration_epsilon_steps
+        == next(row for row in CONFIGS if row["name"] == "dqn-cartpole")["agent.exploration_epsilon_steps"]
     )
 
 
 @pytest.mark.parametrize(
-    "words", [["--agent.double", "False"], ["--agent.double=false"], ["--agent.double", "0"], ["--agent.no-double"]]
+    "words",
+    [["--agent.double_q", "False"], ["--agent.double_q=false"], ["--agent.double_q", "0"], ["--agent.no-double"]],
 )
 def test_booleans_can_be_switched_off(words, read):
-    assert read("--config", "dqn-cartpole").agent.double is True
-    assert read("--config", "dqn-cartpole", *words).agent.double is False
+    assert read("--config", "dqn-cartpole").agent.double_q is True
+    assert read("--config", "dqn-cartpole", *words).agent.double_q is False
 
 
 def test_a_config_may_set_run_options_that_default_to_none(read, monkeypatch):
@@ -171,7 +177,7 @@ def test_an_unknown_config_is_refused_with_the_valid_ones(config, refuse):
 @pytest.mark.parametrize(
     ("word", "meant"),
     [
-        ("--agent.lrr", "--agent.lr"),
+        ("--agent.lrr", "--agent.learning_rate"),
         ("--num-actor", "--num_actors"),
         ("--batch_size", "--agent.batch_size"),
         ("--memroy.capacity", "--memory.capacity"),
@@ -186,38 +192,38 @@ def test_several_bad_values_are_reported_at_once(refuse):
     told = "\n".join(
         refuse(
             "stray",
-            "--agent.lr=abc",
+            "--agent.learning_rate=abc",
             "--agent.batch_size=0",
             "--agent.gamma",
             "1.5",
-            "--agent.nstep=0",
+            "--agent.n_step=0",
             "--num_actors=0",
             "--agent.los=huber",
             "--memory-type",
             "prioritised",
             "--engine",
             "locall",
-            "--agent.double",
+            "--agent.double_q",
             "perhaps",
         )
     )
     for part in (
-        "agent.lr='abc'",
+        "agent.learning_rate='abc'",
         "agent.batch_size=0",
         "agent.gamma=1.5",
-        "agent.nstep=0",
+        "agent.n_step=0",
         "num_actors=0",
         "did you mean --agent.loss",
         "did you mean prioritized",
         "did you mean local",
-        "agent.double='perhaps'",
+        "agent.double_q='perhaps'",
         "'stray' stands alone",
     ):
         assert part in told
 
 
 def test_non_finite_values_are_refused(refuse):
-    assert "agent.lr=nan must be finite" in refuse("--agent.lr", "nan")[0]
+    assert "agent.learning_rate=nan must be finite" in refuse("--agent.learning_rate", "nan")[0]
     assert "agent.clip_norm=inf must be finite" in refuse("--agent.clip_norm", "inf")[0]
 
 
@@ -237,10 +243,13 @@ def test_non_finite_values_are_refused(refuse):
         (["--config", "dqn-cartpole", "--memory.capacity", "10"], ["memory.capacity=10", "at least"]),
         (["--config", "r2d2-cartpole", "--memory.capacity", "223"], ["memory.capacity=223", "27 rows", "at least 224"]),
         (
-            ["--config", "r2d2-cartpole", "--clock.learn_start", "20", "--clock.tolerance", "100"],
-            ["clock.tolerance=100", "at least 240"],
+            ["--config", "r2d2-cartpole", "--rate_limiter.min_replay_size", "20", "--rate_limiter.error_buffer", "100"],
+            ["rate_limiter.error_buffer=100", "at least 240"],
         ),
-        (["--config", "dqn-cartpole", "--clock.tolerance", "1"], ["clock.tolerance=1", "the 64 samples of a batch"]),
+        (
+            ["--config", "dqn-cartpole", "--rate_limiter.error_buffer", "1"],
+            ["rate_limiter.error_buffer=1", "the 64 samples of a batch"],
+        ),
         (
             ["--config", "dqn-cartpole", "--memory_type", "queue"],
             ["memory_type=queue", "agent_type=dqn", "shared or prioritized"],
@@ -258,8 +267,8 @@ def test_non_finite_values_are_refused(refuse):
             ["agent_type=impala", "game=Pendulum-v1", "continuous"],
         ),
         (
-            ["--config", "impala-cartpole", "--clock.samples_per_insert", "4"],
-            ["clock.samples_per_insert=4.0", "memory_type=queue", "None"],
+            ["--config", "impala-cartpole", "--rate_limiter.samples_per_insert", "4"],
+            ["rate_limiter.samples_per_insert=4.0", "memory_type=queue", "None"],
         ),
         (
             [
@@ -290,28 +299,53 @@ def test_non_finite_values_are_refused(refuse):
         ),
         (["--config", "d4pg-pendulum", "--agent.v_max", "-2000"], ["agent.v_min=-1628.0", "agent.v_max=-2000.0"]),
         (
-            ["--config", "impala-cartpole", "--learner.batches_per_draw", "2"],
-            ["learner.batches_per_draw=2", "memory_type=queue"],
+            ["--config", "impala-cartpole", "--learner.batches_per_sample", "2"],
+            ["learner.batches_per_sample=2", "memory_type=queue"],
         ),
         (["--config", "ddpg-pendulum", "--model.hidden", "64", "0"], ["model.hidden=0", "at least 1"]),
-        (["--config", "dqn-cartpole", "--storage.codec", "lz4"], ["storage.codec=lz4", "game=CartPole-v1", "vectors"]),
         (
-            ["--config", "dqn-minatar-breakout", "--storage.codec", "lz4", "--storage.bytes", "1000"],
-            ["storage.bytes=1000", "at least"],
+            ["--config", "dqn-cartpole", "--replay.frame_compression", "lz4"],
+            ["replay.frame_compression=lz4", "game=CartPole-v1", "vectors"],
         ),
-        (["--config", "r2d2-cartpole", "--storage.bytes", "1000"], ["storage.bytes=1000", "at least"]),
-        (["--config", "impala-cartpole", "--storage.bytes", "2000"], ["storage.bytes=2000", "at least"]),
         (
-            ["--config", "dqn-cartpole", "--engine", "inline", "--clock.samples_per_insert", "none"],
-            ["clock.samples_per_insert=None", "engine=inline", "give a number"],
+            [
+                "--config",
+                "dqn-minatar-breakout",
+                "--replay.frame_compression",
+                "lz4",
+                "--replay.max_frame_bytes",
+                "1000",
+            ],
+            ["replay.max_frame_bytes=1000", "at least"],
+        ),
+        (
+            ["--config", "r2d2-cartpole", "--replay.max_frame_bytes", "1000"],
+            ["replay.max_frame_bytes=1000", "at least"],
+        ),
+        (
+            ["--config", "impala-cartpole", "--replay.max_frame_bytes", "2000"],
+            ["replay.max_frame_bytes=2000", "at least"],
+        ),
+        (
+            ["--config", "dqn-cartpole", "--engine", "inline", "--rate_limiter.samples_per_insert", "none"],
+            ["rate_limiter.samples_per_insert=None", "engine=inline", "give a number"],
         ),
         (
             ["--config", "dqn-cartpole", "--num_learners", "3", "--num_actors", "2"],
             ["num_learners=3", "num_actors=2", "at least 3"],
         ),
         (
-            ["--config", "dqn-cartpole", "--num_learners", "2", "--num_actors", "3", "--clock.tolerance", "15"],
-            ["clock.tolerance=15", "the 128 samples of 2 learners' batches"],
+            [
+                "--config",
+                "dqn-cartpole",
+                "--num_learners",
+                "2",
+                "--num_actors",
+                "3",
+                "--rate_limiter.error_buffer",
+                "15",
+            ],
+            ["rate_limiter.error_buffer=15", "the 128 samples of 2 learners' batches"],
         ),
         (
             ["--config", "dqn-cartpole", "--num_learners", "2", "--num_actors", "3", "--memory.capacity", "79"],
@@ -333,27 +367,27 @@ def test_impossible_combinations_name_both_options_and_a_remedy(words, parts, re
     assert all(part in told for part in parts)
 
 
-@pytest.mark.parametrize(("nstep", "chunk_length"), [(1, 1), (3, 2), (3, 8)])
+@pytest.mark.parametrize(("n_step", "chunk_length"), [(1, 1), (3, 2), (3, 8)])
 @pytest.mark.parametrize("device", ["cpu", "learner"])
-def test_the_smallest_accepted_capacity_can_be_trained_with(refuse, root, nstep, chunk_length, device):
+def test_the_smallest_accepted_capacity_can_be_trained_with(refuse, root, n_step, chunk_length, device):
     words = (
         *CARTPOLE,
         "--num_envs_per_actor",
         "1",
-        "--clock.tolerance",
+        "--rate_limiter.error_buffer",
         "100",
-        "--agent.nstep",
-        str(nstep),
+        "--agent.n_step",
+        str(n_step),
         "--actor.chunk_length",
         str(chunk_length),
-        "--learner.memory_device",
+        "--learner.replay_device",
         device,
         "--steps",
         "300",
         "--memory.capacity",
     )
-    assert f"at least {nstep + 2}" in refuse(*words, str(nstep + 1))[0]
-    assert train(root, *words, str(nstep + 2)).counters.updates > 50
+    assert f"at least {n_step + 2}" in refuse(*words, str(n_step + 1))[0]
+    assert train(root, *words, str(n_step + 2)).counters.updates > 50
 
 
 def test_a_memory_that_does_not_suit_the_agent_is_refused(refuse, monkeypatch):
@@ -470,7 +504,7 @@ def test_f49_absurd_numbers_are_refused_without_allocating(name, value, refuse):
 @pytest.mark.parametrize("name", ["evaluator.num_envs", "num_envs_per_actor", "num_actors"])
 def test_f49_environments_and_processes_count_in_needed_memory(name, refuse, monkeypatch):
     monkeypatch.setattr(memory_budget, "available_bytes", lambda: 2 << 30)
-    words = "--memory.capacity", "20000000", "--clock.tolerance", "20000000", "--evaluator.episodes", "10000"
+    words = "--memory.capacity", "20000000", "--rate_limiter.error_buffer", "20000000", "--evaluator.episodes", "10000"
     (line,) = refuse("--config", "dqn-pong-small", *words, f"--{name}", "4096")
     assert "beside the replay and 2,147,483,648 are free: lower one of num_actors=" in line and f"{name}=4096" in line
 
@@ -539,10 +573,10 @@ def test_rendering_without_a_display_is_refused_with_a_hint(refuse, monkeypatch,
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({"agent.lrr": 1.0}, "did you mean agent.lr"),
-        ({"agent.lr": "fast"}, "agent.lr='fast'"),
+        ({"agent.lrr": 1.0}, "did you mean agent.learning_rate"),
+        ({"agent.learning_rate": "fast"}, "agent.learning_rate='fast'"),
         ({"memory_type": "sharde"}, "did you mean shared"),
-        ({"agent.nstep": 0}, "agent.nstep=0"),
+        ({"agent.n_step": 0}, "agent.n_step=0"),
     ],
 )
 def test_a_mistake_in_a_config_is_reported_like_a_bad_option(change, part, refuse, monkeypatch):
@@ -574,19 +608,19 @@ def run(root, read):
 
 
 def test_a_resumed_run_keeps_its_options_and_takes_new_ones(read, run, capsys):
-    before = run("--config", "dqn-cartpole", "--agent.lr", "5e-4", "--agent.gamma", "0.98", "--steps", "100")
-    after = read("--resume", before.signature, "--agent.lr", "1e-5", "--steps", "200")
+    before = run("--config", "dqn-cartpole", "--agent.learning_rate", "5e-4", "--agent.gamma", "0.98", "--steps", "100")
+    after = read("--resume", before.signature, "--agent.learning_rate", "1e-5", "--steps", "200")
     assert after.signature == before.signature and after.config == "dqn-cartpole"
-    assert (after.agent.lr, after.agent.gamma, after.steps) == (1e-5, 0.98, 200)
+    assert (after.agent.learning_rate, after.agent.gamma, after.steps) == (1e-5, 0.98, 200)
     told = capsys.readouterr().out
-    assert "agent.lr=1e-05 (was 0.0005)" in told and "steps=200 (was 100)" in told and "gamma" not in told
+    assert "agent.learning_rate=1e-05 (was 0.0005)" in told and "steps=200 (was 100)" in told and "gamma" not in told
 
 
 def test_a_resumed_run_takes_changes_of_its_config(read, run, monkeypatch):
     before = run("--config", "dqn-cartpole", "--agent.gamma", "0.98")
-    monkeypatch.setitem(find_row("dqn-cartpole"), "agent.lr", 0.5)
+    monkeypatch.setitem(find_row("dqn-cartpole"), "agent.learning_rate", 0.5)
     after = read("--resume", before.signature)
-    assert (after.agent.lr, after.agent.gamma) == (0.5, 0.98)
+    assert (after.agent.learning_rate, after.agent.gamma) == (0.5, 0.98)
 
 
 @pytest.mark.parametrize(
@@ -623,7 +657,7 @@ def test_the_size_of_a_stored_replay_cannot_change(refuse, read, run):
 def test_the_windows_of_a_stored_replay_cannot_change(refuse, read, run):
     with_replay = run("--config", "r2d2-cartpole", "--learner.checkpoint_replay", "--timestamp", "with")
     without = run("--config", "r2d2-cartpole", "--timestamp", "without")
-    for setting, value in (("agent.burn_in", 3), ("agent.stride", 9)):
+    for setting, value in (("agent.burn_in", 3), ("agent.sequence_period", 9)):
         assert f"{setting}={value} cannot continue" in "\n".join(
             refuse("--resume", with_replay.signature, f"--{setting}", str(value))
         )
@@ -648,7 +682,7 @@ def test_a_gpu_run_is_tested_and_resumed_without_a_gpu(refuse, read, run, monkey
         "cuda",
         "--actor.device",
         "cuda:1",
-        "--learner.captured",
+        "--learner.cuda_graph",
         "yes",
         "--learner.precision",
         "tf32",
@@ -657,10 +691,10 @@ def test_a_gpu_run_is_tested_and_resumed_without_a_gpu(refuse, read, run, monkey
     assert read("--config", "dqn-cartpole", "--mode", "2").device == "cpu"
     told = refuse("--resume", before.signature)
     assert [line.partition(" needs")[0] for line in told] == [
-        "error: learner.captured=yes",
+        "error: learner.cuda_graph=yes",
         "error: learner.precision=tf32",
     ]
-    after = read("--resume", before.signature, "--learner.captured", "no", "--learner.precision", "float32")
+    after = read("--resume", before.signature, "--learner.cuda_graph", "no", "--learner.precision", "float32")
     assert (after.device, after.actor.device) == ("cpu", "cpu")
 
 
@@ -774,7 +808,9 @@ def test_a_taken_timestamp_is_refused_with_a_resume_hint(refuse, run):
 
 # the program ------------------------------------------------------------------------------------------------------
 def test_the_program_exits_2_and_creates_nothing(root, tmp_path):
-    command = [sys.executable, str(MAIN), "--root", str(root), "--agent.lr", "abc"]
+    command = [sys.executable, str(MAIN), "--root", str(root), "--agent.learning_rate", "abc"]
     program = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert program.returncode == 2 and "agent.lr='abc'" in program.stderr and "Traceback" not in program.stderr
+    assert (
+        program.returncode == 2 and "agent.learning_rate='abc'" in program.stderr and "Traceback" not in program.stderr
+    )
     assert list(root.iterdir()) == []

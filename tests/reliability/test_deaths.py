@@ -116,8 +116,10 @@ def test_f24_f25_f27_resume_survives_damage_and_a_full_disk(run):
         refused.returncode == 2
         and "model.hidden=7 cannot continue run test_one, which has model.hidden=" in refused.stderr
     )
-    with Program(run.root, "--resume", "test_one", "--agent.lr", "1e-5", "--learner.checkpoint_period", "2") as program:
-        program.until(lambda: "agent.lr=1e-05 (was 0.001)" in program.output, 60, "the change to be printed")
+    with Program(
+        run.root, "--resume", "test_one", "--agent.learning_rate", "1e-5", "--learner.checkpoint_period", "2"
+    ) as program:
+        program.until(lambda: "agent.learning_rate=1e-05 (was 0.001)" in program.output, 60, "the change to be printed")
         program.until(lambda: f"falling back to checkpoint {sound.name}" in program.output, 30, "the fall-back")
         assert f"damaged checkpoint {damaged.name}: agent.pt does not have the SHA-256" in program.output
         program.until(
@@ -148,7 +150,7 @@ def test_f24_f25_f27_resume_survives_damage_and_a_full_disk(run):
         )
         for pid in program.children().values():
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        counted = "global/write_errors"
+        counted = "global/metric_write_errors"
         program.until(
             lambda: any(row["values"].get(counted, 0) > 0 for row in program.metrics()), 20, "a count of the errors"
         )

@@ -16,7 +16,7 @@ CARTPOLE = (
     "dqn-cartpole",
     "--timestamp",
     "one",
-    "--clock.learn_start",
+    "--rate_limiter.min_replay_size",
     "100",
     "--num_envs_per_actor",
     "2",

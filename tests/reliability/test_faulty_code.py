@@ -22,7 +22,7 @@ FAULTY = (
     "1",
     "--evaluator.max_steps",
     "30",
-    "--clock.learn_start",
+    "--rate_limiter.min_replay_size",
     "100",
     "--logger.period",
     "0.5",
@@ -64,7 +64,7 @@ def test_f14_f15_f32_failing_actors_are_replaced_no_step_is_torn(tmp_path):
         "10",
         "--supervisor.max_restarts",
         "50",
-        "--clock.samples_per_insert",
+        "--rate_limiter.samples_per_insert",
         "0.5",
         "--steps",
         "100000000",
@@ -136,7 +136,7 @@ def test_f47_an_observation_far_outside_its_box_is_reported(tmp_path):
     program = start(
         tmp_path, *FAULTY, *INLINE, "--env.kwargs", '{"bound": 100000}', environment=faults({"kind": "far", "at": 50})
     )
-    assert program.returncode == 4 and "agent.lr" not in program.stderr, program.stderr
+    assert program.returncode == 4 and "agent.learning_rate" not in program.stderr, program.stderr
     assert (
         "observation of stream 0 at step 50 is" in program.stderr
         and "expected a value near -100000.0 .. 100000.0" in program.stderr
@@ -211,16 +211,18 @@ def test_f18_one_non_finite_loss_is_skipped_and_counted(tmp_path):
         environment=faults(fault),
     )
     assert program.returncode == 0, program.stderr
-    assert values(tmp_path, "learner/skipped_updates")[-1] >= 1 and math.isfinite(values(tmp_path, "learner/loss")[-1])
+    assert values(tmp_path, "learner/nonfinite_updates")[-1] >= 1 and math.isfinite(
+        values(tmp_path, "learner/loss")[-1]
+    )
 
 
 def test_f18_repeated_non_finite_losses_end_the_run_with_4(tmp_path):
-    words = ("--agent.loss", "squared", "--learner.checkpoint_steps", "100", "--learner.max_bad_updates", "5")
+    words = ("--agent.loss", "squared", "--learner.checkpoint_steps", "100", "--learner.max_nonfinite_updates", "5")
     program = start(tmp_path, *FAULTY, *INLINE, *words, environment=faults({"kind": "huge reward", "at": 30}))
     assert (
         program.returncode == 4
         and "not finite in 5 updates in a row" in program.stderr
-        and "agent.lr" in program.stderr
+        and "agent.learning_rate" in program.stderr
     )
     state, _ = run_checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
     assert all(tensor.isfinite().all() for tensor in state["agent"]["model"].values())
@@ -249,7 +251,7 @@ def test_f39_an_endless_game_is_truncated_at_the_step_cap(tmp_path):
         "40",
         "--evaluator.episodes",
         "1",
-        "--clock.learn_start",
+        "--rate_limiter.min_replay_size",
         "100",
     )
     trained = start(
@@ -278,7 +280,7 @@ def test_f11_a_learner_that_dies_while_saving_ends_the_run(tmp_path):
         AGENTS + "NeverSaved",
         "--steps",
         "300",
-        "--clock.learn_start",
+        "--rate_limiter.min_replay_size",
         "100",
         "--timestamp",
         "one",

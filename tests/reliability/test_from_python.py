@@ -13,7 +13,7 @@ from tests.reliability.program import PROJECT
 INTERRUPTED = """
 from utils.api import train
 try:
-    settings = {"clock.learn_start": 100, "agent.batch_size": 16}
+    settings = {"rate_limiter.min_replay_size": 100, "agent.batch_size": 16}
     train("dqn-cartpole", settings, steps=10**9, root="runs", engine="inline", timestamp="one")
 except KeyboardInterrupt as stopped:
     print(stopped)

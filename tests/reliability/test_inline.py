@@ -25,7 +25,7 @@ SMALL = (
     "inline",
     "--machine",
     "test",
-    "--clock.learn_start",
+    "--rate_limiter.min_replay_size",
     "100",
     "--num_envs_per_actor",
     "4",
@@ -43,18 +43,18 @@ CONTROL = (
     *SMALL,
     "--model.hidden",
     "16",
-    "--clock.samples_per_insert",
+    "--rate_limiter.samples_per_insert",
     "8",
-    "--agent.random_steps",
+    "--agent.random_exploration_steps",
     "200",
     "--memory.capacity",
     "5000",
-    "--clock.tolerance",
+    "--rate_limiter.error_buffer",
     "1000",
 )
 REPLAY = json.dumps(
     [
-        {"type": "queue", "capacity": 16, "sample_ratio": 0.4, "overflow": "alternating"},
+        {"type": "queue", "capacity": 16, "sample_ratio": 0.4, "on_full": "alternating"},
         {"type": "reservoir", "capacity": 20, "sample_ratio": 0.2},
         {"type": "attentive", "capacity": 30, "sample_ratio": 0.2},
         {"type": "elite", "capacity": 10, "sample_ratio": 0.2, "elite_batch_size": 3},
@@ -75,11 +75,11 @@ RUNS = {  # every agent and every memory
         *CARTPOLE,
         "--memory_type",
         "prioritized",
-        "--learner.memory_device",
+        "--learner.replay_device",
         "learner",
-        "--learner.updates_per_replay",
+        "--learner.updates_per_graph_launch",
         "2",
-        "--actor.groups",
+        "--actor.num_env_splits",
         "2",
     ),
     "r2d2": ("--config", "r2d2-cartpole", *SMALL, "--model.hidden", "16", "--model.lstm", "8"),
@@ -189,7 +189,7 @@ def test_f26_a_resumed_run_equals_an_uninterrupted_run(tmp_path, name, steps):
         "one",
         "--agent.lr_schedule",
         "linear",
-        "--agent.lr_updates",
+        "--agent.lr_schedule_updates",
         "3000",
         "--evaluator.steps",
         "50",
@@ -249,7 +249,7 @@ def test_f42_a_resumed_run_repeats_no_other_evaluations(tmp_path, alone):
 
 
 def test_samples_per_insert_is_exact(tmp_path):
-    context = train(tmp_path, *CARTPOLE, "--steps", "1000", "--clock.samples_per_insert", "4")
+    context = train(tmp_path, *CARTPOLE, "--steps", "1000", "--rate_limiter.samples_per_insert", "4")
     owed = (context.counters.inserted - 100) * 4 - context.counters.sampled
     assert 0 <= owed < 16
 
@@ -350,7 +350,7 @@ SCHEDULES = {  # a run, a statistic of the learner, and its expected value after
     ),
     "elite's lambda": (
         (*RUNS["impala with replay"], "--memory.replay_parameters", ELITE),
-        "custom_lambda",
+        "candidate_multiplier",
         lambda updates: 6 - 5 * updates / (2 * 1000),
     ),
 }

@@ -24,7 +24,7 @@ ENDLESS = (
     "2",
     "--steps",
     "100000000",
-    "--learner.compare_period",
+    "--learner.sync_check_period",
     "10",
 )
 
@@ -69,7 +69,7 @@ def test_f11_a_learner_that_fails_alone_ends_the_run_with_4(tmp_path):
 
 def test_learners_that_are_not_alike_end_the_run_and_save_nothing(tmp_path):
     with Program(
-        tmp_path, *ENDLESS, "--agent_type", "tests.reliability.faults:Drifts", "--learner.compare_period", "1"
+        tmp_path, *ENDLESS, "--agent_type", "tests.reliability.faults:Drifts", "--learner.sync_check_period", "1"
     ) as program:
         assert program.until_ended(60) == 4
         assert "after 3 updates the learners are not alike any more: digest of learners 0 to 1" in program.output
@@ -84,9 +84,9 @@ def test_every_learner_has_actors_steps_and_noise_of_its_own_and_the_ratio_is_th
         "3",
         "--updates",
         "50",
-        "--learner.compare_period",
+        "--learner.sync_check_period",
         "1",
-        "--clock.learn_start",
+        "--rate_limiter.min_replay_size",
         "100",
         "--agent.batch_size",
         "16",
@@ -132,7 +132,7 @@ def test_f68_a_learner_killed_in_an_update_leaves_a_whole_state(tmp_path, killed
         *ENDLESS[2:],
         "--agent_type",
         "tests.reliability.faults:HalfAnUpdate",
-        "--clock.learn_start",
+        "--rate_limiter.min_replay_size",
         "500",
         environment={"FAULTS": faults},
     ) as program:

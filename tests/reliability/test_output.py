@@ -101,7 +101,7 @@ def test_f52_a_sweep_whose_output_is_not_read_finishes(tmp_path):
         *INLINE,
         "--updates",
         "10",
-        "--clock.learn_start",
+        "--rate_limiter.min_replay_size",
         "50",
         "--evaluator.episodes",
         "1",

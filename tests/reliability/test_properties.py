@@ -39,7 +39,7 @@ SOME_RULE_SETTINGS = (
     "alfa_annealing_factor",
     "dist_function",
     "sample_strategy",
-    "overflow",
+    "on_full",
     "elite_batch_size",
 )
 plain = st.recursive(
@@ -118,7 +118,7 @@ def test_arbitrary_replay_lists_are_accepted_or_refused(root, text):
 @QUICK
 @given(st.dictionaries(st.one_of(st.sampled_from([*NAMES, "agent_type", "game"]), texts), plain, max_size=5))
 @example({"game": 3})
-@example({"agent.lr": {"a": 1}})
+@example({"agent.learning_rate": {"a": 1}})
 @example({"model_type": None})
 @example({"memory_type": ["shared"]})
 @example({3: 4})
@@ -227,4 +227,6 @@ def test_arbitrary_run_json_files_are_accepted_or_refused(tmp_path, content):
 
 
 def test_the_fuzzed_names_are_options():
-    assert set(NAMES) < set(flatten(BASE)) and {"agent.lr", "memory.capacity", "config", "device"} <= set(NAMES)
+    assert set(NAMES) < set(flatten(BASE)) and {"agent.learning_rate", "memory.capacity", "config", "device"} <= set(
+        NAMES
+    )

@@ -201,7 +201,7 @@ def test_f38_a_killed_remote_actor_is_replaced_with_exact_counts(tmp_path, authe
             assert last["global/restarts"] == 1 and bytes_per_step(program)
             # One column holds 50,000 steps: the ring has one per counted agent step and one per episode end.
             ended = last["global/episodes"] + 8  # plus at most one per environment of the killed actor
-            assert 0 <= last["global/memory_size"] - last["global/agent_steps"] <= ended
+            assert 0 <= last["global/replay_steps"] - last["global/agent_steps"] <= ended
         assert not workers(cluster)
 
 
@@ -256,7 +256,7 @@ def test_f38_counts_are_exact_after_losing_an_actor_and_a_node(tmp_path, authent
             assert program.steps() == sorted(program.steps())
             last = at_the_end(program)
             ended = last["global/episodes"] + 16  # plus at most one per environment of the two lost actors
-            assert 0 <= last["global/memory_size"] - last["global/agent_steps"] <= ended
+            assert 0 <= last["global/replay_steps"] - last["global/agent_steps"] <= ended
         assert not workers(cluster)
 
 
@@ -264,7 +264,7 @@ def test_f38_counts_are_exact_after_losing_an_actor_and_a_node(tmp_path, authent
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("row", ["rainbow-cartpole", "r2d2-cartpole", "impala-cartpole", "dqn-pong-small"])
 def test_every_kind_of_memory_receives_steps_of_another_node(tmp_path, authenticated, row):
-    codec = ("--storage.codec", "lz4", "--memory.capacity", "20000") if row == "dqn-pong-small" else ()
+    codec = ("--replay.frame_compression", "lz4", "--memory.capacity", "20000") if row == "dqn-pong-small" else ()
     with Nodes(2, 1) as cluster:
         with Program(
             tmp_path,
@@ -279,7 +279,7 @@ def test_every_kind_of_memory_receives_steps_of_another_node(tmp_path, authentic
             "1000000",
             "--actor.log_period",
             "0.1",
-            *(() if row.startswith("impala") else ("--clock.learn_start", "500")),
+            *(() if row.startswith("impala") else ("--rate_limiter.min_replay_size", "500")),
             *codec,
         ) as program:
             assert program.until_ended(250) == 0, program.output
@@ -455,7 +455,7 @@ def test_a_run_waits_for_cpus_that_another_run_uses(tmp_path, authenticated):
         with Program(tmp_path / "first", *ENDLESS, *where) as first:
             first.until_training(100, seconds=100)
             with Program(
-                tmp_path / "second", *CARTPOLE, *where, "--ray.place_timeout", "none", "--steps", "600"
+                tmp_path / "second", *CARTPOLE, *where, "--ray.placement_timeout", "none", "--steps", "600"
             ) as second:
                 second.until(lambda: WAITS in second.output, 60, "the second run to wait")
                 assert not second.agent_steps()
@@ -472,9 +472,9 @@ def test_waiting_for_cpus_has_a_timeout_and_can_be_interrupted(tmp_path, authent
         where = ("--ray.address", cluster.address)
         with Program(tmp_path / "first", *ENDLESS, *where) as first:
             first.until_training(100, seconds=100)
-            with Program(tmp_path / "second", *CARTPOLE, *where, "--ray.place_timeout", "4") as second:
+            with Program(tmp_path / "second", *CARTPOLE, *where, "--ray.placement_timeout", "4") as second:
                 assert second.until_ended(60) == 2
-                assert "no room within ray.place_timeout=4 s: it needs 3 CPUs in all" in second.output
+                assert "no room within ray.placement_timeout=4 s: it needs 3 CPUs in all" in second.output
                 assert not list((tmp_path / "second" / "logs").iterdir())
             with Program(tmp_path / "third", *CARTPOLE, *where) as third:
                 third.until(lambda: WAITS in third.output, 60, "the third run to wait")
@@ -505,7 +505,7 @@ def sweep(root: Path, address: str, steps: int) -> list[str]:
         address,
         "--steps",
         str(steps),
-        "--clock.learn_start",
+        "--rate_limiter.min_replay_size",
         "200",
         "--logger.period",
         "0.5",
@@ -609,10 +609,10 @@ def test_f38_impossible_cluster_requests_are_refused_in_time(tmp_path, authentic
     monkeypatch.setenv("HOME", str(tmp_path))  # where Ray would look for a token
     with Nodes(2, 1) as cluster:
         with Program(
-            tmp_path, *CARTPOLE, "--ray.address", cluster.address, "--num_actors", "5", "--ray.place_timeout", "4"
+            tmp_path, *CARTPOLE, "--ray.address", cluster.address, "--num_actors", "5", "--ray.placement_timeout", "4"
         ) as program:
             assert program.until_ended(90) == 2
-            assert "no such node joined within ray.place_timeout=4 s" in program.output
+            assert "no such node joined within ray.placement_timeout=4 s" in program.output
             assert "actor 1 needs 1 CPUs and finds no room: the run needs 7 CPUs in all" in program.output
         with Program(tmp_path, *CARTPOLE, "--ray.address", cluster.address, "--ray.learner_gpus", "1") as program:
             assert program.until_ended(90) == 2

@@ -18,7 +18,10 @@ from tests.test_documented_examples import MODULES
 
 PAGES = "".join((PROJECT / path).read_text() for path in ("README.md", "docs/running.md"))
 COMMANDS = re.findall(r"(?m)^```(?:bash)?\n((?:make|\.venv/bin/python) .*)\n```$", PAGES)
-LIMITS = "--updates 5 --clock.learn_start 100 --num_envs_per_actor 2 --evaluator.episodes 1 --evaluator.max_steps 20"
+LIMITS = (
+    "--updates 5 --rate_limiter.min_replay_size 100 --num_envs_per_actor 2 "
+    "--evaluator.episodes 1 --evaluator.max_steps 20"
+)
 STAND_IN = """#!/bin/sh
 # Programs run under small limits; what would install, or run other tests, is noted only.
 case "$*" in

@@ -51,18 +51,18 @@ def refusals(files: Path) -> dict[str, tuple[tuple[str, ...], int, tuple[str, ..
     """Return for each name the words of a command line, the exit code and parts of the message."""
     return {
         "index": (("--config", "99"), 2, ("config='99'", *(row["name"] for row in CONFIGS))),
-        "option": ((*CARTPOLE, "--agent.lrr", "1"), 2, ("did you mean --agent.lr",)),
+        "option": ((*CARTPOLE, "--agent.lrr", "1"), 2, ("did you mean --agent.learning_rate",)),
         "values": (
             (
                 *CARTPOLE,
-                "--agent.lr=abc",
+                "--agent.learning_rate=abc",
                 "--agent.batch_size=0",
                 "--agent.gamma=1.5",
-                "--agent.nstep=0",
+                "--agent.n_step=0",
                 "--num_actors=0",
             ),
             2,
-            ("agent.lr='abc'", "agent.batch_size=0", "agent.gamma=1.5", "agent.nstep=0", "num_actors=0"),
+            ("agent.learning_rate='abc'", "agent.batch_size=0", "agent.gamma=1.5", "agent.n_step=0", "num_actors=0"),
         ),
         "absurd": (
             (
@@ -101,7 +101,7 @@ def refusals(files: Path) -> dict[str, tuple[tuple[str, ...], int, tuple[str, ..
         "memory": (("--config", "dqn-pong", "--memory.capacity", "1e9"), 2, ("bytes and", "are free", "would fit")),
         "device": ((*CARTPOLE, "--device", "cuda"), 2, ("device='cuda' is not on this machine, which has cpu",)),
         "folder": (CARTPOLE, 2, ("folders cannot be made",)),
-        "run file": (("--resume", "test_one"), 2, ("agent.lr", "seed", "steps")),
+        "run file": (("--resume", "test_one"), 2, ("agent.learning_rate", "seed", "steps")),
         "missing": ((*TEST, str(files / "missing.pth")), 3, ("missing.pth does not exist",)),
         "truncated": ((*TEST, str(files / "truncated.pth")), 3, ("truncated.pth is truncated or damaged",)),
         "random": ((*TEST, str(files / "random.pth")), 3, ("random.pth is not a model file",)),
@@ -133,7 +133,7 @@ def refused(tmp_path_factory):
     on_file = run_registry.plain(flatten(from_row(find_row("dqn-cartpole"))[0]))
     absurd = {
         "config": "dqn-cartpole",
-        "options": dict.fromkeys(("agent.lr", "seed", "steps"), 10**400),
+        "options": dict.fromkeys(("agent.learning_rate", "seed", "steps"), 10**400),
         "file": on_file,
         "exit_code": 10**400,
     }

@@ -51,13 +51,15 @@ def test_a_running_run_cannot_be_resumed(options):
 
 
 def test_a_runs_options_are_saved_in_run_json(options, root):
-    run = run_registry.claim(options("--agent.lr", "0.25"))
+    run = run_registry.claim(options("--agent.learning_rate", "0.25"))
     run_registry.save(run, {"seed": 1})
     saved = json.loads((run.log_folder / "run.json").read_text())
     assert (
-        saved["options"]["agent"]["lr"] == 0.25 and saved["config"] == "dqn-cartpole" and saved["file"] == {"seed": 1}
+        saved["options"]["agent"]["learning_rate"] == 0.25
+        and saved["config"] == "dqn-cartpole"
+        and saved["file"] == {"seed": 1}
     )
-    assert run_registry.find(str(root), run.signature).options["agent.lr"] == 0.25
+    assert run_registry.find(str(root), run.signature).options["agent.learning_rate"] == 0.25
     assert [path.name for path in run.log_folder.iterdir()] == ["run.json"]
 
 

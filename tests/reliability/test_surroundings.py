@@ -21,7 +21,7 @@ CARTPOLE = (
     "dqn-cartpole",
     "--timestamp",
     "one",
-    "--clock.learn_start",
+    "--rate_limiter.min_replay_size",
     "100",
     "--num_envs_per_actor",
     "2",
@@ -46,13 +46,13 @@ def test_f04_f29_f35_a_run_works_with_odd_paths_and_few_files(tmp_path):
     for name in ("core", "utils"):
         shutil.copytree(PROJECT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(PROJECT / "main.py", project)
-    words = ("--updates", "20", "--agent.double", "False", "--render=false", "--record", "0")
+    words = ("--updates", "20", "--agent.double_q", "False", "--render=false", "--record", "0")
     with Program(tmp_path / "runs $HOME; ü", *CARTPOLE, *words, project=project, before=few_descriptors) as program:
         assert program.until_ended(90) == 0 and not program.leftovers()
         folder = program.root / "logs" / "test_one"
         assert program.agent_steps() >= 100 and "Traceback" not in program.output and "\x1b" not in program.output
     options = json.loads((folder / "options.json").read_text())
-    assert (options["agent"]["double"], options["render"], options["record"]) == (False, False, False)
+    assert (options["agent"]["double_q"], options["render"], options["record"]) == (False, False, False)
     assert (program.root / "models" / "test_one.pth").exists()
 
 
@@ -165,9 +165,9 @@ def run_with(tmp_path, slow, *words, environment=None):
         "100000000",
         "--evaluator.period",
         "1e9",
-        "--clock.tolerance",
+        "--rate_limiter.error_buffer",
         "200",
-        "--clock.samples_per_insert",
+        "--rate_limiter.samples_per_insert",
         "4",
         "--memory.capacity",
         "5000",
@@ -184,7 +184,7 @@ def run_with(tmp_path, slow, *words, environment=None):
         assert program.until_ended(30) == 130 and not program.leftovers()
     return share, {
         name: [row["values"][name] for row in rows if name in row["values"]]
-        for name in ("global/samples_per_insert", "global/resident_memory_mb", "global/memory_size")
+        for name in ("global/samples_per_insert", "global/rss_mb", "global/replay_steps")
     }
 
 
@@ -198,9 +198,9 @@ def test_f33_the_faster_side_waits_idle_and_the_ratio_holds(tmp_path, slow):
         tmp_path, slow, *game, *(("--agent_type", agents) if slow == "learner 0" else ()), environment=environment
     )
     assert share < 0.25
-    memory = values["global/resident_memory_mb"]
+    memory = values["global/rss_mb"]
     assert max(memory[len(memory) // 2 :]) < 1.1 * max(memory[: len(memory) // 2 + 1])
-    assert max(values["global/memory_size"]) <= 5_000 + 200
+    assert max(values["global/replay_steps"]) <= 5_000 + 200
     assert values["global/samples_per_insert"][-1] <= 4.2
     if slow == "actor 0":
         assert values["global/samples_per_insert"][-1] > 3.5

@@ -1,4 +1,4 @@
-"""Write the files of main.py without training: ten evaluations, of which the last scores `--agent.lr`.
+"""Write the files of main.py without training: ten evaluations, of which the last scores `--agent.learning_rate`.
 
 The game selects the behaviour:
 
@@ -33,7 +33,7 @@ def note(exit_code):
         "config": words["config"],
         "options": {
             "steps": steps,
-            "agent": {"lr": float(words.get("agent.lr", 1e-3))},
+            "agent": {"learning_rate": float(words.get("agent.learning_rate", 1e-3))},
             "ray": {"address": words.get("ray.address")},
         },
         "file": {},
@@ -64,7 +64,7 @@ def played(step):
     write(step, **{"global/agent_steps": step})
 
 
-rate = float(words.get("agent.lr", 1e-3))
+rate = float(words.get("agent.learning_rate", 1e-3))
 if game == "late":
     played(steps)
 for count in range(begun, 0 if game == "blind" else 10):

@@ -141,9 +141,9 @@ def test_the_command_exports_a_model_file(trained, tmp_path, capsys):
 def test_train_refuses_what_the_command_line_refuses(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **keywords: pytest.fail("a process was started"))
     with pytest.raises(ConfigurationError) as refused:
-        train("dqn-cartpole", {"agent.lr": -1}, steps=0, root=tmp_path)
+        train("dqn-cartpole", {"agent.learning_rate": -1}, steps=0, root=tmp_path)
     assert (
-        refused.value.problems == ("steps=0 must be at least 1", "agent.lr=-1.0 must be greater than 0")
+        refused.value.problems == ("steps=0 must be at least 1", "agent.learning_rate=-1.0 must be greater than 0")
         and refused.value.code == 2
     )
     with pytest.raises(ConfigurationError, match="mode is not to be given to train"):
@@ -156,7 +156,7 @@ def test_train_refuses_what_the_command_line_refuses(tmp_path, monkeypatch, capf
     [
         ("seed", 1, ["--seed=1"]),
         ("resume", None, ["--resume=None"]),
-        ("agent.double", False, ["--agent.double=False"]),
+        ("agent.double_q", False, ["--agent.double_q=False"]),
         ("model.hidden", (400, 300), ["--model.hidden", "400", "300"]),
         ("game", "a b", ["--game=a b"]),
         ("memory.replay_parameters", [{"type": "queue"}], ['--memory.replay_parameters=[{"type": "queue"}]']),

@@ -25,9 +25,9 @@ def resolved(options: Options) -> Options:
         options.device == "auto"
         and chosen.device == "cpu"
         and options.mode == 1
-        and options.learner.memory_device == "learner"
+        and options.learner.replay_device == "learner"
     ):
-        log_to_stderr("device=auto is cpu, where learner.memory_device=learner is slow: torch sees no CUDA device here")
+        log_to_stderr("device=auto is cpu, where learner.replay_device=learner is slow: torch sees no CUDA device here")
     return chosen
 
 
@@ -51,7 +51,7 @@ def problems(options: Options) -> list[str]:
     return [
         f"learner.{name}={value} needs a CUDA device and device={options.device!r} is none; this machine has "
         f"{available}"
-        for name, value in (("captured", learner.captured), ("precision", learner.precision))
+        for name, value in (("cuda_graph", learner.cuda_graph), ("precision", learner.precision))
         if value in ("yes", "tf32")
     ]
 
@@ -78,14 +78,17 @@ def _learners(options: Options) -> list[str]:
 
 
 def combinations(options: Options) -> list[str]:
-    """Return what does not go together with learner.memory_device, learner.captured and learner.shrink_batch."""
+    """Return what does not go together with learner.replay_device, learner.cuda_graph and learner.microbatch_on_oom."""
     learner, memory, found = options.learner, options.memory_class, _captured(options)
-    if learner.memory_device != "learner":
-        if learner.updates_per_replay > 1:
-            found.append(f"learner.updates_per_replay={learner.updates_per_replay} needs learner.memory_device=learner")
-        if learner.captured == "yes" and learner.shrink_batch:
+    if learner.replay_device != "learner":
+        if learner.updates_per_graph_launch > 1:
             found.append(
-                "learner.shrink_batch=True does not go with learner.captured=yes: captured batches have one size"
+                f"learner.updates_per_graph_launch={learner.updates_per_graph_launch} needs "
+                f"learner.replay_device=learner"
+            )
+        if learner.cuda_graph == "yes" and learner.microbatch_on_oom:
+            found.append(
+                "learner.microbatch_on_oom=True does not go with learner.cuda_graph=yes: captured batches have one size"
             )
         return found
     if memory.device_class is None:
@@ -93,34 +96,34 @@ def combinations(options: Options) -> list[str]:
             f"memory_type={options.memory_type} cannot be on the learner's device; memory_type could be "
             + _names(MemoriesDict, lambda other: other.device_class is not None)
         )
-    if learner.shrink_batch:
+    if learner.microbatch_on_oom:
         found.append(
-            "learner.shrink_batch=True needs learner.memory_device=cpu: batches drawn on the learner's "
+            "learner.microbatch_on_oom=True needs learner.replay_device=cpu: batches drawn on the learner's "
             "device have one size"
         )
     return found
 
 
 def _captured(options: Options) -> list[str]:
-    """Return why updates cannot be captured in a CUDA graph although learner.captured=yes asks for it."""
+    """Return why updates cannot be captured in a CUDA graph although learner.cuda_graph=yes asks for it."""
     learner, agent = options.learner, options.agent_class
-    if learner.captured != "yes":
+    if learner.cuda_graph != "yes":
         return []
-    found, count = [], learner.updates_per_replay
+    found, count = [], learner.updates_per_graph_launch
     if not agent.supports_cuda_graphs:
         found.append(
-            f"learner.captured=yes: updates of agent_type={options.agent_type} cannot be captured; agent_type could be "
-            + _names(AgentsDict, lambda other: other.supports_cuda_graphs)
+            f"learner.cuda_graph=yes: updates of agent_type={options.agent_type} cannot be "
+            f"captured; agent_type could be " + _names(AgentsDict, lambda other: other.supports_cuda_graphs)
         )
     elif (period := agent.update_cycle(options.agent)) and count % period:
         found.append(
-            f"learner.captured=yes: learner.updates_per_replay={count} must be a multiple of "
+            f"learner.cuda_graph=yes: learner.updates_per_graph_launch={count} must be a multiple of "
             f"{period}, after which updates of "
             f"agent_type={options.agent_type} repeat"
         )
     if options.num_learners > 1:
         found.append(
-            f"learner.captured=yes is for one learner, and num_learners={options.num_learners}: what they "
+            f"learner.cuda_graph=yes is for one learner, and num_learners={options.num_learners}: what they "
             "tell each other "
             "between two updates is not captured"
         )
@@ -157,7 +160,7 @@ def device_memory(options: Options, rows: Layout, window: WindowSpec) -> list[st
 
 
 def _is_on_device(options: Options) -> bool:
-    return options.learner.memory_device == "learner" and options.memory_class.device_class is not None
+    return options.learner.replay_device == "learner" and options.memory_class.device_class is not None
 
 
 def _available() -> list[str]:

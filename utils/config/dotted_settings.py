@@ -1,4 +1,4 @@
-"""Options by their dotted names ("agent.lr"): listed, changed, and read from words of the command line."""
+"""Options by their dotted names ("agent.learning_rate"): listed, changed, and read from words of the command line."""
 
 import dataclasses
 import difflib

@@ -13,7 +13,7 @@ PATIENCE = 2  # larger counts in a row without that gain, after which the search
 
 def counts(options: Options) -> list[int]:
     """Return the counts to try, smallest first, rounded up so that every group has equally many."""
-    groups = options.actor.groups
+    groups = options.actor.num_env_splits
     return list(dict.fromkeys(next_multiple(count, groups) for count in COUNTS))
 
 

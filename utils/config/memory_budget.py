@@ -40,7 +40,7 @@ def layout(options: Options, spec: EnvSpec, agent: Agent, learner: int = 0) -> L
         chunk_length=agent.window.stride or options.actor.chunk_length,
         with_priority=memory.with_priority,
         states=states,
-        storage=options.storage,
+        storage=options.replay,
         kept_steps_per_env=agent.window.length + kept,
     )
 
@@ -104,7 +104,7 @@ def problems(options: Options, spec: EnvSpec) -> list[str]:
 def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     """Return why the ring is too small for windows, why no window is whole before actors wait, or what does not fit."""
     streams, length = actors_of(options, 0) * options.num_envs_per_actor, agent.window.length  # of a learner
-    capacity, clock = getattr(options.memory, "capacity", None), options.clock
+    capacity, rate_limiter = getattr(options.memory, "capacity", None), options.rate_limiter
     in_steps = not issubclass(options.memory_class, UnrollMemory)  # theirs count unrolls
     if in_steps and capacity is not None and capacity < streams * (length + 2):
         return [
@@ -115,9 +115,10 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     streams = options.num_actors * options.num_envs_per_actor
     chunk_length = rings[0].chunk_length
     first = streams * next_multiple(length + 2 * in_steps, chunk_length)
-    if clock.samples_per_insert is not None and clock.learn_start + clock.tolerance < first:
+    if rate_limiter.samples_per_insert is not None and rate_limiter.min_replay_size + rate_limiter.error_buffer < first:
         return [
-            f"clock.learn_start={clock.learn_start} plus clock.tolerance={clock.tolerance} must be at least "
+            f"rate_limiter.min_replay_size={rate_limiter.min_replay_size} plus "
+            f"rate_limiter.error_buffer={rate_limiter.error_buffer} must be at least "
             f"{first} agent steps, which "
             f"{streams} environments take to store the first windows of {length + 1} rows"
         ]
@@ -158,22 +159,23 @@ def _beside_the_replay(options: Options, spec: EnvSpec) -> list[str]:
 
 
 def _storage(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
-    """Return why frames cannot be compressed, or why storage.bytes is too small for windows that compress badly."""
-    storage, num_actors, length = options.storage, actors_of(options, 0), agent.window.length
-    if storage.codec == RAW:
+    """Return why frames cannot be compressed, or why replay.max_frame_bytes is too small for incompressible windows."""
+    storage, num_actors, length = options.replay, actors_of(options, 0), agent.window.length
+    if storage.frame_compression == RAW:
         kept = options.memory_class.kept_steps(options.memory, options.agent.batch_size, length, num_actors)
         least = max(num_actors * options.num_envs_per_actor * (length + 2), kept) * spec.frame.nbytes
     elif spec.is_image:
         least = layout(options, spec, agent).arena_bytes * num_actors
     else:
         return [
-            f"storage.codec={storage.codec} packs pictures and game={options.game} (env_type={options.env_type}) "
+            f"replay.frame_compression={storage.frame_compression} packs pictures and "
+            f"game={options.game} (env_type={options.env_type}) "
             "gives vectors"
         ]
-    if storage.bytes is None or storage.bytes >= least:
+    if storage.max_frame_bytes is None or storage.max_frame_bytes >= least:
         return []
     return [
-        f"storage.bytes={storage.bytes} is too small for windows of {length + 1} rows in each of "
+        f"replay.max_frame_bytes={storage.max_frame_bytes} is too small for windows of {length + 1} rows in each of "
         f"{num_actors * options.num_envs_per_actor} environments: at least {least}"
     ]
 
@@ -183,26 +185,28 @@ def _limiter(options: Options, samples_per_window: int) -> list[str]:
 
     Actors must be allowed far enough ahead for a batch of each learner.
     """
-    ratio, tolerance = options.clock.samples_per_insert, options.clock.tolerance
-    replays = options.learner.updates_per_replay
+    ratio, tolerance = options.rate_limiter.samples_per_insert, options.rate_limiter.error_buffer
+    replays = options.learner.updates_per_graph_launch
     batch_size = options.agent.batch_size * samples_per_window * options.num_learners * replays
     if ratio is not None and options.memory_class.is_rate_limited(options.memory):
         return [
-            f"clock.samples_per_insert={ratio} must be None with memory_type={options.memory_type}: a queue is "
+            f"rate_limiter.samples_per_insert={ratio} must be None with memory_type={options.memory_type}: a queue is "
             "learnt from once "
             "and sets the pace itself"
         ]
     if ratio is None and options.engine == "inline" and not options.memory_class.is_rate_limited(options.memory):
         return [
-            f"clock.samples_per_insert=None with memory_type={options.memory_type} never ends with engine=inline, "
+            f"rate_limiter.samples_per_insert=None with memory_type={options.memory_type} "
+            f"never ends with engine=inline, "
             "whose learner learns "
             "as long as it may before actors go on: give a number"
         ]
     if ratio is None or tolerance * ratio >= batch_size:
         return []
     return [
-        f"clock.tolerance={tolerance} times clock.samples_per_insert={ratio} must be at least the {batch_size} "
+        f"rate_limiter.error_buffer={tolerance} times "
+        f"rate_limiter.samples_per_insert={ratio} must be at least the {batch_size} "
         "samples of "
         + ("a batch" if options.num_learners == 1 else f"{options.num_learners} learners' batches")
-        + (" times learner.updates_per_replay" if replays > 1 else "")
+        + (" times learner.updates_per_graph_launch" if replays > 1 else "")
     ]

@@ -33,13 +33,14 @@ Every option, its default, the values it may take, and its unit or meaning. This
 An option is set in one of four places; a later one wins:
 
 1. **here**: the default beside the class that it configures;
-2. **a row of `CONFIGS`** in `utils/options.py`, as `"agent.lr": 1e-4`;
+2. **a row of `CONFIGS`** in `utils/options.py`, as `"agent.learning_rate": 1e-4`;
 3. **a line of `RUN`** in `utils/options.py` that is not None;
-4. **the command line**, as `--agent.lr 1e-4`. Hyphens and underscores are the same, `1e6` is a whole number, `none`
+4. **the command line**, as `--agent.learning_rate 1e-4`. Hyphens and underscores are the same, `1e6` is a whole
+number, `none`
    is None, and a switch is written `--record`, `--record true` or `--no-record`.
 
 `python main.py --config <row> --help` lists the options that this row has, with the values it gives them, and what this
-page says of them; `--help agent` lists those of one group, `--help agent.lr` one.
+page says of them; `--help agent` lists those of one group, `--help agent.learning_rate` one.
 """
 LINES = "The lines to edit"
 LINES_TEXT = (

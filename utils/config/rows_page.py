@@ -21,7 +21,8 @@ A row is one experiment: `python main.py --config <row>` runs it. This page is g
 ```
 
 - *Capacity* is in agent steps or, for memories of unrolls, in unrolls. A million steps of 84x84 Atari take 7.1 GB, and
-  less than 0.5 GB with `storage.codec lz4`. The 150,000 steps of 42x42 Pong take 0.3 GB, a million steps of the MuJoCo
+  less than 0.5 GB with `replay.frame_compression lz4`. The 150,000 steps of 42x42 Pong take 0.3 GB, a million steps
+  of the MuJoCo
   rows 0.2 GB.
 - *Steps* are the agent steps after which the row stops by itself.
 - *Measured* scores are means of evaluations. [Results](results/README.md) has the command and the data of each. Rows

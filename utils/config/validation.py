@@ -106,8 +106,11 @@ def _names(options: Options) -> list[str]:
             found.append(why_not(f"engine={options.engine}", error))
         else:
             found += engine.problems(options) if hasattr(engine, "problems") else []
-    if options.num_envs_per_actor % options.actor.groups:
-        found.append(f"actor.groups={options.actor.groups} must divide num_envs_per_actor={options.num_envs_per_actor}")
+    if options.num_envs_per_actor % options.actor.num_env_splits:
+        found.append(
+            f"actor.num_env_splits={options.actor.num_env_splits} must divide "
+            f"num_envs_per_actor={options.num_envs_per_actor}"
+        )
     return found
 
 
@@ -187,7 +190,7 @@ def _trackers(options: Options) -> list[str]:
 
 # combinations ---------------------------------------------------------------------------------------------------------
 def _memory_type(options: Options) -> list[str]:
-    kinds, together = options.agent_class.window_kinds, options.learner.batches_per_draw
+    kinds, together = options.agent_class.window_kinds, options.learner.batches_per_sample
     held = options.memory_class.window_kinds
     if not set(held) & set(kinds):
         fitting = _fitting(MemoriesDict, lambda memory: bool(set(memory.window_kinds) & set(kinds)))
@@ -197,7 +200,7 @@ def _memory_type(options: Options) -> list[str]:
         ]
     if together > 1 and issubclass(options.memory_class, UnrollMemory):
         return [
-            f"learner.batches_per_draw={together} must be 1 with memory_type={options.memory_type}, whose batches "
+            f"learner.batches_per_sample={together} must be 1 with memory_type={options.memory_type}, whose batches "
             "have parts"
         ]
     return []

@@ -2,7 +2,7 @@
 
     python -m utils.plot logs/local_20260101-120000
     python -m utils.plot logs/sweep_* --statistic iqm --x steps time --output docs/results/cartpole --csv
-    python -m utils.plot logs/sweep_* --metric learner/loss actor/epsilon --group agent.lr
+    python -m utils.plot logs/sweep_* --metric learner/loss actor/epsilon --group agent.learning_rate
     python -m utils.plot docs/results/replay-study-breakout.csv
     python -m utils.plot --summary logs/atari_*
 
@@ -105,7 +105,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--group",
         nargs="+",
-        help="options that define a group, such as agent.lr, or config, method (the row without its game), run; "
+        help="options that define a group, such as agent.learning_rate, or config, method "
+        "(the row without its game), run; "
         "default: all but the seed, and with --summary all but seed and game",
     )
     parser.add_argument("--each", action="store_true", help="also draw thin lines of every run")

@@ -212,7 +212,7 @@ def _speed(options: Options, agent: Agent, seconds: float, pace: Pace) -> tuple[
     played = options
     if (num_envs := pace.num_envs(options)) != options.num_envs_per_actor:
         played = dataclasses.replace(
-            options, num_envs_per_actor=num_envs, actor=dataclasses.replace(options.actor, groups=1)
+            options, num_envs_per_actor=num_envs, actor=dataclasses.replace(options.actor, num_env_splits=1)
         )
     costs = throughput.measure(played, agent.spec, seconds)
     if not costs.sound:
@@ -231,7 +231,7 @@ def _budget(options: Options, costs: throughput.StepCosts, rate: float, agent: A
     """Return a text about the time until the run stops by itself."""
 
     def seconds_of(steps: float) -> float:
-        warmup = min(options.clock.learn_start, steps)
+        warmup = min(options.rate_limiter.min_replay_size, steps)
         return warmup * costs.act / options.num_actors + (steps - warmup) / rate
 
     times: dict[str, Any] = {}
@@ -240,7 +240,7 @@ def _budget(options: Options, costs: throughput.StepCosts, rate: float, agent: A
     if options.updates is not None:
         samples = options.updates * options.agent.batch_size * agent.samples_per_window
         times[f"{count(options.updates)} updates"] = seconds_of(
-            options.clock.learn_start + samples / throughput.samples_per_step(options)
+            options.rate_limiter.min_replay_size + samples / throughput.samples_per_step(options)
         )
     if options.seconds is not None:
         times["as asked"] = options.seconds

@@ -109,7 +109,7 @@ def _threads(number: int) -> Iterator[None]:
 
 def samples_per_step(options: Options) -> float:
     """Return the samples learned from per agent step, as the clock or the memory limits them."""
-    limited = options.clock.samples_per_insert
+    limited = options.rate_limiter.samples_per_insert
     return limited if limited is not None else options.memory_class.samples_per_step(options.memory)
 
 
@@ -137,8 +137,8 @@ def _acting(
     The actor plays for `seconds`, and longer until `has_enough` steps are stored. FILL_SECONDS later, slow environments
     repeat their last step in place of the missing ones.
     """
-    params, num_envs, count = options.actor, options.num_envs_per_actor, options.actor.groups
-    agent = with_graphed_forward(options.make_agent(spec, params.device), params.captured)
+    params, num_envs, count = options.actor, options.num_envs_per_actor, options.actor.num_env_splits
+    agent = with_graphed_forward(options.make_agent(spec, params.device), params.cuda_graph)
     generator = np.random.default_rng(options.seed)
     trajectories = Trajectories(_small(memory_budget.layout(options, spec, agent), agent))
     writer = ChunkWriter(trajectories, 0, agent.window, agent.initial_priorities)

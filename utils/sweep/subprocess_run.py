@@ -29,7 +29,7 @@ RESERVED = (
     "resume",
     "root",
 )  # Options that a sweep sets, not its user.
-PATIENT = ("--ray.place_timeout", "none")  # On a shared cluster, runs wait for the room that others hold.
+PATIENT = ("--ray.placement_timeout", "none")  # On a shared cluster, runs wait for the room that others hold.
 MAIN = Path(PROJECT) / "main.py"
 
 

@@ -2,7 +2,7 @@
 
     python -m utils.tune --config dqn-cartpole --trials 20 -- --steps 50000
     python -m utils.tune --config impala-minatar-breakout --trials 30 \\
-        --ranges agent.lr agent.entropy_cost=1e-3..1e-1:log -- --steps 300000
+        --ranges agent.learning_rate agent.entropy_cost=1e-3..1e-1:log -- --steps 300000
 
 Options after -- apply to each run. Ranges are those declared in utils/tune/ranges.py, or are written as low..high,
 low..high:log or a,b,c. A trial is the run logs/<name>_trial<N>. Its score is the mean of its evaluations after 80 % of

@@ -11,15 +11,15 @@ from utils.errors import ConfigurationError
 from utils.options import Options
 
 VALUES = {
-    "agent.lr": "1e-5..1e-2:log",
+    "agent.learning_rate": "1e-5..1e-2:log",
     "agent.batch_size": "16,32,64,128",
     "agent.gamma": "0.95,0.98,0.99,0.995,0.997",
-    "agent.nstep": "1..10",
-    "agent.target_update": "100,300,1000,3000,10000",
-    "clock.samples_per_insert": "1..16:log",
+    "agent.n_step": "1..10",
+    "agent.target_update_period": "100,300,1000,3000,10000",
+    "rate_limiter.samples_per_insert": "1..16:log",
 }
 ACTOR_CRITIC = {
-    "agent.lr": "1e-4..3e-3:log",
+    "agent.learning_rate": "1e-4..3e-3:log",
     "agent.batch_size": "4,8,16,32",
     "agent.gamma": "0.95,0.98,0.99,0.995",
     "agent.unroll_length": "5,10,20,40",
@@ -28,12 +28,12 @@ ACTOR_CRITIC = {
     "agent.clip_norm": "1..100:log",
 }
 CONTROL = {
-    "agent.lr": "1e-4..3e-3:log",
-    "agent.critic_lr": "1e-4..3e-3:log",
+    "agent.learning_rate": "1e-4..3e-3:log",
+    "agent.critic_learning_rate": "1e-4..3e-3:log",
     "agent.batch_size": "64,128,256,512",
     "agent.gamma": "0.95,0.98,0.99,0.995",
-    "agent.target_update": "1e-3..2e-2:log",
-    "clock.samples_per_insert": "64..512:log",
+    "agent.target_update_tau": "1e-3..2e-2:log",
+    "rate_limiter.samples_per_insert": "64..512:log",
 }
 NOISY = {**CONTROL, "agent.noise_scale": "0.05..0.5"}
 BY_PRIORITY = {"memory.alpha": "0.2..0.9"}
@@ -42,15 +42,15 @@ RANGES: dict[str, dict[str, str]] = {  # By agent_type or row; the ranges of a r
     "rainbow": {**VALUES, **BY_PRIORITY},
     "r2d2": {**VALUES, **BY_PRIORITY, "agent.burn_in": "0,4,10,20"},
     "impala": ACTOR_CRITIC,
-    "impact": {**ACTOR_CRITIC, "agent.epsilon": "0.1..0.5", "agent.target_update": "1,2,4,8,16,32"},
+    "impact": {**ACTOR_CRITIC, "agent.clip_epsilon": "0.1..0.5", "agent.target_update_period": "1,2,4,8,16,32"},
     "ddpg": NOISY,
-    "d4pg": {**NOISY, **BY_PRIORITY, "agent.nstep": "1..10"},
-    "td3": {**NOISY, "agent.policy_period": "1,2,4"},
+    "d4pg": {**NOISY, **BY_PRIORITY, "agent.n_step": "1..10"},
+    "td3": {**NOISY, "agent.policy_update_period": "1,2,4"},
     "sac": {**CONTROL, "agent.temperature": "1e-2..1:log"},
     "dqn-cartpole": {
-        "agent.lr": "1e-4..3e-3:log",
-        "agent.target_update": "50,100,200,500,1000,2000",
-        "agent.nstep": "1..5",
+        "agent.learning_rate": "1e-4..3e-3:log",
+        "agent.target_update_period": "50,100,200,500,1000,2000",
+        "agent.n_step": "1..5",
         "agent.gamma": "0.98,0.99,0.995",
     },
 }

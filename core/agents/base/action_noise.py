@@ -28,7 +28,7 @@ class ActionNoiseParams:
     """Pull of Ornstein-Uhlenbeck noise towards 0 (DDPG: 0.15)."""
     ou_dt: float = Field(default=0.01, gt=0, le=1e3)
     """Time of Ornstein-Uhlenbeck noise that an agent step takes."""
-    random_steps: int = Field(default=0, ge=0, le=10**12)
+    random_exploration_steps: int = Field(default=0, ge=0, le=10**12)
     """Agent steps of the run with uniformly random actions at the start."""
 
 
@@ -56,7 +56,7 @@ class ActionNoise:
 
     def update(self, agent_steps: int) -> None:
         params = self._params
-        self._random = agent_steps < params.random_steps
+        self._random = agent_steps < params.random_exploration_steps
         self.scale: np.ndarray = self._scales * linear(agent_steps, 1.0, params.noise_end, params.noise_steps)  # [E]
 
     def explore(self, action: np.ndarray, first: np.ndarray) -> np.ndarray:

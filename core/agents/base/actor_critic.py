@@ -39,9 +39,9 @@ class ActorCriticAgentParams(OptimizerParams, AgentParams):
     """Weight of the negative entropy (IMPALA: 0.01)."""
     optimizer: Literal["adam", "rmsprop"] = "rmsprop"
     """Optimiser of the network."""
-    lr: float = Field(default=6e-4, gt=0, le=100)
+    learning_rate: float = Field(default=6e-4, gt=0, le=100)
     """Learning rate at the start."""
-    eps: float = Field(default=0.01, gt=0, le=1)
+    optimizer_eps: float = Field(default=0.01, gt=0, le=1)
     """Added to the root of the optimiser's second moment."""
     rmsprop_decay: float = Field(default=0.99, ge=0, le=1)
     """Decay of RMSProp's moments (IMPALA: 0.99)."""

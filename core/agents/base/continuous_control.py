@@ -34,23 +34,25 @@ from core.types import Batch, State, TimeStep
 class ControlAgentParams(ActionNoiseParams, OptimizerParams, AgentParams):
     batch_size: int = Field(default=256, ge=1, le=65_536)
     """Windows in a batch."""
-    nstep: int = Field(default=1, ge=1, le=100)
+    n_step: int = Field(default=1, ge=1, le=100)
     """Steps of the return before it bootstraps (D4PG: 5)."""
     gamma: float = Field(default=0.99, ge=0, le=1)
     """Discount of a step."""
-    lr: float = Field(default=1e-3, gt=0, le=100)
+    learning_rate: float = Field(default=1e-3, gt=0, le=100)
     """Learning rate of the policy at the start (DDPG: 1e-4)."""
-    critic_lr: float = Field(default=1e-3, gt=0, le=100)
+    critic_learning_rate: float = Field(default=1e-3, gt=0, le=100)
     """Learning rate of the critic at the start (DDPG: 1e-3)."""
     critic_weight_decay: float = Field(default=0.0, ge=0, le=10)
     """Weight of the critic's L2 penalty (DDPG: 1e-2); weight_decay is the policy's."""
-    eps: float = Field(default=1e-8, gt=0, le=1)
+    optimizer_eps: float = Field(default=1e-8, gt=0, le=1)
     """Added to the root of the optimiser's second moment."""
     clip_norm: float = Field(default=0.0, ge=0, le=1e9)
     """Largest norm of each network's gradient; 0 is off."""
-    target_update: float = Field(default=0.005, gt=0, le=1e9)
-    """Updates between copies to the targets; below 1 the factor of a soft update each time (DDPG: 0.001)."""
-    policy_period: int = Field(default=1, ge=1, le=10_000)
+    target_update_period: int = Field(default=1, ge=1, le=10**9)
+    """Updates between updates of the targets."""
+    target_update_tau: float = Field(default=0.005, gt=0, le=1)
+    """Weight of the online network in an update of the targets; 1 copies it (DDPG: 0.001)."""
+    policy_update_period: int = Field(default=1, ge=1, le=10_000)
     """Updates of the critic for one of policy and targets (TD3: 2)."""
     lean: bool = True
     """Differentiate small networks on a CPU by hand, which is faster and gives the same numbers."""
@@ -88,12 +90,12 @@ class ContinuousControl(Agent):
 
     @classmethod
     def update_cycle(cls, params: ControlAgentParams) -> int:
-        return params.policy_period
+        return params.policy_update_period
 
     # sampled windows --------------------------------------------------------------------------------------------------
     @property
     def window(self) -> WindowSpec:
-        return WindowSpec.transition(self.params.nstep)
+        return WindowSpec.transition(self.params.n_step)
 
     # acting -----------------------------------------------------------------------------------------------------------
     @cached_property
@@ -130,11 +132,15 @@ class ContinuousControl(Agent):
     def init_learner(self) -> None:
         params, self.target = self.params, copy.deepcopy(self.model).requires_grad_(False)
         self.gradients = make_gradients(self.model, self.target, params.lean)
-        self.policy_optimizer = Optimizer([self.gradients.online.policy], params, period=params.policy_period)
-        critic_params = dataclasses.replace(params, lr=params.critic_lr, weight_decay=params.critic_weight_decay)
+        self.policy_optimizer = Optimizer([self.gradients.online.policy], params, period=params.policy_update_period)
+        critic_params = dataclasses.replace(
+            params, learning_rate=params.critic_learning_rate, weight_decay=params.critic_weight_decay
+        )
         self.critic_optimizer = Optimizer([self.gradients.online.critic], critic_params)
         self._updates = UpdateCounter()
-        self._update_target = TargetUpdater(params.target_update, params.policy_period)
+        self._update_target = TargetUpdater(
+            params.target_update_period, params.target_update_tau, params.policy_update_period
+        )
 
     @abstractmethod
     def bootstrap(self, transitions: TransitionBatch) -> Tensor:
@@ -177,7 +183,7 @@ class ContinuousControl(Agent):
         total = self.critic_optimizer.gradient_of(len(weights), differentiate)
         grad_norm, applied = self.critic_optimizer.apply(total.loss)
         statistics = {"loss": total.loss, "grad_norm": grad_norm, **total.statistics}
-        if (update := self._updates.next()) % self.params.policy_period == 0:
+        if (update := self._updates.next()) % self.params.policy_update_period == 0:
             policy_statistics, applied = self.update_policy(transitions, applied)
             statistics |= policy_statistics
             self._update_target([self.gradients.target.both], [self.gradients.online.both], update, applied)
@@ -185,7 +191,7 @@ class ContinuousControl(Agent):
         return make_learner_output(statistics, total.priorities, applied)
 
     def prepare_updates(self, count: int) -> None:
-        period = self.params.policy_period
+        period = self.params.policy_update_period
         policy_updates, first = count // period, (self._updates.made // period + 1) * period
         self._update_target.plan(first, policy_updates, self.gradients.online.both.device)
         self.critic_optimizer.plan(count)

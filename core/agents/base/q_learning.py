@@ -27,25 +27,27 @@ from core.types import Batch, State, TimeStep, batch_size, slice_batch
 class QLearningParams(OptimizerParams, AgentParams):
     batch_size: int = Field(default=32, ge=1, le=65_536)
     """Windows in a batch (Nature DQN: 32, Ape-X: 512)."""
-    nstep: int = Field(default=3, ge=1, le=100)
+    n_step: int = Field(default=3, ge=1, le=100)
     """Steps of the return before it bootstraps (Rainbow, Ape-X: 3)."""
     gamma: float = Field(default=0.99, ge=0, le=1)
     """Discount of a step."""
-    double: bool = True
+    double_q: bool = True
     """Choose the bootstrap action with the online network and evaluate it with the target."""
-    target_update: float = Field(default=2_500.0, gt=0, le=1e9)
-    """Updates between copies to the target; below 1 the factor of a soft update each time."""
+    target_update_period: int = Field(default=2_500, ge=1, le=10**9)
+    """Updates between updates of the target."""
+    target_update_tau: float = Field(default=1.0, gt=0, le=1)
+    """Weight of the online network in an update of the target; 1 copies it."""
     exploration: Literal["linear", "ladder", "linear-ladder"] = "linear"
     """Schedule by which epsilon falls, or differs between environments."""
-    epsilon_start: float = Field(default=1.0, ge=0, le=1)
+    exploration_epsilon_start: float = Field(default=1.0, ge=0, le=1)
     """Share of random actions at first."""
-    epsilon_end: float = Field(default=0.01, ge=0, le=1)
+    exploration_epsilon_end: float = Field(default=0.01, ge=0, le=1)
     """Share of random actions at the end of exploration "linear"."""
-    epsilon_steps: int = Field(default=250_000, ge=1, le=10**12)
-    """Agent steps of the whole run from epsilon_start to epsilon_end (or to the ladder)."""
-    ladder_base: float = Field(default=0.4, gt=0, le=1)
+    exploration_epsilon_steps: int = Field(default=250_000, ge=1, le=10**12)
+    """Agent steps of the whole run from exploration_epsilon_start to exploration_epsilon_end (or to the ladder)."""
+    apex_epsilon_base: float = Field(default=0.4, gt=0, le=1)
     """Base of the ladder, base ^ (1 + alpha i / (N - 1)) over all N environments (Ape-X: 0.4)."""
-    ladder_alpha: float = Field(default=7.0, ge=0, le=1_000)
+    apex_epsilon_alpha: float = Field(default=7.0, ge=0, le=1_000)
     """Exponent alpha of the ladder (Ape-X: 7)."""
     evaluation_epsilon: float = Field(default=0.0, ge=0, le=1)
     """Share of random actions in evaluations (Nature DQN: 0.05)."""
@@ -66,8 +68,10 @@ class EpsilonGreedy:
     def update(self, agent_steps: int) -> None:
         params = self._params
         if params.exploration != "ladder":
-            progress = linear(agent_steps, 0.0, 1.0, params.epsilon_steps)
-            self.epsilon = params.epsilon_start + (self._final_epsilon - params.epsilon_start) * progress
+            progress = linear(agent_steps, 0.0, 1.0, params.exploration_epsilon_steps)
+            self.epsilon = (
+                params.exploration_epsilon_start + (self._final_epsilon - params.exploration_epsilon_start) * progress
+            )
 
     def statistics(self) -> dict[str, float]:
         return {"epsilon": float(self.epsilon.mean())}
@@ -82,7 +86,7 @@ class QLearning(Agent):
     # stored fields and sampled windows --------------------------------------------------------------------------------
     @property
     def window(self) -> WindowSpec:
-        return WindowSpec.transition(self.params.nstep)
+        return WindowSpec.transition(self.params.n_step)
 
     # acting -----------------------------------------------------------------------------------------------------------
     def set_training(self, training: bool) -> None:
@@ -116,8 +120,8 @@ class QLearning(Agent):
     ) -> EpsilonGreedy:
         params = self.params
         if params.exploration == "linear":
-            return EpsilonGreedy(params, np.full(num_envs, params.epsilon_end), generator)
-        rungs = ladder(num_actors * num_envs, params.ladder_base, params.ladder_alpha)
+            return EpsilonGreedy(params, np.full(num_envs, params.exploration_epsilon_end), generator)
+        rungs = ladder(num_actors * num_envs, params.apex_epsilon_base, params.apex_epsilon_alpha)
         return EpsilonGreedy(params, rungs[actor_ind::num_actors], generator)
 
     def evaluation_exploration(self, num_envs: int, generator: np.random.Generator) -> EpsilonGreedy | None:
@@ -128,7 +132,10 @@ class QLearning(Agent):
     def init_learner(self) -> None:
         self.target = self._make_target()
         self._optimizer = Optimizer(self.model.parameters(), self.params)
-        self._updates, self._update_target = UpdateCounter(), TargetUpdater(self.params.target_update)
+        self._updates, self._update_target = (
+            UpdateCounter(),
+            TargetUpdater(self.params.target_update_period, self.params.target_update_tau),
+        )
 
     @abstractmethod
     def loss(self, batch: Batch) -> Loss:

@@ -43,13 +43,13 @@ class RayLauncher:
 
     # start ------------------------------------------------------------------------------------------------------------
     def prepare(self, interrupted: Callable[[], bool]) -> None:
-        """Wait for the resources of the run. Raises ClusterError after `ray.place_timeout`."""
+        """Wait for the resources of the run. Raises ClusterError after `ray.placement_timeout`."""
         self._await_resources(interrupted)
         if not interrupted():
             self._arguments = self._worker_arguments()
 
     def _await_resources(self, interrupted: Callable[[], bool]) -> None:
-        begin, limit, logged = time.monotonic(), self._params.place_timeout, False
+        begin, limit, logged = time.monotonic(), self._params.placement_timeout, False
         while not self._reservation.is_ready(0.1) and not interrupted():
             waited, answer = time.monotonic() - begin, self._head.answer
             lack = None if answer is None else self._reservation.lack(answer.nodes)
@@ -57,9 +57,9 @@ class RayLauncher:
                 raise ClusterError(self._head_is_silent())
             if limit is not None and waited > limit:
                 raise ClusterError(
-                    f"{lack}; no such node joined within ray.place_timeout={limit:g} s"
+                    f"{lack}; no such node joined within ray.placement_timeout={limit:g} s"
                     if lack
-                    else f"the run found no room within ray.place_timeout={limit:g} s: it needs "
+                    else f"the run found no room within ray.placement_timeout={limit:g} s: it needs "
                     f"{self._reservation} in all, "
                     "and other jobs of the cluster hold them"
                 )

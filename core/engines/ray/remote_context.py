@@ -45,7 +45,7 @@ def remote_context(run_info: RemoteRunInfo, connection: ServerConnection) -> Con
         "memories": (RemoteMemory(run_info, connection),),
         "parameters": RemoteParameters(connection),
         "counters": counters,
-        "rate_limiter": RateLimiter(run_info.options.clock, counters),
+        "rate_limiter": RateLimiter(run_info.options.rate_limiter, counters),
         "run_state": RemoteRunState(connection),
         "logs": RemoteLogs(connection),
     }

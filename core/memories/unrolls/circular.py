@@ -1,7 +1,7 @@
 """The circular buffer of IMPACT (1912.00167, section 3.3): N batches, each learnt from at most K times, in turn.
 
 A batch that was used K times is replaced by a fresh one. While no fresh one is ready, the other batches stay in use.
-Deviations: if all N batches are used up and none is ready, sampling waits. With overflow=keep_latest actors may
+Deviations: if all N batches are used up and none is ready, sampling waits. With on_full=keep_latest actors may
 overwrite a batch; the remaining unrolls are then used once more.
 """
 
@@ -19,11 +19,11 @@ from core.types import SampleIds
 
 @frozen_dataclass
 class CircularParams(QueueParams):
-    """capacity and overflow are those of the queue that feeds it."""
+    """capacity and on_full are those of the queue that feeds it."""
 
     num_batches: int = Field(default=4, ge=1, le=10_000)
     """Batches that the memory holds (N of IMPACT: 4 to 16)."""
-    times: int = Field(default=2, ge=1, le=10_000)
+    max_reuse: int = Field(default=2, ge=1, le=10_000)
     """Times that each unroll is learnt from (K of IMPACT: 2)."""
 
 
@@ -52,14 +52,14 @@ class CircularStrategy(ReplayStrategy):
 
     @classmethod
     def max_reuse(cls, params: CircularParams) -> int:
-        return params.times
+        return params.max_reuse
 
     @classmethod
     def problems(cls, params: CircularParams, share: int) -> list[str]:
-        if params.overflow in ("block", "keep_latest"):
+        if params.on_full in ("block", "keep_latest"):
             return []
         return [
-            f"overflow={params.overflow} does not suit a circular memory, whose batches stay in the rings: "
+            f"on_full={params.on_full} does not suit a circular memory, whose batches stay in the rings: "
             "set block or keep_latest"
         ]
 
@@ -93,7 +93,7 @@ class CircularStrategy(ReplayStrategy):
         if len(self._gathered.env_ids) < count:
             return False
         self._batches[number], self._gathered = self._gathered, EMPTY_IDS
-        self._remaining_uses[number] = self.params.times
+        self._remaining_uses[number] = self.params.max_reuse
         return True
 
     def _use(self, number: int, count: int, fresh: bool) -> DrawnUnrolls:
@@ -106,7 +106,7 @@ class CircularStrategy(ReplayStrategy):
         return DrawnUnrolls(used, np.full(len(used.env_ids), fresh))
 
     def statistics(self) -> dict[str, float]:
-        return {**self._queue.statistics(), "circular_uses_left": float(self._remaining_uses.sum())}
+        return {**self._queue.statistics(), "remaining_reuses": float(self._remaining_uses.sum())}
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

@@ -196,7 +196,7 @@ class FeatureDistanceStrategy(ReplayStrategy):
         return DISTANCES[self.params.dist_function](new, old.to(new.device), self.params.p).cpu().numpy()
 
     def statistics(self) -> dict[str, float]:
-        return {"custom_size": float(len(self)), "custom_lambda": self.multiplier}
+        return {"feature_replay_size": float(len(self)), "candidate_multiplier": self.multiplier}
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@
 - keep_latest drops the oldest waiting unroll, keep_oldest the arriving one, and alternating takes turns between them.
 - An unroll that was drawn for the next batch does not wait any more. A capacity below the batch is therefore no
   deadlock.
-- While the first `learn_start` steps are stored nobody reads, and block keeps the latest.
+- While the first `min_replay_size` steps are stored nobody reads, and block keeps the latest.
 """
 
 from collections import deque
@@ -27,8 +27,8 @@ COPIED = ("keep_oldest", "alternating")  # policies that may keep unrolls longer
 @frozen_dataclass
 class QueueParams(MemoryParams):
     capacity: int = Field(default=1, ge=1, le=10**7)
-    """Unrolls that may wait; overflow "block" rounds it up to whole chunks of every actor."""
-    overflow: Literal["block", "keep_latest", "keep_oldest", "alternating"] = "block"
+    """Unrolls that may wait; on_full "block" rounds it up to whole chunks of every actor."""
+    on_full: Literal["block", "keep_latest", "keep_oldest", "alternating"] = "block"
     """Rule for what happens when the queue is full."""
 
 
@@ -46,7 +46,7 @@ class QueueStrategy(ReplayStrategy):
     def __init__(self, params: QueueParams, memory: Any):
         super().__init__(params, memory)
         self._waiting: deque[tuple[int, int]] = deque()
-        copied, length = params.overflow in COPIED, memory.window.length
+        copied, length = params.on_full in COPIED, memory.window.length
         self._copies = UnrollStore(memory.trajectories, params.capacity, length, self.packs) if copied else None
         self._free_slots, self._drawn_slots = list(range(self.slots(params))), list[int]()
         self._arrived = self._dropped = self._turn = 0
@@ -58,7 +58,7 @@ class QueueStrategy(ReplayStrategy):
 
     @classmethod
     def slots(cls, params: QueueParams) -> int:
-        return params.capacity if params.overflow in COPIED else 0
+        return params.capacity if params.on_full in COPIED else 0
 
     @classmethod
     def is_rate_limited(cls, params: QueueParams) -> bool:
@@ -66,10 +66,10 @@ class QueueStrategy(ReplayStrategy):
 
     @classmethod
     def problems(cls, params: QueueParams, share: int) -> list[str]:
-        if params.overflow not in COPIED or params.capacity >= share:
+        if params.on_full not in COPIED or params.capacity >= share:
             return []
         return [
-            f"a queue with overflow={params.overflow} must hold its share of a batch: "
+            f"a queue with on_full={params.on_full} must hold its share of a batch: "
             f"capacity={params.capacity} is below {share}"
         ]
 
@@ -79,7 +79,7 @@ class QueueStrategy(ReplayStrategy):
         return self._copies.store if self._copies else super().store
 
     def has_capacity(self) -> bool:
-        return self.params.overflow != "block" or self.memory.unread() < self.params.capacity
+        return self.params.on_full != "block" or self.memory.unread() < self.params.capacity
 
     def on_missed(self, count: int) -> None:
         self._arrived += count
@@ -93,7 +93,7 @@ class QueueStrategy(ReplayStrategy):
             return
         self._waiting.extend(zip(*map(np.ndarray.tolist, keys)))
         # with block, actors may finish chunks that they began before the queue was full
-        begun = self.memory.layout.total_envs if self.params.overflow == "block" else 0
+        begun = self.memory.layout.total_envs if self.params.on_full == "block" else 0
         while len(self._waiting) > self.params.capacity + begun:
             self._drop_oldest()
 
@@ -116,14 +116,14 @@ class QueueStrategy(ReplayStrategy):
     def statistics(self) -> dict[str, float]:
         return {
             "queue_size": float(len(self._waiting)),
-            "queue_arrived": float(self._arrived),
+            "queue_inserted": float(self._arrived),
             "queue_dropped": float(self._dropped),
         }
 
     def _copy(self, copies: UnrollStore, key: SampleIds) -> None:
         """Copy the arriving unroll, or drop it or the oldest one."""
         if not self._free_slots and self._waiting:
-            self._turn += self.params.overflow == "alternating"
+            self._turn += self.params.on_full == "alternating"
             if self._turn % 2:  # the oldest one goes
                 self._free_slots.append(self._drop_oldest())
         if self._free_slots and copies.put(np.array(self._free_slots[-1:]), key).all():

@@ -129,7 +129,7 @@ class ReservoirStrategy(ReplayStrategy):
         return uniform(self, self.memory.generator, count)
 
     def statistics(self) -> dict[str, float]:
-        return {"reservoir_size": float(len(self)), "reservoir_seen": float(self._seen)}
+        return {"reservoir_size": float(len(self)), "reservoir_inserted": float(self._seen)}
 
     def state_dict(self) -> dict[str, Any]:
         return {"seen": self._seen, "copies": self._copies.state_dict()}

@@ -197,7 +197,7 @@ class UnrollMemory(Memory):
         return Batch(concatenate_windows(windows), keys, torch.ones(len(fresh)), torch.from_numpy(fresh))
 
     def statistics(self) -> dict[str, float]:
-        """Return memory_size, the steps in the rings, and the strategies' own statistics.
+        """Return replay_steps, the steps in the rings, and the strategies' own statistics.
 
         A name that two strategies share is numbered.
         """

@@ -35,7 +35,7 @@ def packed_layout(ring: Layout, slots: int, length: int) -> tuple[Layout, int]:
 
 def slots_bytes(ring: Layout, slots: int, length: int, packs: bool) -> int:
     """Return the bytes that an UnrollStore takes at most."""
-    if ring.storage.codec == RAW or not packs:
+    if ring.storage.frame_compression == RAW or not packs:
         return slots_layout(ring, slots, length).nbytes
     layout, max_bytes = packed_layout(ring, slots, length)
     return layout.nbytes + max_bytes
@@ -102,7 +102,7 @@ class PackedTrajectories(Trajectories):
     def __init__(self, ring: Layout, slots: int, length: int):
         layout, self._max_bytes = packed_layout(ring, slots, length)
         super().__init__(layout)
-        self._frame, self._level = ring.fields["frame"], ring.storage.level
+        self._frame, self._level = ring.fields["frame"], ring.storage.compression_level
 
     @cached_property
     def frames(self) -> CompressedFrames:  # type: ignore[override]
@@ -127,7 +127,7 @@ class UnrollStore:
         """Allocate the slots; if `packs` is False, frames stay raw even if the ring compresses them."""
         self._ring, self._length, self.capacity = ring, length, slots
         self._earlier_steps = max(ring.layout.frame_stack - 1, 0)  # of a slot, before its unroll
-        self._packed, layout = packs and ring.layout.storage.codec != RAW, ring.layout
+        self._packed, layout = packs and ring.layout.storage.frame_compression != RAW, ring.layout
         raw_layout = slots_layout(layout, slots, length)
         self.store = PackedTrajectories(layout, slots, length) if self._packed else Trajectories(raw_layout)
         self.store.arrays["written"][:, 0] = self.store.layout.ring_length  # a checkpoint stores all slots

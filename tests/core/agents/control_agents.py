@@ -18,7 +18,7 @@ KINDS = {
     "ddpg": (DDPG, ControlAgentParams(), DDPGMLP, ControlMLPParams(hidden=(16, 12))),
     "d4pg": (
         D4PG,
-        D4PGParams(v_min=-5.0, v_max=5.0, nstep=1, target_update=0.1),
+        D4PGParams(v_min=-5.0, v_max=5.0, n_step=1, target_update_period=1, target_update_tau=0.1),
         D4PGMLP,
         D4PGMLPParams(hidden=(16, 12), atoms=11),
     ),

@@ -32,7 +32,9 @@ class Linear(Model):
 
 def make_agent(**settings):
     agent = DQN(
-        replace(DQNParams(optimizer="adam", lr=0.1, clip_norm=0.0, gamma=0.9, nstep=2), **settings), SPEC, Linear
+        replace(DQNParams(optimizer="adam", learning_rate=0.1, clip_norm=0.0, gamma=0.9, n_step=2), **settings),
+        SPEC,
+        Linear,
     )
     agent.init_learner()
     return agent
@@ -67,7 +69,7 @@ def td_error(agent, batch):
 
 
 def test_double_q_selects_online_and_evaluates_by_the_target():
-    agent = make_agent(double=True)
+    agent = make_agent(double_q=True)
     spread(agent)
     # R = 1 + .9 * 10 = 10; the online network selects action 0 at s = 3, the target values it at 3; y = 10 + .81 * 3; Q
     # = 5 * 2.
@@ -75,7 +77,7 @@ def test_double_q_selects_online_and_evaluates_by_the_target():
 
 
 def test_the_plain_target_is_the_target_networks_maximum():
-    agent = make_agent(double=False)
+    agent = make_agent(double_q=False)
     spread(agent)
     assert td_error(agent, make_batch(*ONE)) == pytest.approx(abs(10 + 0.81 * 6 - 10), rel=1e-5)
 
@@ -98,7 +100,7 @@ def test_truncation_bootstraps_after_the_steps_taken():
     "loss, gradient", [("huber", lambda error: np.clip(error, -1, 1)), ("squared", lambda error: 2 * error)]
 )
 def test_the_gradient_equals_the_one_derived_by_hand(loss, gradient):
-    agent = make_agent(loss=loss, double=False)
+    agent = make_agent(loss=loss, double_q=False)
     batch = make_batch(
         [2.0, 1.0],
         [3.0, 0.0],
@@ -115,7 +117,7 @@ def test_the_gradient_equals_the_one_derived_by_hand(loss, gradient):
 
 
 def test_the_target_network_is_copied_on_time_or_moves_softly():
-    hard, soft = make_agent(target_update=2), make_agent(target_update=0.25)
+    hard, soft = make_agent(target_update_period=2), make_agent(target_update_period=1, target_update_tau=0.25)
     for agent in (hard, soft):
         agent.learn(make_batch(*ONE))
     assert hard.target.weight.tolist() == list(Linear.first)
@@ -168,9 +170,9 @@ def test_greedy_acting_takes_the_best_action():
 
 def test_a_checkpoint_continues_training_exactly():
     straight, first, second = (
-        make_agent(lr_schedule="linear", lr_updates=10),
-        make_agent(lr_schedule="linear", lr_updates=10),
-        make_agent(lr_schedule="linear", lr_updates=10),
+        make_agent(lr_schedule="linear", lr_schedule_updates=10),
+        make_agent(lr_schedule="linear", lr_schedule_updates=10),
+        make_agent(lr_schedule="linear", lr_schedule_updates=10),
     )
     for _ in range(6):
         straight.learn(make_batch(*ONE))

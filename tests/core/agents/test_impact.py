@@ -25,9 +25,9 @@ from tests.core.agents.unrolls import (
 )
 
 SETTINGS = {
-    "impact": {"epsilon": 0.2},
+    "impact": {"clip_epsilon": 0.2},
     "other clips": {
-        "epsilon": 0.4,
+        "clip_epsilon": 0.4,
         "beta_max": 1.3,
         "rho_bar": 1.4,
         "c_bar": 0.7,
@@ -81,7 +81,7 @@ def twin(params, batch, logits, values, target_logits):
             advantage = rewards[row] + params.gamma * discounts[row] * targets[t + 1] - values[row]
             beta = min(mu[t][action] / target[t][action], params.beta_max)
             r = beta * pi[t][action] / mu[t][action]
-            clipped = min(max(r, 1 - params.epsilon), 1 + params.epsilon)
+            clipped = min(max(r, 1 - params.clip_epsilon), 1 + params.clip_epsilon)
             slope = r * advantage if r * advantage <= clipped * advantage else 0.0  # d r / d log pi = r
             total.add(row, -min(r * advantage, clipped * advantage), to_logits=-slope * (np.eye(A)[action] - pi[t]))
             total.add_baseline(row, params.baseline_cost, values[row], targets[t])
@@ -103,7 +103,7 @@ def test_loss_and_gradient_equal_the_papers(settings):
     expected.assert_is_that_of(agent, output)
     assert output.priorities is None and not output.skipped
     r, advantage, beta = rows.T
-    epsilon = agent.params.epsilon
+    epsilon = agent.params.clip_epsilon
     for region in (r < 1 - epsilon, (r > 1 - epsilon) & (r < 1 + epsilon), r > 1 + epsilon):
         assert (region & (advantage > 0)).mean() > 0.05 and (region & (advantage < 0)).mean() > 0.05
     assert 0.05 < (beta > agent.params.beta_max).mean() < 0.95
@@ -175,7 +175,7 @@ def test_of_the_bootstrap_step_only_published_fields_are_read():
 
 def test_the_target_network_is_copied_every_update_period():
     batch, logits, values = random_unrolls(seed=4, streams=6)
-    agent = table_agent(Impact, logits, values, target_update=3)
+    agent = table_agent(Impact, logits, values, target_update_period=3)
     weights = [torch.tensor(logits).flatten(0, 1)]  # the weights after each update
     for update in range(1, 8):
         agent.learn(batch)
@@ -187,17 +187,19 @@ def test_the_target_network_is_copied_every_update_period():
 @pytest.mark.parametrize("kl_target, factor", [(1e-9, 2.0), (1e6, 0.5)])
 def test_the_kl_coefficient_adapts_when_the_target_is_copied(kl_target, factor):
     batch, logits, values = random_unrolls(seed=5, streams=6)
-    agent = table_agent(Impact, logits, values, target_update=2, kl_coefficient=0.4, kl_target=kl_target)
+    agent = table_agent(Impact, logits, values, target_update_period=2, kl_coefficient=0.4, kl_target=kl_target)
     used = [float(agent.learn(batch).statistics["kl_coefficient"]) for _ in range(6)]
     assert used == pytest.approx([0.4, 0.4, 0.4 * factor, 0.4 * factor, 0.4 * factor**2, 0.4 * factor**2])
 
 
 def test_the_kl_coefficient_follows_the_kl_just_before_a_copy():
     batch, logits, values = random_unrolls(seed=5, streams=6)
-    agent = table_agent(Impact, logits, values, target_update=2, kl_coefficient=0.4, lr=0.02)
+    agent = table_agent(Impact, logits, values, target_update_period=2, kl_coefficient=0.4, learning_rate=0.02)
     measured = [float(agent.learn(batch).statistics["target_kl"]) for _ in range(4)]
     assert measured[0] == measured[2] == 0 and measured[1] > 1e-4 and measured[3] > 1e-4
-    steady = table_agent(Impact, logits, values, target_update=2, kl_coefficient=0.4, lr=0.02, kl_target=measured[1])
+    steady = table_agent(
+        Impact, logits, values, target_update_period=2, kl_coefficient=0.4, learning_rate=0.02, kl_target=measured[1]
+    )
     assert [float(steady.learn(batch).statistics["kl_coefficient"]) for _ in range(4)] == pytest.approx([0.4] * 4)
 
 
@@ -207,7 +209,7 @@ def agent_with_half_a_divergence(**settings):
     target_logits = logits.copy()
     target_logits[:, :3] = random_target(logits)[:, :3]
     return with_target(
-        table_agent(Impact, logits, values, target_update=1, kl_coefficient=0.4, **settings), target_logits
+        table_agent(Impact, logits, values, target_update_period=1, kl_coefficient=0.4, **settings), target_logits
     ), batch
 
 
@@ -230,7 +232,7 @@ def test_several_learners_adapt_the_kl_coefficient_together(learners):
 @pytest.mark.parametrize("kl_target, bound", [(1e-12, KL_SPAN), (1e6, 1 / KL_SPAN)])
 def test_the_kl_coefficient_is_bounded(kl_target, bound):
     batch, logits, values = random_unrolls(seed=6, streams=2)
-    agent = table_agent(Impact, logits, values, target_update=2, kl_coefficient=0.4, kl_target=kl_target)
+    agent = table_agent(Impact, logits, values, target_update_period=2, kl_coefficient=0.4, kl_target=kl_target)
     for _ in range(30):
         output = agent.learn(batch)
     assert float(output.statistics["kl_coefficient"]) == pytest.approx(0.4 * bound)
@@ -238,7 +240,7 @@ def test_the_kl_coefficient_is_bounded(kl_target, bound):
 
 def test_without_a_kl_term_the_coefficient_stays_zero():
     batch, logits, values = random_unrolls(seed=5, streams=6)
-    agent = table_agent(Impact, logits, values, target_update=1, kl_target=1e-9)
+    agent = table_agent(Impact, logits, values, target_update_period=1, kl_target=1e-9)
     assert [float(agent.learn(batch).statistics["kl_coefficient"]) for _ in range(3)] == [0, 0, 0]
 
 
@@ -246,7 +248,7 @@ def test_without_a_kl_term_the_coefficient_stays_zero():
 def test_a_resumed_run_keeps_an_adapted_kl_coefficient(before, now, expected):
     batch, logits, values = random_unrolls(seed=5, streams=6)
     first, second = (
-        table_agent(Impact, logits, values, target_update=1, kl_target=1e-9, kl_coefficient=each)
+        table_agent(Impact, logits, values, target_update_period=1, kl_target=1e-9, kl_coefficient=each)
         for each in (before, now)
     )
     with_target(first, random_target(logits)).learn(batch)  # doubles it
@@ -258,7 +260,7 @@ def test_a_resumed_run_keeps_an_adapted_kl_coefficient(before, now, expected):
 def test_a_non_finite_loss_changes_nothing(optimizer):
     batch, logits, values = random_unrolls(seed=7)
     agent = table_agent(
-        Impact, logits, values, optimizer=optimizer, kl_coefficient=0.4, kl_target=1e-9, target_update=2
+        Impact, logits, values, optimizer=optimizer, kl_coefficient=0.4, kl_target=1e-9, target_update_period=2
     )
     agent.learn(batch)
     before = deepcopy(agent.state_dict())
@@ -301,11 +303,11 @@ def test_a_checkpoint_continues_training_exactly(settings):
             Impact,
             logits,
             values,
-            target_update=2,
+            target_update_period=2,
             kl_coefficient=0.4,
             kl_target=1e-9,
             lr_schedule="linear",
-            lr_updates=10,
+            lr_schedule_updates=10,
             **settings,
         )
         for _ in range(3)

@@ -116,7 +116,7 @@ def test_loss_and_gradient_equal_the_papers(settings, fresh):
     output = agent.learn(batch)
     expected.assert_is_that_of(agent, output)
     taken = ~batch.window.lasts[:-1]
-    assert float(output.statistics["relevant_share"]) == pytest.approx(included.sum() / int(taken.sum()))
+    assert float(output.statistics["trusted_fraction"]) == pytest.approx(included.sum() / int(taken.sum()))
     assert output.priorities is None and not output.skipped
 
 
@@ -249,7 +249,10 @@ def test_an_irrelevant_replayed_step_leaves_every_loss(relevance, far):
         )
         output = agent.learn(batch)
         assert agent.model.logits.grad.any() == agent.model.values.grad.any() == learnt
-        assert float(output.statistics["relevant_share"]) == learnt and float(output.statistics["fresh_share"]) == fresh
+        assert (
+            float(output.statistics["trusted_fraction"]) == learnt
+            and float(output.statistics["on_policy_fraction"]) == fresh
+        )
         assert float(output.statistics["behaviour_kl"]) == pytest.approx(0.8 * log(1.6) + 0.2 * log(0.4), abs=1e-6)
 
 
@@ -323,9 +326,9 @@ def test_statistics_are_means_over_the_steps_with_an_action():
     ]
     expected = {
         "entropy": np.mean([-(pi * np.log(pi)).sum() for pi, _, _ in rows]),
-        "fresh_share": np.mean([fresh for *_, fresh in rows]),
+        "on_policy_fraction": np.mean([fresh for *_, fresh in rows]),
         "behaviour_kl": np.mean([divergence(pi, mu) for pi, mu, _ in rows]),
-        "relevant_share": 1.0,
+        "trusted_fraction": 1.0,
         "value_mean": values.mean(),
     }
     assert {name: float(output.statistics[name]) for name in expected} == pytest.approx(expected)
@@ -341,7 +344,7 @@ def test_a_checkpoint_continues_training_exactly(settings):
         batch, logits, values = random_unrolls(seed=seed, streams=6)
         batches.append(batch)
     straight, first, second = (
-        table_agent(Impala, logits, values, lr_schedule="linear", lr_updates=10, **settings) for _ in range(3)
+        table_agent(Impala, logits, values, lr_schedule="linear", lr_schedule_updates=10, **settings) for _ in range(3)
     )
     for batch in batches:
         straight.learn(batch)

@@ -21,7 +21,16 @@ COLUMNS, HIDDEN = 40, 8
 
 
 def make_agent(spec=SPEC, seed=0, **settings):
-    params = R2D2Params(burn_in=3, unroll_length=7, stride=3, nstep=2, gamma=0.9, lr=0.01, rescaling_eps=0.01, eta=0.7)
+    params = R2D2Params(
+        burn_in=3,
+        unroll_length=7,
+        sequence_period=3,
+        n_step=2,
+        gamma=0.9,
+        learning_rate=0.01,
+        rescaling_eps=0.01,
+        eta=0.7,
+    )
 
     def model():
         torch.manual_seed(seed)
@@ -106,11 +115,11 @@ def walk(params, window, column, online, target):
         if window.lasts[start, column]:
             continue
         total, factor, row = 0.0, 1.0, start
-        while row < start + params.nstep and not window.lasts[row, column]:
+        while row < start + params.n_step and not window.lasts[row, column]:
             total += factor * float(window.rewards[row, column])
             factor *= params.gamma * float(window.discounts[row, column])
             row += 1
-        best = int(np.argmax((online if params.double else target)[row]))
+        best = int(np.argmax((online if params.double_q else target)[row]))
         y = h(total + factor * inverse(target[row][best], params.rescaling_eps), params.rescaling_eps)
         found.append((start, y - online[start][int(window.actions[start, column])]))
     return found
@@ -124,13 +133,13 @@ def numbers(values):
     "settings",
     [
         {},
-        {"double": False},
+        {"double_q": False},
         {"burn_in": 0},
-        {"nstep": 1},
-        {"nstep": 5, "eta": 0.0},
+        {"n_step": 1},
+        {"n_step": 5, "eta": 0.0},
         {"eta": 1.0},
         {"unroll_length": 1},
-        {"stride": 20},
+        {"sequence_period": 20},
     ],
 )
 def test_loss_and_priorities_equal_the_loop(settings):
@@ -279,7 +288,7 @@ class Played:
             timestep, state = after, output.state
 
 
-@pytest.mark.parametrize("settings", [{}, {"burn_in": 0}, {"stride": 5, "burn_in": 1}])
+@pytest.mark.parametrize("settings", [{}, {"burn_in": 0}, {"sequence_period": 5, "burn_in": 1}])
 def test_training_sees_the_actors_inputs_states_and_values(settings):
     played = Played(**settings)
     batch = played.memory.sample(64)
@@ -305,7 +314,7 @@ def test_training_sees_the_actors_inputs_states_and_values(settings):
 
 @pytest.mark.parametrize("double", [True, False])
 def test_initial_priorities_equal_the_learners_with_same_weights(double):
-    played = Played(double=double)
+    played = Played(double_q=double)
     batch = played.memory.sample(64)
     initial = played.agent.initial_priorities(batch.window._replace(observations=torch.empty(0)))
     leaves = played.memory.tree.leaves[played.memory._starts.leaf_indices(*batch.keys)]

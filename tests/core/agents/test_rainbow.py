@@ -43,12 +43,12 @@ def learner(agent):
 
 
 def make_agent(**settings):
-    params = RainbowParams(optimizer="adam", lr=0.1, clip_norm=0.0, gamma=GAMMA, v_min=-2.0, v_max=4.0)
+    params = RainbowParams(optimizer="adam", learning_rate=0.1, clip_norm=0.0, gamma=GAMMA, v_min=-2.0, v_max=4.0)
     return learner(Rainbow(replace(params, **settings), SPEC, Table))
 
 
 def make_noisy(**settings):
-    params = replace(RainbowParams(nstep=2, lr=1e-2), **settings)
+    params = replace(RainbowParams(n_step=2, learning_rate=1e-2), **settings)
     return learner(Rainbow(params, SPEC, lambda: RainbowMLP(RainbowMLPParams(hidden=16), SPEC)))
 
 
@@ -68,21 +68,21 @@ def make_batch(states, finals, actions, rewards, discounts, lasts, weights=None)
     return Batch(window, SampleIds(np.zeros(size, np.int64), np.arange(size)), weights)
 
 
-def random_batch(nstep, size=40, seed=0):
+def random_batch(n_step, size=40, seed=0):
     """Return windows of which many contain an episode's end; the step before it has discount 0 or, if truncated, 1."""
     generator = np.random.default_rng(seed)
-    lasts = np.zeros((size, nstep + 1), bool)
-    ends = generator.integers(1, 2 * nstep + 1, size)
-    discounts = np.ones((size, nstep + 1))
+    lasts = np.zeros((size, n_step + 1), bool)
+    ends = generator.integers(1, 2 * n_step + 1, size)
+    discounts = np.ones((size, n_step + 1))
     for sample, end in enumerate(ends):
-        if end <= nstep:
+        if end <= n_step:
             lasts[sample, end] = True
             discounts[sample, end - 1] = generator.integers(2)
     return make_batch(
         generator.integers(STATES, size=size),
         generator.integers(STATES, size=size),
         generator.integers(ACTIONS, size=size),
-        generator.normal(size=(size, nstep + 1)),
+        generator.normal(size=(size, n_step + 1)),
         discounts,
         lasts,
         generator.uniform(0.1, 1, size),
@@ -105,13 +105,13 @@ class Twin:
         size = len(batch.weights)
         for sample in range(size):
             reward, factor = 0.0, 1.0
-            for row in range(params.nstep):
+            for row in range(params.n_step):
                 if window.lasts[row, sample]:
                     break
                 reward += factor * float(window.rewards[row, sample])
                 factor *= params.gamma * float(window.discounts[row, sample])
             state, final = (int(number) for number in window.observations[:, sample, 0])
-            action, chooser = int(window.actions[0, sample]), self.online if params.double else self.target
+            action, chooser = int(window.actions[0, sample]), self.online if params.double_q else self.target
             best = max(range(ACTIONS), key=lambda a: self.mean(chooser[final, a]))
             taken, bootstrap = self.online[state, action], self.target[final, best]
             if self.quantile:
@@ -138,11 +138,11 @@ def spread(agent, seed=0):
 
 @pytest.mark.parametrize("distribution", ["categorical", "quantile"])
 @pytest.mark.parametrize("double", [True, False])
-@pytest.mark.parametrize("nstep", [1, 3, 5])
-def test_losses_and_priorities_equal_the_loop(distribution, double, nstep):
+@pytest.mark.parametrize("n_step", [1, 3, 5])
+def test_losses_and_priorities_equal_the_loop(distribution, double, n_step):
     agent, batch = (
-        spread(make_agent(distribution=distribution, double=double, nstep=nstep, kappa=0.7)),
-        random_batch(nstep),
+        spread(make_agent(distribution=distribution, double_q=double, n_step=n_step, kappa=0.7)),
+        random_batch(n_step),
     )
     window, twin = batch.window, Twin(agent, batch)
     cut = window.lasts.any(0) & ((window.discounts == 0) & ~window.lasts).any(0)
@@ -176,7 +176,7 @@ def test_only_the_prediction_requires_gradients():
 
 @pytest.mark.parametrize("double, chosen", [(True, 0), (False, 1)])
 def test_online_network_selects_if_double_and_target_evaluates(double, chosen):
-    agent = make_agent(distribution="quantile", double=double, nstep=1)
+    agent = make_agent(distribution="quantile", double_q=double, n_step=1)
     agent.target.numbers.data[:] = torch.arange(ACTIONS * ATOMS).view(1, ACTIONS, ATOMS).float()
     agent.target.numbers.data[5, 1] += 100
     agent.model.numbers.data[:] = 0
@@ -189,10 +189,10 @@ def test_online_network_selects_if_double_and_target_evaluates(double, chosen):
 
 @pytest.mark.parametrize("distribution", ["categorical", "quantile"])
 def test_terminations_use_rewards_only_and_truncations_bootstrap(distribution):
-    agent = spread(make_agent(distribution=distribution, nstep=2))
+    agent = spread(make_agent(distribution=distribution, n_step=2))
     rows = [[1.0, 99.0, 0.0]] * 2, [[0.0, 1.0, 1.0], [1.0, 1.0, 1.0]], [[False, True, False]] * 2
     twins = [make_batch([4], [9], [1], [[1.0, 0.0]], [[discount, 1.0]], [[False, False]]) for discount in (0.0, 1.0)]
-    single = spread(make_agent(distribution=distribution, nstep=1))
+    single = spread(make_agent(distribution=distribution, n_step=1))
     expected = [Twin(single, batch).losses[0] for batch in twins]
     assert expected[0] != pytest.approx(expected[1])
     assert agent.learn(make_batch([4] * 2, [9] * 2, [1] * 2, *rows)).priorities.tolist() == pytest.approx(
@@ -201,7 +201,7 @@ def test_terminations_use_rewards_only_and_truncations_bootstrap(distribution):
 
 
 def test_a_perfect_prediction_has_a_valid_priority():
-    agent = make_agent(nstep=1, double=False, gamma=1.0)
+    agent = make_agent(n_step=1, double_q=False, gamma=1.0)
     agent.model.numbers.data[:, 1:] = agent.model.numbers.data[:, :1]  # one distribution per state, for any action
     agent.target.load_state_dict(agent.model.state_dict())
     states = list(range(STATES)) * 10
@@ -230,15 +230,15 @@ def test_the_defaults_are_the_papers():
         params.distribution,
         params.v_min,
         params.v_max,
-        params.nstep,
+        params.n_step,
         params.batch_size,
-        params.lr,
-        params.eps,
+        params.learning_rate,
+        params.optimizer_eps,
         params.optimizer,
-        params.target_update,
-        params.epsilon_start,
-        params.epsilon_end,
-        params.double,
+        params.target_update_period,
+        params.exploration_epsilon_start,
+        params.exploration_epsilon_end,
+        params.double_q,
         params.gamma,
     ) == ("categorical", -10, 10, 3, 32, 6.25e-5, 1.5e-4, "adam", 2000, 0, 0, True, 0.99)
 
@@ -288,7 +288,7 @@ def test_an_evaluation_with_epsilon_has_no_parameter_noise():
 
 @pytest.mark.parametrize(
     "agent",
-    [make_noisy(), learner(DQN(DQNParams(nstep=2), SPEC, lambda: DQNMLP(DQNMLPParams(noisy=True, hidden=16), SPEC)))],
+    [make_noisy(), learner(DQN(DQNParams(n_step=2), SPEC, lambda: DQNMLP(DQNMLPParams(noisy=True, hidden=16), SPEC)))],
 )
 def test_each_forward_pass_of_an_update_draws_its_own_noise(agent, monkeypatch):
     drawn, randn = [], torch.randn
@@ -311,7 +311,7 @@ def test_learning_moves_means_and_sigmas():
 # checkpoints and configs ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("distribution", ["categorical", "quantile"])
 def test_a_checkpoint_continues_training_exactly(distribution):
-    straight, first, second = (make_noisy(distribution=distribution, target_update=4) for _ in range(3))
+    straight, first, second = (make_noisy(distribution=distribution, target_update_period=4) for _ in range(3))
     first.load_state_dict(straight.state_dict())
     states = []
     for number in range(6):
@@ -337,7 +337,7 @@ MEMORY = {
     "memory.beta_start": None,
     "memory.beta_end": None,
     "memory.beta_updates": None,
-    "memory.epsilon": None,
+    "memory.priority_epsilon": None,
 }
 PLAIN_Q = {
     "agent_type": "dqn",
@@ -350,15 +350,15 @@ PLAIN_Q = {
     "model.atoms": None,
 }
 PARTS = {  # the options in which each ablation differs from Rainbow
-    "no-double": {"agent.double": False},
+    "no-double": {"agent.double_q": False},
     "no-dueling": {"model.dueling": False},
-    "no-nstep": {"agent.nstep": 1},
+    "no-nstep": {"agent.n_step": 1},
     "no-prioritized": MEMORY,
     "no-noisy": {
         "model.noisy": False,
-        "agent.epsilon_start": 1.0,
-        "agent.epsilon_end": 0.01,
-        "agent.epsilon_steps": 100_000,
+        "agent.exploration_epsilon_start": 1.0,
+        "agent.exploration_epsilon_end": 0.01,
+        "agent.exploration_epsilon_steps": 100_000,
     },
     "no-distributional": PLAIN_Q,
     "quantile": {"agent.distribution": "quantile", "agent.v_min": -10.0, "agent.v_max": 10.0},

@@ -45,7 +45,7 @@ def trained(name: str, capture: bool) -> dict:
         memory.ring["reward"][:, call % 7 :: 7] = torch.nan if call % 7 == 6 else 0.0
         updates(memory)
         memory.ring["reward"].copy_(rewards)
-    assert 0 < max(values["skipped_updates"] for values in reported) < 90
+    assert 0 < max(values["nonfinite_updates"] for values in reported) < 90
     return {
         "agent": agent.state_dict(),
         "weights": weights(agent),
@@ -106,7 +106,7 @@ def test_no_autograd_graph_survives_its_update(agents, name):
 
 
 # runs -------------------------------------------------------------------------------------------------------------
-RESIDENT = ("--learner.memory_device", "learner", "--learner.updates_per_replay", "2")
+RESIDENT = ("--learner.replay_device", "learner", "--learner.updates_per_graph_launch", "2")
 RECORDED = {
     "dqn": RUNS["on the learner's device"],
     "rainbow": (*RUNS["rainbow"], *RESIDENT, "--model.hidden", "16"),
@@ -114,8 +114,8 @@ RECORDED = {
     "d4pg": (*RUNS["d4pg"], *RESIDENT),
     "td3": (*RUNS["td3"], *RESIDENT),
     "sac": (*RUNS["sac"], *RESIDENT),
-    "impala": (*RUNS["impala with replay"], "--learner.captured", "yes"),
-    "impact": (*RUNS["impact"], "--learner.captured", "yes"),
+    "impala": (*RUNS["impala with replay"], "--learner.cuda_graph", "yes"),
+    "impact": (*RUNS["impact"], "--learner.cuda_graph", "yes"),
 }
 
 

@@ -50,7 +50,7 @@ def test_an_inline_run_restores_the_denormal_setting(tmp_path, threads_as_before
                 "1",
                 "--num_envs_per_actor",
                 "2",
-                "--clock.learn_start",
+                "--rate_limiter.min_replay_size",
                 "20",
                 "--agent.batch_size",
                 "4",

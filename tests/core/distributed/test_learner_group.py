@@ -25,7 +25,9 @@ def step(gradients, sums=False, loss=0.0, **settings):
     """
     parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in gradients]
     optimizer = Optimizer(
-        parameters, OptimizerParams(**{"clip_norm": 0.0, "eps": 1.0, "lr": 1.0, **settings}), sums=sums
+        parameters,
+        OptimizerParams(**{"clip_norm": 0.0, "optimizer_eps": 1.0, "learning_rate": 1.0, **settings}),
+        sums=sums,
     )
     terms = [
         (parameter * torch.tensor(gradient)).sum()

@@ -183,8 +183,8 @@ def test_the_spec_describes_the_steps():
     for params in (
         AtariParams(),
         AtariParams(frame_stack=0),
-        AtariParams(frame_stack=1, size=42),
-        AtariParams(size=(64, 48)),
+        AtariParams(frame_stack=1, resolution=42),
+        AtariParams(resolution=(64, 48)),
         AtariParams(grayscale=False),
     ):
         env = AtariEnv(params, "PongNoFrameskip-v4", 2)
@@ -202,7 +202,7 @@ def test_the_spec_describes_the_steps():
 
 @pytest.mark.parametrize(("grayscale", "size"), [(True, 84), (False, 84), (True, (64, 48))])
 def test_the_rendered_game_equals_the_thread_pools(grayscale, size):
-    params = AtariParams(**PLAIN, grayscale=grayscale, size=size, max_frames=1200)
+    params = AtariParams(**PLAIN, grayscale=grayscale, resolution=size, max_frames=1200)
     pooled = play(AtariEnv(params, "breakout", 1), 500)
     drawn_env = AtariEnv(params, "breakout", 1, render_mode="rgb_array")
     drawn = play(drawn_env, 500)

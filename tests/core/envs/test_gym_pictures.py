@@ -115,12 +115,12 @@ def test_a_skipped_frame_is_not_shown_but_its_reward_counts():
     ("shape", "params", "frame"),
     [
         ((20, 30, 3), {}, (20, 30, 3)),
-        ((20, 30, 3), {"size": 10}, (10, 10, 3)),
+        ((20, 30, 3), {"resolution": 10}, (10, 10, 3)),
         ((20, 30, 3), {"grayscale": True}, (20, 30)),
-        ((20, 30), {"size": (9, 11), "grayscale": True}, (9, 11)),
+        ((20, 30), {"resolution": (9, 11), "grayscale": True}, (9, 11)),
         ((20, 30, 1), {"grayscale": True}, (20, 30)),
-        ((20, 30, 1), {"size": 8}, (8, 8, 1)),
-        ((20, 30, 6), {"size": (8, 9)}, (8, 9, 6)),
+        ((20, 30, 1), {"resolution": 8}, (8, 8, 1)),
+        ((20, 30, 6), {"resolution": (8, 9)}, (8, 9, 6)),
     ],
 )
 def test_every_image_shape_is_resized(shape, params, frame):
@@ -173,8 +173,8 @@ def test_kwargs_reach_the_environment_and_wrappers_keep_order():
             "env.grayscale is for pictures of three colours, and its have 4 planes",
         ),
         (
-            {"size": 42, "kwargs": '{"shape": [20]}'},
-            r"env.size and env.grayscale are for pictures, and its observations are float32 \[20\]",
+            {"resolution": 42, "kwargs": '{"shape": [20]}'},
+            r"env.resolution and env.grayscale are for pictures, and its observations are float32 \[20\]",
         ),
     ],
 )
@@ -193,7 +193,7 @@ def test_a_config_and_the_command_line_give_the_same_options(tmp_path):
         "game": GAME,
         "env.kwargs": {"tint": 3},
         "env.wrappers": [f"{HERE}:Doubled", [f"{HERE}:Added", {"amount": 2}]],
-        "env.size": [48, 40],
+        "env.resolution": [48, 40],
         "env.grayscale": True,
     }
     options, problems = from_row(row)
@@ -207,7 +207,7 @@ def test_a_config_and_the_command_line_give_the_same_options(tmp_path):
                 str(tmp_path),
                 "--env.kwargs",
                 '{"tint": 3}',
-                "--env.size",
+                "--env.resolution",
                 "48",
                 "40",
                 "--env.grayscale",
@@ -217,10 +217,10 @@ def test_a_config_and_the_command_line_give_the_same_options(tmp_path):
             ]
         ).env
     )
-    wrong = from_row({**row, "env.size": [48, 40, 3], "env.kwargs": {"tint": object()}})[1]
-    assert len(wrong) == 2 and "env.size=[48, 40, 3] must be a valid integer or must have at most 2 items" in "\n".join(
+    wrong = from_row({**row, "env.resolution": [48, 40, 3], "env.kwargs": {"tint": object()}})[1]
+    assert len(
         wrong
-    )
+    ) == 2 and "env.resolution=[48, 40, 3] must be a valid integer or must have at most 2 items" in "\n".join(wrong)
 
 
 def test_a_resumed_run_keeps_its_environment_options(tmp_path, alone):
@@ -229,7 +229,7 @@ def test_a_resumed_run_keeps_its_environment_options(tmp_path, alone):
         '{"tint": 3}',
         "--env.wrappers",
         f'["{HERE}:Doubled"]',
-        "--env.size",
+        "--env.resolution",
         "48",
         "40",
         "--env.grayscale",
@@ -238,7 +238,7 @@ def test_a_resumed_run_keeps_its_environment_options(tmp_path, alone):
     short = (
         "--updates",
         "2",
-        "--clock.learn_start",
+        "--rate_limiter.min_replay_size",
         "20",
         "--num_envs_per_actor",
         "2",
@@ -255,7 +255,12 @@ def test_a_resumed_run_keeps_its_environment_options(tmp_path, alone):
         tmp_path, *WORDS, *words, *short, "--timestamp", "one", "--engine", "inline", "--machine", "test"
     ).options
     assert first.env == dataclasses.replace(
-        GymParams(), kwargs='{"tint": 3}', wrappers=f'["{HERE}:Doubled"]', size=(48, 40), grayscale=True, frame_stack=2
+        GymParams(),
+        kwargs='{"tint": 3}',
+        wrappers=f'["{HERE}:Doubled"]',
+        resolution=(48, 40),
+        grayscale=True,
+        frame_stack=2,
     )
     root = ("--root", str(tmp_path))
     assert read([*root, "--resume", "test_one"]).env == first.env

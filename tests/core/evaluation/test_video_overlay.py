@@ -203,7 +203,7 @@ def test_the_evaluator_records_every_second_evaluation(root):
             "dqn-minatar-breakout",
             "--engine",
             "inline",
-            "--clock.learn_start",
+            "--rate_limiter.min_replay_size",
             "50",
             "--memory.capacity",
             "1000",

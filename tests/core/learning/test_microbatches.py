@@ -35,8 +35,8 @@ class Limited:
             optimizer="rmsprop",
             rmsprop_centered=False,
             rmsprop_decay=1.0,
-            eps=1.0,
-            lr=1.0,
+            optimizer_eps=1.0,
+            learning_rate=1.0,
             **{"clip_norm": 0.0, **settings},
         )
         self.optimizer, self.sums = Optimizer([self.weight], params, sums), sums
@@ -147,7 +147,7 @@ def test_unequal_micro_batches_give_the_exact_clipped_gradient(sums, settings, m
 
 
 def test_a_linear_learning_rate_falls_once_per_batch():
-    agent = Limited(2, lr_schedule="linear", lr_updates=10)
+    agent = Limited(2, lr_schedule="linear", lr_schedule_updates=10)
     learn = EagerUpdates(agent, microbatch_on_oom=True)
     rates = []
     for _ in range(10):

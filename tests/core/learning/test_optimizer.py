@@ -21,10 +21,13 @@ def step(parameter, params, state=None):
 @pytest.mark.parametrize("kind", ["adam", "rmsprop"])
 def test_a_restored_optimizer_keeps_moments_with_new_options(kind):
     settings = {"optimizer": kind, "rmsprop_centered": False, "clip_norm": 0.0}
-    _, state = step(nn.Parameter(torch.tensor([0.0])), OptimizerParams(lr=0.3, eps=1e-8, rmsprop_decay=0.5, **settings))
+    _, state = step(
+        nn.Parameter(torch.tensor([0.0])),
+        OptimizerParams(learning_rate=0.3, optimizer_eps=1e-8, rmsprop_decay=0.5, **settings),
+    )
     moved, _ = step(
         nn.Parameter(torch.tensor([4.0])),
-        OptimizerParams(lr=0.1, eps=1.0, rmsprop_decay=0.9, weight_decay=0.25, **settings),
+        OptimizerParams(learning_rate=0.1, optimizer_eps=1.0, rmsprop_decay=0.9, weight_decay=0.25, **settings),
         state,
     )
     gradient = 1 + 0.25 * 4

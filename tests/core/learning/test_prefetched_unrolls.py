@@ -36,7 +36,7 @@ WORDS = (
     "1",
     "--actor.niceness",
     "0",
-    "--clock.learn_start",
+    "--rate_limiter.min_replay_size",
     "1",
 )
 

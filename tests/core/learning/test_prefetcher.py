@@ -214,8 +214,8 @@ def test_statistics_report_the_mean_wait_since_the_last_call(prefetch):
     for _ in range(3):
         until(lambda: prefetcher.get(0.005) is not None)  # most waits end in time-outs
     told = prefetcher.statistics()
-    assert told.keys() == {"prefetch_wait_ms"} and 10 < told["prefetch_wait_ms"] < 5_000
-    assert prefetcher.statistics() == {"prefetch_wait_ms": 0}
+    assert told.keys() == {"batch_wait_ms"} and 10 < told["batch_wait_ms"] < 5_000
+    assert prefetcher.statistics() == {"batch_wait_ms": 0}
 
 
 def test_batches_of_one_draw_take_every_third_window(prefetch):

@@ -19,7 +19,13 @@ from tests.core.resident_agents import CONTINUOUS, DISCRETE
 from tests.reliability.test_inline import RUNS, differences, saved, train
 
 STREAMS = 6
-UNROLLS = {"unroll_length": 4, "batch_size": STREAMS, "lr": 1e-3, "lr_schedule": "linear", "lr_updates": 50}
+UNROLLS = {
+    "unroll_length": 4,
+    "batch_size": STREAMS,
+    "learning_rate": 1e-3,
+    "lr_schedule": "linear",
+    "lr_schedule_updates": 50,
+}
 AGENTS = {
     "impala": (Impala, UNROLLS, {}),
     "impala with LSTM": (Impala, {**UNROLLS, "optimizer": "adam"}, {"lstm": 5}),
@@ -28,9 +34,9 @@ AGENTS = {
         {**UNROLLS, "policy_cloning_cost": 0.01, "value_cloning_cost": 0.005, "relevance": "implied"},
         {},
     ),
-    "impact": (Impact, {**UNROLLS, "target_update": 3, "kl_coefficient": 0.2, "kl_target": 1e-5}, {}),
-    "impact with LSTM": (Impact, {**UNROLLS, "target_update": 2}, {"lstm": 5}),
-    "dqn": (DQN, {"batch_size": STREAMS, "nstep": 3, "target_update": 4}, None),
+    "impact": (Impact, {**UNROLLS, "target_update_period": 3, "kl_coefficient": 0.2, "kl_target": 1e-5}, {}),
+    "impact with LSTM": (Impact, {**UNROLLS, "target_update_period": 2}, {"lstm": 5}),
+    "dqn": (DQN, {"batch_size": STREAMS, "n_step": 3, "target_update_period": 4}, None),
 }
 
 
@@ -160,7 +166,7 @@ def test_a_staged_non_finite_update_is_skipped_and_counted(device, name):
     output = learn(batch)
     assert output.priorities is None or output.priorities.isnan().all()
     assert all(torch.equal(tensor, before[key]) for key, tensor in agent.model.state_dict().items())
-    assert learn.statistics() == {"skipped_updates": 1.0} and learn.consecutive_skipped == 1
+    assert learn.statistics() == {"nonfinite_updates": 1.0} and learn.consecutive_skipped == 1
 
 
 def test_other_batch_sizes_and_periodic_agents_are_refused():
@@ -181,7 +187,7 @@ def test_a_run_with_staged_batches_trains_like_one_without(tmp_path, monkeypatch
         GraphedUpdate, "__init__", lambda self, *rest, **settings: (made.append(self), make(self, *rest, **settings))[1]
     )
     states = [
-        saved(train(tmp_path / captured, *RUNS["prioritized"], "--learner.captured", captured, "--steps", "200"))
+        saved(train(tmp_path / captured, *RUNS["prioritized"], "--learner.cuda_graph", captured, "--steps", "200"))
         for captured in ("no", "auto", "yes")
     ]
     assert len(made) == 1 and not differences(states[0]["agent"], states[1]["agent"])

@@ -97,7 +97,7 @@ class Replay:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
 def test_starts_are_drawn_in_proportion_to_their_priorities(device, alpha):
-    replay = Replay(device, alpha=alpha, epsilon=0.01).play(50, 38).ready()
+    replay = Replay(device, alpha=alpha, priority_epsilon=0.01).play(50, 38).ready()
     keys = replay.starts()
     priorities = np.random.default_rng(0).random(len(keys.step_ids)) * 3
     replay.set(keys, priorities)
@@ -120,7 +120,7 @@ def test_uniform_sampling_draws_valid_starts_equally_often(device, spec):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_importance_weights_equal_the_papers(device):
-    replay = Replay(device, alpha=0.7, beta_start=0.4, epsilon=0.001).play(50, 50).ready()
+    replay = Replay(device, alpha=0.7, beta_start=0.4, priority_epsilon=0.001).play(50, 50).ready()
     keys = replay.starts()
     priorities = np.random.default_rng(1).random(len(keys.step_ids)) * 2
     replay.set(keys, priorities)
@@ -133,7 +133,7 @@ def test_importance_weights_equal_the_papers(device):
 
 
 def test_beta_follows_its_schedule():
-    replay = Replay(alpha=1.0, epsilon=0.5, beta_start=0.5, beta_end=1.0, beta_updates=4).play(30, 30).ready(6)
+    replay = Replay(alpha=1.0, priority_epsilon=0.5, beta_start=0.5, beta_end=1.0, beta_updates=4).play(30, 30).ready(6)
     keys = replay.starts()
     replay.set(keys, np.where(np.arange(len(keys.step_ids)) % 2, 0.5, 1.5))  # leaves 1 and 2
     weights = [float(replay.resident.sample(64)[0].weights.min()) for _ in range(6)]
@@ -142,7 +142,7 @@ def test_beta_follows_its_schedule():
 
 
 def test_samples_are_stratified():
-    replay = Replay(alpha=1.0, epsilon=1e-9, end=0.0).play(16, 16).ready()
+    replay = Replay(alpha=1.0, priority_epsilon=1e-9, end=0.0).play(16, 16).ready()
     keys = replay.starts()
     replay.set(keys, np.ones(len(keys.step_ids)))
     drawn = replay.resident.sample(len(keys.step_ids))[0].keys

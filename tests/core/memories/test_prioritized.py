@@ -50,7 +50,7 @@ def counts_of(memory: PrioritizedMemory, keys: SampleIds, draws: int) -> np.ndar
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
 def test_starts_are_drawn_in_proportion_to_their_priorities(alpha):
-    memory, plays, _ = filled(alpha=alpha, epsilon=0.01)
+    memory, plays, _ = filled(alpha=alpha, priority_epsilon=0.01)
     memory.sample(1)
     keys = legal_starts(memory, plays)
     priorities = np.random.default_rng(0).random(len(keys.step_ids)) * 3
@@ -64,7 +64,7 @@ def test_starts_are_drawn_in_proportion_to_their_priorities(alpha):
 
 
 def test_importance_weights_equal_the_papers():
-    memory, plays, _ = filled(alpha=0.7, beta_start=0.4, epsilon=0.001)
+    memory, plays, _ = filled(alpha=0.7, beta_start=0.4, priority_epsilon=0.001)
     memory.sample(1)
     memory._batches = 0
     keys = legal_starts(memory, plays)
@@ -87,7 +87,7 @@ def test_beta_is_annealed_linearly_and_stays_at_its_end():
 
 
 def test_samples_are_stratified():
-    memory, plays, _ = filled(steps=16, alpha=1.0, epsilon=1e-9, end=0.0)
+    memory, plays, _ = filled(steps=16, alpha=1.0, priority_epsilon=1e-9, end=0.0)
     memory.sample(1)
     keys = legal_starts(memory, plays)
     memory.update_priorities(keys, np.ones(len(keys.step_ids)))
@@ -113,7 +113,7 @@ def absolute_return(window) -> np.ndarray:
 
 
 def test_new_starts_have_their_actors_priority_before_sampling():
-    memory, plays, writers = make(priorities=absolute_return, alpha=1.0, epsilon=0.5)
+    memory, plays, writers = make(priorities=absolute_return, alpha=1.0, priority_epsilon=0.5)
     for part in range(15):
         for play, writer in zip(plays, writers):
             play.play(writer, 3 + part % 3)
@@ -129,7 +129,7 @@ def test_new_starts_have_their_actors_priority_before_sampling():
 
 
 def test_starts_without_a_priority_get_the_largest_one_seen():
-    memory, plays, writers = filled(steps=20, alpha=1.0, epsilon=0.25)
+    memory, plays, writers = filled(steps=20, alpha=1.0, priority_epsilon=0.25)
     batch = memory.sample(4)
     # one, before any is seen
     assert (memory.tree.leaves[memory.trajectories.slots(*legal_starts(memory, plays))] == 1.25).all()
@@ -241,7 +241,7 @@ def test_steps_overwritten_while_being_read_are_drawn_again(monkeypatch):
 
 def test_epsilon_zero_is_refused():
     with pytest.raises(ValidationError, match="greater than 0"):
-        PrioritizedParams(epsilon=0.0)
+        PrioritizedParams(priority_epsilon=0.0)
 
 
 # checkpoints ------------------------------------------------------------------------------------------------------
@@ -287,11 +287,11 @@ def test_beta_continues_without_the_stored_steps():
 
 
 def test_statistics_cover_the_valid_starts():
-    memory, plays, _ = filled(alpha=1.0, epsilon=1e-6)
+    memory, plays, _ = filled(alpha=1.0, priority_epsilon=1e-6)
     memory.sample(1)
     keys = legal_starts(memory, plays)
     priorities = np.random.default_rng(3).random(len(keys.step_ids)) * 5
     memory.update_priorities(keys, priorities)
     statistics = memory.statistics()
     assert statistics["mean_priority"] == pytest.approx(priorities.mean(), abs=1e-5)
-    assert statistics["max_priority"] == max(1.0, priorities.max()) and statistics["memory_size"] == memory.size()
+    assert statistics["max_priority"] == max(1.0, priorities.max()) and statistics["replay_steps"] == memory.size()

@@ -17,7 +17,7 @@ def make(name: str, **params):
 
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_an_invalid_priority_counts_as_the_largest_seen(name):
-    rule, array = make(name, alpha=0.6, epsilon=0.01)
+    rule, array = make(name, alpha=0.6, priority_epsilon=0.01)
     leaves = rule.leaves(array([0.5, np.nan, 3.0, -1.0, np.inf]))
     assert leaves.tolist() == pytest.approx([priority**0.6 for priority in (0.51, 3.01, 3.01, 3.01, 3.01)], rel=1e-12)
     assert float(rule.largest) == 3.0
@@ -42,7 +42,7 @@ def test_one_fraction_lies_in_each_equal_part(name):
 
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_steps_that_are_no_starts_have_no_leaf(name):
-    rule, array = make(name, alpha=1.0, epsilon=0.5)
+    rule, array = make(name, alpha=1.0, priority_epsilon=0.5)
     assert rule.first_leaves(array([2.0, np.nan, 4.0]), array([0.0, 0.0, 1.0]) > 0).tolist() == [2.5, 4.5, 0.0]
 
 

@@ -154,6 +154,6 @@ def test_the_smallest_accepted_ring_can_be_sampled():
 def test_size_is_reported():
     memory, _, _ = filled()
     frames = memory.size() * memory.layout.fields["frame"].nbytes
-    assert memory.statistics() == {"memory_size": float(memory.size()), "memory_mb": frames / 1e6} and isinstance(
+    assert memory.statistics() == {"replay_steps": float(memory.size()), "replay_mb": frames / 1e6} and isinstance(
         memory.layout, Layout
     )

@@ -122,7 +122,7 @@ def test_windows_hold_their_steps_and_state_through_wrap_around(name, frame_stac
 
 
 def test_starts_are_drawn_in_proportion_to_their_priorities():
-    memory, _, _ = filled("prioritized", alpha=0.5, epsilon=0.01)
+    memory, _, _ = filled("prioritized", alpha=0.5, priority_epsilon=0.01)
     memory.sample(1)
     keys = as_keys(legal(memory))
     priorities = np.random.default_rng(0).random(len(keys.step_ids)) * 3
@@ -159,7 +159,7 @@ def test_leaf_indices_lead_back_to_their_starts():
 
 
 def test_late_priorities_never_reach_a_new_start():
-    memory, plays, writers = filled("prioritized", alpha=1.0, epsilon=0.5)
+    memory, plays, writers = filled("prioritized", alpha=1.0, priority_epsilon=0.5)
     old, generator = memory.sample(32).keys, np.random.default_rng(0)
     for _ in range(12):
         play_all(plays, writers, 5)
@@ -175,7 +175,7 @@ def test_late_priorities_never_reach_a_new_start():
 
 def test_a_starts_initial_priority_is_that_of_its_sequence():
     memory, plays, writers = make(
-        "prioritized", alpha=1.0, epsilon=0.5, priorities=lambda window: np.abs(window.rewards.sum(0).numpy())
+        "prioritized", alpha=1.0, priority_epsilon=0.5, priorities=lambda window: np.abs(window.rewards.sum(0).numpy())
     )
     ends, checked = 0, 0
     for _ in range(25):

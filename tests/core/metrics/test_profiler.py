@@ -147,7 +147,7 @@ def test_a_profiled_run_has_scalars_a_table_and_a_trace(root, capsys):
             "--profile",
             "--profile_trace",
             "4",
-            "--clock.learn_start",
+            "--rate_limiter.min_replay_size",
             "100",
             "--updates",
             str(SKIPPED_STEPS + WARM_UP_STEPS + 10),

@@ -38,7 +38,7 @@ def options(tmp_path):
         logger=LoggerParams(wandb="pong", mlflow="pong"),
         signature="box_1",
         log_folder=folder,
-        to_dict=lambda: {"seed": 3, "agent": {"lr": 0.5, "deep": {"x": "y" * 900}}},
+        to_dict=lambda: {"seed": 3, "agent": {"learning_rate": 0.5, "deep": {"x": "y" * 900}}},
     )
 
 
@@ -76,7 +76,7 @@ def test_wandb_receives_every_value_at_its_agent_steps(wandb, options):
         "allow",
         str(options.log_folder),
     )
-    assert settings["config"]["agent"]["lr"] == 0.5 and wandb[1][2] == {"step_metric": "agent_steps"}
+    assert settings["config"]["agent"]["learning_rate"] == 0.5 and wandb[1][2] == {"step_metric": "agent_steps"}
     assert wandb[2][1] == {"agent_steps": 150, "evaluator/episodic_return_mean": 21.0}
     assert wandb[3][1]["agent_steps"] == 200 and wandb[3][1]["learner/loss"] == 0.5
 
@@ -142,7 +142,10 @@ def test_mlflow_receives_finite_values_and_the_options_once(mlflow, options):
     assert (
         run["metrics"] == [("learner/loss", 0.5, 10_000, 200), ("evaluator/episodic_return_mean", 21.0, 9_500, 150)] * 2
     )
-    assert run["params"] == {"seed": "3", "agent.lr": "0.5", "agent.deep.x": "y" * 500} and run["status"] == "FINISHED"
+    assert (
+        run["params"] == {"seed": "3", "agent.learning_rate": "0.5", "agent.deep.x": "y" * 500}
+        and run["status"] == "FINISHED"
+    )
     assert mlflow.made == [f"sqlite:///{options.log_folder.parent / 'mlflow.db'}"] * 2
 
 
@@ -231,7 +234,7 @@ def train(root, *words):
             "dqn-cartpole",
             "--engine",
             "inline",
-            "--clock.learn_start",
+            "--rate_limiter.min_replay_size",
             "50",
             "--updates",
             "5",
@@ -266,7 +269,11 @@ def test_mlflow_stores_a_run(root, monkeypatch):
     options = train(root, "--logger.mlflow", "cartpole", "--logger.tracker_timeout", "100")
     client = MlflowClient(f"sqlite:///{root / 'logs' / 'mlflow.db'}")
     found = client.search_runs([client.get_experiment_by_name("cartpole").experiment_id])
-    assert len(found) == 1 and found[0].info.status == "FINISHED" and found[0].data.params["agent.lr"] == "0.001"
+    assert (
+        len(found) == 1
+        and found[0].info.status == "FINISHED"
+        and found[0].data.params["agent.learning_rate"] == "0.001"
+    )
     written = [json.loads(line)["values"] for line in (options.log_folder / "metrics.jsonl").read_text().splitlines()]
     updates = [values["global/updates"] for values in written if "global/updates" in values]
     assert (

@@ -2,20 +2,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.runtime.rate_limiter import ClockParams, RateLimiter
+from core.runtime.rate_limiter import RateLimiter, RateLimiterParams
 from core.runtime.run_counters import RunCounters
 
 
 def make(
     samples_per_insert: float | None = 8.0,
-    learn_start: int = 100,
+    min_replay_size: int = 100,
     tolerance: int = 10,
     num_actors: int = 2,
     num_learners: int = 1,
 ):
     counters = RunCounters(num_actors, num_learners)
     return SimpleNamespace(
-        counters=counters, limiter=RateLimiter(ClockParams(samples_per_insert, learn_start, tolerance), counters)
+        counters=counters,
+        limiter=RateLimiter(RateLimiterParams(samples_per_insert, min_replay_size, tolerance), counters),
     )
 
 

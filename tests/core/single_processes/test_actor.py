@@ -15,7 +15,7 @@ from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
 from core.runtime.options import ActorParams
 from core.runtime.parameter_store import ParameterStore
-from core.runtime.rate_limiter import ClockParams, RateLimiter
+from core.runtime.rate_limiter import RateLimiter, RateLimiterParams
 from core.runtime.run_counters import RunCounters
 from core.runtime.run_state import RunState
 from core.single_processes.actor import actor
@@ -74,7 +74,7 @@ def context(monkeypatch):
         make_agent(spec).window,
         0,
     )
-    counters, limits = RunCounters(1, 1), ClockParams(samples_per_insert=None, learn_start=30)
+    counters, limits = RunCounters(1, 1), RateLimiterParams(samples_per_insert=None, min_replay_size=30)
     context = Context(
         options,
         spec,

@@ -110,11 +110,11 @@ def test_statistics_are_means_over_applied_updates():
     statistics, losses = EagerMetricAccumulator(), torch.tensor([1.0, 4.0, 100.0, 7.0])
     for number, skipped in enumerate([False, False, True, False]):
         statistics.add(LearnerOutput({"loss": losses[number], "count": torch.tensor(number)}, None, skipped))
-    assert statistics.take() == {"loss": 4.0, "count": pytest.approx(4 / 3), "skipped_updates": 1.0}
+    assert statistics.take() == {"loss": 4.0, "count": pytest.approx(4 / 3), "nonfinite_updates": 1.0}
     assert losses.tolist() == [1.0, 4.0, 100.0, 7.0]
-    assert statistics.take() == {"skipped_updates": 1.0}
+    assert statistics.take() == {"nonfinite_updates": 1.0}
     statistics.add(LearnerOutput({"loss": losses[0]}, None))
-    assert statistics.take() == {"loss": 1.0, "skipped_updates": 1.0}
+    assert statistics.take() == {"loss": 1.0, "nonfinite_updates": 1.0}
 
 
 def test_only_strategies_that_use_priorities_receive_them():

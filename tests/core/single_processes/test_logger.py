@@ -34,7 +34,7 @@ from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings, Record
 from core.runtime.options import LoggerParams
 from core.runtime.parameter_store import ParameterStore
-from core.runtime.rate_limiter import ClockParams, RateLimiter
+from core.runtime.rate_limiter import RateLimiter, RateLimiterParams
 from core.runtime.run_counters import RunCounters
 from core.runtime.run_state import RunState
 from core.single_processes.logger import logger
@@ -76,7 +76,7 @@ def make_context(folder: Path, game: str = "known", period: float = 1e-9, every:
         (Memory(),),
         ParameterStore(1),
         counters,  # type: ignore[arg-type]
-        RateLimiter(ClockParams(learn_start=10), counters),
+        RateLimiter(RateLimiterParams(min_replay_size=10), counters),
         RunState(len(ROLES)),
         LogRings(len(ROLES)),
     )
@@ -184,7 +184,10 @@ def test_a_period_is_equal_in_jsonl_csv_and_tensorboard(tmp_path: Path, capsys: 
         values["global/episodes"],
         values["global/updates"],
     ) == (100, 400, 2, 1)
-    assert (values["global/samples_per_insert"], values["global/memory_size"]) == (4.0, 77)  # 360 samples over 90 steps
+    assert (values["global/samples_per_insert"], values["global/replay_steps"]) == (
+        4.0,
+        77,
+    )  # 360 samples over 90 steps
     assert values["global/fps"] == pytest.approx(4 * values["global/agent_steps_per_second"])
     assert evaluation["values"] == {
         "evaluator/episodic_return_mean": 30.0,
@@ -260,7 +263,7 @@ def test_lines_are_written_every_logger_steps_without_loss(tmp_path: Path, perio
     lines = [line for line in json_lines(tmp_path) if "global/agent_steps" in line["values"]]
     assert [line["step"] for line in lines] == [100, 200, 250]
     assert [line["values"]["actor/episodic_return_mean"] for line in lines] == [4.5, 14.5, 22.0]
-    assert lines[-1]["values"]["global/lost_records"] == 0
+    assert lines[-1]["values"]["global/dropped_log_records"] == 0
 
 
 def test_a_resumed_run_continues_its_curves_and_its_clock(tmp_path: Path) -> None:
@@ -306,7 +309,7 @@ def test_a_full_disk_is_counted_and_leaves_whole_lines(tmp_path: Path, capsys: p
     next(generator)
     finish(context, generator)
     lines = json_lines(tmp_path)
-    assert lines[-1]["values"]["global/write_errors"] == 9
+    assert lines[-1]["values"]["global/metric_write_errors"] == 9
     assert len(scalars(tmp_path)["learner/loss"]) == 2
     assert capsys.readouterr().err.count("metrics cannot be written") == 1
 
@@ -355,7 +358,7 @@ def test_tensorboard_tells_runs_apart_by_name_and_options(tmp_path: Path) -> Non
     for signature, learning_rate in signatures.items():
         for life in range(2):  # the second time as a resumed run, with another seed
             context = make_context(
-                tmp_path / signature, agent={"lr": learning_rate, "sizes": [3, 4], "none": None, "on": True}
+                tmp_path / signature, agent={"learning_rate": learning_rate, "sizes": [3, 4], "none": None, "on": True}
             )
             context.options.seed += life
             context.counters.count_agent_steps(0, 100 * life)
@@ -368,7 +371,7 @@ def test_tensorboard_tells_runs_apart_by_name_and_options(tmp_path: Path) -> Non
     assert multiplexer.Runs().keys() == names.keys()
     for name, signature in names.items():
         texts = [str(tensor_util.make_ndarray(event.tensor_proto)) for event in multiplexer.Tensors(name, "settings")]
-        assert len(texts) == 2 and all(f"| agent.lr | `{signatures[signature]}` |" in text for text in texts)
+        assert len(texts) == 2 and all(f"| agent.learning_rate | `{signatures[signature]}` |" in text for text in texts)
     tb_context = base_plugin.TBContext(
         data_provider=MultiplexerDataProvider(multiplexer, str(tmp_path)), logdir=str(tmp_path)
     )
@@ -379,13 +382,18 @@ def test_tensorboard_tells_runs_apart_by_name_and_options(tmp_path: Path) -> Non
     )
     ask = RequestContext()
     experiment = page.experiment_from_metadata(ask, "", True, page.hparams_metadata(ask, ""), [])
-    assert {"agent.lr", "agent.sizes", "game"} <= {found.name for found in experiment.hparam_infos if found.name}
-    assert {found.name for found in experiment.hparam_infos if found.differs} == {"agent.lr"}
+    assert {"agent.learning_rate", "agent.sizes", "game"} <= {
+        found.name for found in experiment.hparam_infos if found.name
+    }
+    assert {found.name for found in experiment.hparam_infos if found.differs} == {"agent.learning_rate"}
     groups = list_session_groups.Handler(ask, page, "", request).run().session_groups
     assert {group.name for group in groups} == signatures.keys()
     for group in groups:
         values, session = dict(group.hparams.items()), group.sessions[0]
-        assert values["agent.lr"].number_value == signatures[group.name] and values["agent.on"].bool_value is True
+        assert (
+            values["agent.learning_rate"].number_value == signatures[group.name]
+            and values["agent.on"].bool_value is True
+        )
         assert (values["agent.none"].string_value, values["agent.sizes"].string_value) == ("None", "[3, 4]")
         scores = [found.value for found in session.metric_values if found.name.tag == "evaluator/episodic_return_mean"]
         assert scores == pytest.approx([1e4 * signatures[group.name] + 1])
@@ -410,7 +418,7 @@ def test_dropped_records_are_counted(tmp_path: Path) -> None:
         context.report("learner", 0, {"loss": 1.0})
     next(generator)
     finish(context, generator)
-    assert json_lines(tmp_path)[0]["values"]["global/lost_records"] == 5_000 - 4_096
+    assert json_lines(tmp_path)[0]["values"]["global/dropped_log_records"] == 5_000 - 4_096
 
 
 def test_versions_are_saved_with_the_run(tmp_path: Path) -> None:

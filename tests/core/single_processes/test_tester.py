@@ -21,7 +21,7 @@ from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
 from core.runtime.options import EvaluatorParams, VideoParams
 from core.runtime.parameter_store import ParameterStore
-from core.runtime.rate_limiter import ClockParams, RateLimiter
+from core.runtime.rate_limiter import RateLimiter, RateLimiterParams
 from core.runtime.run_counters import RunCounters
 from core.runtime.run_state import RunState
 from core.single_processes import tester as mode_2  # pytest would collect the name tester
@@ -302,7 +302,7 @@ def make_context(folder: Path, **settings: Any) -> Context:
         (),
         ParameterStore(1),
         counters,
-        RateLimiter(ClockParams(), counters),
+        RateLimiter(RateLimiterParams(), counters),
         RunState(1),
         LogRings(1),
         initial_weights=Path(options.model_file or options.model_path),

@@ -52,7 +52,7 @@ def packed_layout(threads: int, with_priority: bool = False, arena_bytes: int = 
         num_envs=2,
         num_actors=ACTORS,
         with_priority=with_priority,
-        storage=StorageParams("lz4", threads=threads),
+        storage=StorageParams("lz4", gather_threads=threads),
         kept_steps_per_env=SPEC.length,
         arena_bytes=arena_bytes,
     )
@@ -72,7 +72,7 @@ def unrolls_memory(memory_type: type[Memory], params: Any, threads: int) -> Any:
         length=LENGTH,
         num_actors=ACTORS,
         extras=CODED_FEATURES,
-        storage=StorageParams("lz4", threads=threads),
+        storage=StorageParams("lz4", gather_threads=threads),
         arena_bytes=ARENA,
     )
     memory.features_of = coded_features
@@ -99,13 +99,13 @@ def test_no_memory_reads_a_wrong_frame_while_arenas_evict(monkeypatch):
         windows_memory(memory_type, threads) for memory_type in (UniformMemory, PrioritizedMemory) for threads in (1, 2)
     ]
     replay = [
-        {"type": "queue", "capacity": 20, "overflow": "keep_latest", "sample_ratio": 0.5},
+        {"type": "queue", "capacity": 20, "on_full": "keep_latest", "sample_ratio": 0.5},
         {"type": "standard", "capacity": 60, "sample_ratio": 0.5},
     ]
     unrolls = [
         unrolls_memory(MixedMemory, MixedParams(json.dumps(replay)), 1),
         unrolls_memory(QueueMemory, QueueParams(20, "alternating"), 2),
-        unrolls_memory(CircularMemory, CircularParams(10, "keep_latest", num_batches=2, times=3), 2),
+        unrolls_memory(CircularMemory, CircularParams(10, "keep_latest", num_batches=2, max_reuse=3), 2),
     ]
     lost, unpacked, batches = Counter[int](), Counter[int](), Counter[int]()
     intact, unpack = Trajectories.still_valid, CompressedFrameReader._unpack

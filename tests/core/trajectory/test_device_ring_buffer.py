@@ -121,7 +121,7 @@ def test_sequences_have_the_states_of_their_chunks(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_compressed_frames_are_decompressed_once_and_equal(device):
-    rings = Rings(device, WindowSpec(3, (0, 3)), storage=StorageParams(codec="lz4"), frame_shape=(6, 6))
+    rings = Rings(device, WindowSpec(3, (0, 3)), storage=StorageParams(frame_compression="lz4"), frame_shape=(6, 6))
     assert sum(bool(rings.play(3, 5)) or rings.check() for _ in range(20)) > 300
 
 

@@ -24,7 +24,7 @@ from core.trajectory.writer import ChunkWriter
 from core.types import Window
 from tests.core.tapes import RandomPlay, check_blocks, small_layout, unroll_spec
 
-LZ4 = StorageParams(codec="lz4")
+LZ4 = StorageParams(frame_compression="lz4")
 SPEC = WindowSpec(3, (0, 3))
 FOREVER = 8_000  # steps
 
@@ -191,7 +191,7 @@ def test_environments_of_several_actors_do_not_mix():
 @pytest.mark.parametrize("level", [0, 3, 9, 12])
 def test_every_compression_level_is_lossless(level):
     play = UnevenPlay(1, 2, (20, 20))
-    packed, oracle, writer = make(play, 64, 8, storage=StorageParams("lz4", level=level))
+    packed, oracle, writer = make(play, 64, 8, storage=StorageParams("lz4", compression_level=level))
     for _ in range(10):
         play.play(writer, 20)
         check_all(packed, oracle)
@@ -208,7 +208,7 @@ def test_every_compression_level_is_lossless(level):
 @pytest.mark.parametrize("size", [1, 2, 5, 300])
 def test_the_number_of_threads_changes_no_result(codec, size):
     play = UnevenPlay(2, 2, (10, 10))
-    packed, oracle, writer = make(play, 80, 4, storage=StorageParams(codec, threads=1))
+    packed, oracle, writer = make(play, 80, 4, storage=StorageParams(codec, gather_threads=1))
     play.play(writer, 150)
     streams, serials = starts_of(packed, SPEC)
     chosen = np.random.default_rng(size).integers(len(streams), size=size)
@@ -298,7 +298,7 @@ def test_incompressible_frames_always_leave_a_window(num_envs, chunk_length, fra
         num_envs=num_envs,
         chunk_length=chunk_length,
         with_priority=False,
-        storage=StorageParams("lz4", bytes=1),
+        storage=StorageParams("lz4", max_frame_bytes=1),
         kept_steps_per_env=length,
     )
     memory, written = UniformMemory(UniformParams(), layout, spec, 0), 0
@@ -328,15 +328,15 @@ def test_an_arena_takes_its_share_of_storage_bytes():
             storage=StorageParams(**settings),
         )
 
-    raw, usual = layout(), layout(codec="lz4")
+    raw, usual = layout(), layout(frame_compression="lz4")
     assert usual.ring_length == raw.ring_length and usual.arena_bytes == raw.num_slots * 84 * 84 // 16 // 2
-    assert layout(codec="lz4", bytes=200_000_001).arena_bytes == 100_000_000
+    assert layout(frame_compression="lz4", max_frame_bytes=200_000_001).arena_bytes == 100_000_000
     least = (-(-(16 + 4 + 3) // 8) + 2) * 4 * (8 * 84 * 84 + 8 * 84 * 84 // 255 + 16)
-    assert layout(codec="lz4", bytes=1).arena_bytes == least
-    fewer = layout(bytes=70_560_000)  # 10,000 frames
+    assert layout(frame_compression="lz4", max_frame_bytes=1).arena_bytes == least
+    fewer = layout(max_frame_bytes=70_560_000)  # 10,000 frames
     assert 10_000 <= fewer.num_slots < 10_000 + 2 * 4 * 8 * 4 and fewer.arena_bytes == 0
-    assert layout(bytes=10**12) == dataclasses.replace(raw, storage=StorageParams(bytes=10**12))
-    assert layout(bytes=1).num_slots > 0
+    assert layout(max_frame_bytes=10**12) == dataclasses.replace(raw, storage=StorageParams(max_frame_bytes=10**12))
+    assert layout(max_frame_bytes=1).num_slots > 0
 
 
 @pytest.mark.parametrize("codec", ["raw", "lz4"])
@@ -360,7 +360,7 @@ def test_statistics_equal_a_count_of_the_blocks():
     for evicts in (True, False):
         arena = None if evicts else 40_000
         packed, oracle, writer = make(play, 96, 4, num_actors=2, arena_bytes=arena)
-        assert packed.statistics() == {"memory_mb": 0.0} and oracle.statistics() == {"memory_mb": 0.0}
+        assert packed.statistics() == {"replay_mb": 0.0} and oracle.statistics() == {"replay_mb": 0.0}
         end, ends = 0, [0]
         for chunk in range(70):
             before = len(play.rows[0])
@@ -378,10 +378,10 @@ def test_statistics_equal_a_count_of_the_blocks():
             found, raw = packed.statistics(), (high - low) * 2 * 81
             gap = packed.arrays["block_start"][0, first % 24, 0] - start
             assert 0 <= gap < 400 and (gap == 0 or (start + gap) % packed.layout.arena_bytes == 0)
-            assert found == {"memory_mb": (end - start - gap) / 1e6, "compression": raw / (end - start - gap)}
-            assert oracle.statistics() == {"memory_mb": high * 2 * 81 / 1e6}
+            assert found == {"replay_mb": (end - start - gap) / 1e6, "compression": raw / (end - start - gap)}
+            assert oracle.statistics() == {"replay_mb": high * 2 * 81 / 1e6}
         assert bool(packed.arrays["oldest"][0, 0]) == evicts
-        assert found["memory_mb"] * 1e6 <= packed.layout.arena_bytes
+        assert found["replay_mb"] * 1e6 <= packed.layout.arena_bytes
 
 
 # damage -----------------------------------------------------------------------------------------------------------
@@ -440,7 +440,9 @@ def test_a_block_of_a_wrong_size_is_an_error(block):
 
 def test_damage_is_located_and_does_not_stop_other_batches():
     plays = [UnevenPlay(seed, 2, (6, 6)) for seed in range(2)]
-    packed, oracle, _ = make(plays[0], 200, 4, num_actors=2, storage=StorageParams("lz4", threads=2), arena_bytes=9_000)
+    packed, oracle, _ = make(
+        plays[0], 200, 4, num_actors=2, storage=StorageParams("lz4", gather_threads=2), arena_bytes=9_000
+    )
     for actor, play in enumerate(plays):
         play.with_states = True
         play.play(Writers(ChunkWriter(packed, actor, SPEC), ChunkWriter(oracle, actor, SPEC)), 100)
@@ -759,4 +761,4 @@ def test_memories_of_compressed_steps_sample_what_was_played():
             seen.update(zip(*map(np.ndarray.tolist, batch.keys)))
     assert len(seen) > 300
     found = memory.statistics()
-    assert set(found) == {"memory_size", "memory_mb", "compression"} and found["memory_size"] == memory.size()
+    assert set(found) == {"replay_steps", "replay_mb", "compression"} and found["replay_steps"] == memory.size()

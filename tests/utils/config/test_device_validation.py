@@ -8,7 +8,7 @@ from core.agents.dqn import DQN
 from utils.config import device_validation
 from utils.config.command_line import read_options
 
-RESIDENT = ("--learner.memory_device", "learner")
+RESIDENT = ("--learner.replay_device", "learner")
 
 
 class Own(DQN):
@@ -32,7 +32,7 @@ def no_cuda(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
 
-@pytest.mark.parametrize("words", [(*RESIDENT, "--learner.captured", "yes"), ("--learner.precision", "tf32")])
+@pytest.mark.parametrize("words", [(*RESIDENT, "--learner.cuda_graph", "yes"), ("--learner.precision", "tf32")])
 def test_what_needs_cuda_is_refused_with_the_available_devices(refuse, no_cuda, words):
     for device in ("auto", "cpu"):
         told = refuse("--config", "dqn-cartpole", "--device", device, *words)
@@ -43,8 +43,8 @@ def test_what_needs_cuda_is_refused_with_the_available_devices(refuse, no_cuda, 
     "words",
     [
         RESIDENT,
-        (*RESIDENT, "--learner.captured", "auto"),
-        (*RESIDENT, "--learner.captured", "no", "--learner.updates_per_replay", "3"),
+        (*RESIDENT, "--learner.cuda_graph", "auto"),
+        (*RESIDENT, "--learner.cuda_graph", "no", "--learner.updates_per_graph_launch", "3"),
         ("--learner.precision", "bf16"),
         ("--learner.precision", "auto"),
     ],
@@ -57,23 +57,31 @@ def test_other_options_run_without_cuda(root, no_cuda, words):
     ("words", "told"),
     [
         (
-            ("--config", "dqn-cartpole", "--learner.updates_per_replay", "2"),
-            "learner.updates_per_replay=2 needs learner.memory_device=learner",
+            ("--config", "dqn-cartpole", "--learner.updates_per_graph_launch", "2"),
+            "learner.updates_per_graph_launch=2 needs learner.replay_device=learner",
         ),
         (
-            ("--config", "dqn-cartpole", "--learner.captured", "yes", "--learner.shrink_batch", "true"),
+            ("--config", "dqn-cartpole", "--learner.cuda_graph", "yes", "--learner.microbatch_on_oom", "true"),
             "captured batches have one size",
         ),
         (
-            ("--config", "td3-pendulum", *RESIDENT, "--learner.captured", "yes", "--learner.updates_per_replay", "3"),
-            "learner.updates_per_replay=3 must be a multiple of 2",
+            (
+                "--config",
+                "td3-pendulum",
+                *RESIDENT,
+                "--learner.cuda_graph",
+                "yes",
+                "--learner.updates_per_graph_launch",
+                "3",
+            ),
+            "learner.updates_per_graph_launch=3 must be a multiple of 2",
         ),
         (
-            ("--config", "td3-pendulum", "--learner.captured", "yes"),
-            "learner.updates_per_replay=1 must be a multiple of 2",
+            ("--config", "td3-pendulum", "--learner.cuda_graph", "yes"),
+            "learner.updates_per_graph_launch=1 must be a multiple of 2",
         ),
         (
-            ("--config", "dqn-cartpole", "--learner.captured", "yes", "--num_learners", "2", "--num_actors", "2"),
+            ("--config", "dqn-cartpole", "--learner.cuda_graph", "yes", "--num_learners", "2", "--num_actors", "2"),
             "yes is for one learner",
         ),
         (("--config", "impala-cartpole", *RESIDENT), "memory_type could be shared or prioritized"),
@@ -83,21 +91,27 @@ def test_other_options_run_without_cuda(root, no_cuda, words):
                 "dqn-cartpole",
                 "--agent_type",
                 "tests.utils.config.test_device_validation:Own",
-                "--learner.captured",
+                "--learner.cuda_graph",
                 "yes",
             ),
             "updates of agent_type=tests.utils.config.test_device_validation:Own cannot be "
             "captured; agent_type could be dqn or rainbow or",
         ),
-        (("--config", "dqn-cartpole", *RESIDENT, "--learner.shrink_batch", "true"), "needs learner.memory_device=cpu"),
         (
-            ("--config", "dqn-cartpole", *RESIDENT, "--learner.updates_per_replay", "200"),
+            ("--config", "dqn-cartpole", *RESIDENT, "--learner.microbatch_on_oom", "true"),
+            "needs learner.replay_device=cpu",
+        ),
+        (
+            ("--config", "dqn-cartpole", *RESIDENT, "--learner.updates_per_graph_launch", "200"),
             "12800 samples of a batch times",
         ),
-        (("--config", "dqn-cartpole", "--actor.groups", "3"), "actor.groups=3 must divide num_envs_per_actor=8"),
         (
-            ("--config", "dqn-cartpole", "--actor.groups", "0", "--num_envs_per_actor", "0"),
-            "actor.groups=0 must be at least 1",
+            ("--config", "dqn-cartpole", "--actor.num_env_splits", "3"),
+            "actor.num_env_splits=3 must divide num_envs_per_actor=8",
+        ),
+        (
+            ("--config", "dqn-cartpole", "--actor.num_env_splits", "0", "--num_envs_per_actor", "0"),
+            "actor.num_env_splits=0 must be at least 1",
         ),
         (("--config", "dqn-cartpole", "--actor.device", "cuda:9"), "actor.device='cuda:9' is not on this machine"),
         (("--config", "dqn-cartpole", "--learner.precision", "half"), "must be one of float32, auto, tf32, bf16"),
@@ -141,7 +155,7 @@ def test_the_fullest_gpu_of_several_learners_counts(refuse, monkeypatch):
 
 def test_a_gpu_config_warns_where_there_is_no_gpu(no_cuda, capsys):
     assert read_options(["--config", "dqn-pong-gpu"]).device == "cpu"
-    assert "device=auto is cpu, where learner.memory_device=learner is slow" in capsys.readouterr().err
+    assert "device=auto is cpu, where learner.replay_device=learner is slow" in capsys.readouterr().err
     read_options(["--config", "dqn-pong-gpu", "--device", "cpu"])
     assert capsys.readouterr().err == ""
 

@@ -62,8 +62,8 @@ def test_the_smallest_number_hardly_beaten_by_larger_is_taken(rates, best, neede
 
 
 def test_every_split_has_equally_many_environments(options):
-    assert env_count_search.counts(options("--actor.groups", "3")) == [6, 9, 18, 33, 66, 129, 258, 513]
-    assert env_count_search.counts(options("--actor.groups", "8")) == [8, 16, 32, 64, 128, 256, 512]
+    assert env_count_search.counts(options("--actor.num_env_splits", "3")) == [6, 9, 18, 33, 66, 129, 258, 513]
+    assert env_count_search.counts(options("--actor.num_env_splits", "8")) == [8, 16, 32, 64, 128, 256, 512]
 
 
 def test_a_run_takes_the_number_found_and_reports_the_others(options, tried, capsys):
@@ -125,7 +125,7 @@ def test_a_trial_plays_splits_as_an_actor_does_and_closes_them(options, monkeypa
     monkeypatch.setattr(
         throughput.DoubleBufferedEnvs, "close", lambda self: closed.append([env.spec.name for env in self._envs])
     )
-    found = throughput.resolve_num_envs(options("--actor.groups", "2"), seconds=0.05).num_envs_per_actor
+    found = throughput.resolve_num_envs(options("--actor.num_env_splits", "2"), seconds=0.05).num_envs_per_actor
     assert made == [(2, 4), (2, 8)] and closed == [["CartPole-v1"] * 2] * 2 and found in (4, 8)
 
 

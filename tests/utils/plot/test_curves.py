@@ -97,7 +97,7 @@ def test_long_curves_are_thinned_evenly():
 
 def test_runs_are_grouped_by_config_option_or_method(run):
     folders = [
-        run(name, [evaluation(1, 1, 1)], config, game=game, agent={"lr": lr})
+        run(name, [evaluation(1, 1, 1)], config, game=game, agent={"learning_rate": lr})
         for name, config, game, lr in (
             ("a", "dqn-pong-small", "pong", 1e-3),
             ("b", "dqn-boxing-small", "boxing", 1e-4),
@@ -107,13 +107,13 @@ def test_runs_are_grouped_by_config_option_or_method(run):
     runs = read(folders, [SCORE])
     named = {
         keys: {label: [run.name for run in group] for label, group in grouped(runs, keys).items()}
-        for keys in (("config",), ("agent.lr",), ("method",), ("game", "agent.lr"))
+        for keys in (("config",), ("agent.learning_rate",), ("method",), ("game", "agent.learning_rate"))
     }
     assert named["config",] == {"dqn-pong-small": ["a", "c"], "dqn-boxing-small": ["b"]}
-    assert named["agent.lr",] == {"lr 0.001": ["a"], "lr 0.0001": ["b", "c"]}
+    assert named["agent.learning_rate",] == {"lr 0.001": ["a"], "lr 0.0001": ["b", "c"]}
     assert named["method",] == {"dqn-small": ["a", "b", "c"]}
-    assert list(named["game", "agent.lr"]) == ["pong, lr 0.001", "boxing, lr 0.0001", "pong, lr 0.0001"]
-    with pytest.raises(ConfigurationError, match=r"no setting agent.rl, did you mean agent.lr"):
+    assert list(named["game", "agent.learning_rate"]) == ["pong, lr 0.001", "boxing, lr 0.0001", "pong, lr 0.0001"]
+    with pytest.raises(ConfigurationError, match=r"no setting agent.rl, did you mean agent.learning_rate"):
         grouped(runs, ["agent.rl"])
 
 

@@ -169,7 +169,7 @@ def test_a_config_on_two_games_gives_two_labelled_curves(run, tmp_path, monkeypa
     drawn = []
     monkeypatch.setattr(plot, "draw_curves", lambda *given: drawn.append(draw_curves(*given)) or drawn[-1])
     folders = [
-        run(f"{game}-{seed}", [1.0, 2.0, 3.0], "dqn-cartpole", game=game, seed=seed, agent={"lr": 1e-3})
+        run(f"{game}-{seed}", [1.0, 2.0, 3.0], "dqn-cartpole", game=game, seed=seed, agent={"learning_rate": 1e-3})
         for game in ("CartPole-v1", "FlappyBird-v0")
         for seed in (1, 2)
     ]
@@ -181,14 +181,23 @@ def test_a_config_on_two_games_gives_two_labelled_curves(run, tmp_path, monkeypa
 
 
 def test_long_labels_are_wrapped_below_the_curves(run):
-    settings = {"num_actors": 16, "agent": {"gamma": 0.99, "lr": 1e-3, "nstep": 3}, "memory": {"capacity": 50_000}}
+    settings = {
+        "num_actors": 16,
+        "agent": {"gamma": 0.99, "learning_rate": 1e-3, "n_step": 3},
+        "memory": {"capacity": 50_000},
+    }
     folders = [
         run("a", [1.0, 2.0], "dqn-cartpole", **settings),
         run(
             "b",
             [1.0, 2.0],
             "dqn-cartpole",
-            **{**settings, "num_actors": 2, "agent": {"gamma": 0.9, "lr": 1e-4, "nstep": 1}, "memory": {"capacity": 7}},
+            **{
+                **settings,
+                "num_actors": 2,
+                "agent": {"gamma": 0.9, "learning_rate": 1e-4, "n_step": 1},
+                "memory": {"capacity": 7},
+            },
         ),
     ]
     figure = draw_curves(alike(read(folders, [SCORE])), ["steps"], "mean", "")

@@ -39,11 +39,11 @@ def groups(found, title="config"):
         ("agent_type", "dqn", "rainbow"),
         ("memory_type", "shared", "prioritized"),
         ("model_type", "dqn-mlp", "dqn-cnn"),
-        ("agent.lr", 1e-3, 1e-4),
+        ("agent.learning_rate", 1e-3, 1e-4),
         ("memory.capacity", 50_000, 1_000),
         ("num_actors", 1, 2),
         ("model.hidden", [64], [64, 64]),
-        ("clock.samples_per_insert", 8.0, None),
+        ("rate_limiter.samples_per_insert", 8.0, None),
         ("env.max_steps", None, 100),
         ("evaluator.max_steps", 27_000, 100),
         ("learner.precision", "float32", "bf16"),
@@ -76,8 +76,8 @@ def test_options_of_one_start_do_not_split_a_group(run, changed):
 def test_a_label_names_every_option_that_differs(run):
     found = [run("a"), run("b", agent__lr=1e-4, num_actors=2), run("c", "rainbow-cartpole", agent__lr=7)]
     assert list(groups(found)) == [
-        "dqn-cartpole, num_actors 1, agent.lr 0.001",
-        "dqn-cartpole, num_actors 2, agent.lr 0.0001",
+        "dqn-cartpole, num_actors 1, agent.learning_rate 0.001",
+        "dqn-cartpole, num_actors 2, agent.learning_rate 0.0001",
         "rainbow-cartpole",
     ]
 
@@ -89,20 +89,20 @@ def test_options_of_a_class_are_compared_within_that_class(run):
         run("c", agent_type="dqn", agent__nstep=9),
     ]
     assert groups(found) == {
-        "dqn-cartpole, agent_type dqn, agent.nstep 3": ["a"],
-        "dqn-cartpole, agent_type other, agent.nstep 3": ["b"],
-        "dqn-cartpole, agent_type dqn, agent.nstep 9": ["c"],
+        "dqn-cartpole, agent_type dqn, agent.n_step 3": ["a"],
+        "dqn-cartpole, agent_type other, agent.n_step 3": ["b"],
+        "dqn-cartpole, agent_type dqn, agent.n_step 9": ["c"],
     }
 
 
 def test_an_option_that_older_runs_lack_splits_newer_runs_only(run):
     old = run("old")
-    del old.settings["agent.lr"]
+    del old.settings["agent.learning_rate"]
     assert groups([old, run("a"), run("b")]) == {"dqn-cartpole": ["old", "a", "b"]}
     assert groups([old, run("a"), run("b", agent__lr=7)]) == {
         "dqn-cartpole": ["old"],
-        "dqn-cartpole, agent.lr 0.001": ["a"],
-        "dqn-cartpole, agent.lr 7": ["b"],
+        "dqn-cartpole, agent.learning_rate 0.001": ["a"],
+        "dqn-cartpole, agent.learning_rate 7": ["b"],
     }
 
 
@@ -111,8 +111,8 @@ def test_runs_of_several_games_form_one_method(run):
     boxing = [run(f"boxing-{lr}", "dqn-boxing", game="boxing", agent__lr=lr) for lr in (1, 2)]
     assert groups([pong[0], boxing[0]], "method") == {"dqn": ["pong-1", "boxing-1"]}  # configs may differ
     assert groups([*pong, *boxing], "method") == {
-        "dqn, agent.lr 1": ["pong-1", "boxing-1"],
-        "dqn, agent.lr 2": ["pong-2", "boxing-2"],
+        "dqn, agent.learning_rate 1": ["pong-1", "boxing-1"],
+        "dqn, agent.learning_rate 2": ["pong-2", "boxing-2"],
     }
     other = run("tennis", "dqn-pong", game="tennis", agent__lr=1, agent__nstep=5)
     assert groups([pong[0], other], "method") == {"dqn": ["pong-1", "tennis"]}
@@ -140,6 +140,6 @@ def test_a_sweep_refuses_runs_that_would_form_another_group(root):
     options.log_folder.mkdir(parents=True)
     run_registry.save(options, {})
     child("--steps", "7", "--engine", "inline", "--video.fps", "5", "--evaluator.period", "3").check()
-    for name, value in (("agent.lr", "1e-5"), ("evaluator.max_steps", "100"), ("model_file", "x.pth")):
+    for name, value in (("agent.learning_rate", "1e-5"), ("evaluator.max_steps", "100"), ("model_file", "x.pth")):
         with pytest.raises(ConfigurationError, match=name):
             child(f"--{name}", value).check()

@@ -22,9 +22,18 @@ from utils.preflight import throughput
 from utils.preflight.check import check
 from utils.preflight.throughput import StepCosts
 
-SMALL = ("--num_actors", "1", "--num_envs_per_actor", "1", "--agent.batch_size", "4", "--clock.tolerance", "400")
+SMALL = (
+    "--num_actors",
+    "1",
+    "--num_envs_per_actor",
+    "1",
+    "--agent.batch_size",
+    "4",
+    "--rate_limiter.error_buffer",
+    "400",
+)
 
-SHORT = ("--agent.burn_in", "2", "--agent.unroll_length", "10", "--agent.stride", "5")
+SHORT = ("--agent.burn_in", "2", "--agent.unroll_length", "10", "--agent.sequence_period", "5")
 
 
 @pytest.fixture
@@ -52,7 +61,7 @@ def test_every_config_passes_and_leaves_no_file(row, options, root, allocated, m
     monkeypatch.setattr(memory_budget, "available_bytes", lambda: 10**12)
     skip_unless_installed(row["name"])
     descriptors = set(os.listdir("/proc/self/fd"))
-    short = (*(SHORT if row["agent_type"] == "r2d2" else ()), "--actor.groups", "1")
+    short = (*(SHORT if row["agent_type"] == "r2d2" else ()), "--actor.num_env_splits", "1")
     check(options("--config", row["name"], *SMALL, *short), seconds=0)
     printed = capsys.readouterr().out
     assert f"{row['name']}: no problem found" in printed and "shapes, dtypes, values, ends are right" in printed
@@ -63,10 +72,10 @@ def test_every_config_passes_and_leaves_no_file(row, options, root, allocated, m
 
 
 def test_options_are_printed_with_the_defaults_they_differ_from(options, capsys):
-    check(options("--config", "dqn-cartpole", *SMALL, "--agent.lr", "0.25"), seconds=0)
+    check(options("--config", "dqn-cartpole", *SMALL, "--agent.learning_rate", "0.25"), seconds=0)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert (
-        ["agent.lr", "0.25", "0.0001"] in lines
+        ["agent.learning_rate", "0.25", "0.0001"] in lines
         and ["agent.gamma", "0.99"] in lines
         and ["agent.batch_size", "4", "32"] in lines
     )
@@ -110,10 +119,10 @@ def test_main_exits_0_for_a_valid_config_and_2_with_all_problems(root, capsys):
     words = ["--root", str(root), "--check", "--config", "dqn-cartpole", *SMALL]
     assert main(words) == 0
     with pytest.raises(SystemExit) as refused:
-        main([*words, "--agent.lr", "-1", "--mode", "2", "--model_file", "none.pth"])
+        main([*words, "--agent.learning_rate", "-1", "--mode", "2", "--model_file", "none.pth"])
     assert refused.value.code == 2 and list(root.iterdir()) == []
     said = capsys.readouterr().err
-    assert "agent.lr=-1.0 must be greater than 0" in said and "check looks at a training" in said
+    assert "agent.learning_rate=-1.0 must be greater than 0" in said and "check looks at a training" in said
 
 
 class Faulty(gym.Env):
@@ -244,7 +253,7 @@ def test_an_update_that_changes_nothing_is_unsound(options):
         (("impact-cartpole",), 2.0),
         (("replay-minatar-breakout",), 2.0),
         (("laser-minatar-breakout",), 4.0),
-        (("impact-cartpole", "--memory.times", "3"), 3.0),
+        (("impact-cartpole", "--memory.max_reuse", "3"), 3.0),
     ],
 )
 def test_samples_per_step_follow_the_rate_limiter_or_strategy(words, expected, options):

@@ -23,7 +23,7 @@ from utils.sweep.subprocess_run import options_of
 from utils.sweep.table import Result, summaries
 
 PROJECT = Path(__file__).resolve().parents[3]
-WORDS = ("--steps", "1000", "--agent.lr", "0.5")
+WORDS = ("--steps", "1000", "--agent.learning_rate", "0.5")
 
 
 @pytest.fixture
@@ -78,16 +78,16 @@ def test_every_config_is_run_with_every_seed_and_tabulated(main, root):
 
 def test_every_combination_of_varied_options_is_a_line(main, root):
     words = ("--steps", "1000")
-    assert main("--vary", "agent.lr=0.5,0.25", "agent.nstep=1,3", "--seeds", "1", "2", words=words) == 0
+    assert main("--vary", "agent.learning_rate=0.5,0.25", "agent.n_step=1,3", "--seeds", "1", "2", words=words) == 0
     runs, rows, _ = tables(root)
     assert [(row["row"], row["seeds"], row["final"]) for row in rows] == [
-        (f"dqn-cartpole-lr-{lr}-nstep-{nstep}", "2 of 2", lr + "0" * (4 - len(lr)))
+        (f"dqn-cartpole-lr-{lr}-n_step-{n_step}", "2 of 2", lr + "0" * (4 - len(lr)))
         for lr in ("0.5", "0.25")
-        for nstep in "13"
+        for n_step in "13"
     ]
     assert (
         len(runs) == 8
-        and "'--agent.nstep', '3'" in (root / "logs" / "sweep" / "dqn-cartpole-lr-0.25-nstep-3-seed2.txt").read_text()
+        and "'--agent.n_step', '3'" in (root / "logs" / "sweep" / "dqn-cartpole-lr-0.25-n_step-3-seed2.txt").read_text()
     )
 
 
@@ -104,7 +104,7 @@ def test_complete_runs_are_repeated_only_for_more_steps(main, root, capsys):
         1,
         1,
     ] and "2 of 3 runs are complete already" in capsys.readouterr().out
-    assert main("--seeds", "1", words=("--steps", "2000", "--agent.lr", "0.5")) == 0
+    assert main("--seeds", "1", words=("--steps", "2000", "--agent.learning_rate", "0.5")) == 0
     assert "--resume" in (root / "logs" / "sweep" / "dqn-cartpole-seed1.txt").read_text()
 
 
@@ -152,14 +152,22 @@ def test_parallel_jobs_run_on_disjoint_cores(main, root):
         (("--jobs", "1000"), WORDS, "--jobs 1000 must be 1 to"),
         ((), ("--agent.lrr", "1"), "dqn-cartpole: unknown option --agent.lrr"),
         (("no-such-row",), WORDS, "no-such-row"),
-        (("impala-pong-small",), ("--agent.lr", "0.5"), "impala-pong-small: nothing says when its runs are done"),
+        (
+            ("impala-pong-small",),
+            ("--agent.learning_rate", "0.5"),
+            "impala-pong-small: nothing says when its runs are done",
+        ),
         (("--name", "a/b"), WORDS, "machine='a/b'"),
         ((), ("--seed", "3"), "--seed is not yours to give here"),
-        (("--vary", "agent.lr=0.5"), ("--steps", "1000"), "'agent.lr=0.5': write name=value,value"),
-        (("--vary", "agent.lr=0.5,0.5"), ("--steps", "1000"), "each once"),
-        (("--vary", "agent.lr=0.5,0.2"), WORDS, "agent.lr is given twice"),
-        (("--vary", "agent.nstep=1,2", "agent.nstep=3,4"), WORDS, "agent.nstep is given twice"),
-        (("--vary", "agent.nstep=1,x"), WORDS, "agent.nstep='x'"),
+        (
+            ("--vary", "agent.learning_rate=0.5"),
+            ("--steps", "1000"),
+            "'agent.learning_rate=0.5': write name=value,value",
+        ),
+        (("--vary", "agent.learning_rate=0.5,0.5"), ("--steps", "1000"), "each once"),
+        (("--vary", "agent.learning_rate=0.5,0.2"), WORDS, "agent.learning_rate is given twice"),
+        (("--vary", "agent.n_step=1,2", "agent.n_step=3,4"), WORDS, "agent.n_step is given twice"),
+        (("--vary", "agent.n_step=1,x"), WORDS, "agent.n_step='x'"),
         (("--vary", "agent.nsteps=1,2"), WORDS, "unknown option --agent.nsteps"),
         (
             ("--vary", "ray.address=host:1,host-1"),
@@ -212,10 +220,10 @@ def test_runs_started_from_weights_resume_from_checkpoints(root):
 
 def test_other_options_need_another_sweep_name(main, root, capsys):
     assert main("--seeds", "1") == 0
-    other = ("--steps", "1000", "--agent.lr", "0.25")
+    other = ("--steps", "1000", "--agent.learning_rate", "0.25")
     with pytest.raises(SystemExit) as ended:
         main("--seeds", "1", words=other)
-    assert ended.value.code == 2 and "agent.lr=0.5 there and 0.25 here" in capsys.readouterr().err
+    assert ended.value.code == 2 and "agent.learning_rate=0.5 there and 0.25 here" in capsys.readouterr().err
     assert main("--seeds", "1", "--name", "lower", words=other) == 0 and tables(root, "lower")[1][0]["final"] == "0.25"
 
 
@@ -225,7 +233,9 @@ def test_ray_runs_wait_for_room_and_resume_on_another_cluster(main, root):
     for steps, address in (("1000", "10.0.0.1:6379"), ("2000", "10.0.0.2:6379")):
         assert main("--seeds", "1", words=("--steps", steps, "--engine", "ray", "--ray.address", address)) == 0
     assert (
-        output.read_text().count("'--ray.place_timeout', 'none'") == output.read_text().count("'--engine', 'ray'") == 2
+        output.read_text().count("'--ray.placement_timeout', 'none'")
+        == output.read_text().count("'--engine', 'ray'")
+        == 2
     )
     assert "'--resume'" in output.read_text()
 
@@ -310,7 +320,7 @@ def test_a_killed_sweep_of_the_program_is_resumed(root):
         "500",
         "--logger.period",
         "0.2",
-        "--clock.learn_start",
+        "--rate_limiter.min_replay_size",
         "200",
     ]
     metrics = root / "logs" / "sweep_dqn-cartpole-seed1" / "metrics.jsonl"

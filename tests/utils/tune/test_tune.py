@@ -1,4 +1,4 @@
-"""Ranges are parsed and checked, and studies run a stand-in for main.py whose score is agent.lr."""
+"""Ranges are parsed and checked, and studies run a stand-in for main.py whose score is agent.learning_rate."""
 
 import ast
 import csv
@@ -31,14 +31,14 @@ def options(root, config="dqn-cartpole"):
 @pytest.mark.parametrize(
     "text, values, kind",
     [
-        ("agent.lr=1e-5..1e-2:log", (1e-5, 1e-2), "log"),
-        ("agent.nstep=1..5", (1, 5), "range"),
+        ("agent.learning_rate=1e-5..1e-2:log", (1e-5, 1e-2), "log"),
+        ("agent.n_step=1..5", (1, 5), "range"),
         ("agent.gamma=0.9,0.99", (0.9, 0.99), "choice"),
-        ("agent.double=true,false", (True, False), "choice"),
+        ("agent.double_q=true,false", (True, False), "choice"),
         ("agent.exploration=linear,ladder", ("linear", "ladder"), "choice"),
         ('env.kwargs={},{"gravity": 9.8, "length..log": 1}', ("{}", '{"gravity": 9.8, "length..log": 1}'), "choice"),
-        ("clock.samples_per_insert=1..8", (1.0, 8.0), "range"),
-        ("agent.lr", (1e-4, 3e-3), "log"),
+        ("rate_limiter.samples_per_insert=1..8", (1.0, 8.0), "range"),
+        ("agent.learning_rate", (1e-4, 3e-3), "log"),
     ],
 )
 def test_a_range_has_the_type_of_its_option(root, text, values, kind):
@@ -50,15 +50,15 @@ def test_a_range_has_the_type_of_its_option(root, text, values, kind):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("agent.lrr=1..2", "no setting agent.lrr to tune, did you mean agent.lr"),
-        ("agent.eps", "agent.eps has no declared range: write"),
-        ("agent.lr=1e-2..1e-4", "low must be below high"),
-        ("agent.lr=0..1:log", "above 0 for :log"),
-        ("agent.lr=-1..1", "greater than 0"),
-        ("agent.nstep=1..x", "two numbers"),
-        ("agent.nstep=1,x", "must be a valid integer"),
+        ("agent.lrr=1..2", "no setting agent.lrr to tune, did you mean agent.learning_rate"),
+        ("agent.optimizer_eps", "agent.optimizer_eps has no declared range: write"),
+        ("agent.learning_rate=1e-2..1e-4", "low must be below high"),
+        ("agent.learning_rate=0..1:log", "above 0 for :log"),
+        ("agent.learning_rate=-1..1", "greater than 0"),
+        ("agent.n_step=1..x", "two numbers"),
+        ("agent.n_step=1,x", "must be a valid integer"),
         ("agent.exploration=linear..ladder", "two numbers"),
-        ("agent.lr=1,2:log", "only :log"),
+        ("agent.learning_rate=1,2:log", "only :log"),
         ("agent.exploration=linear,cosine", "must be one of"),
     ],
 )
@@ -93,8 +93,8 @@ def main(root, monkeypatch):
                 "--evaluations",
                 "10",
                 "--ranges",
-                f"agent.lr={lr}",
-                "agent.nstep=1..3",
+                f"agent.learning_rate={lr}",
+                "agent.n_step=1..3",
                 *arguments,
                 "--",
                 "--steps",
@@ -115,22 +115,22 @@ def test_a_study_finds_the_best_trial_and_prints_its_config(main, root, capsys):
     pytest.importorskip("matplotlib")
     assert main("--plot") == 0 and (root / "logs" / "tune" / "trials.png").read_bytes().startswith(b"\x89PNG")
     rows, best = trials(root), max(trials(root), key=lambda row: float(row["score"]))
-    assert [row["state"] for row in rows] == ["complete"] * 3 and len({row["agent.lr"] for row in rows}) == 3
+    assert [row["state"] for row in rows] == ["complete"] * 3 and len({row["agent.learning_rate"] for row in rows}) == 3
     # the late evaluations score .8, .9 and 1 of it
-    assert all(float(row["score"]) == pytest.approx(0.9 * float(row["agent.lr"])) for row in rows)
+    assert all(float(row["score"]) == pytest.approx(0.9 * float(row["agent.learning_rate"])) for row in rows)
     printed = capsys.readouterr().out
     row = ast.literal_eval(printed[printed.index("    {") :].strip().rstrip(","))
     options, problems = from_row(row)
     assert not problems and row["name"] == "dqn-cartpole-tuned"
     told, plain = flatten(options), flatten(from_row(next(row for row in CONFIGS if row["name"] == "dqn-cartpole"))[0])
-    assert [told[name] for name in ("agent.lr", "agent.nstep", "steps")] == [
-        float(best["agent.lr"]),
-        int(best["agent.nstep"]),
+    assert [told[name] for name in ("agent.learning_rate", "agent.n_step", "steps")] == [
+        float(best["agent.learning_rate"]),
+        int(best["agent.n_step"]),
         1000,
     ]
     assert {name for name, value in told.items() if value != plain[name]} <= {
-        "agent.lr",
-        "agent.nstep",
+        "agent.learning_rate",
+        "agent.n_step",
         "steps",
         "config",
     }
@@ -158,7 +158,7 @@ def test_layer_sizes_are_tuned_as_written(main, root, capsys):
 
 def test_a_study_is_resumed(main, root):
     assert main(trials=2) == main(trials=3) == 0
-    assert len({row["agent.lr"] for row in trials(root)}) == 3  # no value is drawn twice
+    assert len({row["agent.learning_rate"] for row in trials(root)}) == 3  # no value is drawn twice
     outputs = sorted(root.glob("logs/tune/trial*.txt"))
     assert [path.read_text().count("begins") for path in outputs] == [1, 1, 1]
 
@@ -178,8 +178,8 @@ def test_trials_that_do_worse_are_pruned(main, root, monkeypatch):
     rows = trials(root)
     pruned = [row for row in rows if row["state"] == "pruned"]
     assert rows[0]["state"] == "complete" and pruned
-    median = sorted(float(row["agent.lr"]) for row in rows if row["state"] == "complete")
-    assert all(float(row["agent.lr"]) < median[-1] for row in pruned)
+    median = sorted(float(row["agent.learning_rate"]) for row in rows if row["state"] == "complete")
+    assert all(float(row["agent.learning_rate"]) < median[-1] for row in pruned)
     evaluated = [
         len((root / "logs" / f"tune_trial{row['trial']}" / "metrics.jsonl").read_text().splitlines()) for row in pruned
     ]
@@ -194,7 +194,10 @@ def test_every_report_of_a_trial_is_its_late_score(main, root, capsys):
     told = optuna.load_study(study_name="tune", storage=optuna.storages.JournalStorage(journal)).trials
     printed = capsys.readouterr().out
     for row, trial in zip(trials(root), told, strict=True):
-        curve, rate = read_curve(root / "logs" / f"tune_trial{trial.number}" / "metrics.jsonl"), float(row["agent.lr"])
+        curve, rate = (
+            read_curve(root / "logs" / f"tune_trial{trial.number}" / "metrics.jsonl"),
+            float(row["agent.learning_rate"]),
+        )
         late = rate * (0.8 + 0.9 + 1 + 50 + 60) / 5  # without the 1,000 of the evaluation long after the steps
         assert late_score(curve, 1_000) == pytest.approx(late)
         # of 500 steps, 400 to 500 are late
@@ -202,7 +205,10 @@ def test_every_report_of_a_trial_is_its_late_score(main, root, capsys):
         assert trial.intermediate_values[trial.last_step] == trial.value == float(row["score"]) == pytest.approx(late)
         assert f"score {late:.2f}" in printed
     best = max(trials(root), key=lambda row: float(row["score"]))
-    assert f'"agent.lr": {best["agent.lr"]}' in printed and f"score {float(best['score']):.2f}, as a row" in printed
+    assert (
+        f'"agent.learning_rate": {best["agent.learning_rate"]}' in printed
+        and f"score {float(best['score']):.2f}, as a row" in printed
+    )
 
 
 def test_a_trial_that_made_its_steps_is_not_pruned(main, root, monkeypatch):
@@ -220,7 +226,7 @@ def test_a_trial_that_finishes_while_pruned_gets_its_evaluation(main, root, monk
         if (root / "logs" / "tune" / f"trial{row['trial']}.txt").read_text().count("begins") == 2
     ]
     assert [row["state"] for row in trials(root)] == ["complete"] * 4 and continued
-    assert all(float(row["score"]) == pytest.approx(100 * float(row["agent.lr"])) for row in continued)
+    assert all(float(row["score"]) == pytest.approx(100 * float(row["agent.learning_rate"])) for row in continued)
 
 
 def test_evaluations_that_a_resumed_trial_gave_up_do_not_count(root):
@@ -230,7 +236,7 @@ def test_evaluations_that_a_resumed_trial_gave_up_do_not_count(root):
     study = Study(
         options_of("dqn-cartpole", ["--steps", "1000"], "tune", str(root)),
         ["--steps", "1000", "--evaluator.steps", "100"],
-        ranges(options(root), ["agent.lr"]),
+        ranges(options(root), ["agent.learning_rate"]),
         root / "logs" / "tune",
         0,
         0,
@@ -271,13 +277,13 @@ def test_an_interrupted_trial_is_resumed_with_its_options(main, root):
     assert main(game="waits") == 130
     thread.join()
     assert [row["state"] for row in trials(root)] == ["running"]
-    first = trials(root)[0]["agent.lr"]
+    first = trials(root)[0]["agent.learning_rate"]
     assert main() == 0
     rows, output = trials(root), (root / "logs" / "tune" / "trial0.txt").read_text()
-    assert [row["state"] for row in rows] == ["complete"] * 3 and rows[0]["agent.lr"] == first
+    assert [row["state"] for row in rows] == ["complete"] * 3 and rows[0]["agent.learning_rate"] == first
     assert (
         output.count("begins") == 2
-        and output.count(f"'--agent.lr', '{first}'") == 2
+        and output.count(f"'--agent.learning_rate', '{first}'") == 2
         and "'--resume', 'tune_trial0'" in output
     )
 

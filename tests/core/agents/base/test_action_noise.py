@@ -80,7 +80,7 @@ def test_the_noise_ladder_covers_all_actors_and_is_annealed():
 
 
 def test_the_first_random_steps_have_uniform_actions():
-    noise = make(random_steps=1_000, noise_scale=0.0)
+    noise = make(random_exploration_steps=1_000, noise_scale=0.0)
     noise.update(999)
     taken = noise.explore(np.full((STREAMS, NUMBERS), 0.5, np.float32), EVERYBODY)
     assert taken.std() == pytest.approx(1 / np.sqrt(3), rel=0.03) and abs(taken.mean()) < 0.03

@@ -64,12 +64,12 @@ def value_target(agent, batch, reward):
     final = batch.window.observations[1]
     return (
         reward
-        + agent.params.gamma**agent.params.nstep * agent.target.critic(final, agent.target.policy(final))[0, :, 0]
+        + agent.params.gamma**agent.params.n_step * agent.target.critic(final, agent.target.policy(final))[0, :, 0]
     )
 
 
 def test_ddpg_n_step_targets_handle_terminations_and_truncations():
-    agent = make_agent("ddpg", nstep=2, gamma=0.9)
+    agent = make_agent("ddpg", n_step=2, gamma=0.9)
     for part in agent.gradients.online.both, agent.gradients.target.both:
         part.copy_(torch.randn(part.shape, generator=torch.Generator().manual_seed(3)) * 0.3)
     batch = make_batch(agent)
@@ -95,7 +95,7 @@ def test_ddpg_n_step_targets_handle_terminations_and_truncations():
 
 def test_d4pg_projects_the_n_step_distribution_as_the_paper_does():
     """The expected loss is the sum of algorithm 1 of 1707.06887, written out atom by atom in float64."""
-    agent = make_agent("d4pg", nstep=2, gamma=0.9)
+    agent = make_agent("d4pg", n_step=2, gamma=0.9)
     batch = make_batch(agent)
     batch.window.discounts[0, :3] = 0  # these three terminate
     batch.window.lasts[1, :3] = True
@@ -167,7 +167,10 @@ def test_the_policys_loss_does_not_reach_the_critic(kind, lean):
 
     The critic's gradient is that of its own loss alone.
     """
-    agent, still = make_agent(kind, lean=lean, policy_period=1), make_agent(kind, lean=lean, policy_period=1)
+    agent, still = (
+        make_agent(kind, lean=lean, policy_update_period=1),
+        make_agent(kind, lean=lean, policy_update_period=1),
+    )
     still.critic_optimizer.apply = lambda loss: (torch.zeros(()), True)
     critic, policy = parameters(still.model.critic), parameters(still.model.policy)
     torch.manual_seed(1)
@@ -183,7 +186,7 @@ def test_the_policys_loss_does_not_reach_the_critic(kind, lean):
 @pytest.mark.parametrize("kind", DETERMINISTIC)
 def test_the_policy_gradient_is_the_chain_rule_of_the_critic(kind):
     """dJ/dtheta = dQ/da da/dtheta (1509.02971, equation 6), computed by autograd in two parts."""
-    agent = make_agent(kind, policy_period=1)
+    agent = make_agent(kind, policy_update_period=1)
     batch = make_batch(agent)
     agent.critic_optimizer.apply = agent.policy_optimizer.apply = lambda loss, wanted=True: (torch.zeros(()), True)
     agent.learn(batch)
@@ -200,7 +203,10 @@ def test_the_policy_gradient_is_the_chain_rule_of_the_critic(kind):
 
 @pytest.mark.parametrize("kind", DETERMINISTIC)
 def test_manual_and_autograd_updates_give_the_same_weights(kind):
-    agents = [make_agent(kind, lean=lean, policy_period=2, critic_lr=2e-3, clip_norm=1.0) for lean in (True, False)]
+    agents = [
+        make_agent(kind, lean=lean, policy_update_period=2, critic_learning_rate=2e-3, clip_norm=1.0)
+        for lean in (True, False)
+    ]
     assert [type(agent.gradients) for agent in agents] == [ManualGradients, AutogradGradients]
     outputs = []
     for agent in agents:
@@ -232,7 +238,10 @@ def test_every_agent_learns_with_any_layers_and_with_priorities(kind):
 
 # targets, optimisers, checkpoints ---------------------------------------------------------------------------------
 def test_targets_move_softly_or_by_copies_and_critics_have_an_lr():
-    soft, hard = make_agent("ddpg", target_update=0.25), make_agent("ddpg", target_update=2.0)
+    soft, hard = (
+        make_agent("ddpg", target_update_tau=0.25),
+        make_agent("ddpg", target_update_period=2, target_update_tau=1.0),
+    )
     for agent in (soft, hard):
         before = agent.gradients.target.both.clone()
         agent.learn(make_batch(agent))
@@ -240,7 +249,7 @@ def test_targets_move_softly_or_by_copies_and_critics_have_an_lr():
         assert torch.allclose(agent.gradients.target.both - before, moved, atol=1e-6)
     hard.learn(make_batch(hard))
     assert torch.equal(hard.gradients.target.both, hard.gradients.online.both)
-    agent = make_agent("ddpg", lr=1e-3, critic_lr=1e-2, eps=1e-12)
+    agent = make_agent("ddpg", learning_rate=1e-3, critic_learning_rate=1e-2, optimizer_eps=1e-12)
     policy, critic = agent.gradients.online.policy.detach().clone(), agent.gradients.online.critic.detach().clone()
     agent.learn(make_batch(agent))
     steps = [
@@ -292,7 +301,7 @@ def test_sac_restores_a_learnt_temperature_but_not_a_fixed_one():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_non_finite_update_changes_no_weights(kind):
-    agent = make_agent(kind, policy_period=1)
+    agent = make_agent(kind, policy_update_period=1)
     before = agent.gradients.online.both.clone()
     batch = make_batch(agent)
     batch.window.rewards[0, 2] = float("nan")
@@ -302,11 +311,11 @@ def test_a_non_finite_update_changes_no_weights(kind):
 
 
 @pytest.mark.parametrize("planned", [False, True])
-@pytest.mark.parametrize("target_update", [0.5, 1.0])
+@pytest.mark.parametrize("target_update_tau", [0.5, 1.0])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_non_finite_update_changes_no_target_and_no_statistics(kind, target_update, planned):
+def test_a_non_finite_update_changes_no_target_and_no_statistics(kind, target_update_tau, planned):
     network = {"normalize_observations": True}
-    agent = make_agent(kind, policy_period=1, target_update=target_update, network=network)
+    agent = make_agent(kind, policy_update_period=1, target_update_tau=target_update_tau, network=network)
     agent.learn(make_batch(agent))
     for part in agent.gradients.online.policy_parameters + agent.gradients.online.critic_parameters:
         part.data.mul_(1.5)  # moves the online networks away from the target
@@ -330,8 +339,15 @@ def test_lr_and_target_copies_count_updates_at_any_policy_period(planned):
 
     A copy is due at every fifth update, or at the policy's next one.
     """
-    settings = {"lr": 1e-3, "critic_lr": 1e-3, "lr_schedule": "linear", "lr_updates": 20, "target_update": 5.0}
-    agent, copied = make_agent("td3", policy_period=2, **settings), []
+    settings = {
+        "learning_rate": 1e-3,
+        "critic_learning_rate": 1e-3,
+        "lr_schedule": "linear",
+        "lr_schedule_updates": 20,
+        "target_update_period": 5,
+        "target_update_tau": 1.0,
+    }
+    agent, copied = make_agent("td3", policy_update_period=2, **settings), []
     rates = {"policy": [], "critic": []}
     for update in range(1, 21):
         if planned and update % 2:

@@ -27,7 +27,7 @@ NOTHING = (
     "inline",
     "--evaluator.max_steps",
     "1",
-    "--clock.learn_start",
+    "--rate_limiter.min_replay_size",
     "100",
     "--num_envs_per_actor",
     "4",
@@ -125,7 +125,7 @@ def test_a_remote_actor_fills_its_ring_counts_and_reports(line):
 
 def test_chunks_in_flight_are_limited_and_fit_the_ring(line):
     context, _, ingest, wire = line(
-        "--config", "impala-cartpole", "--clock.learn_start", "1", "--memory.capacity", "16"
+        "--config", "impala-cartpole", "--rate_limiter.min_replay_size", "1", "--memory.capacity", "16"
     )
     link = ServerConnection(wire, 0, 3)
     playing = actor(remote_context(run_info(context), link), 0)
@@ -145,7 +145,7 @@ def test_chunks_in_flight_are_limited_and_fit_the_ring(line):
 
 
 def test_a_waiting_remote_actor_learns_when_it_may_continue(line):
-    context, _, ingest, wire = line("--config", "dqn-cartpole", "--clock.tolerance", "50")
+    context, _, ingest, wire = line("--config", "dqn-cartpole", "--rate_limiter.error_buffer", "50")
     far = remote_context(run_info(context), ServerConnection(wire, 0, 2))
     playing = drive(actor(far, 0), far.run_state)
     while context.counters.agent_steps < 150 or far.rate_limiter.can_insert():
@@ -153,7 +153,7 @@ def test_a_waiting_remote_actor_learns_when_it_may_continue(line):
     for _ in range(50):
         next(playing)
     waiting = context.counters.agent_steps
-    assert waiting < 150 + 2 * 8 * 4 + 32  # learn_start, tolerance, and the chunks in flight
+    assert waiting < 150 + 2 * 8 * 4 + 32  # min_replay_size, tolerance, and the chunks in flight
     context.counters.count_update(0, 10_000)
     deadline = time.monotonic() + 20
     while context.counters.agent_steps == waiting:
@@ -177,7 +177,7 @@ def test_a_replaced_actor_stores_nothing_more(line):
 
 def test_a_local_actor_replaces_a_remote_one_with_waiting_chunks(line, monkeypatch):
     context, _, ingest, wire = line(
-        "--config", "impala-cartpole", "--clock.learn_start", "1", "--memory.capacity", "16"
+        "--config", "impala-cartpole", "--rate_limiter.min_replay_size", "1", "--memory.capacity", "16"
     )
     link = ServerConnection(wire, 0, 3)
     playing = actor(remote_context(run_info(context), link), 0)

@@ -17,11 +17,11 @@ def make(
     capacity: int = 40,
     num_batches: int = 3,
     times: int = 2,
-    overflow: str = "block",
+    on_full: str = "block",
     num_actors: int = 1,
     seed: int = 0,
 ):
-    params = CircularParams(capacity, overflow, num_batches=num_batches, times=times)
+    params = CircularParams(capacity, on_full, num_batches=num_batches, max_reuse=times)
     memory = unroll_memory(
         CircularMemory, params, coded_spec((2,), 4), batch_size=SIZE, num_actors=num_actors, seed=seed
     )
@@ -61,20 +61,20 @@ def test_batches_are_visited_in_turn_and_replaced_when_used_up():
 
 
 def test_other_batches_are_reused_until_all_are_used_up():
-    memory, (actor,) = make(times=3)
+    memory, (actor,) = make(max_reuse=3)
     actor.write(4)
     expected = [(0, True), (1, True), (0, False), (1, False), (0, False), (1, False)]
     assert [sampled(memory) for _ in expected] == [(part(actor, number), fresh) for number, fresh in expected]
     assert sampled(memory) is None and sampled(memory) is None
-    assert memory.statistics()["circular_uses_left"] == 0
+    assert memory.statistics()["remaining_reuses"] == 0
     actor.write(1)
     assert sampled(memory) is None  # half a batch
     actor.write(1)
-    assert sampled(memory) == (part(actor, 2), True) and memory.statistics()["circular_uses_left"] == 2
+    assert sampled(memory) == (part(actor, 2), True) and memory.statistics()["remaining_reuses"] == 2
 
 
 def test_one_batch_used_once_is_a_queue():
-    memory, (actor,) = make(num_batches=1, times=1)
+    memory, (actor,) = make(num_batches=1, max_reuse=1)
     for number in range(5):
         assert sampled(memory) is None
         actor.write(2)
@@ -84,7 +84,7 @@ def test_one_batch_used_once_is_a_queue():
 @pytest.mark.parametrize("capacity", [1, 6, 40])
 @pytest.mark.parametrize(("num_batches", "times"), [(1, 1), (1, 3), (2, 2), (4, 2), (5, 3)])
 def test_every_batch_equals_that_of_a_buffer_of_plain_lists(num_batches, times, capacity):
-    memory, actors = make(num_batches=num_batches, times=times, capacity=capacity, num_actors=2)
+    memory, actors = make(num_batches=num_batches, max_reuse=times, capacity=capacity, num_actors=2)
     generator, uses, first, buffer = np.random.default_rng(0), Counter(), [], [([], 0)] * num_batches
     next_, waited = 0, 0
     for round_ in range(900):
@@ -118,13 +118,13 @@ def test_every_batch_equals_that_of_a_buffer_of_plain_lists(num_batches, times, 
     statistics = memory.statistics()
     assert statistics["queue_dropped"] == 0
     assert (
-        statistics["queue_arrived"]
+        statistics["queue_inserted"]
         == SIZE * len(first) + len(memory.strategies[0]._gathered.env_ids) + statistics["queue_size"]
     )
 
 
 def test_keep_latest_gives_up_overwritten_batches():
-    memory, (actor,) = make(overflow="keep_latest", capacity=4, num_batches=2, times=5)
+    memory, (actor,) = make(on_full="keep_latest", capacity=4, num_batches=2, max_reuse=5)
     actor.write(2)
     assert sampled(memory) == (part(actor, 0), True)
     for _ in range(3 * memory.layout.ring_length):
@@ -135,11 +135,11 @@ def test_keep_latest_gives_up_overwritten_batches():
     assert [sampled(memory) for _ in range(4)] == [(batch, False)] * 4  # the other one has no uses left
     assert sampled(memory) is None
     statistics = memory.statistics()
-    assert statistics["queue_dropped"] == statistics["queue_arrived"] - 8
+    assert statistics["queue_dropped"] == statistics["queue_inserted"] - 8
 
 
 def test_keep_latest_counts_steps_lost_before_their_first_use(monkeypatch):
-    memory, (actor,) = make(overflow="keep_latest", capacity=40, num_batches=2)
+    memory, (actor,) = make(on_full="keep_latest", capacity=40, num_batches=2)
     actor.write(4)
     intact, first = memory.trajectories.still_valid, set(part(actor, 0)[:3])
     monkeypatch.setattr(
@@ -158,7 +158,7 @@ def test_keep_latest_counts_steps_lost_before_their_first_use(monkeypatch):
 
 
 def test_keep_latest_reuses_the_rest_of_an_overwritten_batch(monkeypatch):
-    memory, (actor,) = make(overflow="keep_latest", capacity=40, num_batches=2, times=5)
+    memory, (actor,) = make(on_full="keep_latest", capacity=40, num_batches=2, max_reuse=5)
     actor.write(6)
     assert sampled(memory) == (part(actor, 0), True) and sampled(memory) == (part(actor, 1), True)
     intact, lost = memory.trajectories.still_valid, part(actor, 0)[0]
@@ -180,7 +180,7 @@ def test_keep_latest_reuses_the_rest_of_an_overwritten_batch(monkeypatch):
 @pytest.mark.parametrize("overflow", ["keep_oldest", "alternating"])
 def test_policies_that_copy_do_not_suit_a_circular_memory(overflow):
     found = CircularMemory.problems(CircularParams(64, overflow), 4)
-    assert len(found) == 1 and f"overflow={overflow} does not suit a circular memory" in found[0]
+    assert len(found) == 1 and f"on_full={overflow} does not suit a circular memory" in found[0]
     assert (
         CircularMemory.problems(CircularParams(1), 64)
         == CircularMemory.problems(CircularParams(1, "keep_latest"), 64)

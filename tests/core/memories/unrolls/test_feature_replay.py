@@ -213,7 +213,7 @@ def test_lambda_falls_linearly_to_one_and_stays_there():
     actor.write(10)
     found = []
     for _ in range(25):
-        found.append(memory.statistics()["custom_lambda"])
+        found.append(memory.statistics()["candidate_multiplier"])
         sampled(memory)
     assert found == pytest.approx([6 - 0.25 * batch for batch in range(20)] + [1.0] * 5)
 
@@ -458,10 +458,10 @@ def test_lambda_continues_without_the_stored_unrolls(settings):
     resumed, other = make(**settings, lambda_batches=10)
     resumed.continue_at(4)
     assert resumed.sample(4) is None and resumed.statistics() == {
-        "memory_size": 0.0,
-        "memory_mb": 0.0,
-        "custom_size": 0.0,
-        "custom_lambda": memory.statistics()["custom_lambda"],
+        "replay_steps": 0.0,
+        "replay_mb": 0.0,
+        "feature_replay_size": 0.0,
+        "candidate_multiplier": memory.statistics()["candidate_multiplier"],
     }
     assert not resumed.strategies[0]._draw_counts.any()
     other.write(4)

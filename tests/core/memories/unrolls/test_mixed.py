@@ -68,7 +68,7 @@ LISTS = [
 def test_every_batch_has_its_strategies_shares(ratios, batch_size, overflow):
     items = [{"type": kind, "capacity": batch_size, "sample_ratio": ratio} for kind, ratio in ratios.items()]
     for item in items:
-        item |= {"overflow": overflow} if item["type"] == "queue" else {}
+        item |= {"on_full": overflow} if item["type"] == "queue" else {}
     memory, actors = make(*items, batch_size=batch_size, num_actors=2)
     generator, given, dry, replayed = np.random.default_rng(0), [], 0, set()
     for round_ in range(240):
@@ -94,7 +94,9 @@ def test_every_batch_has_its_strategies_shares(ratios, batch_size, overflow):
             assert overflow != "block" or serials == list(range(0, 4 * len(serials), 4))
         statistics = memory.statistics()
         held = sum(int(held.fresh.sum()) for held in memory._pending)
-        assert statistics["queue_arrived"] == len(given) + held + statistics["queue_size"] + statistics["queue_dropped"]
+        assert (
+            statistics["queue_inserted"] == len(given) + held + statistics["queue_size"] + statistics["queue_dropped"]
+        )
         assert overflow != "block" or statistics["queue_dropped"] == 0
     assert (len(replayed) > 8) == (set(ratios) != {"queue"})
 
@@ -129,12 +131,12 @@ def test_an_unsampled_memory_counts_dropped_unrolls():
     memory, (actor,) = make(
         {"type": "queue", "capacity": 2, "sample_ratio": 0.5}, {"type": "standard", "capacity": 30, "sample_ratio": 0.5}
     )
-    actor.write(100)  # has_room is not consulted before learn_start
+    actor.write(100)  # has_room is not consulted before min_replay_size
     batch = memory.sample(8)
     assert batch is not None and batch.fresh.sum() == 4
     statistics = memory.statistics()
     assert (
-        statistics["queue_arrived"] == 200 and statistics["queue_dropped"] == 196 and statistics["standard_size"] == 30
+        statistics["queue_inserted"] == 200 and statistics["queue_dropped"] == 196 and statistics["standard_size"] == 30
     )
     for _ in range(200):
         actor.step()
@@ -172,7 +174,7 @@ def test_sampling_continues_exactly_from_a_state(ratios):
 
 def test_copies_held_for_an_unfinished_batch_survive_a_restart(monkeypatch):
     items = (
-        {"type": "queue", "capacity": 4, "overflow": "keep_oldest", "sample_ratio": 0.5},
+        {"type": "queue", "capacity": 4, "on_full": "keep_oldest", "sample_ratio": 0.5},
         {"type": "standard", "capacity": 4, "sample_ratio": 0.5},
     )
     memory, (actor,) = make(*items)
@@ -196,14 +198,14 @@ def test_copies_held_for_an_unfinished_batch_survive_a_restart(monkeypatch):
 
 def test_a_state_holds_plain_values_and_tensors_only(tmp_path):
     memory, (actor,) = make(
-        {"type": "queue", "capacity": 4, "overflow": "keep_oldest", "sample_ratio": 0.5},
+        {"type": "queue", "capacity": 4, "on_full": "keep_oldest", "sample_ratio": 0.5},
         {"type": "elite", "capacity": 9, "sample_ratio": 0.5},
     )
     actor.write(9)
     memory.sample(8)
     torch.save(memory.state_dict(), tmp_path / "state")
     resumed, _ = make(
-        {"type": "queue", "capacity": 4, "overflow": "keep_oldest", "sample_ratio": 0.5},
+        {"type": "queue", "capacity": 4, "on_full": "keep_oldest", "sample_ratio": 0.5},
         {"type": "elite", "capacity": 9, "sample_ratio": 0.5},
     )
     resumed.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
@@ -276,7 +278,7 @@ def test_short_names_select_custom_with_their_strategies(kind, expected):
         ('[{"type": "queue"}]', ["item 1: sample_ratio=None must be greater than 0"]),
         (
             '[{"type": "queue", "size": 3, "sample_ratio": 1}]',
-            ["item 1: queue has no setting 'size'; it has sample_ratio, capacity, overflow"],
+            ["item 1: queue has no setting 'size'; it has sample_ratio, capacity, on_full"],
         ),
         (
             f'[{QUEUE}, {{"type": "standard", "sample_ratio": 0.5, "p": 2}}]',
@@ -308,10 +310,10 @@ def test_short_names_select_custom_with_their_strategies(kind, expected):
         ),
         (f'[{{"type": "queue", "capacity": {10**400}, "sample_ratio": 1}}]', ["must be at most 10000000"]),
         (
-            '[{"type": "queue", "overflow": "drop", "sample_ratio": 1}]',
-            ["item 1: overflow='drop' must be one of block, keep_latest"],
+            '[{"type": "queue", "on_full": "drop", "sample_ratio": 1}]',
+            ["item 1: on_full='drop' must be one of block, keep_latest"],
         ),
-        ('[{"type": "queue", "overflow": 3, "sample_ratio": 1}]', ["item 1: overflow=3 must be one of block"]),
+        ('[{"type": "queue", "on_full": 3, "sample_ratio": 1}]', ["item 1: on_full=3 must be one of block"]),
         ('[{"type": "custom", "p": "two", "sample_ratio": 1}]', ["item 1: p='two' must be a valid number"]),
         (f'[{{"type": "custom", "p": {10**400}, "sample_ratio": 1}}]', ["must be a valid number"]),
         ('[{"type": "custom", "p": Infinity, "sample_ratio": 1}]', ["item 1: p=inf must be finite"]),
@@ -332,16 +334,16 @@ def test_short_names_select_custom_with_their_strategies(kind, expected):
             '[{"type": "queue", "sample_ratio": 0.99}, {"type": "standard", "sample_ratio": 0.01}]',
             ["0.01 is no unroll of a batch of 32"],
         ),
-        ('[{"type": "queue", "overflow": "keep_oldest", "sample_ratio": 1}]', ["capacity=1 is below 32"]),
+        ('[{"type": "queue", "on_full": "keep_oldest", "sample_ratio": 1}]', ["capacity=1 is below 32"]),
         (
             '[{"type": "fifo", "sample_ratio": 2}, '
-            '{"type": "queue", "capacity": 0, "size": 1, "overflow": 5, "sample_ratio": 0.5}]',
+            '{"type": "queue", "capacity": 0, "size": 1, "on_full": 5, "sample_ratio": 0.5}]',
             [
                 "item 1: type='fifo'",
                 "item 1: sample_ratio=2",
                 "item 2: queue has no setting 'size'",
                 "item 2: capacity=0",
-                "item 2: overflow=5 must be one of block",
+                "item 2: on_full=5 must be one of block",
                 "sample ratios must sum to 1, not 2.5",
             ],
         ),

@@ -21,7 +21,7 @@ from tests.core.tapes import (
 def make(
     *,
     capacity: int = 4,
-    overflow: str = "block",
+    on_full: str = "block",
     batch_size: int = 4,
     num_actors: int = 1,
     frame_stack: int = 4,
@@ -29,7 +29,7 @@ def make(
 ):
     memory = unroll_memory(
         QueueMemory,
-        QueueParams(capacity, overflow),
+        QueueParams(capacity, on_full),
         coded_spec((2,), frame_stack),
         batch_size=batch_size,
         num_actors=num_actors,
@@ -61,7 +61,7 @@ def check_counts(memory: QueueMemory, given: int) -> None:
     """Assert that every unroll that arrived was given or dropped, or is still waiting."""
     statistics = memory.statistics()
     held = sum(len(held.fresh) for held in memory._pending)
-    assert statistics["queue_arrived"] == given + held + statistics["queue_dropped"] + statistics["queue_size"]
+    assert statistics["queue_inserted"] == given + held + statistics["queue_dropped"] + statistics["queue_size"]
 
 
 # block ------------------------------------------------------------------------------------------------------------
@@ -147,14 +147,14 @@ def test_smaller_batches_drop_what_was_gathered_for_a_larger_one():
 @pytest.mark.parametrize(("overflow", "capacity", "kept"), [("block", 5, 5 + 4), ("keep_latest", 5, 5)])
 @pytest.mark.parametrize("chunks", [1, 3, 10, 97])
 def test_without_sampling_actors_continue_and_the_newest_stay(overflow, capacity, kept, chunks):
-    memory, actors = make(capacity=capacity, overflow=overflow, num_actors=2, num_envs=2, batch_size=2)
-    for _ in range(chunks):  # before learn_start has_room is not consulted
+    memory, actors = make(capacity=capacity, on_full=overflow, num_actors=2, num_envs=2, batch_size=2)
+    for _ in range(chunks):  # before min_replay_size has_room is not consulted
         for actor in actors:
             actor.write(1)
     found = all_that_waits(memory)
     assert len(found) == min(kept, 4 * chunks) and len(set(found)) == len(found)
     statistics = memory.statistics()
-    assert (statistics["queue_arrived"], statistics["queue_dropped"]) == (4 * chunks, 4 * chunks - len(found))
+    assert (statistics["queue_inserted"], statistics["queue_dropped"]) == (4 * chunks, 4 * chunks - len(found))
     for actor in actors:
         mine = [unroll for unroll in found if unroll[0] // 2 == actor.actor_ind]
         # no older unroll is left without the newer ones
@@ -214,7 +214,7 @@ def twin(
 @pytest.mark.parametrize("overflow", ["block", "keep_latest", "keep_oldest", "alternating"])
 def test_unrolls_of_several_actors_wait_in_publishing_order(overflow):
     """The plain queue sees every chunk when it is published, the memory only what was published since its last call."""
-    capacity, options, given = 9, {"overflow": overflow, "num_actors": 4, "num_envs": 2, "batch_size": 3}, []
+    capacity, options, given = 9, {"on_full": overflow, "num_actors": 4, "num_envs": 2, "batch_size": 3}, []
     memory, actors = make(capacity=capacity, **options)
     generator, waiting, turn = np.random.default_rng(2), [], [0]
     for round_ in range(60):
@@ -247,7 +247,7 @@ def test_unrolls_of_several_actors_wait_in_publishing_order(overflow):
 @pytest.mark.parametrize("overflow", ["keep_latest", "keep_oldest", "alternating"])
 @pytest.mark.parametrize(("capacity", "batch_size"), [(1, 1), (3, 2), (4, 4), (9, 2)])
 def test_each_overflow_policy_keeps_and_drops_what_it_should(overflow, capacity, batch_size):
-    memory, (actor,) = make(capacity=capacity, overflow=overflow, batch_size=batch_size)
+    memory, (actor,) = make(capacity=capacity, on_full=overflow, batch_size=batch_size)
     generator, waiting, turn, dropped, given, seen = np.random.default_rng(1), [], [0], 0, 0, 0
     for _ in range(150):
         assert actor.writer.has_room()  # these policies never block an actor
@@ -319,7 +319,7 @@ def identified(window, column: int, plays: list[RandomPlay]) -> tuple[int, int, 
 
 
 def test_copies_are_not_overwritten_before_they_are_read():
-    memory, (actor,) = make(capacity=2, overflow="alternating", batch_size=2, num_envs=1)
+    memory, (actor,) = make(capacity=2, on_full="alternating", batch_size=2, num_envs=1)
     actor.write(2)
     memory._ingest()
     drawn = memory.strategies[0].draw(2)  # drawn and not read yet
@@ -337,7 +337,7 @@ def test_copies_are_not_overwritten_before_they_are_read():
 @pytest.mark.parametrize("overflow", ["keep_oldest", "alternating"])
 def test_a_queue_of_copies_must_hold_a_batch(overflow):
     assert QueueMemory.problems(QueueParams(3, overflow), 4) == [
-        f"a queue with overflow={overflow} must hold its share of a batch: capacity=3 is below 4"
+        f"a queue with on_full={overflow} must hold its share of a batch: capacity=3 is below 4"
     ]
     assert QueueMemory.problems(QueueParams(4, overflow), 4) == []
 
@@ -347,7 +347,7 @@ def test_a_queue_in_the_rings_may_be_smaller_than_a_batch(overflow):
     assert QueueMemory.problems(QueueParams(1, overflow), 64) == []
 
 
-@pytest.mark.parametrize("wrong", [{"capacity": 0}, {"capacity": -1}, {"overflow": "drop"}])
+@pytest.mark.parametrize("wrong", [{"capacity": 0}, {"capacity": -1}, {"on_full": "drop"}])
 def test_invalid_options_are_reported(wrong):
     with pytest.raises(ValidationError, match="1 validation error"):
         QueueParams(**wrong)
@@ -357,13 +357,13 @@ def test_invalid_options_are_reported(wrong):
 @pytest.mark.parametrize("overflow", ["block", "keep_latest", "keep_oldest", "alternating"])
 @pytest.mark.parametrize("chunks", [1, 3, 40])
 def test_a_queue_continues_exactly_from_a_state(overflow, chunks):
-    memory, (actor,) = make(capacity=7, overflow=overflow, batch_size=5)
+    memory, (actor,) = make(capacity=7, on_full=overflow, batch_size=5)
     actor.write(1)
     assert memory.sample(5) is None  # part of a batch is held
     actor.write(chunks)
     if chunks == 40:
         memory.sample(5)
-    resumed, (successor,) = make(capacity=7, overflow=overflow, batch_size=5, seed=5)
+    resumed, (successor,) = make(capacity=7, on_full=overflow, batch_size=5, seed=5)
     resumed.load_state_dict(memory.state_dict())
     successor.serial = actor.serial
     assert resumed.unread() == memory.unread()
@@ -385,12 +385,12 @@ def sampled_state(memory: QueueMemory, batch_size: int):
 
 
 def test_steps_overwritten_during_a_checkpoint_are_dropped():
-    memory, (actor,) = make(capacity=8, overflow="keep_latest", num_envs=1, frame_stack=0, batch_size=2)
+    memory, (actor,) = make(capacity=8, on_full="keep_latest", num_envs=1, frame_stack=0, batch_size=2)
     actor.write(4)
     memory._ingest()
     state = memory.state_dict()
     state["trajectories"]["oldest"][0, 0] = 5  # the writer had reached steps 0 .. 4
     state["trajectories"]["frame"][0, :5] = -1
-    resumed, _ = make(capacity=8, overflow="keep_latest", num_envs=1, frame_stack=0, batch_size=2)
+    resumed, _ = make(capacity=8, on_full="keep_latest", num_envs=1, frame_stack=0, batch_size=2)
     resumed.load_state_dict(state)
     assert sampled(resumed, 2) == actor.unrolls()[2:4] and resumed.statistics()["queue_dropped"] == 2

@@ -109,7 +109,7 @@ def test_a_reservoir_keeps_its_capacity_and_outlives_the_ring():
         kept = contents(memory)
         assert len(kept) == len(set(kept)) == min(6, 2 * (chunk + 1)) and set(kept) <= set(actor.unrolls())
     statistics = memory.statistics()
-    assert (statistics["reservoir_size"], statistics["reservoir_seen"]) == (6, 400)
+    assert (statistics["reservoir_size"], statistics["reservoir_inserted"]) == (6, 400)
     assert min(serial for _, serial in kept) < actor.serial - memory.layout.ring_length
     assert_equally_often([unroll for _ in range(100) for unroll in sampled(memory)], set(kept))
 

@@ -42,7 +42,7 @@ EVERY_RULE = [
     (QueueMemory, QueueParams(1, "keep_latest")),
     (QueueMemory, QueueParams(1, "keep_oldest")),
     (QueueMemory, QueueParams(1, "alternating")),
-    (CircularMemory, CircularParams(1, num_batches=1, times=1)),
+    (CircularMemory, CircularParams(1, num_batches=1, max_reuse=1)),
     (CircularMemory, CircularParams(1, "keep_latest", num_batches=2)),
     only("queue"),
     only("standard"),
@@ -93,7 +93,7 @@ def test_the_smallest_memories_of_all_strategies_give_unrolls(memory_type, param
         (
             MixedMemory,
             mixed(
-                {"type": "queue", "capacity": 4, "overflow": "alternating"},
+                {"type": "queue", "capacity": 4, "on_full": "alternating"},
                 {"type": "reservoir", "capacity": 9},
                 {"type": "custom", "capacity": 3, "insert_strategy": "elite_insertion"},
             ),
@@ -213,7 +213,7 @@ def test_unrolls_overwritten_before_being_seen_are_counted():
     actors[1].write(2)
     memory._ingest()
     statistics = memory.statistics()
-    assert statistics["queue_arrived"] == 302 * 2 and statistics["queue_size"] == 50
+    assert statistics["queue_inserted"] == 302 * 2 and statistics["queue_size"] == 50
     assert statistics["queue_dropped"] == 302 * 2 - 50
     batch = memory.sample(50)
     found = check_coded_unrolls(memory.layout, batch.window)
@@ -253,31 +253,31 @@ def test_statistics_of_two_strategies_of_a_kind_are_separate():
     memory.sample(3)
     statistics = memory.statistics()
     assert set(statistics) == {
-        "memory_size",
-        "memory_mb",
-        "custom_size",
-        "custom_lambda",
+        "replay_steps",
+        "replay_mb",
+        "feature_replay_size",
+        "candidate_multiplier",
         "custom_size_2",
         "custom_lambda_2",
         "queue_size",
-        "queue_arrived",
+        "queue_inserted",
         "queue_dropped",
     }
-    assert (statistics["custom_size"], statistics["custom_size_2"]) == (3, 5)
+    assert (statistics["feature_replay_size"], statistics["custom_size_2"]) == (3, 5)
 
 
 @pytest.mark.parametrize(
     ("memory_type", "params", "names"),
     [
-        (QueueMemory, QueueParams(2), {"queue_size", "queue_arrived", "queue_dropped"}),
-        (CircularMemory, CircularParams(2), {"queue_size", "queue_arrived", "queue_dropped", "circular_uses_left"}),
+        (QueueMemory, QueueParams(2), {"queue_size", "queue_inserted", "queue_dropped"}),
+        (CircularMemory, CircularParams(2), {"queue_size", "queue_inserted", "queue_dropped", "remaining_reuses"}),
         (*only("standard"), {"standard_size"}),
-        (*only("reservoir"), {"reservoir_size", "reservoir_seen"}),
-        (*only("elite"), {"custom_size", "custom_lambda"}),
+        (*only("reservoir"), {"reservoir_size", "reservoir_inserted"}),
+        (*only("elite"), {"feature_replay_size", "candidate_multiplier"}),
     ],
 )
 def test_every_memory_reports_its_statistics_by_name(memory_type, params, names):
-    assert set(make(memory_type, params, batch_size=1).statistics()) == {"memory_size", "memory_mb"} | names
+    assert set(make(memory_type, params, batch_size=1).statistics()) == {"replay_steps", "replay_mb"} | names
 
 
 @pytest.mark.parametrize(

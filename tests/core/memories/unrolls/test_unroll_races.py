@@ -105,7 +105,7 @@ def test_block_gives_every_unroll_exactly_once_and_in_order():
             for stream in range(ACTORS * ENVS):
                 assert [serial for other, serial in fresh if other == stream] == list(range(0, chunks * LENGTH, LENGTH))
             assert memory.sample(batch_size) is None and memory.unread() == 0
-            assert memory.statistics()["queue_dropped"] == 0 and memory.statistics()["queue_arrived"] == len(fresh)
+            assert memory.statistics()["queue_dropped"] == 0 and memory.statistics()["queue_inserted"] == len(fresh)
             assert full > 5 and (dry > 5 or batch_size < 16)  # both sides have waited
 
 
@@ -120,11 +120,11 @@ def write_without_end(memories: list[UnrollMemory], actor_ind: int, ready) -> No
 
 
 def test_unrolls_are_never_torn_or_stale_while_writers_overwrite(monkeypatch):
-    kinds = {"queue": {"overflow": "keep_latest"}, "standard": {}, "attentive": {}, "reservoir": {}, "elite": {}}
+    kinds = {"queue": {"on_full": "keep_latest"}, "standard": {}, "attentive": {}, "reservoir": {}, "elite": {}}
     replay = [{"type": kind, "capacity": 60, "sample_ratio": 0.2, **settings} for kind, settings in kinds.items()]
     memories = [
         make(MixedMemory, MixedParams(json.dumps(replay)), 10, (16, 16)),
-        make(CircularMemory, CircularParams(10, "keep_latest", num_batches=2, times=3), 10, (16, 16)),
+        make(CircularMemory, CircularParams(10, "keep_latest", num_batches=2, max_reuse=3), 10, (16, 16)),
         make(QueueMemory, QueueParams(20, "alternating"), 10, (16, 16)),
     ]
     lapped, intact, gather = Counter(), Trajectories.still_valid, Trajectories.gather
@@ -162,8 +162,8 @@ def test_unrolls_are_never_torn_or_stale_while_writers_overwrite(monkeypatch):
         statistics = memories[number].statistics()
         held = sum(int(held.fresh.sum()) for held in memories[number]._pending)
         assert (
-            statistics["queue_arrived"]
+            statistics["queue_inserted"]
             == given[number].total() + held + statistics["queue_size"] + statistics["queue_dropped"]
         )
     assert all((memory.trajectories.written() > 3 * memory.layout.ring_length).all() for memory in memories)
-    assert np.isfinite(memories[0].statistics()["custom_lambda"])
+    assert np.isfinite(memories[0].statistics()["candidate_multiplier"])

@@ -15,7 +15,7 @@ from tests.core.tapes import CODED_FEATURES, CodedActor, check_coded_unrolls, co
 LZ4 = StorageParams("lz4")
 RULES = (
     {"type": "queue", "capacity": 16},
-    {"type": "queue", "capacity": 16, "overflow": "keep_oldest"},
+    {"type": "queue", "capacity": 16, "on_full": "keep_oldest"},
     {"type": "standard", "capacity": 30},
     {"type": "reservoir", "capacity": 30},
     {"type": "attentive", "capacity": 30},
@@ -113,7 +113,7 @@ def test_the_computed_bytes_of_slots_are_those_allocated(packs):
 
 def test_blocking_compressed_queues_lose_no_frames():
     items = {"type": "queue", "capacity": 6}, {"type": "standard", "capacity": 400}
-    memory, actors = make(*items, storage=StorageParams("lz4", bytes=1))
+    memory, actors = make(*items, storage=StorageParams("lz4", max_frame_bytes=1))
     incompressible, given = np.random.default_rng(0), 0
     for actor in actors:
         actor.writer._compressor._frames[:] = 0
