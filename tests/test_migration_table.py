@@ -33,7 +33,7 @@ def quoted(text):
 HERE = sorted({name for row in TABLE for name in quoted(row[1])})
 OPTIONS = [name for name in HERE if not name.startswith('"') and "/" not in name]
 KEYS = sorted({name for name in quoted(BLOCK.sub("", PAGE)) if re.fullmatch(r'"\w+"', name)})
-GROUP_NAMES = "|".join([*SECTIONS, "clock", "actor", "learner", "evaluator", "logger", "supervisor"])
+GROUP_NAMES = "|".join([*SECTIONS, "rate_limiter", "actor", "learner", "evaluator", "logger", "supervisor"])
 MENTIONED = sorted({name for name in quoted(BLOCK.sub("", PAGE)) if re.match(rf"({GROUP_NAMES})\.\w", name)})
 
 

@@ -177,7 +177,7 @@ def test_an_unknown_config_is_refused_with_the_valid_ones(config, refuse):
 @pytest.mark.parametrize(
     ("word", "meant"),
     [
-        ("--agent.lrr", "--agent.learning_rate"),
+        ("--agent.learning_rte", "--agent.learning_rate"),
         ("--num-actor", "--num_actors"),
         ("--batch_size", "--agent.batch_size"),
         ("--memroy.capacity", "--memory.capacity"),
@@ -573,7 +573,7 @@ def test_rendering_without_a_display_is_refused_with_a_hint(refuse, monkeypatch,
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({"agent.lrr": 1.0}, "did you mean agent.learning_rate"),
+        ({"agent.learning_rte": 1.0}, "did you mean agent.learning_rate"),
         ({"agent.learning_rate": "fast"}, "agent.learning_rate='fast'"),
         ({"memory_type": "sharde"}, "did you mean shared"),
         ({"agent.n_step": 0}, "agent.n_step=0"),

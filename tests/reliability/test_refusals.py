@@ -51,7 +51,7 @@ def refusals(files: Path) -> dict[str, tuple[tuple[str, ...], int, tuple[str, ..
     """Return for each name the words of a command line, the exit code and parts of the message."""
     return {
         "index": (("--config", "99"), 2, ("config='99'", *(row["name"] for row in CONFIGS))),
-        "option": ((*CARTPOLE, "--agent.lrr", "1"), 2, ("did you mean --agent.learning_rate",)),
+        "option": ((*CARTPOLE, "--agent.learning_rte", "1"), 2, ("did you mean --agent.learning_rate",)),
         "values": (
             (
                 *CARTPOLE,

@@ -270,7 +270,7 @@ class Played:
             with_priority=True,
             states=states,
         )
-        self.memory = PrioritizedMemory(PrioritizedParams(alpha=1.0, epsilon=1e-6), layout, window, 0)
+        self.memory = PrioritizedMemory(PrioritizedParams(alpha=1.0, priority_epsilon=1e-6), layout, window, 0)
         writer = self.memory.writer(0, self.agent.initial_priorities)
         exploration = self.agent.exploration(0, 1, num_envs, np.random.default_rng(0))
         exploration.epsilon = np.full(num_envs, 0.5)

@@ -88,7 +88,7 @@ def drawn(episode, step, shape=(20, 30, 3)):
 
 
 def test_frames_are_gray_resized_stacked_and_zero_padded():
-    env = made(size=(12, 16), grayscale=True, frame_stack=4)
+    env = made(resolution=(12, 16), grayscale=True, frame_stack=4)
     assert (
         env.spec.observation_shape == (4, 12, 16)
         and env.spec.frame == ArraySpec((12, 16), "uint8")
@@ -104,7 +104,7 @@ def test_frames_are_gray_resized_stacked_and_zero_padded():
 
 
 def test_a_skipped_frame_is_not_shown_but_its_reward_counts():
-    env = made(num_envs=1, size=(12, 16), grayscale=True, action_repeat=2)
+    env = made(num_envs=1, resolution=(12, 16), grayscale=True, action_repeat=2)
     env.reset(0)
     step = env.step(np.zeros(1, np.int64))
     np.testing.assert_array_equal(step.observation[0], small(drawn(1, 2)))

@@ -75,7 +75,7 @@ def test_prepared_updates_equal_those_of_a_plain_agent(name):
     means = {**memory.statistics(), **reported.take(), **({"lr": planned[2]["lr"]} if "lr" in planned[2] else {})}
     assert_close(planned, (agent, memory, means), 1e-3, 1e-6)
     assert planned[0]._updates.made == agent._updates.made == 40
-    assert [each.learning_rate for each in optimizers(planned[0])] == [each.learning_rate for each in optimizers(agent)]
+    assert [each.lr for each in optimizers(planned[0])] == [each.lr for each in optimizers(agent)]
     moved = [
         name for name, tensor in weights(make_agent(name)).items() if not torch.equal(tensor, weights(agent)[name])
     ]
@@ -124,9 +124,7 @@ def test_a_prepared_non_finite_update_changes_nothing(device, name, first):
     batch, places = memory.sample(16)
     output = agent.learn(batch._replace(weights=batch.weights * torch.nan))
     assert bool(output.skipped) and output.priorities.isnan().all()
-    assert all(
-        torch.equal(tensor, before[key]) for key, tensor in weights(agent).items() if "normalization" not in key
-    )
+    assert all(torch.equal(tensor, before[key]) for key, tensor in weights(agent).items() if "normalization" not in key)
     for optimizer, old in zip(optimizers(agent), states):
         after = optimizer._tensors()
         assert all(map(torch.equal, after, old)) and not any(tensor.any() for tensor in after[len(old) :])

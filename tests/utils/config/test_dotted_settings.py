@@ -179,7 +179,7 @@ def test_values_are_split_outside_json_only(text, separator, values):
 def test_a_misspelt_option_finds_the_closest():
     known = ["agent.learning_rate", "agent.batch_size", "memory.capacity", "seed", "num_actors"]
     assert closest("memroy.capacity", known)[0] == "memory.capacity"
-    assert closest("lr", known)[0] == "agent.learning_rate"
+    assert closest("learning_rte", known)[0] == "agent.learning_rate"
     assert closest("agent.bach_size", known)[0] == "agent.batch_size"
     assert closest("num_actor", known)[0] == "num_actors"
     assert closest("zzzzzz", known) == []

@@ -110,11 +110,15 @@ def test_runs_are_grouped_by_config_option_or_method(run):
         for keys in (("config",), ("agent.learning_rate",), ("method",), ("game", "agent.learning_rate"))
     }
     assert named["config",] == {"dqn-pong-small": ["a", "c"], "dqn-boxing-small": ["b"]}
-    assert named["agent.learning_rate",] == {"lr 0.001": ["a"], "lr 0.0001": ["b", "c"]}
+    assert named["agent.learning_rate",] == {"learning_rate 0.001": ["a"], "learning_rate 0.0001": ["b", "c"]}
     assert named["method",] == {"dqn-small": ["a", "b", "c"]}
-    assert list(named["game", "agent.learning_rate"]) == ["pong, lr 0.001", "boxing, lr 0.0001", "pong, lr 0.0001"]
-    with pytest.raises(ConfigurationError, match=r"no setting agent.rl, did you mean agent.learning_rate"):
-        grouped(runs, ["agent.rl"])
+    assert list(named["game", "agent.learning_rate"]) == [
+        "pong, learning_rate 0.001",
+        "boxing, learning_rate 0.0001",
+        "pong, learning_rate 0.0001",
+    ]
+    with pytest.raises(ConfigurationError, match=r"no setting agent.learning_rte, did you mean agent.learning_rate"):
+        grouped(runs, ["agent.learning_rte"])
 
 
 def test_missing_metrics_and_folders_are_refused(run, tmp_path):

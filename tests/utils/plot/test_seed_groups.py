@@ -74,7 +74,11 @@ def test_options_of_one_start_do_not_split_a_group(run, changed):
 
 
 def test_a_label_names_every_option_that_differs(run):
-    found = [run("a"), run("b", agent__lr=1e-4, num_actors=2), run("c", "rainbow-cartpole", agent__lr=7)]
+    found = [
+        run("a"),
+        run("b", agent__learning_rate=1e-4, num_actors=2),
+        run("c", "rainbow-cartpole", agent__learning_rate=7),
+    ]
     assert list(groups(found)) == [
         "dqn-cartpole, num_actors 1, agent.learning_rate 0.001",
         "dqn-cartpole, num_actors 2, agent.learning_rate 0.0001",
@@ -85,8 +89,8 @@ def test_a_label_names_every_option_that_differs(run):
 def test_options_of_a_class_are_compared_within_that_class(run):
     found = [
         run("a", agent_type="dqn"),
-        run("b", agent_type="other", agent__lr=7),
-        run("c", agent_type="dqn", agent__nstep=9),
+        run("b", agent_type="other", agent__learning_rate=7),
+        run("c", agent_type="dqn", agent__n_step=9),
     ]
     assert groups(found) == {
         "dqn-cartpole, agent_type dqn, agent.n_step 3": ["a"],
@@ -99,7 +103,7 @@ def test_an_option_that_older_runs_lack_splits_newer_runs_only(run):
     old = run("old")
     del old.settings["agent.learning_rate"]
     assert groups([old, run("a"), run("b")]) == {"dqn-cartpole": ["old", "a", "b"]}
-    assert groups([old, run("a"), run("b", agent__lr=7)]) == {
+    assert groups([old, run("a"), run("b", agent__learning_rate=7)]) == {
         "dqn-cartpole": ["old"],
         "dqn-cartpole, agent.learning_rate 0.001": ["a"],
         "dqn-cartpole, agent.learning_rate 7": ["b"],
@@ -107,14 +111,14 @@ def test_an_option_that_older_runs_lack_splits_newer_runs_only(run):
 
 
 def test_runs_of_several_games_form_one_method(run):
-    pong = [run(f"pong-{lr}", "dqn-pong", game="pong", agent__lr=lr, agent__nstep=5) for lr in (1, 2)]
-    boxing = [run(f"boxing-{lr}", "dqn-boxing", game="boxing", agent__lr=lr) for lr in (1, 2)]
+    pong = [run(f"pong-{lr}", "dqn-pong", game="pong", agent__learning_rate=lr, agent__n_step=5) for lr in (1, 2)]
+    boxing = [run(f"boxing-{lr}", "dqn-boxing", game="boxing", agent__learning_rate=lr) for lr in (1, 2)]
     assert groups([pong[0], boxing[0]], "method") == {"dqn": ["pong-1", "boxing-1"]}  # configs may differ
     assert groups([*pong, *boxing], "method") == {
         "dqn, agent.learning_rate 1": ["pong-1", "boxing-1"],
         "dqn, agent.learning_rate 2": ["pong-2", "boxing-2"],
     }
-    other = run("tennis", "dqn-pong", game="tennis", agent__lr=1, agent__nstep=5)
+    other = run("tennis", "dqn-pong", game="tennis", agent__learning_rate=1, agent__n_step=5)
     assert groups([pong[0], other], "method") == {"dqn": ["pong-1", "tennis"]}
 
 

@@ -81,13 +81,14 @@ def test_every_combination_of_varied_options_is_a_line(main, root):
     assert main("--vary", "agent.learning_rate=0.5,0.25", "agent.n_step=1,3", "--seeds", "1", "2", words=words) == 0
     runs, rows, _ = tables(root)
     assert [(row["row"], row["seeds"], row["final"]) for row in rows] == [
-        (f"dqn-cartpole-lr-{lr}-n_step-{n_step}", "2 of 2", lr + "0" * (4 - len(lr)))
+        (f"dqn-cartpole-learning_rate-{lr}-n_step-{n_step}", "2 of 2", lr + "0" * (4 - len(lr)))
         for lr in ("0.5", "0.25")
         for n_step in "13"
     ]
     assert (
         len(runs) == 8
-        and "'--agent.n_step', '3'" in (root / "logs" / "sweep" / "dqn-cartpole-lr-0.25-n_step-3-seed2.txt").read_text()
+        and "'--agent.n_step', '3'"
+        in (root / "logs" / "sweep" / "dqn-cartpole-learning_rate-0.25-n_step-3-seed2.txt").read_text()
     )
 
 
@@ -150,7 +151,7 @@ def test_parallel_jobs_run_on_disjoint_cores(main, root):
     "arguments, words, message",
     [
         (("--jobs", "1000"), WORDS, "--jobs 1000 must be 1 to"),
-        ((), ("--agent.lrr", "1"), "dqn-cartpole: unknown option --agent.lrr"),
+        ((), ("--agent.learning_rte", "1"), "dqn-cartpole: unknown option --agent.learning_rte"),
         (("no-such-row",), WORDS, "no-such-row"),
         (
             ("impala-pong-small",),

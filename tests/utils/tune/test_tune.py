@@ -50,7 +50,7 @@ def test_a_range_has_the_type_of_its_option(root, text, values, kind):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("agent.lrr=1..2", "no setting agent.lrr to tune, did you mean agent.learning_rate"),
+        ("agent.learning_rte=1..2", "no setting agent.learning_rte to tune, did you mean agent.learning_rate"),
         ("agent.optimizer_eps", "agent.optimizer_eps has no declared range: write"),
         ("agent.learning_rate=1e-2..1e-4", "low must be below high"),
         ("agent.learning_rate=0..1:log", "above 0 for :log"),

@@ -16,12 +16,12 @@ def make(
     *,
     capacity: int = 40,
     num_batches: int = 3,
-    times: int = 2,
+    max_reuse: int = 2,
     on_full: str = "block",
     num_actors: int = 1,
     seed: int = 0,
 ):
-    params = CircularParams(capacity, on_full, num_batches=num_batches, max_reuse=times)
+    params = CircularParams(capacity, on_full, num_batches=num_batches, max_reuse=max_reuse)
     memory = unroll_memory(
         CircularMemory, params, coded_spec((2,), 4), batch_size=SIZE, num_actors=num_actors, seed=seed
     )
@@ -82,9 +82,9 @@ def test_one_batch_used_once_is_a_queue():
 
 
 @pytest.mark.parametrize("capacity", [1, 6, 40])
-@pytest.mark.parametrize(("num_batches", "times"), [(1, 1), (1, 3), (2, 2), (4, 2), (5, 3)])
-def test_every_batch_equals_that_of_a_buffer_of_plain_lists(num_batches, times, capacity):
-    memory, actors = make(num_batches=num_batches, max_reuse=times, capacity=capacity, num_actors=2)
+@pytest.mark.parametrize(("num_batches", "max_reuse"), [(1, 1), (1, 3), (2, 2), (4, 2), (5, 3)])
+def test_every_batch_equals_that_of_a_buffer_of_plain_lists(num_batches, max_reuse, capacity):
+    memory, actors = make(num_batches=num_batches, max_reuse=max_reuse, capacity=capacity, num_actors=2)
     generator, uses, first, buffer = np.random.default_rng(0), Counter(), [], [([], 0)] * num_batches
     next_, waited = 0, 0
     for round_ in range(900):
@@ -104,7 +104,7 @@ def test_every_batch_equals_that_of_a_buffer_of_plain_lists(num_batches, times, 
                 batch, left = buffer[number]
                 refilled = not left and ready
                 if refilled:
-                    batch, left = first[-1], times
+                    batch, left = first[-1], max_reuse
                 if left:
                     buffer[number] = batch, left - 1
                     assert found == (batch, refilled)
@@ -112,8 +112,8 @@ def test_every_batch_equals_that_of_a_buffer_of_plain_lists(num_batches, times, 
             else:
                 assert found is None
     assert waited and len(first) > 20 and set(uses) <= {unroll for actor in actors for unroll in actor.unrolls()}
-    assert max(uses.values()) == times and all(
-        uses[unroll] == times for batch in first[:-num_batches] for unroll in batch
+    assert max(uses.values()) == max_reuse and all(
+        uses[unroll] == max_reuse for batch in first[:-num_batches] for unroll in batch
     )
     statistics = memory.statistics()
     assert statistics["queue_dropped"] == 0
@@ -177,10 +177,10 @@ def test_keep_latest_reuses_the_rest_of_an_overwritten_batch(monkeypatch):
     assert sampled(memory) == (part(actor, 2), True) and memory.statistics()["queue_dropped"] == 0
 
 
-@pytest.mark.parametrize("overflow", ["keep_oldest", "alternating"])
-def test_policies_that_copy_do_not_suit_a_circular_memory(overflow):
-    found = CircularMemory.problems(CircularParams(64, overflow), 4)
-    assert len(found) == 1 and f"on_full={overflow} does not suit a circular memory" in found[0]
+@pytest.mark.parametrize("on_full", ["keep_oldest", "alternating"])
+def test_policies_that_copy_do_not_suit_a_circular_memory(on_full):
+    found = CircularMemory.problems(CircularParams(64, on_full), 4)
+    assert len(found) == 1 and f"on_full={on_full} does not suit a circular memory" in found[0]
     assert (
         CircularMemory.problems(CircularParams(1), 64)
         == CircularMemory.problems(CircularParams(1, "keep_latest"), 64)
@@ -188,7 +188,7 @@ def test_policies_that_copy_do_not_suit_a_circular_memory(overflow):
     )
 
 
-@pytest.mark.parametrize("name", ["num_batches", "times", "capacity"])
+@pytest.mark.parametrize("name", ["num_batches", "max_reuse", "capacity"])
 def test_invalid_options_are_reported(name):
     with pytest.raises(ValidationError, match="greater than or equal to 1"):
         CircularParams(**{name: 0})

@@ -257,13 +257,13 @@ def test_statistics_of_two_strategies_of_a_kind_are_separate():
         "replay_mb",
         "feature_replay_size",
         "candidate_multiplier",
-        "custom_size_2",
-        "custom_lambda_2",
+        "feature_replay_size_2",
+        "candidate_multiplier_2",
         "queue_size",
         "queue_inserted",
         "queue_dropped",
     }
-    assert (statistics["feature_replay_size"], statistics["custom_size_2"]) == (3, 5)
+    assert (statistics["feature_replay_size"], statistics["feature_replay_size_2"]) == (3, 5)
 
 
 @pytest.mark.parametrize(
