@@ -268,7 +268,7 @@ def test_a_resumed_run_keeps_its_environment_options(tmp_path, alone):
         read([*root, "--config", "dqn-pong-small", "--mode", "2", "--machine", "test", "--timestamp", "one"]).env
         == first.env
     )
-    for name, value in (("kwargs", '{"tint": 4}'), ("wrappers", "[]"), ("size", "48")):
+    for name, value in (("kwargs", '{"tint": 4}'), ("wrappers", "[]"), ("resolution", "48")):
         with pytest.raises(
             ConfigurationError, match=f"env.{name}=.* cannot continue run test_one, which has env.{name}="
         ):
