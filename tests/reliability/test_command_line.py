@@ -105,7 +105,7 @@ def test_options_are_overridden_with_hyphens_or_underscores(read):
 
 @pytest.mark.parametrize(
     "words",
-    [["--agent.double_q", "False"], ["--agent.double_q=false"], ["--agent.double_q", "0"], ["--agent.no-double"]],
+    [["--agent.double_q", "False"], ["--agent.double_q=false"], ["--agent.double_q", "0"], ["--agent.no-double_q"]],
 )
 def test_booleans_can_be_switched_off(words, read):
     assert read("--config", "dqn-cartpole").agent.double_q is True
