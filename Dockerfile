@@ -8,7 +8,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends make && rm -
 
 WORKDIR /work
 COPY Makefile pyproject.toml requirements*.lock ./
-RUN make .venv/.installed-dev
+RUN make .venv/.installed-test
 COPY . .
 
 # Replay is memfd memory: it counts as the container's own, so --shm-size need not be raised (several GPUs: --shm-size 1g, for NCCL)

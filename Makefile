@@ -7,8 +7,12 @@ LOCKED := $(PIP) --require-hashes -r
 TORCH := $(shell grep -o 'torch==[0-9.]*' pyproject.toml | head -1)
 TORCH_NEEDS := filelock fsspec jinja2 networkx setuptools sympy typing-extensions
 
+# Files in the order of tests/conftest.py, each by one of two processes.
+PYTEST := $(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 10
+ALL := "not learn and not faults and not cluster"
+
 .DEFAULT_GOAL := help
-.PHONY: help train test coverage learn test-faults test-ray soak lint results-quick bench bench-ray history sampling control gpu tensorboard lock clean
+.PHONY: help train test test-all coverage learn test-faults test-ray soak lint results-quick bench bench-ray history sampling control gpu tensorboard lock clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -16,23 +20,28 @@ help:            ## list the targets
 train: $(VENV)/.installed       ## train what utils/options.py says; ARGS="--config dqn-cartpole" overrides it
 	$(RUN) main.py $(ARGS)
 
-test: $(VENV)/.installed-dev    ## run all tests, two files at a time; ARGS="tests/utils -x" goes to pytest
-	$(RUN) -m pytest -n 2 --dist loadfile $(ARGS)
+test: $(VENV)/.installed-test   ## run the tests that a change needs, two files at a time; ARGS="tests/utils -x" goes to pytest
+	@echo "This takes about four minutes on two cores."
+	$(PYTEST) $(ARGS)
 
-coverage: $(VENV)/.installed-dev ## run all tests and report the lines that they do not reach
-	$(RUN) -m pytest -n 2 --dist loadfile --cov --cov-report term $(ARGS)
+test-all: $(VENV)/.installed-test ## run all tests that need no more than a minute or two each
+	@echo "This takes about ten minutes on two cores."
+	$(PYTEST) -m $(ALL) $(ARGS)
 
-test-ray: $(VENV)/.installed-dev ## test the Ray engine on clusters of several nodes, some of which are killed: ten minutes
+coverage: $(VENV)/.installed-test ## run the tests of test-all and report the lines that they do not reach
+	$(PYTEST) -m $(ALL) --cov --cov-report term $(ARGS)
+
+test-ray: $(VENV)/.installed-test ## test the Ray engine on clusters of several nodes, some of which are killed: ten minutes
 	$(RUN) -m pytest tests/reliability/test_ray.py -m cluster $(ARGS)
 
-test-faults: $(VENV)/.installed-dev ## test the faults of docs/reliability.md that take minutes
+test-faults: $(VENV)/.installed-test ## test the faults of docs/reliability.md that take minutes
 	$(RUN) -m pytest tests/reliability -m faults $(ARGS)
 
-soak: $(VENV)/.installed-dev    ## kill processes of two runs for half an hour each; results in docs/results
+soak: $(VENV)/.installed-test   ## kill processes of two runs for half an hour each; results in docs/results
 	$(RUN) -m benchmarks.soak --victim others $(ARGS)
 	$(RUN) -m benchmarks.soak --victim learner $(ARGS)
 
-learn: $(VENV)/.installed-dev   ## run the tests that train for minutes
+learn: $(VENV)/.installed-test  ## run the tests that train for minutes
 	$(RUN) -m pytest -m learn $(ARGS)
 
 lint: $(VENV)/.installed-dev    ## check style, types, spelling and docstrings
@@ -51,7 +60,7 @@ bench: $(VENV)/.installed-bench ## compare speed with stable-baselines3 and with
 	$(RUN) -m benchmarks.speed $(ARGS)
 	$(RUN) -m benchmarks.onpolicy $(ONPOLICY)
 
-bench-ray: $(VENV)/.installed-dev ## compare the Ray engine with the local one and measure traffic between nodes: docs/scaling.md
+bench-ray: $(VENV)/.installed-test ## compare the Ray engine with the local one and measure traffic between nodes: docs/scaling.md
 	$(RUN) -m benchmarks.ray_engine $(ARGS)
 	$(RUN) -m benchmarks.scaling > docs/scaling.md
 
@@ -74,7 +83,7 @@ tensorboard: $(VENV)/.installed ## show the curves of every run, on this machine
 lock: SHELL := /bin/bash
 lock: $(VENV)/.torch            ## renew the lock files, after a change of versions in pyproject.toml or to update their dependencies
 	$(PIP) uv==0.13.9
-	for lock in requirements "requirements-dev --extra dev"; do \
+	for lock in requirements "requirements-test --extra test" "requirements-dev --extra dev"; do \
 		set -- $$lock; \
 		$(RUN) -m uv pip compile pyproject.toml "$${@:2}" <(printf '%s\n' $(TORCH_NEEDS)) --excludes <(echo torch) --output-file $$1.lock \
 			--upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock" --quiet || exit 1; \
@@ -95,9 +104,13 @@ $(VENV)/.installed: $(VENV)/.torch requirements.lock
 	$(LOCKED) requirements.lock
 	@touch $@
 
+$(VENV)/.installed-test: $(VENV)/.torch requirements-test.lock
+	$(LOCKED) requirements-test.lock
+	@touch $@ $(VENV)/.installed
+
 $(VENV)/.installed-dev: $(VENV)/.torch requirements-dev.lock
 	$(LOCKED) requirements-dev.lock
-	@touch $@ $(VENV)/.installed
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-test
 
 $(VENV)/.installed-plots: $(VENV)/.installed
 	$(PIP) --editable '.[plots]'

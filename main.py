@@ -7,26 +7,43 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 # First of all, because it opens standard descriptors that are missing before anything else takes their numbers.
 import utils  # noqa: F401
 
 if __name__ == "__main__":
-    # The imports below take seconds, in which packages turn an interrupt into an error of their own.
+    # Imports take seconds, in which packages turn an interrupt into an error of their own.
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
     # The parent process may ignore SIGCHLD; deaths of children would then go unnoticed.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # numpy would start threads, and the fork server needs a process without.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from utils.config.early_answer import EarlyAnswer
 
+    early_answer = EarlyAnswer(sys.argv[1:])
+
+from core.common import fork_server
 from core.common.processes import kill_descendants
 from core.common.system import remove_empty_compile_caches
 from core.common.terminal import Terminal, relay_output
 from utils import run_registry
-from utils.config.command_line import read_options, refuse
+from utils.config.command_line import import_known_classes, read_options, refuse, starts_local_processes
 from utils.errors import ConfigurationError
 from utils.factory import EnginesDict, ProcessesDict
 from utils.launch import create_context
 from utils.options import Options
-from utils.preflight.check import check
+
+if __name__ == "__main__":
+    early_answer.wait()
+
+
+def preload(arguments: Sequence[str]) -> None:
+    """Import what the processes of a run need, so that each process of the fork server has it."""
+    for role in ProcessesDict:
+        ProcessesDict[role]
+    EnginesDict["local"]
+    import_known_classes(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -35,15 +52,22 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         0 done, 2 bad configuration, 3 bad checkpoint, 4 training failed, 129 / 130 / 143 interrupted, state saved.
     """
-    options = read_options(arguments)
-    try:
-        if options.check:
-            check(options)
-            return 0
-        with relay_output() as terminal:
-            return run(options, terminal)
-    except ConfigurationError as error:
-        refuse(error)
+    with ExitStack() as stack:
+        if starts_local_processes(arguments):
+            preload(arguments)
+            stack.enter_context(fork_server.running())
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        options = read_options(arguments)
+        try:
+            if options.check:
+                from utils.preflight.check import check
+
+                check(options)
+                return 0
+            with relay_output() as terminal:
+                return run(options, terminal)
+        except ConfigurationError as error:
+            refuse(error)
 
 
 def run(options: Options, terminal: Terminal) -> int:
@@ -58,7 +82,6 @@ def run(options: Options, terminal: Terminal) -> int:
 
 
 if __name__ == "__main__":  # spawned processes import this file
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:  # before the engine took over

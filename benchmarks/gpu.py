@@ -52,7 +52,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "r2d2": ("--config", "r2d2-pong-gpu"),
     "impala, deep": ("--config", "impala-pong-gpu"),
 }
-CAPTURED = ("--learner.cuda_graph", "yes")  # Needs a GPU.
+CAPTURED = ("--learner.cuda_graph", "on")  # Needs a GPU.
 TOY = (
     "--env_type",
     "catch",
@@ -146,7 +146,7 @@ def inference(options: Options, spec: EnvSpec, seconds: float) -> Iterator[tuple
     observation = np.random.default_rng(0).integers(0, 256, (num_envs, *spec.observation_shape), np.uint8)
     timestep = TimeStep(observation, zeros, zeros, zeros > 0, zeros > 0, zeros)
     for captured in (False, True) if device.type == "cuda" else (False,):
-        agent = with_graphed_forward(options.make_agent(spec, options.actor.device), captured)
+        agent = with_graphed_forward(options.make_agent(spec, options.actor.device), "on" if captured else "off")
         state, exploration = agent.initial_state(num_envs), agent.exploration(0, 1, num_envs, np.random.default_rng(0))
 
         def act(agent: Agent = agent, state: State = state, exploration: Exploration = exploration) -> int:
@@ -293,7 +293,7 @@ def ceiling(options: Options, rates: Mapping[str, float]) -> tuple[str, float]:
     """Return the slowest part, as the run configures it, and its rate."""
     captured, precision = (
         kind(options.device.startswith("cuda")),
-        precision_on(options.device, options.learner.precision),
+        precision_on(options.device, options.learner.precision, validation.environment_spec(options)),
     )
     parts = ("emulator", f"inference, {captured}", f"updates, {precision}, {captured}")
     return min(((part, rates[part]) for part in parts), key=lambda part: part[1])

@@ -160,7 +160,7 @@ def started_ingest(context: Any, period: float) -> Any:
 
 def on_ray(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return what `measure` returns on a Ray cluster of this machine alone."""
-    from core.engines.launcher import ALLOCATOR_VARIABLES
+    from core.common.processes import ALLOCATOR_VARIABLES
     from core.engines.ray.cluster import Cluster
     from core.runtime.options import RayParams
 

@@ -7,6 +7,7 @@ is cheap, because its network is built on first access and everything that only 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
+from types import UnionType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -64,10 +65,11 @@ def make_learner_output(
 class Exploration(Protocol):
     """One actor's departure from the greedy policy.
 
-    The agent makes it, the actor keeps it, and `update` adapts it to the agent steps of the run.
+    The agent makes it, the actor keeps it, and `update` adapts it to the agent steps of the run, and to those of them
+    since learning started (rate_limiter.min_replay_size).
     """
 
-    def update(self, agent_steps: int) -> None: ...
+    def update(self, agent_steps: int, learning_steps: int) -> None: ...
 
     def statistics(self) -> dict[str, float]: ...
 
@@ -87,7 +89,7 @@ class Agent(ABC):
     Params: ClassVar[type[AgentParams]] = AgentParams
     supports_cuda_graphs: ClassVar[bool] = False  # `prepare_updates` is implemented
     required_output: ClassVar[str]  # the Model.output_kind that it needs
-    actions: ClassVar[type]  # Discrete or Continuous
+    actions: ClassVar[type | UnionType]  # Discrete, Continuous or both
     window_kinds: ClassVar[tuple[WindowKind, ...]]  # kinds of windows that it can learn from
     samples_per_window: int = 1  # steps of one window that are learnt from
     burn_in_steps: int = 0  # steps of one window before these
@@ -107,6 +109,11 @@ class Agent(ABC):
     def problems(cls, params: Any) -> list[str]:
         """Return errors of settings that are each within their bounds, one sentence each."""
         return []
+
+    @classmethod
+    def refuses_clipped_rewards(cls, params: Any) -> bool:
+        """Return True if the agent is not to be trained on clipped rewards."""
+        return False
 
     # stored fields and sampled windows --------------------------------------------------------------------------------
     @property

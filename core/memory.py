@@ -32,6 +32,7 @@ def batch_state(batch: Batch) -> dict[str, Any]:
         "states": [*window.states],
         "weights": batch.weights,
         "fresh": batch.fresh,
+        "on_policy": batch.on_policy,
         "keys": keys,
     }
 
@@ -41,7 +42,8 @@ def batch_of(state: dict[str, Any]) -> Batch:
     window = Window._make([*state["window"], state["extras"], tuple(state["states"])]).map(Tensor.clone)
     keys = SampleIds(*(column.numpy().copy() for column in state["keys"]))
     fresh = state["fresh"]
-    return Batch(window, keys, state["weights"].clone(), None if fresh is None else fresh.clone())
+    weights, on_policy = state["weights"].clone(), state.get("on_policy", False)
+    return Batch(window, keys, weights, None if fresh is None else fresh.clone(), on_policy)
 
 
 class Memory(ABC):
@@ -56,8 +58,12 @@ class Memory(ABC):
     window_kinds: ClassVar[tuple[WindowKind, ...]] = ("transitions", "sequences")
     # The same rule with steps, draws and priorities on the learner's device, a DeviceMemory; None if there is none.
     device_class: ClassVar[Any] = None
+    # True if actors wait for the newest parameters before every chunk, until `release_actors`.
+    on_policy: ClassVar[bool] = False
     with_priority: ClassVar[bool] = False  # True if steps carry the actor's initial priority; Layout.of needs it
-    batches_per_sample: int = 1  # batches that the learner makes of one `sample`, because schedules count batches
+    # Batches that the learner makes of one `sample`, each of every batches_per_sample-th window: schedules and the
+    # largest importance weight are those of batches.
+    batches_per_sample: int = 1
     # Returns the features [T, B, F] that today's network computes of windows. The learner sets it if they are needed.
     features_of: Callable[[Window], Tensor] | None = None
 
@@ -134,6 +140,9 @@ class Memory(ABC):
 
         Raises ValueError for a batch size below 1.
         """
+
+    def release_actors(self) -> None:
+        """Let actors go on, because the parameters learnt from the last batch are published. Only learners call it."""
 
     def update_priorities(self, keys: SampleIds, priorities: np.ndarray) -> None:
         """Set |td| priorities [B]; those of overwritten steps are dropped. Rules without priorities do nothing."""

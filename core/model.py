@@ -26,6 +26,8 @@ class Model(nn.Module, ABC):
     - "q": action values [B, A]
     - "recurrent-q": action values [B, A] of OARInputs
     - "distribution": numbers of a distribution of returns for each action [B, A, atoms]
+    - "implicit-quantiles": quantiles of returns for each action [B, A, N], at the N fractions of QuantileInputs or, of
+      a plain observation, at fractions that the model chooses to act by
     - "actor-critic": ActorCriticOutput
     - the kinds of PolicyAndCritic
     """
@@ -33,7 +35,9 @@ class Model(nn.Module, ABC):
     Params: ClassVar[type[ModelParams]] = ModelParams
     output_kind: ClassVar[str]
     observations: ClassVar[str]  # "image" or "vector"
-    precision = "float32"  # of the networks' products (core/learning/precision.py)
+    # core/learning/precision.py sets the precision of the networks and the dtype to which images are scaled.
+    precision = "float32"
+    image_dtype = torch.float32
 
     def __init__(self, params: Any, spec: EnvSpec):
         super().__init__()
@@ -57,6 +61,14 @@ class Model(nn.Module, ABC):
 
         Returns:
             The output and the recurrent state after the step.
+        """
+
+    def update_normalization(self, observation: Tensor, apply_if: bool | Tensor = True) -> None:
+        """Update the statistics by which a model normalises; the default has none.
+
+        Args:
+            observation: [B, *observation_shape] stored observations that were learnt from.
+            apply_if: If False, the statistics stay as they are. They are buffers of the model.
         """
 
     def unroll(self, observations: Any, firsts: Tensor, state: State) -> tuple[Any, State]:
@@ -103,14 +115,6 @@ class PolicyAndCritic(Model):
     def preprocess(self, observation: Tensor) -> Tensor:
         """Return stored observations [B, *observation_shape] as floats [B, ...], the input of networks and targets."""
 
-    def update_normalization(self, observation: Tensor, apply_if: bool | Tensor = True) -> None:
-        """Update the statistics by which a model normalises; the default has none.
-
-        Args:
-            observation: [B, *observation_shape] stored observations that were learnt from.
-            apply_if: If False, the statistics stay as they are. They are buffers of the model.
-        """
-
     def perceptron_layers(self) -> tuple[PerceptronLayers, list[PerceptronLayers]] | None:
         """Return the layers of the policy, without its tanh, and of each critic; None if there are other layers."""
         return None
@@ -126,11 +130,35 @@ class DataDependentModule(nn.Module):
     allow_host_sync = True
 
 
+def keep_float32(layer: nn.Module) -> nn.Module:
+    """Mark a layer that computes in float32 when its network computes in bfloat16, and return the layer.
+
+    Output layers are marked, because bfloat16 has 8 bits: values between 8 and 16 would be multiples of 1/16, and many
+    actions would have the same value. Recurrent cores are marked, because rounding would add up over the steps.
+    """
+    layer.keeps_float32 = True  # type: ignore[assignment]
+    return layer
+
+
 def disable_host_sync(model: nn.Module) -> None:
     """Make every part of the model depend on shapes alone, and never read a tensor's value in Python."""
     for module in model.modules():
         if isinstance(module, DataDependentModule):
             module.allow_host_sync = False
+
+
+class NoisyModule(nn.Module):
+    """Base of modules that draw noise: one draw for a batch, or one for each of its rows."""
+
+    noise_per_row = False
+    noise_per_env = True  # False: the rows of acting environments share a draw as well
+
+
+def draw_noise_per_row(model: nn.Module, per_row: bool) -> None:
+    """Let noisy modules draw for each row (environments that act) or once for a batch (a learner)."""
+    for module in model.modules():
+        if isinstance(module, NoisyModule):
+            module.noise_per_row = per_row and module.noise_per_env
 
 
 def restart(state: State, first: np.ndarray | Tensor, initial: State) -> State:

@@ -13,8 +13,19 @@ from core.types import Window
 WindowKind = Literal[
     "transitions",  # n-step transitions, which start at any step
     "sequences",  # overlapping sequences, which start with a chunk and its stored recurrent state
+    "rollouts",  # one whole chunk of every environment, by the newest parameters: actors wait for them
     "unrolls",  # whole chunks, in the order in which actors publish them or replayed
     "repeated unrolls",  # batches of unrolls that stay together and are learnt from several times
+]
+
+
+# What a part of an observation becomes.
+PartKind = Literal[
+    "picture",  # bytes [H, W] or [H, W, planes], for a convolution
+    "vector",  # numbers
+    "one-hot",  # an integer as a vector of zeros and a one
+    "text",  # left out
+    "left out",  # by env.observation_keys
 ]
 
 
@@ -53,6 +64,15 @@ class Continuous(NamedTuple):
         return ArraySpec(self.low.shape, "float32")
 
 
+class ObservationPart(NamedTuple):
+    """One leaf of an environment's observation space, and what it becomes."""
+
+    name: str  # path in nested spaces: "goal.position"
+    space: str  # as the environment describes it
+    kind: PartKind
+    shape: tuple[int, ...]  # as it is stored, without the stack; () if it is not stored
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """Everything that agents, models and memories know of an environment."""
@@ -67,6 +87,7 @@ class EnvSpec:
     reward_threshold: float | None = None  # return from which an episode counts as solved; None if it is not known
     frame_rate: float = 60.0  # emulator frames a second, at which the environment is meant to be watched
     warning: str = ""  # one sentence that the user should know before a start
+    parts: tuple[ObservationPart, ...] = ()  # of the observation; empty if it has one part
 
     @property
     def observation_shape(self) -> tuple[int, ...]:

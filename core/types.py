@@ -57,6 +57,7 @@ class Batch(NamedTuple):
     keys: SampleIds
     weights: Tensor  # [B] float32 importance weights, 1 when sampling is uniform
     fresh: Tensor | None = None  # [B] bool, sampled for the first time; None if the memory does not keep count
+    on_policy: bool = False  # all actions were chosen with the parameters that the learner has now
 
 
 def batch_size(batch: Batch) -> int:
@@ -79,15 +80,23 @@ def slice_batch(batch: Batch, part: slice | None) -> Batch:
     states = tuple(state[part] for state in window.states)
     sliced = Window._make([*(field[:, part] for field in window[:6]), extras, states])
     fresh = None if batch.fresh is None else batch.fresh[part]
-    return Batch(sliced, SampleIds(keys.env_ids[part], keys.step_ids[part]), batch.weights[part], fresh)
+    ids = SampleIds(keys.env_ids[part], keys.step_ids[part])
+    return Batch(sliced, ids, batch.weights[part], fresh, batch.on_policy)
 
 
 class ActorCriticOutput(NamedTuple):
     """Output of the kind "actor-critic": [B, ...] of one step, [T, B, ...] of an unroll."""
 
-    logits: Tensor  # [..., A] of the policy
+    logits: Tensor  # [..., P] parameters of the policy (core/ops/policy_distributions.py): logits of A actions
     value: Tensor  # [...]
     features: Tensor  # [..., F], the vector that both heads read
+
+
+class QuantileInputs(NamedTuple):
+    """Observation and fractions for "implicit-quantiles" models, which compute the quantiles at these fractions."""
+
+    observation: Tensor  # [B, *observation_shape] in its stored dtype
+    fractions: Tensor  # [B, N] in 0 .. 1
 
 
 class OARInputs(NamedTuple):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from tests.selection import slow_except
 from tests.test_small_tasks import best_score
 from utils.config.command_line import read_options
 
@@ -75,7 +76,7 @@ WORDS = (
 )
 
 
-@pytest.mark.parametrize("agent", ["ddpg", "d4pg", "td3", "sac"])
+@pytest.mark.parametrize("agent", slow_except(["sac"], ["ddpg", "d4pg", "td3", "sac"]))
 def test_every_agent_learns_to_aim(tmp_path, agent):
     """The score of random play is about -6."""
     gym.register("Aim-v0", Aim)

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 PROJECT = Path(__file__).resolve().parents[1]
 DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
-LOCKS = {"": "requirements.lock", "dev": "requirements-dev.lock"}  # extra -> lock file
+LOCKS = {"": "requirements.lock", "test": "requirements-test.lock", "dev": "requirements-dev.lock"}  # of extras
 
 
 def requested(extra: str) -> set[tuple[str, str]]:
@@ -72,6 +72,7 @@ def test_every_locked_package_has_a_hash(lock):
     assert len(entries) > 20 and all("--hash=sha256:" in entry for entry in entries)
 
 
-def test_both_lock_files_pin_the_same_versions():
-    base, everything = locked("requirements.lock"), locked("requirements-dev.lock")
-    assert {name: everything.get(name) for name in base} == base
+def test_all_lock_files_pin_the_same_versions():
+    base, tests, everything = map(locked, LOCKS.values())
+    assert {name: tests.get(name) for name in base} == base
+    assert {name: everything.get(name) for name in tests} == tests

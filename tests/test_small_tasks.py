@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.selection import slow_except
 from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
 from utils.launch import create_context
@@ -58,16 +59,18 @@ def mixed(share: float, **rule) -> tuple[str, ...]:
     return "--memory_type", "mixed", "--memory.replay_parameters", json.dumps(replay)
 
 
-@pytest.mark.parametrize("overflow", ["block", "keep_latest", "keep_oldest", "alternating"])
+@pytest.mark.parametrize("overflow", slow_except(["block"], ["block", "keep_latest", "keep_oldest", "alternating"]))
 def test_v_trace_learns_catch_from_a_queue(tmp_path, overflow):
     assert best_score(tmp_path, *CATCH, "--memory.on_full", overflow) >= 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_v_trace_learns_catch_with_every_replay_strategy(tmp_path, name):
     assert best_score(tmp_path, *CATCH, *mixed(0.5, **RULES[name])) >= 0.9
 
 
+@pytest.mark.slow
 def test_features_may_be_stored_at_half_precision(tmp_path):
     words = (*CATCH, *mixed(0.5, **RULES["elite strategy3"]))
     layouts = [
@@ -81,11 +84,13 @@ def test_features_may_be_stored_at_half_precision(tmp_path):
     assert best_score(tmp_path, *words, "--memory.feature_dtype", "float16") >= 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relevance", ["kl", "implied"])
 def test_laser_learns_catch_from_three_quarters_replay(tmp_path, relevance):
     assert best_score(tmp_path, *CATCH, *mixed(0.75, type="standard"), "--agent.relevance", relevance) >= 0.9
 
 
+@pytest.mark.slow
 def test_clear_learns_catch_with_policy_and_value_cloning(tmp_path):
     assert (
         best_score(
@@ -101,53 +106,56 @@ def test_clear_learns_catch_with_policy_and_value_cloning(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--agent.kl_coefficient", "0.5"), ("--agent.optimizer", "rmsprop")])
 def test_impact_learns_catch_from_batches_used_twice(tmp_path, words):
     assert best_score(tmp_path, *CATCH, "--agent_type", "impact", "--memory_type", "circular", *words) >= 0.9
 
 
+CATCH_BY_VALUES = (
+    "--env_type",
+    "catch",
+    "--game",
+    "catch",
+    "--agent.learning_rate",
+    "1e-3",
+    "--agent.optimizer_eps",
+    "1e-6",
+    "--agent.target_update_period",
+    "100",
+    "--rate_limiter.min_replay_size",
+    "500",
+    "--memory.capacity",
+    "10000",
+    "--target_score",
+    "0.9",
+    "--steps",
+    "15000",
+    "--evaluator.steps",
+    "1000",
+    "--evaluator.episodes",
+    "40",
+    "--evaluator.num_envs",
+    "40",
+)
+
+
 @pytest.mark.parametrize("distribution", ["categorical", "quantile"])
 def test_rainbow_learns_catch_with_either_distribution(tmp_path, distribution):
     """Epsilon adds random actions: noise alone may fade before the paddle has caught a ball in every column."""
-    words = (
-        "--config",
-        "rainbow-minatar-breakout",
-        "--env_type",
-        "catch",
-        "--game",
-        "catch",
-        "--agent.v_min",
-        "-1",
-        "--agent.v_max",
-        "1",
-        "--agent.learning_rate",
-        "1e-3",
-        "--agent.optimizer_eps",
-        "1e-6",
-        "--agent.target_update_period",
-        "100",
-        "--agent.exploration_epsilon_start",
-        "0.05",
-        "--agent.exploration_epsilon_end",
-        "0.05",
-        "--rate_limiter.min_replay_size",
-        "500",
-        "--memory.capacity",
-        "10000",
-        "--target_score",
-        "0.9",
-        "--steps",
-        "15000",
-        "--evaluator.steps",
-        "1000",
-        "--evaluator.episodes",
-        "40",
-        "--evaluator.num_envs",
-        "40",
-    )
-    assert best_score(tmp_path, *words, "--agent.distribution", distribution) >= 0.9
+    words = "--config", "rainbow-minatar-breakout", *CATCH_BY_VALUES, "--agent.v_min", "-1", "--agent.v_max", "1"
+    epsilon = "--agent.exploration_epsilon_start", "0.05", "--agent.exploration_epsilon_end", "0.05"
+    assert best_score(tmp_path, *words, *epsilon, "--agent.distribution", distribution) >= 0.9
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", ["iqn", "munchausen-dqn", "munchausen-iqn"])
+def test_iqn_and_munchausen_learn_catch(tmp_path, agent):
+    words = "--config", f"{agent}-minatar-breakout", *CATCH_BY_VALUES, "--agent.exploration_epsilon_steps", "3000"
+    assert best_score(tmp_path, *words, "--agent.n_step", "3") >= 0.9
+
+
+@pytest.mark.slow
 def test_a_cue_is_remembered_only_with_an_lstm(tmp_path):
     words = (
         "--config",
@@ -171,6 +179,7 @@ def test_a_cue_is_remembered_only_with_an_lstm(tmp_path):
     assert best_score(tmp_path / "without", *words, "--steps", "60000", "--model.lstm", "0") < 0.3
 
 
+@pytest.mark.slow
 def test_a_cue_is_remembered_by_r2d2_but_not_by_dqn(tmp_path):
     words = (
         "--config",

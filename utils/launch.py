@@ -16,8 +16,7 @@ from core.model import Model
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
 from core.runtime.parameter_store import ParameterStore
-from core.runtime.rate_limiter import RateLimiter
-from core.runtime.run_counters import RunCounters
+from core.runtime.run_counters import RateLimiter, RunCounters
 from core.runtime.run_state import RunState
 from core.specs import EnvSpec
 from utils import run_registry

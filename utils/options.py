@@ -5,6 +5,7 @@ docs/options.md explains every option, as does `python main.py --help`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, cast
 from core.agent import Agent
 from core.common.settings import frozen_dataclass
 from core.env import Env
-from core.learning.precision import in_bf16
+from core.learning.precision import in_bf16, precision_on
 from core.memory import Memory
 from core.model import Model, ModelParams
 from core.runtime.options import RunOptions
@@ -65,10 +66,11 @@ CONFIGS: list[dict[str, Any]] = [
      "agent.n_step": 5, "agent.learning_rate": 1e-4, "agent.optimizer_eps": 1e-8, "agent.target_update_period": 1_000,
      "agent.exploration": "linear-ladder", "agent.exploration_epsilon_steps": 50_000, "memory.capacity": 400_000,
      "memory.alpha": 0.5, "rate_limiter.min_replay_size": 5_000, "evaluator.period": 900.0, "evaluator.episodes": 30},
+    # Rainbow's settings, also of its target (32 k frames are 2,000 updates), without distribution and noise.
     {"name": "dqn-breakout",
      "agent_type": "dqn", "env_type": "atari", "game": "breakout", "memory_type": "prioritized",
      "model_type": "dqn-cnn", "model.dueling": True, "agent.n_step": 3, "agent.learning_rate": 6.25e-5,
-     "agent.target_update_period": 8_000, "memory.capacity": 1_000_000},
+     "agent.target_update_period": 2_000, "agent.evaluation_epsilon": 0.001, "memory.capacity": 1_000_000},
     {"name": "dqn-cartpole",
      "agent_type": "dqn", "env_type": "gym", "game": "CartPole-v1", "memory_type": "shared", "model_type": "dqn-mlp",
      "agent.learning_rate": 1e-3, "agent.optimizer_eps": 1e-8, "agent.batch_size": 64,
@@ -80,10 +82,11 @@ CONFIGS: list[dict[str, Any]] = [
      "model_type": "dqn-minatar", "agent.n_step": 1, "agent.learning_rate": 2.5e-4, "agent.target_update_period": 1_000,
      "agent.exploration_epsilon_steps": 100_000, "agent.exploration_epsilon_end": 0.1, "memory.capacity": 100_000,
      "rate_limiter.min_replay_size": 5_000, "learner.threads": 1, "steps": 1_000_000},
-    # Nature DQN (Mnih et al. 2015), with Rainbow's Adam in place of its RMSProp.
+    # Nature DQN (Mnih et al. 2015), with Rainbow's Adam in place of its RMSProp. Its table says 10,000 updates, but its
+    # code copies the target every 10,000 agent steps, which are 2,500 updates.
     {"name": "dqn-pong-uniform",
      "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "shared", "model_type": "dqn-cnn",
-     "agent.n_step": 1, "agent.double_q": False, "agent.learning_rate": 6.25e-5, "agent.target_update_period": 10_000,
+     "agent.n_step": 1, "agent.double_q": False, "agent.learning_rate": 6.25e-5, "agent.target_update_period": 2_500,
      "agent.exploration_epsilon_end": 0.1, "agent.evaluation_epsilon": 0.05, "memory.capacity": 1_000_000,
      "rate_limiter.min_replay_size": 50_000},
 ]
@@ -92,14 +95,15 @@ CONFIGS: list[dict[str, Any]] = [
 # several updates (docs/results/gpu.md).
 ON_GPU = {"env_type": "atari", "game": "pong", "num_envs_per_actor": 256, "actor.num_env_splits": 2,
           "actor.device": "auto", "actor.env_threads": 14, "actor.parameter_pull_period": 5_120,
-          "learner.precision": "auto", "evaluator.period": 300.0, "steps": 50_000_000}
+          "evaluator.period": 300.0, "steps": 50_000_000}
 REPLAY_ON_GPU = {"memory_type": "prioritized", "memory.capacity": 1_000_000, "rate_limiter.min_replay_size": 50_000,
                  "learner.replay_device": "learner"}
 BATCHES_OF_256 = {"agent.batch_size": 256, "agent.learning_rate": 1.5e-4, "agent.target_update_period": 1_000,
                   "memory.alpha": 0.5, "memory.beta_updates": 1_562_500, "rate_limiter.error_buffer": 4_000,
                   "learner.updates_per_graph_launch": 8, "learner.publish_period": 40}
 CONFIGS += [{"name": "dqn-pong-gpu", "agent_type": "dqn", "model_type": "dqn-cnn", **ON_GPU, **REPLAY_ON_GPU,
-             **BATCHES_OF_256, "agent.n_step": 3, "agent.exploration_epsilon_steps": 250_000}]
+             **BATCHES_OF_256, "agent.n_step": 3, "agent.exploration_epsilon_steps": 250_000,
+             "agent.evaluation_epsilon": 0.001}]
 
 # Ape-X (1803.00933). Each second it makes 19 updates of 512 samples while its actors insert 12.5 k agent steps.
 APEX = {"agent_type": "dqn", "env_type": "atari", "memory_type": "prioritized", "model_type": "dqn-cnn",
@@ -120,8 +124,9 @@ CONFIGS += [
 GROUP_NORM = {"agent_type": "dqn", "env_type": "atari", "memory_type": "shared", "model_type": "dqn-cnn",
               "model.norm": "group", "agent.batch_size": 256, "agent.n_step": 1, "agent.learning_rate": 6.25e-5,
               "agent.weight_decay": 5e-5, "agent.target_update_period": 10_000, "agent.exploration_epsilon_end": 0.1,
-              "agent.exploration_epsilon_steps": 4_000_000, "memory.capacity": 1_000_000,
-              "replay.frame_compression": "lz4", "rate_limiter.min_replay_size": 100_000, "steps": 200_000_000}
+              "agent.evaluation_epsilon": 0.001, "agent.exploration_epsilon_steps": 4_000_000,
+              "memory.capacity": 1_000_000, "replay.frame_compression": "lz4",
+              "rate_limiter.min_replay_size": 100_000, "steps": 200_000_000}
 PRIORITIZED = {"memory_type": "prioritized", "memory.alpha": 0.5, "memory.beta_updates": 6_250_000,
                "agent.learning_rate": 1.5e-5}
 CONFIGS += [
@@ -133,10 +138,10 @@ CONFIGS += [
     {"name": "prior-ddqn-wizard_of_wor", "game": "wizard_of_wor", **GROUP_NORM, **PRIORITIZED},
 ]
 
-# Rainbow (1710.02298).
+# Rainbow (1710.02298); evaluations have an epsilon of 0.001 on Atari.
 RAINBOW = {"agent_type": "rainbow", "memory_type": "prioritized", "memory.alpha": 0.5}
 RAINBOW_ATARI = {**RAINBOW, "env_type": "atari", "model_type": "rainbow-cnn", "memory.capacity": 1_000_000,
-                 "memory.beta_updates": 12_500_000}
+                 "memory.beta_updates": 12_500_000, "agent.evaluation_epsilon": 0.001}
 CONFIGS += [{"name": "rainbow-pong", "game": "pong", **RAINBOW_ATARI},
             {"name": "rainbow-breakout", "game": "breakout", **RAINBOW_ATARI},
             {"name": "rainbow-cartpole", "game": "CartPole-v1", **RAINBOW, "env_type": "gym",
@@ -169,6 +174,124 @@ CONFIGS += [
     {"name": "rainbow-quantile-minatar-breakout", **PART_LESS, **BY_PRIORITY, **RAINBOW_AGENT,
      "agent.distribution": "quantile"},
 ]
+
+# The published curves of Atari's value agents: Nature DQN with its RMSProp, what was added to it one at a time, and the
+# distributions without the other parts of Rainbow. Double DQN is the tuned one (1509.06461). The code of Nature DQN
+# copies the target every 10,000 agent steps (2,500 updates), tuned double DQN every 30,000. Of these only dueling DQN
+# clips the norm of its gradient.
+NATURE = {"agent_type": "dqn", "env_type": "atari", "game": "breakout", "memory_type": "shared",
+          "model_type": "dqn-cnn",
+          "agent.n_step": 1, "agent.double_q": False, "agent.optimizer": "rmsprop", "agent.learning_rate": 2.5e-4,
+          "agent.optimizer_eps": 0.01, "agent.rmsprop_decay": 0.95, "agent.clip_norm": 0.0,
+          "agent.exploration_epsilon_end": 0.1, "agent.evaluation_epsilon": 0.05, "memory.capacity": 1_000_000,
+          "rate_limiter.min_replay_size": 50_000, "steps": 50_000_000}
+DOUBLE = {**NATURE, "agent.double_q": True, "agent.target_update_period": 7_500, "agent.exploration_epsilon_end": 0.01,
+          "agent.evaluation_epsilon": 0.001}
+DUELING = {"model.dueling": True, "agent.learning_rate": 6.25e-5, "agent.clip_norm": 10.0}
+PROPORTIONAL = {"memory_type": "prioritized", "memory.alpha": 0.6, "memory.beta_updates": 12_500_000,
+                "agent.learning_rate": 2.5e-4 / 4}
+# C51 (1707.06887), QR-DQN (1710.10044) and IQN (1806.06923): Adam, one step, uniform replay, plain heads. IQN's paper
+# compares up to 64 fractions, which Dopamine draws.
+PLAIN_DISTRIBUTION = {"env_type": "atari", "game": "breakout", "memory_type": "shared", "agent.n_step": 1,
+                      "agent.double_q": False, "agent.optimizer_eps": 0.01 / 32, "agent.target_update_period": 2_500,
+                      "agent.clip_norm": 0.0, "agent.exploration_epsilon_start": 1.0,
+                      "agent.exploration_epsilon_end": 0.01, "agent.evaluation_epsilon": 0.001,
+                      "memory.capacity": 1_000_000, "rate_limiter.min_replay_size": 50_000, "steps": 50_000_000}
+ATOMS = {**PLAIN_DISTRIBUTION, "agent_type": "rainbow", "model_type": "rainbow-cnn", "model.noisy": False,
+         "model.dueling": False}
+QUANTILES = {"agent.distribution": "quantile", "model.atoms": 200, "agent.learning_rate": 5e-5}
+IQN = {**PLAIN_DISTRIBUTION, "agent_type": "iqn", "model_type": "iqn-cnn", "agent.quantiles": 64,
+       "agent.target_quantiles": 64}
+# Munchausen (2007.14430) with its paper's Adam.
+MUNCHAUSEN = {"agent.munchausen_alpha": 0.9, "agent.munchausen_temperature": 0.03, "agent.munchausen_clip": -1.0,
+              "agent.double_q": False}
+M_DQN = {**NATURE, **MUNCHAUSEN, "agent.optimizer": "adam", "agent.learning_rate": 5e-5,
+         "agent.optimizer_eps": 0.01 / 32, "agent.exploration_epsilon_end": 0.01, "agent.evaluation_epsilon": 0.001}
+# Sticky actions, all 18 actions, no lives (1709.06009), with Dopamine's pace: 20,000 steps before the first update.
+MACHADO = {"env.protocol": "machado", "rate_limiter.min_replay_size": 20_000, "agent.target_update_period": 2_000,
+           "agent.exploration_epsilon_end": 0.01, "agent.evaluation_epsilon": 0.001}
+CONFIGS += [
+    {"name": "nature-breakout", **NATURE},
+    {"name": "double-breakout", **DOUBLE},
+    {"name": "dueling-breakout", **DOUBLE, **DUELING},
+    {"name": "prioritized-breakout", **DOUBLE, **PROPORTIONAL},
+    {"name": "c51-breakout", **ATOMS, "agent.learning_rate": 2.5e-4},
+    {"name": "qr-breakout", **ATOMS, **QUANTILES},
+    {"name": "iqn-breakout", **IQN},
+    {"name": "iqn-pong", **IQN, "game": "pong"},
+    {"name": "munchausen-dqn-breakout", **M_DQN},
+    {"name": "munchausen-dqn-pong", **M_DQN, "game": "pong"},
+    {"name": "munchausen-iqn-breakout", **IQN, **MUNCHAUSEN},
+    {"name": "munchausen-iqn-pong", **IQN, **MUNCHAUSEN, "game": "pong"},
+    {"name": "machado-dqn-breakout", **NATURE, **MACHADO, "agent.optimizer_eps": 1e-5},
+    {"name": "machado-rainbow-breakout", **RAINBOW_ATARI, "game": "breakout", **MACHADO, "model.noisy": False,
+     "model.dueling": False, "agent.double_q": False, "agent.exploration_epsilon_start": 1.0, "steps": 50_000_000},
+    {"name": "machado-iqn-breakout", **IQN, **MACHADO},
+]
+# BTR (2411.03820), with the settings of its authors' code: 64 environments, one update of 256 for a step of all. It
+# differs in two places: their epsilon is 0 in the second half of a run, and their priorities are the mean |td|, where
+# those of IQN here are losses.
+BTR = {"agent_type": "iqn", "env_type": "atari", "memory_type": "prioritized", "model_type": "iqn-resnet",
+       **MUNCHAUSEN, "model.dueling": True, "model.noisy": True, "model.acting_quantiles": 8, "agent.batch_size": 256,
+       "agent.n_step": 3, "agent.gamma": 0.997, "agent.learning_rate": 1e-4, "agent.optimizer_eps": 0.005 / 256,
+       "agent.target_update_period": 500, "agent.clip_norm": 10.0, "agent.exploration_epsilon_end": 0.01,
+       "agent.exploration_epsilon_steps": 2_000_000, "agent.evaluation_epsilon": 0.01, "memory.alpha": 0.2,
+       "memory.beta_updates": 781_250, "memory.capacity": 1_048_576, "num_envs_per_actor": 64,
+       "rate_limiter.samples_per_insert": 4.0, "rate_limiter.min_replay_size": 200_000,
+       "env.repeat_action_probability": 0.25, "env.noop_max": 0, "env.life_loss": False, "steps": 50_000_000}
+CONFIGS += [{"name": "btr-pong", "game": "pong", **BTR}, {"name": "btr-breakout", "game": "breakout", **BTR}]
+# IQN and Munchausen at the size of two CPU cores: 8 fractions, and otherwise the settings of dqn-pong-small,
+# dqn-cartpole and dqn-minatar-breakout.
+SMALL_PONG = {"env_type": "atari", "game": "pong", "memory_type": "prioritized", "env.resolution": 42,
+              "model.dueling": True, "agent.batch_size": 64, "agent.n_step": 3, "agent.learning_rate": 2e-4,
+              "agent.optimizer_eps": 1e-8, "agent.target_update_period": 500, "agent.exploration": "linear-ladder",
+              "agent.exploration_epsilon_steps": 50_000, "memory.capacity": 150_000, "memory.alpha": 0.5,
+              "memory.beta_updates": 200_000, "rate_limiter.min_replay_size": 10_000,
+              "rate_limiter.samples_per_insert": 16.0, "learner.threads": 1, "evaluator.period": 480.0,
+              "evaluator.episodes": 30}
+MINATAR = {"env_type": "minatar", "memory_type": "shared", "agent.n_step": 1, "agent.learning_rate": 2.5e-4,
+           "agent.optimizer_eps": 1.5e-4, "agent.target_update_period": 1_000,
+           "agent.exploration_epsilon_steps": 100_000, "agent.exploration_epsilon_end": 0.1, "memory.capacity": 100_000,
+           "rate_limiter.min_replay_size": 5_000, "learner.threads": 1, "steps": 2_000_000}
+IQN = {"agent_type": "iqn"}
+MUNCHAUSEN_DQN: dict[str, Any] = {"agent_type": "dqn", **MUNCHAUSEN}
+MUNCHAUSEN_IQN: dict[str, Any] = {"agent_type": "iqn", **MUNCHAUSEN}
+CONFIGS += [
+    {"name": "iqn-minatar-asterix", "game": "asterix", "model_type": "iqn-minatar", **MINATAR, **IQN},
+    {"name": "iqn-minatar-breakout", "game": "breakout", "model_type": "iqn-minatar", **MINATAR, **IQN},
+    {"name": "iqn-minatar-freeway", "game": "freeway", "model_type": "iqn-minatar", **MINATAR, **IQN},
+    {"name": "iqn-minatar-seaquest", "game": "seaquest", "model_type": "iqn-minatar", **MINATAR, **IQN},
+    {"name": "iqn-minatar-space_invaders", "game": "space_invaders", "model_type": "iqn-minatar", **MINATAR, **IQN},
+    {"name": "iqn-pong-small", "model_type": "iqn-small", **SMALL_PONG, **IQN},
+    {"name": "munchausen-dqn-minatar-asterix", "game": "asterix", "model_type": "dqn-minatar",
+     **MINATAR, **MUNCHAUSEN_DQN},
+    {"name": "munchausen-dqn-minatar-breakout", "game": "breakout", "model_type": "dqn-minatar",
+     **MINATAR, **MUNCHAUSEN_DQN},
+    {"name": "munchausen-dqn-minatar-freeway", "game": "freeway", "model_type": "dqn-minatar",
+     **MINATAR, **MUNCHAUSEN_DQN},
+    {"name": "munchausen-dqn-minatar-seaquest", "game": "seaquest", "model_type": "dqn-minatar",
+     **MINATAR, **MUNCHAUSEN_DQN},
+    {"name": "munchausen-dqn-minatar-space_invaders", "game": "space_invaders", "model_type": "dqn-minatar",
+     **MINATAR, **MUNCHAUSEN_DQN},
+    {"name": "munchausen-dqn-pong-small", "model_type": "dqn-small", **SMALL_PONG, **MUNCHAUSEN_DQN},
+    {"name": "munchausen-iqn-minatar-asterix", "game": "asterix", "model_type": "iqn-minatar",
+     **MINATAR, **MUNCHAUSEN_IQN},
+    {"name": "munchausen-iqn-minatar-breakout", "game": "breakout", "model_type": "iqn-minatar",
+     **MINATAR, **MUNCHAUSEN_IQN},
+    {"name": "munchausen-iqn-minatar-freeway", "game": "freeway", "model_type": "iqn-minatar",
+     **MINATAR, **MUNCHAUSEN_IQN},
+    {"name": "munchausen-iqn-minatar-seaquest", "game": "seaquest", "model_type": "iqn-minatar",
+     **MINATAR, **MUNCHAUSEN_IQN},
+    {"name": "munchausen-iqn-minatar-space_invaders", "game": "space_invaders", "model_type": "iqn-minatar",
+     **MINATAR, **MUNCHAUSEN_IQN},
+    {"name": "munchausen-iqn-pong-small", "model_type": "iqn-small", **SMALL_PONG, **MUNCHAUSEN_IQN},
+]
+CONFIGS += [{"name": "iqn-cartpole", "agent_type": "iqn", "env_type": "gym", "game": "CartPole-v1",
+             "memory_type": "shared", "model_type": "iqn-mlp", "agent.n_step": 3, "agent.learning_rate": 1e-3,
+             "agent.optimizer_eps": 1e-8, "agent.batch_size": 64, "agent.target_update_period": 200,
+             "agent.exploration_epsilon_steps": 10_000, "memory.capacity": 50_000,
+             "rate_limiter.min_replay_size": 1_000, "learner.threads": 1, "evaluator.period": 10.0,
+             "evaluator.episodes": 20, "steps": 200_000}]
 
 # R2D2 (r1lyTjAqYX). Each second it makes 5 updates of 64 sequences of 80 while its 256 actors make 260 steps each: 0.4
 # samples an insert, because its actors outrun the learner. The actors of one machine do not, so this is 4 here. The
@@ -260,6 +383,51 @@ CONFIGS += [
      **replay(0.5, "custom", **ELITE, elite_sampling_strategy="strategy3")},
 ]
 
+# PPO with the settings of CleanRL's ppo.py, ppo_atari.py, ppo_atari_lstm.py and ppo_continuous_action.py
+# (github.com/vwxyzjn/cleanrl, v1.0.0). Learning rates fall to 0 over the steps of a run, and schedules count rollouts.
+# memory_type queue in place of rollouts collects without waiting (asynchronous PPO).
+PPO = {"agent_type": "ppo", "memory_type": "rollouts", "agent.lr_schedule": "linear",
+       "rate_limiter.samples_per_insert": None, "rate_limiter.min_replay_size": 1, "learner.publish_period": 1}
+PPO_CARTPOLE = {**PPO, "env_type": "gym", "game": "CartPole-v1", "model_type": "mlp-ac", "model.value_torso": True,
+                "num_envs_per_actor": 4, "agent.lr_schedule_updates": 976,
+                "learner.threads": 1, "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 500_000}
+PPO_ATARI = {**PPO, "env_type": "atari", "model_type": "nature-ac", "agent.clip_epsilon": 0.1,
+             "agent.lr_schedule_updates": 9_765, "num_envs_per_actor": 8, "steps": 10_000_000}
+# MinAtar's networks are small and its games fast, so there are more environments and larger steps.
+PPO_MINATAR = {**PPO, "env_type": "minatar", "model_type": "minatar-ac", "agent.clip_epsilon": 0.1,
+               "agent.learning_rate": 1e-3, "agent.lr_schedule_updates": 2_441,
+               "num_envs_per_actor": 16, "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 30,
+               "steps": 5_000_000}
+PPO_MUJOCO = {**PPO, "env_type": "gym", "model_type": "mlp-ac", "model.value_torso": True,
+              "model.normalize_observations": True, "agent.normalize_rewards": True,
+              "agent.unroll_length": 2_048, "agent.epochs": 10, "agent.minibatches": 32, "agent.entropy_cost": 0.0,
+              "agent.learning_rate": 3e-4, "agent.lr_schedule_updates": 488, "num_envs_per_actor": 1,
+              "learner.threads": 1, "evaluator.period": 60.0, "evaluator.episodes": 10, "steps": 1_000_000}
+CONFIGS += [
+    {"name": "ppo-cartpole", **PPO_CARTPOLE},
+    {"name": "ppo-pong-small", "game": "pong", **PPO_ATARI, "model_type": "small-ac", "env.resolution": 42,
+     "evaluator.period": 480.0, "evaluator.episodes": 30},
+    {"name": "ppo-pong", "game": "pong", **PPO_ATARI},
+    {"name": "ppo-breakout", "game": "breakout", **PPO_ATARI},
+    {"name": "ppo-minatar-asterix", "game": "asterix", **PPO_MINATAR},
+    {"name": "ppo-minatar-breakout", "game": "breakout", **PPO_MINATAR},
+    {"name": "ppo-minatar-freeway", "game": "freeway", **PPO_MINATAR},
+    {"name": "ppo-minatar-seaquest", "game": "seaquest", **PPO_MINATAR},
+    {"name": "ppo-minatar-space_invaders", "game": "space_invaders", **PPO_MINATAR},
+    {"name": "ppo-hopper", "game": "Hopper-v5", **PPO_MUJOCO},
+    {"name": "ppo-halfcheetah", "game": "HalfCheetah-v5", **PPO_MUJOCO},
+    {"name": "ppo-walker2d", "game": "Walker2d-v5", **PPO_MUJOCO},
+    {"name": "ppo-lstm-recall", "game": "recall", **PPO, "env_type": "recall", "model_type": "mlp-ac",
+     "model.lstm": 64, "agent.unroll_length": 32, "agent.learning_rate": 1e-3,
+     "agent.lr_schedule_updates": 586, "num_envs_per_actor": 16, "learner.threads": 1, "evaluator.steps": 20_000,
+     "evaluator.episodes": 50, "steps": 300_000},
+    # A2C as PPO with one epoch of one minibatch (2205.09123, table 1; stable-baselines3's defaults).
+    {"name": "a2c-cartpole", **PPO_CARTPOLE, "num_envs_per_actor": 8, "agent.unroll_length": 5,
+     "agent.epochs": 1, "agent.minibatches": 1, "agent.gae_lambda": 1.0, "agent.normalize_advantages": False,
+     "agent.value_clipping": False, "agent.optimizer": "rmsprop", "agent.optimizer_eps": 1e-5,
+     "agent.learning_rate": 7e-4, "agent.entropy_cost": 0.0, "agent.lr_schedule_updates": 12_500},
+]
+
 # Continuous control: an update of 256 samples for each agent step, as is usual.
 CONTROL = {"env_type": "gym", "memory_type": "shared", "num_envs_per_actor": 1,
            "rate_limiter.samples_per_insert": 256.0, "rate_limiter.min_replay_size": 1_000,
@@ -314,7 +482,10 @@ CONFIGS += [
 # Other agents for one GPU and 16 cores. A chunk of R2D2 is 40 steps of each environment; IMPALA's actor fills a chunk
 # while another chunk waits.
 CONFIGS += [
-    {"name": "rainbow-pong-gpu", **RAINBOW, "model_type": "rainbow-cnn", **ON_GPU, **REPLAY_ON_GPU, **BATCHES_OF_256},
+    {"name": "rainbow-pong-gpu", **RAINBOW, "model_type": "rainbow-cnn", **ON_GPU, **REPLAY_ON_GPU, **BATCHES_OF_256,
+     "agent.evaluation_epsilon": 0.001},
+    {"name": "iqn-pong-gpu", "agent_type": "iqn", "model_type": "iqn-cnn", **ON_GPU, **REPLAY_ON_GPU, **BATCHES_OF_256,
+     "model.dueling": True, "agent.n_step": 3, "agent.evaluation_epsilon": 0.001},
     {"name": "r2d2-pong-gpu", **R2D2_ATARI, **ON_GPU, **REPLAY_ON_GPU, "rate_limiter.error_buffer": 16_000,
      "learner.updates_per_graph_launch": 2, "learner.publish_period": 4},
     {"name": "impala-pong-gpu", **IMPALA, **QUEUE, **ON_ATARI, **ON_GPU, "model_type": "impala-resnet",
@@ -355,9 +526,10 @@ class Options(RunOptions):
 
     def make_agent(self, spec: EnvSpec, device: str = "cpu", precision: str = "float32") -> Agent:
         make_model: Callable[[], Model] = partial(_make_model, self.model_type, self.model, spec, device, precision)
-        return self.agent_class(self.agent, spec, make_model)
+        params = self.agent if self.agent.batch_size else dataclasses.replace(self.agent, batch_size=self.batch_size)
+        return self.agent_class(params, spec, make_model)
 
 
 def _make_model(model_type: str, params: ModelParams, spec: EnvSpec, device: str, precision: str) -> Model:
     model: Model = ModelsDict[model_type](params, spec).to(device)
-    return in_bf16(model) if precision == "bf16" else model
+    return in_bf16(model) if precision_on(device, precision, spec) == "bf16" else model

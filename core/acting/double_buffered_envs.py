@@ -83,10 +83,10 @@ class DoubleBufferedEnvs:
         ]
         self._has_sent = False
 
-    def step(self, agent_steps: int) -> EnvStep:
-        """Step every environment once. `agent_steps` are those of the run, which explorations follow."""
+    def step(self, agent_steps: int, learning_steps: int) -> EnvStep:
+        """Step every environment once. Explorations follow the steps of the run, as `Exploration.update` has them."""
         for split in self._splits:
-            split.exploration.update(agent_steps)
+            split.exploration.update(agent_steps, learning_steps)
         if len(self._splits) == 1:
             self._splits[0].send_actions()
             return self._splits[0].receive_steps()

@@ -5,7 +5,7 @@ Parameters are refreshed in place (core/runtime/parameter_store.py), so a graph 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,9 +16,9 @@ from core.device.cuda_graph import CudaGraphCallable
 from core.model import Model
 
 
-def with_graphed_forward(agent: Agent, cuda_graph: bool) -> Agent:
-    """Return the agent, whose forward pass runs as a CUDA graph if `cuda_graph` is true and its network is on a GPU."""
-    if cuda_graph and next(agent.model.parameters()).is_cuda:
+def with_graphed_forward(agent: Agent, cuda_graph: Literal["auto", "on", "off"]) -> Agent:
+    """Return the agent, whose forward pass runs as a CUDA graph unless `cuda_graph` is off or its network on a CPU."""
+    if cuda_graph != "off" and next(agent.model.parameters()).is_cuda:
         capture_forward(agent.model, capture=True)
     return agent
 

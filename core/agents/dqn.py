@@ -1,6 +1,7 @@
 """Deep Q-learning, from Nature DQN to Ape-X by settings alone.
 
 - Nature DQN (Mnih et al. 2015), double (1509.06461), dueling (1511.06581, an option of the models), n-step returns.
+- Munchausen DQN (2007.14430) by its options; initial priorities know nothing of its bonus and entropy.
 - Prioritised replay (1511.05952) is the memory `prioritized`; the epsilon ladder is Ape-X's (1803.00933).
 - Deviations: a truncated episode bootstraps from its final observation; importance weights scale the loss of each
   window before the mean.
@@ -13,21 +14,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from core.agents.base.q_learning import QLearning, QLearningParams
+from core.agents.base.q_learning import MunchausenParams, QLearning, QLearningParams
 from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
-from core.learning.microbatches import Loss
+from core.learning.optimizer import Loss
+from core.ops.munchausen import munchausen_bonus, soft_bootstrap
 from core.ops.returns import bootstrap_position, n_step_return
 from core.specs import ArraySpec
 from core.types import Batch, State, TimeStep, Window
 
-LOSSES: dict[str, Any] = {"huber": F.huber_loss, "squared": F.mse_loss}
+
+def half_squared_loss(values: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    """Compute (value - target)^2 / 2, whose gradient is the error, as Ape-X has it and as the Huber loss within 1."""
+    return 0.5 * F.mse_loss(values, targets, reduction=reduction)
+
+
+LOSSES: dict[str, Any] = {"huber": F.huber_loss, "squared": half_squared_loss}
 
 
 @frozen_dataclass
-class DQNParams(QLearningParams):
+class DQNParams(MunchausenParams, QLearningParams):
     loss: Literal["huber", "squared"] = "huber"
-    """Loss of the temporal-difference error."""
+    """Loss of the temporal-difference error: Huber, or its square / 2."""
 
 
 class DQN(QLearning):
@@ -36,6 +44,10 @@ class DQN(QLearning):
     Params = DQNParams
     required_output = "q"
     supports_cuda_graphs = True
+
+    @classmethod
+    def problems(cls, params: DQNParams) -> list[str]:
+        return params.munchausen_problems()
 
     # stored fields and sampled windows --------------------------------------------------------------------------------
     @property
@@ -59,10 +71,12 @@ class DQN(QLearning):
         window = batch.window
         returns, discounts = n_step_return(window.rewards, window.discounts, window.lasts, params.gamma)
         observations = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
-        bootstrap = self._bootstrap(observations[1])
-        targets = returns.to(self.device) + discounts.to(self.device) * bootstrap  # [B]
+        actions = window.actions[0].to(self.device)  # [B]
+        targets = returns.to(self.device) + discounts.to(self.device) * self._bootstrap(observations[1])  # [B]
+        if params.munchausen_alpha:
+            targets = targets + self._bonus(observations[0], actions)
         values = self.model(observations[0], ())[0]  # [B, A]
-        q_taken = values.gather(1, window.actions[0, :, None].to(self.device))[:, 0]  # [B]
+        q_taken = values.gather(1, actions[:, None])[:, 0]  # [B]
         loss = (batch.weights.to(self.device) * LOSSES[params.loss](q_taken, targets, reduction="none")).mean()
         errors = (targets - q_taken.detach()).abs()
         return Loss(loss, {"q_mean": values.detach().mean(), "td_error": errors.mean()}, errors)
@@ -71,6 +85,20 @@ class DQN(QLearning):
     def _bootstrap(self, observation: Tensor) -> Tensor:
         """Return the value [B] of each window's final observation."""
         values: Tensor = self.target(observation, ())[0]  # [B, A]
+        if self.params.munchausen_alpha:
+            return soft_bootstrap(values, values, self.params.munchausen_temperature)
         if not self.params.double_q:
             return values.amax(1)
         return values.gather(1, self.model(observation, ())[0].argmax(1, keepdim=True))[:, 0]
+
+    @torch.no_grad()
+    def _bonus(self, observation: Tensor, actions: Tensor) -> Tensor:
+        """Return Munchausen's addition [B] to the rewards of actions [B]."""
+        params = self.params
+        return munchausen_bonus(
+            self.target(observation, ())[0],
+            actions,
+            params.munchausen_alpha,
+            params.munchausen_temperature,
+            params.munchausen_clip,
+        )

@@ -15,21 +15,14 @@ from pydantic import Field
 from torch import Tensor
 
 from core.agent import LearnerOutput, make_learner_output
-from core.agents.base.actor_critic import ActorCriticAgent, ActorCriticAgentParams
+from core.agents.base.actor_critic import ActorCriticAgentParams, SumLossAgent
 from core.common.settings import frozen_dataclass
 from core.distributed.learner_group import all_reduce_mean
-from core.learning.device_schedule import UpdateCounter
-from core.learning.microbatches import Loss
+from core.learning.optimizer import Loss
+from core.learning.schedules import UpdateCounter
 from core.learning.target_network import TargetUpdater
 from core.model import disable_host_sync
-from core.ops.policy_losses import (
-    adapted_kl_coefficient,
-    baseline_loss,
-    clipped_surrogate,
-    entropy_loss,
-    kl,
-    log_probs_of,
-)
+from core.ops.policy_losses import adapted_kl_coefficient, baseline_loss, clipped_surrogate, entropy_loss
 from core.ops.vtrace import vtrace
 from core.types import Batch
 
@@ -63,7 +56,7 @@ class ImpactParams(ActorCriticAgentParams):
     """Added to the root of the optimiser's second moment."""
 
 
-class Impact(ActorCriticAgent):
+class Impact(SumLossAgent):
     """Clipped surrogate objective against a target policy, with V-trace's advantages."""
 
     Params = ImpactParams
@@ -92,9 +85,10 @@ class Impact(ActorCriticAgent):
         output, _ = self.unroll(window)
         with torch.no_grad():
             target_logits = self.unroll(window, self.target)[0].logits[:-1]  # [T, B, A]
-        logits, values, actions, valid = output.logits[:-1], output.value, window.actions[:-1], ~window.lasts[:-1]
+        logits, values, valid = output.logits[:-1], output.value, ~window.lasts[:-1]
+        actions = self.taken_actions(window)
         log_probs, target_log_probs, behaviour_log_probs = (  # each [T, B]
-            log_probs_of(each, actions) for each in (logits, target_logits, window.extras["logits"][:-1])
+            self.policy.log_probs(each, actions) for each in (logits, target_logits, window.extras["logits"][:-1])
         )
         log_ratios, rewards = target_log_probs - behaviour_log_probs, window.rewards[:-1]
         returns = vtrace(
@@ -112,7 +106,8 @@ class Impact(ActorCriticAgent):
             log_probs, behaviour_log_probs, target_log_probs, returns.unweighted, params.clip_epsilon, params.beta_max
         )
         policy, baseline = -(objective * valid).sum(), baseline_loss(values[:-1], returns.targets, valid)
-        entropy, target_kl = entropy_loss(logits, valid), (kl(target_logits, logits) * valid).sum()
+        entropy = entropy_loss(self.policy.entropies(logits), valid)
+        target_kl = (self.policy.kl(target_logits, logits) * valid).sum()
         loss = policy + params.baseline_cost * baseline + params.entropy_cost * entropy
         if params.kl_coefficient:
             loss = loss + self._kl_coefficient * target_kl

@@ -9,24 +9,24 @@
   LASER over fresh ones.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
+from torch import Tensor
 
 from core.agent import LearnerOutput, make_learner_output
-from core.agents.base.actor_critic import ActorCriticAgent, ActorCriticAgentParams
+from core.agents.base.actor_critic import ActorCriticAgentParams, SumLossAgent
 from core.common.settings import frozen_dataclass
-from core.learning.microbatches import Loss
+from core.learning.optimizer import Loss
 from core.ops.policy_losses import (
     baseline_loss,
     entropy_loss,
-    kl,
-    log_probs_of,
     policy_cloning_loss,
     policy_gradient_loss,
     value_cloning_loss,
 )
 from core.ops.vtrace import relevance, vtrace
+from core.specs import Discrete
 from core.types import Batch
 
 
@@ -50,12 +50,17 @@ class ImpalaAgentParams(ActorCriticAgentParams):
     """Nats of relevance from which steps are left out; LASER leaves it open, the replaced system had 0.3."""
 
 
-class Impala(ActorCriticAgent):
+class Impala(SumLossAgent):
     """V-trace actor-critic on fresh and replayed unrolls."""
 
     Params = ImpalaAgentParams
     supports_cuda_graphs = True
     window_kinds = ("unrolls",)
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        if self.params.relevance == "implied" and not isinstance(self.spec.action, Discrete):
+            raise ValueError("agent.relevance=implied needs discrete actions; kl suits continuous ones")
 
     def learn(self, batch: Batch) -> LearnerOutput:
         statistics, sums, applied = self.minimise(batch)
@@ -66,15 +71,14 @@ class Impala(ActorCriticAgent):
     def loss(self, batch: Batch) -> Loss:
         params, window = self.params, batch.window.to(self.device)
         output, _ = self.unroll(window)
-        logits, values, actions = output.logits[:-1], output.value, window.actions[:-1]  # [T, B, A], [T + 1, B], [T, B]
+        logits, values, actions = output.logits[:-1], output.value, self.taken_actions(window)  # [T, B, P], [T + 1, B]
         behaviour_logits, behaviour_values = window.extras["logits"][:-1], window.extras["value"][:-1]
         valid = ~window.lasts[:-1]  # [T, B]: steps where an action was taken
         fresh, included = valid if batch.fresh is None else valid & batch.fresh.to(self.device), valid
         if params.relevance != "none":
-            kind, threshold = params.relevance, params.relevance_threshold
-            relevant = relevance(logits.detach(), behaviour_logits, kind, threshold, params.rho_bar)
-            included = valid & (fresh | relevant)
-        log_ratios = (log_probs_of(logits, actions) - log_probs_of(behaviour_logits, actions)).detach()
+            included = valid & (fresh | self._relevance(logits.detach(), behaviour_logits))
+        log_probs, entropies = self.policy.log_probs(logits, actions), self.policy.entropies(logits)
+        log_ratios = log_probs.detach() - self.policy.log_probs(behaviour_logits, actions)
         rewards, discounts = window.rewards[:-1], params.gamma * window.discounts[:-1]
         returns = vtrace(
             log_ratios,
@@ -88,16 +92,25 @@ class Impala(ActorCriticAgent):
             trace_lambda=params.trace_lambda,
         )
         replayed = included & ~fresh
-        policy = policy_gradient_loss(logits, actions, returns.advantages, included)
+        policy = policy_gradient_loss(log_probs, returns.advantages, included)
         baseline = baseline_loss(values[:-1], returns.targets, included)
-        entropy = entropy_loss(logits, fresh if params.relevance != "none" else valid)
+        entropy = entropy_loss(entropies, fresh if params.relevance != "none" else valid)
         loss = policy + params.baseline_cost * baseline + params.entropy_cost * entropy
         if params.policy_cloning_cost:
-            loss = loss + params.policy_cloning_cost * policy_cloning_loss(logits, behaviour_logits, replayed)
+            divergences = self.policy.kl(behaviour_logits, logits)
+            loss = loss + params.policy_cloning_cost * policy_cloning_loss(divergences, replayed)
         if params.value_cloning_cost:
             cloning = value_cloning_loss(values[:-1], behaviour_values, replayed)
             loss = loss + params.value_cloning_cost * cloning
-        statistics = {"policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy_loss(logits, valid)}
-        statistics |= {"values": values.sum(), "behaviour_kl": (kl(logits, behaviour_logits) * valid).sum()}
+        statistics = {"policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy_loss(entropies, valid)}
+        statistics |= {"values": values.sum(), "behaviour_kl": (self.policy.kl(logits, behaviour_logits) * valid).sum()}
         statistics |= {"on_policy_fraction": fresh.sum(), "trusted_fraction": included.sum(), "steps": valid.sum()}
         return Loss(loss, {name: value.detach() for name, value in statistics.items()})
+
+    def _relevance(self, logits: Tensor, behaviour_logits: Tensor) -> Tensor:
+        """Return a mask [T, B] of the states that LASER learns from."""
+        params = self.params
+        if params.relevance == "kl":
+            near: Tensor = self.policy.kl(logits, behaviour_logits) < params.relevance_threshold
+            return near
+        return relevance(logits, behaviour_logits, params.relevance, params.relevance_threshold, params.rho_bar)

@@ -6,7 +6,8 @@
 - Deviations: sequences may cross episodes, and the state is reset where an episode begins; a truncated episode
   bootstraps from its final observation; the n steps after the trained ones are read as well, so that every trained step
   has an n-step target.
-- The reward is an input of the network. Evaluations see the same rewards as training if `env.reward_clipping` is none.
+- The reward is an input of the network, and the rescaling of values takes the place of clipping. Therefore
+  `env.reward_clipping` must be none, unless `allow_clipped_rewards` says otherwise.
 """
 
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from core.agent import ActorOutput
 from core.agents.base.q_learning import QLearning, QLearningParams
 from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
-from core.learning.microbatches import Loss
+from core.learning.optimizer import Loss
 from core.model import Model
 from core.ops.returns import n_step_targets
 from core.ops.value_rescaling import rescaled, unrescaled
@@ -54,6 +55,8 @@ class R2D2Params(QLearningParams):
     """Added to the root of the optimiser's second moment (R2D2: 1e-3)."""
     clip_norm: float = Field(default=40.0, ge=0, le=1e9)
     """Largest norm of the whole gradient; 0 is off (Ape-X: 40)."""
+    allow_clipped_rewards: bool = False
+    """Train on clipped rewards. The network reads the last reward, and evaluations never clip it."""
     exploration: Literal["linear", "ladder", "linear-ladder"] = "ladder"
     """Schedule by which epsilon falls, or differs between environments."""
 
@@ -73,6 +76,10 @@ class R2D2(QLearning):
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self.samples_per_window, self.burn_in_steps = self.params.unroll_length, self.params.burn_in
+
+    @classmethod
+    def refuses_clipped_rewards(cls, params: R2D2Params) -> bool:
+        return not params.allow_clipped_rewards
 
     # stored fields and sampled windows --------------------------------------------------------------------------------
     @property

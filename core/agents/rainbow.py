@@ -4,6 +4,8 @@
 - The distribution is C51's (1707.06887) or, in its place, that of quantile regression (1710.10044).
 - Prioritised replay is the memory `prioritized` with alpha 0.5. The priority of a new step is the largest one seen, as
   in the paper. Then it is the step's loss: KL(target || prediction) for C51, the quantile Huber loss for quantiles.
+- Munchausen targets (2007.14430) are options of quantiles. C51's atoms cannot stand for a mixture over actions that the
+  target would need, so both together are refused.
 - Deviation: a truncated episode bootstraps from its final observation.
 """
 
@@ -13,11 +15,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from core.agents.base.q_learning import QLearning, QLearningParams
+from core.agents.base.q_learning import MunchausenParams, QLearning, QLearningParams
 from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
-from core.learning.microbatches import Loss
+from core.learning.optimizer import Loss
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss, quantile_huber_loss
+from core.ops.munchausen import munchausen_bonus, soft_bootstrap
 from core.ops.returns import n_step_return
 from core.types import Batch, State, TimeStep
 
@@ -72,7 +75,7 @@ DISTRIBUTIONS: dict[str, Any] = {"categorical": Categorical, "quantile": Quantil
 
 
 @frozen_dataclass
-class RainbowParams(QLearningParams):
+class RainbowParams(MunchausenParams, QLearningParams):
     distribution: Literal["categorical", "quantile"] = "categorical"
     """Distribution that is learnt: C51 (categorical), or quantile regression."""
     v_min: float = Field(default=-10.0, ge=-1e9, le=1e9)
@@ -84,7 +87,7 @@ class RainbowParams(QLearningParams):
     learning_rate: float = Field(default=6.25e-5, gt=0, le=100)
     """Learning rate at the start (Rainbow: 6.25e-5)."""
     target_update_period: int = Field(default=2_000, ge=1, le=10**9)
-    """Updates between updates of the target (32 k frames)."""
+    """Updates between updates of the target (Rainbow: 2,000, which are 32 k frames)."""
     target_update_tau: float = Field(default=1.0, gt=0, le=1)
     """Weight of the online network in an update of the target; 1 copies it."""
     exploration_epsilon_start: float = Field(default=0.0, ge=0, le=1)
@@ -106,9 +109,17 @@ class Rainbow(QLearning):
 
     @classmethod
     def problems(cls, params: RainbowParams) -> list[str]:
-        if params.distribution != "categorical" or params.v_min < params.v_max:
-            return []
-        return [f"agent.v_min={params.v_min} must be below agent.v_max={params.v_max}"]
+        if params.distribution != "categorical":
+            return params.munchausen_problems()
+        found = []
+        if not params.v_min < params.v_max:
+            found.append(f"agent.v_min={params.v_min} must be below agent.v_max={params.v_max}")
+        if params.munchausen_alpha:
+            found.append(
+                f"agent.munchausen_alpha={params.munchausen_alpha} needs agent.distribution=quantile: the target of "
+                "C51 (categorical) has no such bonus"
+            )
+        return found
 
     # acting -----------------------------------------------------------------------------------------------------------
     def values(self, timestep: TimeStep, state: State) -> tuple[Tensor, State]:
@@ -123,10 +134,13 @@ class Rainbow(QLearning):
         window = batch.window
         returns, discounts = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
         observations = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
+        actions, returns = window.actions[0].to(self.device), returns.to(self.device)  # [B]
         bootstrap = self._bootstrap(observations[1])  # [B, N]
+        if self.params.munchausen_alpha:
+            returns = returns + self._bonus(observations[0], actions)
         output = self.model(observations[0], ())[0]  # [B, A, N]
-        taken = _select_actions(output, window.actions[0].to(self.device))
-        losses = self._distribution.losses(taken, bootstrap, returns.to(self.device), discounts.to(self.device))  # [B]
+        taken = _select_actions(output, actions)
+        losses = self._distribution.losses(taken, bootstrap, returns, discounts.to(self.device))  # [B]
         loss = (batch.weights.to(self.device) * losses).mean()
         q_mean = self._distribution.mean(output.detach()).mean()
         return Loss(loss, {"q_mean": q_mean}, losses.detach().clamp(min=0))  # rounding may take a KL below 0
@@ -135,8 +149,18 @@ class Rainbow(QLearning):
     def _bootstrap(self, observation: Tensor) -> Tensor:
         """Return the target network's distribution [B, N] of the best action at each window's final observation."""
         output = self.target(observation, ())[0]  # [B, A, N]
+        if self.params.munchausen_alpha:
+            return soft_bootstrap(self._distribution.mean(output), output, self.params.munchausen_temperature)
         chooser = self.model(observation, ())[0] if self.params.double_q else output
         return _select_actions(output, self._distribution.mean(chooser).argmax(1))
+
+    @torch.no_grad()
+    def _bonus(self, observation: Tensor, actions: Tensor) -> Tensor:
+        """Return Munchausen's addition [B] to the rewards of actions [B]."""
+        params, values = self.params, self._distribution.mean(self.target(observation, ())[0])
+        return munchausen_bonus(
+            values, actions, params.munchausen_alpha, params.munchausen_temperature, params.munchausen_clip
+        )
 
 
 def _select_actions(output: Tensor, actions: Tensor) -> Tensor:

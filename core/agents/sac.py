@@ -19,8 +19,7 @@ from core.agents.base.continuous_control import (
     twin_losses,
 )
 from core.common.settings import frozen_dataclass
-from core.learning.microbatches import Loss
-from core.learning.optimizer import Optimizer
+from core.learning.optimizer import Loss, Optimizer
 from core.ops.squashed_gaussian import squashed_gaussian
 
 LOG_DEVIATIONS = -20.0, 2.0  # bounds to which they are clipped, as in the authors' code

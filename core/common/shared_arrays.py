@@ -16,9 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.common.rounding import next_multiple
 from core.common.system import available_bytes
 from core.specs import ArraySpec
+
+
+def next_multiple(value: int, step: int) -> int:
+    """Return the smallest multiple of `step` that is at least `value`."""
+    return -(-value // step) * step
+
 
 ALIGNMENT = 64  # bytes of a cache line, so that counters of different writers never share one
 

@@ -52,7 +52,8 @@ def rss_mb() -> float:
     """Return the resident memory of this run's processes in MB (1e6 bytes).
 
     This is the sum of all private parts plus the largest shared part. Every process maps the same shared arrays and
-    libraries, so the largest stands for all. It costs one read per process instead of a walk over the page tables.
+    libraries, so the largest stands for all. Pages that a process still shares with the fork server count as private.
+    It costs one read per process instead of a walk over the page tables.
     """
     parent = multiprocessing.parent_process()
     try:

@@ -18,7 +18,7 @@ import torch
 from core.common.console import log_to_stderr
 from core.device.torch_runtime import use_threads
 from core.engines import run_end
-from core.engines.run_conditions import Conditions
+from core.engines.run_end import Conditions
 from core.runtime.context import Context, Process
 
 Key = tuple[str, int]  # role and index

@@ -1,15 +1,12 @@
 """The contract between the supervisor, which decides, and a launcher, which starts and kills processes.
 
-`LocalLauncher` spawns processes of this machine, `RayLauncher` starts Ray actors.
+`LocalLauncher` forks or spawns processes of this machine, `RayLauncher` starts Ray actors.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from core.engines.run_end import TRAINING_FAILED
-
-# Bytes. Activations below this size reuse memory of the heap, where malloc would map and unmap pages for each of them.
-ALLOCATOR_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": "268435456", "MALLOC_TRIM_THRESHOLD_": "268435456"}
 
 
 class ReportedError(NamedTuple):

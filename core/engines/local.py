@@ -1,21 +1,20 @@
-"""The local engine: every single-process is a spawned process of this machine."""
+"""The local engine: every single-process is a process of this machine, of the fork server or else spawned."""
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from multiprocessing import connection, get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, Final
+from typing import Any
 
+from core.common import fork_server
+from core.common.processes import signals_blocked
 from core.engines import process_main
-from core.engines.launcher import ALLOCATOR_VARIABLES, ExitStatus, ReportedError
+from core.engines.launcher import ExitStatus, ReportedError
 from core.engines.strays import Strays, end_marked
 from core.engines.supervisor import Supervisor
 from core.runtime.context import Context, Process
-
-START_METHOD: Final = "spawn"
 
 
 class LocalEngine:
@@ -34,30 +33,29 @@ class LocalLauncher:
 
     def __init__(self, context: Context, processes: Mapping[str, Process]):
         self._context, self._processes = context, processes
-        self._multiprocessing = get_context(START_METHOD)
         self._strays: Strays | None = None
 
     def prepare(self, interrupted: Callable[[], bool]) -> None:
-        """Set the variables of malloc that processes inherit, unless the user has set them."""
-        for name, value in ALLOCATOR_VARIABLES.items():
-            os.environ.setdefault(name, value)
+        """Do nothing: this machine can start processes."""
 
     def start(self, role: str, index: int, threads: int) -> "LocalProcess":
-        """Spawn a process. Raises OSError if there is no process or file descriptor for it."""
-        receiver, sender = self._multiprocessing.Pipe(duplex=False)
-        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
-        process = self._multiprocessing.Process(
+        """Fork or spawn a process. Raises OSError if there is no process or file descriptor for it."""
+        receiver, sender = connection.Pipe(duplex=False)
+        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)  # of what environments start
+        server = fork_server.server_pid()
+        process = (fork_server.ForkedProcess if server else get_context("spawn").Process)(
             target=process_main.main,
             name=f"{role} {index}",
             daemon=False,  # a daemon could not start workers for an environment
-            args=(self._processes[role], self._context, role, index, threads, os.getpid(), sender),
+            args=(self._processes[role], self._context, role, index, threads, server or os.getpid(), sender),
         )
-        with _signals_blocked():
+        resource_tracker.ensure_running()  # with the first process it would start itself, and unblock the signals
+        with signals_blocked():
             self._strays = self._strays or Strays()
             with self._strays.mark() as mark:
                 process.start()
         sender.close()
-        return LocalProcess(process, receiver, mark)
+        return LocalProcess(process, receiver, mark, server)
 
     def wait(self, waitables: list[Any]) -> None:
         """Wait at most 0.1 s for one of these sentinels."""
@@ -74,10 +72,10 @@ class LocalLauncher:
 
 
 class LocalProcess:
-    """A spawned process, the pipe on which it reports its end, and the mark of what its environments start."""
+    """A process, the pipe on which it reports its end, the mark of what its environments start, and its fork server."""
 
-    def __init__(self, process: BaseProcess, receiver: Connection, mark: str):
-        self._process, self._receiver, self._mark = process, receiver, mark
+    def __init__(self, process: BaseProcess, receiver: Connection, mark: str, server: int | None):
+        self._process, self._receiver, self._mark, self._server = process, receiver, mark, server
 
     @property
     def pid(self) -> int | str:
@@ -109,6 +107,8 @@ class LocalProcess:
             return ExitStatus(code, error=ReportedError(*report))
         if code >= 0:
             return ExitStatus(code, reason=f"exited with code {code} without an error message")
+        if self._server and self._server != fork_server.server_pid():
+            return ExitStatus(code, reason=f"was killed with the fork server (pid {self._server})")
         likely = ", by hand or by the kernel for lack of memory" if code == -signal.SIGKILL else ""
         return ExitStatus(code, reason=f"was killed by signal {-code}{likely}")
 
@@ -123,18 +123,3 @@ class LocalProcess:
     def clean_up(self) -> None:
         """End what the environments of the process have started."""
         end_marked(self._mark)
-
-
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Block signals while a child starts.
-
-    The child inherits the mask, so Ctrl-C, which reaches every process of a terminal, cannot kill it before
-    `process_main.main` ignores signals. The parent receives pending signals afterwards.
-    """
-    resource_tracker.ensure_running()  # with the first child it would start itself, and unblock the signals
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, process_main.IGNORED_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)

@@ -1,4 +1,4 @@
-"""The main function of a spawned process, which drives one generator, and what Ray's processes share with it."""
+"""The main function of a process of the local engine, which drives one generator; Ray's processes share parts of it."""
 
 import os
 import select
@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 
 from core.common.foreign_code import text_of
-from core.common.processes import die_with_parent, idle_delays, set_process_name
+from core.common.processes import IGNORED_SIGNALS, die_with_parent, idle_delays, reuse_freed_memory, set_process_name
 from core.device.torch_runtime import use_threads
 from core.engines.run_end import DONE, TRAINING_FAILED, exit_code_of
+from core.engines.strays import mark_forks
 from core.runtime.context import Context
 
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
-IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # main alone decides when a run ends
 MAX_TEXT = 7_000  # characters of an error and of its traceback: a pipe takes both although nobody reads it yet
 
 
@@ -41,12 +40,14 @@ def main(
         role: role of this process.
         index: number of this process among those of its role.
         threads: intra-op threads of torch.
-        parent: process id of main.
+        parent: process id of the parent, which is main or the fork server.
         report: pipe to the supervisor.
     """
     die_with_parent(parent, signal.SIGKILL, TRAINING_FAILED)
     set_process_name(f"{role} {index}")
     _ignore_signals()
+    mark_forks()
+    reuse_freed_memory()
     use_threads(threads)
     try:
         # Without line buffering the reader of a pipe would get whole pages only.

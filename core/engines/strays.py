@@ -1,11 +1,15 @@
 """Ends what environments start (programs, forks, workers of multiprocessing) together with their process.
 
-The local engine starts each process with the environment variable MARK. Whatever that process starts inherits the
-mark, even in a process group or session of its own. The kernel ends a process of a run together with main, but not
-what that process started. Therefore this file is also a program, the *sweeper*: it waits for the end of main, however
-main ends, and then ends every process that has the run's mark.
+The local engine starts each process with the environment variable MARK, which programs that it starts inherit, even in
+a process group or session of their own. Its forks inherit a mapped file of that name (`mark_forks`): the kernel shows
+the variables with which a program began, and a process of the fork server is a fork of main.
+
+The kernel ends a process of a run together with main, but not what that process started. Therefore this file is also a
+program, the *sweeper*: it waits for the end of main, however main ends, and then ends every process that has the run's
+mark.
 """
 
+import mmap
 import os
 import signal
 import subprocess
@@ -17,6 +21,18 @@ from contextlib import contextmanager, suppress
 MARK = "RUN_PROCESS"
 TIMEOUT = 5.0  # seconds that the kernel may take to end processes
 PERIOD = 0.05  # seconds between two searches
+
+
+_mapped: list[mmap.mmap] = []  # as long as the process lives
+
+
+def mark_forks() -> None:
+    """Map an empty file whose name is this process's mark into its memory, and thereby into that of its forks."""
+    if mark := os.environ.get(MARK):
+        descriptor = os.memfd_create(f"{MARK}={mark}")
+        os.ftruncate(descriptor, 1)
+        _mapped.append(mmap.mmap(descriptor, 1))
+        os.close(descriptor)
 
 
 def end_marked(value: str) -> None:
@@ -32,12 +48,16 @@ def end_marked(value: str) -> None:
 
 
 def _marked(value: str) -> Iterator[int]:
-    """Yield this user's processes that have the mark. Zombies have no environment variables and are not among them."""
-    entry = f"\0{MARK}={value}".encode()
+    """Yield this user's processes that have the mark, which zombies have not."""
+    entry = f"{MARK}={value}".encode()
     with suppress(OSError):  # no descriptor to be had: `Strays.close` ends what is left
         for pid in filter(str.isdecimal, os.listdir("/proc")):
-            with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-                if entry in b"\0" + file.read():
+            with (
+                suppress(OSError),
+                open(f"/proc/{pid}/environ", "rb") as variables,
+                open(f"/proc/{pid}/maps", "rb") as maps,
+            ):
+                if b"\0" + entry in b"\0" + variables.read() or b"/memfd:" + entry in maps.read():
                     yield int(pid)
 
 

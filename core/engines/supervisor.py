@@ -21,8 +21,15 @@ from dataclasses import dataclass, field
 from core.common.console import log_to_stderr
 from core.distributed.torch_group import local_rendezvous
 from core.engines.launcher import ExitStatus, Launcher, ProcessHandle
-from core.engines.run_conditions import Conditions
-from core.engines.run_end import DONE, INTERRUPTED, TRAINING_FAILED, interrupt_signals, resume_command_hint, unsaved
+from core.engines.run_end import (
+    DONE,
+    INTERRUPTED,
+    TRAINING_FAILED,
+    Conditions,
+    interrupt_signals,
+    resume_command_hint,
+    unsaved,
+)
 from core.runtime.context import Context
 from core.runtime.options import RunOptions
 

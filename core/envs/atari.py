@@ -6,8 +6,14 @@ Three options of the emulator are replaced on purpose:
 - Rewards are clipped here, because the score needs them raw.
 - Episodes are truncated here. The emulator's own limit returns a final picture that blends two agent steps, and a
   truncated episode bootstraps from that picture.
+
+With `use_fire_reset`, FIRE replaces the action after a lost life in evaluations: a greedy policy that never presses it
+would wait for the time limit. In training the action is the agent's, because stored actions must be those taken.
 """
 
+import csv
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +21,30 @@ import numpy as np
 from core.env import Env
 from core.envs.argument_checks import check_construction, checked_discrete, reset_timestep, stream_seeds
 from core.envs.atari_protocols import AtariParams
-from core.envs.game_names import atari_game
-from core.envs.human_scores import human_normalized
-from core.envs.pictures import height_and_width
-from core.envs.rewards import clipped
+from core.envs.game_names import atari_game, normalized_name
+from core.envs.preprocessing import clipped, height_and_width
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
+
+TABLE = Path(__file__).with_name("atari_human_random.csv")
+
+
+@cache
+def human_random_scores() -> dict[str, tuple[float, float]]:
+    """Return normalised game name -> (human score, random score)."""
+    with TABLE.open(newline="") as file:
+        return {
+            normalized_name(row["game"]): (float(row["human"]), float(row["random"])) for row in csv.DictReader(file)
+        }
+
+
+def human_normalized(name: str, score: float) -> float | None:
+    """Return (score - random) / (human - random) for a game in any spelling, or None without a human score."""
+    scores = human_random_scores().get(normalized_name(name))
+    if scores is None:
+        return None
+    human, random = scores
+    return (score - random) / (human - random)
 
 
 class AtariEnv(Env):
@@ -45,6 +69,7 @@ class AtariEnv(Env):
         self._num_envs, self._max_steps = num_envs, params.max_steps
         self._life_loss = training and params.rules().life_loss
         self._clipping = params.reward_clipping if training else "none"
+        self._fire = _fire_action(self._emulator) if params.rules().use_fire_reset and not training else None
         self._render_mode = render_mode
         shape = (*height_and_width(params.resolution), *([] if params.grayscale else [3]))
         self._actions = Discrete(int(self._emulator.single_action_space.n))
@@ -64,6 +89,7 @@ class AtariEnv(Env):
         self._steps = np.zeros(self._num_envs, np.int64)  # agent steps of the running episodes
         self._ended = np.zeros(self._num_envs, bool)
         self._cut = np.zeros(self._num_envs, bool)  # truncated here, and still to be reset in the emulator
+        self._lost_life = np.zeros(self._num_envs, bool)  # in the last step
         return reset_timestep(self._stacked(observation))
 
     def step(self, action: np.ndarray) -> TimeStep:
@@ -72,7 +98,8 @@ class AtariEnv(Env):
 
     def send(self, action: np.ndarray) -> None:
         # an action outside the space would block the emulator for ever
-        self._emulator.send(checked_discrete(action, self._num_envs, self._actions))
+        action = checked_discrete(action, self._num_envs, self._actions)
+        self._emulator.send(action if self._fire is None else np.where(self._lost_life, self._fire, action))
 
     def recv(self) -> TimeStep:
         first = self._ended
@@ -81,8 +108,8 @@ class AtariEnv(Env):
             observation, info = self._emulator.reset(options={"reset_mask": self._cut})  # leaves the others unchanged
             terminated = terminated & ~self._cut
         raw_reward = np.where(first, 0, reward).astype(np.float32)
-        lost_life = (info["lives"] < self.lives) & ~first
-        dead = terminated | lost_life if self._life_loss else terminated
+        self._lost_life = (info["lives"] < self.lives) & ~first
+        dead = terminated | self._lost_life if self._life_loss else terminated
         self.lives = info["lives"]
         self._steps = np.where(first, 0, self._steps + 1)
         self._cut = (self._steps >= self._max_steps) & ~terminated
@@ -102,6 +129,12 @@ class AtariEnv(Env):
 
     def _stacked(self, observation: np.ndarray) -> np.ndarray:
         return observation if self.spec.frame_stack else observation[:, 0]
+
+
+def _fire_action(emulator: Any) -> int | None:
+    """Return the number of the action FIRE; None if the game does not read it."""
+    actions = [action.name for action in emulator.ale.get_action_set()]
+    return actions.index("FIRE") if "FIRE" in actions else None
 
 
 def _emulator(params: AtariParams, name: str, num_envs: int, num_threads: int, render_mode: str | None) -> Any:

@@ -8,8 +8,7 @@ from pydantic import Field
 
 from core.common.settings import frozen_dataclass
 from core.env import EnvParams
-from core.envs.pictures import Size
-from core.envs.rewards import Clipping
+from core.envs.preprocessing import Clipping, Size
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class AtariParams(EnvParams):
     full_action_space: bool | None = None
     """Offer all 18 actions instead of those that the game reads."""
     use_fire_reset: bool | None = None
-    """Press FIRE at the start where the game has it."""
+    """Press FIRE where the game has it: at the start and, in evaluations, after a lost life."""
     frameskip: int = Field(default=4, ge=1, le=1_000)
     """Frames of an agent step."""
     frame_stack: int = Field(default=4, ge=0, le=64)

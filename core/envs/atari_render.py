@@ -8,7 +8,7 @@ from ale_py import roms
 from gymnasium.spaces import Discrete
 
 from core.envs.atari_protocols import AtariParams
-from core.envs.pictures import resized
+from core.envs.preprocessing import resized
 
 
 class RenderableAtari:
@@ -55,6 +55,14 @@ class RenderableAtari:
 
     def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         return self.step(self._sent)
+
+    @property
+    def ale(self) -> "RenderableAtari":
+        """Return the object that knows the actions, which AtariVectorEnv keeps under this name."""
+        return self
+
+    def get_action_set(self) -> list[ale_py.Action]:
+        return list(self._actions)
 
     def render(self) -> np.ndarray:
         return self._ale.getScreenRGB()

@@ -1,13 +1,13 @@
 """Provide the environments of any gymnasium id, such as "CartPole-v1" or "my_package:MyEnv-v0"."""
 
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from pydantic import Field
+from pydantic import Field, Strict
 
 from core.common.settings import JsonText, frozen_dataclass
 from core.env import Env, EnvParams
@@ -18,10 +18,10 @@ from core.envs.argument_checks import (
     reset_timestep,
     stream_seeds,
 )
-from core.envs.gym_checks import CheckedEnv, flattened_pictures, frame_of, is_image
+from core.envs.gym_checks import CheckedEnv
 from core.envs.gym_make import frame_rate, make_env
-from core.envs.pictures import Preprocessing, Size
-from core.envs.rewards import Clipping, clipped
+from core.envs.observation_parts import ObservationConverter
+from core.envs.preprocessing import Clipping, Preprocessing, Size, clipped
 from core.specs import Continuous, Discrete, EnvSpec
 from core.types import TimeStep
 
@@ -44,6 +44,8 @@ class GymParams(EnvParams):
     """Turn colour pictures into grey ones."""
     frame_stack: int = Field(default=0, ge=0, le=64)
     """Agent steps seen together, each frame stored once; 0 is one observation without a stack axis."""
+    observation_keys: Annotated[tuple[str | Annotated[int, Field(ge=0, le=10_000)], ...], Strict(False)] = ()
+    """Parts of Dict and Tuple observations that are kept, by their path such as goal.position; empty keeps all."""
     legacy: Literal["none", "v26", "v21"] = "none"
     """Interface of an id of the old gym: v26 returns five values from step, v21 four."""
 
@@ -70,8 +72,9 @@ class GymEnv(Env):
         made = [make_env(game, params.legacy, render_mode, params.kwargs, params.wrappers) for _ in range(num_envs)]
         env = made[0].env
         self._action, self._action_space = _action_spec(env.action_space), env.action_space
-        image = is_image(env.observation_space)
-        preprocess = Preprocessing(frame_of(env.observation_space), image, params.resolution, params.grayscale)
+        convert = ObservationConverter(env.observation_space, params.observation_keys)
+        image = convert.is_image
+        preprocess = Preprocessing(convert.frame, image, params.resolution, params.grayscale)
         self.spec = EnvSpec(
             name=made[0].name,
             frame=preprocess.frame,
@@ -82,12 +85,13 @@ class GymEnv(Env):
             max_value=255.0 if image else 1.0,
             reward_threshold=made[0].reward_threshold,
             frame_rate=frame_rate(env),
-            warning=flattened_pictures(env.observation_space),
+            warning=convert.warning,
+            parts=convert.parts,
         )
         repeat = params.action_repeat
         max_steps = params.max_steps * repeat if params.max_steps else made[0].max_steps
         self._streams = [
-            CheckedEnv(each.env, stream, max_steps, repeat, preprocess) for stream, each in enumerate(made)
+            CheckedEnv(each.env, stream, max_steps, repeat, convert, preprocess) for stream, each in enumerate(made)
         ]
         makers = [partial(_identity, stream) for stream in self._streams]
         self._vector = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP)

@@ -1,7 +1,7 @@
 """Check and convert everything that a gymnasium environment of another author returns, one stream at a time."""
 
 import reprlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium import spaces
 
 from core.common.foreign_code import foreign_code
-from core.envs.pictures import Preprocessing
-from core.specs import ArraySpec
+from core.envs.observation_parts import InvalidPartError, ObservationConverter
+from core.envs.preprocessing import Preprocessing
 
 OLD_API = (
     "the old gym API; return (observation, reward, terminated, truncated, info) from step and "
@@ -20,65 +20,7 @@ OLD_API = (
 
 SUCCESS_KEYS = ("is_success", "success")  # of info in gymnasium-robotics and others: the goal is reached now
 MAX_REWARD = float(np.finfo(np.float32).max)
-TOLERANCE = 1e6  # factor by which an observation may exceed the bounds of its space
 _FOREIGN_CODE = foreign_code("the environment")
-
-
-def is_image(space: spaces.Space[Any]) -> bool:
-    """Return True if the space is uint8 pictures, [H, W] or [H, W, planes]."""
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
-
-
-def frame_of(space: spaces.Space[Any]) -> ArraySpec:
-    """Return the shape and dtype in which observations are stored.
-
-    Pictures are stored as bytes, everything else as one float32 vector, in which discrete values are one-hot. Raises
-    ValueError for a space that has no fixed size or is empty.
-    """
-    if is_image(space):
-        return ArraySpec(tuple(space.shape or ()), "uint8")
-    if not space.is_np_flattenable:
-        raise ValueError(
-            f"observations of {space} have no fixed size and cannot be stored: choose or change them by "
-            "a wrapper of env.wrappers, as gymnasium.wrappers:FilterObservation or one of your own"
-        )
-    if not (size := spaces.flatdim(space)):
-        raise ValueError(f"observations of {space} are empty: there is nothing to learn from")
-    return ArraySpec((size,), "float32")
-
-
-def _max_magnitude(space: spaces.Box) -> np.ndarray:
-    """Return the largest absolute value of each element that is accepted; infinite where a bound is.
-
-    Many environments leave their Box a little, which does no harm. Values of TOLERANCE times the bounds would make
-    losses that are not finite, for which agent.learning_rate would be blamed.
-    """
-    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-    return TOLERANCE * np.maximum(np.maximum(np.abs(low), np.abs(high)), 1.0)
-
-
-def flattened_pictures(space: spaces.Space[Any]) -> str:
-    """Return a warning if `frame_of` flattens the pictures of a composite space into one vector, else ""."""
-    pictures = {".".join(path): part for path, part in _parts(space) if path and is_image(part)}
-    if not pictures:
-        return ""
-    name = next(iter(pictures))
-    are, key = "is a picture" if len(pictures) == 1 else "are pictures", name.split(".")[0]
-    return (
-        f"{' and '.join(pictures)} of the observation {are}, and all parts become one vector of "
-        f"{spaces.flatdim(space):,} numbers (those of {name} 0 to 255), which no convolution sees; to learn from "
-        "the picture alone, make the environment with gymnasium.wrappers.TransformObservation(env, "
-        f"lambda seen: seen[{key!r}], env.observation_space[{key!r}])"
-    )
-
-
-def _parts(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], spaces.Space[Any]]]:
-    """Yield the path and the space of every leaf of nested Dict and Tuple spaces."""
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        for name, part in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
-            yield from _parts(part, (*path, str(name)))
-    else:
-        yield path, space
 
 
 class CheckedEnv(gym.Wrapper[Any, Any, Any, Any]):
@@ -86,27 +28,29 @@ class CheckedEnv(gym.Wrapper[Any, Any, Any, Any]):
 
     An invalid value raises ValueError, which names field, value, stream and step.
 
-    Observations are returned as `frame_of` says, with byte vectors (RAM) scaled to 0 .. 1, and then preprocessed.
-
     Args:
         env: The environment.
         stream: Its number in messages and in the activity marker.
         max_steps: Number of actions, repetitions counted, after which an episode is truncated.
         repeat: How often each action is taken, unless the episode ends.
-        preprocess: Applied to observations.
+        convert: Makes pictures or vectors of observations.
+        preprocess: Applied to what `convert` returns.
     """
 
     def __init__(
-        self, env: gym.Env[Any, Any], stream: int, max_steps: int | None, repeat: int, preprocess: Preprocessing
+        self,
+        env: gym.Env[Any, Any],
+        stream: int,
+        max_steps: int | None,
+        repeat: int,
+        convert: ObservationConverter,
+        preprocess: Preprocessing,
     ):
         super().__init__(env)
         self.stream, self._max_steps, self._repeat = stream, max_steps, repeat
-        self._frame, self._space = frame_of(env.observation_space), env.observation_space
-        self._preprocess = preprocess
-        if isinstance(self._space, spaces.Box):
-            self._max_magnitude = _max_magnitude(self._space)
-        low, high = (0, 255) if self._frame.dtype == "uint8" else (-np.inf, np.inf)
-        self.observation_space = spaces.Box(low, high, preprocess.frame.shape, np.dtype(self._frame.dtype).type)
+        self._convert, self._preprocess = convert, preprocess
+        low, high = (0, 255) if preprocess.frame.dtype == "uint8" else (-np.inf, np.inf)
+        self.observation_space = spaces.Box(low, high, preprocess.frame.shape, np.dtype(preprocess.frame.dtype).type)
         self._steps = self._total_steps = 0
         self.activity_marker = np.zeros(1)  # 1 + the stream while the environment's code runs, else 0
         self.success: bool | None = None  # stated by info at the last step; None until info states a success
@@ -175,50 +119,11 @@ class CheckedEnv(gym.Wrapper[Any, Any, Any, Any]):
         return result
 
     def _observation(self, value: Any) -> np.ndarray:
-        if isinstance(self._space, spaces.Box):
-            array = self._array(value, self._space)
-        elif isinstance(self._space, spaces.Discrete):
-            array = self._one_hot(value, self._space)
-        else:
-            array = self._flattened(value)
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            element = int(np.flatnonzero(~np.isfinite(array))[0])
-            raise self._error("observation", array[element], f"finite values (element {element} of {array.size})")
-        return array
-
-    def _array(self, value: Any, space: spaces.Box) -> np.ndarray:
         try:
-            array = np.asarray(value)
-        except ValueError:  # nested lists of different lengths
-            raise self._error("observation", value, f"an array {list(space.shape)}") from None
-        bytes_only = space.dtype == np.uint8
-        if array.shape != space.shape or (array.dtype != np.uint8 if bytes_only else array.dtype.kind not in "fiub"):
-            raise self._error("observation", value, f"{space.dtype} {list(space.shape)}")
-        if self._frame.dtype == "uint8":
-            return array
-        outside = np.abs(array) > self._max_magnitude
-        if outside.any():
-            element = int(np.flatnonzero(outside)[0])
-            low, high = space.low.flat[element], space.high.flat[element]
-            raise self._error("observation", array.flat[element], f"a value near {low} .. {high} (element {element})")
-        with np.errstate(over="ignore"):  # values too large for float32 become inf, which `_observation` reports
-            return array.reshape(-1).astype(np.float32) / np.float32(255 if bytes_only else 1)
-
-    def _one_hot(self, value: Any, space: spaces.Discrete) -> np.ndarray:
-        if not space.contains(value):
-            raise self._error("observation", value, f"a value of {space}")
-        one_hot = np.zeros(self._frame.shape, np.float32)
-        one_hot[int(value) - int(space.start)] = 1
-        return one_hot
-
-    def _flattened(self, value: Any) -> np.ndarray:
-        try:
-            array = np.asarray(spaces.flatten(self._space, value), np.float32)
-        except Exception as error:  # flatten can raise anything for a value that is not of the space
-            raise self._error("observation", value, f"a value of {self._space} ({error})") from error
-        if array.shape != self._frame.shape:
-            raise self._error("observation", value, f"a value of {self._space}")
-        return array
+            return self._convert(value)
+        except InvalidPartError as error:
+            field = error.name if error.name == "observation" else f"observation {error.name}"
+            raise self._error(field, error.value, error.expected) from error.__cause__
 
     def _reward(self, value: Any) -> float:
         array = np.asarray(value) if not isinstance(value, list | tuple) else None

@@ -16,7 +16,7 @@ from core.common.settings import frozen_dataclass
 from core.env import Env, EnvParams
 from core.envs.argument_checks import check_construction, checked_discrete, reset_timestep, stream_seeds
 from core.envs.game_names import resolve_name
-from core.envs.rewards import Clipping, clipped
+from core.envs.preprocessing import Clipping, clipped
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
 

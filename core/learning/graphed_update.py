@@ -13,7 +13,7 @@ from torch import Tensor
 from core.agent import Agent, LearnerOutput
 from core.device.cuda_graph import CudaGraphCallable
 from core.device.transfers import upload
-from core.learning.metric_accumulator import MetricAccumulator
+from core.learning.updates import MetricAccumulator
 from core.memory import DeviceMemory
 from core.types import Batch, batch_tensors
 
@@ -57,7 +57,7 @@ class StagedBatches:
             return torch.empty_like(tensor, device=self.device)
 
         fresh = None if batch.fresh is None else empty(batch.fresh)
-        return Batch(batch.window.map(empty), batch.keys, empty(batch.weights), fresh)
+        return Batch(batch.window.map(empty), batch.keys, empty(batch.weights), fresh, batch.on_policy)
 
     def sample(self) -> Batch:
         assert self._batch is not None

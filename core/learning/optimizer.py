@@ -1,18 +1,146 @@
-"""Step optimisers with learning-rate schedule, gradient clipping and averaging over learners, for every agent."""
+"""Step optimisers with learning-rate schedule, gradient clipping and averaging over learners, for every agent.
+
+An optimiser calls `gradient_of`. Outside `use_microbatches` that is the gradient of the whole batch. Inside, a batch
+that runs out of memory is halved until its microbatches fit. The optimiser steps after the last one, so the update
+equals that of the whole batch: one step, one count, one clipped norm, one exchange between learners.
+"""
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
+from core.common.console import log_to_stderr
 from core.common.settings import frozen_dataclass
 from core.distributed.learner_group import all_reduce_sum, num_learners
-from core.learning.device_schedule import ScheduledTensor
-from core.learning.microbatches import Differentiate, Loss, gradient_of
-from core.ops.schedules import SCHEDULES
+from core.learning.rmsprop import RMSProp
+from core.learning.schedules import SCHEDULES, ScheduledTensor
+
+_MICROBATCHER: ContextVar["MicroBatcher | None"] = ContextVar("microbatcher", default=None)
+
+
+class Loss(NamedTuple):
+    """The loss of some windows of a batch, with its metrics.
+
+    Metrics are accumulated over microbatches like the loss. If the loss is a mean over windows, every metric must be
+    such a mean; if it is a sum, every metric must be such a sum.
+    """
+
+    loss: Tensor  # scalar
+    statistics: dict[str, Tensor]  # scalars
+    priorities: Tensor | None = None  # [B], non-negative
+
+
+# Set the gradients to those of some windows of the batch, or of all windows if the argument is None.
+Differentiate = Callable[[slice | None], Loss]
+
+
+class MicroBatcher:
+    """Accumulate gradients over microbatches of `size` windows, which is halved whenever one does not fit.
+
+    `size` is 0 before the first batch.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def gradient(
+        self, parameters: Sequence[nn.Parameter], total: int, sums: bool, differentiate: Differentiate
+    ) -> Loss:
+        """Do what `gradient_of` does. Raises torch.OutOfMemoryError if a single window does not fit."""
+        self.size = self.size or total
+        while True:
+            try:
+                if self.size >= total:
+                    return differentiate(None)
+                return self._accumulate(parameters, total, sums, differentiate)
+            except torch.OutOfMemoryError:
+                if self.size == 1:
+                    raise
+            # Outside the except block, so that the error and the tensors in its frames are freed.
+            self.size = -(-self.size // 2)
+            torch.cuda.empty_cache()
+            log_to_stderr(
+                f"out of GPU memory: gradients of batches of {total} are computed from microbatches of "
+                f"{self.size} windows from now on"
+            )
+
+    def _accumulate(
+        self, parameters: Sequence[nn.Parameter], total: int, sums: bool, differentiate: Differentiate
+    ) -> Loss:
+        losses, gradients = [], dict[nn.Parameter, Tensor]()
+        for start in range(0, total, self.size):
+            part = slice(start, min(start + self.size, total))
+            weight = 1.0 if sums else (part.stop - part.start) / total
+            loss, statistics, priorities = differentiate(part)
+            weighted = {name: value * weight for name, value in statistics.items()}
+            losses.append(Loss(loss.detach() * weight, weighted, priorities))
+            for parameter in parameters:
+                if parameter in gradients and parameter.grad is not None:
+                    gradients[parameter].add_(parameter.grad, alpha=weight)
+                elif parameter.grad is not None:
+                    gradients[parameter] = parameter.grad * weight
+        for parameter, gradient in gradients.items():
+            if parameter.grad is None:
+                parameter.grad = gradient
+            else:
+                parameter.grad.copy_(gradient)  # in place, because it may be a view
+        return _sum_losses(losses)
+
+
+def gradient_of(parameters: Sequence[nn.Parameter], total: int, sums: bool, differentiate: Differentiate) -> Loss:
+    """Set the gradients of the parameters to those of a batch, from microbatches if `use_microbatches` is active.
+
+    Args:
+        parameters: those whose gradients are set.
+        total: windows of the batch.
+        sums: the loss is a sum over the windows; else it is a mean.
+        differentiate: sets the gradients to those of some windows.
+
+    Returns:
+        The loss of the batch.
+    """
+    microbatcher = _MICROBATCHER.get()
+    if microbatcher is None:
+        return differentiate(None)
+    return microbatcher.gradient(parameters, total, sums, differentiate)
+
+
+@contextmanager
+def use_microbatches(microbatcher: MicroBatcher) -> Iterator[None]:
+    """Let `gradient_of` compute gradients from microbatches that fit into memory."""
+    token = _MICROBATCHER.set(microbatcher)
+    try:
+        yield
+    finally:
+        _MICROBATCHER.reset(token)
+
+
+def _sum_losses(losses: Sequence[Loss]) -> Loss:
+    statistics = {name: torch.stack([each.statistics[name] for each in losses]).sum(0) for name in losses[0].statistics}
+    priorities = [each.priorities for each in losses if each.priorities is not None]
+    total = torch.stack([each.loss for each in losses]).sum()
+    return Loss(total, statistics, torch.cat(priorities) if priorities else None)
+
+
+def _construct_without_compiler() -> None:
+    """Let torch construct optimisers without torch._dynamo, whose import takes a second for which actors would wait.
+
+    Each of these methods imports it at its first call, to be left out by torch.compile (torch/_compile.py).
+    """
+    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+        method = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
+        if method is not None:
+            vars(method).setdefault("__dynamo_disable", method)
+
+
+_construct_without_compiler()
 
 
 @frozen_dataclass
@@ -22,13 +150,15 @@ class OptimizerParams:
     learning_rate: float = Field(default=1e-4, gt=0, le=100)
     """Learning rate at the start."""
     optimizer_eps: float = Field(default=1.5e-4, gt=0, le=1)
-    """Added to the root of the second moment; in TensorFlow's RMSProp to what is under it."""
+    """Added to the root of Adam's second moment; for RMSProp see rmsprop_eps_in_root."""
     weight_decay: float = Field(default=0.0, ge=0, le=10)
     """Weight of the L2 penalty on the parameters; 0 is off."""
     rmsprop_decay: float = Field(default=0.95, ge=0, le=1)
     """Decay of RMSProp's moments (Ape-X: 0.95, IMPALA: 0.99)."""
     rmsprop_centered: bool = True
     """Divide RMSProp's steps by the standard deviation (Ape-X: yes, IMPALA: no)."""
+    rmsprop_eps_in_root: bool = True
+    """Add optimizer_eps to RMSProp's moment under the root (Nature DQN, Ape-X, IMPALA); if False, to the root."""
     lr_schedule: Literal["constant", "linear", "polynomial", "step"] = "constant"
     """Schedule of the learning rate over the updates."""
     lr_end: float = Field(default=0.0, ge=0, le=100)
@@ -54,6 +184,7 @@ class Optimizer:
     Args:
         sums: losses are sums over the windows of a batch; else they are means.
         period: updates of the agent for one step of this optimiser. Schedules count updates.
+        steps_per_update: steps of this optimiser in one update of the agent, which have one learning rate.
     """
 
     # Learning rates of the planned steps, and that of the current one.
@@ -61,9 +192,15 @@ class Optimizer:
     _planned_lr: Tensor
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], params: OptimizerParams, sums: bool = False, period: int = 1
+        self,
+        parameters: Iterable[nn.Parameter],
+        params: OptimizerParams,
+        sums: bool = False,
+        period: int = 1,
+        steps_per_update: int = 1,
     ):
         self._parameters, self._params, self._sums, self._period = list(parameters), params, sums, period
+        self._steps_per_update = steps_per_update
         self._steps = 0
         self._optimizer: torch.optim.Optimizer
         if params.optimizer == "adam":
@@ -75,14 +212,14 @@ class Optimizer:
                 fused=True,
             )
         else:
-            self._optimizer = torch.optim.RMSprop(
+            self._optimizer = RMSProp(
                 self._parameters,
                 lr=params.learning_rate,
+                decay=params.rmsprop_decay,
                 eps=params.optimizer_eps,
-                alpha=params.rmsprop_decay,
+                eps_in_root=params.rmsprop_eps_in_root,
                 centered=params.rmsprop_centered,
                 weight_decay=params.weight_decay,
-                foreach=True,
             )
 
     @property
@@ -96,7 +233,7 @@ class Optimizer:
 
     def _lr_of(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0, which is taken in the last update of its period."""
-        params, update = self._params, (step + 1) * self._period - 1
+        params, update = self._params, (step // self._steps_per_update + 1) * self._period - 1
         return SCHEDULES[params.lr_schedule](
             update, params.learning_rate, params.lr_end, params.lr_schedule_updates, params.lr_decay
         )
@@ -108,19 +245,22 @@ class Optimizer:
             # Else torch warns about the steps before the capture.
             self._optimizer._warned_capturable_if_run_uncaptured = True
             for parameter, state in self._optimizer.state.items():
-                # A restored optimiser may count its steps on the CPU.
-                state["step"] = state["step"].to(parameter.device)
+                if "step" in state:  # A restored optimiser may count its steps on the CPU.
+                    state["step"] = state["step"].to(parameter.device)
         self._planned.plan(self._steps, count)
         self._steps += count
 
-    def minimise(self, total: int, loss_of: Callable[[slice | None], Loss]) -> tuple[Loss, Tensor, Any]:
+    def minimise(
+        self, total: int, loss_of: Callable[[slice | None], Loss], apply_if: Any = True
+    ) -> tuple[Loss, Tensor, Any]:
         """Step once to minimise the loss of a batch.
 
         Args:
             total: windows of the batch.
             loss_of: returns the loss of some of the windows or, given None, of all. With learner.microbatch_on_oom, a
             batch
-                that exceeds the GPU's memory is differentiated part by part (core/learning/microbatches.py).
+                that exceeds the GPU's memory is differentiated part by part (core/learning/optimizer.py).
+            apply_if: as in `apply`.
 
         Returns:
             The loss of the batch, and what `apply` returns.
@@ -133,7 +273,11 @@ class Optimizer:
             return loss._replace(loss=loss.loss.detach())
 
         loss = self.gradient_of(total, differentiate)
-        return loss, *self.apply(loss.loss)
+        return loss, *self.apply(loss.loss, apply_if)
+
+    def skip(self, count: int) -> None:
+        """Count steps that are not taken. Planned steps are skipped by `apply_if`."""
+        self._steps += count
 
     def gradient_of(self, total: int, differentiate: Differentiate) -> Loss:
         """Set the gradients to those of a batch of `total` windows, computed by `differentiate`."""
@@ -173,6 +317,7 @@ class Optimizer:
             for group in self._optimizer.param_groups:
                 group["lr"], group["capturable"] = self.lr, False
             self._optimizer.step()
+            increment_version(self._parameters)  # which fused optimisers do not
         self._steps += 1
         return norm, applied
 
@@ -196,7 +341,7 @@ class Optimizer:
     def _apply_planned(self, apply_if: Tensor) -> Tensor:
         """Take a planned step, which the device applies or not.
 
-        Fused Adam skips its step if `found_inf` is set, which is how GradScaler uses it. A skipped step of RMSprop is
+        Fused Adam skips its step if `found_inf` is set, which is how GradScaler uses it. A skipped step of RMSProp is
         undone.
         """
         assert self._planned is not None
@@ -206,12 +351,11 @@ class Optimizer:
         if self._params.optimizer == "adam":
             self._optimizer.found_inf = (~apply_if).to(torch.float32)  # type: ignore[attr-defined]
             self._optimizer.step()
+            increment_version(self._parameters)  # which fused optimisers do not
             return apply_if
         before = [tensor.clone() for tensor in self._tensors()]
         self._optimizer.step()
-        for number, tensor in enumerate(self._tensors()):
-            # The first step creates its state, which begins with zeros.
-            old = before[number] if number < len(before) else torch.zeros_like(tensor)
+        for old, tensor in zip(before, self._tensors(), strict=True):
             torch.where(apply_if, tensor, old, out=tensor)
         return apply_if
 

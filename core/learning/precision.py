@@ -1,5 +1,17 @@
-"""Set the arithmetic of a learner's networks: float32, float32 with TF32 products, or bfloat16 by torch's autocast."""
+"""Set the arithmetic of networks: float32, float32 with TF32 products, or bfloat16.
 
+- In bfloat16, the layers of a network compute with copies of their weights. A copy is made once after each change of
+  the weights, so once an update, and not at every forward pass.
+- The weights themselves stay float32. Autograd turns the gradients of the copies into float32 gradients of the weights,
+  so optimisers, checkpoints and published parameters are those of float32.
+- What a network returns is float32, so losses, targets and priorities are computed in float32.
+- Layers marked by `keep_float32` (core/model.py) are left out: output layers and recurrent cores. So are parameters of
+  the network itself, such as the deviations of a policy.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
@@ -8,35 +20,120 @@ from torch import Tensor, nn
 
 from core.common.tree import tree_map
 from core.model import Model
+from core.specs import EnvSpec
+
+# Height and width from which convolutions are faster in bfloat16 (docs/results/arithmetic.md).
+MIN_IMAGE_SIZE = 42
 
 
-def precision_on(device: str, precision: str) -> str:
-    """Return the precision, where "auto" is "tf32" on CUDA and "float32" elsewhere."""
-    return ("tf32" if device.startswith("cuda") else "float32") if precision == "auto" else precision
+def precision_on(device: str, precision: str, spec: EnvSpec) -> str:
+    """Return the precision of a process on a device, with "auto" resolved.
+
+    On CUDA, "auto" is "tf32". On a CPU, it is "bf16" if the CPU multiplies bfloat16 natively and observations are
+    images of at least 42x42, else "float32": smaller networks are faster or slower in bfloat16 from case to case.
+    """
+    if precision != "auto":
+        return precision
+    if device.startswith("cuda"):
+        return "tf32"
+    has_large_images = spec.is_image and min(spec.frame.shape[:2]) >= MIN_IMAGE_SIZE
+    return "bf16" if has_large_images and has_native_bf16() else "float32"
+
+
+def has_native_bf16() -> bool:
+    """Return True if torch reports that this CPU multiplies bfloat16 in hardware (AVX512-BF16 or AMX)."""
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 def in_bf16(model: Model) -> Model:
-    """Run `forward` and `unroll` of the model's networks under bfloat16 autocast, and return the model.
-
-    Weights, gradients and outputs stay float32, so losses and targets are computed as before.
-    """
-    device_type = next(model.parameters()).device.type
+    """Run `forward` and `unroll` of the model's networks in bfloat16, and return the model."""
     for network in model.networks():
+        for layer in _layers(network):
+            layer.register_forward_pre_hook(_convert_inputs)
+        network.bf16_weights = Bfloat16Weights(_layers_in_bf16(network))  # type: ignore[assignment]
         for name in ("forward", "unroll"):
             if function := getattr(type(network), name, None):
                 # A bound method, so that a copy of the network calls itself.
-                setattr(network, name, MethodType(_autocast(function, device_type), network))
-    model.precision = "bf16"
+                setattr(network, name, MethodType(_with_bf16_weights(function), network))
+    model.precision, model.image_dtype = "bf16", torch.bfloat16
     return model
 
 
-def _autocast(function: Any, device_type: str) -> Any:
-    # Without a weight cache, which torch requires under CUDA graph capture.
-    def autocast_function(network: nn.Module, *arguments: Any) -> Any:
-        with torch.autocast(device_type, dtype=torch.bfloat16, cache_enabled=False):
+class Bfloat16Weights:
+    """bfloat16 copies of float32 weights, which take the weights' place in their layers while a network computes.
+
+    torch counts the changes of a tensor (`_version`). An optimiser whose step is not counted calls
+    `torch.autograd.graph.increment_version`.
+
+    Args:
+        layers: The parameters of each layer by name, as the layer itself holds them.
+    """
+
+    def __init__(self, layers: list[dict[str, nn.Parameter | None]]):
+        self._layers = layers
+        self._weights, self._versions = list[Tensor](), list[int]()
+        self._copies: list[Tensor] = []
+        self._in_use = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Bfloat16Weights":
+        return Bfloat16Weights(copy.deepcopy(self._layers, memo))
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the layers hold the copies. Within another `in_place` this does nothing."""
+        if self._in_use:
+            yield
+            return
+        slots = [(layer, name) for layer in self._layers for name, weight in layer.items() if weight is not None]
+        weights: list[Any] = [layer[name] for layer, name in slots]
+        copies: list[Any] = self._copies_of(weights)
+        self._in_use = True
+        try:
+            for (layer, name), tensor in zip(slots, copies):
+                layer[name] = tensor
+            yield
+        finally:
+            for (layer, name), tensor in zip(slots, weights):
+                layer[name] = tensor
+            self._in_use = False
+
+    def _copies_of(self, weights: list[Tensor]) -> list[Tensor]:
+        versions = [weight._version for weight in weights]
+        unchanged = versions == self._versions and all(old is new for old, new in zip(self._weights, weights))
+        # On CUDA, a graph launch changes weights without Python, so that each forward pass must contain the copy.
+        if not unchanged or any(weight.is_cuda for weight in weights):
+            # Later calls use the copies with and without gradients, whatever the mode of this one is.
+            with torch.inference_mode(False), torch.enable_grad():
+                self._copies = [weight.to(torch.bfloat16) for weight in weights]
+            self._weights, self._versions = weights, versions
+        return self._copies
+
+
+def _layers(network: nn.Module) -> list[nn.Module]:
+    """Return the modules with parameters. The network itself is none: its own parameters are part of its output."""
+    return [module for module in network.modules() if module._parameters and module is not network]
+
+
+def _layers_in_bf16(network: nn.Module) -> list[Any]:
+    """Return the parameters of each layer that is not marked by `keep_float32`, nor a part of one."""
+    kept = [module for module in network.modules() if getattr(module, "keeps_float32", False)]
+    excluded = {part for module in kept for part in module.modules()}
+    return [layer._parameters for layer in _layers(network) if layer not in excluded]
+
+
+def _with_bf16_weights(function: Any) -> Any:
+    def function_in_bf16(network: Any, *arguments: Any) -> Any:
+        with network.bf16_weights.in_place():
             return tree_map(_to_float32, function(network, *arguments))
 
-    return autocast_function
+    return function_in_bf16
+
+
+def _convert_inputs(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Convert the inputs of a layer to the dtype of its weights."""
+    dtype = next(weight.dtype for weight in layer._parameters.values() if weight is not None)
+    return tuple(each.to(dtype) if isinstance(each, Tensor) and each.is_floating_point() else each for each in inputs)
 
 
 def _to_float32(tensor: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from core.learning.device_schedule import ScheduledTensor
+from core.learning.schedules import ScheduledTensor
 
 
 class TargetUpdater:

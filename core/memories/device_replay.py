@@ -15,9 +15,8 @@ from torch import Tensor
 
 from core.common.shared_arrays import total_bytes
 from core.device.transfers import on_device, upload
-from core.learning.device_schedule import ScheduledTensor
-from core.memories.priority_rule import PriorityRule
-from core.memories.start_leaves import CumulativeLeaves, PrioritizedLeaves, StartLeaves
+from core.learning.schedules import ScheduledTensor
+from core.memories.priority_rule import CumulativeLeaves, PrioritizedLeaves, PriorityRule, StartLeaves
 from core.memories.window_starts import WindowStarts, check_batch_size
 from core.memory import DeviceMemory, Memory
 from core.specs import ArraySpec, WindowSpec

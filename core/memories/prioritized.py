@@ -10,8 +10,7 @@ from pydantic import Field
 
 from core.common.settings import frozen_dataclass
 from core.memories.device_replay import DevicePrioritizedReplay
-from core.memories.priority_rule import PriorityRule
-from core.memories.start_leaves import PrioritizedLeaves
+from core.memories.priority_rule import PrioritizedLeaves, PriorityRule
 from core.memories.sum_tree import SumTree
 from core.memories.window_starts import WindowStarts, check_batch_size
 from core.memory import Memory, MemoryParams
@@ -71,9 +70,10 @@ class PrioritizedMemory(Memory):
         if drawn is None:
             return None
         window, ids = drawn
-        weights = self.rule.weights(self.tree.leaves[self._starts.leaf_indices(*ids)], self.beta)
+        leaves = self.tree.leaves[self._starts.leaf_indices(*ids)].reshape(-1, self.batches_per_sample)
+        weights = self.rule.weights(leaves, self.beta).astype(np.float32)
         self._leaves.batches += self.batches_per_sample
-        return Batch(window, ids, torch.from_numpy(weights.astype(np.float32)))
+        return Batch(window, ids, torch.from_numpy(weights.reshape(-1)))
 
     def _draw(self, count: int) -> SampleIds | None:
         total = self.tree.total

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from core.common.rounding import next_multiple
+from core.common.shared_arrays import next_multiple
 from core.specs import WindowSpec
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.window_gather import Array

@@ -1,8 +1,11 @@
 """Actor-critic networks: a torso, an optional LSTM, an optional feature head, a policy and a value.
 
-Weights are initialised orthogonally and biases by zero. The gain is sqrt 2 in torso and feature head, 0.01 in the
-policy (so that first actions are close to uniform: 2006.05990, section 3.2) and 1 in the value;
-core/models/layers/lstm.py initialises the LSTM.
+- Weights are initialised orthogonally and biases by zero. The gain is sqrt 2 in torso and feature head, 0.01 in the
+  policy (so that first actions are close to uniform: 2006.05990, section 3.2) and 1 in the value;
+  core/models/layers/lstm.py initialises the LSTM.
+- The policy's outputs are the parameters of core/ops/policy_distributions.py: logits of discrete actions, means and
+  logarithms of deviations of continuous ones. Deviations do not depend on the observation and start at 1
+  (1707.06347, section 6.1).
 """
 
 import math
@@ -13,8 +16,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from core.common.settings import frozen_dataclass
-from core.model import Model, ModelParams
+from core.model import Model, ModelParams, keep_float32
 from core.models.layers.lstm import LSTMCore
+from core.models.layers.running_normalization import RunningNormalization
 from core.models.layers.torsos import (
     convolutions,
     image_torso,
@@ -23,7 +27,7 @@ from core.models.layers.torsos import (
     preprocess,
     small_convolutions,
 )
-from core.specs import EnvSpec
+from core.specs import Continuous, EnvSpec
 from core.types import ActorCriticOutput, State
 
 
@@ -34,15 +38,18 @@ class ActorCriticNetworkParams(ModelParams):
 
 
 class ActorCritic(Model):
-    """Torso [B, hidden], LSTM [B, lstm], feature head [B, feature_size], logits [B, A] and value [B].
+    """Torso [B, hidden], LSTM [B, lstm], feature head [B, feature_size], parameters of a policy [B, P] and value [B].
 
     Subclasses make the torso, whose output has the length `params.hidden`. `feature_size` is the length of
-    ActorCriticOutput.features: the feature head's, or without one the LSTM's, or without one the torso's.
+    ActorCriticOutput.features: the feature head's, or without one the LSTM's, or without one the torso's. With a
+    `value_torso`, the value reads its output in place of the features.
     """
 
     output_kind = "actor-critic"
 
-    def __init__(self, params: Any, spec: EnvSpec, torso: nn.Module, feature_size: int = 0):
+    def __init__(
+        self, params: Any, spec: EnvSpec, torso: nn.Module, feature_size: int = 0, value_torso: nn.Module | None = None
+    ):
         super().__init__(params, spec)
         width = params.lstm or params.hidden
         self.feature_size = feature_size or width
@@ -50,32 +57,53 @@ class ActorCritic(Model):
         self.core = LSTMCore(params.hidden, params.lstm) if params.lstm else None
         head = [nn.Linear(width, feature_size), nn.ReLU(inplace=True)] if feature_size else []
         self.feature_head = nn.Sequential(*head) if head else nn.Identity()
-        self.policy = nn.Linear(self.feature_size, spec.action.num_actions)  # type: ignore[union-attr]
-        self.value = nn.Linear(self.feature_size, 1)
+        self.policy, self.log_deviations = _policy(self.feature_size, spec)
+        self.value_torso = value_torso
+        self.value = nn.Linear(params.hidden if value_torso else self.feature_size, 1)
         root = math.sqrt(2)
         for module, gain in ((torso, root), (self.feature_head, root), (self.policy, 0.01), (self.value, 1.0)):
             _initialise(module, gain)
+        if value_torso:
+            _initialise(value_torso, root)
+        keep_float32(self.policy), keep_float32(self.value)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def initial_state(self, batch_size: int) -> State:
         return self.core.initial_state(batch_size) if self.core else ()
 
     def forward(self, observation: Tensor, state: State) -> tuple[ActorCriticOutput, State]:
-        features = self.torso(preprocess(self, observation))
+        inputs = self.preprocess(observation)
+        features = self.torso(inputs)
         if self.core:
             features, state = self.core.step(features, state)
-        return self._output(features), state
+        return self._output(features, inputs), state
 
     def unroll(self, observations: Tensor, firsts: Tensor, state: State) -> tuple[ActorCriticOutput, State]:
         if not self.core:
             return super().unroll(observations, firsts, state)
-        features = self.torso(preprocess(self, observations.flatten(0, 1)))
+        features = self.torso(self.preprocess(observations.flatten(0, 1)))
         features, state = self.core(features.unflatten(0, observations.shape[:2]), firsts, state)  # [T, B, hidden]
         return self._output(features), state
 
-    def _output(self, features: Tensor) -> ActorCriticOutput:
+    def preprocess(self, observation: Tensor) -> Tensor:
+        """Return stored observations [B, *observation_shape] as floats, the input of the torsos."""
+        return preprocess(self, observation)
+
+    def _output(self, features: Tensor, inputs: Tensor | None = None) -> ActorCriticOutput:
         features = self.feature_head(features)  # [..., feature_size]
-        return ActorCriticOutput(self.policy(features), self.value(features).squeeze(-1), features)
+        policy = self.policy(features)
+        if self.log_deviations is not None:
+            policy = torch.cat([policy, self.log_deviations.expand_as(policy)], -1)
+        value = self.value(self.value_torso(inputs) if self.value_torso else features)
+        return ActorCriticOutput(policy, value.squeeze(-1), features)
+
+
+def _policy(features: int, spec: EnvSpec) -> tuple[nn.Linear, nn.Parameter | None]:
+    """Make the policy's layer and, for continuous actions, logarithms of deviations [A]."""
+    if isinstance(spec.action, Continuous):
+        num_actions = math.prod(spec.action.low.shape)
+        return nn.Linear(features, num_actions), nn.Parameter(torch.zeros(num_actions))
+    return nn.Linear(features, spec.action.num_actions), None
 
 
 def _initialise(module: nn.Module, gain: float) -> None:
@@ -165,15 +193,34 @@ class MinAtarAC(ActorCritic):
 class MLPACParams(ActorCriticNetworkParams):
     hidden: int = Field(default=64, ge=1, le=8_192)
     """Units of each of the two hidden layers."""
+    value_torso: bool = False
+    """Give the value hidden layers of its own, as in PPO (1707.06347, section 6.1); an LSTM excludes it."""
+    normalize_observations: bool = False
+    """Normalise observations by the mean and deviation of what was learnt from so far."""
 
 
 class MLPAC(ActorCritic):
-    """Two hidden layers of tanh for vectors, as in PPO (1707.06347) but shared by policy and value."""
+    """Two hidden layers of tanh for vectors, as in PPO (1707.06347, section 6.1), shared by policy and value or not."""
 
     Params = MLPACParams
     observations = "vector"
 
     def __init__(self, params: MLPACParams, spec: EnvSpec):
-        size, hidden = math.prod(spec.observation_shape), params.hidden
-        layers = [nn.Linear(size, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh()]
-        super().__init__(params, spec, nn.Sequential(nn.Flatten(), *layers))
+        if params.value_torso and params.lstm:
+            raise ValueError(f"model.value_torso needs a network without memory, not model.lstm={params.lstm}")
+        size = math.prod(spec.observation_shape)
+        torsos = [_tanh_torso(size, params.hidden) for _ in range(1 + params.value_torso)]
+        super().__init__(params, spec, torsos[0], value_torso=torsos[1] if params.value_torso else None)
+        self.normalization = RunningNormalization(size) if params.normalize_observations else None
+
+    def preprocess(self, observation: Tensor) -> Tensor:
+        vectors = super().preprocess(observation)
+        return self.normalization(vectors.flatten(1)) if self.normalization else vectors
+
+    def update_normalization(self, observation: Tensor, apply_if: bool | Tensor = True) -> None:
+        if self.normalization:
+            self.normalization.update(observation.float().flatten(1), apply_if)
+
+
+def _tanh_torso(size: int, hidden: int) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(size, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh())

@@ -10,6 +10,7 @@ from core.common.settings import frozen_dataclass
 from core.model import Model
 from core.models.layers.noisy_linear import NoisyParams, linear_factory
 from core.models.layers.torsos import (
+    impala_resnet,
     minatar_convolutions,
     nature_convolutions,
     num_features,
@@ -36,6 +37,7 @@ class QNetwork(Model):
         features = num_features(torso, spec) if self.observations == "image" else params.hidden
         atoms = params.atoms if self.output_kind == "distribution" else None
         num_actions = spec.action.num_actions  # type: ignore[union-attr]
+        self.num_features = features
         self.q = q_head(features, params.hidden, num_actions, params.dueling, linear_factory(params), atoms)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -61,6 +63,30 @@ class DQNCNN(QNetwork):
 
     def __init__(self, params: Any, spec: EnvSpec):
         super().__init__(params, spec, nature_convolutions(spec, params.norm))
+
+
+@frozen_dataclass
+class DQNResNetParams(NoisyParams):
+    dueling: bool = False
+    """Split the head into value and advantages (1511.06581)."""
+    width: int = Field(default=2, ge=1, le=64)
+    """Factor of the planes of IMPALA's deep network (BTR: 2)."""
+    spectral_norm: bool = True
+    """Divide the convolutions of residual blocks by their largest singular value (BTR: yes)."""
+    pool: int = Field(default=6, ge=0, le=256)
+    """Height and width to which the last planes are brought by adaptive max pooling (BTR: 6); 0 is off."""
+    hidden: int = Field(default=512, ge=1, le=8_192)
+    """Units of the fully connected layer (of each stream when dueling)."""
+
+
+class DQNResNet(QNetwork):
+    """IMPALA's deep network as BTR widens, normalises and pools it (2411.03820), for images of any size."""
+
+    Params: ClassVar[type] = DQNResNetParams
+    observations = "image"
+
+    def __init__(self, params: Any, spec: EnvSpec):
+        super().__init__(params, spec, impala_resnet(spec, params.width, params.spectral_norm, params.pool))
 
 
 @frozen_dataclass

@@ -5,13 +5,11 @@
   figure) is an option.
 """
 
-import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
 
 from core.common.settings import frozen_dataclass
 from core.models.actor_critic import ActorCritic, ActorCriticNetworkParams
-from core.models.layers.torsos import convolutions, image_shape, image_torso
+from core.models.layers.torsos import ResidualBlock, convolutions, image_torso, impala_resnet
 from core.specs import EnvSpec
 
 
@@ -43,33 +41,7 @@ class ImpalaResNet(ActorCritic):
     observations = "image"
 
     def __init__(self, params: ImpalaNetworkParams, spec: EnvSpec):
-        layers = nn.Sequential(
-            _section(image_shape(spec)[0], 16), _section(16, 32), _section(32, 32), nn.ReLU(inplace=True), nn.Flatten()
-        )
-        super().__init__(params, spec, image_torso(layers, spec, params.hidden))
+        super().__init__(params, spec, image_torso(impala_resnet(spec), spec, params.hidden))
         for block in self.modules():
             if isinstance(block, ResidualBlock):
                 block.outer.weight.data.div_(6)
-
-
-class ResidualBlock(nn.Module):
-    """x + outer(relu(inner(relu(x)))), with 3x3 convolutions."""
-
-    def __init__(self, planes: int):
-        super().__init__()
-        self.inner = nn.Conv2d(planes, planes, 3, padding=1)
-        self.outer = nn.Conv2d(planes, planes, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        # Only the second ReLU may work in place, because the sum needs x as it was.
-        residual: Tensor = self.outer(F.relu(self.inner(F.relu(x)), inplace=True))
-        return x + residual
-
-
-def _section(inputs: int, planes: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(inputs, planes, 3, padding=1),
-        nn.MaxPool2d(3, 2, padding=1),
-        ResidualBlock(planes),
-        ResidualBlock(planes),
-    )

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from core.common.settings import frozen_dataclass
-from core.model import Critics, ModelParams, PerceptronLayers, PolicyAndCritic
+from core.model import Critics, ModelParams, PerceptronLayers, PolicyAndCritic, keep_float32
 from core.models.layers.running_normalization import RunningNormalization
 from core.models.layers.torsos import nature_convolutions, num_features, scaled_image
 from core.specs import Continuous, EnvSpec
@@ -108,7 +108,7 @@ class CNNNetwork(ControlNetwork):
         return layers, num_features(layers, self.spec)
 
     def preprocess(self, observation: Tensor) -> Tensor:
-        return scaled_image(observation, self.spec)
+        return scaled_image(observation, self.spec, self.image_dtype)
 
 
 def _perceptron(inputs: int, params: ControlNetworkParams, outputs: int) -> nn.Sequential:
@@ -119,7 +119,7 @@ def _perceptron(inputs: int, params: ControlNetworkParams, outputs: int) -> nn.S
     last = nn.Linear(inputs, outputs)
     nn.init.uniform_(last.weight, -LAST_LAYER, LAST_LAYER)
     nn.init.uniform_(last.bias, -LAST_LAYER, LAST_LAYER)
-    return nn.Sequential(*layers, last)
+    return nn.Sequential(*layers, keep_float32(last))
 
 
 def _linear_layers(network: nn.Module) -> PerceptronLayers:

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
-from core.models.dqn import DQNCNN, DQNMLP, DQNMinAtar, DQNSmall
+from core.models.dqn import DQNCNN, DQNMLP, DQNMinAtar, DQNResNet, DQNResNetParams, DQNSmall
 from core.models.layers.noisy_linear import NoisyParams
 
 
@@ -36,6 +36,20 @@ class RainbowCNN(DQNCNN):
     """The paper's network, for 84x84."""
 
     Params, output_kind = RainbowCNNParams, "distribution"
+
+
+@frozen_dataclass
+class RainbowResNetParams(RainbowNetworkParams, DQNResNetParams):
+    noisy: bool = True
+    """Explore by noise on the head's weights, in training only (1706.10295); let epsilon be 0 then."""
+    dueling: bool = True
+    """Split the head into value and advantages (1511.06581)."""
+
+
+class RainbowResNet(DQNResNet):
+    """A network on BTR's torso (2411.03820), for images of any size."""
+
+    Params, output_kind = RainbowResNetParams, "distribution"
 
 
 @frozen_dataclass

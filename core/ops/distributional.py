@@ -1,4 +1,4 @@
-"""Losses of distributions of returns: C51 (1707.06887) and quantile regression (1710.10044).
+"""Losses of distributions of returns: C51 (1707.06887), quantile regression (1710.10044) and IQN (1806.06923).
 
 - [B, N] is a distribution of N atoms for each of B samples, without a time dimension; a loss is [B].
 - Gradients flow into the learnt distribution only.
@@ -88,14 +88,36 @@ def quantile_huber_loss(quantiles: Tensor, target: Tensor, kappa: float) -> Tens
         kappa: Error up to which the loss is squared, above 0.
     """
     _check_distributions(quantiles)
+    return _quantile_huber(quantiles, midpoints(quantiles.shape[1], quantiles), target, kappa)
+
+
+def implicit_quantile_loss(quantiles: Tensor, fractions: Tensor, target: Tensor, kappa: float) -> Tensor:
+    """Compute the loss [B] of quantiles at sampled fractions (1806.06923, equation 3).
+
+        sum_i mean_j |tau_i - 1[u_ij < 0]| L_kappa(u_ij) / kappa,    with u and L_kappa of quantile_huber_loss
+
+    Args:
+        quantiles: [B, N].
+        fractions: [B, N] tau in 0 .. 1, at which the quantiles were computed.
+        target: [B, M], any number of equally likely atoms.
+        kappa: Error up to which the loss is squared, above 0.
+    """
+    _check_distributions(quantiles, fractions)
+    return _quantile_huber(quantiles, fractions, target, kappa) / kappa
+
+
+def midpoints(number: int, like: Tensor) -> Tensor:
+    """Return the middles [N] of N equal parts of 0 .. 1, with the device and dtype of `like`."""
+    return (torch.arange(number, device=like.device, dtype=like.dtype) + 0.5) / number
+
+
+def _quantile_huber(quantiles: Tensor, fractions: Tensor, target: Tensor, kappa: float) -> Tensor:
+    """Compute quantile_huber_loss with fractions [N] or [B, N]."""
     _check_distributions(target)
     _check_samples(quantiles, target[:, 0])
-    num_quantiles = quantiles.shape[1]
-    indices = torch.arange(num_quantiles, device=quantiles.device, dtype=quantiles.dtype)
-    fractions = (indices + 0.5) / num_quantiles  # [N] tau
     errors = target.detach()[:, None, :] - quantiles[:, :, None]  # [B, N, M]
     huber = F.huber_loss(errors, torch.zeros_like(errors), reduction="none", delta=kappa)
-    weights = (fractions[:, None] - (errors < 0).to(errors.dtype)).abs()
+    weights = (fractions[..., None] - (errors < 0).to(errors.dtype)).abs()
     return (weights * huber).mean(2).sum(1)
 
 

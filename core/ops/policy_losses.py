@@ -29,18 +29,23 @@ def kl(logits_p: Tensor, logits_q: Tensor) -> Tensor:
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
-def policy_gradient_loss(logits: Tensor, actions: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+def entropies_of(logits: Tensor) -> Tensor:
+    """Compute - sum_a p(a) log p(a) [T, B] of logits [T, B, A]."""
+    _check_logits(logits)
+    log_p = torch.log_softmax(logits, -1)
+    return -(log_p.exp() * log_p).sum(-1)
+
+
+def policy_gradient_loss(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     """Compute - sum log pi(a) A (1802.01561, section 4.2).
 
     Args:
-        logits: [T, B, A].
-        actions: [T, B] int64.
+        log_probs: [T, B] log pi(a).
         advantages: [T, B] A, as `vtrace` returns them.
         mask: [T, B] bool.
     """
-    _check_logits(logits)
-    _check_steps(logits[..., 0], actions, advantages, mask)
-    return _masked_sum(-log_probs_of(logits, actions) * advantages.detach(), mask)
+    _check_steps(log_probs, advantages, mask)
+    return _masked_sum(-log_probs * advantages.detach(), mask)
 
 
 def baseline_loss(values: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
@@ -52,25 +57,16 @@ def baseline_loss(values: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
     return 0.5 * _masked_sum((targets.detach() - values) ** 2, mask)
 
 
-def entropy_loss(logits: Tensor, mask: Tensor) -> Tensor:
-    """Compute the negative entropy, the sum of sum_a pi log pi, of logits [T, B, A] with a mask [T, B]."""
-    _check_logits(logits)
-    _check_steps(logits[..., 0], mask)
-    log_pi = torch.log_softmax(logits, -1)
-    return _masked_sum((log_pi.exp() * log_pi).sum(-1), mask)
+def entropy_loss(entropies: Tensor, mask: Tensor) -> Tensor:
+    """Compute the negative sum of entropies [T, B] with a mask [T, B]."""
+    _check_steps(entropies, mask)
+    return -_masked_sum(entropies, mask)
 
 
-def policy_cloning_loss(logits: Tensor, behaviour_logits: Tensor, mask: Tensor) -> Tensor:
-    """Compute sum KL(mu || pi) over replayed steps (CLEAR, 1811.11682, section 3).
-
-    Args:
-        logits: [T, B, A] of pi.
-        behaviour_logits: [T, B, A] of mu.
-        mask: [T, B] bool.
-    """
-    _check_logits(logits, behaviour_logits)
-    _check_steps(logits[..., 0], mask)
-    return _masked_sum(kl(behaviour_logits.detach(), logits), mask)
+def policy_cloning_loss(divergences: Tensor, mask: Tensor) -> Tensor:
+    """Compute sum KL(mu || pi) over replayed steps (CLEAR, 1811.11682, section 3). Both arguments are [T, B]."""
+    _check_steps(divergences, mask)
+    return _masked_sum(divergences, mask)
 
 
 def value_cloning_loss(values: Tensor, behaviour_values: Tensor, mask: Tensor) -> Tensor:
@@ -108,6 +104,31 @@ def clipped_surrogate(
     mu, target, advantages = behaviour_log_probs.detach(), target_log_probs.detach(), advantages.detach()
     ratios = (mu - target).exp().clamp(max=beta_max) * (log_probs - mu).exp()
     return torch.minimum(ratios * advantages, ratios.clamp(1 - epsilon, 1 + epsilon) * advantages)
+
+
+def clipped_policy_loss(log_ratios: Tensor, advantages: Tensor, epsilon: float) -> Tensor:
+    """Compute PPO's loss (1707.06347, equation 7), -min(r A, clip(r, 1 - epsilon, 1 + epsilon) A), not yet summed.
+
+    Args:
+        log_ratios: [T, B] log r = log pi(a) / mu(a).
+        advantages: [T, B] A.
+        epsilon: Half width of the clip around 1.
+    """
+    _check_steps(log_ratios, advantages)
+    ratios, advantages = log_ratios.exp(), advantages.detach()
+    return -torch.minimum(ratios * advantages, ratios.clamp(1 - epsilon, 1 + epsilon) * advantages)
+
+
+def clipped_value_loss(values: Tensor, old_values: Tensor, targets: Tensor, epsilon: float) -> Tensor:
+    """Compute 0.5 max((V - v)^2, (V' - v)^2), V' = V_old + clip(V - V_old, -epsilon, epsilon), not yet summed.
+
+    The loss is that of the PPO authors' code (openai/baselines, ppo2); the paper does not have it. All tensors are
+    [T, B].
+    """
+    _check_steps(values, old_values, targets)
+    old_values, targets = old_values.detach(), targets.detach()
+    clipped = old_values + (values - old_values).clamp(-epsilon, epsilon)
+    return 0.5 * torch.maximum((values - targets).square(), (clipped - targets).square())
 
 
 @torch.no_grad()

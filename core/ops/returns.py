@@ -1,4 +1,4 @@
-"""N-step returns of windows and sequences."""
+"""N-step returns of windows and sequences, and the generalised advantages of unrolls."""
 
 import torch
 from torch import Tensor
@@ -64,6 +64,43 @@ def n_step_targets(
     returns, bootstrap_discounts = n_step_return(rewards, discounts, lasts, gamma)
     bootstrap = values.gather(0, bootstrap_position(lasts)[None])[0]  # [T * B]
     return torch.unflatten(returns + bootstrap_discounts * bootstrap, 0, sizes)
+
+
+@torch.no_grad()
+def generalised_advantages(
+    rewards: Tensor, discounts: Tensor, values: Tensor, included: Tensor, trace_lambda: float
+) -> tuple[Tensor, Tensor]:
+    """Compute GAE (1506.02438, equation 16) and the targets of the values, TD(lambda).
+
+        delta_t = r_t + g_t V_{t+1} - V_t,    A_t = included_t (delta_t + g_t lambda A_{t+1}),    A_T = 0,    v = V + A
+
+    A `last` step is excluded because it has no action: the trace stops there, and the step before it bootstraps from
+    its value, that of the episode's true final observation. Its reward is not read.
+
+    Args:
+        rewards: [T, B] float r.
+        discounts: [T, B] float g, gamma times the step's discount, 0 at termination.
+        values: [T + 1, B] float V.
+        included: [T, B] bool.
+        trace_lambda: Factor of the trace.
+
+    Returns:
+        A [T, B] and v [T, B].
+    """
+    _check_unroll(rewards, discounts, values, included)
+    deltas = torch.where(included, rewards + discounts * values[1:] - values[:-1], 0.0)
+    traces = torch.where(included, discounts * trace_lambda, 0.0)
+    advantages = [torch.zeros_like(values[-1])]  # A_T, A_{T-1} .. A_0, each [B]
+    for delta, trace in zip(reversed(deltas.unbind()), reversed(traces.unbind())):
+        advantages.append(torch.addcmul(delta, trace, advantages[-1]))
+    stacked = torch.stack(advantages[:0:-1])
+    return stacked, values[:-1] + stacked
+
+
+def _check_unroll(rewards: Tensor, discounts: Tensor, values: Tensor, included: Tensor) -> None:
+    shapes = [tuple(tensor.shape) for tensor in (rewards, discounts, included, values[:-1])]
+    if len(set(shapes)) != 1 or rewards.ndim != 2 or len(rewards) < 1:
+        raise ValueError(f"rewards, discounts and included must be [T, B] and values [T + 1, B], not {shapes}")
 
 
 def _check_time_major(*tensors: Tensor) -> None:

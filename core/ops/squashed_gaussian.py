@@ -28,5 +28,9 @@ def squashed_gaussian(means: Tensor, deviations: Tensor, normal: Tensor) -> tupl
         raise ValueError(f"means, deviations and normal must be [B, A] of one shape, not {shapes}")
     unsquashed = means + deviations * normal
     density = -0.5 * normal.square() - deviations.log() - 0.5 * math.log(2 * math.pi)
-    log_derivative = 2 * (math.log(2) - unsquashed - F.softplus(-2 * unsquashed))
-    return torch.tanh(unsquashed), (density - log_derivative).sum(1)
+    return torch.tanh(unsquashed), (density - log_tanh_derivative(unsquashed)).sum(1)
+
+
+def log_tanh_derivative(unsquashed: Tensor) -> Tensor:
+    """Compute log(1 - tanh(u)^2), finite for every finite u."""
+    return 2 * (math.log(2) - unsquashed - F.softplus(-2 * unsquashed))

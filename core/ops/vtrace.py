@@ -74,6 +74,20 @@ def vtrace(
 
 
 @torch.no_grad()
+def lambda_advantages(
+    returns: VTraceReturns, rewards: Tensor, discounts: Tensor, values: Tensor, included: Tensor, trace_lambda: float
+) -> Tensor:
+    """Compute r_t + g_t (lambda v_{t+1} + (1 - lambda) V_{t+1}) - V_t [T, B], 0 where excluded.
+
+    They are the advantages of rlax (vtrace_td_error_and_advantage) without their ratio: those of V-trace for lambda 1,
+    and GAE where pi = mu and the clips are at least 1. The arguments are those of `vtrace`, which returned `returns`.
+    """
+    targets = torch.cat([returns.targets[1:], values[-1:]])  # v_1 .. v_T
+    mixed = trace_lambda * targets + (1 - trace_lambda) * values[1:]
+    return torch.where(included, rewards + discounts * mixed - values[:-1], 0.0)
+
+
+@torch.no_grad()
 def implied_policy(target_logits: Tensor, behaviour_logits: Tensor, rho_bar: float) -> Tensor:
     """Compute log pi~ [T, B, A] of the policy whose values V-trace learns, pi~ proportional to min(rho_bar mu, pi).
 

@@ -15,8 +15,7 @@ from core.memory import Memory
 from core.runtime.log_buffers import LogRings
 from core.runtime.options import RunOptions, make_env
 from core.runtime.parameter_store import ParameterStore
-from core.runtime.rate_limiter import RateLimiter
-from core.runtime.run_counters import RunCounters
+from core.runtime.run_counters import RateLimiter, RunCounters
 from core.runtime.run_state import RunState
 from core.specs import EnvSpec
 

@@ -18,7 +18,7 @@ from core.common.settings import frozen_dataclass
 from core.env import Env, EnvParams
 from core.memory import Memory, MemoryParams
 from core.model import Model, ModelParams
-from core.runtime.rate_limiter import RateLimiterParams
+from core.runtime.run_counters import RateLimiterParams
 from core.specs import EnvSpec
 from core.trajectory.frame_compression import StorageParams
 
@@ -39,8 +39,10 @@ class ActorParams:
     """Groups of an actor's environments that take turns. With 2, one is emulated while the other is answered."""
     device: str = "cpu"
     """Device of the actor's network: cpu, cuda, cuda:1; auto is cuda if there is a GPU."""
-    cuda_graph: bool = True
-    """Compute the actor's answers by replaying a CUDA graph where its device is a GPU."""
+    cuda_graph: Literal["auto", "on", "off"] = "auto"
+    """Compute the actor's answers by replaying a CUDA graph; auto does where its device is a GPU."""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """Precision of the actor's network; auto is bf16 where learner.precision auto is, else float32."""
     niceness: int = Field(default=10, ge=0, le=19)
     """Niceness of the actor's process, so that a learner that has work goes first where cores are few."""
 
@@ -59,10 +61,10 @@ class LearnerParams:
     """Device that batches are drawn on; with `learner` the replay is copied to the learner's device."""
     updates_per_graph_launch: int = Field(default=1, ge=1, le=1_024)
     """Updates that Python starts as one; more than 1 needs replay_device learner."""
-    cuda_graph: Literal["auto", "yes", "no"] = "auto"
+    cuda_graph: Literal["auto", "on", "off"] = "auto"
     """Run updates as a CUDA graph; auto does with replay_device learner where possible."""
-    precision: Literal["float32", "auto", "tf32", "bf16"] = "float32"
-    """Precision of products: tf32 is for GPUs, auto is tf32 where there is one, bf16 is of networks."""
+    precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
+    """Precision of networks; auto is tf32 on a GPU, and on a CPU bf16 for images of 42x42 and more if it is native."""
     microbatch_on_oom: bool = False
     """Take one gradient of pieces of a batch when GPU memory runs out."""
     publish_period: int = Field(default=10, ge=1, le=10**9)
@@ -289,6 +291,11 @@ class RunOptions(ABC):
     @abstractmethod
     def make_agent(self, spec: EnvSpec, device: str = "cpu", precision: str = "float32") -> Agent:
         """Return an agent whose networks are made on this device when the agent first uses them."""
+
+    @property
+    def batch_size(self) -> int:
+        """The windows of a learner's batch. Where agent.batch_size is 0, one of each environment of the learner."""
+        return self.agent.batch_size or self.num_actors // self.num_learners * self.num_envs_per_actor
 
     # files ------------------------------------------------------------------------------------------------------------
     @property

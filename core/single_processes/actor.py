@@ -7,12 +7,39 @@ from collections.abc import Iterator
 import numpy as np
 
 from core.acting.double_buffered_envs import DoubleBufferedEnvs
-from core.acting.episode_statistics import EpisodeStatistics
 from core.acting.graphed_inference import with_graphed_forward
 from core.agent import Exploration
 from core.env import Env
 from core.metrics.profiler import Profile
 from core.runtime.context import Context
+from core.types import TimeStep
+
+
+class EpisodeStatistics:
+    """Add up the raw return and the length of each environment's episode."""
+
+    def __init__(self, num_envs: int):
+        self._returns = np.zeros(num_envs)
+        self._lengths = np.zeros(num_envs, np.int64)
+        self._finished: list[dict[str, float]] = []
+
+    def add(self, timestep: TimeStep) -> int:
+        """Count a step of every environment. Return the number of episodes that it ended."""
+        self._returns += timestep.raw_reward
+        self._lengths += ~timestep.first
+        ended = np.flatnonzero(timestep.last)
+        self._finished += [
+            {"episodic_return": float(self._returns[env]), "episodic_length": float(self._lengths[env])}
+            for env in ended
+        ]
+        self._returns[ended] = 0
+        self._lengths[ended] = 0
+        return len(ended)
+
+    def take(self) -> list[dict[str, float]]:
+        """Return the statistics of the episodes that ended since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
 
 
 def actor(context: Context, index: int) -> Iterator[bool]:
@@ -31,8 +58,9 @@ def actor(context: Context, index: int) -> Iterator[bool]:
 def _play(context: Context, index: int, generator: np.random.Generator, seed: int) -> Iterator[bool]:
     options, counters, rate_limiter = context.options, context.counters, context.rate_limiter
     run_state, num_envs, num_splits = context.run_state, options.num_envs_per_actor, options.actor.num_env_splits
-    agent = with_graphed_forward(context.make_agent(context.device_of_actor(index)), options.actor.cuda_graph)
-    memory, number = context.memory_of(index)
+    agent = context.make_agent(context.device_of_actor(index), options.actor.precision)
+    agent = with_graphed_forward(agent, options.actor.cuda_graph)
+    (memory, number), memory_class = context.memory_of(index), options.memory_class
     episodes, profile = EpisodeStatistics(num_envs), Profile(context, "actor", index)
 
     def make_env(size: int, first: int) -> Env:
@@ -58,11 +86,12 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
             if not (may_insert and (writer.has_room() or rate_limiter.is_warming_up)):
                 yield False
                 continue
-            if steps_until_pull <= 0:
+            if steps_until_pull <= 0 or (memory_class.on_policy and writer.begins_chunk):
                 version = context.parameters.pull(agent.model, version)
                 steps_until_pull = options.actor.parameter_pull_period
                 profile.mark("pull")
-            before, output, after, state = envs.step(counters.agent_steps)
+            agent_steps = counters.agent_steps
+            before, output, after, state = envs.step(agent_steps, rate_limiter.learning_steps(agent_steps))
             published = writer.append(before, output.action, after, output.extras, state)
             profile.mark("write")
             steps_until_pull -= num_envs

@@ -11,7 +11,6 @@ from core.checkpoint.run_checkpoint import CheckpointError
 from core.common.console import log_to_stderr
 from core.env import Env
 from core.evaluation.episodes import play_episodes
-from core.evaluation.recording import record_episode
 from core.runtime.context import Context
 from core.runtime.schedule import Schedule
 
@@ -87,6 +86,8 @@ def _record(context: Context, index: int, agent: Agent) -> Iterator[bool]:
     options, agent_steps = context.options, context.counters.agent_steps
     path = options.log_folder / "videos" / f"step_{agent_steps:012}.{options.video.format}"
     seed = context.seed("evaluator", index, agent_steps)
+    from core.evaluation.video import record_episode  # opencv takes long to import, and most runs need none
+
     yield from record_episode(context, agent, path, options.evaluator.record_steps, seed)
 
 

@@ -10,12 +10,9 @@ from torch import Tensor
 
 from core.agent import Agent
 from core.device.torch_runtime import use_tf32
-from core.distributed.consensus import LearnerStatus, SyncChecker
-from core.distributed.learner_group import LearnerGroup, PeerLostError
-from core.learning.batch_source import BatchSource, InPlaceBatchSource
+from core.distributed.learner_group import LearnerGroup, LearnerStatus, PeerLostError, SyncChecker
+from core.learning.batch_source import BatchSource, InPlaceBatchSource, Prefetcher
 from core.learning.graphed_update import DeviceReplayBatches, GraphedUpdate, StagedBatches, can_capture
-from core.learning.precision import precision_on
-from core.learning.prefetcher import Prefetcher
 from core.learning.updates import EagerUpdates, Updates
 from core.memory import DeviceMemory, Memory
 from core.metrics.profiler import Profile
@@ -63,8 +60,9 @@ def _learn(
 ) -> Generator[bool, None, None]:
     """Update until the run ends."""
     params, run_state, is_first = context.options.learner, context.run_state, group.index == 0
+    shared_memory = context.memories[group.index]
     # Samples of all learners' next updates.
-    samples = group.size * updates.count * context.options.agent.batch_size * agent.samples_per_window
+    samples = group.size * updates.count * context.options.batch_size * agent.samples_per_window
     checker = SyncChecker(agent, context.counters.updates, params.sync_check_period if group.size > 1 else 0)
     reported_at, reported_updates, batch = time.monotonic(), checker.updates, None
 
@@ -110,6 +108,9 @@ def _learn(
         if is_first and checker.updates % params.publish_period < updates.count:
             context.parameters.publish(agent.model)
             profile.mark("publish")
+        if shared_memory.on_policy:
+            yield from group.gather([])  # the first learner has published
+            shared_memory.release_actors()
         if updates.consecutive_skipped >= params.max_nonfinite_updates:
             raise TrainingDiverged(
                 f"the loss was not finite in {updates.consecutive_skipped} updates in a row, which changed nothing. "
@@ -127,7 +128,7 @@ def _make_agent(context: Context, group: LearnerGroup) -> Agent:
     """Make an agent that can learn. Several learners draw the same weights, then each has its own random state."""
     context.seed_everything("learner", 0)
     memory, device = context.memories[group.index], context.device_of(group.index)
-    precision = precision_on(device, context.options.learner.precision)
+    precision = context.options.learner.precision
     use_tf32(precision != "float32")
     agent = context.make_agent(device, precision)
     if memory.feature_dtype(context.options.memory):
@@ -175,12 +176,12 @@ def _make_updates(
     Of `ready_batches`, which a checkpoint had, those come first that fit the batch size and the windows of this start.
     """
     options, params, device = context.options, context.options.learner, torch.device(context.device_of(index))
-    on_gpu, size = device.type == "cuda", options.agent.batch_size
+    on_gpu, size = device.type == "cuda", options.batch_size
     if isinstance(memory, DeviceMemory):
         count = params.updates_per_graph_launch
         capture = (
             on_gpu
-            and params.cuda_graph != "no"
+            and params.cuda_graph != "off"
             and options.num_learners == 1
             and can_capture(type(agent), agent.params, count)
         )
@@ -188,7 +189,10 @@ def _make_updates(
         return InPlaceBatchSource(memory), GraphedUpdate(agent, device_batches, capture=capture)
     depth = 0 if options.engine == "inline" else params.prefetch
     fitting = [batch for batch in ready_batches if batch_size(batch) == size and memory.window.fits(batch.window)]
-    prefetcher = Prefetcher(memory, size, depth, params.batches_per_sample, fitting)
-    if params.cuda_graph == "yes":
+    limiter = context.rate_limiter
+    prefetcher = Prefetcher(
+        memory, size, depth, params.batches_per_sample, fitting, is_warming_up=lambda: limiter.is_warming_up
+    )
+    if params.cuda_graph == "on":
         return prefetcher, GraphedUpdate(agent, StagedBatches(agent, device), capture=on_gpu)
     return prefetcher, EagerUpdates(agent, params.microbatch_on_oom)

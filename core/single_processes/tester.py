@@ -16,7 +16,6 @@ from core.checkpoint.model_file import load_into, reload_weights, test_file
 from core.common.files import write_atomically
 from core.common.system import versions
 from core.evaluation.episodes import Episode, EpisodeResults, play_episodes
-from core.evaluation.video_overlay import EpisodeRenderer
 from core.metrics.aggregation import human_normalized
 from core.runtime.context import Context
 
@@ -45,6 +44,8 @@ def tester(context: Context, index: int) -> Iterator[bool]:
         stack.callback(env.close)
         renderer = None
         if options.record:
+            from core.evaluation.video import EpisodeRenderer  # opencv takes long to import
+
             renderer = EpisodeRenderer(test_file(path, options.video.format), options.video, context.spec)
             stack.callback(renderer.close)
         exploration = agent.evaluation_exploration(num_envs, context.seed_everything("tester", index))

@@ -24,9 +24,7 @@ from torch import Tensor
 
 from core.common.shared_arrays import SharedArrays
 from core.common.system import available_bytes
-from core.trajectory.counters import first_valid_step
-from core.trajectory.frame_arena import CompressedFrameReader
-from core.trajectory.frame_gather import GatherThreadPool, gather_frames
+from core.trajectory.frame_arena import CompressedFrameReader, GatherThreadPool, first_valid_step, gather_frames
 from core.trajectory.layout import Layout
 from core.trajectory.window_gather import WindowGatherer
 

@@ -49,7 +49,12 @@ class ChunkWriter:
 
     def has_room(self) -> bool:
         """Return True if a step may be appended; a chunk that was begun may always be finished."""
-        return self._filled > 0 or self._room is None or self._room()
+        return not self.begins_chunk or self._room is None or self._room()
+
+    @property
+    def begins_chunk(self) -> bool:
+        """Return True if the next step is the first of a chunk."""
+        return not self._filled
 
     @property
     def short(self) -> bool:

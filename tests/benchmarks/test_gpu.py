@@ -16,6 +16,7 @@ def toy(root, case="dqn"):
     return read_options([*words_of(case, toy=True), "--root", str(root)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_every_part_of_every_case_is_measured(root, case):
     options = toy(root, case)
@@ -32,7 +33,7 @@ def test_gpu_cases_use_their_configs_with_graphed_updates(case, monkeypatch):
     monkeypatch.setattr("utils.config.device_validation.free_bytes", lambda device: 80 << 30)
     monkeypatch.setattr("utils.config.memory_budget.available_bytes", lambda: 128 << 30)
     options = read_options(words_of(case, toy=False))
-    assert options.device == options.actor.device == "cuda" and options.learner.cuda_graph == "yes"
+    assert options.device == options.actor.device == "cuda" and options.learner.cuda_graph == "on"
     assert ("deep" in case) == (options.learner.replay_device == "cpu")
 
 

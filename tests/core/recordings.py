@@ -10,7 +10,6 @@ The imitation follows CUDA graphs in these rules:
 Kernels and the graph's private memory pool are not imitated.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -141,15 +140,6 @@ class Replayed(CudaGraphCallable):
 
 
 def imitate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Capture on the CPU, and make RMSprop accept a prepared learning rate without reading it, as on a GPU."""
-    step = torch.optim.RMSprop.step
-
-    def unseen(optimizer):
-        for group in optimizer.param_groups:
-            group["capturable"] = isinstance(group["lr"], Tensor)
-        return step(optimizer)
-
-    monkeypatch.setattr(sys.modules["torch.optim.rmsprop"], "_get_capturable_supported_devices", lambda: ["cpu"])
-    monkeypatch.setattr(torch.optim.RMSprop, "step", unseen)
+    """Capture on the CPU."""
     for module in ("learning.graphed_update", "acting.graphed_inference"):
         monkeypatch.setattr(f"core.{module}.CudaGraphCallable", Replayed)

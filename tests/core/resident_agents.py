@@ -9,6 +9,7 @@ import torch
 from core.agents.d4pg import D4PG
 from core.agents.ddpg import DDPG
 from core.agents.dqn import DQN
+from core.agents.iqn import IQN
 from core.agents.r2d2 import R2D2
 from core.agents.rainbow import Rainbow
 from core.agents.sac import SAC
@@ -16,9 +17,11 @@ from core.agents.td3 import TD3
 from core.learning.optimizer import Optimizer
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.models.dqn import DQNMLP
+from core.models.iqn import IQNMLP
 from core.models.policy_critic import D4PGMLP, DDPGMLP, SACMLP, TD3MLP
 from core.models.r2d2 import R2D2MLP
 from core.models.rainbow import RainbowMLP
+from core.ops.distributional import midpoints
 from core.specs import ArraySpec, Continuous, Discrete, EnvSpec
 from tests.core.tapes import RandomPlay, small_layout
 
@@ -26,12 +29,14 @@ ENVS = 4
 DISCRETE = EnvSpec("bytes", ArraySpec((2, 3), "uint8"), 4, Discrete(5), max_value=255.0)
 CONTINUOUS = replace(DISCRETE, action=Continuous(np.full(3, -2, np.float32), np.full(3, 1, np.float32)))
 SETTINGS = {"batch_size": 16, "n_step": 3, "learning_rate": 1e-3, "optimizer_eps": 1e-8, "target_update_period": 7}
+MUNCHAUSEN = {"munchausen_alpha": 0.9, "double_q": False}
 SEQUENCES = {"burn_in": 3, "unroll_length": 5, "sequence_period": 4, "n_step": 2}
 EAGER = {"critic_learning_rate": 2e-3, "lean": False}  # as on a GPU
 NORMALIZED = {"hidden": (16, 12), "normalize_observations": True}
 NETWORKS = {
     DQNMLP: {"hidden": 16},
     RainbowMLP: {"hidden": 16},
+    IQNMLP: {"hidden": 16, "noisy": True, "dueling": True},
     R2D2MLP: {"hidden": 8, "lstm": 8},
     DDPGMLP: NORMALIZED,
     D4PGMLP: {"hidden": (16, 12), "layer_norm": True},
@@ -56,6 +61,10 @@ AGENTS = {
         RainbowMLP,
         {"distribution": "quantile", "lr_schedule": "step", "lr_schedule_updates": 30},
     ),
+    "dqn, munchausen": (DQN, DQNMLP, MUNCHAUSEN),
+    "quantiles, munchausen": (Rainbow, RainbowMLP, {**MUNCHAUSEN, "distribution": "quantile"}),
+    "iqn": (IQN, IQNMLP, {"double_q": True}),
+    "iqn, munchausen": (IQN, IQNMLP, MUNCHAUSEN),
     "r2d2": (R2D2, R2D2MLP, SEQUENCES),
     "ddpg": (DDPG, DDPGMLP, {**EAGER, "lr_schedule": "linear", "lr_schedule_updates": 80, "clip_norm": 1.0}),
     "ddpg, lean": (DDPG, DDPGMLP, {"target_update_tau": 0.05}),
@@ -123,6 +132,11 @@ def make_memory(agent, device: str = "cpu"):
 
 def optimizers(agent) -> list[Optimizer]:
     return [part for part in vars(agent).values() if isinstance(part, Optimizer)]
+
+
+def same_fractions(agent: IQN, size: int, number: int) -> torch.Tensor:
+    """Replace `IQN._draw_fractions` by one that does not depend on the other windows of a batch."""
+    return midpoints(number, torch.ones(())).expand(size, number)
 
 
 def weights(agent) -> dict[str, torch.Tensor]:

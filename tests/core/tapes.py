@@ -183,10 +183,20 @@ def small_layout(
     )
 
 
+def quick_processes() -> Any:
+    """Return multiprocessing's fork server, which imports torch once for all processes of a test worker."""
+    multiprocessing.set_forkserver_preload(["torch"])
+    return multiprocessing.get_context("forkserver")
+
+
 @contextmanager
 def started(target: Callable[..., None], *arguments: Any) -> Iterator[BaseProcess]:
-    """Spawn target(*arguments, event), wait until it has set its event, and kill it at the end."""
-    context = multiprocessing.get_context("spawn")
+    """Run target(*arguments, event) in a process, wait until it has set its event, and kill it at the end.
+
+    A spawned process would import torch first, which takes seconds. A fork of this process would have the locks of its
+    threads, which torch.distributed and OpenMP start.
+    """
+    context = quick_processes()
     event = context.Event()
     process = context.Process(target=target, args=(*arguments, event), daemon=True)
     process.start()

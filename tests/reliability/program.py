@@ -109,6 +109,14 @@ class Program:
                 names.setdefault(name, member.pid)
         return names
 
+    def fork_server(self) -> int:
+        """Return the pid of the process that starts the single-processes."""
+        self.children()
+        (server,) = {
+            pid for pid, member in self.family.items() if member.is_running() and member.name() == "fork server"
+        }
+        return server
+
     def leftovers(self, seconds: float = 3) -> list[str]:
         """Return what outlives the program: processes, named shared memory and temporary files.
 

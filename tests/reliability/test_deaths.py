@@ -1,4 +1,4 @@
-"""A run survives dead processes, signals and damage (F09-F14, F20-F22, F24, F25, F27, F31, F32, F37, F54-F58)."""
+"""A run survives dead processes, signals and damage (F09-F14, F20-F22, F24, F25, F27, F31, F32, F37, F54-F58, F71)."""
 
 import json
 import os
@@ -8,10 +8,12 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from core.checkpoint import model_file, run_checkpoint
 from tests.reliability.program import SLOW, Program, start
+from tests.selection import slow_except
 
 CARTPOLE = ("--config", "dqn-cartpole", "--logger.period", "0.5", "--timestamp", "one")
 ENDLESS = (*CARTPOLE, "--steps", "100000000")
@@ -72,7 +74,7 @@ def test_f09_f32_a_killed_actor_is_replaced_while_others_go_on(run):
     assert f"actor 0 (pid {pid}) was killed by signal 9" in run.output
 
 
-@pytest.mark.parametrize("name", ["evaluator 0", "logger 0"])
+@pytest.mark.parametrize("name", slow_except(["logger 0"], ["evaluator 0", "logger 0"]))
 def test_f12_a_killed_evaluator_or_logger_is_replaced(run, name):
     pid, training = run.kill(name), {place: run.children()[place] for place in ("actor 0", "learner 0")}
     replaced(run, name, pid, 10 * SLOW)
@@ -81,12 +83,14 @@ def test_f12_a_killed_evaluator_or_logger_is_replaced(run, name):
     assert training.items() <= run.children().items()
 
 
+@pytest.mark.slow
 def test_f14_a_stopped_actor_is_reported_and_replaced(run):
     pid = run.kill("actor 1", signal.SIGSTOP)
     replaced(run, "actor 1", pid, 30)
     assert f"actor 1 (pid {pid}) sent no heartbeat for" in run.output
 
 
+@pytest.mark.slow
 def test_f14_a_stopped_and_continued_run_loses_no_process(run):
     before, children = run.agent_steps(), run.children()
     os.killpg(run.process.pid, signal.SIGSTOP)
@@ -105,6 +109,7 @@ def test_f21_sigterm_saves_and_exits_143(run):
     assert sum(state["clock"]["agent_steps"]) >= run.agent_steps() - CHUNKS
 
 
+@pytest.mark.slow
 def test_f24_f25_f27_resume_survives_damage_and_a_full_disk(run):
     damaged, sound = manifests(run.root)[-1].parent, manifests(run.root)[-2].parent
     content = bytearray((damaged / "agent.pt").read_bytes())
@@ -169,6 +174,7 @@ def test_f24_f25_f27_resume_survives_damage_and_a_full_disk(run):
         assert not program.leftovers()
 
 
+@pytest.mark.slow
 def test_f24_a_checkpoint_of_another_agent_is_refused(run):
     folder = manifests(run.root)[-1].parent.parent
     state, _ = run_checkpoint.load(folder)
@@ -178,6 +184,7 @@ def test_f24_a_checkpoint_of_another_agent_is_refused(run):
     assert re.search(r"/step_001000000000 does not fit this run \(.*\): start a new one", refused.stderr)
 
 
+@pytest.mark.slow
 def test_f24_resume_is_refused_if_all_checkpoints_are_damaged(run):
     for path in manifests(run.root):
         (path.parent / "clock.pt").write_bytes(b"0" * (path.parent / "clock.pt").stat().st_size)
@@ -192,6 +199,7 @@ def test_f24_resume_is_refused_if_all_checkpoints_are_damaged(run):
 
 
 # other ends -------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_f10_an_actor_that_dies_too_often_ends_the_run_with_4(tmp_path):
     with Program(tmp_path, *ENDLESS, "--supervisor.max_restarts", "1") as program:
         program.until_training(500)
@@ -217,6 +225,19 @@ def test_f11_a_killed_learner_ends_the_run_with_a_resume_hint(tmp_path):
         assert not program.leftovers()
 
 
+def test_f71_killing_the_fork_server_ends_the_run(tmp_path):
+    with Program(tmp_path, *SAVING) as program:
+        program.until(lambda: manifests(tmp_path), 60, "the first checkpoint")
+        server = program.fork_server()
+        assert {psutil.Process(pid).ppid() for pid in program.children().values()} == {server}
+        assert len(os.listdir(f"/proc/{server}/task")) == 1
+        assert "memfd" not in Path(f"/proc/{server}/maps").read_text()  # nothing of the run
+        os.kill(server, signal.SIGKILL)
+        assert program.until_ended(15 * SLOW) == 4
+        assert re.search(rf"learner 0 .*was killed with the fork server \(pid {server}\)", program.output)
+        assert "--resume test_one" in program.output and not program.leftovers()
+
+
 def test_f13_f55_killing_main_ends_its_children_and_theirs(tmp_path):
     with Program(tmp_path, *ENDLESS, *STARTING, environment=STARTED) as program:
         program.until_training(500)
@@ -226,6 +247,7 @@ def test_f13_f55_killing_main_ends_its_children_and_theirs(tmp_path):
         assert not program.leftovers(seconds=3 * SLOW)
 
 
+@pytest.mark.slow
 def test_f56_f58_sigquit_during_imports_leaves_no_process(tmp_path):
     def before():
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -248,6 +270,7 @@ def no_descriptors(pid: int) -> tuple[int, int]:
     return limits
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_f54_f55_f56_f57_restarts_are_retried_and_sighup_saves(tmp_path):
     """The caller ignores SIGCHLD."""
@@ -293,7 +316,7 @@ def test_f54_an_actor_that_cannot_be_restarted_ends_the_run(tmp_path):
         assert sum(state["clock"]["agent_steps"]) >= program.agent_steps() > 0
 
 
-@pytest.mark.parametrize("begun", ["main imports", "children are started"])
+@pytest.mark.parametrize("begun", slow_except(["children are started"], ["main imports", "children are started"]))
 def test_f20_ctrl_c_during_start_up_leaves_no_process(tmp_path, begun):
     with Program(tmp_path, *ENDLESS) as program:
         maps = Path(f"/proc/{program.process.pid}/maps")
@@ -308,6 +331,7 @@ def test_f20_ctrl_c_during_start_up_leaves_no_process(tmp_path, begun):
         assert "Traceback" not in program.output and "restarted" not in program.output, program.output
 
 
+@pytest.mark.slow
 def test_f20_ctrl_c_while_evaluating_and_saving_exits_130(tmp_path):
     words = ("--learner.checkpoint_replay", "--learner.checkpoint_period", "0.1", "--evaluator.period", "0.01")
     with Program(tmp_path, *ENDLESS, *words) as program:
@@ -329,6 +353,7 @@ def test_f20_ctrl_c_while_evaluating_and_saving_exits_130(tmp_path):
         model_file.load_weights(tmp_path / "models" / "test_one.pth")
 
 
+@pytest.mark.slow
 def test_f22_a_second_ctrl_c_exits_at_once_with_files_intact(tmp_path):
     with Program(tmp_path, *SAVING) as program:
         program.until(lambda: manifests(tmp_path), 60, "the first checkpoint")

@@ -40,6 +40,7 @@ def values(root, name):
     return [line["values"][name] for line in lines if name in line["values"]]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_f14_f15_f32_failing_actors_are_replaced_no_step_is_torn(tmp_path):
     """Actor 1 fails when made, at a reset and at step 1000; actor 0 hangs in environment 1; then the run goes on."""
@@ -89,6 +90,7 @@ def test_f14_f15_f32_failing_actors_are_replaced_no_step_is_torn(tmp_path):
         assert told.count(f"RuntimeError: {message}\n") == 1  # the traceback is printed once
 
 
+@pytest.mark.slow
 def test_f15_the_run_ends_if_every_actor_fails_at_its_start(tmp_path):
     with Program(
         tmp_path, *FAULTY, "--num_actors", "2", environment=faults({"kind": "init", "where": "actor"})
@@ -98,8 +100,8 @@ def test_f15_the_run_ends_if_every_actor_fails_at_its_start(tmp_path):
     assert program.output.count("restarted (") <= 1
 
 
-def test_f15_an_environment_that_cannot_be_made_is_refused(tmp_path):
-    program = start(tmp_path, *FAULTY, environment=faults({"kind": "init"}))
+def test_f15_an_environment_that_cannot_be_made_is_refused(start_here, tmp_path):
+    program = start_here(tmp_path, *FAULTY, environment=faults({"kind": "init"}))
     assert program.returncode == 2 and len(program.stderr.splitlines()) == 1
     assert "RuntimeError: the simulator has no licence" in program.stderr and "faults.py, line" in program.stderr
 
@@ -120,20 +122,20 @@ LEAVES = "the environment called sys.exit(0)"
         ),
     ],
 )
-def test_f46_an_environment_that_calls_exit_is_reported(tmp_path, kind, message):
-    program = start(tmp_path, *FAULTY, *INLINE, environment=faults({"kind": kind, "at": 50}))
+def test_f46_an_environment_that_calls_exit_is_reported(start_here, tmp_path, kind, message):
+    program = start_here(tmp_path, *FAULTY, *INLINE, environment=faults({"kind": kind, "at": 50}))
     assert program.returncode == 4, program.stderr
     assert message in program.stderr and "in step of stream 0, at its step 50" in program.stderr
 
 
-def test_f46_an_environment_that_exits_when_made_is_refused(tmp_path):
-    program = start(tmp_path, *FAULTY, "--check", environment=faults({"kind": "exit when made"}))
+def test_f46_an_environment_that_exits_when_made_is_refused(start_here, tmp_path):
+    program = start_here(tmp_path, *FAULTY, "--check", environment=faults({"kind": "exit when made"}))
     assert program.returncode == 2 and len(program.stderr.splitlines()) == 1
     assert "its constructor called sys.exit(0)" in program.stderr and "faults.py, line" in program.stderr
 
 
-def test_f47_an_observation_far_outside_its_box_is_reported(tmp_path):
-    program = start(
+def test_f47_an_observation_far_outside_its_box_is_reported(start_here, tmp_path):
+    program = start_here(
         tmp_path, *FAULTY, *INLINE, "--env.kwargs", '{"bound": 100000}', environment=faults({"kind": "far", "at": 50})
     )
     assert program.returncode == 4 and "agent.learning_rate" not in program.stderr, program.stderr
@@ -175,7 +177,7 @@ def test_f46_sys_exit_of_an_environment_is_no_normal_end(tmp_path):
         ("own", "nothing", "first of catch at step 1 is None"),
     ],
 )
-def test_f16_f17_an_invalid_step_names_field_and_environment(tmp_path, game, kind, message):
+def test_f16_f17_an_invalid_step_names_field_and_environment(start_here, tmp_path, game, kind, message):
     own = (
         "--config",
         "dqn-minatar-breakout",
@@ -187,14 +189,14 @@ def test_f16_f17_an_invalid_step_names_field_and_environment(tmp_path, game, kin
         "inline",
     )
     fault = {"kind": kind, "at": 50} if game == "gym" else {"kind": kind}
-    program = start(tmp_path, *(own if game == "own" else (*FAULTY, *INLINE)), environment=faults(fault))
+    program = start_here(tmp_path, *(own if game == "own" else (*FAULTY, *INLINE)), environment=faults(fault))
     assert program.returncode == 4 and message in program.stderr
     assert "actor 0, its environments seeded with" in program.stderr
 
 
-def test_f18_one_non_finite_loss_is_skipped_and_counted(tmp_path):
+def test_f18_one_non_finite_loss_is_skipped_and_counted(start_here, tmp_path):
     fault = {"kind": "huge reward", "at": 100, "once": str(tmp_path / "once")}
-    program = start(
+    program = start_here(
         tmp_path,
         *FAULTY,
         *INLINE,
@@ -203,9 +205,9 @@ def test_f18_one_non_finite_loss_is_skipped_and_counted(tmp_path):
         "--agent.batch_size",
         "64",
         "--updates",
-        "300",
+        "80",
         "--memory.capacity",
-        "1000",
+        "300",
         "--learner.log_period",
         "0.01",
         environment=faults(fault),
@@ -216,9 +218,9 @@ def test_f18_one_non_finite_loss_is_skipped_and_counted(tmp_path):
     )
 
 
-def test_f18_repeated_non_finite_losses_end_the_run_with_4(tmp_path):
+def test_f18_repeated_non_finite_losses_end_the_run_with_4(start_here, tmp_path):
     words = ("--agent.loss", "squared", "--learner.checkpoint_steps", "100", "--learner.max_nonfinite_updates", "5")
-    program = start(tmp_path, *FAULTY, *INLINE, *words, environment=faults({"kind": "huge reward", "at": 30}))
+    program = start_here(tmp_path, *FAULTY, *INLINE, *words, environment=faults({"kind": "huge reward", "at": 30}))
     assert (
         program.returncode == 4
         and "not finite in 5 updates in a row" in program.stderr
@@ -229,16 +231,16 @@ def test_f18_repeated_non_finite_losses_end_the_run_with_4(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["nan", "zero"])
-def test_f19_nan_priorities_are_refused_and_zero_is_accepted(tmp_path, kind):
+def test_f19_nan_priorities_are_refused_and_zero_is_accepted(start_here, tmp_path, kind):
     words = ("--memory_type", "prioritized", "--agent_type", AGENTS + "BadPriorities", "--updates", "20")
-    program = start(tmp_path, *FAULTY, *INLINE, *words, environment=faults({"kind": f"{kind} priorities"}))
+    program = start_here(tmp_path, *FAULTY, *INLINE, *words, environment=faults({"kind": f"{kind} priorities"}))
     if kind == "zero":
         assert program.returncode == 0, program.stderr
     else:
         assert program.returncode == 4 and "ValueError: priorities" in program.stderr, program.stderr
 
 
-def test_f39_an_endless_game_is_truncated_at_the_step_cap(tmp_path):
+def test_f39_an_endless_game_is_truncated_at_the_step_cap(start_here, tmp_path):
     imageio = pytest.importorskip("imageio")
     words = (
         "--config",
@@ -254,11 +256,11 @@ def test_f39_an_endless_game_is_truncated_at_the_step_cap(tmp_path):
         "--rate_limiter.min_replay_size",
         "100",
     )
-    trained = start(
+    trained = start_here(
         tmp_path, *words, "--engine", "inline", "--timestamp", "one", "--updates", "2", "--num_envs_per_actor", "2"
     )
     assert trained.returncode == 0, trained.stderr
-    tested = start(tmp_path, *words, "--mode", "2", "--timestamp", "one", "--episodes", "3", "--record")
+    tested = start_here(tmp_path, *words, "--mode", "2", "--timestamp", "one", "--episodes", "3", "--record")
     assert tested.returncode == 0, tested.stderr
     report = json.loads((tmp_path / "models" / "test_one_test.json").read_text())
     assert report["lengths"] == [40] * 3 and report["truncated"] == [True] * 3 and len(report["returns"]) == 3
@@ -267,6 +269,7 @@ def test_f39_an_endless_game_is_truncated_at_the_step_cap(tmp_path):
         assert len(list(video.iter_data())) == 3 * (1 + 40)
 
 
+@pytest.mark.slow
 def test_f11_a_learner_that_dies_while_saving_ends_the_run(tmp_path):
     saving = tmp_path / "saving"
     words = (
@@ -299,6 +302,7 @@ def test_f11_a_learner_that_dies_while_saving_ends_the_run(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_f15_an_environment_failing_after_a_restart_is_retried(tmp_path):
     once = tmp_path / "once"
     once.touch()  # so that the fault is not due at the first start
@@ -321,6 +325,7 @@ def test_f15_an_environment_failing_after_a_restart_is_retried(tmp_path):
         assert program.until_ended(15 * SLOW) == 130 and not program.leftovers()
 
 
+@pytest.mark.slow
 def test_f53_a_process_that_exits_with_0_is_replaced(tmp_path):
     leaving = [
         {"kind": "leave", "where": where, "at": at, "once": str(tmp_path / where)}
@@ -348,6 +353,7 @@ def test_f53_a_process_that_exits_with_0_is_replaced(tmp_path):
     assert tested.returncode == 4 and "exited with code 0 without an error message" in tested.stderr
 
 
+@pytest.mark.slow
 def test_f55_children_of_environments_end_with_an_inline_run(tmp_path):
     with Program(tmp_path, *FAULTY, *INLINE, "--updates", "20", environment=faults({"kind": "start"})) as program:
         program.until(lambda: program.strays(), 60, "strays")
@@ -355,9 +361,9 @@ def test_f55_children_of_environments_end_with_an_inline_run(tmp_path):
         assert [len(started) for started in program.strays().values()] == [0]
 
 
-def test_f50_a_relative_root_survives_an_environments_chdir(tmp_path):
+def test_f50_a_relative_root_survives_an_environments_chdir(start_here, tmp_path):
     environment = faults({"kind": "chdir"})
-    trained = start(tmp_path, *FAULTY, *INLINE, "--root", "here", "--updates", "5", environment=environment)
+    trained = start_here(tmp_path, *FAULTY, *INLINE, "--root", "here", "--updates", "5", environment=environment)
     assert trained.returncode == 0, trained.stderr
     assert {path.name for path in (tmp_path / "here" / "models").iterdir()} == {"test_one.pth", "test_one_checkpoints"}
     assert (tmp_path / "here" / "logs" / "test_one" / "metrics.jsonl").exists() and [

@@ -7,6 +7,7 @@ import sys
 import time
 
 import psutil
+import pytest
 
 from tests.reliability.program import PROJECT
 
@@ -20,6 +21,7 @@ except KeyboardInterrupt as stopped:
 """
 
 
+@pytest.mark.slow
 def test_f51_an_interrupted_script_saves_as_ctrl_c_does(tmp_path):
     (tmp_path / "script.py").write_text(INTERRUPTED)
     script = subprocess.Popen(

@@ -60,6 +60,7 @@ def test_f11_f37_a_killed_learner_of_two_ends_a_resumable_run(tmp_path):
     assert later["clock"]["updates"][0] == later["clock"]["updates"][1] > state["clock"]["updates"][0]
 
 
+@pytest.mark.slow
 def test_f11_a_learner_that_fails_alone_ends_the_run_with_4(tmp_path):
     with Program(tmp_path, *ENDLESS, "--agent_type", "tests.reliability.faults:FailsAlone") as program:
         assert program.until_ended(60) == 4
@@ -67,6 +68,7 @@ def test_f11_a_learner_that_fails_alone_ends_the_run_with_4(tmp_path):
         assert "in learn" in program.output and "did not end within" not in program.output and not program.leftovers()
 
 
+@pytest.mark.slow
 def test_learners_that_are_not_alike_end_the_run_and_save_nothing(tmp_path):
     with Program(
         tmp_path, *ENDLESS, "--agent_type", "tests.reliability.faults:Drifts", "--learner.sync_check_period", "1"
@@ -76,6 +78,7 @@ def test_learners_that_are_not_alike_end_the_run_and_save_nothing(tmp_path):
         assert not program.leftovers() and not list(tmp_path.glob("models/*/step_*"))
 
 
+@pytest.mark.slow
 def test_every_learner_has_actors_steps_and_noise_of_its_own_and_the_ratio_is_that_of_all(tmp_path):
     words = (
         "--learner.checkpoint_replay",
@@ -102,6 +105,7 @@ def test_every_learner_has_actors_steps_and_noise_of_its_own_and_the_ratio_is_th
     assert not torch.equal(state["learner"]["torch_rng"], state["learner_1"]["torch_rng"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [1, pytest.param(0, marks=pytest.mark.faults)])
 def test_f67_the_stopped_learner_is_named_and_the_state_saved(tmp_path, stopped):
     faults = json.dumps([{"kind": "stop", "where": f"learner {stopped}", "at": 150}])

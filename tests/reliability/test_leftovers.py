@@ -24,6 +24,7 @@ sys.addaudithook(fill)
 """
 
 
+@pytest.mark.slow
 def test_f43_starts_and_runs_leave_only_their_results(tmp_path):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(FULL_DISK)

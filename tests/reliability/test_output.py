@@ -25,6 +25,7 @@ def full_pipe():
     return reader, writer
 
 
+@pytest.mark.slow
 def test_f52_a_run_whose_output_is_not_read_trains_and_ends(tmp_path):
     reader, writer = full_pipe()
     words = (
@@ -42,6 +43,7 @@ def test_f52_a_run_whose_output_is_not_read_trains_and_ends(tmp_path):
     checkpoints = tmp_path / "models" / "test_one_checkpoints"
     with Program(tmp_path, *FAULTY, *words, environment=PRINTING, output=writer) as program:
         program.until_training(200)
+        program.until((checkpoints / "latest").exists, 20 * SLOW, "the first checkpoint")
         logger, actor, began = program.children()["logger 0"], program.kill("actor 0"), time.monotonic()
         program.until(lambda: program.children().get("actor 0", actor) != actor, 10 * SLOW, "the actor to be replaced")
         saved = (checkpoints / "latest").read_text()
@@ -58,6 +60,7 @@ def test_f52_a_run_whose_output_is_not_read_trains_and_ends(tmp_path):
     os.close(reader), os.close(writer)
 
 
+@pytest.mark.slow
 def test_f52_a_late_reader_sees_the_dropped_count_and_the_end(tmp_path):
     terminal, side = os.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, b"\x28\x00\x64\x00\x00\x00\x00\x00")  # 40 lines of 100 columns

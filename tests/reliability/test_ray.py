@@ -59,6 +59,7 @@ def listening(program: Program) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_f37_f38_a_local_ray_run_is_private_and_ends_clean(tmp_path, monkeypatch):
     temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # short, because Ray's socket paths are limited to 107 bytes
@@ -130,6 +131,7 @@ def head(pid: int) -> psutil.Process:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("signals", "exit_code"), [((), 4), pytest.param((signal.SIGINT,), 130, marks=pytest.mark.cluster)]
@@ -183,6 +185,7 @@ def workers(cluster: Nodes) -> dict[str, psutil.Process]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_f38_a_killed_remote_actor_is_replaced_with_exact_counts(tmp_path, authenticated):
     with Nodes(2, 2) as cluster:
@@ -448,6 +451,7 @@ def test_f70_a_node_with_different_code_is_named(tmp_path, authenticated):
 WAITS = "waits for room on the cluster: 3 CPUs in all"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_run_waits_for_cpus_that_another_run_uses(tmp_path, authenticated):
     with Nodes(3) as cluster:
@@ -580,6 +584,7 @@ def test_the_node_of_main_reserves_cpus_first(tmp_path, authenticated):
 
 
 # refusals -------------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_f38_an_address_without_a_listener_is_refused_soon(tmp_path):
     with socket.socket() as taken:

@@ -36,7 +36,7 @@ esac
 """
 EXTRAS = ("minatar", "mujoco", "video")
 NOTED = [
-    "-m pytest -n 2 --dist loadfile",
+    "-m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 10",
     "-m ruff check .",
     "-m ruff format --check .",
     "-m mypy",
@@ -67,7 +67,7 @@ def project(tmp_path_factory):
     python.parent.mkdir(parents=True)
     python.write_text(STAND_IN.format(python=sys.executable, limits=LIMITS))
     python.chmod(0o755)
-    for stamp in (".torch", ".installed", ".installed-dev", ".installed-bench"):
+    for stamp in (".torch", ".installed", ".installed-test", ".installed-dev", ".installed-bench"):
         (copy / ".venv" / stamp).touch()
     return copy
 
@@ -89,6 +89,7 @@ def run(project: Path, commands: list[str]) -> list[subprocess.CompletedProcess]
     ]
 
 
+@pytest.mark.slow
 def test_f41_every_command_of_the_readme_runs_as_printed(project):
     waits = [command for command in COMMANDS if "tensorboard" in command]
     assert len(waits) == 1 and len(COMMANDS) >= 16
@@ -107,6 +108,7 @@ def test_f41_every_command_of_the_readme_runs_as_printed(project):
     assert list(project.glob("models/*_test.mp4")) and len(list(project.glob("models/*_test.json"))) >= 2
 
 
+@pytest.mark.slow
 def test_f37_tensorboard_listens_on_loopback_only(project):
     command = next(command for command in COMMANDS if "tensorboard" in command)
     with subprocess.Popen(

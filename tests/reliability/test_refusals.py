@@ -3,15 +3,15 @@
 import json
 import os
 import random
-from concurrent.futures import ThreadPoolExecutor
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from core.checkpoint.model_file import save_weights
+from core.envs import minatar
 from core.specs import ArraySpec, Discrete, EnvSpec
-from tests.reliability.program import start
 from utils import run_registry
 from utils.config.dotted_settings import flatten
 from utils.config.rows import find_row, from_row
@@ -19,7 +19,6 @@ from utils.options import CONFIGS
 
 CARTPOLE = ("--config", "dqn-cartpole")
 TEST = (*CARTPOLE, "--mode", "2", "--model_file")
-WITHOUT_MINATAR = "import sys; sys.modules['minatar'] = None"
 
 
 class Malicious:
@@ -50,7 +49,7 @@ def model_files(folder: Path) -> None:
 def refusals(files: Path) -> dict[str, tuple[tuple[str, ...], int, tuple[str, ...]]]:
     """Return for each name the words of a command line, the exit code and parts of the message."""
     return {
-        "index": (("--config", "99"), 2, ("config='99'", *(row["name"] for row in CONFIGS))),
+        "index": (("--config", "999"), 2, ("config='999'", *(row["name"] for row in CONFIGS))),
         "option": ((*CARTPOLE, "--agent.learning_rte", "1"), 2, ("did you mean --agent.learning_rate",)),
         "values": (
             (
@@ -119,42 +118,43 @@ def refusals(files: Path) -> dict[str, tuple[tuple[str, ...], int, tuple[str, ..
 
 
 @pytest.fixture(scope="module")
-def refused(tmp_path_factory):
-    """Start all cases, two at a time, and return a function that checks the case of a name."""
-    files, site = tmp_path_factory.mktemp("files"), tmp_path_factory.mktemp("site")
-    model_files(files)
-    (site / "sitecustomize.py").write_text(WITHOUT_MINATAR)
-    environments = {"package": {"PYTHONPATH": str(site)}, "device": {"CUDA_VISIBLE_DEVICES": ""}}
-    cases = refusals(files)
-    roots = {name: tmp_path_factory.mktemp(name) for name in cases}
-    (roots["folder"] / "logs").write_text("a file in the way")
-    (roots["run file"] / "logs" / "test_one").mkdir(parents=True)
-    # options of the config that differ from these would be applied first
-    on_file = run_registry.plain(flatten(from_row(find_row("dqn-cartpole"))[0]))
-    absurd = {
-        "config": "dqn-cartpole",
-        "options": dict.fromkeys(("agent.learning_rate", "seed", "steps"), 10**400),
-        "file": on_file,
-        "exit_code": 10**400,
-    }
-    (roots["run file"] / "logs" / "test_one" / "run.json").write_text(json.dumps(absurd))
-    with ThreadPoolExecutor(2) as pool:
-        futures = {
-            name: pool.submit(start, roots[name], *words, environment=environments.get(name, {}))
-            for name, (words, _, _) in cases.items()
-        }
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    model_files(folder)
+    return folder
+
+
+@pytest.fixture
+def refused(files, root, start_here, monkeypatch):
+    """Return a function that starts the case of a name and checks the refusal."""
 
     def check(name):
-        program, (_, exit_code, parts) = futures[name].result(), cases[name]
+        words, exit_code, parts = refusals(files)[name]
+        if name == "package":
+            minatar._game_module.cache_clear()
+            monkeypatch.setitem(sys.modules, "minatar", None)
+        elif name == "device":
+            monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        elif name == "folder":
+            (root / "logs").write_text("a file in the way")
+        elif name == "run file":
+            (root / "logs" / "test_one").mkdir(parents=True)
+            # options of the config that differ from these would be applied first
+            on_file = run_registry.plain(flatten(from_row(find_row("dqn-cartpole"))[0]))
+            absurd = {
+                "config": "dqn-cartpole",
+                "options": dict.fromkeys(("agent.learning_rate", "seed", "steps"), 10**400),
+                "file": on_file,
+                "exit_code": 10**400,
+            }
+            (root / "logs" / "test_one" / "run.json").write_text(json.dumps(absurd))
+        program = start_here(root, *words)
         assert program.returncode == exit_code, program.stderr
         assert all(part in program.stderr for part in parts), program.stderr
         assert all(line.startswith("error: ") for line in program.stderr.splitlines())
-        assert not [
-            path for path in roots[name].rglob("*") if path.name not in ("logs", "models", "test_one", "run.json")
-        ]
+        assert not [path for path in root.rglob("*") if path.name not in ("logs", "models", "test_one", "run.json")]
         return program
 
-    check.victim = files / "victim"
     return check
 
 
@@ -187,9 +187,9 @@ def test_f07_a_missing_package_is_refused_with_its_pip_command(refused):
 
 
 @pytest.mark.parametrize("kind", ["missing", "truncated", "random", "foreign", "malicious"])
-def test_f08_a_file_that_is_no_model_is_refused_and_not_executed(refused, kind):
+def test_f08_a_file_that_is_no_model_is_refused_and_not_executed(refused, files, kind):
     refused(kind)
-    assert not refused.victim.exists()
+    assert not (files / "victim").exists()
 
 
 @pytest.mark.parametrize("kind", ["sparse", "fifo", "spoilt"])

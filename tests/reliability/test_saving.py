@@ -13,7 +13,7 @@ from core.checkpoint import run_checkpoint
 from core.checkpoint.run_checkpoint import CheckpointError
 from core.engines.run_end import resume_command_hint
 from core.runtime.run_state import RunState
-from tests.reliability.program import SLOW, Program, start
+from tests.reliability.program import SLOW, Program
 from tests.reliability.test_deaths import ENDLESS
 from tests.reliability.test_inline import CARTPOLE
 from utils import run_registry
@@ -49,14 +49,15 @@ def can_mount(folder):
 
 
 # at the start ------------------------------------------------------------------------------------------------------
-def test_f61_an_unwritable_models_folder_is_refused(tmp_path):
+def test_f61_an_unwritable_models_folder_is_refused(start_here, tmp_path):
     (tmp_path / "models").symlink_to(UNWRITABLE)
-    refused = start(tmp_path, *CARTPOLE)
+    refused = start_here(tmp_path, *CARTPOLE)
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1
     assert refused.stderr.startswith(f"error: models cannot be saved in {tmp_path / 'models'}, where ")
     assert not (tmp_path / "logs").exists()
 
 
+@pytest.mark.slow
 def test_f61_a_disk_with_a_few_kilobytes_is_refused(tmp_path):
     (tmp_path / "models").mkdir()
     if not can_mount(tmp_path / "models"):
@@ -135,6 +136,7 @@ def test_f61_a_last_checkpoint_that_is_not_written_exits_4(root, alone, monkeypa
     ) in said
 
 
+@pytest.mark.slow
 def test_f61_an_interrupted_run_that_saves_nothing_exits_4(tmp_path):
     """The limit acts like a full disk on the checkpoint, the best model and the metrics."""
     with Program(tmp_path, *ENDLESS, "--learner.checkpoint_period", "1000") as program:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.reliability.program import PROJECT
 
-ROWS = [f"F{number:02}" for number in range(1, 71)]
+ROWS = [f"F{number:02}" for number in range(1, 72)]
 HERE = Path(__file__).parent
 
 
@@ -28,5 +28,6 @@ def test_every_fault_of_the_table_has_a_test():
 def test_the_page_lists_every_fault_once_with_its_test_files():
     lines = re.findall(r"(?m)^\| (F\d\d) \|.*\| ([^|]*) \|$", (PROJECT / "docs" / "reliability.md").read_text())
     assert [row for row, _ in lines] == ROWS
+    found = held()
     for row, files in lines:
-        assert set(re.findall(r"`(test_\w+)`", files)) == held()[row], row
+        assert set(re.findall(r"`(test_\w+)`", files)) == found[row], row

@@ -180,6 +180,7 @@ def test_a_failed_training_raises_its_error_message(tmp_path, monkeypatch, capfd
     assert failed.value.code != 0 and capfd.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_the_notebook_of_the_documentation_runs_as_a_script(tmp_path):
     """The script has no guard of `__main__`, but learners' and actors' processes start nevertheless."""
     pytest.importorskip("onnxruntime")

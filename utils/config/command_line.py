@@ -8,6 +8,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from utils import run_registry
@@ -17,7 +18,7 @@ from utils.config.options_page import WIDTH, help_sections, help_text
 from utils.config.rows import CHOICES, SECTIONS, find_row, from_row, missing_classes, settings_on_file, with_lines
 from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, ConfigurationError
 from utils.factory import suggestion
-from utils.options import CONFIGS, Options
+from utils.options import CONFIGS, RUN, Options
 
 HELP = ("-h", "--help")
 # Options that a saved run does not hand on: each start has its own.
@@ -80,6 +81,50 @@ def read_options(arguments: Sequence[str]) -> Options:
         return read(arguments)
     except ConfigurationError as error:
         refuse(error)
+
+
+def judge_words(arguments: Sequence[str]) -> None:
+    """Refuse words that are wrong each by itself, and answer --help, where that takes neither a saved run nor a model.
+
+    Raises:
+        ConfigurationError: with every such problem.
+    """
+    arguments, help_section = _without_help(arguments)
+    words, problems = split(arguments)
+    start = _peek(words)
+    row = find_row(start.config)
+    if start.resume is not None or (start.mode == 2 and start.model_file is None):
+        return
+    if any(":" in str(words.get(type_field, row.get(type_field))) for type_field, _ in SECTIONS.values()):
+        return  # a class of a user may need anything
+    options, more = _without_words(row, words, None)
+    options, unknown, refused = _with_words(options, words)
+    if missing_classes(options):
+        return
+    if help_section is not None:
+        _help(options, help_section)
+    if problems := [*problems, *more, *unknown, *refused.values()]:
+        raise ConfigurationError(problems)
+
+
+def starts_local_processes(arguments: Sequence[str]) -> bool:
+    """Return True if a start with these words needs processes of the engine `local`, as far as words and RUN say."""
+    arguments, help_section = _without_help(arguments)
+    words, _ = split(arguments)
+    engine = " ".join(words.get("engine", [str(RUN["engine"])]))
+    return help_section is None and engine == "local" and not _peek(words).check
+
+
+def import_known_classes(arguments: Sequence[str]) -> None:
+    """Import the project's classes that these words and the row name, and no class of a user."""
+    words, _ = split(arguments)
+    with suppress(ConfigurationError):  # no such row, which is reported later
+        row = find_row(_peek(words).config)
+        for type_field, factory in SECTIONS.values():
+            name = " ".join(words.get(type_field, [str(row.get(type_field))]))
+            if name in factory:
+                with suppress(ImportError):
+                    factory[name]
 
 
 def refuse(error: ConfigurationError) -> NoReturn:

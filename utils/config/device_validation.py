@@ -46,13 +46,16 @@ def problems(options: Options) -> list[str]:
         for name, device in named.items()
         if not _is_here(device)
     ]
-    if found or not training or resolved_device(options.device).startswith("cuda"):
+    if found or not training:
         return found
     return [
-        f"learner.{name}={value} needs a CUDA device and device={options.device!r} is none; this machine has "
-        f"{available}"
-        for name, value in (("cuda_graph", learner.cuda_graph), ("precision", learner.precision))
-        if value in ("yes", "tf32")
+        f"{name}={value} needs a CUDA device and {of}={device!r} is none; this machine has {available}"
+        for name, value, of, device in (
+            ("learner.cuda_graph", learner.cuda_graph, "device", options.device),
+            ("learner.precision", learner.precision, "device", options.device),
+            ("actor.cuda_graph", options.actor.cuda_graph, "actor.device", options.actor.device),
+        )
+        if value in ("on", "tf32") and not resolved_device(device).startswith("cuda")
     ]
 
 
@@ -86,9 +89,9 @@ def combinations(options: Options) -> list[str]:
                 f"learner.updates_per_graph_launch={learner.updates_per_graph_launch} needs "
                 f"learner.replay_device=learner"
             )
-        if learner.cuda_graph == "yes" and learner.microbatch_on_oom:
+        if learner.cuda_graph == "on" and learner.microbatch_on_oom:
             found.append(
-                "learner.microbatch_on_oom=True does not go with learner.cuda_graph=yes: captured batches have one size"
+                "learner.microbatch_on_oom=True does not go with learner.cuda_graph=on: captured batches have one size"
             )
         return found
     if memory.device_class is None:
@@ -105,25 +108,25 @@ def combinations(options: Options) -> list[str]:
 
 
 def _captured(options: Options) -> list[str]:
-    """Return why updates cannot be captured in a CUDA graph although learner.cuda_graph=yes asks for it."""
+    """Return why updates cannot be captured in a CUDA graph although learner.cuda_graph=on asks for it."""
     learner, agent = options.learner, options.agent_class
-    if learner.cuda_graph != "yes":
+    if learner.cuda_graph != "on":
         return []
     found, count = [], learner.updates_per_graph_launch
     if not agent.supports_cuda_graphs:
         found.append(
-            f"learner.cuda_graph=yes: updates of agent_type={options.agent_type} cannot be "
+            f"learner.cuda_graph=on: updates of agent_type={options.agent_type} cannot be "
             f"captured; agent_type could be " + _names(AgentsDict, lambda other: other.supports_cuda_graphs)
         )
     elif (period := agent.update_cycle(options.agent)) and count % period:
         found.append(
-            f"learner.cuda_graph=yes: learner.updates_per_graph_launch={count} must be a multiple of "
+            f"learner.cuda_graph=on: learner.updates_per_graph_launch={count} must be a multiple of "
             f"{period}, after which updates of "
             f"agent_type={options.agent_type} repeat"
         )
     if options.num_learners > 1:
         found.append(
-            f"learner.cuda_graph=yes is for one learner, and num_learners={options.num_learners}: what they "
+            f"learner.cuda_graph=on is for one learner, and num_learners={options.num_learners}: what they "
             "tell each other "
             "between two updates is not captured"
         )

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 
-from core.common.rounding import next_multiple
+from core.common.shared_arrays import next_multiple
 from utils.options import Options
 
 COUNTS = tuple(2**exponent for exponent in range(2, 10))  # 4 .. 512

@@ -6,7 +6,7 @@ The replay must hold whole windows, fit into the free memory, and let actors and
 import operator
 
 from core.agent import Agent
-from core.common.rounding import next_multiple
+from core.common.shared_arrays import next_multiple
 from core.common.system import available_bytes
 from core.memories.unrolls.unroll_memory import UnrollMemory
 from core.specs import ArraySpec, EnvSpec, WindowSpec
@@ -27,7 +27,7 @@ def layout(options: Options, spec: EnvSpec, agent: Agent, learner: int = 0) -> L
     extras, feature_dtype = dict(agent.extras), memory.feature_dtype(options.memory)
     if feature_dtype:
         extras["features"] = ArraySpec(agent.feature_field.shape, feature_dtype)
-    sizes = options.agent.batch_size, agent.window.length, num_actors
+    sizes = options.batch_size, agent.window.length, num_actors
     capacity = memory.ring_steps(options.memory, *sizes)
     kept = -(-memory.kept_steps(options.memory, *sizes) // (num_actors * options.num_envs_per_actor))
     states = tuple(ArraySpec(tuple(tensor.shape[1:]), "float32") for tensor in agent.initial_state(1))
@@ -86,7 +86,10 @@ def stream_bytes(spec: EnvSpec) -> int:
 
 def problems(options: Options, spec: EnvSpec) -> list[str]:
     """Return why the network cannot be made, or why the rows do not fit or would stall actors and learners."""
-    agent = options.make_agent(spec)
+    try:
+        agent = options.make_agent(spec)
+    except ValueError as error:
+        return [str(error)]
     try:
         _ = agent.model
     except ValueError as error:
@@ -95,7 +98,7 @@ def problems(options: Options, spec: EnvSpec) -> list[str]:
         return [f"model_type={options.model_type} cannot be made for game={options.game}: {describe_exception(error)}"]
     if options.mode == 2:
         return _beside_the_replay(options, spec)
-    found = options.memory_class.problems(options.memory, options.agent.batch_size)
+    found = options.memory_class.problems(options.memory, options.batch_size)
     return found or _ring(options, spec, agent) + _storage(options, spec, agent) + _limiter(
         options, agent.samples_per_window
     )
@@ -162,7 +165,7 @@ def _storage(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     """Return why frames cannot be compressed, or why replay.max_frame_bytes is too small for incompressible windows."""
     storage, num_actors, length = options.replay, actors_of(options, 0), agent.window.length
     if storage.frame_compression == RAW:
-        kept = options.memory_class.kept_steps(options.memory, options.agent.batch_size, length, num_actors)
+        kept = options.memory_class.kept_steps(options.memory, options.batch_size, length, num_actors)
         least = max(num_actors * options.num_envs_per_actor * (length + 2), kept) * spec.frame.nbytes
     elif spec.is_image:
         least = layout(options, spec, agent).arena_bytes * num_actors
@@ -187,7 +190,7 @@ def _limiter(options: Options, samples_per_window: int) -> list[str]:
     """
     ratio, tolerance = options.rate_limiter.samples_per_insert, options.rate_limiter.error_buffer
     replays = options.learner.updates_per_graph_launch
-    batch_size = options.agent.batch_size * samples_per_window * options.num_learners * replays
+    batch_size = options.batch_size * samples_per_window * options.num_learners * replays
     if ratio is not None and options.memory_class.is_rate_limited(options.memory):
         return [
             f"rate_limiter.samples_per_insert={ratio} must be None with memory_type={options.memory_type}: a queue is "

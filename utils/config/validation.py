@@ -29,8 +29,8 @@ SIZED = {
     "model",
     "actor",
     "learner",
-    "clock",
-    "storage",
+    "rate_limiter",
+    "replay",
     "num_actors",
     "num_envs_per_actor",
     "num_learners",
@@ -51,7 +51,11 @@ def problems(options: Options, refused: Iterable[str] = ()) -> list[str]:
     if missing_classes(options):  # which was reported
         return found
     found += (
-        _memory_type(options) + device_validation.combinations(options) + options.agent_class.problems(options.agent)
+        _memory_type(options)
+        + _clipped_rewards(options)
+        + _on_policy(options)
+        + device_validation.combinations(options)
+        + options.agent_class.problems(options.agent)
     )
     try:
         spec = environment_spec(options)
@@ -204,6 +208,48 @@ def _memory_type(options: Options) -> list[str]:
             "have parts"
         ]
     return []
+
+
+def _clipped_rewards(options: Options) -> list[str]:
+    clipping = getattr(options.env, "reward_clipping", "none")
+    if options.mode == 2 or clipping == "none" or not options.agent_class.refuses_clipped_rewards(options.agent):
+        return []
+    return [
+        f"env.reward_clipping={clipping} does not fit agent_type={options.agent_type}, which learns from raw rewards: "
+        "set env.reward_clipping=none or agent.allow_clipped_rewards=True"
+    ]
+
+
+def _on_policy(options: Options) -> list[str]:
+    """Return why rollouts would not be whole, or not by the newest parameters."""
+    memory_class = options.memory_class
+    if not memory_class.on_policy or options.mode != 1:
+        return []
+    actors, rest = divmod(options.num_actors, options.num_learners)
+    total = actors * options.num_envs_per_actor
+    wanted = [
+        ("agent.batch_size", options.batch_size, total, ", the number of a learner's environments,"),
+        ("actor.num_env_splits", options.actor.num_env_splits, 1, ""),
+        ("learner.publish_period", options.learner.publish_period, 1, ""),
+        ("rate_limiter.min_replay_size", options.rate_limiter.min_replay_size, 1, ""),
+    ]
+    found = [
+        f"{name}={value} must be {expected}{meaning} with memory_type={options.memory_type}, which collects whole "
+        "rollouts by the newest parameters"
+        for name, value, expected, meaning in wanted
+        if value != expected
+    ]
+    if rest:
+        found.append(
+            f"num_actors={options.num_actors} must be a multiple of num_learners={options.num_learners} with "
+            f"memory_type={options.memory_type}, whose rollouts are of one size"
+        )
+    if options.engine == "ray":
+        found.append(
+            f"memory_type={options.memory_type} needs engine=local or inline: with ray, actors on other nodes get "
+            "parameters late; memory_type=queue corrects for that"
+        )
+    return found
 
 
 def _actions(options: Options, spec: EnvSpec) -> list[str]:

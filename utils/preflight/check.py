@@ -156,7 +156,7 @@ def _parts(options: Options, spec: EnvSpec, agent: Agent) -> list[tuple[str, str
         ("step", ", ".join(f"{name} {_array(array)}" for name, array in layout.fields.items())),
         ("recurrent state", ", ".join(map(_array, layout.states)) or "none"),
         ("network", f"{options.model_type} on {options.device}: {parameters:,} parameters"),
-        ("batch", f"{options.agent.batch_size} windows of {window.length + 1} steps"),
+        ("batch", f"{options.batch_size} windows of {window.length + 1} steps"),
         (
             "memory",
             f"{memory_budget.needed_bytes(options, spec, stored):,} bytes needed, of which {stored:,} are the replay; "
@@ -238,7 +238,7 @@ def _budget(options: Options, costs: throughput.StepCosts, rate: float, agent: A
     if options.steps is not None:
         times[f"{count(options.steps)} agent steps"] = seconds_of(options.steps)
     if options.updates is not None:
-        samples = options.updates * options.agent.batch_size * agent.samples_per_window
+        samples = options.updates * options.batch_size * agent.samples_per_window
         times[f"{count(options.updates)} updates"] = seconds_of(
             options.rate_limiter.min_replay_size + samples / throughput.samples_per_step(options)
         )

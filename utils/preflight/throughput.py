@@ -50,14 +50,15 @@ def measure(options: Options, spec: EnvSpec, seconds: float) -> StepCosts:
 
     def has_window(trajectories: Trajectories, agent: Agent) -> bool:
         if not batches and trajectories.written()[0] > agent.window.length - (agent.window.stride > 0):
-            batches.append(_batch(trajectories, agent, options.agent.batch_size))
+            batches.append(_batch(trajectories, agent, options.batch_size))
         return bool(batches)
 
     threads = 1 if options.engine == "inline" else learner_threads(options)
     with _threads(1):
         act = _acting(options, spec, seconds, has_window)
     with _threads(threads):
-        update, sound = _updating(options.make_agent(spec, options.device), batches[0], seconds)
+        agent = options.make_agent(spec, options.device, options.learner.precision)
+        update, sound = _updating(agent, batches[0], seconds)
     return StepCosts(act, update, sound, len(os.sched_getaffinity(0)), threads)
 
 
@@ -116,13 +117,15 @@ def samples_per_step(options: Options) -> float:
 def steps_per_second(options: Options, costs: StepCosts, samples_per_window: int) -> float:
     """Return the agent steps per second that actors, learners and their shared cores allow without any overhead."""
     update = (
-        costs.update * samples_per_step(options) / (options.agent.batch_size * samples_per_window)
+        costs.update * samples_per_step(options) / (options.batch_size * samples_per_window)
     )  # Seconds per agent step.
     if options.engine == "inline":
         return 1 / (costs.act + update)
     busy = costs.act + (
         0 if options.device.startswith("cuda") else update * costs.threads
     )  # Core seconds per agent step.
+    if options.memory_class.on_policy:  # Actors and learners take turns.
+        return min(1 / (costs.act / options.num_actors + update / options.num_learners), costs.cores / busy)
     return min(options.num_actors / costs.act, options.num_learners / update, costs.cores / busy)
 
 
@@ -138,7 +141,7 @@ def _acting(
     repeat their last step in place of the missing ones.
     """
     params, num_envs, count = options.actor, options.num_envs_per_actor, options.actor.num_env_splits
-    agent = with_graphed_forward(options.make_agent(spec, params.device), params.cuda_graph)
+    agent = with_graphed_forward(options.make_agent(spec, params.device, params.precision), params.cuda_graph)
     generator = np.random.default_rng(options.seed)
     trajectories = Trajectories(_small(memory_budget.layout(options, spec, agent), agent))
     writer = ChunkWriter(trajectories, 0, agent.window, agent.initial_priorities)
@@ -160,7 +163,7 @@ def _acting(
                 steps = 0
             if not steps:
                 started = time.perf_counter()
-            timestep, output, next_timestep, state = groups.step(max(steps, 0) * num_envs)
+            timestep, output, next_timestep, state = groups.step(max(steps, 0) * num_envs, max(steps, 0) * num_envs)
             writer.append(timestep, output.action, next_timestep, output.extras, state)
             steps += 1
         passed = time.perf_counter() - started

@@ -54,7 +54,7 @@ class ActionNoise:
         scales = params.noise_scale * geometric(num_actors * num_envs, params.noise_ladder)
         return cls(params, scales[actor_ind::num_actors], num_actions, generator)
 
-    def update(self, agent_steps: int) -> None:
+    def update(self, agent_steps: int, learning_steps: int = 0) -> None:
         params = self._params
         self._random = agent_steps < params.random_exploration_steps
         self.scale: np.ndarray = self._scales * linear(agent_steps, 1.0, params.noise_end, params.noise_steps)  # [E]

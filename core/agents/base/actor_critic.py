@@ -1,9 +1,13 @@
 """The part that actor-critics of unrolls share: acting by sampling the policy, and stored fields.
 
 Each agent's own file says how it learns.
+
+Continuous actions are drawn from a Gaussian in -1 .. 1 for the bounds of the space. The environment gets them clipped
+to the bounds or, with `squash_actions`, their tanh. Steps store them as they were drawn, because densities are theirs.
 """
 
 from abc import abstractmethod
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -12,12 +16,13 @@ from pydantic import Field
 from torch import Tensor
 
 from core.agent import ActorOutput, Agent, AgentParams
+from core.agents.base.continuous_control import ActionRange
 from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
-from core.learning.microbatches import Loss
-from core.learning.optimizer import Optimizer, OptimizerParams
+from core.learning.optimizer import Loss, Optimizer, OptimizerParams
 from core.model import Model, disable_host_sync
-from core.specs import ArraySpec, Discrete, WindowSpec
+from core.ops.policy_distributions import Categorical, DiagonalGaussian, PolicyDistribution
+from core.specs import ArraySpec, Continuous, Discrete, WindowSpec
 from core.types import ActorCriticOutput, Batch, State, TimeStep, Window, batch_size, slice_batch
 
 
@@ -33,6 +38,8 @@ class ActorCriticAgentParams(OptimizerParams, AgentParams):
     """Discount of a step."""
     evaluation: Literal["sample", "greedy"] = "sample"
     """Actions in evaluations: sampled as in training, or the likeliest one (greedy)."""
+    squash_actions: bool = False
+    """Squash continuous actions into their bounds by tanh; else they are clipped to them."""
     baseline_cost: float = Field(default=0.5, ge=0, le=1e6)
     """Weight of the value loss (IMPALA: 0.5)."""
     entropy_cost: float = Field(default=0.01, ge=0, le=1e6)
@@ -42,7 +49,7 @@ class ActorCriticAgentParams(OptimizerParams, AgentParams):
     learning_rate: float = Field(default=6e-4, gt=0, le=100)
     """Learning rate at the start."""
     optimizer_eps: float = Field(default=0.01, gt=0, le=1)
-    """Added to the root of the optimiser's second moment."""
+    """Added to the optimiser's second moment under the root, for Adam to the root (IMPALA: 0.01)."""
     rmsprop_decay: float = Field(default=0.99, ge=0, le=1)
     """Decay of RMSProp's moments (IMPALA: 0.99)."""
     rmsprop_centered: bool = False
@@ -57,7 +64,7 @@ class Sampling:
     def __init__(self, generator: np.random.Generator):
         self.generator = generator
 
-    def update(self, agent_steps: int) -> None:
+    def update(self, agent_steps: int, learning_steps: int) -> None:
         """Do nothing."""
 
     def statistics(self) -> dict[str, float]:
@@ -68,11 +75,19 @@ class ActorCriticAgent(Agent):
     """Base of agents that learn a policy and a value from whole unrolls."""
 
     required_output = "actor-critic"
-    actions = Discrete
+    actions = Discrete | Continuous
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self.samples_per_window = self.params.unroll_length
+        self._is_continuous = isinstance(self.spec.action, Continuous)
+        self.policy: PolicyDistribution
+        self.policy = DiagonalGaussian(self.params.squash_actions) if self._is_continuous else Categorical()
+
+    @cached_property
+    def action_range(self) -> ActionRange:
+        """The bounds of a continuous action space; built on first access."""
+        return ActionRange(self.spec.action, self.device)  # type: ignore[arg-type]
 
     # stored fields and sampled windows --------------------------------------------------------------------------------
     @property
@@ -82,9 +97,13 @@ class ActorCriticAgent(Agent):
 
     @property
     def extras(self) -> dict[str, ArraySpec]:
-        """Return the fields of the behaviour policy's logits and value."""
-        assert isinstance(self.spec.action, Discrete)
-        return {"logits": ArraySpec((self.spec.action.num_actions,), "float32"), "value": ArraySpec((), "float32")}
+        """Return the fields of the behaviour policy's parameters, its value, and continuous actions as drawn."""
+        value, action = ArraySpec((), "float32"), self.spec.action
+        if isinstance(action, Discrete):
+            return {"logits": ArraySpec((action.num_actions,), "float32"), "value": value}
+        size = action.low.size
+        drawn = ArraySpec((size,), "float32")
+        return {"logits": ArraySpec((2 * size,), "float32"), "value": value, "drawn_action": drawn}
 
     @property
     def feature_field(self) -> ArraySpec:
@@ -99,15 +118,24 @@ class ActorCriticAgent(Agent):
     def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
         output, state = self.model(on_device(timestep.observation, self.device), state)
         logits, value, features = (tensor.cpu().numpy() for tensor in output)
-        # The argmax of logits and Gumbel noise is a sample of the policy.
-        noise = 0.0 if exploration is None else exploration.generator.gumbel(size=logits.shape)
-        action = (logits + noise).argmax(1)
-        return ActorOutput(action, {"logits": logits, "value": value, "features": features}, state)
+        action = self.policy.sample(logits, None if exploration is None else exploration.generator)
+        extras = {"logits": logits, "value": value, "features": features}
+        if self._is_continuous:
+            extras["drawn_action"] = action
+            action = self.action_range.in_space(np.tanh(action) if self.params.squash_actions else action)
+        return ActorOutput(action, extras, state)
 
     def greedy(self, output: ActorCriticOutput) -> dict[str, Tensor]:
-        return {"action": output.logits.argmax(1), "logits": output.logits, "value": output.value}
+        if self._is_continuous:
+            means = output.logits.chunk(2, -1)[0]
+            action = self.action_range.to_space(means.tanh() if self.params.squash_actions else means)
+        else:
+            action = output.logits.argmax(1)
+        return {"action": action, "logits": output.logits, "value": output.value}
 
     def policy_diagnostics(self, output: ActorOutput) -> dict[str, np.ndarray]:
+        if self._is_continuous:
+            return {"value": output.extras["value"], "actions": output.extras["drawn_action"]}
         probabilities = torch.from_numpy(output.extras["logits"]).softmax(-1).numpy()
         return {"value": output.extras["value"], "action probabilities": probabilities}
 
@@ -122,8 +150,28 @@ class ActorCriticAgent(Agent):
         """Run the network, or another of its kind, over all steps [T + 1, B, ...] of windows on its device."""
         return (model or self.model).unroll(window.observations, window.firsts, window.states)
 
+    def taken_actions(self, window: Window) -> Tensor:
+        """Return the actions of steps 0 .. T - 1 whose log-probabilities the policy gives: [T, B], or [T, B, A]."""
+        return (window.extras["drawn_action"] if self._is_continuous else window.actions)[:-1]
+
     def init_learner(self) -> None:
         self._optimizer = Optimizer(self.model.parameters(), self.params, sums=True)
+
+    def prepare_updates(self, count: int) -> None:
+        disable_host_sync(self.model)
+        self._optimizer.plan(count)
+
+    # checkpoint -------------------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+
+
+class SumLossAgent(ActorCriticAgent):
+    """Base of agents that take one optimiser step a batch, down a loss that is a sum over the steps of its unrolls."""
 
     @abstractmethod
     def loss(self, batch: Batch) -> Loss:
@@ -144,15 +192,3 @@ class ActorCriticAgent(Agent):
         statistics["entropy"] = sums["entropy"] / sums["steps"].clamp(min=1)
         statistics["value_mean"] = sums["values"] / batch.window.rewards.numel()
         return {**statistics, "grad_norm": grad_norm, "lr": self._optimizer.rate}, sums, applied
-
-    def prepare_updates(self, count: int) -> None:
-        disable_host_sync(self.model)
-        self._optimizer.plan(count)
-
-    # checkpoint -------------------------------------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])

@@ -20,9 +20,8 @@ from core.agents.base.action_noise import ActionNoise, ActionNoiseParams
 from core.agents.base.policy_critic_gradients import make_gradients
 from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
-from core.learning.device_schedule import UpdateCounter
-from core.learning.microbatches import Loss
-from core.learning.optimizer import Optimizer, OptimizerParams
+from core.learning.optimizer import Loss, Optimizer, OptimizerParams
+from core.learning.schedules import UpdateCounter
 from core.learning.target_network import TargetUpdater
 from core.model import PolicyAndCritic
 from core.ops.returns import n_step_return

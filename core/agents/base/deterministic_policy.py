@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from core.agents.base.continuous_control import ContinuousControl, TransitionBatch
-from core.learning.microbatches import Loss
+from core.learning.optimizer import Loss
 
 
 class PolicyLosses(NamedTuple):

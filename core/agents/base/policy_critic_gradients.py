@@ -20,19 +20,23 @@ SmoothAction = Callable[[Tensor], Tensor]  # maps the target policy's actions [B
 class FlatParameters:
     """One vector whose views are the parameters of policy and critics, and another for their gradients.
 
-    An optimiser of `policy` or `critic`, and a target update of `both`, therefore need one operator each.
+    An optimiser of `policy` or `critic`, and a target update of `both`, therefore need one operator each. The model
+    gets new parameters, which share the vector's memory and its count of changes (`Tensor._version`).
     """
 
     def __init__(self, model: PolicyAndCritic):
+        names, olds = zip(*[item for item in model.named_parameters() if item[0].startswith(("policy.", "critic."))])
+        self.both = torch.cat([old.detach().flatten() for old in olds])
+        gradient, offset = torch.zeros_like(self.both), 0
+        for name, old in zip(names, olds):
+            span = slice(offset, offset + old.numel())
+            new = nn.Parameter(self.both[span].view_as(old), old.requires_grad)
+            new.grad = gradient[span].view_as(old)
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, new)
+            offset += old.numel()
         self.policy_parameters = list(model.policy.parameters())
         self.critic_parameters = list(model.critic.parameters())
-        parameters = self.policy_parameters + self.critic_parameters
-        self.both = torch.cat([parameter.detach().flatten() for parameter in parameters])
-        gradient, offset = torch.zeros_like(self.both), 0
-        for parameter in parameters:
-            span = slice(offset, offset + parameter.numel())
-            parameter.data, parameter.grad = self.both[span].view_as(parameter), gradient[span].view_as(parameter)
-            offset += parameter.numel()
         border = sum(parameter.numel() for parameter in self.policy_parameters)
         self.policy, self.critic = nn.Parameter(self.both[:border]), nn.Parameter(self.both[border:])
         self.policy.grad, self.critic.grad = gradient[:border], gradient[border:]

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from core.agent import ActorOutput, Agent, AgentParams, LearnerOutput, make_learner_output
 from core.common.settings import frozen_dataclass
-from core.learning.device_schedule import UpdateCounter
-from core.learning.microbatches import Loss
-from core.learning.optimizer import Optimizer, OptimizerParams
+from core.learning.optimizer import Loss, Optimizer, OptimizerParams
+from core.learning.schedules import UpdateCounter
 from core.learning.target_network import TargetUpdater
-from core.model import disable_host_sync
+from core.model import disable_host_sync, draw_noise_per_row
 from core.ops.exploration import epsilon_greedy, ladder, linear
 from core.specs import Discrete, WindowKind, WindowSpec
 from core.types import Batch, State, TimeStep, batch_size, slice_batch
@@ -34,7 +33,7 @@ class QLearningParams(OptimizerParams, AgentParams):
     double_q: bool = True
     """Choose the bootstrap action with the online network and evaluate it with the target."""
     target_update_period: int = Field(default=2_500, ge=1, le=10**9)
-    """Updates between updates of the target."""
+    """Updates between updates of the target (Nature DQN, which copies every 10 k agent steps, and Ape-X: 2,500)."""
     target_update_tau: float = Field(default=1.0, gt=0, le=1)
     """Weight of the online network in an update of the target; 1 copies it."""
     exploration: Literal["linear", "ladder", "linear-ladder"] = "linear"
@@ -44,19 +43,44 @@ class QLearningParams(OptimizerParams, AgentParams):
     exploration_epsilon_end: float = Field(default=0.01, ge=0, le=1)
     """Share of random actions at the end of exploration "linear"."""
     exploration_epsilon_steps: int = Field(default=250_000, ge=1, le=10**12)
-    """Agent steps of the whole run from exploration_epsilon_start to exploration_epsilon_end (or to the ladder)."""
+    """Agent steps of the run, after rate_limiter.min_replay_size, until epsilon is at its end (or at the ladder)."""
     apex_epsilon_base: float = Field(default=0.4, gt=0, le=1)
     """Base of the ladder, base ^ (1 + alpha i / (N - 1)) over all N environments (Ape-X: 0.4)."""
     apex_epsilon_alpha: float = Field(default=7.0, ge=0, le=1_000)
     """Exponent alpha of the ladder (Ape-X: 7)."""
     evaluation_epsilon: float = Field(default=0.0, ge=0, le=1)
-    """Share of random actions in evaluations (Nature DQN: 0.05)."""
+    """Share of random actions in evaluations (Nature DQN: 0.05, Rainbow: 0.001)."""
+
+
+@frozen_dataclass
+class MunchausenParams:
+    """Options of agents whose targets may be Munchausen's (2007.14430).
+
+    Of an n-step return only the first reward has the bonus, as in BTR (2411.03820).
+    """
+
+    munchausen_alpha: float = Field(default=0.0, ge=0, le=1)
+    """Weight of the scaled log-policy that is added to rewards (Munchausen: 0.9); 0 is off, also for what follows."""
+    munchausen_temperature: float = Field(default=0.03, gt=0, le=1e6)
+    """Temperature of the soft policy softmax(q / temperature) of the target (Munchausen: 0.03)."""
+    munchausen_clip: float = Field(default=-1.0, ge=-1e9, le=0)
+    """Smallest scaled log-policy; smaller ones are clipped (Munchausen: -1)."""
+
+    def munchausen_problems(self) -> list[str]:
+        """Return why Munchausen's target does not fit the other options."""
+        if not self.munchausen_alpha or not getattr(self, "double_q", False):
+            return []
+        return [
+            f"agent.munchausen_alpha={self.munchausen_alpha} needs agent.double_q=False: its target "
+            "averages over a soft policy and chooses no action"
+        ]
 
 
 class EpsilonGreedy:
     """Epsilon-greedy exploration of E environments.
 
-    Epsilon falls linearly, differs between environments by a fixed ladder, or falls linearly to the ladder.
+    Epsilon falls linearly from the first update on, as in Nature DQN's code, differs between environments by a fixed
+    ladder, or falls linearly to the ladder.
     """
 
     def __init__(
@@ -65,10 +89,10 @@ class EpsilonGreedy:
         self._params, self._final_epsilon, self.generator, self.training = params, final_epsilon, generator, training
         self.epsilon = final_epsilon  # [E]
 
-    def update(self, agent_steps: int) -> None:
+    def update(self, agent_steps: int, learning_steps: int) -> None:
         params = self._params
         if params.exploration != "ladder":
-            progress = linear(agent_steps, 0.0, 1.0, params.exploration_epsilon_steps)
+            progress = linear(learning_steps, 0.0, 1.0, params.exploration_epsilon_steps)
             self.epsilon = (
                 params.exploration_epsilon_start + (self._final_epsilon - params.exploration_epsilon_start) * progress
             )
@@ -89,10 +113,15 @@ class QLearning(Agent):
         return WindowSpec.transition(self.params.n_step)
 
     # acting -----------------------------------------------------------------------------------------------------------
-    def set_training(self, training: bool) -> None:
+    _noise_per_row = False  # of the model's noisy layers
+
+    def set_training(self, training: bool, acting: bool = False) -> None:
         """Switch the noise of noisy layers on (acting in training, learning) or off (evaluations)."""
         if self.model.training != training:
             self.model.train(training)
+        if self._noise_per_row != acting:
+            draw_noise_per_row(self.model, acting)
+            self._noise_per_row = acting
 
     @abstractmethod
     def values(self, timestep: TimeStep, state: State) -> tuple[Tensor, State]:
@@ -100,7 +129,7 @@ class QLearning(Agent):
 
     @torch.inference_mode()
     def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
-        self.set_training(exploration is not None and exploration.training)
+        self.set_training(exploration is not None and exploration.training, acting=True)
         output, state = self.values(timestep, state)
         values = output.cpu().numpy()  # [E, A]
         action = values.argmax(1)

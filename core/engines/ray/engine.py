@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from core.engines.launcher import ALLOCATOR_VARIABLES
+from core.common.processes import ALLOCATOR_VARIABLES
 from core.engines.ray.cluster import Cluster, ClusterError
 from core.engines.ray.head import Head
 from core.engines.ray.launcher import RayLauncher

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from core.common.settings import frozen_dataclass
-from core.model import ModelParams
+from core.model import ModelParams, NoisyModule
 
 
 @frozen_dataclass
@@ -19,22 +19,25 @@ class NoisyParams(ModelParams):
     """Explore by noise on the head's weights, in training only (1706.10295); let epsilon be 0 then."""
     sigma: float = Field(default=0.5, ge=0, le=1_000)
     """First standard deviation of the noise of noisy layers, times the root of a layer's inputs (paper: 0.5)."""
+    noise_per_env: bool = True
+    """Draw noise for each acting environment. If False, those of an actor share one draw, which costs less."""
 
 
-class NoisyLinear(nn.Linear):
+class NoisyLinear(nn.Linear, NoisyModule):
     """A linear layer with factorised noise on weights and biases.
 
         y = (mu_w + sigma_w * e_w) x + mu_b + sigma_b * e_b
         e_w = f(q) f(p)^T,    e_b = f(q),    f(x) = sign(x) sqrt |x|    (equations 9 to 11)
 
     p [inputs] and q [outputs] are unit Gaussians, drawn anew from torch's global generator at every forward in
-    training, the same for the whole batch. Evaluations have no noise. mu_w and mu_b are `weight` and `bias`: nn.Linear
-    draws them as the paper does, uniform in +- 1 / sqrt(inputs). Both sigmas start at sigma / sqrt(inputs) (section
-    3.2).
+    training: once for the whole batch, or with `noise_per_row` for each row. Evaluations have no noise. mu_w and mu_b
+    are `weight` and `bias`: nn.Linear draws them as the paper does, uniform in +- 1 / sqrt(inputs). Both sigmas start
+    at sigma / sqrt(inputs) (section 3.2).
     """
 
-    def __init__(self, in_features: int, out_features: int, sigma: float = 0.5):
+    def __init__(self, in_features: int, out_features: int, sigma: float = 0.5, noise_per_env: bool = True):
         super().__init__(in_features, out_features)
+        self.noise_per_env = noise_per_env
         initial = sigma / math.sqrt(in_features)
         self.weight_sigma = nn.Parameter(torch.full((out_features, in_features), initial))
         self.bias_sigma = nn.Parameter(torch.full((out_features,), initial))
@@ -43,13 +46,17 @@ class NoisyLinear(nn.Linear):
         mean = super().forward(input)
         if not self.training:
             return mean
-        noise = torch.randn(self.in_features + self.out_features, device=input.device, dtype=input.dtype)
-        noise = noise.sign() * noise.abs().sqrt()
-        inputs, outputs = torch.split(noise, [self.in_features, self.out_features])
+        rows = [len(input), *[1] * (input.dim() - 2)] if self.noise_per_row else []
+        # Drawn in float32 whatever the precision, so that all precisions see the same noise.
+        noise = torch.randn(*rows, self.in_features + self.out_features, device=input.device)
+        noise = (noise.sign() * noise.abs().sqrt()).to(input.dtype)
+        inputs, outputs = torch.split(noise, [self.in_features, self.out_features], -1)
         # The product of factors is applied to inputs and outputs, so the matrix e_w is never computed.
         return mean + outputs * F.linear(input * inputs, self.weight_sigma, self.bias_sigma)
 
 
 def linear_factory(params: NoisyParams) -> Callable[[int, int], nn.Module]:
     """Return a function that makes a head's layer of (inputs, outputs)."""
-    return partial(NoisyLinear, sigma=params.sigma) if params.noisy else nn.Linear
+    if not params.noisy:
+        return nn.Linear
+    return partial(NoisyLinear, sigma=params.sigma, noise_per_env=params.noise_per_env)

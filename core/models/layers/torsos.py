@@ -4,9 +4,11 @@ import math
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from core.model import Model
+from core.model import Model, keep_float32
+from core.models.layers.spectral_norm import SpectralConv2d
 from core.specs import EnvSpec
 
 MakeLinear = Callable[[int, int], nn.Module]  # makes a layer of (inputs, outputs)
@@ -19,18 +21,22 @@ def image_shape(spec: EnvSpec) -> tuple[int, int, int]:
     return planes * max(spec.frame_stack, 1), height, width
 
 
-def scaled_image(observation: Tensor, spec: EnvSpec) -> Tensor:
-    """Convert stored observations [B, *observation_shape] to float32 [B, C, H, W] in 0 .. 1, channels_last."""
+def scaled_image(observation: Tensor, spec: EnvSpec, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Convert stored observations [B, *observation_shape] to floats [B, C, H, W] in 0 .. 1, channels_last."""
     if len(spec.frame.shape) == 3:  # colour or planes: channels stand last
         observation = observation.movedim(-1, -3)
     image = observation.reshape(observation.shape[0], *image_shape(spec))  # len() would be a constant in an export
-    # Bytes are made contiguous before they become floats, because moving bytes is cheaper.
-    return image.contiguous(memory_format=torch.channels_last).to(torch.float32).mul_(1.0 / spec.max_value)
+    if dtype == torch.bfloat16:
+        # Moving elements of two bytes is cheaper than moving bytes.
+        return image.to(dtype).contiguous(memory_format=torch.channels_last).mul_(1.0 / spec.max_value)
+    # Moving bytes is cheaper than moving elements of four.
+    return image.contiguous(memory_format=torch.channels_last).to(dtype).mul_(1.0 / spec.max_value)
 
 
 def preprocess(model: Model, observation: Tensor) -> Tensor:
     """Convert stored observations [B, *observation_shape] to the floats that the model's torso reads."""
-    return scaled_image(observation, model.spec) if model.observations == "image" else observation.float()
+    is_image = model.observations == "image"
+    return scaled_image(observation, model.spec, model.image_dtype) if is_image else observation.float()
 
 
 def num_features(layers: nn.Module, spec: EnvSpec) -> int:
@@ -82,6 +88,42 @@ def minatar_convolutions(spec: EnvSpec, planes: int) -> nn.Sequential:
     return convolutions(spec, (planes, 3, 1))
 
 
+class ResidualBlock(nn.Module):
+    """x + outer(relu(inner(relu(x)))), with 3x3 convolutions."""
+
+    def __init__(self, planes: int, convolution: type[nn.Conv2d] = nn.Conv2d):
+        super().__init__()
+        self.inner = convolution(planes, planes, 3, padding=1)
+        self.outer = convolution(planes, planes, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Only the second ReLU may work in place, because the sum needs x as it was.
+        residual: Tensor = self.outer(F.relu(self.inner(F.relu(x)), inplace=True))
+        return x + residual
+
+
+def impala_resnet(spec: EnvSpec, width: int = 1, spectral_norm: bool = False, pool: int = 0) -> nn.Sequential:
+    """Make the 15 convolutions of IMPALA's deep network (1802.01561, figure 3) and flatten their output.
+
+    BTR (2411.03820) has twice the width, spectral normalisation of the residual blocks and a pool of 6.
+
+    Args:
+        spec: Environment, with images of any size.
+        width: Factor of the planes, which are 16, 32 and 32 in its three sections. Each section halves the image.
+        spectral_norm: Normalise the convolutions of the residual blocks.
+        pool: Height and width to which adaptive max pooling brings the last planes; 0 is off.
+    """
+    block = SpectralConv2d if spectral_norm else nn.Conv2d
+    modules: list[nn.Module] = []
+    inputs = image_shape(spec)[0]
+    for planes in (16 * width, 32 * width, 32 * width):
+        section = [nn.Conv2d(inputs, planes, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]
+        modules.append(nn.Sequential(*section, ResidualBlock(planes, block), ResidualBlock(planes, block)))
+        inputs = planes
+    pooling = [nn.AdaptiveMaxPool2d(pool)] if pool else []
+    return nn.Sequential(*modules, nn.ReLU(inplace=True), *pooling, nn.Flatten())
+
+
 def image_torso(layers: nn.Sequential, spec: EnvSpec, hidden: int) -> nn.Sequential:
     """Add a fully connected layer with its ReLU to convolutions: images to features [B, hidden]."""
     return nn.Sequential(*layers, nn.Linear(num_features(layers, spec), hidden), nn.ReLU(inplace=True))
@@ -95,7 +137,9 @@ def vector_torso(spec: EnvSpec, hidden: int) -> nn.Sequential:
 class DuelingHead(nn.Module):
     """Q = V + A - mean A (1511.06581, eq. 9), with a hidden layer for each of V and A.
 
-    A distribution is combined atom by atom (1710.02298, section 3).
+    - A distribution is combined atom by atom (1710.02298, section 3).
+    - The gradient that enters the torso is divided by the root of 2, because two streams send theirs (1511.06581,
+      section 4.2).
     """
 
     def __init__(
@@ -104,11 +148,13 @@ class DuelingHead(nn.Module):
         super().__init__()
         self.value = _layers(features, hidden, 1, linear, atoms)
         self.advantage = _layers(features, hidden, num_actions, linear, atoms)
+        self._actions = -1 if atoms is None else 1  # the dimension of the actions
 
     def forward(self, features: Tensor) -> Tensor:
+        features = _with_scaled_gradient(features, math.sqrt(0.5))
         advantage: Tensor = self.advantage(features)  # [B, A] or [B, A, atoms]
         value: Tensor = self.value(features)  # after the advantage, because noisy layers draw in this order
-        return value + advantage - advantage.mean(1, keepdim=True)
+        return value + advantage - advantage.mean(self._actions, keepdim=True)
 
 
 def q_head(
@@ -119,7 +165,7 @@ def q_head(
     linear: MakeLinear = nn.Linear,
     atoms: int | None = None,
 ) -> nn.Module:
-    """Make a head from features [B, F] to action values [B, A], or with atoms to distributions [B, A, atoms].
+    """Make a head from features [..., F] to action values [..., A], or with atoms from [B, F] to [B, A, atoms].
 
     `linear` makes its fully connected layers.
     """
@@ -128,6 +174,14 @@ def q_head(
     return _layers(features, hidden, num_actions, linear, atoms)
 
 
+def _with_scaled_gradient(tensor: Tensor, scale: float) -> Tensor:
+    """Return the tensor, whose gradient is multiplied by `scale` on its way back."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        tensor = tensor.view_as(tensor)  # so that other readers of the same tensor keep their gradient
+        tensor.register_hook(lambda gradient: gradient * scale)
+    return tensor
+
+
 def _layers(features: int, hidden: int, outputs: int, linear: MakeLinear, atoms: int | None) -> nn.Sequential:
-    layers = [linear(features, hidden), nn.ReLU(), linear(hidden, outputs * (atoms or 1))]
+    layers = [linear(features, hidden), nn.ReLU(), keep_float32(linear(hidden, outputs * (atoms or 1)))]
     return nn.Sequential(*layers, *([] if atoms is None else [nn.Unflatten(1, (outputs, atoms))]))

@@ -66,8 +66,8 @@ class Numbered:
     def __init__(self, number):
         self.number, self.steps = number, []
 
-    def update(self, agent_steps):
-        self.steps.append(agent_steps)
+    def update(self, agent_steps, learning_steps):
+        self.steps.append((agent_steps, learning_steps))
 
     def statistics(self):
         return {"epsilon": float(self.number)}
@@ -96,7 +96,7 @@ def test_steps_of_splits_equal_those_of_each_split_alone():
         ],
     )
     for number in range(9):
-        found, expected = together.step(number), [turns.step(number) for turns in alone]
+        found, expected = together.step(number, number), [turns.step(number, number) for turns in alone]
         for part, streams in enumerate((slice(0, 2), slice(2, 4))):
             for name in ("before", "after"):
                 for one, other in zip(getattr(found, name), getattr(expected[part], name)):
@@ -111,13 +111,13 @@ def test_steps_of_splits_equal_those_of_each_split_alone():
 def test_one_split_steps_while_the_other_infers():
     tape = []
     turns = make(2, tape=tape)
-    turns.step(0), turns.step(1)
+    turns.step(0, 0), turns.step(1, 0)
     start = ["act 100", "send 100", "act 101", "send 101"]
     turn = ["step 100", "act 100", "send 100", "step 101", "act 101", "send 101"]
     assert tape == start + turn + turn
     tape.clear()
     alone = make(1, tape=tape)
-    alone.step(0), alone.step(1)
+    alone.step(0, 0), alone.step(1, 0)
     assert tape == ["act 100", "send 100", "step 100"] * 2  # no action is in flight between two calls
     tape.clear()
     turns.close()
@@ -139,9 +139,9 @@ def test_splits_know_their_first_environment_index():
 
 def test_every_split_explores_and_counts_agent_steps_by_itself():
     turns = make(2)
-    turns.step(5), turns.step(9)
+    turns.step(5, 0), turns.step(9, 2)
     assert turns.statistics() == {"epsilon": 0.5}
-    assert [group.exploration.steps for group in turns._splits] == [[5, 9], [5, 9]]
+    assert [group.exploration.steps for group in turns._splits] == [[(5, 0), (9, 2)]] * 2
 
 
 @pytest.mark.timeout(60)

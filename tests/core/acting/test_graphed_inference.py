@@ -18,7 +18,7 @@ from tests.core.learning.test_graphed_update import Watch
 from tests.core.resident_agents import AGENTS, DISCRETE
 from tests.core.resident_agents import make_agent as make_planned
 
-ACTING = ["dqn", "rainbow", "r2d2", "impala with LSTM", "ddpg", "sac"]
+ACTING = ["dqn", "rainbow", "iqn", "r2d2", "impala with LSTM", "ddpg", "sac"]
 STREAMS = 3
 
 
@@ -75,10 +75,10 @@ def test_inference_on_static_inputs_equals_the_networks(name):
 
 @cuda
 # these draw differently in a captured graph
-@pytest.mark.parametrize("name", [name for name in ACTING if name not in ("rainbow", "sac")])
+@pytest.mark.parametrize("name", [name for name in ACTING if name not in ("rainbow", "iqn", "sac")])
 def test_captured_inference_equals_eager_inference(name):
     agent = make_agent(name, "cuda")
-    assert with_graphed_forward(agent, True) is agent and "forward" in vars(agent.model)
+    assert with_graphed_forward(agent, "auto") is agent and "forward" in vars(agent.model)
     assert_same(played(name, agent), played(name, make_agent(name, "cuda")), rtol=1e-4, atol=1e-5)
 
 
@@ -134,13 +134,14 @@ def test_an_answer_is_not_overwritten_by_the_next():
 
 
 @pytest.mark.parametrize(
-    ("on_gpu", "captured", "replaced"), [(True, True, [True]), (True, False, []), (False, True, [])]
+    ("on_gpu", "cuda_graph", "replaced"),
+    [(True, "auto", [True]), (True, "on", [True]), (True, "off", []), (False, "auto", [])],
 )
-def test_only_gpu_networks_are_captured_and_only_if_requested(monkeypatch, on_gpu, captured, replaced):
+def test_only_gpu_networks_are_captured_and_only_if_requested(monkeypatch, on_gpu, cuda_graph, replaced):
     found = []
     monkeypatch.setattr("core.acting.graphed_inference.capture_forward", lambda model, capture: found.append(capture))
     with_graphed_forward(
-        SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter([SimpleNamespace(is_cuda=on_gpu)]))), captured
+        SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter([SimpleNamespace(is_cuda=on_gpu)]))), cuda_graph
     )
     assert found == replaced
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from core.agents.dqn import DQN, DQNParams
 from core.model import Model
+from core.runtime.run_counters import RateLimiter, RateLimiterParams, RunCounters
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import Batch, SampleIds, TimeStep, Window
 
@@ -97,7 +98,7 @@ def test_truncation_bootstraps_after_the_steps_taken():
 
 
 @pytest.mark.parametrize(
-    "loss, gradient", [("huber", lambda error: np.clip(error, -1, 1)), ("squared", lambda error: 2 * error)]
+    "loss, gradient", [("huber", lambda error: np.clip(error, -1, 1)), ("squared", lambda error: error)]
 )
 def test_the_gradient_equals_the_one_derived_by_hand(loss, gradient):
     agent = make_agent(loss=loss, double_q=False)
@@ -159,6 +160,17 @@ def test_environments_of_all_actors_share_one_epsilon_ladder():
     generator = np.random.default_rng(0)
     rungs = np.concatenate([agent.exploration(index, 2, 4, generator).epsilon for index in range(2)])
     assert sorted(rungs, reverse=True) == pytest.approx([0.4 ** (1 + 7 * i / 7) for i in range(8)])
+
+
+def test_epsilon_falls_from_the_first_update_on():
+    agent = make_agent(exploration_epsilon_start=0.8, exploration_epsilon_end=0.2, exploration_epsilon_steps=100)
+    exploration = agent.exploration(0, 1, 1, np.random.default_rng(0))
+    epsilons = []
+    for agent_steps in (0, 30, 40, 90, 500):
+        limiter = RateLimiter(RateLimiterParams(min_replay_size=40), RunCounters(1, 1))
+        exploration.update(agent_steps, limiter.learning_steps(agent_steps))
+        epsilons.append(float(exploration.epsilon[0]))
+    assert epsilons == pytest.approx([0.8, 0.8, 0.8, 0.5, 0.2])
 
 
 def test_greedy_acting_takes_the_best_action():

@@ -47,9 +47,11 @@ def make_agent(**settings):
     return learner(Rainbow(replace(params, **settings), SPEC, Table))
 
 
-def make_noisy(**settings):
+def make_noisy(noise_per_env=True, **settings):
     params = replace(RainbowParams(n_step=2, learning_rate=1e-2), **settings)
-    return learner(Rainbow(params, SPEC, lambda: RainbowMLP(RainbowMLPParams(hidden=16), SPEC)))
+    return learner(
+        Rainbow(params, SPEC, lambda: RainbowMLP(RainbowMLPParams(hidden=16, noise_per_env=noise_per_env), SPEC))
+    )
 
 
 def make_batch(states, finals, actions, rewards, discounts, lasts, weights=None):
@@ -273,11 +275,21 @@ def test_greedy_acting_takes_the_action_of_the_largest_mean(distribution):
 def test_acting_is_noisy_in_training_and_not_in_evaluation():
     agent = make_noisy()
     exploration = agent.exploration(0, 1, 2, np.random.default_rng(0))
-    exploration.update(0)
+    exploration.update(0, 0)
     assert exploration.epsilon.tolist() == [0, 0] and agent.evaluation_exploration(2, np.random.default_rng(0)) is None
     noisy = [agent.act(step(1.0, 2.0), (), exploration).extras["q_max"].tolist() for _ in range(3)]
     exact = [agent.act(step(1.0, 2.0), (), None).extras["q_max"].tolist() for _ in range(3)]
     assert len({*map(tuple, noisy)}) == 3 and len({*map(tuple, exact)}) == 1
+
+
+@pytest.mark.parametrize("noise_per_env", [True, False])
+def test_environments_that_act_have_noise_of_their_own(noise_per_env):
+    agent = make_noisy(noise_per_env)
+    values = agent.act(step(1.0, 1.0, 1.0), (), agent.exploration(0, 1, 3, np.random.default_rng(0))).extras["q_max"]
+    assert np.ptp(values) > 1e-4 if noise_per_env else np.ptp(values) < 1e-6
+    agent.learn(make_batch([1.0], [2.0], [0], [[1.0, 0.0, 0.0]], [[1.0] * 3], [[False] * 3]))
+    learnt = agent.model(torch.ones(3, 1), ())[0]  # a batch of the learner shares one draw
+    assert torch.allclose(learnt, learnt[:1].expand_as(learnt))
 
 
 def test_an_evaluation_with_epsilon_has_no_parameter_noise():

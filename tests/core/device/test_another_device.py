@@ -16,9 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from core.acting.graphed_inference import StaticInputs, capture_forward
 from core.distributed.learner_group import LearnerGroup, active_group
-from core.learning.metric_accumulator import MetricAccumulator
 from core.learning.optimizer import Optimizer, OptimizerParams
-from core.learning.updates import EagerUpdates
+from core.learning.updates import EagerUpdates, MetricAccumulator
 from core.models.layers.running_normalization import RunningNormalization
 from tests.core import resident_agents
 from tests.core.acting import test_graphed_inference

@@ -31,14 +31,21 @@ class LearnerPair:
                 stack.callback(process.kill)
                 end.close()
                 self._pipes.append(pipe)
-            self._stack = stack.pop_all()
+            self._stack, self._broken = stack.pop_all(), False
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
+    def renew_if_broken(self) -> None:
+        """Replace both processes if the last call did not end."""
+        if self._broken:
+            self._stack.close()
+            self.__enter__()
+
     def call(self, *functions: Callable[[LearnerGroup], Any]) -> list[Any]:
         """Return function(group) of both learners, called at the same time."""
+        self._broken = True
         for pipe, function in zip(self._pipes, functions, strict=True):
             pipe.send(function)
         results = []
@@ -47,6 +54,7 @@ class LearnerPair:
             result, error = pipe.recv()
             assert error is None, f"learner {index}: {error}"
             results.append(result)
+        self._broken = False
         return results
 
     def run(self, *functions: Callable[[], Any]) -> list[Any]:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from core.distributed.consensus import LearnersOutOfSyncError, LearnerStatus, SyncChecker, state_digest
+from core.distributed.learner_group import LearnersOutOfSyncError, LearnerStatus, SyncChecker, state_digest
 
 
 def checker(weight=1.0, updates=0, period=2):

@@ -51,7 +51,7 @@ def beat(process_ind):
     ],
 )
 def test_a_process_exits_at_once_with_the_code_of_its_work(process, exit_code, told):
-    spawn = multiprocessing.get_context("spawn")
+    spawn = multiprocessing.get_context("spawn")  # the process dies unless this one is its parent
     receiver, sender = spawn.Pipe(duplex=False)
     context = SimpleNamespace(process_ind=ind, run_state=SimpleNamespace(heartbeat=beat))
     started = spawn.Process(target=process_main.main, args=(process, context, "learner", 0, 1, os.getpid(), sender))

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.engines.run_conditions import Conditions
+from core.engines.run_end import Conditions
 from core.runtime.options import LearnerParams
 from core.runtime.run_counters import RunCounters
 from core.runtime.run_state import RunState

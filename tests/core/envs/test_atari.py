@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from core.envs.atari import AtariEnv, AtariParams
 from core.envs.atari_protocols import PROTOCOLS
 
+MACHADO = {"protocol": "machado"}
 PLAIN = {"noop_max": 0, "repeat_action_probability": 0.0}
 
 
@@ -235,6 +236,22 @@ def test_bad_options_are_refused_when_the_environment_is_made():
         AtariEnv(AtariParams(), "pong", 2, render_mode="rgb_array")
     with pytest.raises(NotImplementedError):
         AtariEnv(AtariParams(), "pong", 1).render()
+
+
+@pytest.mark.parametrize("rendered", [None, "rgb_array"])
+def test_an_evaluation_that_never_presses_fire_ends(rendered):
+    """A greedy policy may never serve the ball in breakout; five lives without a paddle take about 150 steps."""
+    env = AtariEnv(AtariParams(**PLAIN), "breakout", 1, training=False, render_mode=rendered)
+    env.reset(0)
+    assert any(env.step(np.array([0])).last[0] for _ in range(500))
+
+
+@pytest.mark.parametrize("settings", [{"training": True}, {"params": {"use_fire_reset": False}}, {"params": MACHADO}])
+def test_otherwise_the_ball_waits_for_the_agent(settings):
+    params = AtariParams(**{**PLAIN, **settings.get("params", {})})
+    env = AtariEnv(params, "breakout", 1, training=settings.get("training", False))
+    env.reset(0)
+    assert not any(env.step(np.array([0])).last[0] for _ in range(500))
 
 
 def test_a_step_does_not_overwrite_earlier_steps():

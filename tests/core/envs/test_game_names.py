@@ -1,7 +1,7 @@
 import pytest
 
+from core.envs.atari import human_normalized, human_random_scores
 from core.envs.game_names import atari_game, atari_games
-from core.envs.human_scores import human_normalized, human_random_scores
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from core.agents.base.continuous_control import ActionRange
 from core.envs.gym import GymEnv, GymParams
-from core.envs.gym_checks import flattened_pictures
 from core.specs import Continuous, Discrete
 from utils import errors
 
@@ -227,36 +226,6 @@ def test_images_stay_uint8_and_must_be_uint8(told):
         env.step(np.array([0, 0]))
 
 
-@pytest.mark.parametrize(
-    ("space", "value", "stored"),
-    [
-        (spaces.Discrete(4), 2, [0, 0, 1, 0]),
-        (spaces.Discrete(3, start=5), np.int64(7), [0, 0, 1]),
-        (spaces.Box(0, 255, (2,), np.uint8), np.array([0, 51], np.uint8), [0, 0.2]),
-        (spaces.MultiBinary(3), np.array([1, 0, 1]), [1, 0, 1]),
-        (spaces.Box(-9, 9, (2, 2), np.int64), np.array([[1, 2], [3, -4]]), [1, 2, 3, -4]),
-        (spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3))), (1, 0), [0, 1, 1, 0, 0]),
-    ],
-)
-def test_other_observations_become_one_float_vector(told, space, value, stored):
-    env = told(observation_space=space, start=(value, {}))
-    observation = env.reset(0).observation
-    np.testing.assert_allclose(observation, [stored, stored], rtol=1e-6)
-    assert not env.spec.is_image and env.spec.frame == ((len(stored),), "float32") and env.spec.max_value == 1
-    env.step(np.array([0, 0]))
-
-
-def test_a_discrete_observation_outside_its_space_is_an_error(told):
-    env = told(observation_space=spaces.Discrete(4), start=(4, {}))
-    with pytest.raises(ValueError, match="observation of stream 0 at step 0 is 4"):
-        env.reset(0)
-
-
-def test_observations_without_a_fixed_size_are_refused(told):
-    with pytest.raises(ValueError, match="no fixed size"):
-        told(observation_space=spaces.Sequence(spaces.Discrete(2)))
-
-
 def test_discrete_actions_may_start_at_any_integer(told):
     env = told(action_space=spaces.Discrete(3, start=-1))
     assert env.spec.action == Discrete(3)
@@ -336,27 +305,6 @@ def test_the_advice_for_unbounded_actions_works(told):
         assert env._vector.envs[0].env.unwrapped.actions[-1].tolist() == [0.5, -0.5]
     finally:
         gym.registry.pop("Wrapped-v0")
-
-
-def test_images_in_a_flattened_observation_give_a_warning(told):
-    parts = spaces.Dict({"camera": spaces.Box(0, 255, (84, 84, 3), np.uint8), "speed": spaces.Box(-1, 1, (3,))})
-    env = told(
-        observation_space=parts,
-        start=({"camera": np.zeros((84, 84, 3), np.uint8), "speed": np.zeros(3, np.float32)}, {}),
-    )
-    assert (
-        "camera of the observation is a picture" in env.spec.warning
-        and "one vector of 21,171 numbers" in env.spec.warning
-    )
-    advice = env.spec.warning.partition("make the environment with ")[2]
-    alone = eval(advice, {"gymnasium": gym, "env": env._vector.envs[0].env})
-    assert alone.observation_space.shape == (84, 84, 3) and alone.reset()[0].shape == (84, 84, 3)
-    deep = spaces.Dict({"eyes": spaces.Tuple((parts["camera"], parts["camera"]))})
-    assert "eyes.0 and eyes.1 of the observation are pictures" in flattened_pictures(deep)
-    assert (
-        not told().spec.warning
-        and not told(observation_space=parts["camera"], start=(np.zeros((84, 84, 3), np.uint8), {})).spec.warning
-    )
 
 
 def test_rewards_are_clipped_in_training_only(told):

@@ -38,6 +38,7 @@ def test_an_unknown_game_is_refused_with_the_closest():
         MinAtarEnv(MinAtarParams(), "brekout", 1)
 
 
+@pytest.mark.slow
 def test_environments_play_as_the_minatar_package_does():
     """Equal actions in the package's own environment give equal planes, rewards and ends."""
     from minatar import Environment
@@ -131,6 +132,7 @@ def test_a_missing_package_names_the_pip_command(monkeypatch):
         MinAtarEnv(MinAtarParams(), "breakout", 1)
 
 
+@pytest.mark.slow
 def test_a_game_is_made_without_importing_pyplot():
     code = (
         "import sys; from core.envs.minatar import MinAtarEnv, MinAtarParams; "

@@ -16,8 +16,8 @@ from core.device.cuda_graph import WARM_UP, CudaGraphCallable, _nothing_freed
 from core.learning import graphed_update
 from core.learning.batch_source import InPlaceBatchSource
 from core.learning.graphed_update import DeviceReplayBatches, GraphedUpdate
-from core.learning.metric_accumulator import EagerMetricAccumulator, MetricAccumulator
 from core.learning.optimizer import Optimizer
+from core.learning.updates import EagerMetricAccumulator, MetricAccumulator
 from core.memories.device_replay import DeviceReplay
 from tests.core.devices import DEVICES, cuda
 from tests.core.recordings import looks
@@ -91,7 +91,7 @@ def test_updates_at_once_are_multiples_of_the_agents_period():
         graphed(make_agent("td3"), planned[1], 16, 3, capture=True)
 
 
-@pytest.mark.parametrize("name", ["dqn, rmsprop", "rainbow", "r2d2", "d4pg", "td3", "sac"])
+@pytest.mark.parametrize("name", ["dqn, rmsprop", "rainbow", "iqn", "r2d2", "d4pg", "td3", "sac"])
 def test_several_updates_per_launch_equal_single_ones(name):
     count = period(name)
     assert_close(trained(name, calls=3, count=5 * count), trained(name, calls=15, count=count), 0.0, 0.0)
@@ -151,8 +151,7 @@ class Watch(TorchDispatchMode):
         return result
 
 
-# on the CPU it reads its learning rate
-@pytest.mark.parametrize("name", [name for name in AGENTS if "rmsprop" not in name])
+@pytest.mark.parametrize("name", AGENTS)
 def test_prepared_updates_read_no_value_and_keep_their_shapes(name):
     agent = make_agent(name)
     memory = make_memory(agent)
@@ -185,7 +184,7 @@ class Elsewhere(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("name", ["dqn", "rainbow", "r2d2", "ddpg", "d4pg", "td3", "sac"])
+@pytest.mark.parametrize("name", ["dqn", "rainbow", "iqn", "iqn, munchausen", "r2d2", "ddpg", "d4pg", "td3", "sac"])
 def test_a_prepared_update_uses_tensors_of_its_device_only(monkeypatch, name):
     """The device "meta" has no values and no optimiser, so drawing and the optimiser's step are replaced."""
 
@@ -198,7 +197,7 @@ def test_a_prepared_update_uses_tensors_of_its_device_only(monkeypatch, name):
     monkeypatch.setattr(
         DeviceReplay, "_shares", lambda self, count: torch.rand(count, dtype=torch.float64, device=self.device)
     )
-    monkeypatch.setattr("core.learning.device_schedule.upload", lambda array, target: None)
+    monkeypatch.setattr("core.learning.schedules.upload", lambda array, target: None)
     monkeypatch.setattr(Optimizer, "apply", apply)
     agent = make_agent(name, "meta", optimizer="rmsprop")
     resident = memory.device_class(memory, torch.device("meta"))

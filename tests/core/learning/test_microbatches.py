@@ -8,17 +8,18 @@ import torch
 from torch import nn
 
 from core.agent import make_learner_output
+from core.agents.iqn import IQN
 from core.distributed.learner_group import LearnerGroup, active_group
-from core.learning.microbatches import Loss
-from core.learning.optimizer import Optimizer, OptimizerParams
+from core.learning.optimizer import Loss, Optimizer, OptimizerParams
 from core.learning.updates import EagerUpdates
+from core.models.iqn import IQNMLP
 from core.models.rainbow import RainbowMLP
 from core.types import batch_size, slice_batch
 from tests.core import resident_agents
 from tests.core.learning import test_staged_update
 from tests.core.single_processes.test_learner import numbered_batch
 
-UNROLLS = [name for name in test_staged_update.AGENTS if name != "dqn"]
+UNROLLS = [name for name in test_staged_update.AGENTS if name not in ("dqn", "ppo")]  # whose minibatches are drawn
 SIZE, FITS = 11, 4  # micro-batches of 4, 4 and 3
 
 
@@ -75,6 +76,8 @@ def float64(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     monkeypatch.setattr(torch, "randn_like", lambda tensor: (3 * tensor.detach()).sin())
     monkeypatch.setitem(resident_agents.NETWORKS, RainbowMLP, {"hidden": 16, "noisy": False})
+    monkeypatch.setitem(resident_agents.NETWORKS, IQNMLP, {"hidden": 16})
+    monkeypatch.setattr(IQN, "_draw_fractions", resident_agents.same_fractions)
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)

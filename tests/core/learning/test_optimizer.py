@@ -1,6 +1,9 @@
-"""A restored optimiser continues: Adam and RMSprop by hand."""
+"""A restored optimiser continues: Adam and RMSProp by hand."""
 
+import subprocess
+import sys
 from math import sqrt
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,5 +38,17 @@ def test_a_restored_optimizer_keeps_moments_with_new_options(kind):
         mean, square = 0.9 * 0.1 + 0.1 * gradient, 0.999 * 0.001 + 0.001 * gradient**2
         expected = 0.1 * mean / (1 - 0.9**2) / (sqrt(square / (1 - 0.999**2)) + 1)
     else:
-        expected = 0.1 * gradient / (sqrt(0.9 * 0.5 + 0.1 * gradient**2) + 1)
+        expected = 0.1 * gradient / sqrt(0.9 * 0.5 + 0.1 * gradient**2 + 1)
     assert moved == pytest.approx(expected, rel=1e-4)
+
+
+def test_construction_does_not_import_the_compiler():
+    """Its import takes a second, for which actors would wait."""
+    script = (
+        "import sys, torch\n"
+        "from core.learning.optimizer import Optimizer, OptimizerParams\n"
+        "for kind in ('adam', 'rmsprop'):\n"
+        "    Optimizer(torch.nn.Linear(2, 2).parameters(), OptimizerParams(optimizer=kind))\n"
+        "sys.exit('torch._dynamo' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[3], timeout=60).returncode == 0

@@ -45,8 +45,8 @@ def test_prefetched_unrolls_survive_a_resume(tmp_path, monkeypatch):
     learnt, prefetchers = [], []
 
     class Noted(learner_module.Prefetcher):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
+        def __init__(self, *arguments, **settings):
+            super().__init__(*arguments, **settings)
             prefetchers.append(self)
 
     learn_as_before = learner_module.EagerUpdates.__call__

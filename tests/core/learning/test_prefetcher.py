@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.learning.prefetcher import Prefetcher
+from core.learning.batch_source import Prefetcher
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.specs import WindowSpec
 from core.types import SampleIds
@@ -58,6 +58,15 @@ def settle(tape: Tape, drawn: int) -> None:
     while tape.drawn < drawn and time.monotonic() < end:
         time.sleep(0.001)
     time.sleep(0.02)
+
+
+def test_nothing_is_sampled_ahead_while_the_replay_warms_up():
+    tape, warm = Tape(), []
+    prefetcher = Prefetcher(tape, 4, 2, is_warming_up=lambda: not warm)
+    assert prefetcher.get(0.05) is None and tape.drawn == 0
+    warm.append(True)
+    assert prefetcher.get(5) is not None
+    prefetcher.close()
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])

@@ -7,6 +7,7 @@ import torch
 from core.agents.dqn import DQN
 from core.agents.impact import Impact
 from core.agents.impala import Impala
+from core.agents.ppo import PPO
 from core.agents.td3 import TD3
 from core.learning.graphed_update import GraphedUpdate, StagedBatches
 from core.learning.updates import EagerUpdates
@@ -36,6 +37,13 @@ AGENTS = {
     ),
     "impact": (Impact, {**UNROLLS, "target_update_period": 3, "kl_coefficient": 0.2, "kl_target": 1e-5}, {}),
     "impact with LSTM": (Impact, {**UNROLLS, "target_update_period": 2}, {"lstm": 5}),
+    "ppo": (PPO, {**UNROLLS, "epochs": 2, "minibatches": 2, "target_kl": 0.01}, {"value_torso": True}),
+    "ppo with LSTM": (PPO, {**UNROLLS, "epochs": 2, "minibatches": 1, "normalize_rewards": True}, {"lstm": 5}),
+    "ppo, asynchronous and continuous": (
+        PPO,
+        {**UNROLLS, "epochs": 2, "minibatches": 1, "normalize_rewards": True, "squash_actions": True, "c_bar": 1.3},
+        {"normalize_observations": True},
+    ),
     "dqn": (DQN, {"batch_size": STREAMS, "n_step": 3, "target_update_period": 4}, None),
 }
 
@@ -45,7 +53,8 @@ def make_agent(name, device="cpu"):
     torch.manual_seed(3)
     model = DQNMLP if network is None else MLPAC
     params = DQNMLP.Params(hidden=16) if network is None else MLPACParams(hidden=16, **network)
-    made = agent(agent.Params(**settings), DISCRETE, lambda: model(params, DISCRETE).to(device))
+    spec = CONTINUOUS if "continuous" in name else DISCRETE
+    made = agent(agent.Params(**settings), spec, lambda: model(params, spec).to(device))
     made.init_learner()
     return made
 
@@ -67,7 +76,7 @@ def make_batch(agent, seed):
                 observations,
                 firsts,
                 lasts,
-                draw.integers(5, size=(rows, STREAMS)),
+                draw.integers(5, size=(rows, STREAMS)),  # of continuous actions nothing is read
                 draw.normal(size=(rows, STREAMS)).astype(np.float32),
                 (draw.random((rows, STREAMS)) > 0.1).astype(np.float32),
             ),
@@ -80,6 +89,7 @@ def make_batch(agent, seed):
         SampleIds(np.zeros(STREAMS, np.int64), np.arange(STREAMS)),
         torch.from_numpy(draw.random(STREAMS).astype(np.float32)),
         None if isinstance(agent, DQN) else torch.from_numpy(draw.random(STREAMS) < 0.5),
+        on_policy=isinstance(agent, PPO) and agent.params.c_bar == 1,
     )
 
 
@@ -131,14 +141,7 @@ def test_captured_updates_equal_eager_ones(name):
     assert_same(found, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        for name in AGENTS
-        if AGENTS[name][1].get("optimizer", "rmsprop") == "adam" or name == "dqn" or AGENTS[name][0] is Impact
-    ],
-)  # RMSprop reads its learning rate on the CPU
+@pytest.mark.parametrize("name", AGENTS)
 def test_staged_updates_read_no_value_and_keep_their_shapes(name):
     agent = make_agent(name)
     learn = staged(agent)
@@ -188,7 +191,7 @@ def test_a_run_with_staged_batches_trains_like_one_without(tmp_path, monkeypatch
     )
     states = [
         saved(train(tmp_path / captured, *RUNS["prioritized"], "--learner.cuda_graph", captured, "--steps", "200"))
-        for captured in ("no", "auto", "yes")
+        for captured in ("off", "auto", "on")
     ]
     assert len(made) == 1 and not differences(states[0]["agent"], states[1]["agent"])
     assert states[0]["agent"]["updates"] == states[2]["agent"]["updates"] > 5

@@ -4,7 +4,7 @@ from pydantic import ValidationError
 
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.specs import WindowSpec
-from core.types import SampleIds
+from core.types import SampleIds, slice_batch
 from tests.core.tapes import RandomPlay, observed, small_layout
 
 SPEC = WindowSpec(3, (0, 3))
@@ -75,6 +75,23 @@ def test_importance_weights_equal_the_papers():
     weights = [(len(leaves) * leaves[key] / sum(leaves.values())) ** -0.4 for key in zip(*batch.keys)]
     np.testing.assert_allclose(batch.weights.numpy(), np.array(weights) / max(weights), rtol=1e-5)
     assert batch.weights.max() == 1.0 and batch.weights.min() < 0.9
+
+
+def test_importance_weights_are_normalised_in_each_batch_of_a_draw():
+    memory, plays, _ = filled(alpha=0.7, beta_start=0.4, beta_end=0.4, priority_epsilon=0.001)
+    memory.sample(1)
+    keys = legal_starts(memory, plays)
+    priorities = np.random.default_rng(1).random(len(keys.step_ids)) * 2
+    memory.update_priorities(keys, priorities)
+    leaves = {key: (priority + 0.001) ** 0.7 for key, priority in zip(zip(*keys), priorities.tolist())}
+    memory.batches_per_sample = 3
+    draw, largest = memory.sample(12), []
+    for start in range(3):
+        batch = slice_batch(draw, slice(start, None, 3))
+        weights = np.array([leaves[key] ** -0.4 for key in zip(*batch.keys)])
+        np.testing.assert_allclose(batch.weights.numpy(), weights / weights.max(), rtol=1e-5)
+        largest.append(weights.max())
+    assert len(set(largest)) == 3
 
 
 def test_beta_is_annealed_linearly_and_stays_at_its_end():

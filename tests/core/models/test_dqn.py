@@ -14,7 +14,7 @@ from core.models.dqn import (
     DQNSmall,
     DQNSmallParams,
 )
-from core.models.layers.torsos import scaled_image
+from core.models.layers.torsos import DuelingHead, scaled_image
 from core.specs import ArraySpec, Discrete, EnvSpec
 
 
@@ -87,6 +87,26 @@ def test_a_dueling_network_centres_its_advantages():
     observation = torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8)
     features = model.torso(scaled_image(observation, model.spec))
     assert torch.allclose(model(observation)[0].mean(1, keepdim=True), model.q.value(features), atol=1e-5)
+
+
+def test_a_dueling_head_sends_its_gradient_divided_by_the_root_of_2():
+    """1511.06581, section 4.2. The layers of the head itself keep their gradient."""
+    torch.manual_seed(0)
+    head = DuelingHead(5, 4, 3).double()
+    features, upstream = torch.randn(6, 5, dtype=torch.float64), torch.randn(6, 3, dtype=torch.float64)
+
+    def combined(features):
+        advantage = head.advantage(features)
+        return head.value(features) + advantage - advantage.mean(1, keepdim=True)
+
+    gradients = []
+    for function in (head, combined):
+        leaf = features.clone().requires_grad_()
+        outputs = (function(leaf * 1) * upstream).sum() + leaf.sum()  # which has a second reader
+        gradients.append(torch.autograd.grad(outputs, [leaf, *head.parameters()]))
+    (found, *of_head), (expected, *of_combined) = gradients
+    assert torch.allclose(found - 1, (expected - 1) / 2**0.5)
+    assert all(map(torch.allclose, of_head, of_combined))
 
 
 def test_images_too_small_for_the_network_are_refused():

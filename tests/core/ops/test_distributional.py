@@ -8,6 +8,7 @@ from core.ops.distributional import (
     categorical_mean,
     categorical_projection,
     cross_entropy,
+    implicit_quantile_loss,
     kl_loss,
     quantile_huber_loss,
 )
@@ -143,6 +144,30 @@ def test_the_quantile_huber_loss_equals_the_papers_double_sum(kappa, num, others
     np.testing.assert_allclose(losses.numpy(), quantile_sum(quantiles, target, kappa), rtol=1e-4)
 
 
+@pytest.mark.parametrize("kappa", [0.1, 1.0, 3.0])
+def test_the_implicit_quantile_loss_equals_the_papers_double_sum(kappa):
+    """1806.06923, equation 3: fractions differ between samples, and the Huber loss is divided by kappa."""
+    quantiles, target = GENERATOR.normal(0, 2, (40, 8)), GENERATOR.normal(0, 2, (40, 5))
+    fractions = GENERATOR.random((40, 8))
+    expected = np.zeros(40)
+    for sample in range(40):
+        for quantile, tau in zip(quantiles[sample], fractions[sample]):
+            for atom in target[sample]:
+                error = atom - quantile
+                huber = error**2 / 2 if abs(error) <= kappa else kappa * (abs(error) - kappa / 2)
+                expected[sample] += abs(tau - (error < 0)) * huber / kappa / 5
+    tensors = [torch.from_numpy(array) for array in (quantiles, fractions, target)]
+    np.testing.assert_allclose(implicit_quantile_loss(*tensors, kappa).numpy(), expected, rtol=1e-10)
+    learnt = tensors[0].requires_grad_()
+    implicit_quantile_loss(learnt, *tensors[1:], kappa).sum().backward()
+    step = 1e-6
+    for column in range(8):
+        moved = tensors[0].detach().clone()
+        moved[:, column] += step
+        slope = (implicit_quantile_loss(moved, *tensors[1:], kappa).numpy() - expected) / step
+        np.testing.assert_allclose(learnt.grad[:, column].numpy(), slope, atol=1e-4)
+
+
 def test_an_error_of_kappa_is_equal_on_both_sides_of_the_bend():
     losses = quantile_huber_loss(torch.tensor([[0.0], [0.0]]), torch.tensor([[2.0], [-2.0]]), 2.0)
     assert losses.tolist() == [0.5 * 2.0, 0.5 * 2.0]  # tau = 1/2; 2^2 / 2 = 2 (2 - 2/2)
@@ -183,6 +208,7 @@ def test_minimising_the_loss_finds_the_quantiles_of_a_sample():
         (lambda: cross_entropy(torch.ones(3, 5), torch.ones(3, 1)), r"\[B, N\]"),
         (lambda: kl_loss(torch.ones(3, 5), torch.ones(1, 5)), r"\[B, N\]"),
         (lambda: quantile_huber_loss(torch.ones(3, 5), torch.ones(1, 5), 1.0), "one value"),
+        (lambda: implicit_quantile_loss(torch.ones(3, 5), torch.ones(3, 4), torch.ones(3, 5), 1.0), r"\[B, N\]"),
         (lambda: quantile_huber_loss(torch.ones(3, 2, 5), torch.ones(3, 5), 1.0), r"\[B, N\]"),
     ],
 )

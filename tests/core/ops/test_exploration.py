@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from core.learning.schedules import SCHEDULES
 from core.ops.exploration import epsilon_greedy, geometric, ladder, linear, ornstein_uhlenbeck
-from core.ops.schedules import SCHEDULES
 
 
 def test_linear_decay_reaches_its_end_and_stays():

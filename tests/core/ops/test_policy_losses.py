@@ -9,7 +9,10 @@ import torch
 from core.ops.policy_losses import (
     adapted_kl_coefficient,
     baseline_loss,
+    clipped_policy_loss,
     clipped_surrogate,
+    clipped_value_loss,
+    entropies_of,
     entropy_loss,
     kl,
     log_probs_of,
@@ -54,7 +57,7 @@ def test_policy_gradient_weights_log_pi_by_a_constant_advantage():
     actions = torch.from_numpy(np.random.default_rng(2).integers(A, size=(T, B)))
     pi, one_hot = probabilities(logits), np.eye(A)[actions.numpy()]
     weights = MASK.numpy() * advantages.detach().numpy()
-    loss = policy_gradient_loss(logits, actions, advantages, MASK)
+    loss = policy_gradient_loss(log_probs_of(logits, actions), advantages, MASK)
     assert float(loss.detach()) == pytest.approx(-(weights * np.log((pi * one_hot).sum(-1))).sum())
     to_logits, to_advantages = gradient(loss, logits, advantages)
     # d log pi(a) / dz = 1[a] - pi
@@ -74,13 +77,13 @@ def test_baseline_loss_is_half_the_squared_error_to_the_target():
 
 def test_entropy_loss_is_the_negative_entropy():
     rows = torch.ones(1, 2, dtype=torch.bool)
-    assert float(entropy_loss(logits_of([0.5, 0.5], [0.9, 0.1]), rows)) == pytest.approx(
+    assert float(entropy_loss(entropies_of(logits_of([0.5, 0.5], [0.9, 0.1])), rows)) == pytest.approx(
         -log(2) + 0.9 * log(0.9) + 0.1 * log(0.1)
     )
     logits = normal(5, T, B, A)
     pi = probabilities(logits)
     expected = pi * (np.log(pi) - (pi * np.log(pi)).sum(-1, keepdims=True))  # d (sum pi log pi) / dz
-    (to_logits,) = gradient(entropy_loss(logits, MASK), logits)
+    (to_logits,) = gradient(entropy_loss(entropies_of(logits), MASK), logits)
     np.testing.assert_allclose(to_logits, MASK.numpy()[..., None] * expected, atol=1e-12)
 
 
@@ -93,9 +96,9 @@ def test_kl_is_taken_from_the_first_to_the_second():
 def test_policy_cloning_is_the_kl_from_behaviour_to_policy():
     pi, mu, rows = logits_of([0.5, 0.5]), logits_of([0.9, 0.1]), torch.ones(1, 1, dtype=torch.bool)
     # the opposite is .511
-    assert float(policy_cloning_loss(pi, mu, rows)) == pytest.approx(0.9 * log(1.8) + 0.1 * log(0.2))
+    assert float(policy_cloning_loss(kl(mu, pi), rows)) == pytest.approx(0.9 * log(1.8) + 0.1 * log(0.2))
     logits, behaviour = normal(6, T, B, A), normal(7, T, B, A)
-    to_logits, to_behaviour = gradient(policy_cloning_loss(logits, behaviour, MASK), logits, behaviour)
+    to_logits, to_behaviour = gradient(policy_cloning_loss(kl(behaviour.detach(), logits), MASK), logits, behaviour)
     expected = probabilities(logits) - probabilities(behaviour)  # d (- sum mu log pi) / dz
     np.testing.assert_allclose(to_logits, MASK.numpy()[..., None] * expected, atol=1e-12)
     assert to_behaviour is None
@@ -119,9 +122,9 @@ def test_cloning_replayed_columns_ignores_fresh_ones():
         normal(13, T, B),
     )
     replayed = torch.tensor([False, True, True]).expand(T, B)
-    loss = policy_cloning_loss(logits, behaviour, replayed) + value_cloning_loss(values, behaviour_values, replayed)
+    loss = policy_cloning_loss(kl(behaviour, logits), replayed) + value_cloning_loss(values, behaviour_values, replayed)
     alone = torch.ones(T, 2, dtype=torch.bool)
-    expected = policy_cloning_loss(logits[:, 1:], behaviour[:, 1:], alone) + value_cloning_loss(
+    expected = policy_cloning_loss(kl(behaviour, logits)[:, 1:], alone) + value_cloning_loss(
         values[:, 1:], behaviour_values[:, 1:], alone
     )
     assert float(loss.detach()) == pytest.approx(float(expected.detach()))
@@ -156,6 +159,43 @@ def test_clipped_surrogate_is_exact_in_every_region(mu, target, pi, advantage, o
     assert float(to_pi.item()) == pytest.approx(slope) and others == [None, None, None]
 
 
+# r, A -> loss and its gradient to log r, at epsilon .2
+CLIPPED = {
+    "below, gain": (0.3, 2, -0.6, -0.6),
+    "inside, gain": (1.1, 2, -2.2, -2.2),
+    "above, gain, clipped": (1.6, 2, -2.4, 0),
+    "below, loss, clipped": (0.3, -2, 1.6, 0),
+    "inside, loss": (1.1, -2, 2.2, 2.2),
+    "above, loss": (1.6, -2, 3.2, 3.2),
+}
+
+
+@pytest.mark.parametrize("ratio, advantage, loss, slope", CLIPPED.values(), ids=CLIPPED.keys())
+def test_clipped_policy_loss_is_exact_in_every_region(ratio, advantage, loss, slope):
+    log_ratios = torch.tensor([[log(ratio)]], dtype=torch.float64, requires_grad=True)
+    found = clipped_policy_loss(log_ratios, torch.tensor([[advantage]], dtype=torch.float64), 0.2)
+    (to_ratios,) = gradient(found.sum(), log_ratios)
+    assert (float(found.detach()), float(to_ratios.item())) == pytest.approx((loss, slope))
+
+
+# V, V_old, target -> loss and its gradient to V, at epsilon .5
+VALUES = {
+    "inside": (1.2, 1.0, 3.0, 0.5 * 1.8**2, -1.8),
+    "moved towards the target, clipped": (2.0, 1.0, 3.0, 0.5 * 1.5**2, 0.0),
+    "moved away from the target": (0.0, 1.0, 3.0, 0.5 * 3.0**2, -3.0),
+    "moved beyond the target, clipped": (3.4, 1.0, 3.0, 0.5 * 1.5**2, 0.0),
+    "moved far beyond the target": (6.0, 1.0, 3.0, 0.5 * 3.0**2, 3.0),
+}
+
+
+@pytest.mark.parametrize("value, old, target, loss, slope", VALUES.values(), ids=VALUES.keys())
+def test_clipped_value_loss_is_exact_in_every_region(value, old, target, loss, slope):
+    value, old, target = (torch.tensor([[x]], dtype=torch.float64, requires_grad=True) for x in (value, old, target))
+    found = clipped_value_loss(value, old, target, 0.5)
+    to_value, *others = gradient(found.sum(), value, old, target)
+    assert (float(found.detach()), float(to_value.item())) == pytest.approx((loss, slope)) and others == [None, None]
+
+
 def test_beta_max_bounds_the_correction():
     mu, target, pi = (torch.tensor([[x]], dtype=torch.float64).log() for x in (0.9, 0.3, 0.3))
     one = torch.ones(1, 1, dtype=torch.float64)
@@ -178,17 +218,15 @@ def test_shapes_that_do_not_fit_are_refused():
         lambda: baseline_loss(rows, rows[:, :1], MASK),
         lambda: value_cloning_loss(rows, rows, MASK[0]),
         lambda: log_probs_of(logits, actions[1:]),
-        lambda: policy_gradient_loss(logits, actions, rows[:1], MASK),
-        lambda: entropy_loss(logits, MASK[:, :1]),
+        lambda: policy_gradient_loss(rows, rows[:1], MASK),
+        lambda: entropy_loss(rows, MASK[:, :1]),
         lambda: clipped_surrogate(rows, rows, rows, rows[:1], 0.2),
+        lambda: clipped_policy_loss(rows, rows[:1], 0.2),
+        lambda: clipped_value_loss(rows, rows[:1], rows, 0.2),
     ):
         with pytest.raises(ValueError, match=r"\[T, B\] of one shape, not \[\("):
             wrong()
-    for wrong in (
-        lambda: kl(logits, logits[..., :1]),
-        lambda: policy_cloning_loss(logits, logits[:1], MASK),
-        lambda: entropy_loss(rows, MASK),
-    ):
+    for wrong in (lambda: kl(logits, logits[..., :1]), lambda: entropies_of(rows)):
         with pytest.raises(ValueError, match=r"\[T, B, A\] of one shape, not \[\("):
             wrong()
     with pytest.raises(ValueError, match=r"bool, not torch\.float32"):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from core.ops.vtrace import VTraceReturns, implied_policy, relevance, vtrace
+from core.ops.returns import generalised_advantages
+from core.ops.vtrace import VTraceReturns, implied_policy, lambda_advantages, relevance, vtrace
 
 # at ratio 1, the n-step Bellman target
 UNCLIPPED = {"rho_bar": 1.0, "c_bar": 1.0, "pg_rho_bar": 1.0, "trace_lambda": 1.0}
@@ -215,6 +216,21 @@ def test_outputs_carry_no_gradient_and_inputs_stay_unchanged():
     assert isinstance(returns, VTraceReturns)
     assert not returns.targets.requires_grad and not returns.advantages.requires_grad
     assert all(torch.equal(now, then) for now, then in zip(window, before))
+
+
+@pytest.mark.parametrize("trace_lambda", [0.0, 0.9, 1.0])
+def test_lambda_advantages_on_policy_are_generalised_advantages(trace_lambda):
+    _, *window = random_window(7)
+    returns = vtrace(torch.zeros_like(window[0]), *window, **{**UNCLIPPED, "trace_lambda": trace_lambda})
+    expected, targets = generalised_advantages(*window, trace_lambda)
+    torch.testing.assert_close(lambda_advantages(returns, *window, trace_lambda), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(returns.targets, targets, rtol=1e-12, atol=1e-12)
+
+
+def test_lambda_advantages_for_lambda_1_are_those_of_vtrace():
+    log_ratios, *window = random_window(8)
+    returns = vtrace(log_ratios, *window, **UNCLIPPED)
+    torch.testing.assert_close(lambda_advantages(returns, *window, 1.0), returns.unweighted, rtol=1e-12, atol=1e-12)
 
 
 # pi = (.8, .15, .05) and mu = (.5, .25, .25): min(mu, pi) = (.5, .15, .05), which sums to .7.

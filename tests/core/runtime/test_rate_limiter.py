@@ -2,8 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.runtime.rate_limiter import RateLimiter, RateLimiterParams
-from core.runtime.run_counters import RunCounters
+from core.runtime.run_counters import RateLimiter, RateLimiterParams, RunCounters
 
 
 def make(

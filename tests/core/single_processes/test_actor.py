@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from core.agents.base.actor_critic import Sampling
 from core.agents.impala import Impala
 from core.envs.recall import RecallEnv, RecallParams
 from core.memories.unrolls.queue import QueueMemory, QueueParams
@@ -15,8 +16,7 @@ from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
 from core.runtime.options import ActorParams
 from core.runtime.parameter_store import ParameterStore
-from core.runtime.rate_limiter import RateLimiter, RateLimiterParams
-from core.runtime.run_counters import RunCounters
+from core.runtime.run_counters import RateLimiter, RateLimiterParams, RunCounters
 from core.runtime.run_state import RunState
 from core.single_processes.actor import actor
 from core.specs import ArraySpec
@@ -45,6 +45,7 @@ def context(monkeypatch):
     env = RecallParams(delay=2)
     spec = RecallEnv(env, "recall", 1).spec
     options = SimpleNamespace(
+        memory_class=QueueMemory,
         engine="inline",
         device="cpu",
         num_actors=1,
@@ -134,6 +135,19 @@ def test_the_recurrent_state_is_passed_on_and_reset_at_starts(context):
                 assert torch.equal(part[stream], torch.zeros(UNITS) if first[stream] else before[stream])
     assert starts == 2 * ENVS
     running.close()
+
+
+def test_explorations_follow_the_steps_since_learning_started(context, monkeypatch):
+    seen = []
+    monkeypatch.setattr(Sampling, "update", lambda self, *steps: seen.append(steps))
+    monkeypatch.setattr(RateLimiter, "is_warming_up", True)  # so that the actor does not wait for a learner
+    limiter = RateLimiter(RateLimiterParams(samples_per_insert=None, min_replay_size=7), context.counters)
+    running = actor(replace(context, rate_limiter=limiter), 0)
+    for _ in range(40):
+        next(running)
+    running.close()
+    assert seen[0] == (0, 0) and seen[-1][0] > 7
+    assert all(learning_steps == max(agent_steps - 7, 0) for agent_steps, learning_steps in seen)
 
 
 def test_a_chunk_stores_the_state_of_its_first_action(context):

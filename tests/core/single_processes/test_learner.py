@@ -8,7 +8,7 @@ import torch
 
 from core.agent import LearnerOutput
 from core.agents.impala import Impala
-from core.learning.metric_accumulator import EagerMetricAccumulator
+from core.learning.updates import EagerMetricAccumulator
 from core.memories.prioritized import PrioritizedMemory
 from core.memories.uniform import UniformMemory
 from core.memories.unrolls.mixed import MixedMemory
@@ -99,7 +99,8 @@ def test_the_feature_network_is_made_before_random_states_load():
     made = []
 
     def make_agent(device):
-        return Impala(Impala.Params(), None, lambda: made.append(device) or Table(np.zeros((1, 4)), np.zeros(1)))
+        spec = SimpleNamespace(action=None)
+        return Impala(Impala.Params(), spec, lambda: made.append(device) or Table(np.zeros((1, 4)), np.zeros(1)))
 
     feature_source(SimpleNamespace(parameters=None, make_agent=make_agent), "cpu:0")
     assert made == ["cpu:0"]

@@ -126,7 +126,7 @@ def test_no_memory_reads_a_wrong_frame_while_arenas_evict(monkeypatch):
     with started(write_without_end, memories, 0), started(write_without_end, memories, 1):
         end = time.monotonic() + 15
         while time.monotonic() < end and not (
-            len(lost) >= len(memories) and all(lost.values()) and min(batches.values()) >= 40
+            len(lost) >= len(memories) and all(lost.values()) and min(batches.values()) >= 20
         ):
             for number, memory in enumerate(memories):
                 batch = memory.sample(10)

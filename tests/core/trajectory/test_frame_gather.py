@@ -15,9 +15,8 @@ import torch
 from core.memories.uniform import UniformMemory, UniformParams
 from core.specs import ArraySpec, Discrete, EnvSpec, WindowSpec
 from core.trajectory import frame_arena as frames_module
-from core.trajectory.frame_arena import CompressedFrameReader
+from core.trajectory.frame_arena import CompressedFrameReader, GatherThreadPool
 from core.trajectory.frame_compression import CorruptedBlock, StorageParams
-from core.trajectory.frame_gather import GatherThreadPool
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter

@@ -32,11 +32,14 @@ def no_cuda(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
 
-@pytest.mark.parametrize("words", [(*RESIDENT, "--learner.cuda_graph", "yes"), ("--learner.precision", "tf32")])
+@pytest.mark.parametrize(
+    "words", [(*RESIDENT, "--learner.cuda_graph", "on"), ("--learner.precision", "tf32"), ("--actor.cuda_graph", "on")]
+)
 def test_what_needs_cuda_is_refused_with_the_available_devices(refuse, no_cuda, words):
     for device in ("auto", "cpu"):
         told = refuse("--config", "dqn-cartpole", "--device", device, *words)
-        assert f"needs a CUDA device and device='{device}' is none; this machine has cpu" in told
+        of, none = ("actor.device", "cpu") if words[0] == "--actor.cuda_graph" else ("device", device)
+        assert f"needs a CUDA device and {of}='{none}' is none; this machine has cpu" in told
 
 
 @pytest.mark.parametrize(
@@ -44,7 +47,7 @@ def test_what_needs_cuda_is_refused_with_the_available_devices(refuse, no_cuda, 
     [
         RESIDENT,
         (*RESIDENT, "--learner.cuda_graph", "auto"),
-        (*RESIDENT, "--learner.cuda_graph", "no", "--learner.updates_per_graph_launch", "3"),
+        (*RESIDENT, "--learner.cuda_graph", "off", "--learner.updates_per_graph_launch", "3"),
         ("--learner.precision", "bf16"),
         ("--learner.precision", "auto"),
     ],
@@ -61,7 +64,7 @@ def test_other_options_run_without_cuda(root, no_cuda, words):
             "learner.updates_per_graph_launch=2 needs learner.replay_device=learner",
         ),
         (
-            ("--config", "dqn-cartpole", "--learner.cuda_graph", "yes", "--learner.microbatch_on_oom", "true"),
+            ("--config", "dqn-cartpole", "--learner.cuda_graph", "on", "--learner.microbatch_on_oom", "true"),
             "captured batches have one size",
         ),
         (
@@ -70,19 +73,19 @@ def test_other_options_run_without_cuda(root, no_cuda, words):
                 "td3-pendulum",
                 *RESIDENT,
                 "--learner.cuda_graph",
-                "yes",
+                "on",
                 "--learner.updates_per_graph_launch",
                 "3",
             ),
             "learner.updates_per_graph_launch=3 must be a multiple of 2",
         ),
         (
-            ("--config", "td3-pendulum", "--learner.cuda_graph", "yes"),
+            ("--config", "td3-pendulum", "--learner.cuda_graph", "on"),
             "learner.updates_per_graph_launch=1 must be a multiple of 2",
         ),
         (
-            ("--config", "dqn-cartpole", "--learner.cuda_graph", "yes", "--num_learners", "2", "--num_actors", "2"),
-            "yes is for one learner",
+            ("--config", "dqn-cartpole", "--learner.cuda_graph", "on", "--num_learners", "2", "--num_actors", "2"),
+            "on is for one learner",
         ),
         (("--config", "impala-cartpole", *RESIDENT), "memory_type could be shared or prioritized"),
         (
@@ -92,7 +95,7 @@ def test_other_options_run_without_cuda(root, no_cuda, words):
                 "--agent_type",
                 "tests.utils.config.test_device_validation:Own",
                 "--learner.cuda_graph",
-                "yes",
+                "on",
             ),
             "updates of agent_type=tests.utils.config.test_device_validation:Own cannot be "
             "captured; agent_type could be dqn or rainbow or",
@@ -114,7 +117,7 @@ def test_other_options_run_without_cuda(root, no_cuda, words):
             "actor.num_env_splits=0 must be at least 1",
         ),
         (("--config", "dqn-cartpole", "--actor.device", "cuda:9"), "actor.device='cuda:9' is not on this machine"),
-        (("--config", "dqn-cartpole", "--learner.precision", "half"), "must be one of float32, auto, tf32, bf16"),
+        (("--config", "dqn-cartpole", "--learner.precision", "half"), "must be one of auto, float32, tf32, bf16"),
     ],
 )
 def test_incompatible_options_are_refused(refuse, words, told):

@@ -13,10 +13,10 @@ from core.agents.dqn import LOSSES
 from core.agents.rainbow import DISTRIBUTIONS
 from core.common.settings import frozen_dataclass
 from core.envs.atari_protocols import PROTOCOLS
-from core.envs.rewards import CLIPPINGS
+from core.envs.preprocessing import CLIPPINGS
+from core.learning.schedules import SCHEDULES
 from core.memories.unrolls.mixed import STRATEGIES
 from core.ops.distances import DISTANCES
-from core.ops.schedules import SCHEDULES
 from utils.config.dotted_settings import declared
 from utils.config.options_page import LINES, descriptions, fixed_sections, page, table
 from utils.config.rows import SECTIONS, from_row

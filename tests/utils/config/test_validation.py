@@ -10,6 +10,7 @@ OWN = "tests.utils.config.test_validation:OwnMemory"
 PAIRS = {
     "dqn": {"shared", "prioritized"},
     "rainbow": {"shared", "prioritized"},
+    "iqn": {"shared", "prioritized"},
     "r2d2": {"shared", "prioritized"},
     "ddpg": {"shared", "prioritized"},
     "d4pg": {"shared", "prioritized"},
@@ -17,6 +18,7 @@ PAIRS = {
     "sac": {"shared", "prioritized"},
     "impala": {"queue", "mixed"},
     "impact": {"queue", "mixed", "circular"},
+    "ppo": {"rollouts", "queue", "mixed"},
 }
 
 
@@ -57,6 +59,25 @@ def test_a_memory_with_unsuitable_windows_is_refused(refuse, registered, name):
     could_be = "memory_type could be shared or prioritized"
     message = f"memory_type={name} holds unrolls, and agent_type=dqn learns from transitions; {could_be}"
     assert message in refuse("--config", "dqn-cartpole", "--memory_type", name)
+
+
+def test_r2d2_learns_from_clipped_rewards_only_if_it_is_told(refuse, root):
+    words = "--config", "r2d2-cartpole", "--env.reward_clipping", "sign"
+    assert "agent_type=r2d2, which learns from raw rewards: set env.reward_clipping=none or" in refuse(*words)
+    read_options([*words, "--agent.allow_clipped_rewards", "true", "--root", str(root)])
+    read_options(["--config", "dqn-cartpole", *words[2:], "--root", str(root)])
+
+
+def test_munchausen_needs_quantiles_or_values_and_no_double_q(refuse, root):
+    words = "--agent.munchausen_alpha", "0.9"
+    assert "agent.munchausen_alpha=0.9 needs agent.distribution=quantile" in refuse(
+        "--config", "rainbow-cartpole", *words, "--agent.double_q", "false"
+    )
+    assert "agent.munchausen_alpha=0.9 needs agent.double_q=False" in refuse("--config", "dqn-cartpole", *words)
+    assert "munchausen_alpha" in refuse("--config", "r2d2-cartpole", *words)
+    quantiles = "--config", "rainbow-cartpole", "--agent.distribution", "quantile", *words
+    assert "agent.munchausen_alpha=0.9 needs agent.double_q=False" in refuse(*quantiles)
+    read_options([*quantiles, "--agent.double_q", "false", "--root", str(root)])
 
 
 def test_a_registered_memory_is_named_among_those_that_fit(refuse, registered):

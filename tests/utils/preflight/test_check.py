@@ -14,6 +14,7 @@ from core.envs.catch import CatchEnv
 from core.memory import Memory
 from main import main
 from tests.rows import skip_unless_installed
+from tests.selection import slow_except
 from utils.config import memory_budget, validation
 from utils.config.command_line import read_options
 from utils.errors import ConfigurationError
@@ -33,6 +34,15 @@ SMALL = (
     "400",
 )
 
+SMALL_ROWS = (  # one of each kind of environment and memory
+    "dqn-cartpole",
+    "r2d2-recall",
+    "rainbow-minatar-breakout",
+    "replay-minatar-breakout",
+    "impact-cartpole",
+    "sac-pendulum",
+    "dqn-pong-small",
+)
 SHORT = ("--agent.burn_in", "2", "--agent.unroll_length", "10", "--agent.sequence_period", "5")
 
 
@@ -56,17 +66,19 @@ def allocated(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("row", CONFIGS, ids=lambda row: row["name"])
-def test_every_config_passes_and_leaves_no_file(row, options, root, allocated, monkeypatch, capsys):
+@pytest.mark.parametrize("name", slow_except(SMALL_ROWS, [row["name"] for row in CONFIGS]))
+def test_every_config_passes_and_leaves_no_file(name, options, root, allocated, monkeypatch, capsys):
     monkeypatch.setattr(memory_budget, "available_bytes", lambda: 10**12)
-    skip_unless_installed(row["name"])
-    descriptors = set(os.listdir("/proc/self/fd"))
-    short = (*(SHORT if row["agent_type"] == "r2d2" else ()), "--actor.num_env_splits", "1")
-    check(options("--config", row["name"], *SMALL, *short), seconds=0)
+    skip_unless_installed(name)
+    descriptors, children = set(os.listdir("/proc/self/fd")), multiprocessing.active_children()
+    short = (*(SHORT if "r2d2" in name else ()), "--actor.num_env_splits", "1")
+    if next(row for row in CONFIGS if row["name"] == name)["memory_type"] == "rollouts":
+        short = (*short, "--agent.batch_size", "0")  # that of every environment
+    check(options("--config", name, *SMALL, *short), seconds=0)
     printed = capsys.readouterr().out
-    assert f"{row['name']}: no problem found" in printed and "shapes, dtypes, values, ends are right" in printed
+    assert f"{name}: no problem found" in printed and "shapes, dtypes, values, ends are right" in printed
     assert "agent steps/s an actor" in printed and "time" in printed
-    assert list(root.iterdir()) == [] and multiprocessing.active_children() == []
+    assert list(root.iterdir()) == [] and multiprocessing.active_children() == children
     assert sum(allocated) < 2e8  # the replay is only computed
     assert len(set(os.listdir("/proc/self/fd")) - descriptors) <= 1
 
@@ -215,6 +227,7 @@ class Slow(gym.Env):
         return np.zeros(3, np.float32), 0.0, False, False, {}
 
 
+@pytest.mark.slow
 def test_a_slow_environment_is_checked_within_20_seconds(options, monkeypatch, capsys):
     """An R2D2 sequence has 125 steps, which take this environment half a minute."""
     monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
@@ -274,6 +287,12 @@ def test_samples_per_step_follow_the_rate_limiter_or_strategy(words, expected, o
 def test_the_estimate_is_the_smallest_bound(words, costs, expected, options):
     chosen = options("--config", "dqn-cartpole", *words)
     assert throughput.steps_per_second(chosen, costs, 1) == pytest.approx(expected)
+
+
+def test_the_estimate_of_synchronous_collection_adds_up_what_takes_turns(options):
+    chosen = options("--config", "ppo-cartpole", "--num_actors", "2")  # 8 environments
+    costs = StepCosts(1e-3, 4e-3, True, 8, 1)
+    assert throughput.steps_per_second(chosen, costs, 10) == pytest.approx(1 / (1e-3 / 2 + 4e-3 / 80))
 
 
 @pytest.mark.parametrize(

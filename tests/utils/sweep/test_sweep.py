@@ -297,6 +297,7 @@ def test_means_cover_the_evaluated_seeds():
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_a_killed_sweep_of_the_program_is_resumed(root):
     command = [
         sys.executable,

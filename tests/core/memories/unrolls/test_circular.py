@@ -87,7 +87,7 @@ def test_every_batch_equals_that_of_a_buffer_of_plain_lists(num_batches, max_reu
     memory, actors = make(num_batches=num_batches, max_reuse=max_reuse, capacity=capacity, num_actors=2)
     generator, uses, first, buffer = np.random.default_rng(0), Counter(), [], [([], 0)] * num_batches
     next_, waited = 0, 0
-    for round_ in range(900):
+    for round_ in range(480):
         steps, samples = ((16, 0), (4, 1), (0, 3))[round_ // 20 % 3]
         for _ in range(steps):
             actors[generator.integers(2)].step()

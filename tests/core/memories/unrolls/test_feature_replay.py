@@ -234,6 +234,7 @@ def test_repeated_draws_within_a_batch_do_not_anneal_lambda(monkeypatch):
     assert len(drawn) > 5 and rule.multiplier == pytest.approx(4 - 5 * 0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SAMPLINGS)
 def test_twenty_thousand_draws_pass_the_end_of_annealing(settings):
     memory, actor = make(**settings, capacity=10, lambda_batches=500)

@@ -63,16 +63,15 @@ LISTS = [
 
 
 @pytest.mark.parametrize("ratios", LISTS)
-@pytest.mark.parametrize("batch_size", [8, 11])
-@pytest.mark.parametrize("overflow", ["block", "keep_latest", "keep_oldest"])
+@pytest.mark.parametrize(("batch_size", "overflow"), [(8, "block"), (11, "keep_latest"), (11, "keep_oldest")])
 def test_every_batch_has_its_strategies_shares(ratios, batch_size, overflow):
     items = [{"type": kind, "capacity": batch_size, "sample_ratio": ratio} for kind, ratio in ratios.items()]
     for item in items:
         item |= {"on_full": overflow} if item["type"] == "queue" else {}
     memory, actors = make(*items, batch_size=batch_size, num_actors=2)
     generator, given, dry, replayed = np.random.default_rng(0), [], 0, set()
-    for round_ in range(240):
-        for _ in range(16 if round_ // 40 % 2 else 2):
+    for round_ in range(120):
+        for _ in range(16 if round_ // 20 % 2 else 2):
             actors[generator.integers(2)].step()
         batch = memory.sample(batch_size)
         dry += batch is None

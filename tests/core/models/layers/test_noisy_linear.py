@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from core.model import draw_noise_per_row
 from core.models.dqn import DQNCNN, DQNMLP, DQNMinAtar, DQNSmall
 from core.models.layers.noisy_linear import NoisyLinear
 from core.specs import ArraySpec, Discrete, EnvSpec
@@ -59,6 +60,18 @@ def test_the_samples_of_a_batch_share_their_noise():
     layer = NoisyLinear(4, 3)
     outputs = layer(torch.randn(1, 4).expand(5, -1))
     assert torch.allclose(outputs, outputs[:1].expand(5, -1), atol=1e-6)
+
+
+def test_with_noise_per_row_every_row_has_a_draw_of_its_own():
+    layer = spread_layer()
+    draw_noise_per_row(layer, True)
+    inputs, state = torch.randn(3, 6), torch.get_rng_state()
+    found = layer(inputs)
+    torch.set_rng_state(state)
+    for row, noise in enumerate(torch.randn(3, 11)):
+        noise = noise.sign() * noise.abs().sqrt()
+        weight = layer.weight + layer.weight_sigma * torch.outer(noise[6:], noise[:6])
+        assert torch.allclose(found[row], weight @ inputs[row] + layer.bias + layer.bias_sigma * noise[6:], atol=1e-5)
 
 
 def test_in_evaluation_a_layer_uses_its_means():

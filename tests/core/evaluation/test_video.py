@@ -11,18 +11,18 @@ import pytest
 from core.agent import ActorOutput
 from core.agents.base.actor_critic import ActorCriticAgent
 from core.agents.base.q_learning import QLearning
-from core.evaluation import video_overlay
+from core.evaluation import video
 from core.evaluation.episodes import RenderedStep
-from core.evaluation.recording import record_episode
-from core.evaluation.video_overlay import (
+from core.evaluation.video import (
     BACKGROUND,
     HISTORY,
     PANEL_WIDTH,
     EpisodeRenderer,
+    Video,
     curve_strip,
     observation_sheet,
+    record_episode,
 )
-from core.evaluation.video_writer import Video
 from core.runtime.options import VideoParams
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
@@ -93,23 +93,21 @@ def test_an_enlarged_frame_keeps_its_pixels_above_the_caption(shoot):
 
 def test_the_caption_names_the_action_chosen_in_its_frame(shoot, monkeypatch):
     told = []
-    original = video_overlay.caption
-    monkeypatch.setattr(
-        video_overlay, "caption", lambda *words: told.append((words[0].length, words[1])) or original(*words)
-    )
+    original = video.caption
+    monkeypatch.setattr(video, "caption", lambda *words: told.append((words[0].length, words[1])) or original(*words))
     shoot(4, overlay=True)
     assert told == [(0, 1), (1, 2), (2, 3), (3, 3)]  # the action of the last frame is unknown
 
 
 def test_the_curves_of_a_frame_end_with_its_own_value(shoot, monkeypatch):
     drawn = []
-    original = video_overlay.curve_strip
+    original = video.curve_strip
 
     def noted(name, history):
         drawn.append((name, [part.tolist() for part in history]))
         return original(name, history)
 
-    monkeypatch.setattr(video_overlay, "curve_strip", noted)
+    monkeypatch.setattr(video, "curve_strip", noted)
     shoot(3, panel=True)
     values = [history for name, history in drawn if name == "value"]
     assert values == [[[10.0]], [[10.0], [20.0]], [[10.0], [20.0], [20.0]]]
@@ -139,7 +137,7 @@ def test_the_network_input_is_tiled_frame_by_frame():
 
 def test_a_curve_rises_to_its_newest_value_at_the_right_edge():
     picture = curve_strip("value", [np.array([float(value)]) for value in range(HISTORY)])
-    rows, columns = np.nonzero(picture[video_overlay.LABEL_HEIGHT :, :, 2] > 150)
+    rows, columns = np.nonzero(picture[video.LABEL_HEIGHT :, :, 2] > 150)
     assert PANEL_WIDTH - 3 <= columns.max() <= PANEL_WIDTH - 1 and columns.min() <= 3
     assert rows[columns == columns.max()].max() < rows[columns == columns.min()].min()
 
@@ -156,7 +154,7 @@ def test_agents_describe_their_output_for_a_step():
         (),
     )
     assert QLearning.policy_diagnostics(None, output)["value, best and taken"].tolist() == [[3, 1]]
-    found = ActorCriticAgent.policy_diagnostics(None, output)
+    found = ActorCriticAgent.policy_diagnostics(SimpleNamespace(_is_continuous=False), output)
     assert found["value"].tolist() == [2] and found["action probabilities"][0].tolist() == pytest.approx([0.25, 0.75])
 
 
@@ -171,7 +169,7 @@ def test_agents_describe_their_output_for_a_step():
 )
 def test_a_video_plays_at_the_games_rate_or_at_video_fps(spec, fps, rate, monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(video_overlay, "Video", lambda path, rate: asked.append(rate))
+    monkeypatch.setattr(video, "Video", lambda path, rate: asked.append(rate))
     EpisodeRenderer(tmp_path / "a.mp4", VideoParams(fps=fps), spec)
     assert asked == [rate]
 

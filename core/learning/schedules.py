@@ -1,6 +1,6 @@
-"""Compute scalars of the next updates ahead and put them on the device, where a CUDA graph can read them.
+"""Compute numbers that change from update to update: learning rates, exponents, whether a target network is due.
 
-Examples are learning rates, the exponent beta of prioritised replay, and whether a target network is due.
+A CUDA graph runs no python, so it reads such numbers from a device tensor, which holds those of the next updates.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,29 @@ import torch
 from torch import Tensor
 
 from core.device.transfers import upload
+
+
+def constant(update: int, start: float, end: float, updates: int, decay: float) -> float:
+    """Return start."""
+    return start
+
+
+def polynomial(update: int, start: float, end: float, updates: int, decay: float) -> float:
+    """Go from start to end over `updates` as (1 - t) ^ decay, then stay at end."""
+    return end + (start - end) * float((1 - min(update / updates, 1.0)) ** decay)
+
+
+def linear(update: int, start: float, end: float, updates: int, decay: float) -> float:
+    """Go from start to end linearly over `updates`, then stay at end."""
+    return polynomial(update, start, end, updates, 1.0)
+
+
+def step(update: int, start: float, end: float, updates: int, decay: float) -> float:
+    """Multiply start by decay every `updates`, never going below end."""
+    return max(start * decay ** (update // updates), end)
+
+
+SCHEDULES = {"constant": constant, "linear": linear, "polynomial": polynomial, "step": step}
 
 
 class ScheduledTensor:

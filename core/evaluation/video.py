@@ -1,15 +1,67 @@
-"""Draw the frames of a recording: the game's picture and, if asked, a caption, the network's input and value curves."""
+"""Record episodes as mp4 or GIF: the game's picture and, if asked, a caption, the network's input and value curves."""
 
+import math
 from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 
-from core.evaluation.episodes import RenderedStep
-from core.evaluation.video_writer import Video
+from core.agent import Agent
+from core.common.console import log_to_stderr
+from core.evaluation.episodes import RenderedStep, play_episodes
+from core.runtime.context import Context
 from core.runtime.options import VideoParams
 from core.specs import EnvSpec
+
+MAX_GIF_RATE = 30.0  # frames per second, because browsers slow down faster GIFs
+
+
+class Video:
+    """A video file, which is readable once it has been closed.
+
+    Args:
+        path: The file; its suffix tells the format, .mp4 or .gif.
+        rate: Pictures per second.
+
+    Raises:
+        ImportError: imageio or imageio-ffmpeg is missing; the message has the pip command.
+    """
+
+    def __init__(self, path: Path, rate: float):
+        try:
+            import imageio
+            import imageio_ffmpeg  # noqa: F401
+        except Exception as error:  # an installed package may be broken in any way
+            raise ImportError("recording a video needs imageio and imageio-ffmpeg: pip install -e .[video]") from error
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self._count = path, 0
+        self._stride = math.ceil(rate / MAX_GIF_RATE) if path.suffix == ".gif" else 1
+        self._writer: Any
+        if path.suffix == ".gif":
+            self._writer = imageio.get_writer(path, mode="I", duration=1_000 * self._stride / rate, loop=0)
+        else:
+            # yuv420p needs even sides, and the default block size of 16 would stretch 210 x 160 pictures
+            self._writer = imageio.get_writer(
+                path, format="FFMPEG", fps=rate, macro_block_size=2, output_params=["-loglevel", "error"]
+            )
+
+    def add(self, picture: np.ndarray) -> None:
+        """Append a picture [H, W, 3] uint8; all have the same size. Raises OSError once the disk is full."""
+        if self._count % self._stride == 0:
+            try:
+                self._writer.append_data(picture)
+            except StopIteration:  # ffmpeg ended on an earlier picture
+                raise OSError("ffmpeg has ended") from None
+        self._count += 1
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._writer.close()
+
 
 MIN_HEIGHT = 320  # pixels to which a small picture is enlarged if anything is drawn beside it
 CAPTION_HEIGHT = 26
@@ -128,3 +180,30 @@ def curve_strip(name: str, history: list[np.ndarray]) -> np.ndarray:
 def _pad(picture: np.ndarray, height: int, width: int) -> np.ndarray:
     """Return the picture with black pixels added below and to the right."""
     return np.pad(picture, ((0, height - len(picture)), (0, width - picture.shape[1]), (0, 0)))
+
+
+def record_episode(context: Context, agent: Agent, path: Path, max_steps: int, seed: int) -> Iterator[bool]:
+    """Play one episode into a video file. Yield True after each step. A full disk is reported and training continues.
+
+    Args:
+        context: Context of the evaluator.
+        agent: Agent that plays.
+        path: The video file.
+        max_steps: Agent steps after which the episode is cut.
+        seed: Seed of the environment and of the exploration.
+    """
+    with ExitStack() as stack:
+        env = context.make_env(1, training=False, render_mode="rgb_array")
+        stack.callback(env.close)
+        exploration = agent.evaluation_exploration(1, np.random.default_rng(seed))
+        try:
+            renderer = EpisodeRenderer(path, context.options.video, context.spec)
+            try:
+                for _ in play_episodes(agent, env, 1, max_steps, exploration, seed, renderer.add):
+                    if context.run_state.interrupted:
+                        return
+                    yield True
+            finally:
+                renderer.close()
+        except OSError as error:
+            log_to_stderr(f"video {path} not written, training goes on, and the next is tried when it is due: {error}")

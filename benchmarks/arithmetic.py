@@ -1,0 +1,151 @@
+"""Compare updates in float32 and bfloat16, and gradients by hand and by autograd: python -m benchmarks.arithmetic.
+
+Each case is one update of an agent on a batch in memory, on one thread. The two sides take turns. Times are those of
+the processor for this process (`time.process_time`), so that other programs disturb them less. Reported are the medians
+and the median ratio of the pairs.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.speed import processor
+from benchmarks.training import ROOT
+from core.agent import Agent
+from core.agents.d4pg import D4PG
+from core.agents.ddpg import DDPG
+from core.agents.dqn import DQN
+from core.agents.impala import Impala
+from core.agents.rainbow import Rainbow
+from core.agents.td3 import TD3
+from core.common.system import versions
+from core.device.torch_runtime import use_threads
+from core.learning.precision import in_bf16
+from core.models.actor_critic import MinAtarAC, SmallAC
+from core.models.dqn import DQNCNN, DQNMLP, DQNMinAtar, DQNSmall
+from core.models.impala import ImpalaCNN
+from core.models.policy_critic import D4PGMLP, DDPGMLP, TD3MLP
+from core.models.rainbow import RainbowCNN
+from core.specs import ArraySpec, Continuous, Discrete, EnvSpec
+from core.types import Batch, SampleIds, Window
+
+Work = Callable[[], object]
+ATARI, SMALL = (
+    EnvSpec("images", ArraySpec((size, size), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)
+    for size in (84, 42)
+)
+MINATAR = EnvSpec("images", ArraySpec((10, 10, 4), "uint8"), 0, Discrete(6), is_image=True)
+VECTORS = EnvSpec("vectors", ArraySpec((4,), "float32"), 0, Discrete(2))
+HOPPER = EnvSpec(
+    "vectors", ArraySpec((11,), "float32"), 0, Continuous(np.full(3, -1, np.float32), np.full(3, 1, np.float32))
+)
+# Name: agent, network, environment, settings of the agent.
+PRECISIONS: dict[str, tuple[Any, Any, EnvSpec, dict[str, Any]]] = {
+    "DQN, Nature CNN 84x84, 32": (DQN, DQNCNN, ATARI, {"batch_size": 32}),
+    "DQN, Nature CNN 84x84, 256": (DQN, DQNCNN, ATARI, {"batch_size": 256}),
+    "Rainbow, 84x84, 32": (Rainbow, RainbowCNN, ATARI, {"batch_size": 32}),
+    "V-trace, shallow IMPALA 84x84, 20 x 8": (Impala, ImpalaCNN, ATARI, {"batch_size": 8}),
+    "DQN, small CNN 42x42, 32": (DQN, DQNSmall, SMALL, {"batch_size": 32}),
+    "V-trace, small CNN 42x42, 20 x 8": (Impala, SmallAC, SMALL, {"batch_size": 8}),
+    "DQN, MinAtar 10x10, 32": (DQN, DQNMinAtar, MINATAR, {"batch_size": 32}),
+    "V-trace, MinAtar 10x10, 20 x 8": (Impala, MinAtarAC, MINATAR, {"batch_size": 8}),
+    "DQN, vectors, 128": (DQN, DQNMLP, VECTORS, {"batch_size": 128}),
+    "DDPG, vectors, 256": (DDPG, DDPGMLP, HOPPER, {"batch_size": 256, "lean": False}),
+}
+GRADIENTS: dict[str, tuple[Any, Any, EnvSpec, dict[str, Any]]] = {
+    "DDPG": (DDPG, DDPGMLP, HOPPER, {"batch_size": 256}),
+    "TD3": (TD3, TD3MLP, HOPPER, {"batch_size": 256}),
+    "D4PG": (D4PG, D4PGMLP, HOPPER, {"batch_size": 256, "v_min": -5.0, "v_max": 5.0}),
+}
+
+
+def make_update(case: tuple[Any, Any, EnvSpec, dict[str, Any]], bf16: bool = False, **more: Any) -> Work:
+    """Return a function that makes one update of a new agent."""
+    kind, network, spec, settings = case
+    torch.manual_seed(0)
+
+    def make_model() -> Any:
+        model = network(network.Params(), spec)
+        return in_bf16(model) if bf16 else model
+
+    agent = kind(kind.Params(**{**settings, **more}), spec, make_model)
+    agent.init_learner()
+    batch = make_batch(agent)
+    return lambda: agent.learn(batch)
+
+
+def make_batch(agent: Agent) -> Batch:
+    """Return a batch of random steps without ends of episodes."""
+    size, steps, shape = agent.params.batch_size, agent.window.length + 1, agent.spec.observation_shape
+    if agent.spec.frame.dtype == "uint8":
+        largest = int(agent.spec.max_value) + 1
+        observations = torch.randint(0, largest, (len(agent.window.observations), size, *shape), dtype=torch.uint8)
+    else:
+        observations = torch.randn(len(agent.window.observations), size, *shape)
+    if isinstance(agent.spec.action, Discrete):
+        actions = torch.randint(0, agent.spec.action.num_actions, (steps, size))
+    else:
+        actions = torch.rand(steps, size, *agent.spec.action.low.shape) * 2 - 1
+    no = torch.zeros(steps, size, dtype=torch.bool)
+    extras = {name: torch.randn(steps, size, *field.shape) for name, field in agent.extras.items()}
+    window = Window(observations, no, no, actions, torch.randn(steps, size), torch.ones(steps, size), extras)
+    return Batch(window, SampleIds(np.zeros(size, np.int64), np.arange(size)), torch.ones(size))
+
+
+def compare(sides: dict[str, Work], seconds: float, rounds: int) -> dict[str, Any]:
+    """Return the milliseconds of each side in each round, and the ratios of the first to the second."""
+    for work in sides.values():
+        for _ in range(3):
+            work()
+    started = time.process_time()
+    next(iter(sides.values()))()
+    count = max(1, round(seconds / (2 * rounds) / max(time.process_time() - started, 1e-6)))
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, work in sides.items():
+            started = time.process_time()
+            for _ in range(count):
+                work()
+            times[name].append(1_000 * (time.process_time() - started) / count)
+    first, second = times.values()
+    return {**times, "ratio": statistics.median(one / other for one, other in zip(first, second))}
+
+
+def main() -> None:
+    """Run all cases, print their medians and write all times as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10.0, help="processor time of each case")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "arithmetic.json")
+    options = parser.parse_args()
+    use_threads(1)
+    result: dict[str, Any] = {
+        "command": "python -m benchmarks.arithmetic " + " ".join(sys.argv[1:]),
+        "processor": processor(),
+        "capabilities": {name: torch.cpu.get_capabilities().get(name) for name in ("avx512_bf16", "amx_bf16")},
+        "allocator": {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")},
+        "versions": versions(),
+    }
+    cases: dict[str, dict[str, Work]] = {}
+    for name, case in PRECISIONS.items():
+        cases[name] = {"float32": make_update(case), "bfloat16": make_update(case, bf16=True)}
+    for name, case in GRADIENTS.items():
+        cases[f"{name}, gradients"] = {"autograd": make_update(case, lean=False), "by hand": make_update(case)}
+    for name, sides in cases.items():
+        result[name] = compare(sides, options.seconds, options.rounds)
+        medians = ", ".join(f"{side} {statistics.median(result[name][side]):.2f} ms" for side in sides)
+        print(f"{name}: {medians}, ratio {result[name]['ratio']:.2f}", flush=True)
+    options.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

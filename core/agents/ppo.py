@@ -1,0 +1,290 @@
+"""PPO (1707.06347): several epochs of minibatches over a rollout, with a clipped surrogate objective.
+
+- The details are those that Huang et al. list ("The 37 implementation details of PPO", ICLR blog track 2022) and that
+  CleanRL implements: orthogonal weights, Adam with epsilon 1e-5, annealed learning rate, GAE, advantages normalised in
+  each minibatch, clipped value loss, entropy bonus, gradients clipped at 0.5, an optional limit on the KL.
+- The memory `rollouts` collects synchronously: every rollout is by the newest parameters, and its advantages are GAE.
+  The memory `queue` collects asynchronously, as Sample Factory's APPO (2006.11751): actors never wait, and advantages
+  and targets are corrected by V-trace, which equals GAE where policies are alike.
+- A2C is PPO with one epoch of one minibatch (2205.09123).
+- Deviations: a truncated episode bootstraps from its final observation; the step after an episode's end, where no
+  action was taken, is left out of all means, so minibatches differ a little in size. Statistics of observations are
+  updated after a rollout was learnt from, so that ratios begin at 1.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from core.agent import ActorOutput, LearnerOutput, make_learner_output
+from core.agents.base.actor_critic import ActorCriticAgent, ActorCriticAgentParams
+from core.common.settings import frozen_dataclass
+from core.device.transfers import on_device
+from core.distributed.learner_group import all_reduce_mean, all_reduce_sum
+from core.learning.optimizer import Loss, Optimizer
+from core.model import Model
+from core.models.layers.running_normalization import RunningNormalization
+from core.ops.policy_losses import clipped_policy_loss, clipped_value_loss
+from core.ops.returns import generalised_advantages
+from core.ops.vtrace import lambda_advantages, vtrace
+from core.specs import ArraySpec
+from core.types import ActorCriticOutput, Batch, State, TimeStep, Window
+
+MAX_LOG_RATIO = 20.0  # so that one step that has become much likelier cannot make a whole update non-finite
+MAX_REWARD = 10.0  # bound of normalised rewards, as in CleanRL
+
+
+@frozen_dataclass
+class PPOParams(ActorCriticAgentParams):
+    """Defaults: CleanRL's ppo.py and ppo_atari.py."""
+
+    batch_size: int = Field(default=0, ge=0, le=65_536)
+    """Unrolls of a rollout; 0 is one of each environment of the learner, as memory_type rollouts needs it."""
+    unroll_length: int = Field(default=128, ge=1, le=10_000)
+    """Steps of an unroll."""
+    epochs: int = Field(default=4, ge=1, le=1_000)
+    """Times that a rollout is learnt from."""
+    minibatches: int = Field(default=4, ge=1, le=65_536)
+    """Parts of a rollout in an epoch: of its steps, or with a recurrent network of its unrolls."""
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    """Factor of the trace of advantages and value targets."""
+    clip_epsilon: float = Field(default=0.2, gt=0, le=1)
+    """Half width of the clip of pi / mu around 1 (Atari: 0.1)."""
+    value_clipping: bool = True
+    """Clip the change of a value in an update by clip_epsilon."""
+    normalize_advantages: bool = True
+    """Normalise advantages by mean and deviation of each minibatch."""
+    normalize_rewards: bool = False
+    """Divide rewards by the deviation of discounted returns so far, and clip them to +- 10."""
+    target_kl: float = Field(default=0.0, ge=0, le=1e6)
+    """Nats of KL(mu || pi) in the last minibatch of an epoch after which the update ends; 0 is off."""
+    rho_bar: float = Field(default=1.0, gt=0, le=1e30)
+    """Clip of pi / mu in V-trace's temporal differences, for memory_type queue."""
+    c_bar: float = Field(default=1.0, gt=0, le=1e30)
+    """Clip of pi / mu in V-trace's trace, for memory_type queue."""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """Optimiser of the network."""
+    learning_rate: float = Field(default=2.5e-4, gt=0, le=100)
+    """Learning rate at the start. Schedules count rollouts."""
+    optimizer_eps: float = Field(default=1e-5, gt=0, le=1)
+    """Added to the root of the optimiser's second moment."""
+    clip_norm: float = Field(default=0.5, ge=0, le=1e9)
+    """Largest norm of the whole gradient; 0 is off."""
+
+
+class Samples(NamedTuple):
+    """Samples of a rollout, [T, N, ...], which minibatches select: N unrolls, or with T = 1 single steps."""
+
+    observations: Tensor
+    firsts: Tensor
+    actions: Tensor
+    log_probs: Tensor  # of the behaviour policy
+    values: Tensor  # before the update
+    advantages: Tensor
+    targets: Tensor
+    weights: Tensor  # 1 where an action was taken, else 0
+    states: State  # before step 0, each [N, ...]
+
+    def select(self, index: Tensor | slice) -> "Samples":
+        """Return some of the N samples."""
+
+        def of(tensor: Tensor, axis: int) -> Tensor:
+            if isinstance(index, slice):
+                return tensor[:, index] if axis else tensor[index]
+            return tensor.index_select(axis, index)
+
+        return self.map(lambda tensor: of(tensor, 1), lambda state: of(state, 0))
+
+    def map(self, of_field: Callable[[Tensor], Tensor], of_state: Callable[[Tensor], Tensor]) -> "Samples":
+        """Apply a function to every field and another to every state."""
+        return Samples._make([*map(of_field, self[:8]), tuple(map(of_state, self.states))])
+
+
+class PPO(ActorCriticAgent):
+    """Proximal policy optimisation."""
+
+    Params = PPOParams
+    window_kinds = ("rollouts", "unrolls")
+    supports_cuda_graphs = True
+
+    # acting -----------------------------------------------------------------------------------------------------------
+    @property
+    def extras(self) -> dict[str, ArraySpec]:
+        returns = {"discounted_return": ArraySpec((), "float32")} if self.params.normalize_rewards else {}
+        return {**super().extras, **returns}
+
+    def initial_state(self, batch_size: int) -> State:
+        state = super().initial_state(batch_size)
+        return (*state, torch.zeros(batch_size, device=self.device)) if self.params.normalize_rewards else state
+
+    def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
+        """Choose actions. With normalised rewards the state carries the discounted return up to here."""
+        if not self.params.normalize_rewards:
+            return super().act(timestep, state, exploration)
+        with torch.inference_mode():
+            returns = self.params.gamma * state[-1] + on_device(timestep.reward, self.device)
+        output = super().act(timestep, state[:-1], exploration)
+        extras = {**output.extras, "discounted_return": returns.cpu().numpy()}
+        return ActorOutput(output.action, extras, (*output.state, returns))
+
+    # learning ---------------------------------------------------------------------------------------------------------
+    def init_learner(self) -> None:
+        params = self.params
+        self._is_recurrent = bool(self.model.initial_state(1))
+        samples = params.batch_size * (1 if self._is_recurrent else params.unroll_length)
+        self._minibatches = min(params.minibatches, samples)
+        self._optimizer = Optimizer(
+            self.model.parameters(), params, sums=True, steps_per_update=params.epochs * self._minibatches
+        )
+        self._returns = RunningNormalization(1).to(self.device) if params.normalize_rewards else None
+        self._is_planned = False
+
+    def unroll(self, window: Window, model: Model | None = None) -> tuple[ActorCriticOutput, State]:
+        if self.params.normalize_rewards:
+            window = window._replace(states=window.states[:-1])
+        return super().unroll(window, model)
+
+    def learn(self, batch: Batch) -> LearnerOutput:
+        params, window = self.params, batch.window.to(self.device)
+        samples, statistics = self._samples(window, batch.on_policy)
+        continues = torch.isfinite(samples.targets.sum() + samples.advantages.sum())  # of every number: sums spread NaN
+        applied, reports = continues, list[Tensor]()
+        for epoch in range(params.epochs):
+            order = torch.rand(samples.weights.shape[1], device=self.device).argsort()
+            for index in torch.tensor_split(order, self._minibatches):
+                minibatch = self._weighted(samples.select(index))
+                total, grad_norm, stepped = self._optimizer.minimise(
+                    len(index), partial(self._loss, minibatch), apply_if=continues
+                )
+                applied = applied & (~continues | stepped)
+                report = {"loss": total.loss, **total.statistics, "grad_norm": grad_norm}
+                reports.append(torch.stack([continues.to(torch.float32), *report.values()]))
+            if not params.target_kl or epoch + 1 == params.epochs:
+                continue
+            continues = continues & (all_reduce_mean(total.statistics["approximate_kl"]) <= params.target_kl)
+            if not self._is_planned and not continues:
+                self._optimizer.skip(self._minibatches * (params.epochs - epoch - 1))
+                break
+        made, *sums = (rows := torch.stack(reports)).mul(rows[:, :1]).sum(0)
+        statistics |= {name: value / made for name, value in zip(report, sums)}
+        statistics |= {"epochs": made / self._minibatches, "lr": self._optimizer.rate}
+        succeeded = applied if self._is_planned else bool(applied)
+        self.model.update_normalization(window.observations[:-1].flatten(0, 1), succeeded)
+        return make_learner_output(statistics, None, succeeded)
+
+    @torch.no_grad()
+    def _samples(self, window: Window, on_policy: bool) -> tuple[Samples, dict[str, Tensor]]:
+        """Return the samples of a rollout, with advantages and value targets by the parameters before the update."""
+        params, valid = self.params, ~window.lasts[:-1]  # [T, B]: steps where an action was taken
+        rewards, discounts = self._rewards(window, valid), params.gamma * window.discounts[:-1]
+        actions, values = self.taken_actions(window), window.extras["value"][:-1]
+        log_probs = self.policy.log_probs(window.extras["logits"][:-1], actions)
+        if on_policy:
+            values = torch.cat([values, self._bootstrap(window)])  # [T + 1, B]
+            advantages, targets = generalised_advantages(rewards, discounts, values, valid, params.gae_lambda)
+        else:
+            output, _ = self.unroll(window)
+            values, log_ratios = output.value, self.policy.log_probs(output.logits[:-1], actions) - log_probs
+            clips = {"rho_bar": params.rho_bar, "c_bar": params.c_bar, "pg_rho_bar": 1.0}
+            returns = vtrace(log_ratios, rewards, discounts, values, valid, **clips, trace_lambda=params.gae_lambda)
+            targets = returns.targets
+            advantages = lambda_advantages(returns, rewards, discounts, values, valid, params.gae_lambda)
+        samples = Samples(
+            window.observations[:-1],
+            window.firsts[:-1],
+            actions,
+            log_probs,
+            values[:-1],
+            advantages,
+            targets,
+            valid.to(values.dtype),
+            window.states[: len(window.states) - params.normalize_rewards],
+        )
+        if not self._is_recurrent:
+            samples = samples.map(lambda field: field.flatten(0, 1)[None], lambda state: state)
+        residuals = (samples.targets - samples.values) * samples.weights
+        statistics = {"value_mean": values.mean(), "explained_variance": _explained_variance(samples, residuals)}
+        return samples, statistics
+
+    def _bootstrap(self, window: Window) -> Tensor:
+        """Compute the values [1, B] of the observations to which the last actions led."""
+        if self._is_recurrent:
+            return self.unroll(window)[0].value[-1:]
+        output, _ = self.model(window.observations[-1], ())
+        value: Tensor = output.value
+        return value[None]
+
+    def _rewards(self, window: Window, valid: Tensor) -> Tensor:
+        """Return the rewards [T, B], normalised if asked; those of steps without an action mean nothing."""
+        rewards = window.rewards[:-1]
+        if self._returns is None:
+            return rewards
+        returns, finite = window.extras["discounted_return"][:-1], torch.isfinite(torch.where(valid, rewards, 0.0))
+        self._returns.update(returns.reshape(-1, 1), finite.all())
+        return (rewards * (self._returns.variance + 1e-8).rsqrt()).clamp(-MAX_REWARD, MAX_REWARD)
+
+    def _weighted(self, minibatch: Samples) -> Samples:
+        """Normalise the advantages, and divide the weights by the number of actions in all learners' minibatches."""
+        weights, advantages = minibatch.weights, minibatch.advantages
+        count = weights.sum()
+        all_reduce_sum(count)
+        count = count.clamp(min=1)
+        if self.params.normalize_advantages:
+            mean = (weights * advantages).sum()
+            all_reduce_sum(mean)
+            advantages = advantages - mean / count
+            squares = (weights * advantages.square()).sum()
+            all_reduce_sum(squares)
+            advantages = advantages / ((squares / (count - 1).clamp(min=1)).sqrt() + 1e-8)
+        return minibatch._replace(weights=weights / count, advantages=advantages)
+
+    def _loss(self, minibatch: Samples, part: slice | None) -> Loss:
+        """Compute the loss of a minibatch, or its share of the loss if it is a part."""
+        params, samples = self.params, minibatch if part is None else minibatch.select(part)
+        output, _ = self.model.unroll(samples.observations, samples.firsts, samples.states)
+        log_ratios = self.policy.log_probs(output.logits, samples.actions) - samples.log_probs
+        log_ratios = log_ratios.clamp(max=MAX_LOG_RATIO)
+        policy = clipped_policy_loss(log_ratios, samples.advantages, params.clip_epsilon)
+        epsilon = params.clip_epsilon if params.value_clipping else torch.inf
+        value = clipped_value_loss(output.value, samples.values, samples.targets, epsilon)
+        policy, value, entropy = (
+            (samples.weights * terms).sum() for terms in (policy, value, self.policy.entropies(output.logits))
+        )
+        loss = policy + params.baseline_cost * value - params.entropy_cost * entropy
+        with torch.no_grad():
+            ratios = log_ratios.exp()
+            approximate_kl = (
+                samples.weights * (ratios - 1 - log_ratios)
+            ).sum()  # http://joschu.net/blog/kl-approx.html
+            clipped = (samples.weights * ((ratios - 1).abs() > params.clip_epsilon)).sum()
+        statistics = {"policy_loss": policy.detach(), "baseline_loss": value.detach(), "entropy": entropy.detach()}
+        return Loss(loss, {**statistics, "approximate_kl": approximate_kl, "clip_fraction": clipped})
+
+    def prepare_updates(self, count: int) -> None:
+        super().prepare_updates(count * self.params.epochs * self._minibatches)
+        self._is_planned = True
+
+    # checkpoint -------------------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        returns = {} if self._returns is None else {"returns": self._returns.state_dict()}
+        return {**super().state_dict(), **returns}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if self._returns is not None and "returns" in state:
+            self._returns.load_state_dict(state["returns"])
+
+
+def _explained_variance(samples: Samples, residuals: Tensor) -> Tensor:
+    """Return 1 - Var(target - V) / Var(target) over the steps where an action was taken; 0 if targets are alike."""
+    weights = samples.weights / samples.weights.sum().clamp(min=1)
+
+    def variance(terms: Tensor) -> Tensor:
+        return (weights * (terms - (weights * terms).sum()).square()).sum()
+
+    total = variance(samples.targets)
+    return torch.where(total > 0, 1 - variance(residuals) / total, 0.0)

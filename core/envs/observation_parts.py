@@ -1,0 +1,307 @@
+"""Convert observations of any gymnasium space to the one array that is stored: a picture or a float32 vector.
+
+- The leaves of nested Dict and Tuple spaces are parts, named by their path: "goal.position", "0". Keys are in
+  alphabetical order and elements of tuples in theirs, whatever the order in which a space was written.
+- A part of Box, Discrete, MultiDiscrete or MultiBinary space has a fixed range of the vector: numbers as they are,
+  bytes divided by 255, integers of Discrete and MultiDiscrete one-hot.
+- Text is left out. `keys` selects parts.
+- If the only part that is kept is a picture, the observation is this picture, stored as bytes.
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from core.specs import ArraySpec, ObservationPart, PartKind
+
+TOLERANCE = 1e6  # factor by which an observation may exceed the bounds of its space
+MAX_FLOAT = float(np.finfo(np.float32).max)
+LISTED = 12  # parts that a message names
+Write = Callable[[Any, np.ndarray], None]  # writes a part's value into the vector [N]; raises TypeError or ValueError
+
+
+class InvalidPartError(ValueError):
+    """An observation, or the part `name` of one, that is not of its space."""
+
+    def __init__(self, name: str, value: Any, expected: str):
+        super().__init__(f"{name} is {value}, expected {expected}")
+        self.name, self.value, self.expected = name, value, expected
+
+
+class _Leaf(NamedTuple):
+    path: tuple[Any, ...]
+    space: spaces.Space[Any]
+
+    @property
+    def name(self) -> str:
+        return ".".join(map(str, self.path)) or "observation"
+
+    def value_in(self, observation: Any) -> Any:
+        for key in self.path:
+            observation = observation[key]
+        return observation
+
+
+class ObservationConverter:
+    """A function from observations of a space to what is stored. It has no state and may be shared by environments.
+
+    Args:
+        space: The observation space of an environment.
+        keys: Names of the parts that are kept, each with everything below it; empty keeps all.
+
+    Raises:
+        ValueError: A key names no part, a part has no fixed size, or no part is left.
+    """
+
+    def __init__(self, space: spaces.Space[Any], keys: Sequence[str | int] = ()):
+        self.space, leaves = space, list(_leaves(space))
+        kept, self.parts = _selected(leaves, [str(key) for key in keys], space)
+        self.is_image = len(kept) == 1 and is_picture(kept[0].space)
+        self.warning = _warning(kept, [part.name for part in self.parts if part.kind == "text"])
+        box = kept[0].space if len(kept) == 1 else None
+        # most environments have one Box, which needs less work
+        self._convert = self._only_part if isinstance(box, spaces.Box) else self._all_parts
+        self._only, self._shape, self._bytes = kept[0], kept[0].space.shape, kept[0].space.dtype == np.uint8
+        self._writes: list[tuple[_Leaf, slice, Write]] = []
+        if self.is_image:
+            self.frame = ArraySpec(tuple(kept[0].space.shape or ()), "uint8")
+            return
+        end, limits = 0, list[np.ndarray]()
+        for leaf in kept:
+            place = slice(end, end := end + spaces.flatdim(leaf.space))
+            self._writes.append((leaf, place, _writer(leaf.space, place)))
+            limits.append(_max_magnitude(leaf.space, place.stop - place.start))
+        self._max_magnitude = np.concatenate(limits)
+        self.frame = ArraySpec((end,), "float32")
+
+    def __call__(self, observation: Any) -> np.ndarray:
+        """Return the picture, or a new vector [N].
+
+        Raises:
+            InvalidPartError: A part is not of its space.
+        """
+        return self._convert(observation)
+
+    def _all_parts(self, observation: Any) -> np.ndarray:
+        vector = np.zeros(self.frame.shape, np.float32)
+        with np.errstate(over="ignore"):  # values too large for float32 become inf, which is reported below
+            for leaf, _, write in self._writes:
+                try:
+                    write(leaf.value_in(observation), vector)
+                except (TypeError, ValueError, LookupError) as error:
+                    raise self._invalid(leaf, observation) from error
+        if not (np.abs(vector) <= self._max_magnitude).all():  # False for NaN, too
+            self._report(vector)
+        return vector
+
+    def _only_part(self, observation: Any) -> np.ndarray:
+        leaf = self._only
+        try:
+            array = np.asarray(leaf.value_in(observation) if leaf.path else observation)
+        except (TypeError, ValueError, LookupError):  # also nested lists of different lengths
+            raise self._invalid(leaf, observation) from None
+        if array.shape != self._shape or (array.dtype != np.uint8 if self._bytes else array.dtype.kind not in "fiub"):
+            raise self._invalid(leaf, observation)
+        if self.is_image:
+            return array
+        with np.errstate(over="ignore"):
+            vector = array.reshape(-1).astype(np.float32)
+        if self._bytes:
+            return vector / np.float32(255)
+        if not (np.abs(vector) <= self._max_magnitude).all():
+            self._report(vector)
+        return vector
+
+    def _report(self, vector: np.ndarray) -> None:
+        """Raise InvalidPartError for the first element [N] that is not finite or too far outside its bounds."""
+        element = int(np.flatnonzero(~(np.abs(vector) <= self._max_magnitude))[0])
+        leaf, place, _ = next(entry for entry in self._writes if element < entry[1].stop)
+        number, element = vector[element], element - place.start
+        if not np.isfinite(number):
+            expected = f"finite values (element {element} of {place.stop - place.start})"
+            raise InvalidPartError(leaf.name, number, expected)
+        assert isinstance(leaf.space, spaces.Box)
+        low, high = leaf.space.low.flat[element], leaf.space.high.flat[element]
+        raise InvalidPartError(leaf.name, number, f"a value near {low} .. {high} (element {element})")
+
+    def _invalid(self, leaf: _Leaf, observation: Any) -> InvalidPartError:
+        try:
+            value = leaf.value_in(observation)
+        except (TypeError, ValueError, LookupError):
+            return InvalidPartError("observation", observation, f"a value of {self.space}, whose {leaf.name} is absent")
+        box = isinstance(leaf.space, spaces.Box)
+        wanted = f"{leaf.space.dtype} {list(leaf.space.shape or ())}" if box else f"a value of {leaf.space}"
+        return InvalidPartError(leaf.name, value, wanted)
+
+
+def is_picture(space: spaces.Space[Any]) -> bool:
+    """Return True if the space is uint8 pictures, [H, W] or [H, W, planes]."""
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
+
+
+def _leaves(space: spaces.Space[Any], path: tuple[Any, ...] = ()) -> Iterator[_Leaf]:
+    """Yield the leaves of nested Dict and Tuple spaces, in the order of the vector."""
+    if isinstance(space, spaces.Dict):
+        for key in sorted(space.spaces, key=str):
+            yield from _leaves(space.spaces[key], (*path, key))
+    elif isinstance(space, spaces.Tuple):
+        for index, part in enumerate(space.spaces):
+            yield from _leaves(part, (*path, index))
+    else:
+        yield _Leaf(path, space)
+
+
+def _selected(
+    leaves: list[_Leaf], keys: list[str], space: spaces.Space[Any]
+) -> tuple[list[_Leaf], tuple[ObservationPart, ...]]:
+    """Return the leaves that are kept, and a description of all of them."""
+    for key in keys:
+        if not any(_is_below(leaf.name, key) for leaf in leaves):
+            raise ValueError(f"env.observation_keys: {key!r} is no part of the observation; it has {_listed(leaves)}")
+    kept, parts = list[_Leaf](), list[ObservationPart]()
+    for leaf in leaves:
+        wanted = not keys or any(_is_below(leaf.name, key) for key in keys)
+        kind = _kind(leaf.space) if wanted else "left out"
+        if kind is None:
+            raise ValueError(_no_fixed_size(leaf, leaves, space))
+        size = 0 if kind in ("text", "left out") else spaces.flatdim(leaf.space)
+        kept += [leaf] if size else []
+        shape = tuple(leaf.space.shape or ()) if kind == "picture" else (size,) if size else ()
+        parts.append(ObservationPart(leaf.name, str(leaf.space), kind, shape))
+    if not kept:
+        raise ValueError(f"observations of {space} are empty: there is nothing to learn from")
+    return kept, tuple(parts)
+
+
+def _is_below(name: str, key: str) -> bool:
+    return name == key or name.startswith(f"{key}.")
+
+
+def _no_fixed_size(leaf: _Leaf, leaves: list[_Leaf], space: spaces.Space[Any]) -> str:
+    if leaf.path:
+        advice = f"keep others with env.observation_keys, of {_listed(leaves)}"
+    else:
+        advice = "change them by a wrapper of env.wrappers, as one of your own"
+    part = f"{leaf.name} of the observations" if leaf.path else "observations"
+    return f"{part} of {space if not leaf.path else leaf.space} have no fixed size and cannot be stored: {advice}"
+
+
+def _listed(leaves: list[_Leaf]) -> str:
+    names = [leaf.name for leaf in leaves]
+    return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
+
+
+def _kind(space: spaces.Space[Any]) -> PartKind | None:
+    """Return what a space becomes; None if it has no fixed size."""
+    if isinstance(space, spaces.Text) or (space.dtype is not None and space.dtype.kind in "US"):  # MiniGrid's missions
+        return "text"
+    if is_picture(space):
+        return "picture"
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return "one-hot"
+    try:
+        return "vector" if space.is_np_flattenable else None
+    except NotImplementedError:  # the default of spaces that are not gymnasium's own
+        return None
+
+
+def _warning(kept: list[_Leaf], texts: list[str]) -> str:
+    """Return a sentence about text that is left out and pictures that become numbers, or ""."""
+    sentences = [f"{' and '.join(texts)} of the observation is text, which is left out"] if texts else []
+    pictures = [leaf.name for leaf in kept if is_picture(leaf.space)]
+    if pictures and len(kept) > 1:
+        size, are = (
+            sum(spaces.flatdim(leaf.space) for leaf in kept),
+            "is a picture" if len(pictures) == 1 else "are pictures",
+        )
+        sentences.append(
+            f"{' and '.join(pictures)} of the observation {are}, and all parts become one vector of {size:,} numbers, "
+            f'which no convolution sees; to learn from the picture alone, set env.observation_keys to ["{pictures[0]}"]'
+        )
+    return "; ".join(sentences)
+
+
+def _max_magnitude(space: spaces.Space[Any], size: int) -> np.ndarray:
+    """Return the largest absolute value [N] of each element that is accepted, at most the largest float32.
+
+    Many environments leave their Box a little, which does no harm. Values of TOLERANCE times the bounds would make
+    losses that are not finite, for which agent.learning_rate would be blamed.
+    """
+    if not isinstance(space, spaces.Box):
+        return np.full(size, MAX_FLOAT, np.float32)
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    largest = TOLERANCE * np.maximum(np.maximum(np.abs(low), np.abs(high)), 1.0)
+    return np.minimum(largest, MAX_FLOAT).astype(np.float32).reshape(-1)
+
+
+# parts of a vector ----------------------------------------------------------------------------------------------------
+def _writer(space: spaces.Space[Any], place: slice) -> Write:
+    """Return a function that writes a value of the space into this range of a vector of zeros."""
+    if isinstance(space, spaces.Discrete):
+        return _discrete_writer(place.start, int(space.start), int(space.n))
+    if isinstance(space, spaces.MultiDiscrete):
+        return _multi_discrete_writer(place.start, space)
+    if isinstance(space, spaces.Box | spaces.MultiBinary):
+        return _array_writer(place, space)
+    return _flattened_writer(place, space)
+
+
+def _discrete_writer(begin: int, start: int, count: int) -> Write:
+    def write(value: Any, vector: np.ndarray) -> None:
+        index = operator.index(value) - start
+        if not 0 <= index < count:
+            raise ValueError(value)
+        vector[begin + index] = 1
+
+    return write
+
+
+def _multi_discrete_writer(begin: int, space: spaces.MultiDiscrete) -> Write:
+    counts, start = space.nvec.reshape(-1), space.start.reshape(-1)
+    begins, shape = begin + np.cumsum(counts) - counts, space.shape
+
+    def write(value: Any, vector: np.ndarray) -> None:
+        array = np.asarray(value)
+        if array.shape != shape or array.dtype.kind not in "iu":
+            raise ValueError(value)
+        index = array.reshape(-1) - start
+        if (index < 0).any() or (index >= counts).any():
+            raise ValueError(value)
+        vector[begins + index] = 1
+
+    return write
+
+
+def _array_writer(place: slice, space: spaces.Box | spaces.MultiBinary) -> Write:
+    shape, bytes_only, binary = space.shape, space.dtype == np.uint8, isinstance(space, spaces.MultiBinary)
+
+    def write(value: Any, vector: np.ndarray) -> None:
+        array = np.asarray(value)
+        if array.shape != shape or array.dtype.kind not in ("biu" if binary else "fiub"):
+            raise ValueError(value)
+        if binary and not ((array == 0) | (array == 1)).all():
+            raise ValueError(value)
+        if bytes_only and array.dtype != np.uint8:
+            raise ValueError(value)
+        if bytes_only:
+            np.divide(array.reshape(-1), np.float32(255), out=vector[place])
+        else:
+            vector[place] = array.reshape(-1)
+
+    return write
+
+
+def _flattened_writer(place: slice, space: spaces.Space[Any]) -> Write:
+    def write(value: Any, vector: np.ndarray) -> None:
+        try:
+            array = np.asarray(spaces.flatten(space, value))
+        except Exception as error:  # flatten can raise anything for a value that is not of the space
+            raise ValueError(value) from error
+        if array.shape != (place.stop - place.start,):
+            raise ValueError(value)
+        vector[place] = array
+
+    return write

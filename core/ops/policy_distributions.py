@@ -1,0 +1,107 @@
+"""Distributions of actions that actor-critics learn, each by its parameters.
+
+- A network returns the parameters [..., P] of a distribution, which steps store as "logits".
+- Log-probabilities, entropies and divergences are joint over the numbers of an action, and differentiable.
+- Tensors are time-major [T, B, ...]. Shapes that differ raise ValueError.
+"""
+
+import math
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.ops.policy_losses import entropies_of, kl, log_probs_of
+from core.ops.squashed_gaussian import log_tanh_derivative
+
+# The expectation under a Gaussian is a sum over equal steps of its deviations, which are made on the device, so that a
+# CUDA graph copies nothing: relative error below 1e-3 for deviations up to 2.
+NODES, SPAN = 65, 8.0
+
+
+class PolicyDistribution(Protocol):
+    """A family of distributions, as an actor-critic uses it."""
+
+    def sample(self, parameters: np.ndarray, generator: np.random.Generator | None) -> np.ndarray:
+        """Draw an action for each of E environments from parameters [E, P]; without a generator, the likeliest one."""
+
+    def log_probs(self, parameters: Tensor, actions: Tensor) -> Tensor:
+        """Compute log pi(a) [T, B] from parameters [T, B, P]."""
+
+    def entropies(self, parameters: Tensor) -> Tensor:
+        """Compute the entropies [T, B] in nats from parameters [T, B, P]."""
+
+    def kl(self, parameters_p: Tensor, parameters_q: Tensor) -> Tensor:
+        """Compute KL(p || q) [T, B] from parameters [T, B, P]."""
+
+
+class Categorical:
+    """One of A actions, by logits [..., A]. Actions are [T, B] int64."""
+
+    def sample(self, parameters: np.ndarray, generator: np.random.Generator | None) -> np.ndarray:
+        # The argmax of logits and Gumbel noise is a sample of the policy.
+        noise = 0.0 if generator is None else generator.gumbel(size=parameters.shape)
+        action: np.ndarray = (parameters + noise).argmax(1)
+        return action
+
+    def log_probs(self, parameters: Tensor, actions: Tensor) -> Tensor:
+        return log_probs_of(parameters, actions)
+
+    def entropies(self, parameters: Tensor) -> Tensor:
+        return entropies_of(parameters)
+
+    def kl(self, parameters_p: Tensor, parameters_q: Tensor) -> Tensor:
+        return kl(parameters_p, parameters_q)
+
+
+class DiagonalGaussian:
+    """A numbers drawn independently, by means and logarithms of deviations [..., 2 A]. Actions are [T, B, A].
+
+    Actions are the numbers as they were drawn. With `squashed`, the environment gets their tanh, and densities and
+    entropies are those of the squashed numbers.
+    """
+
+    def __init__(self, squashed: bool):
+        self.squashed = squashed
+
+    def sample(self, parameters: np.ndarray, generator: np.random.Generator | None) -> np.ndarray:
+        means, log_deviations = np.split(parameters, 2, -1)
+        if generator is None:
+            return means
+        noise = generator.standard_normal(means.shape, np.float32)
+        action: np.ndarray = means + np.exp(log_deviations) * noise
+        return action
+
+    def log_probs(self, parameters: Tensor, actions: Tensor) -> Tensor:
+        """Compute sum_i log N(a_i) [T, B]; squashed, less log(1 - tanh(a_i)^2) by the change of variables."""
+        means, log_deviations = _moments(parameters)
+        if actions.shape != means.shape:
+            raise ValueError(f"actions {tuple(actions.shape)} do not fit means {tuple(means.shape)}")
+        normal = (actions - means) * (-log_deviations).exp()
+        densities = -0.5 * normal.square() - log_deviations - 0.5 * math.log(2 * math.pi)
+        return (densities - log_tanh_derivative(actions) if self.squashed else densities).sum(-1)
+
+    def entropies(self, parameters: Tensor) -> Tensor:
+        """Compute sum_i (log deviation_i + (1 + log 2 pi) / 2); squashed, plus E log(1 - tanh(a_i)^2) by quadrature."""
+        means, log_deviations = _moments(parameters)
+        entropies = log_deviations + 0.5 * (1 + math.log(2 * math.pi))
+        if self.squashed:
+            nodes = torch.linspace(-SPAN, SPAN, NODES, dtype=means.dtype, device=means.device)
+            weights = torch.softmax(-0.5 * nodes.square(), 0)
+            points = means.unsqueeze(-1) + log_deviations.exp().unsqueeze(-1) * nodes  # [..., A, nodes]
+            entropies = entropies + log_tanh_derivative(points) @ weights
+        return entropies.sum(-1)
+
+    def kl(self, parameters_p: Tensor, parameters_q: Tensor) -> Tensor:
+        """Compute sum_i log(s_q / s_p) + (s_p^2 + (m_p - m_q)^2) / (2 s_q^2) - 1/2, which squashing does not change."""
+        (means_p, logs_p), (means_q, logs_q) = _moments(parameters_p), _moments(parameters_q)
+        squares = (2 * logs_p).exp() + (means_p - means_q).square()
+        return (logs_q - logs_p + 0.5 * squares * (-2 * logs_q).exp() - 0.5).sum(-1)
+
+
+def _moments(parameters: Tensor) -> tuple[Tensor, Tensor]:
+    if parameters.ndim != 3 or parameters.shape[-1] % 2:
+        raise ValueError(f"parameters of a Gaussian must be [T, B, 2 A], not {tuple(parameters.shape)}")
+    means, log_deviations = parameters.chunk(2, -1)
+    return means, log_deviations

@@ -1,0 +1,105 @@
+"""Log-probabilities, entropies and divergences of policies equal scipy's, and brute force over samples of the space."""
+
+import numpy as np
+import pytest
+import torch
+
+from core.ops.policy_distributions import Categorical, DiagonalGaussian
+
+T, B, A = 3, 4, 2
+
+
+def gaussians(seed, squashed=False, largest=0.7):
+    generator = np.random.default_rng(seed)
+    means, logs = generator.normal(size=(T, B, A)), generator.uniform(-1.5, largest, size=(T, B, A))
+    return DiagonalGaussian(squashed), means, np.exp(logs), torch.from_numpy(np.concatenate([means, logs], -1))
+
+
+def test_gaussian_densities_and_entropies_are_scipys():
+    norm = pytest.importorskip("scipy.stats").norm
+    policy, means, deviations, parameters = gaussians(0)
+    actions = np.random.default_rng(1).normal(size=(T, B, A))
+    expected = norm.logpdf(actions, means, deviations).sum(-1)
+    np.testing.assert_allclose(policy.log_probs(parameters, torch.from_numpy(actions)), expected, rtol=1e-12)
+    np.testing.assert_allclose(policy.entropies(parameters), norm.entropy(means, deviations).sum(-1), rtol=1e-12)
+
+
+def grid(means, deviations):
+    """Return points u [N] that span almost all of each Gaussian, and their spacing."""
+    reach = 9 * deviations.max()
+    points = np.linspace(means.min() - reach, means.max() + reach, 40_001)
+    return points, points[1] - points[0]
+
+
+@pytest.mark.parametrize("squashed", [False, True])
+def test_densities_and_entropies_of_one_number_integrate(squashed):
+    """Integrate over the executed action: du is da / (1 - tanh(u)^2) if it is squashed."""
+    policy, means, deviations, parameters = gaussians(2, squashed)
+    for t, b in np.ndindex(T, B):
+        one = parameters[t, b, ::A]  # mean and deviation of the first number
+        points, spacing = grid(means[t, b, :1], deviations[t, b, :1])
+        columns = one.expand(1, len(points), 2)
+        log_densities = policy.log_probs(columns, torch.from_numpy(points)[None, :, None])[0].numpy()
+        widths = spacing * ((1 - np.tanh(points) ** 2) if squashed else 1.0)
+        finite = widths > 0
+        mass = np.exp(log_densities[finite]) * widths[finite]
+        assert mass.sum() == pytest.approx(1, abs=1e-5)
+        entropy = float(policy.entropies(one[None, None]))
+        assert entropy == pytest.approx(-(mass * log_densities[finite]).sum(), abs=2e-3)
+
+
+def test_gaussian_kl_integrates_and_squashing_does_not_change_it():
+    policy, means, deviations, p = gaussians(3)
+    _, other_means, other_deviations, q = gaussians(4)
+    found = policy.kl(p, q)
+    assert torch.equal(found, DiagonalGaussian(True).kl(p, q)) and (policy.kl(p, p).abs() < 1e-12).all()
+    for t, b in np.ndindex(T, B):
+        expected = 0.0
+        for i in range(A):
+            points, spacing = grid(means[t, b, i : i + 1], deviations[t, b, i : i + 1])
+
+            def log_density(mean, deviation, points=points):
+                return -0.5 * ((points - mean) / deviation) ** 2 - np.log(deviation) - 0.5 * np.log(2 * np.pi)
+
+            log_p = log_density(means[t, b, i], deviations[t, b, i])
+            log_q = log_density(other_means[t, b, i], other_deviations[t, b, i])
+            expected += (np.exp(log_p) * (log_p - log_q)).sum() * spacing
+        assert float(found[t, b]) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("squashed", [False, True])
+def test_gradients_equal_finite_differences(squashed):
+    policy, _, _, parameters = gaussians(5, squashed)
+    actions = torch.from_numpy(np.random.default_rng(6).normal(size=(T, B, A)))
+    other = gaussians(7)[3]
+    for function in (lambda p: policy.log_probs(p, actions), policy.entropies, lambda p: policy.kl(other, p)):
+        assert torch.autograd.gradcheck(function, parameters.clone().requires_grad_())
+
+
+def test_gaussian_samples_are_those_of_the_generator():
+    policy, means, deviations, parameters = gaussians(8)
+    flat = parameters[0].numpy()
+    noise = np.random.default_rng(9).standard_normal((B, A), np.float32)
+    np.testing.assert_allclose(
+        policy.sample(flat, np.random.default_rng(9)), means[0] + deviations[0] * noise, rtol=1e-12
+    )
+    assert (policy.sample(flat, None) == means[0]).all()
+
+
+def test_categorical_numbers_are_sums_over_the_actions():
+    policy, generator = Categorical(), np.random.default_rng(10)
+    logits, others = (torch.from_numpy(generator.normal(size=(T, B, 5))) for _ in range(2))
+    p, q = (np.exp(each.numpy()) / np.exp(each.numpy()).sum(-1, keepdims=True) for each in (logits, others))
+    np.testing.assert_allclose(policy.entropies(logits), -(p * np.log(p)).sum(-1), rtol=1e-12)
+    np.testing.assert_allclose(policy.kl(logits, others), (p * np.log(p / q)).sum(-1), rtol=1e-12)
+    for action in range(5):
+        actions = torch.full((T, B), action)
+        np.testing.assert_allclose(policy.log_probs(logits, actions).exp(), p[..., action], rtol=1e-12)
+
+
+def test_parameters_that_do_not_fit_are_refused():
+    policy = DiagonalGaussian(False)
+    with pytest.raises(ValueError, match=r"must be \[T, B, 2 A\], not \(3, 4, 3\)"):
+        policy.entropies(torch.zeros(T, B, 3))
+    with pytest.raises(ValueError, match=r"actions \(3, 4, 1\) do not fit means \(3, 4, 2\)"):
+        policy.log_probs(torch.zeros(T, B, 4), torch.zeros(T, B, 1))
