@@ -1,4 +1,4 @@
-"""Configs that need an extra which excludes an extra of `make test`."""
+"""Configs that need an extra which excludes an extra of `make test`, and one of each kind of config."""
 
 import pytest
 
@@ -6,6 +6,8 @@ from utils.options import CONFIGS
 
 NEEDS = {"d4pg-walker-walk": "shimmy", "ddpg-pendulum-legacy": "gym", "dqn-carracing": "Box2D"}
 PLAYABLE = [row["name"] for row in CONFIGS if row["name"] not in NEEDS]
+CLASSES = ("agent_type", "env_type", "memory_type", "model_type")
+KINDS = list({tuple(row[name] for name in CLASSES): row["name"] for row in reversed(CONFIGS)}.values())
 
 
 def skip_unless_installed(name: str) -> None:

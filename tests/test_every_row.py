@@ -9,7 +9,7 @@ from core.checkpoint import model_file, run_checkpoint
 from core.env import Env
 from core.memory import Memory
 from core.model import Model
-from tests.rows import skip_unless_installed
+from tests.rows import KINDS, skip_unless_installed
 from tests.selection import slow_except
 from utils.config.command_line import read_options
 from utils.factory import AgentsDict, EnginesDict, EnvsDict, MemoriesDict, ModelsDict, ProcessesDict
@@ -19,14 +19,8 @@ from utils.options import CONFIGS
 CONTRACTS = [(AgentsDict, Agent), (EnvsDict, Env), (MemoriesDict, Memory), (ModelsDict, Model)]
 
 
-KINDS = {
-    tuple(row[name] for name in ("agent_type", "env_type", "memory_type", "model_type")): row["name"]
-    for row in reversed(CONFIGS)
-}
-
-
 # test_command_line.py validates every config
-@pytest.mark.parametrize("name", slow_except(KINDS.values(), [row["name"] for row in CONFIGS]))
+@pytest.mark.parametrize("name", slow_except(KINDS, [row["name"] for row in CONFIGS]))
 def test_every_config_plays_learns_and_saves_a_model(tmp_path, name):
     skip_unless_installed(name)
     row = next(row for row in CONFIGS if row["name"] == name)

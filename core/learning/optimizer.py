@@ -130,7 +130,7 @@ def _sum_losses(losses: Sequence[Loss]) -> Loss:
 
 
 def _construct_without_compiler() -> None:
-    """Let torch construct optimisers without torch._dynamo, whose import takes a second for which actors would wait.
+    """Let torch construct optimisers without torch._dynamo, whose import takes a second.
 
     Each of these methods imports it at its first call, to be left out by torch.compile (torch/_compile.py).
     """
@@ -141,6 +141,12 @@ def _construct_without_compiler() -> None:
 
 
 _construct_without_compiler()
+
+
+class Adam(torch.optim.Adam):
+    """Adam as torch has it, without the decorator of its step that imports torch._dynamo."""
+
+    step = torch.no_grad()(torch.optim.Adam.step.__wrapped__)  # type: ignore[attr-defined]
 
 
 @frozen_dataclass
@@ -204,7 +210,7 @@ class Optimizer:
         self._steps = 0
         self._optimizer: torch.optim.Optimizer
         if params.optimizer == "adam":
-            self._optimizer = torch.optim.Adam(
+            self._optimizer = Adam(
                 self._parameters,
                 lr=params.learning_rate,
                 eps=params.optimizer_eps,

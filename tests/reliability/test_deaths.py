@@ -46,6 +46,15 @@ def run(tmp_path_factory):
         yield program
 
 
+@pytest.fixture(scope="module")
+def ended(run):
+    """Return the run after it was ended and has saved."""
+    if run.process.poll() is None:
+        os.kill(run.process.pid, signal.SIGTERM)
+        assert run.until_ended(15 * SLOW) == 143
+    return run
+
+
 def replaced(program: Program, name: str, pid: int, seconds: float) -> float:
     """Wait until process `name` has a pid other than `pid`, and return the seconds that took."""
     began = time.monotonic()
@@ -110,19 +119,19 @@ def test_f21_sigterm_saves_and_exits_143(run):
 
 
 @pytest.mark.slow
-def test_f24_f25_f27_resume_survives_damage_and_a_full_disk(run):
-    damaged, sound = manifests(run.root)[-1].parent, manifests(run.root)[-2].parent
+def test_f24_f25_f27_resume_survives_damage_and_a_full_disk(ended):
+    damaged, sound = manifests(ended.root)[-1].parent, manifests(ended.root)[-2].parent
     content = bytearray((damaged / "agent.pt").read_bytes())
     content[len(content) // 2] ^= 1
     (damaged / "agent.pt").write_bytes(content)
     begun, earlier = int(sound.name.split("_")[1].split(".")[0]), len(run.steps())
-    refused = start(run.root, "--resume", "test_one", "--model.hidden", "7")
+    refused = start(ended.root, "--resume", "test_one", "--model.hidden", "7")
     assert (
         refused.returncode == 2
         and "model.hidden=7 cannot continue run test_one, which has model.hidden=" in refused.stderr
     )
     with Program(
-        run.root, "--resume", "test_one", "--agent.learning_rate", "1e-5", "--learner.checkpoint_period", "2"
+        ended.root, "--resume", "test_one", "--agent.learning_rate", "1e-5", "--learner.checkpoint_period", "2"
     ) as program:
         program.until(lambda: "agent.learning_rate=1e-05 (was 0.001)" in program.output, 60, "the change to be printed")
         program.until(lambda: f"falling back to checkpoint {sound.name}" in program.output, 30, "the fall-back")
@@ -133,14 +142,14 @@ def test_f24_f25_f27_resume_survives_damage_and_a_full_disk(run):
             "training to go on",
         )
         program.until(
-            lambda: min(path.stat().st_size for path in run.root.glob("logs/test_one/metrics.*")) > FULL,
+            lambda: min(path.stat().st_size for path in ended.root.glob("logs/test_one/metrics.*")) > FULL,
             60,
             "longer files",
         )
-        kept = [path for path in manifests(run.root) if path.parent != damaged]
+        kept = [path for path in manifests(ended.root) if path.parent != damaged]
         steps, lines = (
             program.agent_steps(),
-            [path.read_text() for path in sorted(run.root.glob("logs/test_one/metrics.*"))],
+            [path.read_text() for path in sorted(ended.root.glob("logs/test_one/metrics.*"))],
         )
         assert min(map(len, lines)) > FULL > len(program.output)
         for pid in program.children().values():  # like a full disk: no file may grow beyond this
@@ -161,7 +170,7 @@ def test_f24_f25_f27_resume_survives_damage_and_a_full_disk(run):
         )
         assert program.agent_steps() > steps and len(program.children()) == 5 and "restarted" not in program.output
         # compare from the start of each line, because the table may have gained a column
-        for path, old in zip(sorted(run.root.glob("logs/test_one/metrics.*")), lines):
+        for path, old in zip(sorted(ended.root.glob("logs/test_one/metrics.*")), lines):
             assert all(
                 line.startswith(before)
                 for line, before in zip(path.read_text().splitlines(), old.splitlines(), strict=False)
@@ -175,27 +184,27 @@ def test_f24_f25_f27_resume_survives_damage_and_a_full_disk(run):
 
 
 @pytest.mark.slow
-def test_f24_a_checkpoint_of_another_agent_is_refused(run):
-    folder = manifests(run.root)[-1].parent.parent
+def test_f24_a_checkpoint_of_another_agent_is_refused(ended):
+    folder = manifests(ended.root)[-1].parent.parent
     state, _ = run_checkpoint.load(folder)
     run_checkpoint.save(folder, {**state, "agent": {"weights": {}}}, 10**9, keep=2)
-    refused = start(run.root, "--resume", "test_one")
+    refused = start(ended.root, "--resume", "test_one")
     assert refused.returncode == 3, refused.stderr
     assert re.search(r"/step_001000000000 does not fit this run \(.*\): start a new one", refused.stderr)
 
 
 @pytest.mark.slow
-def test_f24_resume_is_refused_if_all_checkpoints_are_damaged(run):
-    for path in manifests(run.root):
+def test_f24_resume_is_refused_if_all_checkpoints_are_damaged(ended):
+    for path in manifests(ended.root):
         (path.parent / "clock.pt").write_bytes(b"0" * (path.parent / "clock.pt").stat().st_size)
-    before = {path: path.is_dir() or path.stat().st_mtime_ns for path in run.root.rglob("*")}
-    refused = start(run.root, "--resume", "test_one")
+    before = {path: path.is_dir() or path.stat().st_mtime_ns for path in ended.root.rglob("*")}
+    refused = start(ended.root, "--resume", "test_one")
     assert refused.returncode == 3 and "Traceback" not in refused.stderr
     assert re.search(
         r"error: every checkpoint in .* is damaged .*clock.pt does not have the SHA-256.*; start a new run",
         refused.stderr,
     )
-    assert {path: path.is_dir() or path.stat().st_mtime_ns for path in run.root.rglob("*")} == before
+    assert {path: path.is_dir() or path.stat().st_mtime_ns for path in ended.root.rglob("*")} == before
 
 
 # other ends -------------------------------------------------------------------------------------------------------
@@ -340,6 +349,7 @@ def test_f20_ctrl_c_while_evaluating_and_saving_exits_130(tmp_path):
             60,
             "evaluation and checkpoint",
         )
+        program.until_training(CHUNKS + 1)
         program.until(
             lambda: list(tmp_path.rglob("step_*")) and list(tmp_path.rglob(".temporary_*")),
             20,

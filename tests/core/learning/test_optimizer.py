@@ -42,13 +42,17 @@ def test_a_restored_optimizer_keeps_moments_with_new_options(kind):
     assert moved == pytest.approx(expected, rel=1e-4)
 
 
-def test_construction_does_not_import_the_compiler():
-    """Its import takes a second, for which actors would wait."""
+def test_steps_do_not_import_the_compiler():
+    """Its import takes a second, for which actors and the first update would wait."""
     script = (
         "import sys, torch\n"
         "from core.learning.optimizer import Optimizer, OptimizerParams\n"
         "for kind in ('adam', 'rmsprop'):\n"
-        "    Optimizer(torch.nn.Linear(2, 2).parameters(), OptimizerParams(optimizer=kind))\n"
+        "    layer = torch.nn.Linear(2, 2)\n"
+        "    optimizer = Optimizer(layer.parameters(), OptimizerParams(optimizer=kind))\n"
+        "    before = layer.weight.clone()\n"
+        "    optimizer.step(layer(torch.ones(2)).sum())\n"
+        "    assert not torch.equal(layer.weight, before) and layer.weight.requires_grad\n"
         "sys.exit('torch._dynamo' in sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[3], timeout=60).returncode == 0

@@ -13,7 +13,7 @@ from core.common.shared_arrays import SharedArrays
 from core.envs.catch import CatchEnv
 from core.memory import Memory
 from main import main
-from tests.rows import skip_unless_installed
+from tests.rows import KINDS, skip_unless_installed
 from tests.selection import slow_except
 from utils.config import memory_budget, validation
 from utils.config.command_line import read_options
@@ -66,14 +66,14 @@ def allocated(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("name", slow_except(SMALL_ROWS, [row["name"] for row in CONFIGS]))
-def test_every_config_passes_and_leaves_no_file(name, options, root, allocated, monkeypatch, capsys):
+@pytest.mark.parametrize("name", slow_except(SMALL_ROWS, dict.fromkeys((*KINDS, *SMALL_ROWS))))
+def test_every_kind_of_config_passes_and_leaves_no_file(name, options, root, allocated, monkeypatch, capsys):
     monkeypatch.setattr(memory_budget, "available_bytes", lambda: 10**12)
     skip_unless_installed(name)
     descriptors, children = set(os.listdir("/proc/self/fd")), multiprocessing.active_children()
     short = (*(SHORT if "r2d2" in name else ()), "--actor.num_env_splits", "1")
     if next(row for row in CONFIGS if row["name"] == name)["memory_type"] == "rollouts":
-        short = (*short, "--agent.batch_size", "0")  # that of every environment
+        short = (*short, "--agent.batch_size", "0", "--agent.unroll_length", "20")  # 0: one unroll of each environment
     check(options("--config", name, *SMALL, *short), seconds=0)
     printed = capsys.readouterr().out
     assert f"{name}: no problem found" in printed and "shapes, dtypes, values, ends are right" in printed
