@@ -8,12 +8,12 @@ and the returns to a file that was left before. The trip of a transition begins 
 leaves out reports and checkpoints: it is what happens between an observation and published weights.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -92,17 +92,20 @@ def trace(checkout: Path, files: bool) -> None:
     recorder.print(files)
 
 
-def compare(arguments: Sequence[str]) -> None:
-    files = "--files" in arguments
-    checkouts = [argument for argument in arguments if argument != "--files"] or [os.getcwd()]
-    for checkout in checkouts:
-        print(checkout, flush=True)
-        words = [sys.executable, __file__, "--trace", os.path.abspath(checkout), *(["--files"] * files)]
-        subprocess.run(words, check=True, stderr=subprocess.DEVNULL)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkouts", nargs="*", default=[os.getcwd()], help="folders; by default this one")
+    parser.add_argument("--files", action="store_true", help="print the names of the files")
+    parser.add_argument("--trace", action="store_true", help="trace one checkout in this process")
+    options = parser.parse_args()
+    for checkout in options.checkouts:
+        if options.trace:
+            trace(Path(checkout), options.files)
+        else:
+            print(checkout, flush=True)
+            words = [sys.executable, __file__, "--trace", os.path.abspath(checkout), *(["--files"] * options.files)]
+            subprocess.run(words, check=True, stderr=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--trace"]:
-        trace(Path(sys.argv[2]), "--files" in sys.argv)
-    else:
-        compare(sys.argv[1:])
+    main()
