@@ -140,7 +140,7 @@ CATCH_BY_VALUES = (
 )
 
 
-@pytest.mark.parametrize("distribution", ["categorical", "quantile"])
+@pytest.mark.parametrize("distribution", slow_except(["categorical"], ["categorical", "quantile"]))
 def test_rainbow_learns_catch_with_either_distribution(tmp_path, distribution):
     """Epsilon adds random actions: noise alone may fade before the paddle has caught a ball in every column."""
     words = "--config", "rainbow-minatar-breakout", *CATCH_BY_VALUES, "--agent.v_min", "-1", "--agent.v_max", "1"

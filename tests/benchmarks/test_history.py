@@ -18,6 +18,7 @@ def test_the_parts_add_up_and_compressed_frames_are_smaller():
     assert next(row for row in table({"pong": found}) if "pong" in row).count("|") == len(COLUMNS) + 2
 
 
+@pytest.mark.slow
 def test_a_raw_replay_is_measured_as_allocated():
     packed, raw = (measure("pong", 3_000, 1, codec) for codec in ("lz4", "raw"))
     assert raw["steps_held"] == packed["steps_held"]

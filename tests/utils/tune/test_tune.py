@@ -211,12 +211,14 @@ def test_every_report_of_a_trial_is_its_late_score(main, root, capsys):
     )
 
 
+@pytest.mark.slow
 def test_a_trial_that_made_its_steps_is_not_pruned(main, root, monkeypatch):
     monkeypatch.setenv("EVALUATION_SECONDS", "0.1")
     assert main("--startup", "1", "--warmup", "0", game="late", trials=4) == 0
     assert [row["state"] for row in trials(root)] == ["complete"] * 4
 
 
+@pytest.mark.slow
 def test_a_trial_that_finishes_while_pruned_gets_its_evaluation(main, root, monkeypatch):
     monkeypatch.setenv("EVALUATION_SECONDS", "0.15")
     assert main("--startup", "1", "--warmup", "3", game="overtaken", trials=4) == 0
