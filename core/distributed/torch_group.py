@@ -18,6 +18,7 @@ from core.distributed.learner_group import LearnerGroup, PeerLostError
 # The supervisor kills a silent learner much earlier, unless all were stopped (Ctrl-Z).
 EXCHANGE_TIMEOUT = timedelta(days=7)
 HEARTBEAT_PERIOD = timedelta(seconds=1)  # while a learner waits for the others
+FILE = "file://"
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,14 @@ class TorchRendezvous:
             os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = self.interface
         if on_gpu:
             torch.cuda.set_device(device)
+        address = self.address
+        if address.startswith(FILE):
+            # torch opens the file by its name once more when it deletes its store, perhaps after the owner has closed
+            # it. So the name is that of a descriptor which this process keeps open.
+            address = f"{FILE}/proc/self/fd/{os.open(address.removeprefix(FILE), os.O_RDWR)}"
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-            init_method=self.address,
+            init_method=address,
             timeout=EXCHANGE_TIMEOUT,
             world_size=self.size,
             rank=index,
@@ -59,7 +65,7 @@ def local_rendezvous(size: int) -> Iterator[TorchRendezvous]:
     """
     descriptor = os.memfd_create("learners")
     try:
-        yield TorchRendezvous(size, f"file:///proc/{os.getpid()}/fd/{descriptor}", "lo")
+        yield TorchRendezvous(size, f"{FILE}/proc/{os.getpid()}/fd/{descriptor}", "lo")
     finally:
         os.close(descriptor)
 

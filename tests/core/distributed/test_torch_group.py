@@ -1,5 +1,6 @@
 """Learners in separate processes exchange status and gradients, and notice a lost peer."""
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -68,6 +69,24 @@ def test_local_learners_exchange_over_loopback_until_one_dies(monkeypatch):
     assert not os.path.exists(rendezvous.address.removeprefix("file://"))
 
 
+def test_a_store_that_outlives_its_file_touches_no_other_file():
+    """torch's store writes to its file when it is deleted, which it finds by name."""
+    with local_rendezvous(1) as rendezvous:
+        descriptor = int(rendezvous.address.rpartition("/")[2])
+        group = rendezvous.join(0, "cpu")
+        store = dist.distributed_c10d._get_default_store()
+        group.close()
+    successor = os.memfd_create("successor")
+    try:
+        os.dup2(successor, descriptor)
+        del store, group
+        gc.collect()
+        assert os.fstat(successor).st_size == 0
+    finally:
+        for number in {successor, descriptor}:
+            os.close(number)
+
+
 def dies_in_an_update(rendezvous) -> None:
     def update() -> None:
         all_reduce_mean(torch.tensor([4.0]))
@@ -109,7 +128,7 @@ def calls(monkeypatch):
 
 
 def test_a_gpu_learner_joins_with_nccl_and_gloo(calls):
-    torch_group.TorchRendezvous(2, "file:///nowhere").join(1, "cuda:1")
+    torch_group.TorchRendezvous(2, "tcp://127.0.0.1:1").join(1, "cuda:1")
     names = [name for name, *_ in calls]
     assert names == ["set_device", "init_process_group", "all_reduce", "synchronize"]
     assert calls[0][1] == calls[3][1] == "cuda:1" and calls[2][1] == "zeros on cuda:1"
