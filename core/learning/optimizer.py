@@ -146,7 +146,7 @@ _construct_without_compiler()
 class Adam(torch.optim.Adam):
     """Adam as torch has it, without the decorator of its step that imports torch._dynamo."""
 
-    step = torch.no_grad()(torch.optim.Adam.step.__wrapped__)  # type: ignore[attr-defined]
+    step = torch.no_grad()(getattr(torch.optim.Adam.step, "__wrapped__", torch.optim.Adam.step))
 
 
 @frozen_dataclass
