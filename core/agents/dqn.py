@@ -16,12 +16,11 @@ from torch import Tensor
 
 from core.agents.base.q_learning import MunchausenParams, QLearning, QLearningParams
 from core.common.settings import frozen_dataclass
-from core.device.transfers import on_device
 from core.learning.optimizer import Loss
 from core.ops.munchausen import munchausen_bonus, soft_bootstrap
 from core.ops.returns import bootstrap_position, n_step_return
 from core.specs import ArraySpec
-from core.types import Batch, State, TimeStep, Window
+from core.types import Batch, Window
 
 
 def half_squared_loss(values: Tensor, targets: Tensor, reduction: str) -> Tensor:
@@ -59,11 +58,6 @@ class DQN(QLearning):
         returns, discounts = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
         bootstrap = window.extras["q_max"].gather(0, bootstrap_position(window.lasts)[None])[0]  # [B]
         return (returns + discounts * bootstrap - window.extras["q_taken"][0]).abs().numpy()
-
-    # acting -----------------------------------------------------------------------------------------------------------
-    def values(self, timestep: TimeStep, state: State) -> tuple[Tensor, State]:
-        values, state = self.model(on_device(timestep.observation, self.device), state)
-        return values, state
 
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:

@@ -22,10 +22,11 @@ from torch import Tensor
 
 from core.agent import ActorOutput, LearnerOutput, make_learner_output
 from core.agents.base.actor_critic import ActorCriticAgent, ActorCriticAgentParams
+from core.agents.base.rollout_epochs import RolloutAgentParams, RolloutEpochs, normalized_weights
 from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
 from core.distributed.learner_group import all_reduce_mean, all_reduce_sum
-from core.learning.optimizer import Loss, Optimizer
+from core.learning.optimizer import Loss
 from core.model import Model
 from core.models.layers.running_normalization import RunningNormalization
 from core.ops.policy_losses import clipped_policy_loss, clipped_value_loss
@@ -39,17 +40,9 @@ MAX_REWARD = 10.0  # bound of normalised rewards, as in CleanRL
 
 
 @frozen_dataclass
-class PPOParams(ActorCriticAgentParams):
+class PPOParams(RolloutAgentParams, ActorCriticAgentParams):
     """Defaults: CleanRL's ppo.py and ppo_atari.py."""
 
-    batch_size: int = Field(default=0, ge=0, le=65_536)
-    """Unrolls of a rollout; 0 is one of each environment of the learner, as memory_type rollouts needs it."""
-    unroll_length: int = Field(default=128, ge=1, le=10_000)
-    """Steps of an unroll."""
-    epochs: int = Field(default=4, ge=1, le=1_000)
-    """Times that a rollout is learnt from."""
-    minibatches: int = Field(default=4, ge=1, le=65_536)
-    """Parts of a rollout in an epoch: of its steps, or with a recurrent network of its unrolls."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """Factor of the trace of advantages and value targets."""
     clip_epsilon: float = Field(default=0.2, gt=0, le=1)
@@ -136,12 +129,9 @@ class PPO(ActorCriticAgent):
         params = self.params
         self._is_recurrent = bool(self.model.initial_state(1))
         samples = params.batch_size * (1 if self._is_recurrent else params.unroll_length)
-        self._minibatches = min(params.minibatches, samples)
-        self._optimizer = Optimizer(
-            self.model.parameters(), params, sums=True, steps_per_update=params.epochs * self._minibatches
-        )
+        self._epochs = RolloutEpochs(self.model.parameters(), params, samples)
+        self._optimizer = self._epochs.optimizer
         self._returns = RunningNormalization(1).to(self.device) if params.normalize_rewards else None
-        self._is_planned = False
 
     def unroll(self, window: Window, model: Model | None = None) -> tuple[ActorCriticOutput, State]:
         if self.params.normalize_rewards:
@@ -149,32 +139,20 @@ class PPO(ActorCriticAgent):
         return super().unroll(window, model)
 
     def learn(self, batch: Batch) -> LearnerOutput:
-        params, window = self.params, batch.window.to(self.device)
+        window = batch.window.to(self.device)
         samples, statistics = self._samples(window, batch.on_policy)
-        continues = torch.isfinite(samples.targets.sum() + samples.advantages.sum())  # of every number: sums spread NaN
-        applied, reports = continues, list[Tensor]()
-        for epoch in range(params.epochs):
-            order = torch.rand(samples.weights.shape[1], device=self.device).argsort()
-            for index in torch.tensor_split(order, self._minibatches):
-                minibatch = self._weighted(samples.select(index))
-                total, grad_norm, stepped = self._optimizer.minimise(
-                    len(index), partial(self._loss, minibatch), apply_if=continues
-                )
-                applied = applied & (~continues | stepped)
-                report = {"loss": total.loss, **total.statistics, "grad_norm": grad_norm}
-                reports.append(torch.stack([continues.to(torch.float32), *report.values()]))
-            if not params.target_kl or epoch + 1 == params.epochs:
-                continue
-            continues = continues & (all_reduce_mean(total.statistics["approximate_kl"]) <= params.target_kl)
-            if not self._is_planned and not continues:
-                self._optimizer.skip(self._minibatches * (params.epochs - epoch - 1))
-                break
-        made, *sums = (rows := torch.stack(reports)).mul(rows[:, :1]).sum(0)
-        statistics |= {name: value / made for name, value in zip(report, sums)}
-        statistics |= {"epochs": made / self._minibatches, "lr": self._optimizer.rate}
-        succeeded = applied if self._is_planned else bool(applied)
-        self.model.update_normalization(window.observations[:-1].flatten(0, 1), succeeded)
-        return make_learner_output(statistics, None, succeeded)
+        learnt, applied = self._epochs.learn(
+            samples.weights.shape[1],
+            lambda index: partial(self._loss, self._weighted(samples.select(index))),
+            apply_if=torch.isfinite(samples.targets.sum() + samples.advantages.sum()),  # sums spread NaN
+            continue_if=self._is_near if self.params.target_kl else None,
+        )
+        self.model.update_normalization(window.observations[:-1].flatten(0, 1), applied)
+        return make_learner_output({**statistics, **learnt}, None, applied)
+
+    def _is_near(self, total: Loss) -> Tensor:
+        is_near: Tensor = all_reduce_mean(total.statistics["approximate_kl"]) <= self.params.target_kl
+        return is_near
 
     @torch.no_grad()
     def _samples(self, window: Window, on_policy: bool) -> tuple[Samples, dict[str, Tensor]]:
@@ -229,18 +207,16 @@ class PPO(ActorCriticAgent):
 
     def _weighted(self, minibatch: Samples) -> Samples:
         """Normalise the advantages, and divide the weights by the number of actions in all learners' minibatches."""
-        weights, advantages = minibatch.weights, minibatch.advantages
-        count = weights.sum()
-        all_reduce_sum(count)
-        count = count.clamp(min=1)
+        advantages = minibatch.advantages
+        weights, count = normalized_weights(minibatch.weights)
         if self.params.normalize_advantages:
             mean = (weights * advantages).sum()
             all_reduce_sum(mean)
-            advantages = advantages - mean / count
-            squares = (weights * advantages.square()).sum()
-            all_reduce_sum(squares)
-            advantages = advantages / ((squares / (count - 1).clamp(min=1)).sqrt() + 1e-8)
-        return minibatch._replace(weights=weights / count, advantages=advantages)
+            advantages = advantages - mean
+            variance = (weights * advantages.square()).sum() * count / (count - 1).clamp(min=1)
+            all_reduce_sum(variance)
+            advantages = advantages / (variance.sqrt() + 1e-8)
+        return minibatch._replace(weights=weights, advantages=advantages)
 
     def _loss(self, minibatch: Samples, part: slice | None) -> Loss:
         """Compute the loss of a minibatch, or its share of the loss if it is a part."""
@@ -265,8 +241,7 @@ class PPO(ActorCriticAgent):
         return Loss(loss, {**statistics, "approximate_kl": approximate_kl, "clip_fraction": clipped})
 
     def prepare_updates(self, count: int) -> None:
-        super().prepare_updates(count * self.params.epochs * self._minibatches)
-        self._is_planned = True
+        super().prepare_updates(count * self._epochs.steps)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

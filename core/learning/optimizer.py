@@ -229,6 +229,11 @@ class Optimizer:
             )
 
     @property
+    def is_planned(self) -> bool:
+        """Return True once steps are planned."""
+        return self._planned is not None
+
+    @property
     def lr(self) -> float:
         return self._lr_of(self._steps)
 

@@ -1,0 +1,89 @@
+"""The part that agents share which learn from each rollout in several epochs of minibatches (PPO, PQN)."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from core.agent import AgentParams
+from core.common.settings import frozen_dataclass
+from core.distributed.learner_group import all_reduce_sum
+from core.learning.optimizer import Loss, Optimizer
+
+
+@frozen_dataclass
+class RolloutAgentParams(AgentParams):
+    batch_size: int = Field(default=0, ge=0, le=65_536)
+    """Unrolls of a rollout; 0 is one of each environment of the learner, as memory_type rollouts needs it."""
+    unroll_length: int = Field(default=128, ge=1, le=10_000)
+    """Steps of an unroll."""
+    epochs: int = Field(default=4, ge=1, le=1_000)
+    """Times that a rollout is learnt from."""
+    minibatches: int = Field(default=4, ge=1, le=65_536)
+    """Parts of a rollout in an epoch: of its steps, or with a recurrent network of its unrolls."""
+
+
+class RolloutEpochs:
+    """Take the optimiser steps of one update: `epochs` times `minibatches` of a rollout, with one learning rate.
+
+    Args:
+        parameters: those that the optimiser changes.
+        params: options of the agent: RolloutAgentParams and OptimizerParams.
+        num_samples: samples of a rollout, of which a minibatch has at least one.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], params: Any, num_samples: int):
+        self._epochs, self._minibatches = params.epochs, min(params.minibatches, num_samples)
+        self.steps = self._epochs * self._minibatches
+        self.optimizer = Optimizer(parameters, params, sums=True, steps_per_update=self.steps)
+
+    def learn(
+        self,
+        num_samples: int,
+        loss_of: Callable[[Tensor], Callable[[slice | None], Loss]],
+        apply_if: Tensor,
+        continue_if: Callable[[Loss], Tensor] | None = None,
+    ) -> tuple[dict[str, Tensor], Any]:
+        """Learn from a rollout.
+
+        Args:
+            num_samples: samples of the rollout, which each epoch shuffles.
+            loss_of: returns the loss, as `Optimizer.minimise` wants it, of the samples of an index.
+            apply_if: scalar; no step is taken if it is false.
+            continue_if: returns whether another epoch follows, given the loss of the last minibatch of an epoch.
+
+        Returns:
+            Mean statistics of the steps, and whether all steps were taken; a tensor once updates are planned.
+        """
+        optimizer, continues, applied, reports = self.optimizer, apply_if, apply_if, list[Tensor]()
+        for epoch in range(self._epochs):
+            order = torch.rand(num_samples, device=apply_if.device).argsort()
+            for index in torch.tensor_split(order, self._minibatches):
+                total, grad_norm, stepped = optimizer.minimise(len(index), loss_of(index), apply_if=continues)
+                applied = applied & (~continues | stepped)
+                report = {"loss": total.loss, **total.statistics, "grad_norm": grad_norm}
+                reports.append(torch.stack([continues.to(torch.float32), *report.values()]))
+            if continue_if is None or epoch + 1 == self._epochs:
+                continue
+            continues = continues & continue_if(total)
+            if not optimizer.is_planned and not continues:
+                optimizer.skip(self._minibatches * (self._epochs - epoch - 1))
+                break
+        made, *sums = (rows := torch.stack(reports)).mul(rows[:, :1]).sum(0)
+        statistics = {name: value / made for name, value in zip(report, sums)}
+        statistics |= {"epochs": made / self._minibatches, "lr": optimizer.rate}
+        return statistics, applied if optimizer.is_planned else bool(applied)
+
+
+def normalized_weights(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Divide weights by their sum over the minibatches of all learners.
+
+    Returns:
+        The weights, of which all learners' sum is 1, and the scalar sum by which they were divided, at least 1.
+    """
+    total = weights.sum()
+    all_reduce_sum(total)
+    total = total.clamp(min=1)
+    return weights / total, total
