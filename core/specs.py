@@ -113,6 +113,11 @@ class WindowSpec:
         """Return the window of an n-step transition: n steps, their first observation and the one to bootstrap from."""
         return cls(n_step, (0, n_step))
 
+    @classmethod
+    def unroll(cls, length: int) -> "WindowSpec":
+        """Return the window of a whole chunk of `length` steps, with the observation to bootstrap from."""
+        return cls(length, tuple(range(length + 1)), crosses_episodes=True, stride=length)
+
     def fits(self, window: Window) -> bool:
         """Return True if the window has this number of steps and observations."""
         return len(window.lasts) == self.length + 1 and len(window.observations) == len(self.observations)

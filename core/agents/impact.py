@@ -8,7 +8,7 @@
 - Deviation: the values in V-trace are those of the online network.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -18,7 +18,7 @@ from core.agent import LearnerOutput, make_learner_output
 from core.agents.base.actor_critic import ActorCriticAgentParams, SumLossAgent
 from core.common.settings import frozen_dataclass
 from core.distributed.learner_group import all_reduce_mean
-from core.learning.optimizer import Loss
+from core.learning.optimizer import Loss, OptimizerName
 from core.learning.schedules import UpdateCounter
 from core.learning.target_network import TargetUpdater
 from core.model import disable_host_sync
@@ -48,7 +48,7 @@ class ImpactParams(ActorCriticAgentParams):
     """Weight of KL(pi_target || pi) at first; 0 is off."""
     kl_target: float = Field(default=0.01, gt=0, le=1e6)
     """Nats before a copy to the target that the weight of the KL is adapted to."""
-    optimizer: Literal["adam", "rmsprop"] = "adam"
+    optimizer: OptimizerName = "adam"
     """Optimiser of the network."""
     learning_rate: float = Field(default=5e-4, gt=0, le=100)
     """Learning rate at the start."""

@@ -14,7 +14,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -26,7 +26,7 @@ from core.agents.base.rollout_epochs import RolloutAgentParams, RolloutEpochs, n
 from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
 from core.distributed.learner_group import all_reduce_mean, all_reduce_sum
-from core.learning.optimizer import Loss
+from core.learning.optimizer import Loss, OptimizerName
 from core.model import Model
 from core.models.layers.running_normalization import RunningNormalization
 from core.ops.policy_losses import clipped_policy_loss, clipped_value_loss
@@ -59,7 +59,7 @@ class PPOParams(RolloutAgentParams, ActorCriticAgentParams):
     """Clip of pi / mu in V-trace's temporal differences, for memory_type queue."""
     c_bar: float = Field(default=1.0, gt=0, le=1e30)
     """Clip of pi / mu in V-trace's trace, for memory_type queue."""
-    optimizer: Literal["adam", "rmsprop"] = "adam"
+    optimizer: OptimizerName = "adam"
     """Optimiser of the network."""
     learning_rate: float = Field(default=2.5e-4, gt=0, le=100)
     """Learning rate at the start. Schedules count rollouts."""

@@ -19,6 +19,7 @@ from torch.autograd.graph import increment_version
 from core.common.console import log_to_stderr
 from core.common.settings import frozen_dataclass
 from core.distributed.learner_group import all_reduce_sum, num_learners
+from core.learning.radam import RAdam
 from core.learning.rmsprop import RMSProp
 from core.learning.schedules import SCHEDULES, ScheduledTensor
 
@@ -149,9 +150,12 @@ class Adam(torch.optim.Adam):
     step = torch.no_grad()(getattr(torch.optim.Adam.step, "__wrapped__", torch.optim.Adam.step))
 
 
+OptimizerName = Literal["adam", "radam", "rmsprop"]
+
+
 @frozen_dataclass
 class OptimizerParams:
-    optimizer: Literal["adam", "rmsprop"] = "adam"
+    optimizer: OptimizerName = "adam"
     """Optimiser of the network."""
     learning_rate: float = Field(default=1e-4, gt=0, le=100)
     """Learning rate at the start."""
@@ -216,6 +220,10 @@ class Optimizer:
                 eps=params.optimizer_eps,
                 weight_decay=params.weight_decay,
                 fused=True,
+            )
+        elif params.optimizer == "radam":
+            self._optimizer = RAdam(
+                self._parameters, lr=params.learning_rate, eps=params.optimizer_eps, weight_decay=params.weight_decay
             )
         else:
             self._optimizer = RMSProp(
@@ -352,8 +360,8 @@ class Optimizer:
     def _apply_planned(self, apply_if: Tensor) -> Tensor:
         """Take a planned step, which the device applies or not.
 
-        Fused Adam skips its step if `found_inf` is set, which is how GradScaler uses it. A skipped step of RMSProp is
-        undone.
+        Fused Adam skips its step if `found_inf` is set, which is how GradScaler uses it. A skipped step of another
+        optimiser is undone.
         """
         assert self._planned is not None
         self._planned_lr = self._planned.take()

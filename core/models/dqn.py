@@ -26,19 +26,20 @@ from core.types import State
 class QNetwork(Model):
     """A torso and a head with one hidden layer, to action values [B, A].
 
-    Subclasses make the torso. If a subclass's output kind is "distribution", the head's output is [B, A, atoms].
+    Subclasses make the torso, and pass the normalisation of the head's hidden layer on. If a subclass's output kind is
+    "distribution", the head's output is [B, A, atoms].
     """
 
     output_kind = "q"
 
-    def __init__(self, params: Any, spec: EnvSpec, torso: nn.Module):
+    def __init__(self, params: Any, spec: EnvSpec, torso: nn.Module, norm: str = "none"):
         super().__init__(params, spec)
         self.torso = torso
         features = num_features(torso, spec) if self.observations == "image" else params.hidden
         atoms = params.atoms if self.output_kind == "distribution" else None
         num_actions = spec.action.num_actions  # type: ignore[union-attr]
         self.num_features = features
-        self.q = q_head(features, params.hidden, num_actions, params.dueling, linear_factory(params), atoms)
+        self.q = q_head(features, params.hidden, num_actions, params.dueling, linear_factory(params), atoms, norm)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, observation: Tensor, state: State = ()) -> tuple[Tensor, State]:
@@ -49,8 +50,8 @@ class QNetwork(Model):
 class DQNCNNParams(NoisyParams):
     dueling: bool = False
     """Split the head into value and advantages (1511.06581)."""
-    norm: Literal["none", "group"] = "none"
-    """Normalisation: group is GroupNorm(16) after each convolution, which then has no bias."""
+    norm: Literal["none", "group", "layer"] = "none"
+    """Normalisation: group is GroupNorm(16) in place of convolutions' biases; layer is LayerNorm as in PQN."""
     hidden: int = Field(default=512, ge=1, le=8_192)
     """Units of the fully connected layer (of each stream when dueling)."""
 
@@ -62,7 +63,7 @@ class DQNCNN(QNetwork):
     observations = "image"
 
     def __init__(self, params: Any, spec: EnvSpec):
-        super().__init__(params, spec, nature_convolutions(spec, params.norm))
+        super().__init__(params, spec, nature_convolutions(spec, params.norm), params.norm)
 
 
 @frozen_dataclass
@@ -93,6 +94,8 @@ class DQNResNet(QNetwork):
 class DQNMinAtarParams(NoisyParams):
     dueling: bool = False
     """Split the head into value and advantages (1511.06581)."""
+    norm: Literal["none", "layer"] = "none"
+    """Normalisation: layer is LayerNorm after each hidden layer, of a convolution over its channels (PQN)."""
     planes: int = Field(default=16, ge=1, le=1_024)
     """Planes of the convolution."""
     hidden: int = Field(default=128, ge=1, le=8_192)
@@ -106,13 +109,15 @@ class DQNMinAtar(QNetwork):
     observations = "image"
 
     def __init__(self, params: Any, spec: EnvSpec):
-        super().__init__(params, spec, minatar_convolutions(spec, params.planes))
+        super().__init__(params, spec, minatar_convolutions(spec, params.planes, params.norm), params.norm)
 
 
 @frozen_dataclass
 class DQNMLPParams(NoisyParams):
     dueling: bool = False
     """Split the head into value and advantages (1511.06581)."""
+    norm: Literal["none", "layer"] = "none"
+    """Normalisation: layer is LayerNorm after each hidden layer (PQN)."""
     hidden: int = Field(default=128, ge=1, le=8_192)
     """Units of each of the two hidden layers."""
 
@@ -124,13 +129,15 @@ class DQNMLP(QNetwork):
     observations = "vector"
 
     def __init__(self, params: Any, spec: EnvSpec):
-        super().__init__(params, spec, vector_torso(spec, params.hidden))
+        super().__init__(params, spec, vector_torso(spec, params.hidden, params.norm), params.norm)
 
 
 @frozen_dataclass
 class DQNSmallParams(NoisyParams):
     dueling: bool = False
     """Split the head into value and advantages (1511.06581)."""
+    norm: Literal["none", "layer"] = "none"
+    """Normalisation: layer is LayerNorm after each hidden layer, of a convolution over its channels (PQN)."""
     planes: int = Field(default=16, ge=1, le=1_024)
     """Planes of the first convolution; the others have twice as many."""
     hidden: int = Field(default=256, ge=1, le=8_192)
@@ -144,4 +151,4 @@ class DQNSmall(QNetwork):
     observations = "image"
 
     def __init__(self, params: Any, spec: EnvSpec):
-        super().__init__(params, spec, small_convolutions(spec, params.planes))
+        super().__init__(params, spec, small_convolutions(spec, params.planes, params.norm), params.norm)

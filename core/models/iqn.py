@@ -61,8 +61,8 @@ class ImplicitQuantileNetwork(QNetwork):
 
     output_kind = "implicit-quantiles"
 
-    def __init__(self, params: Any, spec: EnvSpec, torso: nn.Module):
-        super().__init__(params, spec, torso)
+    def __init__(self, params: Any, spec: EnvSpec, torso: nn.Module, norm: str = "none"):
+        super().__init__(params, spec, torso, norm)
         self.embedding = CosineEmbedding(params.cosines, self.num_features)
 
     def forward(self, inputs: Tensor | QuantileInputs, state: State = ()) -> tuple[Tensor, State]:

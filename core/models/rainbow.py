@@ -5,12 +5,21 @@
   paper's network.
 """
 
-from typing import Literal
-
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
-from core.models.dqn import DQNCNN, DQNMLP, DQNMinAtar, DQNResNet, DQNResNetParams, DQNSmall
+from core.models.dqn import (
+    DQNCNN,
+    DQNMLP,
+    DQNCNNParams,
+    DQNMinAtar,
+    DQNMinAtarParams,
+    DQNMLPParams,
+    DQNResNet,
+    DQNResNetParams,
+    DQNSmall,
+    DQNSmallParams,
+)
 from core.models.layers.noisy_linear import NoisyParams
 
 
@@ -25,11 +34,8 @@ class RainbowNetworkParams(NoisyParams):
 
 
 @frozen_dataclass
-class RainbowCNNParams(RainbowNetworkParams):
-    norm: Literal["none", "group"] = "none"
-    """Normalisation: group is GroupNorm(16) after each convolution, which then has no bias."""
-    hidden: int = Field(default=512, ge=1, le=8_192)
-    """Units of each stream's hidden layer."""
+class RainbowCNNParams(RainbowNetworkParams, DQNCNNParams):
+    pass
 
 
 class RainbowCNN(DQNCNN):
@@ -40,10 +46,7 @@ class RainbowCNN(DQNCNN):
 
 @frozen_dataclass
 class RainbowResNetParams(RainbowNetworkParams, DQNResNetParams):
-    noisy: bool = True
-    """Explore by noise on the head's weights, in training only (1706.10295); let epsilon be 0 then."""
-    dueling: bool = True
-    """Split the head into value and advantages (1511.06581)."""
+    pass
 
 
 class RainbowResNet(DQNResNet):
@@ -53,11 +56,8 @@ class RainbowResNet(DQNResNet):
 
 
 @frozen_dataclass
-class RainbowSmallParams(RainbowNetworkParams):
-    planes: int = Field(default=16, ge=1, le=1_024)
-    """Planes of the first convolution; the others have twice as many."""
-    hidden: int = Field(default=256, ge=1, le=8_192)
-    """Units of each stream's hidden layer."""
+class RainbowSmallParams(RainbowNetworkParams, DQNSmallParams):
+    pass
 
 
 class RainbowSmall(DQNSmall):
@@ -67,11 +67,8 @@ class RainbowSmall(DQNSmall):
 
 
 @frozen_dataclass
-class RainbowMinAtarParams(RainbowNetworkParams):
-    planes: int = Field(default=16, ge=1, le=1_024)
-    """Planes of the convolution."""
-    hidden: int = Field(default=128, ge=1, le=8_192)
-    """Units of each stream's hidden layer."""
+class RainbowMinAtarParams(RainbowNetworkParams, DQNMinAtarParams):
+    pass
 
 
 class RainbowMinAtar(DQNMinAtar):
@@ -81,9 +78,8 @@ class RainbowMinAtar(DQNMinAtar):
 
 
 @frozen_dataclass
-class RainbowMLPParams(RainbowNetworkParams):
-    hidden: int = Field(default=128, ge=1, le=8_192)
-    """Units of each of the two hidden layers."""
+class RainbowMLPParams(RainbowNetworkParams, DQNMLPParams):
+    pass
 
 
 class RainbowMLP(DQNMLP):

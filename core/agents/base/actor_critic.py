@@ -19,7 +19,7 @@ from core.agent import ActorOutput, Agent, AgentParams
 from core.agents.base.continuous_control import ActionRange
 from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
-from core.learning.optimizer import Loss, Optimizer, OptimizerParams
+from core.learning.optimizer import Loss, Optimizer, OptimizerName, OptimizerParams
 from core.model import Model, disable_host_sync
 from core.ops.policy_distributions import Categorical, DiagonalGaussian, PolicyDistribution
 from core.specs import ArraySpec, Continuous, Discrete, WindowSpec
@@ -44,7 +44,7 @@ class ActorCriticAgentParams(OptimizerParams, AgentParams):
     """Weight of the value loss (IMPALA: 0.5)."""
     entropy_cost: float = Field(default=0.01, ge=0, le=1e6)
     """Weight of the negative entropy (IMPALA: 0.01)."""
-    optimizer: Literal["adam", "rmsprop"] = "rmsprop"
+    optimizer: OptimizerName = "rmsprop"
     """Optimiser of the network."""
     learning_rate: float = Field(default=6e-4, gt=0, le=100)
     """Learning rate at the start."""
@@ -92,8 +92,7 @@ class ActorCriticAgent(Agent):
     # stored fields and sampled windows --------------------------------------------------------------------------------
     @property
     def window(self) -> WindowSpec:
-        length = self.params.unroll_length
-        return WindowSpec(length, tuple(range(length + 1)), crosses_episodes=True, stride=length)
+        return WindowSpec.unroll(self.params.unroll_length)
 
     @property
     def extras(self) -> dict[str, ArraySpec]:

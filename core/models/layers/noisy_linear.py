@@ -55,7 +55,7 @@ class NoisyLinear(nn.Linear, NoisyModule):
         return mean + outputs * F.linear(input * inputs, self.weight_sigma, self.bias_sigma)
 
 
-def linear_factory(params: NoisyParams) -> Callable[[int, int], nn.Module]:
+def linear_factory(params: NoisyParams) -> Callable[[int, int], nn.Linear]:
     """Return a function that makes a head's layer of (inputs, outputs)."""
     if not params.noisy:
         return nn.Linear

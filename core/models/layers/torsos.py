@@ -11,7 +11,7 @@ from core.model import Model, keep_float32
 from core.models.layers.spectral_norm import SpectralConv2d
 from core.specs import EnvSpec
 
-MakeLinear = Callable[[int, int], nn.Module]  # makes a layer of (inputs, outputs)
+MakeLinear = Callable[[int, int], nn.Linear]  # makes a layer of (inputs, outputs)
 
 
 def image_shape(spec: EnvSpec) -> tuple[int, int, int]:
@@ -54,15 +54,37 @@ def num_features(layers: nn.Module, spec: EnvSpec) -> int:
     return features.numel()
 
 
+class ChannelLayerNorm(nn.LayerNorm):
+    """LayerNorm of images [B, C, H, W] over the channels of each position."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.movedim(1, -1)).movedim(-1, 1)
+
+
+def with_layer_norm(layer: nn.Linear | nn.Conv2d, norm: str) -> list[nn.Module]:
+    """Return the layer and, if `norm` is "layer", LayerNorm of its outputs, over the channels of each position.
+
+    The weights are then He normal and the biases 0, as in PQN's networks (2407.04811).
+    """
+    if norm != "layer":
+        return [layer]
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    is_linear = isinstance(layer, nn.Linear)
+    return [layer, nn.LayerNorm(layer.out_features) if is_linear else ChannelLayerNorm(layer.out_channels)]
+
+
 def convolutions(spec: EnvSpec, *layers: tuple[int, int, int], norm: str = "none") -> nn.Sequential:
     """Make convolutions of (planes, kernel, stride), each followed by a ReLU, and flatten the last output.
 
-    If `norm` is "group", each convolution has GroupNorm(16) in place of a bias.
+    If `norm` is "group", each convolution has GroupNorm(16) in place of a bias; if it is "layer", see
+    `with_layer_norm`.
     """
     modules: list[nn.Module] = []
     inputs = image_shape(spec)[0]
     for planes, kernel, stride in layers:
-        modules += [nn.Conv2d(inputs, planes, kernel, stride, bias=norm == "none")]
+        modules += with_layer_norm(nn.Conv2d(inputs, planes, kernel, stride, bias=norm != "group"), norm)
         modules += [nn.GroupNorm(16, planes)] if norm == "group" else []
         modules += [nn.ReLU(inplace=True)]
         inputs = planes
@@ -74,18 +96,18 @@ def nature_convolutions(spec: EnvSpec, norm: str = "none") -> nn.Sequential:
     return convolutions(spec, (32, 8, 4), (64, 4, 2), (64, 3, 1), norm=norm)
 
 
-def small_convolutions(spec: EnvSpec, planes: int) -> nn.Sequential:
+def small_convolutions(spec: EnvSpec, planes: int, norm: str = "none") -> nn.Sequential:
     """Make convolutions for 42x42, with 16 planes: 16 4x4/2, 32 4x4/2, 32 3x3/2.
 
     Their strides are those of the 2013 DQN network (1312.5602) on half its resolution, with one more convolution in
     place of its large hidden layer's input.
     """
-    return convolutions(spec, (planes, 4, 2), (2 * planes, 4, 2), (2 * planes, 3, 2))
+    return convolutions(spec, (planes, 4, 2), (2 * planes, 4, 2), (2 * planes, 3, 2), norm=norm)
 
 
-def minatar_convolutions(spec: EnvSpec, planes: int) -> nn.Sequential:
+def minatar_convolutions(spec: EnvSpec, planes: int, norm: str = "none") -> nn.Sequential:
     """Make the convolution of the MinAtar networks (1903.03176, section 4), for 10x10: with 16 planes 16 3x3."""
-    return convolutions(spec, (planes, 3, 1))
+    return convolutions(spec, (planes, 3, 1), norm=norm)
 
 
 class ResidualBlock(nn.Module):
@@ -129,9 +151,10 @@ def image_torso(layers: nn.Sequential, spec: EnvSpec, hidden: int) -> nn.Sequent
     return nn.Sequential(*layers, nn.Linear(num_features(layers, spec), hidden), nn.ReLU(inplace=True))
 
 
-def vector_torso(spec: EnvSpec, hidden: int) -> nn.Sequential:
+def vector_torso(spec: EnvSpec, hidden: int, norm: str = "none") -> nn.Sequential:
     """Make one hidden layer with its ReLU: vectors [B, *observation_shape] to features [B, hidden]."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(spec.observation_shape), hidden), nn.ReLU())
+    layer = nn.Linear(math.prod(spec.observation_shape), hidden)
+    return nn.Sequential(nn.Flatten(), *with_layer_norm(layer, norm), nn.ReLU())
 
 
 class DuelingHead(nn.Module):
@@ -143,11 +166,17 @@ class DuelingHead(nn.Module):
     """
 
     def __init__(
-        self, features: int, hidden: int, num_actions: int, linear: MakeLinear = nn.Linear, atoms: int | None = None
+        self,
+        features: int,
+        hidden: int,
+        num_actions: int,
+        linear: MakeLinear = nn.Linear,
+        atoms: int | None = None,
+        norm: str = "none",
     ):
         super().__init__()
-        self.value = _layers(features, hidden, 1, linear, atoms)
-        self.advantage = _layers(features, hidden, num_actions, linear, atoms)
+        self.value = _layers(features, hidden, 1, linear, atoms, norm)
+        self.advantage = _layers(features, hidden, num_actions, linear, atoms, norm)
         self._actions = -1 if atoms is None else 1  # the dimension of the actions
 
     def forward(self, features: Tensor) -> Tensor:
@@ -164,14 +193,15 @@ def q_head(
     dueling: bool,
     linear: MakeLinear = nn.Linear,
     atoms: int | None = None,
+    norm: str = "none",
 ) -> nn.Module:
     """Make a head from features [..., F] to action values [..., A], or with atoms from [B, F] to [B, A, atoms].
 
-    `linear` makes its fully connected layers.
+    `linear` makes its fully connected layers. If `norm` is "layer", the hidden layer is normalised (`with_layer_norm`).
     """
     if dueling:
-        return DuelingHead(features, hidden, num_actions, linear, atoms)
-    return _layers(features, hidden, num_actions, linear, atoms)
+        return DuelingHead(features, hidden, num_actions, linear, atoms, norm)
+    return _layers(features, hidden, num_actions, linear, atoms, norm)
 
 
 def _with_scaled_gradient(tensor: Tensor, scale: float) -> Tensor:
@@ -182,6 +212,9 @@ def _with_scaled_gradient(tensor: Tensor, scale: float) -> Tensor:
     return tensor
 
 
-def _layers(features: int, hidden: int, outputs: int, linear: MakeLinear, atoms: int | None) -> nn.Sequential:
-    layers = [linear(features, hidden), nn.ReLU(), keep_float32(linear(hidden, outputs * (atoms or 1)))]
+def _layers(
+    features: int, hidden: int, outputs: int, linear: MakeLinear, atoms: int | None, norm: str
+) -> nn.Sequential:
+    first = with_layer_norm(linear(features, hidden), norm)
+    layers = [*first, nn.ReLU(), keep_float32(linear(hidden, outputs * (atoms or 1)))]
     return nn.Sequential(*layers, *([] if atoms is None else [nn.Unflatten(1, (outputs, atoms))]))

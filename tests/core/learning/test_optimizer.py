@@ -1,4 +1,4 @@
-"""A restored optimiser continues: Adam and RMSProp by hand."""
+"""A restored optimiser continues: Adam, RAdam and RMSProp by hand."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def step(parameter, params, state=None):
     return before - parameter.item(), optimizer.state_dict()
 
 
-@pytest.mark.parametrize("kind", ["adam", "rmsprop"])
+@pytest.mark.parametrize("kind", ["adam", "radam", "rmsprop"])
 def test_a_restored_optimizer_keeps_moments_with_new_options(kind):
     settings = {"optimizer": kind, "rmsprop_centered": False, "clip_norm": 0.0}
     _, state = step(
@@ -37,6 +37,8 @@ def test_a_restored_optimizer_keeps_moments_with_new_options(kind):
     if kind == "adam":
         mean, square = 0.9 * 0.1 + 0.1 * gradient, 0.999 * 0.001 + 0.001 * gradient**2
         expected = 0.1 * mean / (1 - 0.9**2) / (sqrt(square / (1 - 0.999**2)) + 1)
+    elif kind == "radam":
+        expected = 0.1 * (0.9 * 0.1 + 0.1 * gradient) / (1 - 0.9**2)  # the second step is not rectified
     else:
         expected = 0.1 * gradient / sqrt(0.9 * 0.5 + 0.1 * gradient**2 + 1)
     assert moved == pytest.approx(expected, rel=1e-4)
@@ -47,7 +49,7 @@ def test_steps_do_not_import_the_compiler():
     script = (
         "import sys, torch\n"
         "from core.learning.optimizer import Optimizer, OptimizerParams\n"
-        "for kind in ('adam', 'rmsprop'):\n"
+        "for kind in ('adam', 'radam', 'rmsprop'):\n"
         "    layer = torch.nn.Linear(2, 2)\n"
         "    optimizer = Optimizer(layer.parameters(), OptimizerParams(optimizer=kind))\n"
         "    before = layer.weight.clone()\n"

@@ -26,7 +26,7 @@ def pixels(frame, stack):
     "frame, stack", [((84, 84), 4), ((84, 84, 3), 4), ((84, 84), 1), ((84, 84), 0), ((96, 64), 2), ((84, 84, 3), 0)]
 )
 @pytest.mark.parametrize("dueling", [False, True])
-@pytest.mark.parametrize("norm", ["none", "group"])
+@pytest.mark.parametrize("norm", ["none", "group", "layer"])
 def test_the_cnn_accepts_every_image_shape(frame, stack, dueling, norm):
     spec = pixels(frame, stack)
     model = DQNCNN(DQNCNNParams(dueling=dueling, norm=norm), spec)
@@ -58,6 +58,10 @@ def both(*layers):
                 "torso.6.weight",
                 *both("torso.7", "q.0", "q.2"),
             ],
+        ),
+        (
+            DQNSmall(DQNSmallParams(norm="layer"), pixels((42, 42), 4)),
+            both(*(f"torso.{number}" for number in (0, 1, 3, 4, 6, 7)), "q.0", "q.1", "q.3"),
         ),
         (DQNSmall(DQNSmallParams(), pixels((42, 42), 4)), both("torso.0", "torso.2", "torso.4", "q.0", "q.2")),
         (
@@ -130,3 +134,43 @@ def test_unrolling_a_feed_forward_model_equals_stepping():
     observations = torch.randn(5, 3, 4)
     unrolled, _ = model.unroll(observations, torch.zeros(5, 3, dtype=torch.bool), ())
     assert torch.allclose(unrolled, torch.stack([model(step)[0] for step in observations]), atol=1e-6)
+
+
+PLANES = EnvSpec("breakout", ArraySpec((10, 10, 4), "bool"), 0, Discrete(3), is_image=True)
+
+
+def test_layer_norm_is_over_the_channels_of_each_position():
+    """The network of PQN's authors for MinAtar, computed position by position in float64."""
+    torch.manual_seed(0)
+    model = DQNMinAtar(DQNMinAtarParams(norm="layer"), PLANES).double()
+    for parameter in model.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    weights = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+    planes = np.random.default_rng(0).random((10, 10, 4)) < 0.3
+
+    def normalized(vector, name):
+        centred = (vector - vector.mean()) / np.sqrt(vector.var() + 1e-5)
+        return np.maximum(centred * weights[f"{name}.weight"] + weights[f"{name}.bias"], 0)
+
+    features = np.zeros((16, 8, 8))
+    for row in range(8):
+        for column in range(8):
+            patch = planes[row : row + 3, column : column + 3].transpose(2, 0, 1)
+            outputs = (weights["torso.0.weight"] * patch).sum((1, 2, 3)) + weights["torso.0.bias"]
+            features[:, row, column] = normalized(outputs, "torso.1")
+    hidden = normalized(weights["q.0.weight"] @ features.flatten() + weights["q.0.bias"], "q.1")
+    expected = weights["q.3.weight"] @ hidden + weights["q.3.bias"]
+    model.image_dtype = torch.float64
+    values, _ = model(torch.from_numpy(planes[None]))
+    np.testing.assert_allclose(values[0].detach().numpy(), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_normalised_layers_begin_he_normal_without_bias(dueling):
+    torch.manual_seed(0)
+    model = DQNMinAtar(DQNMinAtarParams(norm="layer", dueling=dueling), PLANES)
+    head = model.q.advantage if dueling else model.q
+    for layer, inputs in ((model.torso[0], 4 * 9), (head[0], 1024)):
+        assert not layer.bias.any()
+        assert float(layer.weight.detach().std()) == pytest.approx((2 / inputs) ** 0.5, rel=0.1)
+    assert head[3].bias.any()  # the output layer is torch's
