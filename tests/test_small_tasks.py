@@ -156,6 +156,14 @@ def test_iqn_and_munchausen_learn_catch(tmp_path, agent):
 
 
 @pytest.mark.slow
+def test_pqn_learns_catch(tmp_path):
+    words = ("--config", "pqn-minatar-breakout", *CATCH_BY_VALUES[:4], "--num_envs_per_actor", "16")
+    words += ("--agent.minibatches", "8", "--agent.exploration_epsilon_steps", "10000", "--target_score", "0.9")
+    evaluations = ("--evaluator.steps", "2000", "--evaluator.episodes", "40", "--evaluator.num_envs", "40")
+    assert best_score(tmp_path, *words, *evaluations, "--steps", "40000") >= 0.9
+
+
+@pytest.mark.slow
 def test_a_cue_is_remembered_only_with_an_lstm(tmp_path):
     words = (
         "--config",

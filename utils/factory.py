@@ -180,6 +180,7 @@ AgentsDict = Factory(
         "rainbow": "core.agents.rainbow:Rainbow",
         "iqn": "core.agents.iqn:IQN",
         "r2d2": "core.agents.r2d2:R2D2",
+        "pqn": "core.agents.pqn:PQN",
         "impala": "core.agents.impala:Impala",
         "impact": "core.agents.impact:Impact",
         "ppo": "core.agents.ppo:PPO",

@@ -428,6 +428,35 @@ CONFIGS += [
      "agent.learning_rate": 7e-4, "agent.entropy_cost": 0.0, "agent.lr_schedule_updates": 12_500},
 ]
 
+# PQN (2407.04811) with the settings of its authors' code (github.com/mttga/purejaxql, purejaxql/config/alg). Its runs
+# have 10 M agent steps, and epsilon falls over a tenth of them. Not the paper's: pictures are in 0 .. 1 also on MinAtar
+# (the code divides its planes by 255), and rewards of CartPole are not scaled by 0.1.
+PQN = {"agent_type": "pqn", "memory_type": "rollouts", "model.norm": "layer", "num_envs_per_actor": 128,
+       "rate_limiter.samples_per_insert": None, "rate_limiter.min_replay_size": 1, "learner.publish_period": 1}
+PQN_ATARI = {**PQN, "env_type": "atari", "model_type": "dqn-cnn", "steps": 10_000_000}
+PQN_MINATAR = {**PQN, "env_type": "minatar", "model_type": "dqn-minatar", "agent.learning_rate": 5e-4,
+               "agent.lr_schedule": "linear", "agent.lr_schedule_updates": 2_441,
+               "agent.exploration_epsilon_end": 0.05, "learner.threads": 1, "evaluator.period": 30.0,
+               "evaluator.episodes": 30, "steps": 10_000_000}
+CONFIGS += [
+    {"name": "pqn-cartpole", **PQN, "env_type": "gym", "game": "CartPole-v1", "model_type": "dqn-mlp",
+     "model.hidden": 256, "agent.unroll_length": 64, "agent.epochs": 4, "agent.minibatches": 16,
+     "agent.trace_lambda": 0.95, "agent.learning_rate": 1e-4, "agent.lr_schedule": "linear",
+     "agent.lr_schedule_updates": 244, "agent.exploration_epsilon_end": 0.2,
+     "agent.exploration_epsilon_steps": 100_000, "num_envs_per_actor": 32, "learner.threads": 1,
+     "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 500_000},
+    # The network of dqn-pong-small.
+    {"name": "pqn-pong-small", "game": "pong", **PQN_ATARI, "model_type": "dqn-small", "env.resolution": 42,
+     "learner.threads": 1, "evaluator.period": 480.0, "evaluator.episodes": 30},
+    {"name": "pqn-pong", "game": "pong", **PQN_ATARI},
+    {"name": "pqn-breakout", "game": "breakout", **PQN_ATARI},
+    {"name": "pqn-minatar-asterix", "game": "asterix", **PQN_MINATAR},
+    {"name": "pqn-minatar-breakout", "game": "breakout", **PQN_MINATAR},
+    {"name": "pqn-minatar-freeway", "game": "freeway", **PQN_MINATAR},
+    {"name": "pqn-minatar-seaquest", "game": "seaquest", **PQN_MINATAR},
+    {"name": "pqn-minatar-space_invaders", "game": "space_invaders", **PQN_MINATAR},
+]
+
 # Continuous control: an update of 256 samples for each agent step, as is usual.
 CONTROL = {"env_type": "gym", "memory_type": "shared", "num_envs_per_actor": 1,
            "rate_limiter.samples_per_insert": 256.0, "rate_limiter.min_replay_size": 1_000,
@@ -490,6 +519,9 @@ CONFIGS += [
      "learner.updates_per_graph_launch": 2, "learner.publish_period": 4},
     {"name": "impala-pong-gpu", **IMPALA, **QUEUE, **ON_ATARI, **ON_GPU, "model_type": "impala-resnet",
      "num_envs_per_actor": 128, "memory.capacity": 144, "actor.parameter_pull_period": 2_560},
+    # Actor and learner take turns, so there is one split. --learner.cuda_graph on captures the updates.
+    {"name": "pqn-pong-gpu", **PQN_ATARI, **ON_GPU, "num_envs_per_actor": 128, "actor.num_env_splits": 1,
+     "agent.exploration_epsilon_steps": 5_000_000},
 ]
 
 # Pictures of a gymnasium environment, preprocessed like those of Atari; needs pip install -e ".[box2d]".

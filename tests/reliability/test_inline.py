@@ -117,6 +117,10 @@ RUNS = {  # every agent and every memory
         *("--config", "ppo-cartpole", *UNROLLS, "--memory_type", "queue", "--memory.capacity", "10"),
         *("--model.value_torso", "false", "--model.lstm", "8"),
     ),
+    "pqn": (
+        *("--config", "pqn-cartpole", *SMALL, "--rate_limiter.min_replay_size", "1", "--agent.batch_size", "4"),
+        *("--model.hidden", "16", "--agent.unroll_length", "20", "--agent.minibatches", "2", "--agent.epochs", "2"),
+    ),
     "iqn": ("--config", "iqn-cartpole", *SMALL, "--model.hidden", "16"),
     "impact": ("--config", "impact-cartpole", *UNROLLS, "--agent.kl_coefficient", "0.1"),
 }
@@ -170,7 +174,7 @@ def test_the_runs_cover_every_agent():
 
 @pytest.mark.parametrize("name", slow_except(QUICK, RUNS))
 def test_f34_a_seed_determines_the_weights(tmp_path, name):
-    actors = "1" if name == "ppo" else "2"  # whose batch is an unroll of every environment
+    actors = "1" if name in ("ppo", "pqn") else "2"  # whose batch is an unroll of every environment
     arguments = (*RUNS[name], "--steps", "400", "--num_actors", actors)
     first, second = (saved(train(tmp_path / name, *arguments)) for name in ("a", "b"))
     context = train(tmp_path / "c", *arguments, "--seed", "2")

@@ -37,7 +37,7 @@ Some rows need an extra: MinAtar `minatar`, MuJoCo `mujoco` or `dm-control`, `d4
 | `dqn-pong`, `dqn-breakout`, `dqn-carracing` | double DQN, prioritized, 5, 3 and 3 steps; the latter two dueling |
 | `dqn-cartpole`, `dqn-minatar-breakout` | double DQN, uniform replay, 3 steps and 1 step |
 | `dqn-pong-uniform` | DQN as in Nature 2015, with Adam |
-| `*-pong-gpu` | DQN, Rainbow, IQN, R2D2 with replay on the GPU; IMPALA, deep network: [not measured](results/gpu.md) |
+| `*-pong-gpu` | DQN, Rainbow, IQN, R2D2 with replay on the GPU; PQN; deep IMPALA: [not measured](results/gpu.md) |
 | `apex-*` | Ape-X DQN |
 | `ddqn-*`, `prior-ddqn-*` | double DQN with GroupNorm and lz4 frames, uniform or prioritized replay |
 | `rainbow-*`, `rainbow-quantile-*`, `rainbow-no-*` | Rainbow: with C51, with quantiles, without one of its parts |
@@ -52,6 +52,7 @@ Some rows need an extra: MinAtar `minatar`, MuJoCo `mujoco` or `dm-control`, `d4
 | `clear-*`, `laser-*` | CLEAR with 50 % and LASER with 75 % replay |
 | `impact-*` | IMPACT: four batches, each used twice |
 | `ppo-*`, `a2c-*` | PPO, synchronous, with CleanRL's settings; A2C as one epoch of one minibatch |
+| `pqn-*` | PQN with its authors' settings |
 | `ddpg-*`, `d4pg-*`, `td3-*`, `sac-*` | DDPG, D4PG, TD3, SAC |
 
 """

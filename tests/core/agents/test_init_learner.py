@@ -11,7 +11,9 @@ from tests.core import resident_agents
 from tests.core.agents.unrolls import differences
 from tests.core.learning import test_staged_update
 
-UNROLLS = {name: test_staged_update.AGENTS[name] for name in ("impala", "impact", "impact with LSTM", "ppo with LSTM")}
+UNROLLS = {
+    name: test_staged_update.AGENTS[name] for name in ("impala", "impact", "impact with LSTM", "ppo with LSTM", "pqn")
+}
 MAKERS = {
     **dict.fromkeys(resident_agents.AGENTS, resident_agents.make_agent),
     **dict.fromkeys(UNROLLS, test_staged_update.make_agent),

@@ -19,8 +19,8 @@ from tests.selection import slow_except
 BATCH_SIZE, UPDATES = 12, 4
 HALVES = (slice(0, None, 2), slice(1, None, 2))  # windows of each learner
 WHOLE = slice(None)
-# Minibatches of PPO are drawn by each learner for itself, so only those that are whole rollouts are comparable.
-UNROLLS = [name for name in test_staged_update.AGENTS if name not in ("dqn", "ppo")]
+# Minibatches of PPO and PQN are drawn by each learner for itself, so only those that are whole rollouts are comparable.
+UNROLLS = [name for name in test_staged_update.AGENTS if name not in ("dqn", "ppo", "pqn")]
 PLANNED = ["dqn", "dqn, rmsprop", "rainbow", "sac"]  # updates of which one can be planned alone
 
 

@@ -19,7 +19,9 @@ from tests.core import resident_agents
 from tests.core.learning import test_staged_update
 from tests.core.single_processes.test_learner import numbered_batch
 
-UNROLLS = [name for name in test_staged_update.AGENTS if name not in ("dqn", "ppo")]  # whose minibatches are drawn
+UNROLLS = [
+    name for name in test_staged_update.AGENTS if name not in ("dqn", "ppo", "pqn")
+]  # whose minibatches are drawn
 SIZE, FITS = 11, 4  # micro-batches of 4, 4 and 3
 
 

@@ -8,10 +8,11 @@ from core.agents.dqn import DQN
 from core.agents.impact import Impact
 from core.agents.impala import Impala
 from core.agents.ppo import PPO
+from core.agents.pqn import PQN
 from core.agents.td3 import TD3
 from core.learning.graphed_update import GraphedUpdate, StagedBatches
 from core.learning.updates import EagerUpdates
-from core.models.actor_critic import MLPAC, MLPACParams
+from core.models.actor_critic import MLPAC
 from core.models.dqn import DQNMLP
 from core.types import Batch, SampleIds, Window, batch_tensors
 from tests.core.devices import DEVICES, cuda
@@ -44,15 +45,17 @@ AGENTS = {
         {**UNROLLS, "epochs": 2, "minibatches": 1, "normalize_rewards": True, "squash_actions": True, "c_bar": 1.3},
         {"normalize_observations": True},
     ),
-    "dqn": (DQN, {"batch_size": STREAMS, "n_step": 3, "target_update_period": 4}, None),
+    "pqn": (PQN, {**UNROLLS, "epochs": 2, "minibatches": 3}, {"norm": "layer"}),
+    "pqn, whole rollouts": (PQN, {**UNROLLS, "epochs": 2, "minibatches": 1}, {"norm": "layer", "dueling": True}),
+    "dqn": (DQN, {"batch_size": STREAMS, "n_step": 3, "target_update_period": 4}, {}),
 }
 
 
 def make_agent(name, device="cpu"):
     agent, settings, network = AGENTS[name]
     torch.manual_seed(3)
-    model = DQNMLP if network is None else MLPAC
-    params = DQNMLP.Params(hidden=16) if network is None else MLPACParams(hidden=16, **network)
+    model = DQNMLP if agent.required_output == "q" else MLPAC
+    params = model.Params(hidden=16, **network)
     spec = CONTINUOUS if "continuous" in name else DISCRETE
     made = agent(agent.Params(**settings), spec, lambda: model(params, spec).to(device))
     made.init_learner()

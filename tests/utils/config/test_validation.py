@@ -19,6 +19,7 @@ PAIRS = {
     "impala": {"queue", "mixed"},
     "impact": {"queue", "mixed", "circular"},
     "ppo": {"rollouts", "queue", "mixed"},
+    "pqn": {"rollouts"},
 }
 
 
