@@ -228,18 +228,23 @@ CONFIGS += [
      "model.dueling": False, "agent.double_q": False, "agent.exploration_epsilon_start": 1.0, "steps": 50_000_000},
     {"name": "machado-iqn-breakout", **IQN, **MACHADO},
 ]
-# BTR (2411.03820), with the settings of its authors' code: 64 environments, one update of 256 for a step of all. It
-# differs in two places: their epsilon is 0 in the second half of a run, and their priorities are the mean |td|, where
-# those of IQN here are losses.
-BTR = {"agent_type": "iqn", "env_type": "atari", "memory_type": "prioritized", "model_type": "iqn-resnet",
-       **MUNCHAUSEN, "model.dueling": True, "model.noisy": True, "model.acting_quantiles": 8, "agent.batch_size": 256,
-       "agent.n_step": 3, "agent.gamma": 0.997, "agent.learning_rate": 1e-4, "agent.optimizer_eps": 0.005 / 256,
-       "agent.target_update_period": 500, "agent.clip_norm": 10.0, "agent.exploration_epsilon_end": 0.01,
-       "agent.exploration_epsilon_steps": 2_000_000, "agent.evaluation_epsilon": 0.01, "memory.alpha": 0.2,
-       "memory.beta_updates": 781_250, "memory.capacity": 1_048_576, "num_envs_per_actor": 64,
-       "rate_limiter.samples_per_insert": 4.0, "rate_limiter.min_replay_size": 200_000,
-       "env.repeat_action_probability": 0.25, "env.noop_max": 0, "env.life_loss": False, "steps": 50_000_000}
-CONFIGS += [{"name": "btr-pong", "game": "pong", **BTR}, {"name": "btr-breakout", "game": "breakout", **BTR}]
+# BTR (2411.03820), with the settings of its authors' code (github.com/VIPTankz/BeyondTheRainbowICML, main.py and
+# Agent.py): 64 environments, one update of 256 for a step of all. Their code differs in these places. Epsilon falls
+# exponentially with a time constant of 2 M agent steps, and is 0 in the second half of a run. All environments share a
+# draw of noise (model.noise_per_env False). Munchausen's bonus is of the online network. A batch is drawn from the
+# steps of one environment, and priorities are sums over quantiles of the mean |td|, where those of IQN here are losses.
+BTR = {"agent_type": "iqn", "memory_type": "prioritized", **MUNCHAUSEN, "model.dueling": True, "model.noisy": True,
+       "model.acting_quantiles": 8, "agent.batch_size": 256, "agent.n_step": 3, "agent.gamma": 0.997,
+       "agent.optimizer_eps": 0.005 / 256, "agent.clip_norm": 10.0, "agent.exploration_epsilon_end": 0.01,
+       "agent.evaluation_epsilon": 0.01, "memory.alpha": 0.2, "num_envs_per_actor": 64,
+       "rate_limiter.samples_per_insert": 4.0}
+BTR_ATARI = {**BTR, "env_type": "atari", "model_type": "iqn-resnet", "agent.learning_rate": 1e-4,
+             "agent.target_update_period": 500, "agent.exploration_epsilon_steps": 2_000_000,
+             "memory.beta_updates": 778_125, "memory.capacity": 1_048_576, "rate_limiter.min_replay_size": 200_000,
+             "env.repeat_action_probability": 0.25, "env.life_loss": False, "env.use_fire_reset": False,
+             "steps": 50_000_000}
+CONFIGS += [{"name": "btr-pong", "game": "pong", **BTR_ATARI},
+            {"name": "btr-breakout", "game": "breakout", **BTR_ATARI}]
 # IQN and Munchausen at the size of two CPU cores: 8 fractions, and otherwise the settings of dqn-pong-small,
 # dqn-cartpole and dqn-minatar-breakout.
 SMALL_PONG = {"env_type": "atari", "game": "pong", "memory_type": "prioritized", "env.resolution": 42,
@@ -253,6 +258,13 @@ MINATAR = {"env_type": "minatar", "memory_type": "shared", "agent.n_step": 1, "a
            "agent.optimizer_eps": 1.5e-4, "agent.target_update_period": 1_000,
            "agent.exploration_epsilon_steps": 100_000, "agent.exploration_epsilon_end": 0.1, "memory.capacity": 100_000,
            "rate_limiter.min_replay_size": 5_000, "learner.threads": 1, "steps": 2_000_000}
+# BTR's parts at MinAtar's size: its losses, exploration and replay, and 64 environments with one update of 256 for a
+# step of all. The torso is that of the other MinAtar rows: BTR's would halve 10x10 three times and enlarge 2x2 to its
+# pool of 6x6. Periods are those of a run of 2 M steps. The target follows every 3,200 steps, about as in other rows.
+BTR_MINATAR = {**BTR, "env_type": "minatar", "model_type": "iqn-minatar", "agent.learning_rate": 2.5e-4,
+               "agent.target_update_period": 50, "agent.exploration_epsilon_steps": 100_000,
+               "memory.capacity": 100_000, "memory.beta_updates": 31_250, "rate_limiter.min_replay_size": 5_000,
+               "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 2_000_000}
 IQN = {"agent_type": "iqn"}
 MUNCHAUSEN_DQN: dict[str, Any] = {"agent_type": "dqn", **MUNCHAUSEN}
 MUNCHAUSEN_IQN: dict[str, Any] = {"agent_type": "iqn", **MUNCHAUSEN}
@@ -285,6 +297,11 @@ CONFIGS += [
     {"name": "munchausen-iqn-minatar-space_invaders", "game": "space_invaders", "model_type": "iqn-minatar",
      **MINATAR, **MUNCHAUSEN_IQN},
     {"name": "munchausen-iqn-pong-small", "model_type": "iqn-small", **SMALL_PONG, **MUNCHAUSEN_IQN},
+    {"name": "btr-minatar-asterix", "game": "asterix", **BTR_MINATAR},
+    {"name": "btr-minatar-breakout", "game": "breakout", **BTR_MINATAR},
+    {"name": "btr-minatar-freeway", "game": "freeway", **BTR_MINATAR},
+    {"name": "btr-minatar-seaquest", "game": "seaquest", **BTR_MINATAR},
+    {"name": "btr-minatar-space_invaders", "game": "space_invaders", **BTR_MINATAR},
 ]
 CONFIGS += [{"name": "iqn-cartpole", "agent_type": "iqn", "env_type": "gym", "game": "CartPole-v1",
              "memory_type": "shared", "model_type": "iqn-mlp", "agent.n_step": 3, "agent.learning_rate": 1e-3,

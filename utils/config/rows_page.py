@@ -44,7 +44,7 @@ Some rows need an extra: MinAtar `minatar`, MuJoCo `mujoco` or `dm-control`, `d4
 | `nature-*`, `double-*`, `dueling-*`, `prioritized-*` | Nature DQN with RMSProp, and double DQN with one more part |
 | `c51-*`, `qr-*`, `iqn-*` | C51, QR-DQN, IQN: distributions without the other parts of Rainbow |
 | `munchausen-dqn-*`, `munchausen-iqn-*` | Munchausen DQN and IQN |
-| `btr-*` | BTR: Munchausen IQN on a wide, normalised residual network, dueling, noisy, prioritized |
+| `btr-*` | BTR: Munchausen IQN, dueling, noisy, prioritized; on Atari with a wide, normalised residual network |
 | `machado-*` | sticky actions, all 18 actions, no lives |
 | `r2d2-*` | R2D2 |
 | `impala-*` | V-trace; `impala-lstm-recall` with an LSTM |
