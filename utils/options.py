@@ -190,13 +190,16 @@ DOUBLE = {**NATURE, "agent.double_q": True, "agent.target_update_period": 7_500,
 DUELING = {"model.dueling": True, "agent.learning_rate": 6.25e-5, "agent.clip_norm": 10.0}
 PROPORTIONAL = {"memory_type": "prioritized", "memory.alpha": 0.6, "memory.beta_updates": 12_500_000,
                 "agent.learning_rate": 2.5e-4 / 4}
-# C51 (1707.06887), QR-DQN (1710.10044) and IQN (1806.06923): Adam, one step, uniform replay, plain heads. IQN's paper
-# compares up to 64 fractions, which Dopamine draws.
+# C51 (1707.06887), QR-DQN (1710.10044) and IQN (1806.06923): Adam, one step, uniform replay, plain heads. The settings
+# are those of Dopamine's c51_icml.gin and implicit_quantile_icml.gin (github.com/google/dopamine), which follow the
+# papers. Those of its implicit_quantile.gin are in machado-iqn-breakout. IQN's paper compares up to 64 fractions, which
+# Dopamine draws.
 PLAIN_DISTRIBUTION = {"env_type": "atari", "game": "breakout", "memory_type": "shared", "agent.n_step": 1,
                       "agent.double_q": False, "agent.optimizer_eps": 0.01 / 32, "agent.target_update_period": 2_500,
                       "agent.clip_norm": 0.0, "agent.exploration_epsilon_start": 1.0,
-                      "agent.exploration_epsilon_end": 0.01, "agent.evaluation_epsilon": 0.001,
-                      "memory.capacity": 1_000_000, "rate_limiter.min_replay_size": 50_000, "steps": 50_000_000}
+                      "agent.exploration_epsilon_end": 0.01, "agent.exploration_epsilon_steps": 1_000_000,
+                      "agent.evaluation_epsilon": 0.001, "memory.capacity": 1_000_000,
+                      "rate_limiter.min_replay_size": 50_000, "steps": 50_000_000}
 ATOMS = {**PLAIN_DISTRIBUTION, "agent_type": "rainbow", "model_type": "rainbow-cnn", "model.noisy": False,
          "model.dueling": False}
 QUANTILES = {"agent.distribution": "quantile", "model.atoms": 200, "agent.learning_rate": 5e-5}
@@ -205,11 +208,13 @@ IQN = {**PLAIN_DISTRIBUTION, "agent_type": "iqn", "model_type": "iqn-cnn", "agen
 # Munchausen (2007.14430) with its paper's Adam.
 MUNCHAUSEN = {"agent.munchausen_alpha": 0.9, "agent.munchausen_temperature": 0.03, "agent.munchausen_clip": -1.0,
               "agent.double_q": False}
+M_IQN = {**IQN, **MUNCHAUSEN, "agent.exploration_epsilon_steps": 250_000}
 M_DQN = {**NATURE, **MUNCHAUSEN, "agent.optimizer": "adam", "agent.learning_rate": 5e-5,
          "agent.optimizer_eps": 0.01 / 32, "agent.exploration_epsilon_end": 0.01, "agent.evaluation_epsilon": 0.001}
 # Sticky actions, all 18 actions, no lives (1709.06009), with Dopamine's pace: 20,000 steps before the first update.
 MACHADO = {"env.protocol": "machado", "rate_limiter.min_replay_size": 20_000, "agent.target_update_period": 2_000,
-           "agent.exploration_epsilon_end": 0.01, "agent.evaluation_epsilon": 0.001}
+           "agent.exploration_epsilon_end": 0.01, "agent.exploration_epsilon_steps": 250_000,
+           "agent.evaluation_epsilon": 0.001}
 CONFIGS += [
     {"name": "nature-breakout", **NATURE},
     {"name": "double-breakout", **DOUBLE},
@@ -221,12 +226,12 @@ CONFIGS += [
     {"name": "iqn-pong", **IQN, "game": "pong"},
     {"name": "munchausen-dqn-breakout", **M_DQN},
     {"name": "munchausen-dqn-pong", **M_DQN, "game": "pong"},
-    {"name": "munchausen-iqn-breakout", **IQN, **MUNCHAUSEN},
-    {"name": "munchausen-iqn-pong", **IQN, **MUNCHAUSEN, "game": "pong"},
+    {"name": "munchausen-iqn-breakout", **M_IQN},
+    {"name": "munchausen-iqn-pong", **M_IQN, "game": "pong"},
     {"name": "machado-dqn-breakout", **NATURE, **MACHADO, "agent.optimizer_eps": 1e-5},
     {"name": "machado-rainbow-breakout", **RAINBOW_ATARI, "game": "breakout", **MACHADO, "model.noisy": False,
      "model.dueling": False, "agent.double_q": False, "agent.exploration_epsilon_start": 1.0, "steps": 50_000_000},
-    {"name": "machado-iqn-breakout", **IQN, **MACHADO},
+    {"name": "machado-iqn-breakout", **IQN, **MACHADO, "agent.n_step": 3},
 ]
 # BTR (2411.03820), with the settings of its authors' code (github.com/VIPTankz/BeyondTheRainbowICML, main.py and
 # Agent.py): 64 environments, one update of 256 for a step of all. Their code differs in these places. Epsilon falls
