@@ -122,7 +122,7 @@ INLINE = (
 )
 
 
-def test_each_unroll_is_learnt_from_epochs_times_and_by_the_newest_values(tmp_path, monkeypatch):
+def test_each_unroll_is_learnt_from_exactly_epochs_times(tmp_path, monkeypatch):
     rollouts, uses, moved, learn, loss = [], Counter(), [], PQN.learn, PQN._loss
 
     def values_of(agent, window):
