@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from utils import run_registry
-from utils.config import device_validation, validation
+from utils.config import device_validation, space_table, validation
 from utils.config.dotted_settings import changed, closest, declared, flatten, from_words, kinds
 from utils.config.options_page import WIDTH, help_sections, help_text
 from utils.config.rows import CHOICES, SECTIONS, find_row, from_row, missing_classes, settings_on_file, with_lines
@@ -177,6 +177,8 @@ def read(arguments: Sequence[str]) -> Options:
     if missing is not None:
         problems += missing.problems
     if problems:
+        if options.check:
+            space_table.print_refused(options)
         raise ConfigurationError(
             problems, missing.code if missing and len(problems) == len(missing.problems) else BAD_CONFIGURATION
         )

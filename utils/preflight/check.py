@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.utils.env_checker import check_env
-from rich.console import Console
 from rich.table import Table
 
 from core.acting.env_conformance import play_randomly, random_actions
@@ -25,10 +24,11 @@ from core.common.system import available_bytes
 from core.env import Env
 from core.metrics.progress import count, duration
 from core.runtime.options import make_env
-from core.specs import ArraySpec, Discrete, EnvSpec
+from core.specs import ArraySpec, EnvSpec
 from utils.config import memory_budget, validation
 from utils.config.dotted_settings import flatten
 from utils.config.rows import from_row
+from utils.config.space_table import describe, table, wide_console
 from utils.errors import ConfigurationError
 from utils.options import Options
 from utils.preflight import throughput
@@ -38,7 +38,6 @@ PROBE_SECONDS = 2.0  # Duration of acting, and of updates.
 PLAY_SECONDS = 3.0  # Limit of random play, and of gymnasium's checker.
 CHECKER_CALLS = 16  # Approximate number of resets and steps that gymnasium's checker makes.
 STEP_SECONDS = 0.5  # Limit of a step of all environments; fewer slow environments are played.
-WIDTH = 120  # Minimum columns of the tables.
 COLORS = re.compile(r"\x1b\[\d*m")
 
 
@@ -51,8 +50,7 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
         ConfigurationError: problems were found; it lists all of them.
     """
     options = throughput.resolve_num_envs(options)
-    console, problems = Console(highlight=False), list[str]()
-    console.width = max(console.width, WIDTH)
+    console, problems = wide_console(), list[str]()
     console.print(_settings(options))
     spec = validation.environment_spec(options)
     warnings_found = [spec.warning] if spec.warning else []
@@ -62,6 +60,7 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
         ("gymnasium", lambda: _gymnasium(options, pace)),
         ("speed", lambda: _speed(options, agent, seconds, pace)),
     ]
+    console.print(table(spec, agent.model))
     for name, text in _parts(options, spec, agent):
         facts.add_row(name, text)
     with contextlib.suppress(Exception), foreign_code("the environment", may_lack_packages=True):
@@ -141,20 +140,15 @@ def _parts(options: Options, spec: EnvSpec, agent: Agent) -> list[tuple[str, str
     rings, window = memory_budget.layouts(options, spec, agent), agent.window
     layout, stored = rings[0], memory_budget.stored_bytes(options, rings, window)
     parameters = sum(parameter.numel() for parameter in agent.model.parameters())
-    actions = (
-        f"{spec.action.num_actions} actions"
-        if isinstance(spec.action, Discrete)
-        else f"actions {_array(spec.action.array)} in {spec.action.low.min():g} .. {spec.action.high.max():g}"
-    )
     return [
         (
             "environment",
-            f"{spec.name}: observations {_array(ArraySpec(spec.observation_shape, spec.frame.dtype))}, {actions}, "
+            f"observations {describe(ArraySpec(spec.observation_shape, spec.frame.dtype))}, "
             f"frames per step: {spec.frames_per_step}; "
             f"{options.num_actors} x {options.num_envs_per_actor} environments",
         ),
-        ("step", ", ".join(f"{name} {_array(array)}" for name, array in layout.fields.items())),
-        ("recurrent state", ", ".join(map(_array, layout.states)) or "none"),
+        ("step", ", ".join(f"{name} {describe(array)}" for name, array in layout.fields.items())),
+        ("recurrent state", ", ".join(map(describe, layout.states)) or "none"),
         ("network", f"{options.model_type} on {options.device}: {parameters:,} parameters"),
         ("batch", f"{options.batch_size} windows of {window.length + 1} steps"),
         (
@@ -163,10 +157,6 @@ def _parts(options: Options, spec: EnvSpec, agent: Agent) -> list[tuple[str, str
             f"{available_bytes():,} are free",
         ),
     ]
-
-
-def _array(array: ArraySpec) -> str:
-    return f"{array.dtype} {list(array.shape)}" if array.shape else array.dtype
 
 
 # tests ----------------------------------------------------------------------------------------------------------------

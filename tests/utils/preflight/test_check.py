@@ -214,6 +214,67 @@ def test_an_imperfect_environment_passes_with_a_warning(options, monkeypatch, ca
     assert "warning: step 10 of random play: first is wrong in streams 0: " in capsys.readouterr().out
 
 
+class Parts(Unreproducible):
+    """Observe nested parts of several kinds, or one that has no fixed size."""
+
+    def __init__(self, fixed):
+        goal = spaces.Tuple([spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)])
+        kinds = {"goal": goal, "map": spaces.Box(0, 255, (4, 4, 3), np.uint8), "words": spaces.Text(5)}
+        self.observation_space = spaces.Dict(kinds if fixed else {"steps": spaces.Sequence(spaces.Discrete(2))})
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), *super().step(action)[1:]
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
+    gym.register("Parts-v0", Parts, kwargs={"fixed": True})
+    gym.register("Endless-v0", Parts, kwargs={"fixed": False})
+
+
+def lines_of(printed):
+    return [" ".join(line.split()) for line in printed.splitlines()]
+
+
+def test_every_part_says_what_it_became(parts, options, capsys):
+    check(options("--config", "dqn-cartpole", "--game", "Parts-v0", *SMALL, "--model.hidden", "32"), seconds=0)
+    lines = lines_of(capsys.readouterr().out)
+    assert "goal.0 MultiDiscrete([2 3]) one-hot float32 [5] Linear 32" in lines
+    assert "goal.1 MultiBinary(2) vector float32 [2] Linear 32" in lines
+    assert any(line.startswith("words Text(1, 5") and line.endswith("text not stored") for line in lines)
+    assert "action discrete int64 2 actions" in lines
+
+
+def test_a_picture_says_its_stored_size_and_its_convolutions(parts, options, capsys):
+    words = ("--env.observation_keys", "map", "--env.grayscale", "--env.frame_stack", "2", "--env.resolution", "10")
+    model = ("--model_type", "dqn-minatar", "--model.planes", "8")
+    check(options("--config", "dqn-cartpole", "--game", "Parts-v0", *words, *model, *SMALL), seconds=0)
+    lines = lines_of(capsys.readouterr().out)
+    assert "map Box(0, 255, (4, 4, 3), uint8) picture uint8 [10, 10], 2 seen together Conv2d 8 3x3/1" in lines
+    assert "goal.1 MultiBinary(2) left out not stored" in lines
+
+
+@pytest.mark.parametrize(
+    "words, line, why",
+    [
+        (("--game", "Endless-v0"), "", "steps of the observations of Sequence(Discrete(2), stack=False) have no fixed"),
+        (("--game", "Pendulum-v1"), "action continuous float32 [1] in -2 .. 2", "cannot take the continuous actions"),
+        (("--game", "Parts-v0", "--model_type", "dqn-cnn"), "action discrete int64 2 actions", "gives vector ones"),
+    ],
+)
+def test_what_is_refused_is_told_with_the_table(parts, options, capsys, words, line, why):
+    with pytest.raises(SystemExit) as refused:
+        options("--config", "dqn-cartpole", *words, *SMALL)
+    printed = capsys.readouterr()
+    assert refused.value.code == 2 and why in printed.err
+    assert line in lines_of(printed.out) or not line
+
+
 class Slow(gym.Env):
     observation_space, action_space, seconds = spaces.Box(-1, 1, (3,)), spaces.Discrete(2), 0.25
 
