@@ -88,6 +88,18 @@ class EnvSpec:
     frame_rate: float = 60.0  # emulator frames a second, at which the environment is meant to be watched
     warning: str = ""  # one sentence that the user should know before a start
     parts: tuple[ObservationPart, ...] = ()  # of the observation; empty if it has one part
+    # If not (): a frame is the bytes of a picture of this shape, followed by those of a float32 vector.
+    picture_of_parts: tuple[int, ...] = ()
+
+    @property
+    def picture_shape(self) -> tuple[int, ...]:
+        """Return the shape of one picture, [H, W] or [H, W, planes], of environments with `is_image`."""
+        return self.picture_of_parts or self.frame.shape
+
+    @property
+    def vector_size(self) -> int:
+        """Return the number of float32 numbers that each frame holds beside its picture."""
+        return (self.frame.nbytes - math.prod(self.picture_of_parts)) // 4 if self.picture_of_parts else 0
 
     @property
     def observation_shape(self) -> tuple[int, ...]:

@@ -92,6 +92,13 @@ class ActorCriticOutput(NamedTuple):
     features: Tensor  # [..., F], the vector that both heads read
 
 
+class PictureAndVector(NamedTuple):
+    """Both halves of frames that hold a picture and a vector, B observations."""
+
+    picture: Tensor  # [B, *picture_shape] bytes, or with a stack [B, S, *picture_shape]
+    vector: Tensor  # [B, N] or [B, S, N] float32
+
+
 class QuantileInputs(NamedTuple):
     """Observation and fractions for "implicit-quantiles" models, which compute the quantiles at these fractions."""
 

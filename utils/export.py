@@ -1,7 +1,8 @@
 """Export the acting network of a model file to ONNX: python -m utils.export models/<signature>.pth.
 
-- Inputs: `observation` [N, ...] in its stored dtype; for R2D2 also `previous_action` and `reward`; for recurrent
-  networks `state_0`, ..., which are zeros at the start of an episode. N may be any number.
+- Inputs: `observation` [N, ...] in its stored dtype, or `picture` and `vector` where it has both; for R2D2 also
+  `previous_action` and `reward`; for recurrent networks `state_0`, ..., which are zeros at the start of an episode. N
+  may be any number.
 - Outputs: the greedy `action` [N, ...] of the action space; `values`, or `logits` and `value`, from which the action
   follows; for recurrent networks `next_state_0`, `next_state_1`, ...
 - onnxruntime runs the file, and its outputs are compared with torch's, before the file takes its final name.
@@ -26,7 +27,7 @@ from core.checkpoint.run_checkpoint import CheckpointError
 from core.common.files import replace_atomically
 from core.model import disable_host_sync
 from core.specs import Discrete, EnvSpec
-from core.types import OARInputs, State
+from core.types import OARInputs, PictureAndVector, State
 from utils.api import Policy, load
 from utils.errors import ConfigurationError, describe_exception
 
@@ -57,20 +58,25 @@ class ActingNetwork(nn.Module):
         return *outputs.values(), *state
 
     def _compute(self, *tensors: Tensor) -> tuple[dict[str, Tensor], State]:
-        num_inputs = 3 if self._recurrent_q else 1
-        output, state = self.model(
-            OARInputs(*tensors[:num_inputs]) if self._recurrent_q else tensors[0], tensors[num_inputs:]
-        )
+        num_parts = 2 if self.model.spec.vector_size else 1
+        observation: Any = PictureAndVector(*tensors[:num_parts]) if num_parts == 2 else tensors[0]
+        num_inputs = num_parts + (2 if self._recurrent_q else 0)
+        inputs = OARInputs(observation, *tensors[num_parts:num_inputs]) if self._recurrent_q else observation
+        output, state = self.model(inputs, tensors[num_inputs:])
         return self._agent.greedy(output), state
 
     def example(self, spec: EnvSpec, batch_size: int, seed: int = 0) -> dict[str, Tensor]:
         """Return random inputs by name."""
         generator, dtype = np.random.default_rng(seed), np.dtype(spec.frame.dtype)
-        shape = batch_size, *spec.observation_shape
+        stack = (spec.frame_stack,) if spec.frame_stack else ()
+        shape = batch_size, *stack, *(spec.picture_shape if spec.is_image else spec.frame.shape)
         observation = (
             generator.integers(0, int(spec.max_value) + 1, shape) if dtype == np.uint8 else generator.normal(size=shape)
         )
-        inputs = {"observation": torch.from_numpy(observation.astype(dtype))}
+        inputs = {"picture" if spec.vector_size else "observation": torch.from_numpy(observation.astype(dtype))}
+        if spec.vector_size:
+            vector = generator.normal(size=(batch_size, *stack, spec.vector_size))
+            inputs["vector"] = torch.from_numpy(vector.astype(np.float32))
         if self._recurrent_q:
             num_actions = spec.action.num_actions  # type: ignore[union-attr]
             inputs["previous_action"] = torch.from_numpy(generator.integers(-1, num_actions, batch_size))

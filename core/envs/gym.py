@@ -21,7 +21,7 @@ from core.envs.argument_checks import (
 from core.envs.gym_checks import CheckedEnv
 from core.envs.gym_make import frame_rate, make_env
 from core.envs.observation_parts import ObservationConverter
-from core.envs.preprocessing import Clipping, Preprocessing, Size, clipped
+from core.envs.preprocessing import Clipping, JoinedFrames, Preprocessing, Size, clipped
 from core.specs import Continuous, Discrete, EnvSpec
 from core.types import TimeStep
 
@@ -75,9 +75,11 @@ class GymEnv(Env):
         convert = ObservationConverter(env.observation_space, params.observation_keys)
         image = convert.is_image
         preprocess = Preprocessing(convert.frame, image, params.resolution, params.grayscale)
+        beside = image and convert.vector_size > 0
+        frames = JoinedFrames(preprocess, convert.vector_size) if beside else preprocess
         self.spec = EnvSpec(
             name=made[0].name,
-            frame=preprocess.frame,
+            frame=frames.frame,
             frame_stack=params.frame_stack,
             action=self._action,
             frames_per_step=params.action_repeat,
@@ -87,11 +89,12 @@ class GymEnv(Env):
             frame_rate=frame_rate(env),
             warning=convert.warning,
             parts=convert.parts,
+            picture_of_parts=preprocess.frame.shape if beside else (),
         )
         repeat = params.action_repeat
         max_steps = params.max_steps * repeat if params.max_steps else made[0].max_steps
         self._streams = [
-            CheckedEnv(each.env, stream, max_steps, repeat, convert, preprocess) for stream, each in enumerate(made)
+            CheckedEnv(each.env, stream, max_steps, repeat, convert, frames) for stream, each in enumerate(made)
         ]
         makers = [partial(_identity, stream) for stream in self._streams]
         self._vector = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP)

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from core.common.foreign_code import foreign_code
 from core.envs.observation_parts import InvalidPartError, ObservationConverter
-from core.envs.preprocessing import Preprocessing
+from core.envs.preprocessing import JoinedFrames, Preprocessing
 
 OLD_API = (
     "the old gym API; return (observation, reward, terminated, truncated, info) from step and "
@@ -33,7 +33,7 @@ class CheckedEnv(gym.Wrapper[Any, Any, Any, Any]):
         stream: Its number in messages and in the activity marker.
         max_steps: Number of actions, repetitions counted, after which an episode is truncated.
         repeat: How often each action is taken, unless the episode ends.
-        convert: Makes pictures or vectors of observations.
+        convert: Makes a picture, a vector or both of an observation.
         preprocess: Applied to what `convert` returns.
     """
 
@@ -44,7 +44,7 @@ class CheckedEnv(gym.Wrapper[Any, Any, Any, Any]):
         max_steps: int | None,
         repeat: int,
         convert: ObservationConverter,
-        preprocess: Preprocessing,
+        preprocess: Preprocessing | JoinedFrames,
     ):
         super().__init__(env)
         self.stream, self._max_steps, self._repeat = stream, max_steps, repeat
@@ -78,7 +78,7 @@ class CheckedEnv(gym.Wrapper[Any, Any, Any, Any]):
                 break
         return self._preprocess(observation), total, terminated, truncated, {}
 
-    def _step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
+    def _step(self, action: Any) -> tuple[Any, float, bool, bool]:
         self._steps += 1
         self._total_steps += 1
         result = self._call(self.env.step, "step", action)
@@ -118,7 +118,7 @@ class CheckedEnv(gym.Wrapper[Any, Any, Any, Any]):
         self.activity_marker[0] = 0
         return result
 
-    def _observation(self, value: Any) -> np.ndarray:
+    def _observation(self, value: Any) -> Any:
         try:
             return self._convert(value)
         except InvalidPartError as error:

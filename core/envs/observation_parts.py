@@ -1,11 +1,11 @@
-"""Convert observations of any gymnasium space to the one array that is stored: a picture or a float32 vector.
+"""Convert observations of any gymnasium space to a picture, a float32 vector, or a picture and a vector.
 
 - The leaves of nested Dict and Tuple spaces are parts, named by their path: "goal.position", "0". Keys are in
   alphabetical order and elements of tuples in theirs, whatever the order in which a space was written.
 - A part of Box, Discrete, MultiDiscrete or MultiBinary space has a fixed range of the vector: numbers as they are,
   bytes divided by 255, integers of Discrete and MultiDiscrete one-hot.
 - Text is left out. `keys` selects parts.
-- If the only part that is kept is a picture, the observation is this picture, stored as bytes.
+- Parts that are pictures are one picture of bytes. Several of one height and width are joined plane by plane.
 """
 
 import operator
@@ -53,40 +53,63 @@ class ObservationConverter:
         keys: Names of the parts that are kept, each with everything below it; empty keeps all.
 
     Raises:
-        ValueError: A key names no part, a part has no fixed size, or no part is left.
+        ValueError: A key names no part, a part has no fixed size, pictures have different sizes, or no part is left.
     """
 
     def __init__(self, space: spaces.Space[Any], keys: Sequence[str | int] = ()):
         self.space, leaves = space, list(_leaves(space))
         kept, self.parts = _selected(leaves, [str(key) for key in keys], space)
-        self.is_image = len(kept) == 1 and is_picture(kept[0].space)
-        self.warning = _warning(kept, [part.name for part in self.parts if part.kind == "text"])
-        box = kept[0].space if len(kept) == 1 else None
-        # most environments have one Box, which needs less work
-        self._convert = self._only_part if isinstance(box, spaces.Box) else self._all_parts
+        texts = " and ".join(part.name for part in self.parts if part.kind == "text")
+        self.warning = f"{texts} of the observation is text, which is left out" if texts else ""
+        self._pictures = [leaf for leaf in kept if is_picture(leaf.space)]
+        self.is_image = bool(self._pictures)
         self._only, self._shape, self._bytes = kept[0], kept[0].space.shape, kept[0].space.dtype == np.uint8
         self._writes: list[tuple[_Leaf, slice, Write]] = []
-        if self.is_image:
-            self.frame = ArraySpec(tuple(kept[0].space.shape or ()), "uint8")
-            return
         end, limits = 0, list[np.ndarray]()
         for leaf in kept:
+            if is_picture(leaf.space):
+                continue
             place = slice(end, end := end + spaces.flatdim(leaf.space))
             self._writes.append((leaf, place, _writer(leaf.space, place)))
             limits.append(_max_magnitude(leaf.space, place.stop - place.start))
-        self._max_magnitude = np.concatenate(limits)
-        self.frame = ArraySpec((end,), "float32")
+        self.vector_size = end
+        self._max_magnitude = np.concatenate(limits) if limits else np.zeros(0)
+        self.frame = _joined_pictures(self._pictures, leaves) if self.is_image else ArraySpec((end,), "float32")
+        # most environments have one Box, which needs less work
+        if len(kept) == 1 and isinstance(kept[0].space, spaces.Box):
+            self._convert: Callable[[Any], Any] = self._only_part
+        elif self.is_image:
+            self._convert = self._picture_and_vector if end else self._picture
+        else:
+            self._convert = self._vector
 
-    def __call__(self, observation: Any) -> np.ndarray:
-        """Return the picture, or a new vector [N].
+    def __call__(self, observation: Any) -> Any:
+        """Return the picture, a new vector [N], or both if there are both.
 
         Raises:
             InvalidPartError: A part is not of its space.
         """
         return self._convert(observation)
 
-    def _all_parts(self, observation: Any) -> np.ndarray:
-        vector = np.zeros(self.frame.shape, np.float32)
+    def _picture_and_vector(self, observation: Any) -> tuple[np.ndarray, np.ndarray]:
+        return self._picture(observation), self._vector(observation)
+
+    def _picture(self, observation: Any) -> np.ndarray:
+        pictures = []
+        for leaf in self._pictures:
+            try:
+                array = np.asarray(leaf.value_in(observation))
+            except (TypeError, ValueError, LookupError):
+                raise self._invalid(leaf, observation) from None
+            if array.shape != leaf.space.shape or array.dtype != np.uint8:
+                raise self._invalid(leaf, observation)
+            pictures.append(array)
+        if len(pictures) == 1:
+            return pictures[0]
+        return np.concatenate([np.atleast_3d(picture) for picture in pictures], 2)
+
+    def _vector(self, observation: Any) -> np.ndarray:
+        vector = np.zeros(self.vector_size, np.float32)
         with np.errstate(over="ignore"):  # values too large for float32 become inf, which is reported below
             for leaf, _, write in self._writes:
                 try:
@@ -208,20 +231,18 @@ def _kind(space: spaces.Space[Any]) -> PartKind | None:
         return None
 
 
-def _warning(kept: list[_Leaf], texts: list[str]) -> str:
-    """Return a sentence about text that is left out and pictures that become numbers, or ""."""
-    sentences = [f"{' and '.join(texts)} of the observation is text, which is left out"] if texts else []
-    pictures = [leaf.name for leaf in kept if is_picture(leaf.space)]
-    if pictures and len(kept) > 1:
-        size, are = (
-            sum(spaces.flatdim(leaf.space) for leaf in kept),
-            "is a picture" if len(pictures) == 1 else "are pictures",
+def _joined_pictures(pictures: list[_Leaf], leaves: list[_Leaf]) -> ArraySpec:
+    """Return the shape of pictures that are joined plane by plane. Raises ValueError if their sizes differ."""
+    shapes = [tuple(leaf.space.shape or ()) for leaf in pictures]
+    if len(pictures) == 1:
+        return ArraySpec(shapes[0], "uint8")
+    if len({shape[:2] for shape in shapes}) > 1:
+        sizes = " and ".join(f"{leaf.name} ({shape[0]}x{shape[1]})" for leaf, shape in zip(pictures, shapes))
+        raise ValueError(
+            f"{sizes} of the observations are pictures of different sizes, and one convolution reads all pictures: "
+            f"keep those of one size with env.observation_keys, of {_listed(leaves)}"
         )
-        sentences.append(
-            f"{' and '.join(pictures)} of the observation {are}, and all parts become one vector of {size:,} numbers, "
-            f'which no convolution sees; to learn from the picture alone, set env.observation_keys to ["{pictures[0]}"]'
-        )
-    return "; ".join(sentences)
+    return ArraySpec((*shapes[0][:2], sum((*shape, 1)[2] for shape in shapes)), "uint8")
 
 
 def _max_magnitude(space: spaces.Space[Any], size: int) -> np.ndarray:

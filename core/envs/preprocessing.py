@@ -102,3 +102,20 @@ class Preprocessing:
     def __call__(self, observation: np.ndarray) -> np.ndarray:
         picture = grayscale(observation) if self._to_gray else observation
         return picture if self._size is None else resized(picture, self._size)
+
+
+class JoinedFrames:
+    """A function from pairs of a picture and a float32 vector to frames, the bytes of both.
+
+    Args:
+        preprocess: Preprocessing of the picture.
+        vector_size: Numbers of the vector.
+    """
+
+    def __init__(self, preprocess: Preprocessing, vector_size: int):
+        self._preprocess = preprocess
+        self.frame = ArraySpec((preprocess.frame.nbytes + 4 * vector_size,), "uint8")
+
+    def __call__(self, observation: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        picture, vector = observation
+        return np.concatenate([self._preprocess(picture).reshape(-1), vector.view(np.uint8)])

@@ -152,7 +152,9 @@ def _tiles(observation: np.ndarray, spec: EnvSpec) -> list[np.ndarray]:
     if not spec.is_image:
         return []
     frames = list(observation) if spec.frame_stack else [observation]
-    if len(spec.frame.shape) == 3 and spec.frame.shape[2] == 3:
+    shape = spec.picture_shape
+    frames = [frame.reshape(-1)[: math.prod(shape)].reshape(shape) for frame in frames]  # without the vector beside it
+    if len(shape) == 3 and shape[2] == 3:
         return [_scaled(frame, spec) for frame in frames]
     planes = [plane for frame in frames for plane in np.moveaxis(np.atleast_3d(frame), 2, 0)]
     return [np.repeat(_scaled(plane, spec)[..., None], 3, 2) for plane in planes]

@@ -36,7 +36,7 @@ def precision_on(device: str, precision: str, spec: EnvSpec) -> str:
         return precision
     if device.startswith("cuda"):
         return "tf32"
-    has_large_images = spec.is_image and min(spec.frame.shape[:2]) >= MIN_IMAGE_SIZE
+    has_large_images = spec.is_image and min(spec.picture_shape[:2]) >= MIN_IMAGE_SIZE
     return "bf16" if has_large_images and has_native_bf16() else "float32"
 
 

@@ -46,6 +46,7 @@ class ActorCritic(Model):
     """
 
     output_kind = "actor-critic"
+    reads_vectors = True
 
     def __init__(
         self, params: Any, spec: EnvSpec, torso: nn.Module, feature_size: int = 0, value_torso: nn.Module | None = None

@@ -31,6 +31,7 @@ class QNetwork(Model):
     """
 
     output_kind = "q"
+    reads_vectors = True
 
     def __init__(self, params: Any, spec: EnvSpec, torso: nn.Module, norm: str = "none"):
         super().__init__(params, spec)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from core.common.settings import frozen_dataclass
 from core.model import Critics, ModelParams, PerceptronLayers, PolicyAndCritic, keep_float32
 from core.models.layers.running_normalization import RunningNormalization
-from core.models.layers.torsos import nature_convolutions, num_features, scaled_image
+from core.models.layers.torsos import nature_convolutions, num_features, preprocess
 from core.specs import Continuous, EnvSpec
 
 LAST_LAYER = 3e-3
@@ -102,13 +102,14 @@ class CNNNetwork(ControlNetwork):
     """Networks on the Nature DQN convolutions (Mnih et al. 2015), for 84x84."""
 
     observations = "image"
+    reads_vectors = True
 
     def torso(self) -> tuple[nn.Module, int]:
         layers = nature_convolutions(self.spec)
         return layers, num_features(layers, self.spec)
 
     def preprocess(self, observation: Tensor) -> Tensor:
-        return scaled_image(observation, self.spec, self.image_dtype)
+        return preprocess(self, observation)
 
 
 def _perceptron(inputs: int, params: ControlNetworkParams, outputs: int) -> nn.Sequential:

@@ -44,6 +44,7 @@ class R2D2Network(Model):
     """
 
     output_kind = "recurrent-q"
+    reads_vectors = True
 
     def __init__(self, params: Any, spec: EnvSpec, torso: nn.Module):
         super().__init__(params, spec)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -22,8 +23,8 @@ SMALL = {"hidden": 16, "lstm": 8, "planes": 4, "atoms": 5, "feature_size": 8}
 REMEMBERS = ("mlp-ac", "impala-cnn")  # actor-critics whose LSTM is optional
 
 
-def spec_of(name: str, continuous: bool = False) -> EnvSpec:
-    """Return a spec that suits this model, with three actions or two numbers."""
+def spec_of(name: str, continuous: bool = False, vector: int = 0) -> EnvSpec:
+    """Return a spec that suits this model, with three actions or two numbers, and a vector beside its pictures."""
     model = ModelsDict[name]
     if model.observations == "vector":
         shown = {"frame": ArraySpec((5,), "float32"), "frame_stack": 0}
@@ -32,6 +33,9 @@ def spec_of(name: str, continuous: bool = False) -> EnvSpec:
     else:
         size = 42 if "small" in name else 84
         shown = {"frame": ArraySpec((size, size), "uint8"), "frame_stack": 2, "is_image": True, "max_value": 255.0}
+    if vector:
+        shape = shown["frame"].shape
+        shown |= {"frame": ArraySpec((math.prod(shape) + 4 * vector,), "uint8"), "picture_of_parts": shape}
     action = (
         Continuous(np.array([-2, 0], np.float32), np.array([2, 5], np.float32))
         if continuous or agent_of(name).actions is Continuous
@@ -49,7 +53,7 @@ def agent_of(name: str):
     )
 
 
-def small_policy(name: str, lstm: bool = False, continuous: bool = False) -> Policy:
+def small_policy(name: str, lstm: bool = False, continuous: bool = False, vector: int = 0) -> Policy:
     """Return a policy with a small network of this kind and random weights."""
     agent = next(agent for agent in AgentsDict if AgentsDict[agent] is agent_of(name))
     options, problems = from_row(
@@ -70,26 +74,32 @@ def small_policy(name: str, lstm: bool = False, continuous: bool = False) -> Pol
         sizes.pop("lstm", None)
     options = dataclasses.replace(options, model=dataclasses.replace(options.model, **sizes))
     torch.manual_seed(1)
-    spec = spec_of(name, continuous)
+    spec = spec_of(name, continuous, vector)
     return Policy(options, spec, options.make_agent(spec), {"score": 1.0})
+
+
+def frames(pictures, vectors):
+    """Return frames of bytes [..., N] that hold both."""
+    return np.concatenate([pictures.reshape(*vectors.shape[:-1], -1), vectors.view(np.uint8)], -1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name, lstm, continuous",
+    "name, lstm, continuous, vector",
     [
         # torch.onnx has no adaptive pooling, so that the export of *-resnet is refused
-        *((name, False, False) for name in ModelsDict if not name.endswith("-resnet")),
-        *((name, True, False) for name in REMEMBERS),
-        ("mlp-ac", False, True),
+        *((name, False, False, 0) for name in ModelsDict if not name.endswith("-resnet")),
+        *((name, True, False, 0) for name in REMEMBERS),
+        ("mlp-ac", False, True, 0),
+        *((name, False, False, 3) for name in ("dqn-small", "iqn-minatar", "r2d2-minatar", "small-ac", "sac-cnn")),
     ],
 )
-def test_onnxruntime_gives_what_torch_gives(name, lstm, continuous, tmp_path):
+def test_onnxruntime_gives_what_torch_gives(name, lstm, continuous, vector, tmp_path):
     """The reference is the policy's `act`, which does not know the export.
 
     `export` itself compared the file with the network.
     """
-    policy, path = small_policy(name, lstm, continuous), tmp_path / "model.onnx"
+    policy, path = small_policy(name, lstm, continuous, vector), tmp_path / "model.onnx"
     network = export(policy, path)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     example = network.example(policy.spec, 4, seed=9)
@@ -100,7 +110,8 @@ def test_onnxruntime_gives_what_torch_gives(name, lstm, continuous, tmp_path):
         state = *state, given["previous_action"]
     if policy.agent.required_output == "actor-critic":
         policy.agent.params = dataclasses.replace(policy.agent.params, evaluation="greedy")
-    actions, after = policy.act(given["observation"], state or None, given.get("reward", 0.0))
+    observation = frames(given["picture"], given["vector"]) if vector else given["observation"]
+    actions, after = policy.act(observation, state or None, given.get("reward", 0.0))
     found = dict(zip(network.outputs, session.run(network.outputs, given)))
     np.testing.assert_allclose(found["action"], actions, atol=1e-4)
     for index in range(len(network.states)):

@@ -8,7 +8,8 @@ from rich.table import Table
 from torch import nn
 
 from core.model import Model
-from core.specs import ArraySpec, Discrete, EnvSpec, ObservationPart
+from core.models.layers.torsos import PictureAndVectorTorso
+from core.specs import ArraySpec, Discrete, EnvSpec, ObservationPart, PartKind
 from utils.config import validation
 from utils.options import Options
 
@@ -36,11 +37,11 @@ def table(spec: EnvSpec, model: Model | None) -> Table:
         spec: Environment.
         model: Network that reads the observations; None leaves it out.
     """
-    torso = "" if model is None else describe_torso(model)
     columns = ("part", "space", "kind", "stored", "network")
     lines = Table(*columns, title=f"spaces of {spec.name}", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for part in spec.parts or [_only_part(spec)]:
-        lines.add_row(part.name, part.space, part.kind, _stored(part, spec), torso if part.shape else "")
+        network = describe_torso(model, part.kind) if model is not None and part.shape else ""
+        lines.add_row(part.name, part.space, part.kind, _stored(part, spec), network)
     lines.add_row("action", "", type(spec.action).__name__.lower(), describe(spec.action.array), actions(spec))
     return lines
 
@@ -58,12 +59,14 @@ def describe(array: ArraySpec) -> str:
     return f"{array.dtype} {list(array.shape)}" if array.shape else array.dtype
 
 
-def describe_torso(model: Model) -> str:
-    """Return the convolutions and linear layers that observations pass before the heads, of the model's first torso."""
+def describe_torso(model: Model, kind: PartKind) -> str:
+    """Return the layers of the model's first torso that parts of this kind pass, before they join others or a head."""
     torsos = (getattr(module, "torso", None) for module in model.modules())
     torso = next((torso for torso in torsos if isinstance(torso, nn.Module)), None)
     if torso is None:  # A model of a user need not have one.
         return type(model).__name__
+    if joined := next((layer for layer in torso.modules() if isinstance(layer, PictureAndVectorTorso)), None):
+        torso = joined.convolutions if kind == "picture" else joined.vector
     layers = [layer for layer in torso.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
     counts = Counter(map(type, layers))
     listed = [_layer(layer) for layer in layers if counts[type(layer)] <= MAX_LAYERS]
@@ -85,5 +88,6 @@ def _only_part(spec: EnvSpec) -> ObservationPart:
 def _stored(part: ObservationPart, spec: EnvSpec) -> str:
     if not part.shape:
         return "not stored"
-    array = spec.frame if spec.is_image else ArraySpec(part.shape, spec.frame.dtype)
+    is_picture = part.kind == "picture"
+    array = ArraySpec(spec.picture_shape, spec.frame.dtype) if is_picture else ArraySpec(part.shape, "float32")
     return describe(array) + (f", {spec.frame_stack} seen together" if spec.frame_stack else "")

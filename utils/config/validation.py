@@ -277,13 +277,22 @@ def _head(options: Options) -> list[str]:
 def _observations(options: Options, spec: EnvSpec) -> list[str]:
     kind, agent, model = "image" if spec.is_image else "vector", options.agent_class, options.model_class
     if model.observations == kind:
-        return []
+        return _vectors_beside_pictures(options, spec)
     fitting = _fitting(
         ModelsDict, lambda other: other.output_kind == agent.required_output and other.observations == kind
     )
     return [
         f"model_type={options.model_type} takes {model.observations} observations and game={options.game} "
         f"(env_type={options.env_type}) gives {kind} ones; {_could('model_type', fitting)}"
+    ]
+
+
+def _vectors_beside_pictures(options: Options, spec: EnvSpec) -> list[str]:
+    if not spec.vector_size or options.model_class.reads_vectors:
+        return []
+    return [
+        f"model_type={options.model_type} reads pictures alone, and game={options.game} (env_type={options.env_type}) "
+        f"has {spec.vector_size} numbers beside them: keep the pictures with env.observation_keys"
     ]
 
 

@@ -1,4 +1,7 @@
-"""Torsos (observations to features) and heads (features to action values) that models share."""
+"""Torsos (observations to features) and heads (features to action values) that models share.
+
+Where frames hold a vector beside their picture, each torso of convolutions is a `PictureAndVectorTorso`.
+"""
 
 import math
 from collections.abc import Callable
@@ -10,20 +13,25 @@ from torch import Tensor, nn
 from core.model import Model, keep_float32
 from core.models.layers.spectral_norm import SpectralConv2d
 from core.specs import EnvSpec
+from core.types import PictureAndVector
 
+VECTOR_UNITS = 64  # of the hidden layer that reads the vector beside a picture
 MakeLinear = Callable[[int, int], nn.Linear]  # makes a layer of (inputs, outputs)
 
 
 def image_shape(spec: EnvSpec) -> tuple[int, int, int]:
     """Return channels, height and width of the images that `scaled_image` makes of this environment's observations."""
-    height, width = spec.frame.shape[:2]
-    planes = spec.frame.shape[2] if len(spec.frame.shape) == 3 else 1
+    height, width = spec.picture_shape[:2]
+    planes = spec.picture_shape[2] if len(spec.picture_shape) == 3 else 1
     return planes * max(spec.frame_stack, 1), height, width
 
 
 def scaled_image(observation: Tensor, spec: EnvSpec, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Convert stored observations [B, *observation_shape] to floats [B, C, H, W] in 0 .. 1, channels_last."""
-    if len(spec.frame.shape) == 3:  # colour or planes: channels stand last
+    """Convert stored pictures, [B, *picture_shape] or with a stack [B, S, *picture_shape], to floats [B, C, H, W].
+
+    They are in 0 .. 1 and channels_last.
+    """
+    if len(spec.picture_shape) == 3:  # colour or planes: channels stand last
         observation = observation.movedim(-1, -3)
     image = observation.reshape(observation.shape[0], *image_shape(spec))  # len() would be a constant in an export
     if dtype == torch.bfloat16:
@@ -34,9 +42,13 @@ def scaled_image(observation: Tensor, spec: EnvSpec, dtype: torch.dtype = torch.
 
 
 def preprocess(model: Model, observation: Tensor) -> Tensor:
-    """Convert stored observations [B, *observation_shape] to the floats that the model's torso reads."""
-    is_image = model.observations == "image"
-    return scaled_image(observation, model.spec, model.image_dtype) if is_image else observation.float()
+    """Convert stored observations [B, *observation_shape] to what the model's torso reads.
+
+    This is floats, or frames of a picture and a vector as they are, which `PictureAndVectorTorso` splits.
+    """
+    if model.observations != "image":
+        return observation.float()
+    return observation if model.spec.vector_size else scaled_image(observation, model.spec, model.image_dtype)
 
 
 def num_features(layers: nn.Module, spec: EnvSpec) -> int:
@@ -46,9 +58,10 @@ def num_features(layers: nn.Module, spec: EnvSpec) -> int:
         ValueError: The images are too small for these convolutions.
     """
     shape = image_shape(spec)
+    frames = torch.zeros(1, *spec.observation_shape, dtype=torch.uint8) if spec.vector_size else torch.zeros(1, *shape)
     try:
         with torch.no_grad():
-            features: Tensor = layers(torch.zeros(1, *shape))
+            features: Tensor = layers(frames)
     except RuntimeError as error:
         raise ValueError(f"pictures of {shape[1]}x{shape[2]} are too small for this network: {error}") from None
     return features.numel()
@@ -75,6 +88,38 @@ def with_layer_norm(layer: nn.Linear | nn.Conv2d, norm: str) -> list[nn.Module]:
     return [layer, nn.LayerNorm(layer.out_features) if is_linear else ChannelLayerNorm(layer.out_channels)]
 
 
+class PictureAndVectorTorso(nn.Module):
+    """Join the features of convolutions and those of a hidden layer of VECTOR_UNITS for the vector, [B, F].
+
+    The inputs are frames [B, *observation_shape] that hold a picture and a vector, or a PictureAndVector.
+    """
+
+    def __init__(self, convolutions: nn.Sequential, spec: EnvSpec):
+        super().__init__()
+        self.spec, self.convolutions = spec, convolutions
+        # Numbers of any size need more than the 8 bits of bfloat16.
+        linear = keep_float32(nn.Linear(spec.vector_size * max(spec.frame_stack, 1), VECTOR_UNITS))
+        self.vector = nn.Sequential(nn.Flatten(), linear, nn.ReLU())
+
+    def forward(self, frames: Tensor | PictureAndVector) -> Tensor:
+        picture, vector = split_frames(frames, self.spec) if isinstance(frames, Tensor) else frames
+        features = self.convolutions(scaled_image(picture, self.spec))
+        return torch.cat([features, self.vector(vector).to(features.dtype)], 1)
+
+
+def split_frames(frames: Tensor, spec: EnvSpec) -> PictureAndVector:
+    """Split frames [..., bytes] into their pictures and vectors."""
+    size = math.prod(spec.picture_shape)
+    # A copy, because floats must begin at a multiple of four bytes.
+    vector = frames[..., size:].clone(memory_format=torch.contiguous_format).view(torch.float32)
+    return PictureAndVector(frames[..., :size].unflatten(-1, spec.picture_shape), vector)
+
+
+def with_vector(convolutions: nn.Sequential, spec: EnvSpec) -> nn.Sequential:
+    """Return the convolutions, or with a vector beside the pictures a torso of both."""
+    return nn.Sequential(PictureAndVectorTorso(convolutions, spec)) if spec.vector_size else convolutions
+
+
 def convolutions(spec: EnvSpec, *layers: tuple[int, int, int], norm: str = "none") -> nn.Sequential:
     """Make convolutions of (planes, kernel, stride), each followed by a ReLU, and flatten the last output.
 
@@ -88,7 +133,7 @@ def convolutions(spec: EnvSpec, *layers: tuple[int, int, int], norm: str = "none
         modules += [nn.GroupNorm(16, planes)] if norm == "group" else []
         modules += [nn.ReLU(inplace=True)]
         inputs = planes
-    return nn.Sequential(*modules, nn.Flatten())
+    return with_vector(nn.Sequential(*modules, nn.Flatten()), spec)
 
 
 def nature_convolutions(spec: EnvSpec, norm: str = "none") -> nn.Sequential:
@@ -143,7 +188,7 @@ def impala_resnet(spec: EnvSpec, width: int = 1, spectral_norm: bool = False, po
         modules.append(nn.Sequential(*section, ResidualBlock(planes, block), ResidualBlock(planes, block)))
         inputs = planes
     pooling = [nn.AdaptiveMaxPool2d(pool)] if pool else []
-    return nn.Sequential(*modules, nn.ReLU(inplace=True), *pooling, nn.Flatten())
+    return with_vector(nn.Sequential(*modules, nn.ReLU(inplace=True), *pooling, nn.Flatten()), spec)
 
 
 def image_torso(layers: nn.Sequential, spec: EnvSpec, hidden: int) -> nn.Sequential:

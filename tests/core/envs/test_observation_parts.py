@@ -1,5 +1,6 @@
-"""Observations of every gymnasium space become one vector or one picture, and arrive in windows bit for bit."""
+"""Observations of every gymnasium space become a vector, a picture or both, and arrive in windows bit for bit."""
 
+import cv2
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ from gymnasium import spaces
 
 from core.envs.gym import GymEnv, GymParams
 from core.envs.observation_parts import InvalidPartError, ObservationConverter
+from core.models.layers.torsos import split_frames
 from core.specs import WindowSpec
+from core.trajectory.frame_compression import StorageParams
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
 from tests.core.tapes import small_layout
@@ -86,9 +89,9 @@ def shown():
     gym.registry.pop("Shown-v0", None)
 
 
-def windows_of(env, steps=8):
+def windows_of(env, steps=8, **options):
     """Play and return the observations seen [steps, E, ...] and those of the windows in the ring."""
-    layout = small_layout(env.spec, rows=16, chunk_length=4, num_envs=2)
+    layout = small_layout(env.spec, rows=32, chunk_length=4, num_envs=2, **options)
     trajectories = Trajectories(layout)
     writer, before, seen = ChunkWriter(trajectories, 0, WindowSpec.transition(1)), env.reset(0), []
     for _ in range(steps):
@@ -153,18 +156,71 @@ def test_keys_select_parts_with_everything_below_them(shown):
         shown(NESTED, value, observation_keys=("c",))
 
 
-def test_a_key_makes_a_picture_beside_numbers_the_observation(shown):
-    space, picture = spaces.Dict(camera=PICTURE, speed=spaces.Box(-1, 1, (3,))), np.full((3, 4, 3), 51, np.uint8)
-    value = {"camera": picture, "speed": np.ones(3, np.float32)}
-    env = shown(space, value)
-    assert "camera of the observation is a picture, and all parts become one vector of 39 numbers" in env.spec.warning
-    np.testing.assert_array_equal(env.reset(0).observation[0], np.float32([0.2] * 36 + [1] * 3))
-    keys = env.spec.warning.partition("set env.observation_keys to ")[2]
-    alone = shown(space, value, observation_keys=tuple(eval(keys)))
-    assert alone.spec.is_image and not alone.spec.warning
+BESIDE = spaces.Dict(camera=PICTURE, speed=NUMBERS, gear=spaces.Discrete(3), words=spaces.Text(9))
+
+
+def beside(number, generator):
+    """Return an observation of BESIDE, and its picture and vector as they should be stored."""
+    picture, speed = generator.integers(0, 256, (3, 4, 3), np.uint8), generator.normal(size=(2, 2))
+    vector = np.concatenate([np.eye(3)[number % 3], speed.reshape(-1)]).astype(np.float32)
+    return {"camera": picture, "speed": speed, "gear": number % 3, "words": "go"}, picture, vector
+
+
+@pytest.mark.parametrize("stack", [0, 2])
+@pytest.mark.parametrize("codec", ["raw", "lz4"])
+def test_a_picture_beside_numbers_arrives_bit_for_bit(shown, stack, codec):
+    values, pictures, vectors = zip(*(beside(number, np.random.default_rng(number)) for number in range(3)))
+    env = shown(BESIDE, *values, frame_stack=stack)
+    spec = env.spec
+    assert spec.is_image and spec.max_value == 255 and spec.frame == ((36 + 4 * 7,), "uint8")
+    assert spec.picture_shape == (3, 4, 3) and spec.vector_size == 7
+    steps = 24  # the oldest of which are compressed
+    seen, stored = windows_of(env, steps, storage=StorageParams(frame_compression=codec))
+    assert stored.numpy().tobytes() == seen.tobytes()
+    halves = split_frames(stored, spec)
+    for step in range(steps):
+        picture, vector = halves.picture[step], halves.vector[step]
+        if stack:
+            assert not step % 4 or picture[:, 0].numpy().tobytes() == halves.picture[step - 1][:, 1].numpy().tobytes()
+            picture, vector = picture[:, 1], vector[:, 1]
+        number = step % 4 % 3
+        assert picture.numpy().tobytes() == pictures[number].tobytes() * 2
+        assert vector.numpy().tobytes() == vectors[number].tobytes() * 2
+
+
+def test_preprocessing_changes_the_picture_alone(shown):
+    value, picture, vector = beside(1, np.random.default_rng(0))
+    env = shown(BESIDE, value, resolution=8, grayscale=True)
+    halves = split_frames(torch.from_numpy(env.reset(0).observation), env.spec)
+    expected = cv2.resize(cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY), (8, 8), interpolation=cv2.INTER_AREA)
+    np.testing.assert_array_equal(halves.picture, [expected] * 2)
+    np.testing.assert_array_equal(halves.vector, [vector] * 2)
+
+
+def test_a_key_keeps_the_picture_alone(shown):
+    value, picture, _ = beside(1, np.random.default_rng(0))
+    alone = shown(BESIDE, value, observation_keys=("camera",))
+    assert alone.spec.frame == ((3, 4, 3), "uint8") and alone.spec.vector_size == 0
     np.testing.assert_array_equal(alone.reset(0).observation, [picture, picture])
-    eyes = ObservationConverter(spaces.Dict(eyes=spaces.Tuple((PICTURE, PICTURE))))
-    assert "eyes.0 and eyes.1 of the observation are pictures" in eyes.warning
+
+
+def test_pictures_of_one_size_are_joined_and_others_refused(shown):
+    grey, small = spaces.Box(0, 255, (3, 4), np.uint8), spaces.Box(0, 255, (2, 4, 3), np.uint8)
+    eyes = spaces.Dict(left=PICTURE, right=grey)
+    value = eyes.sample()
+    observation = shown(eyes, value).reset(0).observation
+    np.testing.assert_array_equal(observation[0], np.concatenate([value["left"], value["right"][..., None]], 2))
+    with pytest.raises(ValueError, match=r"left \(3x4\) and right \(2x4\) .*different sizes.*env\.observation_keys"):
+        ObservationConverter(spaces.Dict(left=PICTURE, right=small))
+
+
+@pytest.mark.parametrize("part, value", [("camera", np.zeros((3, 4), np.uint8)), ("gear", 3)])
+def test_a_faulty_part_beside_a_picture_is_named(shown, part, value):
+    good, _, _ = beside(0, np.random.default_rng(0))
+    env = shown(BESIDE, good, good | {part: value})
+    env.reset(0)
+    with pytest.raises(ValueError, match=f"observation {part} of stream 0 at step 1"):
+        env.step(np.zeros(2, np.int64))
 
 
 class Mission(spaces.Space):

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from core.common.shared_arrays import SharedArrays
 from core.envs.catch import CatchEnv
 from core.memory import Memory
+from core.models.dqn import DQNMinAtar
 from main import main
 from tests.rows import KINDS, skip_unless_installed
 from tests.selection import slow_except
@@ -214,6 +215,10 @@ def test_an_imperfect_environment_passes_with_a_warning(options, monkeypatch, ca
     assert "warning: step 10 of random play: first is wrong in streams 0: " in capsys.readouterr().out
 
 
+class PicturesAlone(DQNMinAtar):
+    reads_vectors = False
+
+
 class Parts(Unreproducible):
     """Observe nested parts of several kinds, or one that has no fixed size."""
 
@@ -242,10 +247,11 @@ def lines_of(printed):
 
 
 def test_every_part_says_what_it_became(parts, options, capsys):
-    check(options("--config", "dqn-cartpole", "--game", "Parts-v0", *SMALL, "--model.hidden", "32"), seconds=0)
+    check(options("--config", "dqn-cartpole", "--game", "Parts-v0", "--model_type", "dqn-minatar", *SMALL), seconds=0)
     lines = lines_of(capsys.readouterr().out)
-    assert "goal.0 MultiDiscrete([2 3]) one-hot float32 [5] Linear 32" in lines
-    assert "goal.1 MultiBinary(2) vector float32 [2] Linear 32" in lines
+    assert "goal.0 MultiDiscrete([2 3]) one-hot float32 [5] Linear 64" in lines
+    assert "goal.1 MultiBinary(2) vector float32 [2] Linear 64" in lines
+    assert "map Box(0, 255, (4, 4, 3), uint8) picture uint8 [4, 4, 3] Conv2d 16 3x3/1" in lines
     assert any(line.startswith("words Text(1, 5") and line.endswith("text not stored") for line in lines)
     assert "action discrete int64 2 actions" in lines
 
@@ -264,7 +270,8 @@ def test_a_picture_says_its_stored_size_and_its_convolutions(parts, options, cap
     [
         (("--game", "Endless-v0"), "", "steps of the observations of Sequence(Discrete(2), stack=False) have no fixed"),
         (("--game", "Pendulum-v1"), "action continuous float32 [1] in -2 .. 2", "cannot take the continuous actions"),
-        (("--game", "Parts-v0", "--model_type", "dqn-cnn"), "action discrete int64 2 actions", "gives vector ones"),
+        (("--game", "Parts-v0", "--model_type", f"{__name__}:PicturesAlone"), "", "has 7 numbers beside them: keep"),
+        (("--game", "Parts-v0"), "action discrete int64 2 actions", "model_type=dqn-mlp takes vector observations"),
     ],
 )
 def test_what_is_refused_is_told_with_the_table(parts, options, capsys, words, line, why):
