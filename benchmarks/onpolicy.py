@@ -118,12 +118,12 @@ def updating(threads: int, seconds: float) -> float:
 
 def _agent() -> Any:
     from core.agents.impala import Impala, ImpalaAgentParams
-    from core.models.actor_critic import NatureAC, NatureACParams
+    from core.models.actor_critic import NatureAC
     from core.specs import ArraySpec, Discrete, EnvSpec
 
     spec = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)
     return Impala(
-        ImpalaAgentParams(batch_size=BATCH, unroll_length=UNROLL), spec, lambda: NatureAC(NatureACParams(), spec)
+        ImpalaAgentParams(batch_size=BATCH, unroll_length=UNROLL), spec, lambda: NatureAC(NatureAC.Params(), spec)
     )
 
 

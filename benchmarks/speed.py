@@ -111,11 +111,11 @@ def acting(seconds: float, network: bool = True) -> float:
     import torch
 
     from core.envs.atari import AtariEnv, AtariParams
-    from core.models.dqn import DQNCNN, DQNCNNParams
+    from core.models.dqn import DQNCNN
 
     use_threads(1)
     env = AtariEnv(AtariParams(), "pong", NUM_ENVS)
-    model, timestep = DQNCNN(DQNCNNParams(), env.spec), env.reset(0)
+    model, timestep = DQNCNN(DQNCNN.Params(), env.spec), env.reset(0)
     started, steps = time.perf_counter(), 0
     with torch.inference_mode():
         while (elapsed := time.perf_counter() - started) < seconds:
@@ -133,13 +133,13 @@ def updating(batch_size: int, threads: int, seconds: float) -> float:
     import torch
 
     from core.agents.dqn import DQN, DQNParams
-    from core.models.dqn import DQNCNN, DQNCNNParams
+    from core.models.dqn import DQNCNN
     from core.specs import ArraySpec, Discrete, EnvSpec
     from core.types import Batch, SampleIds, Window
 
     use_threads(threads)
     spec = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)
-    agent = DQN(DQNParams(batch_size=batch_size, n_step=1, double_q=False), spec, lambda: DQNCNN(DQNCNNParams(), spec))
+    agent = DQN(DQNParams(batch_size=batch_size, n_step=1, double_q=False), spec, lambda: DQNCNN(DQNCNN.Params(), spec))
     zeros = torch.zeros(2, batch_size)
     window = Window(
         torch.randint(0, 256, (2, batch_size, 4, 84, 84), dtype=torch.uint8),

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from core.common.settings import frozen_dataclass
+from core.common.settings import combined, frozen_dataclass
 from core.common.tree import tree_map
 from core.specs import EnvSpec
 from core.types import State
@@ -39,6 +39,20 @@ class Model(nn.Module, ABC):
     # core/learning/precision.py sets the precision of the networks and the dtype to which images are scaled.
     precision = "float32"
     image_dtype = torch.float32
+
+    def __init_subclass__(cls, *, torso: Any = None, **defaults: Any):
+        """Let `class Mine(Family, torso=Kind)` have the options of Family.Params and of a kind of torso.
+
+        Args:
+            torso: A class of core/models/layers/torso_options.py; None if the class has Params of its own.
+            defaults: Defaults of options that are not those of family or torso.
+        """
+        if torso is None:
+            super().__init_subclass__(**defaults)  # which takes no keyword
+            return
+        # The name is one by which pickle finds the class.
+        name = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Params"}
+        cls.Params, cls.observations = combined((torso, cls.Params), defaults, name), torso.observations
 
     def __init__(self, params: Any, spec: EnvSpec):
         super().__init__()

@@ -29,6 +29,21 @@ def frozen_dataclass(cls: type[T]) -> type[T]:
     return dataclass(cls, frozen=True, config=STRICT)  # type: ignore[return-value]
 
 
+def combined(bases: tuple[type, ...], defaults: Mapping[str, Any], names: Mapping[str, str]) -> type:
+    """Return a frozen dataclass with the fields of these, some of which have other defaults.
+
+    Args:
+        bases: Frozen dataclasses; of fields with one name that of the first counts.
+        defaults: Field name -> default.
+        names: `__module__` and `__qualname__` of the new class.
+    """
+    fields: dict[str, Any] = {}
+    for base in reversed(bases):
+        fields |= base.__pydantic_fields__  # type: ignore[attr-defined]
+    annotations = {name: Annotated[(fields[name].annotation, *fields[name].metadata)] for name in defaults}
+    return frozen_dataclass(type("Params", bases, {**names, "__annotations__": annotations, **defaults}))
+
+
 def _as_json(value: Any) -> Any:
     """Return dictionaries and lists as JSON; other values stay."""
     try:

@@ -9,7 +9,7 @@
 """
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -19,14 +19,8 @@ from core.common.settings import frozen_dataclass
 from core.model import Model, ModelParams, keep_float32
 from core.models.layers.lstm import LSTMCore
 from core.models.layers.running_normalization import RunningNormalization
-from core.models.layers.torsos import (
-    convolutions,
-    image_torso,
-    minatar_convolutions,
-    nature_convolutions,
-    preprocess,
-    small_convolutions,
-)
+from core.models.layers.torso_options import MinAtarTorso, NatureTorso, SmallTorso, TorsoParams
+from core.models.layers.torsos import convolutions, preprocess
 from core.specs import Continuous, EnvSpec
 from core.types import ActorCriticOutput, State
 
@@ -40,18 +34,25 @@ class ActorCriticNetworkParams(ModelParams):
 class ActorCritic(Model):
     """Torso [B, hidden], LSTM [B, lstm], feature head [B, feature_size], parameters of a policy [B, P] and value [B].
 
-    Subclasses make the torso, whose output has the length `params.hidden`. `feature_size` is the length of
-    ActorCriticOutput.features: the feature head's, or without one the LSTM's, or without one the torso's. With a
-    `value_torso`, the value reads its output in place of the features.
+    `feature_size` is the length of ActorCriticOutput.features: the feature head's, or without one the LSTM's, or
+    without one the torso's. The torso is that of the options unless another is given. With a `value_torso`, the value
+    reads its output in place of the features.
     """
 
+    Params: ClassVar[type] = ActorCriticNetworkParams
     output_kind = "actor-critic"
     reads_vectors = True
 
     def __init__(
-        self, params: Any, spec: EnvSpec, torso: nn.Module, feature_size: int = 0, value_torso: nn.Module | None = None
+        self,
+        params: Any,
+        spec: EnvSpec,
+        torso: nn.Module | None = None,
+        feature_size: int = 0,
+        value_torso: nn.Module | None = None,
     ):
         super().__init__(params, spec)
+        torso = torso or params.features(spec)
         width = params.lstm or params.hidden
         self.feature_size = feature_size or width
         self.torso = torso
@@ -115,79 +116,36 @@ def _initialise(module: nn.Module, gain: float) -> None:
             nn.init.zeros_(layer.bias)
 
 
-@frozen_dataclass
-class NatureACParams(ActorCriticNetworkParams):
-    hidden: int = Field(default=512, ge=1, le=8_192)
-    """Units of the fully connected layer."""
-
-
-class NatureAC(ActorCritic):
+class NatureAC(ActorCritic, torso=NatureTorso):
     """A network on the Nature DQN torso (Mnih et al. 2015) for 84x84; F = 512."""
 
-    Params = NatureACParams
-    observations = "image"
-
-    def __init__(self, params: NatureACParams, spec: EnvSpec):
-        super().__init__(params, spec, image_torso(nature_convolutions(spec), spec, params.hidden))
-
 
 @frozen_dataclass
-class FeatureACParams(ActorCriticNetworkParams):
-    hidden: int = Field(default=512, ge=1, le=8_192)
-    """Units of the fully connected layer."""
+class FeatureTorso(TorsoParams):
     feature_size: int = Field(default=128, ge=1, le=8_192)
     """Numbers that stand for a state where replay compares states."""
 
+    def layers(self, spec: EnvSpec, norm: str = "none") -> nn.Sequential:
+        return convolutions(spec, (64, 8, 4), (64, 4, 2), (128, 3, 1), norm=norm)
 
-class FeatureAC(ActorCritic):
+
+class FeatureAC(ActorCritic, torso=FeatureTorso):
     """The network of the V-trace platform that this framework replaces, for 84x84; F = 128.
 
     Its convolutions are 64 8x8/4, 64 4x4/2, 128 3x3/1. Its feature head makes the short vectors that elite and
     attentive replay compare; policy and value read these vectors, so the feature head is trained.
     """
 
-    Params = FeatureACParams
-    observations = "image"
-
-    def __init__(self, params: FeatureACParams, spec: EnvSpec):
-        layers = convolutions(spec, (64, 8, 4), (64, 4, 2), (128, 3, 1))
-        super().__init__(params, spec, image_torso(layers, spec, params.hidden), params.feature_size)
+    def __init__(self, params: Any, spec: EnvSpec):
+        super().__init__(params, spec, feature_size=params.feature_size)
 
 
-@frozen_dataclass
-class SmallACParams(ActorCriticNetworkParams):
-    planes: int = Field(default=16, ge=1, le=1_024)
-    """Planes of the first convolution; the others have twice as many."""
-    hidden: int = Field(default=256, ge=1, le=8_192)
-    """Units of the fully connected layer."""
-
-
-class SmallAC(ActorCritic):
+class SmallAC(ActorCritic, torso=SmallTorso):
     """A network for 42x42 (env.resolution 42) and machines without a GPU, on the torso of DQNSmall; F = 256."""
 
-    Params = SmallACParams
-    observations = "image"
 
-    def __init__(self, params: SmallACParams, spec: EnvSpec):
-        super().__init__(params, spec, image_torso(small_convolutions(spec, params.planes), spec, params.hidden))
-
-
-@frozen_dataclass
-class MinAtarACParams(ActorCriticNetworkParams):
-    planes: int = Field(default=16, ge=1, le=1_024)
-    """Planes of the convolution."""
-    hidden: int = Field(default=128, ge=1, le=8_192)
-    """Units of the fully connected layer."""
-
-
-class MinAtarAC(ActorCritic):
+class MinAtarAC(ActorCritic, torso=MinAtarTorso):
     """A network on the MinAtar networks' torso (1903.03176, section 4), for 10x10; F = 128."""
-
-    Params = MinAtarACParams
-    observations = "image"
-
-    def __init__(self, params: MinAtarACParams, spec: EnvSpec):
-        super().__init__(params, spec, image_torso(minatar_convolutions(spec, params.planes), spec, params.hidden))
 
 
 @frozen_dataclass

@@ -3,40 +3,38 @@
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from core.common.settings import frozen_dataclass
 from core.model import Model
 from core.models.layers.noisy_linear import NoisyParams, linear_factory
-from core.models.layers.torsos import (
-    impala_resnet,
-    minatar_convolutions,
-    nature_convolutions,
-    num_features,
-    preprocess,
-    q_head,
-    small_convolutions,
-    vector_torso,
-)
+from core.models.layers.torso_options import BTRTorso, MinAtarTorso, NatureTorso, SmallTorso, VectorTorso
+from core.models.layers.torsos import num_features, preprocess, q_head
 from core.specs import EnvSpec
 from core.types import State
+
+
+@frozen_dataclass
+class QNetworkParams(NoisyParams):
+    dueling: bool = False
+    """Split the head into value and advantages (1511.06581)."""
 
 
 class QNetwork(Model):
     """A torso and a head with one hidden layer, to action values [B, A].
 
-    Subclasses make the torso, and pass the normalisation of the head's hidden layer on. If a subclass's output kind is
-    "distribution", the head's output is [B, A, atoms].
+    If a subclass's output kind is "distribution", the head's output is [B, A, atoms].
     """
 
+    Params: ClassVar[type] = QNetworkParams
     output_kind = "q"
     reads_vectors = True
 
-    def __init__(self, params: Any, spec: EnvSpec, torso: nn.Module, norm: str = "none"):
+    def __init__(self, params: Any, spec: EnvSpec):
         super().__init__(params, spec)
-        self.torso = torso
-        features = num_features(torso, spec) if self.observations == "image" else params.hidden
+        norm = getattr(params, "norm", "none")  # not every torso has this option
+        self.torso = params.layers(spec, norm)
+        features = num_features(self.torso, spec) if self.observations == "image" else params.hidden
         atoms = params.atoms if self.output_kind == "distribution" else None
         num_actions = spec.action.num_actions  # type: ignore[union-attr]
         self.num_features = features
@@ -48,108 +46,47 @@ class QNetwork(Model):
 
 
 @frozen_dataclass
-class DQNCNNParams(NoisyParams):
-    dueling: bool = False
-    """Split the head into value and advantages (1511.06581)."""
+class LayerNormParams:
+    norm: Literal["none", "layer"] = "none"
+    """Normalisation: layer is LayerNorm after each hidden layer, of a convolution over its channels (PQN)."""
+
+
+@frozen_dataclass
+class NormedNatureTorso(NatureTorso):
     norm: Literal["none", "group", "layer"] = "none"
     """Normalisation: group is GroupNorm(16) in place of convolutions' biases; layer is LayerNorm as in PQN."""
-    hidden: int = Field(default=512, ge=1, le=8_192)
-    """Units of the fully connected layer (of each stream when dueling)."""
-
-
-class DQNCNN(QNetwork):
-    """The Nature DQN network (Mnih et al. 2015) for 84x84, plain or with GroupNorm."""
-
-    Params: ClassVar[type] = DQNCNNParams
-    observations = "image"
-
-    def __init__(self, params: Any, spec: EnvSpec):
-        super().__init__(params, spec, nature_convolutions(spec, params.norm), params.norm)
 
 
 @frozen_dataclass
-class DQNResNetParams(NoisyParams):
-    dueling: bool = False
-    """Split the head into value and advantages (1511.06581)."""
-    width: int = Field(default=2, ge=1, le=64)
-    """Factor of the planes of IMPALA's deep network (BTR: 2)."""
-    spectral_norm: bool = True
-    """Divide the convolutions of residual blocks by their largest singular value (BTR: yes)."""
-    pool: int = Field(default=6, ge=0, le=256)
-    """Height and width to which the last planes are brought by adaptive max pooling (BTR: 6); 0 is off."""
-    hidden: int = Field(default=512, ge=1, le=8_192)
-    """Units of the fully connected layer (of each stream when dueling)."""
+class NormedSmallTorso(LayerNormParams, SmallTorso):
+    pass
 
 
-class DQNResNet(QNetwork):
+@frozen_dataclass
+class NormedMinAtarTorso(LayerNormParams, MinAtarTorso):
+    pass
+
+
+@frozen_dataclass
+class NormedVectorTorso(LayerNormParams, VectorTorso):
+    pass
+
+
+class DQNCNN(QNetwork, torso=NormedNatureTorso):
+    """The Nature DQN network (Mnih et al. 2015) for 84x84, plain or normalised."""
+
+
+class DQNResNet(QNetwork, torso=BTRTorso):
     """IMPALA's deep network as BTR widens, normalises and pools it (2411.03820), for images of any size."""
 
-    Params: ClassVar[type] = DQNResNetParams
-    observations = "image"
 
-    def __init__(self, params: Any, spec: EnvSpec):
-        super().__init__(params, spec, impala_resnet(spec, params.width, params.spectral_norm, params.pool))
-
-
-@frozen_dataclass
-class DQNMinAtarParams(NoisyParams):
-    dueling: bool = False
-    """Split the head into value and advantages (1511.06581)."""
-    norm: Literal["none", "layer"] = "none"
-    """Normalisation: layer is LayerNorm after each hidden layer, of a convolution over its channels (PQN)."""
-    planes: int = Field(default=16, ge=1, le=1_024)
-    """Planes of the convolution."""
-    hidden: int = Field(default=128, ge=1, le=8_192)
-    """Units of the fully connected layer (of each stream when dueling)."""
-
-
-class DQNMinAtar(QNetwork):
+class DQNMinAtar(QNetwork, torso=NormedMinAtarTorso):
     """The network of the MinAtar paper (1903.03176, section 4) for 10x10."""
 
-    Params: ClassVar[type] = DQNMinAtarParams
-    observations = "image"
 
-    def __init__(self, params: Any, spec: EnvSpec):
-        super().__init__(params, spec, minatar_convolutions(spec, params.planes, params.norm), params.norm)
-
-
-@frozen_dataclass
-class DQNMLPParams(NoisyParams):
-    dueling: bool = False
-    """Split the head into value and advantages (1511.06581)."""
-    norm: Literal["none", "layer"] = "none"
-    """Normalisation: layer is LayerNorm after each hidden layer (PQN)."""
-    hidden: int = Field(default=128, ge=1, le=8_192)
-    """Units of each of the two hidden layers."""
-
-
-class DQNMLP(QNetwork):
+class DQNMLP(QNetwork, torso=NormedVectorTorso):
     """Two hidden layers for vectors; the first is never noisy."""
 
-    Params: ClassVar[type] = DQNMLPParams
-    observations = "vector"
 
-    def __init__(self, params: Any, spec: EnvSpec):
-        super().__init__(params, spec, vector_torso(spec, params.hidden, params.norm), params.norm)
-
-
-@frozen_dataclass
-class DQNSmallParams(NoisyParams):
-    dueling: bool = False
-    """Split the head into value and advantages (1511.06581)."""
-    norm: Literal["none", "layer"] = "none"
-    """Normalisation: layer is LayerNorm after each hidden layer, of a convolution over its channels (PQN)."""
-    planes: int = Field(default=16, ge=1, le=1_024)
-    """Planes of the first convolution; the others have twice as many."""
-    hidden: int = Field(default=256, ge=1, le=8_192)
-    """Units of the fully connected layer (of each stream when dueling)."""
-
-
-class DQNSmall(QNetwork):
+class DQNSmall(QNetwork, torso=NormedSmallTorso):
     """A network for 42x42 (env.resolution 42) and machines without a GPU."""
-
-    Params: ClassVar[type] = DQNSmallParams
-    observations = "image"
-
-    def __init__(self, params: Any, spec: EnvSpec):
-        super().__init__(params, spec, small_convolutions(spec, params.planes, params.norm), params.norm)

@@ -5,31 +5,19 @@
   figure) is an option.
 """
 
-from pydantic import Field
+from typing import Any
 
-from core.common.settings import frozen_dataclass
-from core.models.actor_critic import ActorCritic, ActorCriticNetworkParams
-from core.models.layers.torsos import ResidualBlock, convolutions, image_torso, impala_resnet
+from core.models.actor_critic import ActorCritic
+from core.models.layers.torso_options import ImpalaDeepTorso, ImpalaTorso
+from core.models.layers.torsos import ResidualBlock
 from core.specs import EnvSpec
 
 
-@frozen_dataclass
-class ImpalaNetworkParams(ActorCriticNetworkParams):
-    hidden: int = Field(default=256, ge=1, le=8_192)
-    """Units of the fully connected layer."""
-
-
-class ImpalaCNN(ActorCritic):
+class ImpalaCNN(ActorCritic, torso=ImpalaTorso):
     """The shallow network (left in the figure): convolutions 16 8x8/4, 32 4x4/2."""
 
-    Params = ImpalaNetworkParams
-    observations = "image"
 
-    def __init__(self, params: ImpalaNetworkParams, spec: EnvSpec):
-        super().__init__(params, spec, image_torso(convolutions(spec, (16, 8, 4), (32, 4, 2)), spec, params.hidden))
-
-
-class ImpalaResNet(ActorCritic):
+class ImpalaResNet(ActorCritic, torso=ImpalaDeepTorso):
     """The deep network (right in the figure): sections of 16, 32 and 32 planes, 15 convolutions.
 
     Each section halves the image, so the network takes any size. The outer convolution of a residual block starts at a
@@ -37,11 +25,8 @@ class ImpalaResNet(ActorCritic):
     square).
     """
 
-    Params = ImpalaNetworkParams
-    observations = "image"
-
-    def __init__(self, params: ImpalaNetworkParams, spec: EnvSpec):
-        super().__init__(params, spec, image_torso(impala_resnet(spec), spec, params.hidden))
+    def __init__(self, params: Any, spec: EnvSpec):
+        super().__init__(params, spec)
         for block in self.modules():
             if isinstance(block, ResidualBlock):
                 block.outer.weight.data.div_(6)

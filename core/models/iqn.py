@@ -16,19 +16,14 @@ from torch import Tensor, nn
 
 from core.common.settings import frozen_dataclass
 from core.models.dqn import (
-    DQNCNN,
-    DQNMLP,
-    DQNCNNParams,
-    DQNMinAtar,
-    DQNMinAtarParams,
-    DQNMLPParams,
-    DQNResNet,
-    DQNResNetParams,
-    DQNSmall,
-    DQNSmallParams,
+    NormedMinAtarTorso,
+    NormedNatureTorso,
+    NormedSmallTorso,
+    NormedVectorTorso,
     QNetwork,
+    QNetworkParams,
 )
-from core.models.layers.noisy_linear import NoisyParams
+from core.models.layers.torso_options import BTRTorso
 from core.models.layers.torsos import preprocess
 from core.ops.distributional import midpoints
 from core.specs import EnvSpec
@@ -36,7 +31,7 @@ from core.types import QuantileInputs, State
 
 
 @frozen_dataclass
-class IQNNetworkParams(NoisyParams):
+class IQNNetworkParams(QNetworkParams):
     acting_quantiles: int = Field(default=32, ge=1, le=10_000)
     """Quantiles whose mean is the value of an action when the agent acts (IQN: K = 32)."""
     cosines: int = Field(default=64, ge=1, le=10_000)
@@ -57,12 +52,12 @@ class CosineEmbedding(nn.Module):
 
 
 class ImplicitQuantileNetwork(QNetwork):
-    """Quantiles [B, A, N] of each action's return. A subclass names a DQN network before this class."""
+    """Quantiles [B, A, N] of each action's return."""
 
-    output_kind = "implicit-quantiles"
+    Params, output_kind = IQNNetworkParams, "implicit-quantiles"
 
-    def __init__(self, params: Any, spec: EnvSpec, torso: nn.Module, norm: str = "none"):
-        super().__init__(params, spec, torso, norm)
+    def __init__(self, params: Any, spec: EnvSpec):
+        super().__init__(params, spec)
         self.embedding = CosineEmbedding(params.cosines, self.num_features)
 
     def forward(self, inputs: Tensor | QuantileInputs, state: State = ()) -> tuple[Tensor, State]:
@@ -79,56 +74,21 @@ class ImplicitQuantileNetwork(QNetwork):
         return midpoints(number, self.embedding.factors).expand(size, number)
 
 
-@frozen_dataclass
-class IQNCNNParams(IQNNetworkParams, DQNCNNParams):
-    pass
-
-
-class IQNCNN(DQNCNN, ImplicitQuantileNetwork):
+class IQNCNN(ImplicitQuantileNetwork, torso=NormedNatureTorso):
     """The paper's network, for 84x84."""
 
-    Params = IQNCNNParams
 
-
-@frozen_dataclass
-class IQNResNetParams(IQNNetworkParams, DQNResNetParams):
-    pass
-
-
-class IQNResNet(DQNResNet, ImplicitQuantileNetwork):
+class IQNResNet(ImplicitQuantileNetwork, torso=BTRTorso):
     """BTR's network (2411.03820), for images of any size."""
 
-    Params = IQNResNetParams
 
-
-@frozen_dataclass
-class IQNSmallParams(IQNNetworkParams, DQNSmallParams):
-    pass
-
-
-class IQNSmall(DQNSmall, ImplicitQuantileNetwork):
+class IQNSmall(ImplicitQuantileNetwork, torso=NormedSmallTorso):
     """A network for 42x42 (env.resolution 42) and machines without a GPU."""
 
-    Params = IQNSmallParams
 
-
-@frozen_dataclass
-class IQNMinAtarParams(IQNNetworkParams, DQNMinAtarParams):
-    pass
-
-
-class IQNMinAtar(DQNMinAtar, ImplicitQuantileNetwork):
+class IQNMinAtar(ImplicitQuantileNetwork, torso=NormedMinAtarTorso):
     """A network on the MinAtar networks' torso, for 10x10."""
 
-    Params = IQNMinAtarParams
 
-
-@frozen_dataclass
-class IQNMLPParams(IQNNetworkParams, DQNMLPParams):
-    pass
-
-
-class IQNMLP(DQNMLP, ImplicitQuantileNetwork):
+class IQNMLP(ImplicitQuantileNetwork, torso=NormedVectorTorso):
     """A network for vectors: one hidden layer without noise replaces the convolutions."""
-
-    Params = IQNMLPParams

@@ -5,24 +5,17 @@
 - The reward is squashed by tanh, as in Acme's networks: unclipped rewards of hundreds would saturate the LSTM's gates.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from core.common.settings import frozen_dataclass
 from core.model import Model, ModelParams
 from core.models.layers.lstm import LSTMCore
-from core.models.layers.torsos import (
-    image_torso,
-    minatar_convolutions,
-    nature_convolutions,
-    preprocess,
-    q_head,
-    small_convolutions,
-    vector_torso,
-)
+from core.models.layers.torso_options import MinAtarTorso, NatureTorso, SmallTorso, VectorTorso
+from core.models.layers.torsos import preprocess, q_head
 from core.specs import EnvSpec
 from core.types import OARInputs, State
 
@@ -31,25 +24,21 @@ from core.types import OARInputs, State
 class R2D2NetworkParams(ModelParams):
     dueling: bool = True
     """Split the head into value and advantages (1511.06581)."""
-    hidden: int = Field(default=512, ge=1, le=8_192)
-    """Units of the torso's fully connected layer, and of each stream's hidden layer."""
     lstm: int = Field(default=512, ge=1, le=4_096)
     """Units of the LSTM."""
 
 
 class R2D2Network(Model):
-    """Torso [B, hidden], LSTM of its output, last action and last reward [B, lstm], head to action values [B, A].
+    """Torso [B, hidden], LSTM of its output, last action and last reward [B, lstm], head to action values [B, A]."""
 
-    Subclasses make the torso, whose output has the length `params.hidden`.
-    """
-
+    Params: ClassVar[type] = R2D2NetworkParams
     output_kind = "recurrent-q"
     reads_vectors = True
 
-    def __init__(self, params: Any, spec: EnvSpec, torso: nn.Module):
+    def __init__(self, params: Any, spec: EnvSpec):
         super().__init__(params, spec)
         num_actions = spec.action.num_actions  # type: ignore[union-attr]
-        self.torso = torso
+        self.torso = params.features(spec)
         self.core = LSTMCore(params.hidden + num_actions + 1, params.lstm)
         self.q = q_head(params.lstm, params.hidden, num_actions, params.dueling)
         self._actions: Tensor
@@ -76,69 +65,17 @@ class R2D2Network(Model):
         return torch.cat([features, one_hot.to(features.dtype), inputs.reward[:, None].tanh()], 1)
 
 
-class R2D2CNN(R2D2Network):
+class R2D2CNN(R2D2Network, torso=NatureTorso):
     """A network on the Nature DQN torso (Mnih et al. 2015) with a layer of 512, for 84x84."""
 
-    Params = R2D2NetworkParams
-    observations = "image"
 
-    def __init__(self, params: R2D2NetworkParams, spec: EnvSpec):
-        super().__init__(params, spec, image_torso(nature_convolutions(spec), spec, params.hidden))
-
-
-@frozen_dataclass
-class R2D2SmallParams(R2D2NetworkParams):
-    planes: int = Field(default=16, ge=1, le=1_024)
-    """Planes of the first convolution; the others have twice as many."""
-    hidden: int = Field(default=256, ge=1, le=8_192)
-    """Units of the torso's fully connected layer, and of each stream's hidden layer."""
-    lstm: int = Field(default=256, ge=1, le=4_096)
-    """Units of the LSTM."""
-
-
-class R2D2Small(R2D2Network):
+class R2D2Small(R2D2Network, torso=SmallTorso, lstm=256):
     """A network for 42x42 (env.resolution 42) and machines without a GPU."""
 
-    Params = R2D2SmallParams
-    observations = "image"
 
-    def __init__(self, params: R2D2SmallParams, spec: EnvSpec):
-        super().__init__(params, spec, image_torso(small_convolutions(spec, params.planes), spec, params.hidden))
-
-
-@frozen_dataclass
-class R2D2MinAtarParams(R2D2NetworkParams):
-    planes: int = Field(default=16, ge=1, le=1_024)
-    """Planes of the convolution."""
-    hidden: int = Field(default=128, ge=1, le=8_192)
-    """Units of the torso's fully connected layer, and of each stream's hidden layer."""
-    lstm: int = Field(default=128, ge=1, le=4_096)
-    """Units of the LSTM."""
-
-
-class R2D2MinAtar(R2D2Network):
+class R2D2MinAtar(R2D2Network, torso=MinAtarTorso, lstm=128):
     """A network on the MinAtar networks' torso (1903.03176, section 4), for 10x10."""
 
-    Params = R2D2MinAtarParams
-    observations = "image"
 
-    def __init__(self, params: R2D2MinAtarParams, spec: EnvSpec):
-        super().__init__(params, spec, image_torso(minatar_convolutions(spec, params.planes), spec, params.hidden))
-
-
-@frozen_dataclass
-class R2D2MLPParams(R2D2NetworkParams):
-    hidden: int = Field(default=64, ge=1, le=8_192)
-    """Units of the torso's layer, and of each stream's hidden layer."""
-    lstm: int = Field(default=64, ge=1, le=4_096)
-    """Units of the LSTM."""
-
-
-class R2D2MLP(R2D2Network):
+class R2D2MLP(R2D2Network, torso=VectorTorso, hidden=64, lstm=64):
     """A network for vectors, whose torso is one layer with its ReLU."""
-
-    Params = R2D2MLPParams
-    observations = "vector"
-
-    def __init__(self, params: R2D2MLPParams, spec: EnvSpec):
-        super().__init__(params, spec, vector_torso(spec, params.hidden))

@@ -8,19 +8,9 @@
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
-from core.models.dqn import (
-    DQNCNN,
-    DQNMLP,
-    DQNCNNParams,
-    DQNMinAtar,
-    DQNMinAtarParams,
-    DQNMLPParams,
-    DQNResNet,
-    DQNResNetParams,
-    DQNSmall,
-    DQNSmallParams,
-)
+from core.models.dqn import NormedMinAtarTorso, NormedNatureTorso, NormedSmallTorso, NormedVectorTorso, QNetwork
 from core.models.layers.noisy_linear import NoisyParams
+from core.models.layers.torso_options import BTRTorso
 
 
 @frozen_dataclass
@@ -33,56 +23,27 @@ class RainbowNetworkParams(NoisyParams):
     """Atoms of each distribution (C51: 51, QR-DQN: 200 quantiles)."""
 
 
-@frozen_dataclass
-class RainbowCNNParams(RainbowNetworkParams, DQNCNNParams):
-    pass
+class RainbowNetwork(QNetwork):
+    """Numbers of a distribution of returns for each action [B, A, atoms]."""
+
+    Params, output_kind = RainbowNetworkParams, "distribution"
 
 
-class RainbowCNN(DQNCNN):
+class RainbowCNN(RainbowNetwork, torso=NormedNatureTorso):
     """The paper's network, for 84x84."""
 
-    Params, output_kind = RainbowCNNParams, "distribution"
 
-
-@frozen_dataclass
-class RainbowResNetParams(RainbowNetworkParams, DQNResNetParams):
-    pass
-
-
-class RainbowResNet(DQNResNet):
+class RainbowResNet(RainbowNetwork, torso=BTRTorso):
     """A network on BTR's torso (2411.03820), for images of any size."""
 
-    Params, output_kind = RainbowResNetParams, "distribution"
 
-
-@frozen_dataclass
-class RainbowSmallParams(RainbowNetworkParams, DQNSmallParams):
-    pass
-
-
-class RainbowSmall(DQNSmall):
+class RainbowSmall(RainbowNetwork, torso=NormedSmallTorso):
     """A network for 42x42 (env.resolution 42) and machines without a GPU."""
 
-    Params, output_kind = RainbowSmallParams, "distribution"
 
-
-@frozen_dataclass
-class RainbowMinAtarParams(RainbowNetworkParams, DQNMinAtarParams):
-    pass
-
-
-class RainbowMinAtar(DQNMinAtar):
+class RainbowMinAtar(RainbowNetwork, torso=NormedMinAtarTorso):
     """A network on the MinAtar networks' torso, for 10x10."""
 
-    Params, output_kind = RainbowMinAtarParams, "distribution"
 
-
-@frozen_dataclass
-class RainbowMLPParams(RainbowNetworkParams, DQNMLPParams):
-    pass
-
-
-class RainbowMLP(DQNMLP):
+class RainbowMLP(RainbowNetwork, torso=NormedVectorTorso):
     """A network for vectors: one hidden layer without noise replaces the convolutions."""
-
-    Params, output_kind = RainbowMLPParams, "distribution"

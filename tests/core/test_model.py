@@ -1,13 +1,17 @@
 """The model contract: the feed-forward unroll and the restart of recurrent states."""
 
+import pickle
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from pydantic import Field, ValidationError
 from torch import Tensor
 
-from core.model import Model, restart
+from core.common.settings import frozen_dataclass
+from core.model import Model, ModelParams, restart
+from core.models.layers.torso_options import SmallTorso
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import ActorCriticOutput, State
 
@@ -89,3 +93,48 @@ def test_a_state_without_restarts_is_returned_unchanged():
     state = (torch.ones(2, 1),)
     assert restart(state, np.array([False, False]), (torch.zeros(2, 1),)) is state
     assert restart((), np.array([True, False]), ()) == ()
+
+
+@frozen_dataclass
+class FamilyParams(ModelParams):
+    units: int = Field(default=8, ge=1, le=9)
+    """Units of the family."""
+
+
+class Family(Plain):
+    Params = FamilyParams
+
+
+class SmallMember(Family, torso=SmallTorso, hidden=64, units=3):
+    """A family's network on a torso, with defaults of its own."""
+
+
+class OtherMember(Family, torso=SmallTorso):
+    pass
+
+
+def test_a_torso_adds_its_options_to_those_of_the_family():
+    params = SmallMember.Params(planes=4)
+    assert (params.units, params.hidden, params.planes) == (3, 64, 4) and SmallMember.observations == "image"
+    assert (OtherMember.Params().units, OtherMember.Params().hidden) == (8, 256) and Family.Params is FamilyParams
+    assert isinstance(params, FamilyParams) and isinstance(params, SmallTorso)
+    assert Plain.observations == Family.observations == "vector"
+
+
+def test_other_defaults_keep_their_bounds():
+    for wrong in ({"units": 10}, {"hidden": 0}, {"hidden": "64"}):
+        with pytest.raises(ValidationError):
+            SmallMember.Params(**wrong)
+
+
+def test_options_of_a_torso_travel_between_processes():
+    params = SmallMember.Params(planes=4)
+    again = pickle.loads(pickle.dumps(params))
+    assert again == params and type(again) is SmallMember.Params
+
+
+def test_an_unknown_keyword_of_a_class_is_an_error():
+    with pytest.raises(TypeError, match="keyword"):
+
+        class Wrong(Family, torse=SmallTorso):
+            pass

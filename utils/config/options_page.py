@@ -10,6 +10,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -127,7 +128,9 @@ def descriptions(params: type) -> dict[str, str]:
     """Return field name -> the sentences below the field, of the class and its bases."""
     found: dict[str, str] = {}
     for owner in reversed(params.__mro__):
-        if dataclasses.is_dataclass(owner):
+        if not dataclasses.is_dataclass(owner):
+            continue
+        with suppress(OSError):  # classes that core.common.settings.combined made have no text of their own
             body = typing.cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]).body
             for field, text in pairwise(body):
                 if (

@@ -141,20 +141,6 @@ def nature_convolutions(spec: EnvSpec, norm: str = "none") -> nn.Sequential:
     return convolutions(spec, (32, 8, 4), (64, 4, 2), (64, 3, 1), norm=norm)
 
 
-def small_convolutions(spec: EnvSpec, planes: int, norm: str = "none") -> nn.Sequential:
-    """Make convolutions for 42x42, with 16 planes: 16 4x4/2, 32 4x4/2, 32 3x3/2.
-
-    Their strides are those of the 2013 DQN network (1312.5602) on half its resolution, with one more convolution in
-    place of its large hidden layer's input.
-    """
-    return convolutions(spec, (planes, 4, 2), (2 * planes, 4, 2), (2 * planes, 3, 2), norm=norm)
-
-
-def minatar_convolutions(spec: EnvSpec, planes: int, norm: str = "none") -> nn.Sequential:
-    """Make the convolution of the MinAtar networks (1903.03176, section 4), for 10x10: with 16 planes 16 3x3."""
-    return convolutions(spec, (planes, 3, 1), norm=norm)
-
-
 class ResidualBlock(nn.Module):
     """x + outer(relu(inner(relu(x)))), with 3x3 convolutions."""
 

@@ -11,8 +11,8 @@ from torch import nn
 from core.agents.dqn import DQN, DQNParams
 from core.agents.rainbow import Rainbow, RainbowParams
 from core.model import Model
-from core.models.dqn import DQNMLP, DQNMLPParams
-from core.models.rainbow import RainbowMLP, RainbowMLPParams
+from core.models.dqn import DQNMLP
+from core.models.rainbow import RainbowMLP
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import Batch, SampleIds, TimeStep, Window
 from tests.core.distributions import algorithm_1, quantile_sum, softmax
@@ -50,7 +50,7 @@ def make_agent(**settings):
 def make_noisy(noise_per_env=True, **settings):
     params = replace(RainbowParams(n_step=2, learning_rate=1e-2), **settings)
     return learner(
-        Rainbow(params, SPEC, lambda: RainbowMLP(RainbowMLPParams(hidden=16, noise_per_env=noise_per_env), SPEC))
+        Rainbow(params, SPEC, lambda: RainbowMLP(RainbowMLP.Params(hidden=16, noise_per_env=noise_per_env), SPEC))
     )
 
 
@@ -300,7 +300,7 @@ def test_an_evaluation_with_epsilon_has_no_parameter_noise():
 
 @pytest.mark.parametrize(
     "agent",
-    [make_noisy(), learner(DQN(DQNParams(n_step=2), SPEC, lambda: DQNMLP(DQNMLPParams(noisy=True, hidden=16), SPEC)))],
+    [make_noisy(), learner(DQN(DQNParams(n_step=2), SPEC, lambda: DQNMLP(DQNMLP.Params(noisy=True, hidden=16), SPEC)))],
 )
 def test_each_forward_pass_of_an_update_draws_its_own_noise(agent, monkeypatch):
     drawn, randn = [], torch.randn

@@ -13,9 +13,9 @@ from core.agents.ddpg import DDPG
 from core.device.torch_runtime import use_tf32
 from core.learning.precision import Bfloat16Weights, in_bf16, precision_on
 from core.models.actor_critic import MLPAC, MLPACParams
-from core.models.dqn import DQNCNN, DQNCNNParams
+from core.models.dqn import DQNCNN
 from core.models.policy_critic import DDPGCNN, ControlNetworkParams
-from core.models.r2d2 import R2D2MLP, R2D2MLPParams
+from core.models.r2d2 import R2D2MLP
 from core.runtime.parameter_store import ParameterStore
 from core.specs import ArraySpec, Continuous, Discrete, EnvSpec
 from tests.core import resident_agents
@@ -71,7 +71,7 @@ def seen_dtypes(model) -> dict[str, torch.dtype]:
 # arithmetic -----------------------------------------------------------------------------------------------------------
 def test_all_layers_but_the_last_are_bfloat16():
     torch.manual_seed(0)
-    model = DQNCNN(DQNCNNParams(dueling=True), PICTURES)
+    model = DQNCNN(DQNCNN.Params(dueling=True), PICTURES)
     observation = torch.randint(0, 256, (4, 4, 84, 84), dtype=torch.uint8)
     exact = model(observation)[0].detach()
     found = seen_dtypes(in_bf16(model))
@@ -110,7 +110,7 @@ def test_unrolls_and_named_outputs_keep_their_types(lstm):
 
 def test_recurrent_cores_compute_in_float32_step_by_step_too():
     torch.manual_seed(0)
-    model = in_bf16(R2D2MLP(R2D2MLPParams(hidden=8, lstm=8), VECTORS))
+    model = in_bf16(R2D2MLP(R2D2MLP.Params(hidden=8, lstm=8), VECTORS))
     features, state = torch.randn(3, 12), model.initial_state(3)
     weights = [parameter.detach() for parameter in model.core.lstm.parameters()]
     with model.bf16_weights.in_place():

@@ -4,16 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.models.dqn import (
-    DQNCNN,
-    DQNMLP,
-    DQNCNNParams,
-    DQNMinAtar,
-    DQNMinAtarParams,
-    DQNMLPParams,
-    DQNSmall,
-    DQNSmallParams,
-)
+from core.models.dqn import DQNCNN, DQNMLP, DQNMinAtar, DQNSmall
 from core.models.layers.torsos import DuelingHead, scaled_image
 from core.specs import ArraySpec, Discrete, EnvSpec
 
@@ -29,13 +20,13 @@ def pixels(frame, stack):
 @pytest.mark.parametrize("norm", ["none", "group", "layer"])
 def test_the_cnn_accepts_every_image_shape(frame, stack, dueling, norm):
     spec = pixels(frame, stack)
-    model = DQNCNN(DQNCNNParams(dueling=dueling, norm=norm), spec)
+    model = DQNCNN(DQNCNN.Params(dueling=dueling, norm=norm), spec)
     values, state = model(torch.randint(0, 256, (5, *spec.observation_shape), dtype=torch.uint8))
     assert values.shape == (5, 6) and state == ()
 
 
 def test_the_plain_cnn_has_the_published_number_of_parameters():
-    model = DQNCNN(DQNCNNParams(), pixels((84, 84), 4))
+    model = DQNCNN(DQNCNN.Params(), pixels((84, 84), 4))
     expected = (4 * 64 + 1) * 32 + (32 * 16 + 1) * 64 + (64 * 9 + 1) * 64 + (3136 + 1) * 512 + 513 * 6
     assert sum(parameter.numel() for parameter in model.parameters()) == expected
 
@@ -47,9 +38,9 @@ def both(*layers):
 @pytest.mark.parametrize(
     "model, names",
     [
-        (DQNCNN(DQNCNNParams(), pixels((84, 84), 4)), both("torso.0", "torso.2", "torso.4", "q.0", "q.2")),
+        (DQNCNN(DQNCNN.Params(), pixels((84, 84), 4)), both("torso.0", "torso.2", "torso.4", "q.0", "q.2")),
         (
-            DQNCNN(DQNCNNParams(norm="group"), pixels((84, 84), 4)),
+            DQNCNN(DQNCNN.Params(norm="group"), pixels((84, 84), 4)),
             [
                 "torso.0.weight",
                 *both("torso.1"),
@@ -60,12 +51,12 @@ def both(*layers):
             ],
         ),
         (
-            DQNSmall(DQNSmallParams(norm="layer"), pixels((42, 42), 4)),
+            DQNSmall(DQNSmall.Params(norm="layer"), pixels((42, 42), 4)),
             both(*(f"torso.{number}" for number in (0, 1, 3, 4, 6, 7)), "q.0", "q.1", "q.3"),
         ),
-        (DQNSmall(DQNSmallParams(), pixels((42, 42), 4)), both("torso.0", "torso.2", "torso.4", "q.0", "q.2")),
+        (DQNSmall(DQNSmall.Params(), pixels((42, 42), 4)), both("torso.0", "torso.2", "torso.4", "q.0", "q.2")),
         (
-            DQNMinAtar(DQNMinAtarParams(dueling=True), pixels((10, 10), 4)),
+            DQNMinAtar(DQNMinAtar.Params(dueling=True), pixels((10, 10), 4)),
             both("torso.0", "q.value.0", "q.value.2", "q.advantage.0", "q.advantage.2"),
         ),
     ],
@@ -87,7 +78,7 @@ def test_pixels_are_scaled_to_one_and_planes_keep_their_order():
 
 
 def test_a_dueling_network_centres_its_advantages():
-    model = DQNCNN(DQNCNNParams(dueling=True), pixels((84, 84), 4))
+    model = DQNCNN(DQNCNN.Params(dueling=True), pixels((84, 84), 4))
     observation = torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8)
     features = model.torso(scaled_image(observation, model.spec))
     assert torch.allclose(model(observation)[0].mean(1, keepdim=True), model.q.value(features), atol=1e-5)
@@ -115,22 +106,22 @@ def test_a_dueling_head_sends_its_gradient_divided_by_the_root_of_2():
 
 def test_images_too_small_for_the_network_are_refused():
     with pytest.raises(ValueError, match="16x16"):
-        DQNCNN(DQNCNNParams(), pixels((16, 16), 4))
+        DQNCNN(DQNCNN.Params(), pixels((16, 16), 4))
 
 
 @pytest.mark.parametrize("dueling", [False, True])
 def test_minatar_planes_and_vectors_have_their_own_networks(dueling):
     planes = EnvSpec("breakout", ArraySpec((10, 10, 4), "bool"), 0, Discrete(3), is_image=True)
-    values, _ = DQNMinAtar(DQNMinAtarParams(dueling=dueling), planes)(torch.zeros(2, 10, 10, 4, dtype=torch.bool))
+    values, _ = DQNMinAtar(DQNMinAtar.Params(dueling=dueling), planes)(torch.zeros(2, 10, 10, 4, dtype=torch.bool))
     assert values.shape == (2, 3)
     vector = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 0, Discrete(2))
-    values, _ = DQNMLP(DQNMLPParams(dueling=dueling), vector)(torch.zeros(2, 4))
+    values, _ = DQNMLP(DQNMLP.Params(dueling=dueling), vector)(torch.zeros(2, 4))
     assert values.shape == (2, 2)
 
 
 def test_unrolling_a_feed_forward_model_equals_stepping():
     vector = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 0, Discrete(2))
-    model = DQNMLP(DQNMLPParams(), vector)
+    model = DQNMLP(DQNMLP.Params(), vector)
     observations = torch.randn(5, 3, 4)
     unrolled, _ = model.unroll(observations, torch.zeros(5, 3, dtype=torch.bool), ())
     assert torch.allclose(unrolled, torch.stack([model(step)[0] for step in observations]), atol=1e-6)
@@ -142,7 +133,7 @@ PLANES = EnvSpec("breakout", ArraySpec((10, 10, 4), "bool"), 0, Discrete(3), is_
 def test_layer_norm_is_over_the_channels_of_each_position():
     """The network of PQN's authors for MinAtar, computed position by position in float64."""
     torch.manual_seed(0)
-    model = DQNMinAtar(DQNMinAtarParams(norm="layer"), PLANES).double()
+    model = DQNMinAtar(DQNMinAtar.Params(norm="layer"), PLANES).double()
     for parameter in model.parameters():
         parameter.data.add_(0.1 * torch.randn_like(parameter))
     weights = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
@@ -168,7 +159,7 @@ def test_layer_norm_is_over_the_channels_of_each_position():
 @pytest.mark.parametrize("dueling", [False, True])
 def test_normalised_layers_begin_he_normal_without_bias(dueling):
     torch.manual_seed(0)
-    model = DQNMinAtar(DQNMinAtarParams(norm="layer", dueling=dueling), PLANES)
+    model = DQNMinAtar(DQNMinAtar.Params(norm="layer", dueling=dueling), PLANES)
     head = model.q.advantage if dueling else model.q
     for layer, inputs in ((model.torso[0], 4 * 9), (head[0], 1024)):
         assert not layer.bias.any()
