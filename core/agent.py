@@ -89,7 +89,8 @@ class Agent(ABC):
     Params: ClassVar[type[AgentParams]] = AgentParams
     supports_cuda_graphs: ClassVar[bool] = False  # `prepare_updates` is implemented
     required_output: ClassVar[str]  # the Model.output_kind that it needs
-    actions: ClassVar[type | UnionType]  # Discrete, Continuous or both
+    actions: ClassVar[type | UnionType]  # of core/specs.py: Discrete, MultiDiscrete, Continuous or several of these
+    uses_action_masks: ClassVar[bool] = False  # it takes legal actions of TimeStep.action_mask only, and learns so
     window_kinds: ClassVar[tuple[WindowKind, ...]]  # kinds of windows that it can learn from
     samples_per_window: int = 1  # steps of one window that are learnt from
     burn_in_steps: int = 0  # steps of one window before these
@@ -104,6 +105,11 @@ class Agent(ABC):
         A CUDA graph holds a multiple of it.
         """
         return 1
+
+    @classmethod
+    def max_joint_actions(cls, params: Any) -> int:
+        """Return up to how many combinations of choices of a MultiDiscrete space it takes as Discrete actions."""
+        return 0
 
     @classmethod
     def problems(cls, params: Any) -> list[str]:
@@ -169,11 +175,12 @@ class Agent(ABC):
     def act(self, timestep: TimeStep, state: State, exploration: Exploration | None) -> ActorOutput:
         """Choose actions for E environments, under inference mode. If `exploration` is None, they are greedy."""
 
-    def greedy(self, output: Any) -> dict[str, Tensor]:
+    def greedy(self, output: Any, legal: Tensor | None = None) -> dict[str, Tensor]:
         """Return the named outputs of an exported network.
 
         Args:
             output: The model's output for B observations.
+            legal: [B, A] bool, the legal actions; given if the environment has masks.
 
         Returns:
             "action" [B, ...] is the greedy action as the action space wants it. The values it was chosen by have

@@ -3,6 +3,9 @@
 A step that ends an episode returns `last`. The step after it ignores its action, restarts that environment and returns
 `first` with reward 0. Both kinds of end keep the true final observation: a termination sets `discount` to 0, a
 truncation leaves it at 1.
+
+Where `EnvSpec.has_action_mask` is set, each time step says which actions are legal at its observation. At least one is,
+unless the episode has terminated.
 """
 
 from abc import ABC, abstractmethod

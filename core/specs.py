@@ -45,11 +45,49 @@ class Discrete(NamedTuple):
     """Actions 0 .. num_actions - 1, stored as int64 scalars."""
 
     num_actions: int
+    nvec: tuple[int, ...] = ()  # of the MultiDiscrete space whose combinations these are, the last choice fastest
 
     @property
     def array(self) -> ArraySpec:
         """Return shape and dtype of one stored action."""
         return ArraySpec((), "int64")
+
+    @property
+    def description(self) -> str:
+        """Return what a table says of the space."""
+        combined = f", all combinations of {_times(self.nvec)} choices" if self.nvec else ""
+        return f"{self.num_actions:,} actions{combined}"
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Return the number of actions of each choice; their sum is the length of a policy's logits and of a mask."""
+        return (self.num_actions,)
+
+
+class MultiDiscrete(NamedTuple):
+    """Several choices at once, stored as int64 [choices]: choice i is one of 0 .. nvec[i] - 1."""
+
+    nvec: tuple[int, ...]
+
+    @property
+    def array(self) -> ArraySpec:
+        """Return shape and dtype of one stored action."""
+        return ArraySpec((len(self.nvec),), "int64")
+
+    @property
+    def description(self) -> str:
+        """Return what a table says of the space."""
+        return f"{len(self.nvec)} choices at once among {_times(self.nvec)}"
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Return the number of actions of each choice; their sum is the length of a policy's logits and of a mask."""
+        return self.nvec
+
+    @property
+    def num_joint_actions(self) -> int:
+        """Return the number of combinations of choices."""
+        return math.prod(self.nvec)
 
 
 class Continuous(NamedTuple):
@@ -62,6 +100,21 @@ class Continuous(NamedTuple):
     def array(self) -> ArraySpec:
         """Return shape and dtype of one stored action."""
         return ArraySpec(self.low.shape, "float32")
+
+    @property
+    def description(self) -> str:
+        """Return what a table says of the space."""
+        return f"in {self.low.min():g} .. {self.high.max():g}"
+
+
+ActionSpec = Discrete | MultiDiscrete | Continuous
+
+
+def _times(nvec: tuple[int, ...]) -> str:
+    """Return the numbers as "3 x 2 x 2", or many equal ones as "2 ^ 16"."""
+    if len(nvec) > 4 and len(set(nvec)) == 1:
+        return f"{nvec[0]} ^ {len(nvec)}"
+    return " x ".join(map(str, nvec))
 
 
 class ObservationPart(NamedTuple):
@@ -80,7 +133,7 @@ class EnvSpec:
     name: str  # canonical game name: "pong", "CartPole-v1"
     frame: ArraySpec  # one stored observation of one environment, without the stack
     frame_stack: int  # 0: one frame is an observation; S >= 1: [S, *frame.shape], oldest first, 0-padded
-    action: Discrete | Continuous
+    action: ActionSpec
     frames_per_step: int = 1  # emulator frames of an agent step
     is_image: bool = False  # [H, W], [H, W, C] or planes, which need a convolution
     max_value: float = 1.0  # pixels are divided by this (255 for bytes)
@@ -88,6 +141,7 @@ class EnvSpec:
     frame_rate: float = 60.0  # emulator frames a second, at which the environment is meant to be watched
     warning: str = ""  # one sentence that the user should know before a start
     parts: tuple[ObservationPart, ...] = ()  # of the observation; empty if it has one part
+    has_action_mask: bool = False  # time steps say which actions are legal; actions are not Continuous
     # If not (): a frame is the bytes of a picture of this shape, followed by those of a float32 vector.
     picture_of_parts: tuple[int, ...] = ()
 
@@ -105,6 +159,13 @@ class EnvSpec:
     def observation_shape(self) -> tuple[int, ...]:
         """Return the shape of one observation, with its stack."""
         return (self.frame_stack, *self.frame.shape) if self.frame_stack else self.frame.shape
+
+    @property
+    def action_mask(self) -> ArraySpec | None:
+        """Return shape and dtype of one environment's mask of legal actions; None if it has none."""
+        if not self.has_action_mask or isinstance(self.action, Continuous):
+            return None
+        return ArraySpec((sum(self.action.choices),), "bool")
 
 
 @dataclass(frozen=True)

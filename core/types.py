@@ -10,6 +10,9 @@ from torch import Tensor
 State = tuple[Tensor, ...]  # recurrent state, each [B, ...]; empty for feed-forward models
 
 
+ACTION_MASK = "action_mask"  # name of the stored masks of legal actions in Window.extras
+
+
 class TimeStep(NamedTuple):
     """A time step of E environments. `reward` and `discount` belong to the action just taken."""
 
@@ -19,6 +22,9 @@ class TimeStep(NamedTuple):
     first: np.ndarray  # [E] bool, the observation starts an episode
     last: np.ndarray  # [E] bool, the observation ended an episode
     raw_reward: np.ndarray  # [E] float32, as the game gave it; its sum over an episode is the score
+    # [E, A] bool, the legal actions, or those of several choices one after another; an environment
+    # may return anything where an episode terminated; None if the environment has no masks
+    action_mask: np.ndarray | None = None
 
 
 class Window(NamedTuple):

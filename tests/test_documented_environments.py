@@ -10,7 +10,7 @@ from core.specs import Discrete
 from tests.selection import slow_except
 from utils.config import validation
 from utils.config.command_line import read
-from utils.config.space_table import actions, describe
+from utils.config.space_table import describe
 from utils.errors import ConfigurationError
 from utils.factory import EnginesDict, ProcessesDict
 from utils.launch import create_context
@@ -62,7 +62,7 @@ def test_spaces_or_the_reason_are_as_documented(name, root):
     stack = f", {spec.frame_stack} frames" if spec.frame_stack else ""
     assert describe(spec.frame) + stack == observation
     bounds = "" if isinstance(spec.action, Discrete) else f"{describe(spec.action.array)} "
-    assert bounds + actions(spec) == action
+    assert bounds + spec.action.description == action
 
 
 @pytest.mark.filterwarnings("ignore")

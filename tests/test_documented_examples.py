@@ -53,6 +53,16 @@ def trained(arguments, root):
     return context
 
 
+def test_an_agent_that_ignores_masks_is_refused_where_there_are_some(package, capsys):
+    agent = ("--config", "dqn-cartpole", "--agent_type", "mypackage.q_learning:QLearning")
+    with pytest.raises(SystemExit):
+        read_options([*agent, "--env_type", "tictactoe", "--game", "tictactoe"])
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert (
+        "would take illegal actions of game=tictactoe, because it does not use masks; agent_type could be" in sentence
+    )
+
+
 def test_the_page_has_an_example_of_each_kind():
     assert [name for name, _ in MODULES] == ["q_learning", "layer_norm", "recent", "richest", "corridor"] and len(
         COMMANDS

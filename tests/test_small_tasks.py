@@ -188,6 +188,24 @@ def test_a_cue_is_remembered_only_with_an_lstm(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("agent", ["dqn", "impala", "impact", "ppo"])
+def test_several_choices_are_learnt_at_once(tmp_path, agent):
+    """Random play scores 2.3, and every choice right 5."""
+    words = ("--config", f"{agent}-cartpole", "--game", "tests.choices:Choices-v0", "--target_score", "4.8")
+    evaluations = ("--evaluator.steps", "2000", "--evaluator.episodes", "50", "--evaluator.num_envs", "50")
+    assert best_score(tmp_path, *words, *evaluations, "--steps", "100000") >= 4.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ["dqn-tictactoe", "ppo-tictactoe", "r2d2-cartpole"])
+def test_tic_tac_toe_is_learnt_with_masks(tmp_path, row):
+    """Random play scores 0."""
+    words = ("--config", row, "--env_type", "tictactoe", "--game", "tictactoe", "--target_score", "0.7")
+    evaluations = ("--evaluator.steps", "5000", "--evaluator.episodes", "200", "--evaluator.num_envs", "50")
+    assert best_score(tmp_path, *words, *evaluations, "--steps", "80000") >= 0.7
+
+
+@pytest.mark.slow
 def test_a_cue_is_remembered_by_r2d2_but_not_by_dqn(tmp_path):
     words = (
         "--config",

@@ -11,6 +11,7 @@ import dataclasses
 import io
 import json
 import os
+import reprlib
 import signal
 import subprocess
 import sys
@@ -23,12 +24,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.acting.validated_env import ValidatedEnv
+from core.acting.joint_actions import split_joint_actions
 from core.agent import Agent, Exploration
 from core.checkpoint import model_file
 from core.common.settings import dotted
 from core.evaluation.episodes import EpisodeResults, play_episodes
 from core.model import restart
+from core.runtime.options import make_env
 from core.specs import EnvSpec
 from core.types import TimeStep
 from utils import run_registry
@@ -233,7 +235,12 @@ class Policy:
         self._exploration: dict[int, Exploration | None] = {}
 
     def act(
-        self, observation: Any, state: tuple[np.ndarray, ...] | None = None, reward: Any = 0.0, first: Any = False
+        self,
+        observation: Any,
+        state: tuple[np.ndarray, ...] | None = None,
+        reward: Any = 0.0,
+        first: Any = False,
+        action_mask: Any = None,
     ) -> tuple[Any, tuple[np.ndarray, ...]]:
         """Return the action for one observation, or the actions for N, and the next recurrent state.
 
@@ -242,15 +249,17 @@ class Policy:
             state: State that the last call returned, () for networks without memory. If None, episodes start.
             reward: Reward of the last action, a number or [N]; input of R2D2's networks.
             first: [N] bool, True where an episode starts; the initial state then replaces `state`.
+            action_mask: [A] or [N, A], the legal actions; needed if `spec.has_action_mask`.
 
         Raises:
-            ValueError: shape or dtype of the observation differ from the environment's.
+            ValueError: shape or dtype of the observation or the mask differ from the environment's.
         """
         observations, single = self._observations(observation)
         count = len(observations)
         rewards = np.broadcast_to(np.asarray(reward, np.float32), (count,)).copy()
         first = np.broadcast_to(np.asarray(first, bool) | (state is None), (count,)).copy()
-        timestep = TimeStep(observations, rewards, np.ones(count, np.float32), first, np.zeros(count, bool), rewards)
+        ones, legal = np.ones(count, np.float32), self._legal(action_mask, count)
+        timestep = TimeStep(observations, rewards, ones, first, np.zeros(count, bool), rewards, legal)
         recurrent = initial = self.agent.initial_state(count)
         if state is not None:
             if len(state) != len(initial):
@@ -267,17 +276,23 @@ class Policy:
         with torch.inference_mode():
             output = self.agent.act(timestep, recurrent, self._exploration[count])
         next_state = tuple(part.cpu().numpy() for part in output.state)
-        return (
-            (output.action[0], tuple(np.asarray(part[0]) for part in next_state))
-            if single
-            else (output.action, next_state)
-        )
+        action = split_joint_actions(self.spec.action, output.action)
+        return (action[0], tuple(np.asarray(part[0]) for part in next_state)) if single else (action, next_state)
+
+    def _legal(self, action_mask: Any, count: int) -> np.ndarray | None:
+        """Return the legal actions [N, A] as the environment would; None if it has no masks."""
+        if self.spec.action_mask is None:
+            return None
+        mask, size = np.asarray(action_mask), self.spec.action_mask.shape[0]
+        if mask.shape not in ((count, size), (size,) * (count == 1)) or mask.dtype.kind not in "biu":
+            raise ValueError(f"action_mask is {reprlib.repr(action_mask)}, expected the legal ones of {size} actions")
+        return mask.reshape(count, size).astype(bool)
 
     def evaluate(self, episodes: int = 10, seed: int = 1) -> EpisodeResults:
         """Play whole episodes in this process; return raw `returns`, `lengths` and `truncated`, each [episodes]."""
         options, num_envs = self.options, min(episodes, self.options.evaluator.num_envs)
         exploration = self.agent.evaluation_exploration(num_envs, np.random.default_rng(seed))
-        env = ValidatedEnv(options.env_class(options.env, options.game, num_envs, training=False), num_envs)
+        env = make_env(options, num_envs, training=False)
         with contextlib.closing(env):
             playing = play_episodes(self.agent, env, episodes, options.evaluator.max_steps, exploration, seed)
             while True:

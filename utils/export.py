@@ -26,8 +26,8 @@ from core.agent import Agent
 from core.checkpoint.run_checkpoint import CheckpointError
 from core.common.files import replace_atomically
 from core.model import disable_host_sync
-from core.specs import Discrete, EnvSpec
-from core.types import OARInputs, PictureAndVector, State
+from core.specs import ActionSpec, Continuous, Discrete, EnvSpec, MultiDiscrete
+from core.types import ACTION_MASK, OARInputs, PictureAndVector, State
 from utils.api import Policy, load
 from utils.errors import ConfigurationError, describe_exception
 
@@ -44,6 +44,7 @@ class ActingNetwork(nn.Module):
         super().__init__()
         self.model = agent.model.eval()
         self._agent, self._recurrent_q = agent, agent.required_output == "recurrent-q"
+        self._is_masked = spec.has_action_mask
         disable_host_sync(self.model)
         example = self.example(spec, TRACED_BATCH)
         self.states = [name for name in example if name.startswith("state_")]
@@ -61,9 +62,10 @@ class ActingNetwork(nn.Module):
         num_parts = 2 if self.model.spec.vector_size else 1
         observation: Any = PictureAndVector(*tensors[:num_parts]) if num_parts == 2 else tensors[0]
         num_inputs = num_parts + (2 if self._recurrent_q else 0)
+        num_masks = int(self._is_masked)
         inputs = OARInputs(observation, *tensors[num_parts:num_inputs]) if self._recurrent_q else observation
-        output, state = self.model(inputs, tensors[num_inputs:])
-        return self._agent.greedy(output), state
+        output, state = self.model(inputs, tensors[num_inputs + num_masks :])
+        return self._agent.greedy(output, *tensors[num_inputs : num_inputs + num_masks]), state
 
     def example(self, spec: EnvSpec, batch_size: int, seed: int = 0) -> dict[str, Tensor]:
         """Return random inputs by name."""
@@ -81,6 +83,11 @@ class ActingNetwork(nn.Module):
             num_actions = spec.action.num_actions  # type: ignore[union-attr]
             inputs["previous_action"] = torch.from_numpy(generator.integers(-1, num_actions, batch_size))
             inputs["reward"] = torch.from_numpy(generator.normal(size=batch_size).astype(np.float32))
+        if spec.action_mask:
+            begins = np.cumsum(spec.action.choices) - spec.action.choices  # type: ignore[union-attr]
+            mask = generator.random((batch_size, *spec.action_mask.shape)) < 0.5
+            mask[:, begins] = True  # an action of each choice
+            inputs[ACTION_MASK] = torch.from_numpy(mask)
         state = self.model.initial_state(batch_size)
         return inputs | {
             f"state_{index}": torch.from_numpy(generator.normal(size=part.shape).astype(np.float32) / 4)
@@ -154,11 +161,12 @@ def _quiet() -> Iterator[None]:
 def _metadata(policy: Policy) -> dict[str, str]:
     """Return the metadata of the ONNX file."""
     options, action = policy.options, policy.spec.action
-    bounds: dict[str, Any] = (
-        {"num_actions": action.num_actions}
-        if isinstance(action, Discrete)
-        else {"low": action.low.tolist(), "high": action.high.tolist()}
-    )
+    bounds: dict[str, Any]
+    if isinstance(action, Continuous):
+        bounds = {"low": action.low.tolist(), "high": action.high.tolist()}
+    else:
+        bounds = {"nvec": list(action.nvec)} if action.nvec else {}
+        bounds |= {"num_actions": action.num_actions} if isinstance(action, Discrete) else {}
     return {
         "config": options.config,
         "agent_type": options.agent_type,
@@ -186,7 +194,7 @@ def differences(network: ActingNetwork, spec: EnvSpec, path: Path) -> list[str]:
         for name, ours, theirs in zip(network.outputs, expected, outputs):
             if ours.shape == theirs.shape and _close(ours, theirs, np.abs(ours).max()):
                 continue
-            if not (name == "action" and ours.dtype.kind == "i" and _tied(expected[1], ours, theirs)):
+            if not (name == "action" and ours.dtype.kind == "i" and _tied(spec.action, expected[1], ours, theirs)):
                 differing.append(f"{name} of {batch_size} observations")
     return differing
 
@@ -195,9 +203,11 @@ def _close(ours: np.ndarray, theirs: np.ndarray, scale: float) -> bool:
     return np.allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE * max(scale, 1))
 
 
-def _tied(scores: np.ndarray, ours: np.ndarray, theirs: np.ndarray) -> bool:
+def _tied(action: ActionSpec, scores: np.ndarray, ours: np.ndarray, theirs: np.ndarray) -> bool:
     """Return True if the actions differ only where values or logits [N, A] are equal up to rounding."""
-    scores_of_ours, scores_of_theirs = (np.take_along_axis(scores, each[:, None], 1)[:, 0] for each in (ours, theirs))
+    nvec = np.array(action.nvec if isinstance(action, MultiDiscrete) else [0])
+    places = (each.reshape(len(scores), -1) + np.cumsum(nvec) - nvec for each in (ours, theirs))  # [N, choices]
+    scores_of_ours, scores_of_theirs = (np.take_along_axis(scores, each, 1) for each in places)
     return _close(scores_of_ours, scores_of_theirs, np.abs(scores).max())
 
 

@@ -115,6 +115,7 @@ EnvsDict = Factory(
         "minatar": "core.envs.minatar:MinAtarEnv",
         "catch": "core.envs.catch:CatchEnv",
         "recall": "core.envs.recall:RecallEnv",
+        "tictactoe": "core.envs.tictactoe:TicTacToeEnv",
     },
     "core.env:Env",
 )

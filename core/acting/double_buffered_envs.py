@@ -112,7 +112,8 @@ class DoubleBufferedEnvs:
 
 def concatenate_steps(steps: Sequence[EnvStep]) -> EnvStep:
     def concatenate_timesteps(timesteps: Sequence[TimeStep]) -> TimeStep:
-        return TimeStep._make(map(np.concatenate, zip(*timesteps)))
+        fields = zip(*timesteps)
+        return TimeStep._make(None if field[0] is None else np.concatenate(field) for field in fields)
 
     def concatenate_states(states: Sequence[State]) -> State:
         return tuple(map(torch.cat, zip(*states)))

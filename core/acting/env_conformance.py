@@ -3,7 +3,8 @@
 import numpy as np
 
 from core.env import Env
-from core.specs import Continuous, Discrete, EnvSpec
+from core.ops.exploration import random_legal_actions
+from core.specs import ActionSpec, Continuous, Discrete, EnvSpec
 from core.types import TimeStep
 
 
@@ -31,17 +32,35 @@ def play_randomly(env: Env, num_envs: int, steps: int, seed: int) -> tuple[list[
             return [f"step {number} of random play: {violation}" for violation in violations], episodes
         episodes += int(timestep.last.sum())
         # A copy, because an environment may reuse its arrays.
-        previous = TimeStep(*(np.array(field) for field in timestep))
-        timestep = env.step(random_actions(env.spec.action, num_envs, generator))
+        previous = TimeStep._make(None if field is None else np.array(field) for field in timestep)
+        timestep = env.step(random_actions(env.spec.action, num_envs, generator, timestep.action_mask))
     return [], episodes
 
 
-def random_actions(space: Discrete | Continuous, num_envs: int, generator: np.random.Generator) -> np.ndarray:
-    """Draw uniform actions [E, ...] from the action space."""
+def random_actions(
+    space: ActionSpec, num_envs: int, generator: np.random.Generator, legal: np.ndarray | None = None
+) -> np.ndarray:
+    """Draw uniform actions [E, ...] from the action space, those of TimeStep.action_mask if it is given."""
+    if legal is not None and not isinstance(space, Continuous):
+        return random_legal_actions(legal, space.choices, generator).reshape(num_envs, *space.array.shape)
     if isinstance(space, Discrete):
         return generator.integers(space.num_actions, size=num_envs)
+    if not isinstance(space, Continuous):
+        return generator.integers(space.nvec, size=(num_envs, len(space.nvec)))
     actions = generator.uniform(space.low, space.high, (num_envs, *space.low.shape)).astype(np.float32)
     return np.clip(actions, space.low, space.high)  # because rounding to float32 can leave the space
+
+
+def can_act(spec: EnvSpec, timestep: TimeStep) -> np.ndarray:
+    """Return the streams that have a legal action of each choice, [E] bool."""
+    assert timestep.action_mask is not None and not isinstance(spec.action, Continuous)
+    begins = np.cumsum((0, *spec.action.choices[:-1]), dtype=np.int64)
+    return np.asarray(np.logical_or.reduceat(timestep.action_mask, begins, axis=1).all(1))
+
+
+def is_terminated(timestep: TimeStep) -> np.ndarray:
+    """Return the streams whose episode has ended by itself, so that no action follows, [E] bool."""
+    return np.asarray(timestep.last & (timestep.discount == 0))
 
 
 def _shape_errors(spec: EnvSpec, num_envs: int, timestep: TimeStep) -> list[str]:
@@ -50,6 +69,8 @@ def _shape_errors(spec: EnvSpec, num_envs: int, timestep: TimeStep) -> list[str]
     expected |= dict.fromkeys(("first", "last"), ((num_envs,), "bool"))
     errors = []
     expected["observation"] = (num_envs, *spec.observation_shape), spec.frame.dtype
+    if spec.action_mask:
+        expected["action_mask"] = (num_envs, *spec.action_mask.shape), spec.action_mask.dtype
     for name, (shape, dtype) in expected.items():
         value = getattr(timestep, name)
         if not isinstance(value, np.ndarray):
@@ -62,12 +83,14 @@ def _shape_errors(spec: EnvSpec, num_envs: int, timestep: TimeStep) -> list[str]
 def _value_errors(spec: EnvSpec, timestep: TimeStep) -> list[str]:
     errors = []
     for name, value in timestep._asdict().items():
-        if value.dtype.kind == "f" and not np.isfinite(value).all():
+        if value is not None and value.dtype.kind == "f" and not np.isfinite(value).all():
             not_finite = ~np.isfinite(value).reshape(len(value), -1).all(1)
             errors.append(f"{name} is not finite in streams {_indices(not_finite)}")
     outside = (timestep.discount < 0) | (timestep.discount > 1)
     if outside.any():
         errors.append(f"discount of streams {_indices(outside)} is outside 0 .. 1: {timestep.discount[outside]}")
+    if spec.action_mask and (stuck := ~can_act(spec, timestep) & ~is_terminated(timestep)).any():
+        errors.append(f"action_mask has no legal action in streams {_indices(stuck)}")
     low, high = timestep.observation.min(), timestep.observation.max()
     if spec.is_image and (low < 0 or high > spec.max_value):
         errors.append(f"observation has values {low} .. {high}, outside 0 .. {spec.max_value:g}")

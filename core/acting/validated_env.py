@@ -4,6 +4,7 @@ import reprlib
 
 import numpy as np
 
+from core.acting.env_conformance import can_act, is_terminated
 from core.common.foreign_code import foreign_code
 from core.env import Env
 from core.types import TimeStep
@@ -14,7 +15,7 @@ EXPECTED_DTYPES = {"f": "float32", "b": "bool", "u": "uint8", "i": "int64"}
 class ValidatedEnv(Env):
     """Wrap an Env so that every step it returns is a TimeStep of its spec with finite numbers.
 
-    A check costs a few microseconds a step of all environments.
+    A check costs a few microseconds a step of all environments. A mask that is returned always has a legal action.
 
     Raises:
         ValueError: a field has another type, shape or kind of dtype, or is not finite. The message names field, value,
@@ -28,7 +29,10 @@ class ValidatedEnv(Env):
         self._foreign_code = foreign_code(f"environment {env.spec.name}")
         shapes = {"observation": (num_envs, *env.spec.observation_shape)}
         kinds = {"observation": np.dtype(env.spec.frame.dtype).kind, "first": "b", "last": "b"}
-        self._expected = [(name, shapes.get(name, (num_envs,)), kinds.get(name, "f")) for name in TimeStep._fields]
+        self._expected = [(name, shapes.get(name, (num_envs,)), kinds.get(name, "f")) for name in TimeStep._fields[:-1]]
+        self._is_masked = env.spec.action_mask is not None
+        if env.spec.action_mask:
+            self._expected.append(("action_mask", (num_envs, *env.spec.action_mask.shape), "b"))
 
     def reset(self, seed: int) -> TimeStep:
         with self._foreign_code:
@@ -87,4 +91,16 @@ class ValidatedEnv(Env):
                     f"{name} of stream {stream} of {self.spec.name} at step {self._steps} "
                     f"is {number}{where}, expected finite values"
                 )
-        return timestep
+        return self._with_legal_actions(timestep) if self._is_masked else timestep
+
+    def _with_legal_actions(self, timestep: TimeStep) -> TimeStep:
+        """Allow all actions where the episode has terminated and the environment allows none."""
+        able = can_act(self._env.spec, timestep)
+        if able.all():
+            return timestep
+        if (stuck := ~able & ~is_terminated(timestep)).any():
+            raise ValueError(
+                f"action_mask of stream {int(stuck.argmax()) + self._first_stream} of {self.spec.name} at step "
+                f"{self._steps} has no legal action, expected at least one"
+            )
+        return timestep._replace(action_mask=timestep.action_mask | ~able[:, None])

@@ -17,6 +17,7 @@ from torch import Tensor
 from core.agents.base.q_learning import MunchausenParams, QLearning, QLearningParams
 from core.common.settings import frozen_dataclass
 from core.learning.optimizer import Loss
+from core.ops.action_masks import mask_actions
 from core.ops.munchausen import munchausen_bonus, soft_bootstrap
 from core.ops.returns import bootstrap_position, n_step_return
 from core.specs import ArraySpec
@@ -66,9 +67,11 @@ class DQN(QLearning):
         returns, discounts = n_step_return(window.rewards, window.discounts, window.lasts, params.gamma)
         observations = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
         actions = window.actions[0].to(self.device)  # [B]
-        targets = returns.to(self.device) + discounts.to(self.device) * self._bootstrap(observations[1])  # [B]
+        legal, bootstrap_legal = self.legal_actions(window)
+        bootstrap = self._bootstrap(observations[1], bootstrap_legal)
+        targets = returns.to(self.device) + discounts.to(self.device) * bootstrap  # [B]
         if params.munchausen_alpha:
-            targets = targets + self._bonus(observations[0], actions)
+            targets = targets + self._bonus(observations[0], actions, legal)
         values = self.model(observations[0], ())[0]  # [B, A]
         q_taken = values.gather(1, actions[:, None])[:, 0]  # [B]
         loss = (batch.weights.to(self.device) * LOSSES[params.loss](q_taken, targets, reduction="none")).mean()
@@ -76,21 +79,22 @@ class DQN(QLearning):
         return Loss(loss, {"q_mean": values.detach().mean(), "td_error": errors.mean()}, errors)
 
     @torch.no_grad()
-    def _bootstrap(self, observation: Tensor) -> Tensor:
+    def _bootstrap(self, observation: Tensor, legal: Tensor | None) -> Tensor:
         """Return the value [B] of each window's final observation."""
-        values: Tensor = self.target(observation, ())[0]  # [B, A]
+        values = mask_actions(self.target(observation, ())[0], legal)  # [B, A]
         if self.params.munchausen_alpha:
             return soft_bootstrap(values, values, self.params.munchausen_temperature)
         if not self.params.double_q:
             return values.amax(1)
-        return values.gather(1, self.model(observation, ())[0].argmax(1, keepdim=True))[:, 0]
+        chooser = mask_actions(self.model(observation, ())[0], legal)
+        return values.gather(1, chooser.argmax(1, keepdim=True))[:, 0]
 
     @torch.no_grad()
-    def _bonus(self, observation: Tensor, actions: Tensor) -> Tensor:
+    def _bonus(self, observation: Tensor, actions: Tensor, legal: Tensor | None) -> Tensor:
         """Return Munchausen's addition [B] to the rewards of actions [B]."""
         params = self.params
         return munchausen_bonus(
-            self.target(observation, ())[0],
+            mask_actions(self.target(observation, ())[0], legal),
             actions,
             params.munchausen_alpha,
             params.munchausen_temperature,

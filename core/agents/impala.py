@@ -60,7 +60,9 @@ class Impala(SumLossAgent):
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         if self.params.relevance == "implied" and not isinstance(self.spec.action, Discrete):
-            raise ValueError("agent.relevance=implied needs discrete actions; kl suits continuous ones")
+            raise ValueError(
+                "agent.relevance=implied needs Discrete actions; kl suits MultiDiscrete and continuous ones"
+            )
 
     def learn(self, batch: Batch) -> LearnerOutput:
         statistics, sums, applied = self.minimise(batch)

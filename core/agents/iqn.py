@@ -17,6 +17,7 @@ from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
 from core.learning.optimizer import Loss
 from core.model import Model
+from core.ops.action_masks import mask_actions
 from core.ops.distributional import implicit_quantile_loss
 from core.ops.munchausen import munchausen_bonus, soft_bootstrap
 from core.ops.returns import n_step_return
@@ -55,8 +56,8 @@ class IQN(QLearning):
         quantiles, state = self.model(on_device(timestep.observation, self.device), state)  # [E, A, K]
         return quantiles.mean(2), state
 
-    def greedy(self, output: Tensor) -> dict[str, Tensor]:
-        return super().greedy(output.mean(2))
+    def greedy(self, output: Tensor, legal: Tensor | None = None) -> dict[str, Tensor]:
+        return super().greedy(output.mean(2), legal)
 
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
@@ -66,31 +67,34 @@ class IQN(QLearning):
         )
         observations = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
         actions = window.actions[0].to(self.device)  # [B]
+        legal, bootstrap_legal = self.legal_actions(window)
         with torch.no_grad():
             if params.munchausen_alpha:
-                returns = returns + self._bonus(observations[0], actions)
-            target = returns[:, None] + discounts[:, None] * self._bootstrap(observations[1])  # [B, N']
+                returns = returns + self._bonus(observations[0], actions, legal)
+            bootstrap = self._bootstrap(observations[1], bootstrap_legal)
+            target = returns[:, None] + discounts[:, None] * bootstrap  # [B, N']
         fractions = self._draw_fractions(len(actions), params.quantiles)
         quantiles = self.model(QuantileInputs(observations[0], fractions), ())[0]  # [B, A, N]
         losses = implicit_quantile_loss(_select_actions(quantiles, actions), fractions, target, params.kappa)  # [B]
         loss = (batch.weights.to(self.device) * losses).mean()
         return Loss(loss, {"q_mean": quantiles.detach().mean()}, losses.detach())
 
-    def _bonus(self, observation: Tensor, actions: Tensor) -> Tensor:
+    def _bonus(self, observation: Tensor, actions: Tensor, legal: Tensor | None) -> Tensor:
         """Return Munchausen's addition [B] to the rewards of actions [B]."""
         params = self.params
-        values = self._quantiles(self.target, observation).mean(2)
+        values = mask_actions(self._quantiles(self.target, observation).mean(2), legal)
         return munchausen_bonus(
             values, actions, params.munchausen_alpha, params.munchausen_temperature, params.munchausen_clip
         )
 
-    def _bootstrap(self, observation: Tensor) -> Tensor:
+    def _bootstrap(self, observation: Tensor, legal: Tensor | None) -> Tensor:
         """Return the target network's quantiles [B, N'] of the best action, or of Munchausen's policy."""
         quantiles = self._quantiles(self.target, observation)  # [B, A, N']
         if self.params.munchausen_alpha:
-            return soft_bootstrap(quantiles.mean(2), quantiles, self.params.munchausen_temperature)
+            values = mask_actions(quantiles.mean(2), legal)
+            return soft_bootstrap(values, quantiles, self.params.munchausen_temperature)
         chooser = self._quantiles(self.model, observation) if self.params.double_q else quantiles
-        return _select_actions(quantiles, chooser.mean(2).argmax(1))
+        return _select_actions(quantiles, mask_actions(chooser.mean(2), legal).argmax(1))
 
     def _quantiles(self, model: Model, observation: Tensor) -> Tensor:
         """Return quantiles [B, A, N'] at drawn fractions."""

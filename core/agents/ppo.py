@@ -29,11 +29,12 @@ from core.distributed.learner_group import all_reduce_mean, all_reduce_sum
 from core.learning.optimizer import Loss, OptimizerName
 from core.model import Model
 from core.models.layers.running_normalization import RunningNormalization
+from core.ops.action_masks import mask_actions
 from core.ops.policy_losses import clipped_policy_loss, clipped_value_loss
 from core.ops.returns import generalised_advantages
 from core.ops.vtrace import lambda_advantages, vtrace
 from core.specs import ArraySpec
-from core.types import ActorCriticOutput, Batch, State, TimeStep, Window
+from core.types import ACTION_MASK, ActorCriticOutput, Batch, State, TimeStep, Window
 
 MAX_LOG_RATIO = 20.0  # so that one step that has become much likelier cannot make a whole update non-finite
 MAX_REWARD = 10.0  # bound of normalised rewards, as in CleanRL
@@ -80,6 +81,7 @@ class Samples(NamedTuple):
     advantages: Tensor
     targets: Tensor
     weights: Tensor  # 1 where an action was taken, else 0
+    legal: Tensor | None  # the actions' masks; None if the environment has none
     states: State  # before step 0, each [N, ...]
 
     def select(self, index: Tensor | slice) -> "Samples":
@@ -94,7 +96,8 @@ class Samples(NamedTuple):
 
     def map(self, of_field: Callable[[Tensor], Tensor], of_state: Callable[[Tensor], Tensor]) -> "Samples":
         """Apply a function to every field and another to every state."""
-        return Samples._make([*map(of_field, self[:8]), tuple(map(of_state, self.states))])
+        legal = None if self.legal is None else of_field(self.legal)
+        return Samples._make([*map(of_field, self[:8]), legal, tuple(map(of_state, self.states))])
 
 
 class PPO(ActorCriticAgent):
@@ -180,6 +183,7 @@ class PPO(ActorCriticAgent):
             advantages,
             targets,
             valid.to(values.dtype),
+            window.extras[ACTION_MASK][:-1] if self.spec.has_action_mask else None,
             window.states[: len(window.states) - params.normalize_rewards],
         )
         if not self._is_recurrent:
@@ -222,13 +226,14 @@ class PPO(ActorCriticAgent):
         """Compute the loss of a minibatch, or its share of the loss if it is a part."""
         params, samples = self.params, minibatch if part is None else minibatch.select(part)
         output, _ = self.model.unroll(samples.observations, samples.firsts, samples.states)
-        log_ratios = self.policy.log_probs(output.logits, samples.actions) - samples.log_probs
+        logits = mask_actions(output.logits, samples.legal)
+        log_ratios = self.policy.log_probs(logits, samples.actions) - samples.log_probs
         log_ratios = log_ratios.clamp(max=MAX_LOG_RATIO)
         policy = clipped_policy_loss(log_ratios, samples.advantages, params.clip_epsilon)
         epsilon = params.clip_epsilon if params.value_clipping else torch.inf
         value = clipped_value_loss(output.value, samples.values, samples.targets, epsilon)
         policy, value, entropy = (
-            (samples.weights * terms).sum() for terms in (policy, value, self.policy.entropies(output.logits))
+            (samples.weights * terms).sum() for terms in (policy, value, self.policy.entropies(logits))
         )
         loss = policy + params.baseline_cost * value - params.entropy_cost * entropy
         with torch.no_grad():

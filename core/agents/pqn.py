@@ -74,6 +74,7 @@ class PQN(ActionValueAgent):
     required_output = "q"
     window_kinds = ("rollouts",)
     supports_cuda_graphs = True
+    uses_action_masks = False  # rollouts lack the mask of their last observations
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)

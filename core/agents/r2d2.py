@@ -23,10 +23,11 @@ from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
 from core.learning.optimizer import Loss
 from core.model import Model
+from core.ops.action_masks import mask_actions
 from core.ops.returns import n_step_targets
 from core.ops.value_rescaling import rescaled, unrescaled
 from core.specs import ArraySpec, WindowSpec
-from core.types import Batch, OARInputs, State, TimeStep, Window
+from core.types import ACTION_MASK, Batch, OARInputs, State, TimeStep, Window
 
 NO_ACTION = -1  # the action before an episode's first
 
@@ -127,7 +128,8 @@ class R2D2(QLearning):
         values = self._unroll(self.model, window, batch.window.firsts)  # [U + n, B, A]
         with torch.no_grad():
             target_values = self._unroll(self.target, window, batch.window.firsts)
-            best = (values if params.double_q else target_values).argmax(2, keepdim=True)
+            legal = window.extras[ACTION_MASK][after_burn_in] if self.spec.has_action_mask else None  # [U + n, B, A]
+            best = mask_actions(values if params.double_q else target_values, legal).argmax(2, keepdim=True)
             targets = self._targets(window, target_values.gather(2, best)[..., 0])  # [U, B]
         q_taken = values.gather(2, window.actions[after_burn_in, :, None])[..., 0]  # [U + n, B]
         errors, valid = self._errors(window, targets, q_taken)

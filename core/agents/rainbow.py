@@ -19,6 +19,7 @@ from core.agents.base.q_learning import MunchausenParams, QLearning, QLearningPa
 from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
 from core.learning.optimizer import Loss
+from core.ops.action_masks import mask_actions
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss, quantile_huber_loss
 from core.ops.munchausen import munchausen_bonus, soft_bootstrap
 from core.ops.returns import n_step_return
@@ -126,8 +127,8 @@ class Rainbow(QLearning):
         output, state = self.model(on_device(timestep.observation, self.device), state)  # [E, A, N]
         return self._distribution.mean(output), state
 
-    def greedy(self, output: Tensor) -> dict[str, Tensor]:
-        return super().greedy(self._distribution.mean(output))
+    def greedy(self, output: Tensor, legal: Tensor | None = None) -> dict[str, Tensor]:
+        return super().greedy(self._distribution.mean(output), legal)
 
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
@@ -135,9 +136,10 @@ class Rainbow(QLearning):
         returns, discounts = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
         observations = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
         actions, returns = window.actions[0].to(self.device), returns.to(self.device)  # [B]
-        bootstrap = self._bootstrap(observations[1])  # [B, N]
+        legal, bootstrap_legal = self.legal_actions(window)
+        bootstrap = self._bootstrap(observations[1], bootstrap_legal)  # [B, N]
         if self.params.munchausen_alpha:
-            returns = returns + self._bonus(observations[0], actions)
+            returns = returns + self._bonus(observations[0], actions, legal)
         output = self.model(observations[0], ())[0]  # [B, A, N]
         taken = _select_actions(output, actions)
         losses = self._distribution.losses(taken, bootstrap, returns, discounts.to(self.device))  # [B]
@@ -146,18 +148,19 @@ class Rainbow(QLearning):
         return Loss(loss, {"q_mean": q_mean}, losses.detach().clamp(min=0))  # rounding may take a KL below 0
 
     @torch.no_grad()
-    def _bootstrap(self, observation: Tensor) -> Tensor:
+    def _bootstrap(self, observation: Tensor, legal: Tensor | None) -> Tensor:
         """Return the target network's distribution [B, N] of the best action at each window's final observation."""
         output = self.target(observation, ())[0]  # [B, A, N]
         if self.params.munchausen_alpha:
-            return soft_bootstrap(self._distribution.mean(output), output, self.params.munchausen_temperature)
+            values = mask_actions(self._distribution.mean(output), legal)
+            return soft_bootstrap(values, output, self.params.munchausen_temperature)
         chooser = self.model(observation, ())[0] if self.params.double_q else output
-        return _select_actions(output, self._distribution.mean(chooser).argmax(1))
+        return _select_actions(output, mask_actions(self._distribution.mean(chooser), legal).argmax(1))
 
     @torch.no_grad()
-    def _bonus(self, observation: Tensor, actions: Tensor) -> Tensor:
+    def _bonus(self, observation: Tensor, actions: Tensor, legal: Tensor | None) -> Tensor:
         """Return Munchausen's addition [B] to the rewards of actions [B]."""
-        params, values = self.params, self._distribution.mean(self.target(observation, ())[0])
+        params, values = self.params, mask_actions(self._distribution.mean(self.target(observation, ())[0]), legal)
         return munchausen_bonus(
             values, actions, params.munchausen_alpha, params.munchausen_temperature, params.munchausen_clip
         )

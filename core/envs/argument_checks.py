@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from core.specs import Continuous, Discrete
+from core.specs import Continuous, Discrete, MultiDiscrete
 from core.types import TimeStep
 
 RENDER_MODES = (None, "human", "rgb_array")
@@ -23,15 +23,23 @@ def check_construction(num_envs: int, num_threads: int, render_mode: str | None)
         raise ValueError("; ".join(violations))
 
 
-def checked_discrete(action: np.ndarray, num_envs: int, space: Discrete) -> np.ndarray:
-    """Return the actions [E] as int64. Raises ValueError that names stream and value of an invalid action."""
+def checked_discrete(action: np.ndarray, num_envs: int, space: Discrete | MultiDiscrete) -> np.ndarray:
+    """Return the actions [E] or [E, choices] as int64.
+
+    Raises:
+        ValueError: An action is invalid; the message names its stream and value.
+    """
     action = np.asarray(action)
-    if action.shape != (num_envs,) or action.dtype.kind not in "iu":
-        raise ValueError(f"actions are {action.dtype} {list(action.shape)}, expected integers [{num_envs}]")
-    outside = (action < 0) | (action >= space.num_actions)
+    shape = (num_envs,) if isinstance(space, Discrete) else (num_envs, len(space.nvec))
+    if action.shape != shape or action.dtype.kind not in "iu":
+        raise ValueError(f"actions are {action.dtype} {list(action.shape)}, expected integers {list(shape)}")
+    limit = space.num_actions if isinstance(space, Discrete) else np.array(space.nvec)
+    outside = (action < 0) | (action >= limit)
     if outside.any():
-        stream = int(outside.argmax())
-        raise ValueError(f"action {action[stream]} of stream {stream} is outside 0 .. {space.num_actions - 1}")
+        stream, *element = (int(index) for index in np.argwhere(outside)[0])
+        largest = np.broadcast_to(limit, shape)[stream, *element] - 1
+        where = f" (element {element})" if element else ""
+        raise ValueError(f"action {action[stream, *element]} of stream {stream}{where} is outside 0 .. {largest}")
     return action.astype(np.int64, copy=False)
 
 
@@ -59,12 +67,13 @@ def stream_seeds(seed: int, num_envs: int) -> np.ndarray:
     return first + np.arange(num_envs)
 
 
-def reset_timestep(observation: np.ndarray) -> TimeStep:
+def reset_timestep(observation: np.ndarray, legal: np.ndarray | None = None) -> TimeStep:
     """Return the time step of E streams that have been reset: reward 0, discount 1, `first` True and `last` False.
 
     Args:
         observation: [E, ...].
+        legal: [E, A] bool, the legal actions; None if the environment has no masks.
     """
     zeros = np.zeros(len(observation), np.float32)
     first = np.ones(len(observation), bool)
-    return TimeStep(observation, zeros, zeros + 1, first, ~first, zeros)
+    return TimeStep(observation, zeros, zeros + 1, first, ~first, zeros, legal)

@@ -5,24 +5,19 @@ from typing import Annotated, Any, Literal
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pydantic import Field, Strict
 
 from core.common.settings import JsonText, frozen_dataclass
 from core.env import Env, EnvParams
-from core.envs.argument_checks import (
-    check_construction,
-    checked_continuous,
-    checked_discrete,
-    reset_timestep,
-    stream_seeds,
-)
+from core.envs.action_parts import ActionConverter
+from core.envs.argument_checks import check_construction, reset_timestep, stream_seeds
 from core.envs.gym_checks import CheckedEnv
 from core.envs.gym_make import frame_rate, make_env
+from core.envs.mask_reader import MaskReader
 from core.envs.observation_parts import ObservationConverter
 from core.envs.preprocessing import Clipping, JoinedFrames, Preprocessing, Size, clipped
-from core.specs import Continuous, Discrete, EnvSpec
+from core.specs import EnvSpec
 from core.types import TimeStep
 
 
@@ -46,6 +41,9 @@ class GymParams(EnvParams):
     """Agent steps seen together, each frame stored once; 0 is one observation without a stack axis."""
     observation_keys: Annotated[tuple[str | Annotated[int, Field(ge=0, le=10_000)], ...], Strict(False)] = ()
     """Parts of Dict and Tuple observations that are kept, by their path such as goal.position; empty keeps all."""
+    action_mask: str | None = None
+    """Source of the mask of legal actions: info (its entry action_mask), or the path of a part of Dict observations
+    such as action_mask; None allows all actions."""
     legacy: Literal["none", "v26", "v21"] = "none"
     """Interface of an id of the old gym: v26 returns five values from step, v21 four."""
 
@@ -71,8 +69,11 @@ class GymEnv(Env):
         check_construction(num_envs, num_threads, render_mode)
         made = [make_env(game, params.legacy, render_mode, params.kwargs, params.wrappers) for _ in range(num_envs)]
         env = made[0].env
-        self._action, self._action_space = _action_spec(env.action_space), env.action_space
         convert = ObservationConverter(env.observation_space, params.observation_keys)
+        self._convert_action, where = ActionConverter(env.action_space), params.action_mask
+        read_mask = MaskReader(where, self._convert_action.spec, env.observation_space) if where else None
+        if where and params.action_repeat > 1:
+            raise ValueError(f"env.action_mask={where} needs env.action_repeat=1: a repeated action may become illegal")
         image = convert.is_image
         preprocess = Preprocessing(convert.frame, image, params.resolution, params.grayscale)
         beside = image and convert.vector_size > 0
@@ -81,7 +82,7 @@ class GymEnv(Env):
             name=made[0].name,
             frame=frames.frame,
             frame_stack=params.frame_stack,
-            action=self._action,
+            action=self._convert_action.spec,
             frames_per_step=params.action_repeat,
             is_image=image,
             max_value=255.0 if image else 1.0,
@@ -90,11 +91,13 @@ class GymEnv(Env):
             warning=convert.warning,
             parts=convert.parts,
             picture_of_parts=preprocess.frame.shape if beside else (),
+            has_action_mask=bool(where),
         )
         repeat = params.action_repeat
         max_steps = params.max_steps * repeat if params.max_steps else made[0].max_steps
         self._streams = [
-            CheckedEnv(each.env, stream, max_steps, repeat, convert, frames) for stream, each in enumerate(made)
+            CheckedEnv(each.env, stream, max_steps, repeat, convert, frames, read_mask)
+            for stream, each in enumerate(made)
         ]
         makers = [partial(_identity, stream) for stream in self._streams]
         self._vector = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP)
@@ -107,14 +110,15 @@ class GymEnv(Env):
     def reset(self, seed: int) -> TimeStep:
         observation, _ = self._vector.reset(seed=stream_seeds(seed, self._num_envs).tolist())
         self._ended = np.zeros(self._num_envs, bool)
-        return reset_timestep(self._stacked(observation, ~self._ended))
+        return reset_timestep(self._stacked(observation, ~self._ended), self._legal())
 
     def step(self, action: np.ndarray) -> TimeStep:
-        observation, reward, terminated, truncated, _ = self._vector.step(self._checked(action))
+        observation, reward, terminated, truncated, _ = self._vector.step(self._convert_action(action, self._num_envs))
         first, self._ended = self._ended, terminated | truncated
         raw_reward, discount = reward.astype(np.float32), 1.0 - terminated.astype(np.float32)
         reward = clipped(raw_reward, self._clipping)
-        return TimeStep(self._stacked(observation, first), reward, discount, first, self._ended, raw_reward)
+        observation = self._stacked(observation, first)
+        return TimeStep(observation, reward, discount, first, self._ended, raw_reward, self._legal())
 
     @classmethod
     def gymnasium_env(cls, params: GymParams, game: str) -> gym.Env[Any, Any]:
@@ -137,6 +141,10 @@ class GymEnv(Env):
     def close(self) -> None:
         self._vector.close()
 
+    def _legal(self) -> np.ndarray | None:
+        """Return the legal actions [E, A] of the last step."""
+        return np.stack([stream.legal for stream in self._streams]) if self.spec.has_action_mask else None
+
     def _stacked(self, newest: np.ndarray, first: np.ndarray) -> np.ndarray:
         """Return the newest frames [E, ...] stacked behind the previous ones, [E, S, ...].
 
@@ -149,16 +157,6 @@ class GymEnv(Env):
             previous[~first] = self._stack[~first, 1:]
         self._stack = np.concatenate([previous, newest[:, None]], 1)
         return self._stack
-
-    def _checked(self, action: np.ndarray) -> np.ndarray:
-        space = self._action_space
-        if isinstance(self._action, Discrete):
-            assert isinstance(space, spaces.Discrete)
-            return np.asarray(checked_discrete(action, self._num_envs, self._action) + space.start)
-        assert isinstance(space, spaces.Box)
-        action = checked_continuous(action, self._num_envs, self._action)
-        # float32 bounds may be rounded to values outside the float64 bounds
-        return np.asarray(np.clip(action.astype(space.dtype), space.low, space.high))
 
     def _try_render(self) -> None:
         """Render once, so that a missing package for drawing is an error of the construction."""
@@ -173,21 +171,3 @@ class GymEnv(Env):
 
 def _identity(env: CheckedEnv) -> CheckedEnv:
     return env
-
-
-def _action_spec(space: spaces.Space[Any]) -> Discrete | Continuous:
-    """Return the specification of an action space. Raises ValueError for a space that no policy can act in."""
-    if isinstance(space, spaces.Discrete):
-        return Discrete(int(space.n))
-    if not isinstance(space, spaces.Box) or np.dtype(space.dtype).kind != "f":
-        raise ValueError(f"actions of {space} are neither Discrete nor a Box of floats")
-    with np.errstate(over="ignore", invalid="ignore"):
-        low, high = space.low.astype(np.float32), space.high.astype(np.float32)
-        bounded = np.isfinite(high - low).all()
-    if not bounded:
-        raise ValueError(
-            f"actions of {space} have no bounds whose distance float32 can hold, and a policy's actions are scaled to "
-            "them; give the environment bounds where it is made, with gymnasium.wrappers.TransformAction(env, "
-            f"lambda action: action, gymnasium.spaces.Box(-1.0, 1.0, {space.shape}, env.action_space.dtype))"
-        )
-    return Continuous(low, high)

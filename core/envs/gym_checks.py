@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from core.common.foreign_code import foreign_code
+from core.envs.mask_reader import InvalidMaskError, MaskReader
 from core.envs.observation_parts import InvalidPartError, ObservationConverter
 from core.envs.preprocessing import JoinedFrames, Preprocessing
 
@@ -35,6 +36,7 @@ class CheckedEnv(gym.Wrapper[Any, Any, Any, Any]):
         repeat: How often each action is taken, unless the episode ends.
         convert: Makes a picture, a vector or both of an observation.
         preprocess: Applied to what `convert` returns.
+        read_mask: Reads the legal actions, which are then in `legal`. If None, all actions are.
     """
 
     def __init__(
@@ -45,10 +47,12 @@ class CheckedEnv(gym.Wrapper[Any, Any, Any, Any]):
         repeat: int,
         convert: ObservationConverter,
         preprocess: Preprocessing | JoinedFrames,
+        read_mask: MaskReader | None = None,
     ):
         super().__init__(env)
         self.stream, self._max_steps, self._repeat = stream, max_steps, repeat
-        self._convert, self._preprocess = convert, preprocess
+        self._convert, self._preprocess, self._read_mask = convert, preprocess, read_mask
+        self.legal = np.ones(read_mask.size if read_mask else 0, bool)
         low, high = (0, 255) if preprocess.frame.dtype == "uint8" else (-np.inf, np.inf)
         self.observation_space = spaces.Box(low, high, preprocess.frame.shape, np.dtype(preprocess.frame.dtype).type)
         self._steps = self._total_steps = 0
@@ -67,6 +71,7 @@ class CheckedEnv(gym.Wrapper[Any, Any, Any, Any]):
             raise
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
             raise ValueError(f"reset of stream {self.stream} returned {reprlib.repr(result)}: {OLD_API}")
+        self._update_mask(*result)
         return self._preprocess(self._observation(result[0])), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -90,6 +95,8 @@ class CheckedEnv(gym.Wrapper[Any, Any, Any, Any]):
             )
         observation, reward, terminated, truncated, info = result
         self._update_success(info)
+        if not terminated:
+            self._update_mask(observation, info)
         cut = self._max_steps is not None and self._steps >= self._max_steps
         return (
             self._observation(observation),
@@ -105,6 +112,13 @@ class CheckedEnv(gym.Wrapper[Any, Any, Any, Any]):
             self.success = bool(value.item() > 0)
         elif self.success is not None:  # some environments have the key only if it is true
             self.success = False
+
+    def _update_mask(self, observation: Any, info: Any) -> None:
+        if self._read_mask:
+            try:
+                self.legal = self._read_mask(observation, info)
+            except InvalidMaskError as error:
+                raise self._error("action_mask", error.args[0], f"{self._read_mask.size} zeros and ones") from None
 
     def _call(self, function: Callable[..., Any], name: str, *arguments: Any, **keywords: Any) -> Any:
         """Call the environment, and name the stream in the activity marker meanwhile and in a raised error."""

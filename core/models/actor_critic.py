@@ -3,9 +3,9 @@
 - Weights are initialised orthogonally and biases by zero. The gain is sqrt 2 in torso and feature head, 0.01 in the
   policy (so that first actions are close to uniform: 2006.05990, section 3.2) and 1 in the value;
   core/models/layers/lstm.py initialises the LSTM.
-- The policy's outputs are the parameters of core/ops/policy_distributions.py: logits of discrete actions, means and
-  logarithms of deviations of continuous ones. Deviations do not depend on the observation and start at 1
-  (1707.06347, section 6.1).
+- The policy's outputs are the parameters of core/ops/policy_distributions.py: logits of discrete actions (of several
+  choices one after another), means and logarithms of deviations of continuous ones. Deviations do not depend on the
+  observation and start at 1 (1707.06347, section 6.1).
 """
 
 import math
@@ -105,7 +105,7 @@ def _policy(features: int, spec: EnvSpec) -> tuple[nn.Linear, nn.Parameter | Non
     if isinstance(spec.action, Continuous):
         num_actions = math.prod(spec.action.low.shape)
         return nn.Linear(features, num_actions), nn.Parameter(torch.zeros(num_actions))
-    return nn.Linear(features, spec.action.num_actions), None
+    return nn.Linear(features, sum(spec.action.choices)), None
 
 
 def _initialise(module: nn.Module, gain: float) -> None:

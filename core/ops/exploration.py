@@ -1,5 +1,7 @@
 """Departures from the greedy action: random actions, and noise on continuous actions."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 
@@ -18,11 +20,39 @@ def ladder(num: int, base: float, alpha: float) -> np.ndarray:
 
 
 def epsilon_greedy(
-    greedy: np.ndarray, num_actions: int, epsilon: np.ndarray, generator: np.random.Generator
+    greedy: np.ndarray,
+    num_actions: int,
+    epsilon: np.ndarray,
+    generator: np.random.Generator,
+    legal: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Replace greedy actions [E] by uniform ones with probability epsilon [E]."""
+    """Replace greedy actions [E] by uniform ones with probability epsilon [E].
+
+    Args:
+        greedy: [E] actions.
+        num_actions: Number A of actions.
+        epsilon: [E] probabilities.
+        generator: Source of the draws.
+        legal: [E, A] bool, the legal actions. If None, all actions are.
+    """
     explore = generator.random(len(greedy)) < epsilon
-    return np.where(explore, generator.integers(num_actions, size=len(greedy)), greedy)
+    if legal is None:
+        random = generator.integers(num_actions, size=len(greedy))
+    else:
+        random = random_legal_actions(legal, (num_actions,), generator)[:, 0]
+    return np.where(explore, random, greedy)
+
+
+def random_legal_actions(legal: np.ndarray, choices: Sequence[int], generator: np.random.Generator) -> np.ndarray:
+    """Draw a uniform legal action of each choice, [E, choices] int64.
+
+    Args:
+        legal: [E, sum of choices] bool, the legal actions of one choice after another.
+        choices: Number of actions of each choice.
+        generator: Source of the draws.
+    """
+    draws = np.where(legal, generator.random(legal.shape), -1.0)
+    return np.stack([part.argmax(1) for part in np.split(draws, np.cumsum(choices)[:-1], 1)], 1)
 
 
 def geometric(num: int, last: float) -> np.ndarray:

@@ -37,7 +37,8 @@ def soft_bootstrap(values: Tensor, outputs: Tensor, temperature: float) -> Tenso
     logarithms = scaled_log_policy(values, temperature)
     shape = (*values.shape, *[1] * (outputs.dim() - 2))
     policy = torch.softmax(values / temperature, 1).view(shape)
-    return (policy * (outputs - logarithms.view(shape))).sum(1)
+    terms = policy * (outputs - logarithms.view(shape))
+    return torch.where(policy > 0, terms, 0.0).sum(1)  # the logarithms of illegal actions may be -inf
 
 
 def scaled_log_policy(values: Tensor, temperature: float) -> Tensor:

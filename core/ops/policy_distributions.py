@@ -6,6 +6,7 @@
 """
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -53,6 +54,41 @@ class Categorical:
 
     def kl(self, parameters_p: Tensor, parameters_q: Tensor) -> Tensor:
         return kl(parameters_p, parameters_q)
+
+
+class MultiCategorical:
+    """Several choices drawn independently, by logits [..., nvec[0] + nvec[1] + ...]. Actions are [T, B, choices] int64.
+
+    The probability of an action is the product over its choices.
+    """
+
+    def __init__(self, nvec: Sequence[int]):
+        self._nvec = list(nvec)
+
+    def split(self, parameters: Tensor) -> tuple[Tensor, ...]:
+        """Return the logits [..., nvec[i]] of each choice."""
+        parts: tuple[Tensor, ...] = parameters.split(self._nvec, -1)
+        return parts
+
+    def sample(self, parameters: np.ndarray, generator: np.random.Generator | None) -> np.ndarray:
+        noise = 0.0 if generator is None else generator.gumbel(size=parameters.shape)
+        parts = np.split(parameters + noise, np.cumsum(self._nvec)[:-1], 1)
+        return np.stack([part.argmax(1) for part in parts], 1)
+
+    def log_probs(self, parameters: Tensor, actions: Tensor) -> Tensor:
+        choices, parts = actions.unbind(-1), self.split(parameters)
+        return _sum([log_probs_of(*pair) for pair in zip(parts, choices, strict=True)])
+
+    def entropies(self, parameters: Tensor) -> Tensor:
+        return _sum([entropies_of(part) for part in self.split(parameters)])
+
+    def kl(self, parameters_p: Tensor, parameters_q: Tensor) -> Tensor:
+        pairs = zip(self.split(parameters_p), self.split(parameters_q))
+        return _sum([kl(*pair) for pair in pairs])
+
+
+def _sum(terms: list[Tensor]) -> Tensor:
+    return torch.stack(terms).sum(0)
 
 
 class DiagonalGaussian:

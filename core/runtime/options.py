@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from core.acting.joint_actions import JointActionsEnv, takes_joint_actions
 from core.acting.validated_env import ValidatedEnv
 from core.agent import Agent, AgentParams
 from core.common.foreign_code import foreign_code
@@ -19,7 +20,7 @@ from core.env import Env, EnvParams
 from core.memory import Memory, MemoryParams
 from core.model import Model, ModelParams
 from core.runtime.run_counters import RateLimiterParams
-from core.specs import EnvSpec
+from core.specs import EnvSpec, MultiDiscrete
 from core.trajectory.frame_compression import StorageParams
 
 
@@ -336,4 +337,8 @@ def make_env(
         env = options.env_class(
             options.env, options.game, num_envs, training=training, num_threads=num_threads, render_mode=render_mode
         )
+    if isinstance(env.spec.action, MultiDiscrete) and takes_joint_actions(
+        options.agent_class, options.agent, env.spec.action
+    ):
+        return JointActionsEnv(env, num_envs)
     return ValidatedEnv(env, num_envs)

@@ -6,6 +6,7 @@ from core.common.shared_arrays import total_bytes
 from core.specs import ArraySpec, EnvSpec
 from core.trajectory.frame_arena import PackedLayout, arena_bytes
 from core.trajectory.frame_compression import RAW, StorageParams
+from core.types import ACTION_MASK
 
 STORAGE = StorageParams()
 
@@ -43,7 +44,7 @@ class Layout:
 
         Args:
             spec: The environment.
-            extras: Fields that the agent adds to a step.
+            extras: Fields that the agent adds to a step. Masks of legal actions join them if the environment has any.
             capacity: Agent steps of all actors. With raw frames, `replay.max_frame_bytes` may lower the number.
             num_actors: Number of actors.
             num_envs: Environments of each actor.
@@ -56,6 +57,8 @@ class Layout:
         if storage.frame_compression == RAW and storage.max_frame_bytes is not None:
             capacity = max(min(capacity, storage.max_frame_bytes // spec.frame.nbytes), 1)
         flag, number = ArraySpec((), "bool"), ArraySpec((), "float32")
+        if spec.action_mask:
+            extras = {**extras, ACTION_MASK: spec.action_mask}
         fields = {
             "frame": spec.frame,
             "first": flag,

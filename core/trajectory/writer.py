@@ -10,7 +10,7 @@ from core.specs import WindowSpec
 from core.trajectory.chunk_codec import BOOTSTRAP_FIELDS, Chunk
 from core.trajectory.frame_arena import CompressedFrameWriter
 from core.trajectory.ring_buffer import Trajectories
-from core.types import TimeStep, Window
+from core.types import ACTION_MASK, TimeStep, Window
 
 
 class ChunkWriter:
@@ -75,7 +75,7 @@ class ChunkWriter:
             before: What the action was chosen from.
             action: The actions, [E, ...].
             after: What the environments returned to them.
-            extras: At least the fields that the layout declares as extras.
+            extras: At least the fields that the layout declares as extras, except masks of legal actions.
             state: The recurrent state that the actions were chosen with.
 
         Returns:
@@ -85,7 +85,7 @@ class ChunkWriter:
         fields["action"][slot] = action
         fields["reward"][slot], fields["discount"][slot] = after.reward, after.discount
         for name in self._layout.extras:
-            fields[name][slot] = extras[name]
+            fields[name][slot] = before.action_mask if name == ACTION_MASK else extras[name]
         if not self._filled:
             for name, tensor in zip(self._layout.state_fields, state, strict=True):
                 fields[name][slot // self._layout.chunk_length] = tensor.cpu().numpy()

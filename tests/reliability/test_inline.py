@@ -64,6 +64,8 @@ ELITE = json.dumps(
         {"type": "elite", "capacity": 10, "sample_ratio": 0.5, "elite_batch_size": 3, "lambda_batches": 1000},
     ]
 )
+CHOICES = ("--game", "tests.choices:Choices-v0")
+MASKS = ("--env_type", "tictactoe", "--game", "tictactoe")
 UNROLLS = (*SMALL, "--agent.unroll_length", "5", "--agent.batch_size", "10")
 RUNS = {  # every agent and every memory
     "shared": (*CARTPOLE, "--memory_type", "shared"),
@@ -122,6 +124,10 @@ RUNS = {  # every agent and every memory
         *("--model.hidden", "16", "--agent.unroll_length", "20", "--agent.minibatches", "2", "--agent.epochs", "2"),
     ),
     "iqn": ("--config", "iqn-cartpole", *SMALL, "--model.hidden", "16"),
+    "several choices": ("--config", "impala-cartpole", *UNROLLS, *CHOICES),
+    "masks": ("--config", "ppo-tictactoe", *SMALL, "--rate_limiter.min_replay_size", "1", "--agent.batch_size", "4"),
+    "masks, recurrent": ("--config", "r2d2-cartpole", *SMALL, "--model.hidden", "16", "--model.lstm", "8", *MASKS),
+    "joint actions": (*CARTPOLE, "--memory_type", "prioritized", *CHOICES),
     "impact": ("--config", "impact-cartpole", *UNROLLS, "--agent.kl_coefficient", "0.1"),
 }
 
@@ -174,7 +180,7 @@ def test_the_runs_cover_every_agent():
 
 @pytest.mark.parametrize("name", slow_except(QUICK, RUNS))
 def test_f34_a_seed_determines_the_weights(tmp_path, name):
-    actors = "1" if name in ("ppo", "pqn") else "2"  # whose batch is an unroll of every environment
+    actors = "1" if name in ("ppo", "pqn", "masks") else "2"  # whose batch is an unroll of every environment
     arguments = (*RUNS[name], "--steps", "400", "--num_actors", actors)
     first, second = (saved(train(tmp_path / name, *arguments)) for name in ("a", "b"))
     context = train(tmp_path / "c", *arguments, "--seed", "2")

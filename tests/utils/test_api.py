@@ -26,6 +26,7 @@ KINDS = {
     "r2d2": RUNS["r2d2"],
     "impala": RUNS["impala with LSTM"],
     "sac": RUNS["sac"],
+    "masks": RUNS["masks"],
     "pictures": ("--config", "dqn-minatar-breakout", *SMALL, "--env_type", "catch", "--game", "catch"),
 }
 
@@ -58,7 +59,8 @@ def test_a_users_own_loop_scores_what_evaluate_does(kind, trained):
     env = ValidatedEnv(options.env_class(options.env, options.game, 1, training=False), 1)
     timestep, state, total, length = env.reset(_next_seed(np.random.SeedSequence(5))), None, 0.0, 0
     while length < options.evaluator.max_steps:
-        action, state = policy.act(timestep.observation[0], state, timestep.reward[0])
+        legal = None if timestep.action_mask is None else timestep.action_mask[0]
+        action, state = policy.act(timestep.observation[0], state, timestep.reward[0], action_mask=legal)
         assert all(isinstance(part, np.ndarray) for part in state)
         timestep = env.step(np.asarray(action)[None])
         total, length = total + float(timestep.raw_reward[0]), length + 1
@@ -103,6 +105,16 @@ def test_an_observation_of_a_wrong_shape_or_type_is_refused(observation, message
         trained("pictures").load().act(np.zeros(trained("pictures").load().spec.observation_shape))
     with pytest.raises(ValueError, match="state has 0 parts, expected 3: give what the last call returned"):
         trained("r2d2").load().act(np.zeros(4), ())
+
+
+def test_a_policy_of_masks_takes_legal_actions_only(trained):
+    policy = trained("masks").load()
+    observations, masks = np.zeros((9, 18), np.float32), np.eye(9, dtype=np.int8)
+    assert policy.act(observations, action_mask=masks)[0].tolist() == list(range(9))
+    assert policy.act(observations[0], action_mask=masks[7])[0] == 7
+    for mask in (None, masks[0], np.ones((9, 8), bool), masks * 0.5):
+        with pytest.raises(ValueError, match=r"action_mask is .*, expected the legal ones of 9 actions"):
+            policy.act(observations, action_mask=mask)
 
 
 def test_a_model_without_options_needs_its_runs_log_folder(trained, tmp_path):

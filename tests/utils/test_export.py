@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.specs import ArraySpec, Continuous, Discrete, EnvSpec
+from core.specs import ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete
 from utils import export as exporting
 from utils.api import Policy
 from utils.config.rows import from_row
@@ -20,6 +20,8 @@ from utils.options import Options
 onnxruntime = pytest.importorskip("onnxruntime")
 
 SMALL = {"hidden": 16, "lstm": 8, "planes": 4, "atoms": 5, "feature_size": 8}
+SPEC = EnvSpec("test", ArraySpec((5,), "float32"), 0, Discrete(3))
+GREEDY = {"mlp-ac": {"evaluation": "greedy"}}
 REMEMBERS = ("mlp-ac", "impala-cnn")  # actor-critics whose LSTM is optional
 
 
@@ -118,6 +120,48 @@ def test_onnxruntime_gives_what_torch_gives(name, lstm, continuous, vector, tmp_
         np.testing.assert_allclose(found[f"next_state_{index}"], after[index], atol=1e-4)
     assert [each.name for each in session.get_inputs()] == network.inputs and [path] == list(tmp_path.iterdir())
     assert json.loads(session.get_modelmeta().custom_metadata_map["metadata"]) == {"score": 1.0}
+
+
+@pytest.mark.parametrize(
+    "name, spaces", [("mlp-ac", {"nvec": [2, 3]}), ("dqn-mlp", {"nvec": [2, 3], "num_actions": 6})]
+)
+def test_the_file_tells_several_choices(name, spaces, tmp_path, monkeypatch):
+    action = MultiDiscrete((2, 3)) if name == "mlp-ac" else Discrete(6, (2, 3))
+    monkeypatch.setitem(globals(), "spec_of", lambda *_: dataclasses.replace(SPEC, action=action))
+    policy, path = small_policy(name), tmp_path / "model.onnx"
+    policy.agent.params = dataclasses.replace(policy.agent.params, **GREEDY.get(name, {}))
+    network = export(policy, path)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    example = network.example(policy.spec, 4, seed=9)["observation"].numpy()
+    found = session.run(["action"], {"observation": example})[0]
+    chosen = np.stack(np.unravel_index(found, (2, 3)), 1) if name == "dqn-mlp" else found
+    np.testing.assert_array_equal(chosen, policy.act(example)[0])
+    assert json.loads(session.get_modelmeta().custom_metadata_map["action"]) == spaces
+
+
+@pytest.mark.parametrize("name", ["dqn-mlp", "rainbow-mlp", "r2d2-mlp", "mlp-ac"])
+def test_an_exported_network_takes_the_mask(name, tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "spec_of", lambda *_: dataclasses.replace(SPEC, has_action_mask=True))
+    policy, path = small_policy(name), tmp_path / "model.onnx"
+    policy.agent.params = dataclasses.replace(policy.agent.params, **GREEDY.get(name, {}))
+    network = export(policy, path)
+    assert "action_mask" in network.inputs
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for seed in range(5):
+        given = {name: tensor.numpy() for name, tensor in network.example(policy.spec, 8, seed).items()}
+        found = session.run(["action"], given)[0]
+        assert given["action_mask"][np.arange(8), found].all()
+        if "previous_action" not in given:
+            acted = policy.act(given["observation"], action_mask=given["action_mask"])[0]
+            np.testing.assert_array_equal(found, acted)
+
+
+def test_choices_that_differ_are_compared_by_their_logits():
+    scores, ours = np.array([[1.0, 1.0, 0.0, 2.0, 2.0]]), np.array([[0, 1]])
+    assert exporting._tied(MultiDiscrete((2, 3)), scores, ours, np.array([[1, 2]]))
+    assert not exporting._tied(MultiDiscrete((2, 3)), scores, ours, np.array([[0, 0]]))
+    assert exporting._tied(Discrete(5), scores, np.array([3]), np.array([4]))
+    assert not exporting._tied(Discrete(5), scores, np.array([3]), np.array([0]))
 
 
 def test_an_export_that_differs_is_refused_and_leaves_no_file(tmp_path, monkeypatch):

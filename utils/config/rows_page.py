@@ -53,6 +53,8 @@ Some rows need an extra: MinAtar `minatar`, MuJoCo `mujoco` or `dm-control`, `d4
 | `impact-*` | IMPACT: four batches, each used twice |
 | `ppo-*`, `a2c-*` | PPO, synchronous, with CleanRL's settings; A2C as one epoch of one minibatch |
 | `pqn-*` | PQN with its authors' settings |
+| `ppo-hopper-multidiscrete` | PPO of several choices at once: one of 7 torques for each joint |
+| `dqn-tictactoe`, `ppo-tictactoe` | tic-tac-toe against random play, with masks of legal actions |
 | `ddpg-*`, `d4pg-*`, `td3-*`, `sac-*` | DDPG, D4PG, TD3, SAC |
 
 """

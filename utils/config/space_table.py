@@ -9,7 +9,7 @@ from torch import nn
 
 from core.model import Model
 from core.models.layers.torsos import PictureAndVectorTorso
-from core.specs import ArraySpec, Discrete, EnvSpec, ObservationPart, PartKind
+from core.specs import ArraySpec, EnvSpec, ObservationPart, PartKind
 from utils.config import validation
 from utils.options import Options
 
@@ -42,16 +42,9 @@ def table(spec: EnvSpec, model: Model | None) -> Table:
     for part in spec.parts or [_only_part(spec)]:
         network = describe_torso(model, part.kind) if model is not None and part.shape else ""
         lines.add_row(part.name, part.space, part.kind, _stored(part, spec), network)
-    lines.add_row("action", "", type(spec.action).__name__.lower(), describe(spec.action.array), actions(spec))
+    chosen = spec.action.description + (", those that a mask allows" if spec.has_action_mask else "")
+    lines.add_row("action", "", type(spec.action).__name__.lower(), describe(spec.action.array), chosen)
     return lines
-
-
-def actions(spec: EnvSpec) -> str:
-    """Return the number of actions, or the bounds of continuous ones."""
-    action = spec.action
-    if isinstance(action, Discrete):
-        return f"{action.num_actions} actions"
-    return f"in {action.low.min():g} .. {action.high.max():g}"
 
 
 def describe(array: ArraySpec) -> str:

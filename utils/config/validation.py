@@ -13,7 +13,7 @@ from typing import Any
 from core.common.foreign_code import foreign_code
 from core.memories.unrolls.unroll_memory import UnrollMemory
 from core.runtime.options import make_env
-from core.specs import Discrete, EnvSpec
+from core.specs import Discrete, EnvSpec, MultiDiscrete
 from utils import run_registry
 from utils.config import device_validation, env_count_search, memory_budget
 from utils.config.rows import missing_classes
@@ -254,12 +254,23 @@ def _on_policy(options: Options) -> list[str]:
 
 def _actions(options: Options, spec: EnvSpec) -> list[str]:
     if isinstance(spec.action, options.agent_class.actions):
-        return []
-    kind = "discrete" if isinstance(spec.action, Discrete) else "continuous"
-    fitting = _fitting(AgentsDict, lambda agent: isinstance(spec.action, agent.actions))
+        if not spec.has_action_mask or options.agent_class.uses_action_masks:
+            return []
+        able = _fitting(AgentsDict, lambda agent: agent.uses_action_masks and isinstance(spec.action, agent.actions))
+        return [
+            f"agent_type={options.agent_type} would take illegal actions of game={options.game}, because it does not "
+            f"use masks; {_could('agent_type', able)}"
+        ]
+    fitting = _could("agent_type", _fitting(AgentsDict, lambda agent: isinstance(spec.action, agent.actions)))
+    if not isinstance(spec.action, MultiDiscrete):
+        kind = "discrete" if isinstance(spec.action, Discrete) else "continuous"
+        return [f"agent_type={options.agent_type} cannot take the {kind} actions of game={options.game}; {fitting}"]
+    space = f"the {spec.action.description} of game={options.game}"
+    if not (limit := options.agent_class.max_joint_actions(options.agent)):
+        return [f"agent_type={options.agent_type} cannot take {space}; {fitting}"]
     return [
-        f"agent_type={options.agent_type} cannot take the {kind} actions of game={options.game}; "
-        f"{_could('agent_type', fitting)}"
+        f"agent_type={options.agent_type} would take {space} as {spec.action.num_joint_actions:,} joint actions, more "
+        f"than agent.max_joint_actions={limit}: raise it, or {fitting}"
     ]
 
 

@@ -15,6 +15,7 @@ from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
 from core.learning.optimizer import OptimizerParams
 from core.model import draw_noise_per_row
+from core.ops.action_masks import mask_actions, mask_actions_of_arrays
 from core.ops.exploration import epsilon_greedy, ladder, linear
 from core.specs import Discrete
 from core.types import State, TimeStep
@@ -38,6 +39,8 @@ class ActionValueParams(OptimizerParams, AgentParams):
     """Exponent alpha of the ladder (Ape-X: 7)."""
     evaluation_epsilon: float = Field(default=0.0, ge=0, le=1)
     """Share of random actions in evaluations (Nature DQN: 0.05, Rainbow: 0.001)."""
+    max_joint_actions: int = Field(default=1_000, ge=0, le=32_767)
+    """Most combinations of a MultiDiscrete space's choices that become one Discrete action each; more are refused."""
 
 
 class EpsilonGreedy:
@@ -73,6 +76,11 @@ class ActionValueAgent(Agent):
     """Base of agents that act by the values of discrete actions."""
 
     actions = Discrete
+    uses_action_masks = True
+
+    @classmethod
+    def max_joint_actions(cls, params: ActionValueParams) -> int:
+        return params.max_joint_actions
 
     # acting -----------------------------------------------------------------------------------------------------------
     _noise_per_row = False  # of the model's noisy layers
@@ -94,15 +102,15 @@ class ActionValueAgent(Agent):
     def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
         self.set_training(exploration is not None and exploration.training, acting=True)
         output, state = self.values(timestep, state)
-        values = output.cpu().numpy()  # [E, A]
+        values = mask_actions_of_arrays(output.cpu().numpy(), legal := timestep.action_mask)  # [E, A]
         action = values.argmax(1)
         if exploration is not None:
-            action = epsilon_greedy(action, values.shape[1], exploration.epsilon, exploration.generator)
+            action = epsilon_greedy(action, values.shape[1], exploration.epsilon, exploration.generator, legal)
         q_taken = np.take_along_axis(values, action[:, None], 1)[:, 0]
         return ActorOutput(action, {"q_taken": q_taken, "q_max": values.max(1)}, state)
 
-    def greedy(self, output: Tensor) -> dict[str, Tensor]:
-        return {"action": output.argmax(1), "values": output}
+    def greedy(self, output: Tensor, legal: Tensor | None = None) -> dict[str, Tensor]:
+        return {"action": mask_actions(output, legal).argmax(1), "values": output}
 
     def policy_diagnostics(self, output: ActorOutput) -> dict[str, np.ndarray]:
         return {"value, best and taken": np.stack([output.extras["q_max"], output.extras["q_taken"]], 1)}

@@ -2,6 +2,9 @@
 
 Each agent's own file says how it learns.
 
+Several choices at once (MultiDiscrete) are drawn independently of each other. Log-probabilities, entropies and the
+ratios of V-trace are those of all choices together.
+
 Continuous actions are drawn from a Gaussian in -1 .. 1 for the bounds of the space. The environment gets them clipped
 to the bounds or, with `squash_actions`, their tanh. Steps store them as they were drawn, because densities are theirs.
 """
@@ -21,9 +24,10 @@ from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
 from core.learning.optimizer import Loss, Optimizer, OptimizerName, OptimizerParams
 from core.model import Model, disable_host_sync
-from core.ops.policy_distributions import Categorical, DiagonalGaussian, PolicyDistribution
-from core.specs import ArraySpec, Continuous, Discrete, WindowSpec
-from core.types import ActorCriticOutput, Batch, State, TimeStep, Window, batch_size, slice_batch
+from core.ops.action_masks import mask_actions, mask_actions_of_arrays
+from core.ops.policy_distributions import Categorical, DiagonalGaussian, MultiCategorical, PolicyDistribution
+from core.specs import ArraySpec, Continuous, Discrete, MultiDiscrete, WindowSpec
+from core.types import ACTION_MASK, ActorCriticOutput, Batch, State, TimeStep, Window, batch_size, slice_batch
 
 
 @frozen_dataclass
@@ -75,14 +79,19 @@ class ActorCriticAgent(Agent):
     """Base of agents that learn a policy and a value from whole unrolls."""
 
     required_output = "actor-critic"
-    actions = Discrete | Continuous
+    actions = Discrete | MultiDiscrete | Continuous
+    uses_action_masks = True
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self.samples_per_window = self.params.unroll_length
         self._is_continuous = isinstance(self.spec.action, Continuous)
-        self.policy: PolicyDistribution
-        self.policy = DiagonalGaussian(self.params.squash_actions) if self._is_continuous else Categorical()
+        self.policy = self._make_policy()
+
+    def _make_policy(self) -> PolicyDistribution:
+        if isinstance(self.spec.action, Continuous):
+            return DiagonalGaussian(self.params.squash_actions)
+        return MultiCategorical(self.spec.action.nvec) if isinstance(self.spec.action, MultiDiscrete) else Categorical()
 
     @cached_property
     def action_range(self) -> ActionRange:
@@ -98,8 +107,8 @@ class ActorCriticAgent(Agent):
     def extras(self) -> dict[str, ArraySpec]:
         """Return the fields of the behaviour policy's parameters, its value, and continuous actions as drawn."""
         value, action = ArraySpec((), "float32"), self.spec.action
-        if isinstance(action, Discrete):
-            return {"logits": ArraySpec((action.num_actions,), "float32"), "value": value}
+        if not isinstance(action, Continuous):
+            return {"logits": ArraySpec((sum(action.choices),), "float32"), "value": value}
         size = action.low.size
         drawn = ArraySpec((size,), "float32")
         return {"logits": ArraySpec((2 * size,), "float32"), "value": value, "drawn_action": drawn}
@@ -117,6 +126,7 @@ class ActorCriticAgent(Agent):
     def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
         output, state = self.model(on_device(timestep.observation, self.device), state)
         logits, value, features = (tensor.cpu().numpy() for tensor in output)
+        logits = mask_actions_of_arrays(logits, timestep.action_mask)
         action = self.policy.sample(logits, None if exploration is None else exploration.generator)
         extras = {"logits": logits, "value": value, "features": features}
         if self._is_continuous:
@@ -124,18 +134,23 @@ class ActorCriticAgent(Agent):
             action = self.action_range.in_space(np.tanh(action) if self.params.squash_actions else action)
         return ActorOutput(action, extras, state)
 
-    def greedy(self, output: ActorCriticOutput) -> dict[str, Tensor]:
+    def greedy(self, output: ActorCriticOutput, legal: Tensor | None = None) -> dict[str, Tensor]:
+        logits = mask_actions(output.logits, legal)
         if self._is_continuous:
             means = output.logits.chunk(2, -1)[0]
             action = self.action_range.to_space(means.tanh() if self.params.squash_actions else means)
+        elif isinstance(self.policy, MultiCategorical):
+            action = torch.stack([part.argmax(1) for part in self.policy.split(logits)], 1)
         else:
-            action = output.logits.argmax(1)
+            action = logits.argmax(1)
         return {"action": action, "logits": output.logits, "value": output.value}
 
     def policy_diagnostics(self, output: ActorOutput) -> dict[str, np.ndarray]:
         if self._is_continuous:
             return {"value": output.extras["value"], "actions": output.extras["drawn_action"]}
-        probabilities = torch.from_numpy(output.extras["logits"]).softmax(-1).numpy()
+        logits = torch.from_numpy(output.extras["logits"])
+        parts = self.policy.split(logits) if isinstance(self.policy, MultiCategorical) else (logits,)
+        probabilities = torch.cat([part.softmax(-1) for part in parts], -1).numpy()
         return {"value": output.extras["value"], "action probabilities": probabilities}
 
     def exploration(self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator) -> Sampling:
@@ -146,8 +161,12 @@ class ActorCriticAgent(Agent):
 
     # learning ---------------------------------------------------------------------------------------------------------
     def unroll(self, window: Window, model: Model | None = None) -> tuple[ActorCriticOutput, State]:
-        """Run the network, or another of its kind, over all steps [T + 1, B, ...] of windows on its device."""
-        return (model or self.model).unroll(window.observations, window.firsts, window.states)
+        """Run the network, or another of its kind, over all steps [T + 1, B, ...] of windows on its device.
+
+        Logits of illegal actions are the lowest float. Those of step T mean nothing, because its mask is not published.
+        """
+        output, state = (model or self.model).unroll(window.observations, window.firsts, window.states)
+        return output._replace(logits=mask_actions(output.logits, window.extras.get(ACTION_MASK))), state
 
     def taken_actions(self, window: Window) -> Tensor:
         """Return the actions of steps 0 .. T - 1 whose log-probabilities the policy gives: [T, B], or [T, B, A]."""

@@ -115,7 +115,7 @@ class ContinuousControl(Agent):
             action = exploration.explore(action, timestep.first)
         return ActorOutput(self.action_range.in_space(action), {}, state)
 
-    def greedy(self, output: Tensor) -> dict[str, Tensor]:
+    def greedy(self, output: Tensor, legal: Tensor | None = None) -> dict[str, Tensor]:
         return {"action": self.action_range.to_space(self.sample_action(output, False))}
 
     def exploration(

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 from pydantic import Field
+from torch import Tensor
 
 from core.agent import LearnerOutput, make_learner_output
 from core.agents.base.action_values import ActionValueAgent, ActionValueParams
@@ -12,8 +13,9 @@ from core.learning.optimizer import Loss, Optimizer
 from core.learning.schedules import UpdateCounter
 from core.learning.target_network import TargetUpdater
 from core.model import disable_host_sync
+from core.ops.returns import bootstrap_position
 from core.specs import WindowKind, WindowSpec
-from core.types import Batch, batch_size, slice_batch
+from core.types import ACTION_MASK, Batch, Window, batch_size, slice_batch
 
 
 @frozen_dataclass
@@ -72,6 +74,17 @@ class QLearning(ActionValueAgent):
             UpdateCounter(),
             TargetUpdater(self.params.target_update_period, self.params.target_update_tau),
         )
+
+    def legal_actions(self, window: Window) -> tuple[Tensor | None, Tensor | None]:
+        """Return the legal actions [B, A] of the first step, and of the step that the n-step return bootstraps from.
+
+        Both are None if the environment has no masks.
+        """
+        if not self.spec.has_action_mask:
+            return None, None
+        masks = window.extras[ACTION_MASK]  # [n + 1, B, A]
+        position = bootstrap_position(window.lasts)[None, :, None].expand(1, -1, masks.shape[2])
+        return masks[0].to(self.device), masks.gather(0, position)[0].to(self.device)
 
     @abstractmethod
     def loss(self, batch: Batch) -> Loss:

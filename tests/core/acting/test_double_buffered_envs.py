@@ -99,7 +99,8 @@ def test_steps_of_splits_equal_those_of_each_split_alone():
         found, expected = together.step(number, number), [turns.step(number, number) for turns in alone]
         for part, streams in enumerate((slice(0, 2), slice(2, 4))):
             for name in ("before", "after"):
-                for one, other in zip(getattr(found, name), getattr(expected[part], name)):
+                assert getattr(found, name).action_mask is None
+                for one, other in zip(getattr(found, name)[:6], getattr(expected[part], name)):
                     np.testing.assert_array_equal(one[streams], other)
             np.testing.assert_array_equal(found.output.action[streams], expected[part].output.action)
             np.testing.assert_array_equal(found.output.extras["asked"][streams], expected[part].output.extras["asked"])

@@ -1,5 +1,7 @@
 """Each clause of the environment's contract is reported if it is violated, and only then."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -85,6 +87,18 @@ def test_a_violated_clause_is_named(spec, changes, message):
     assert len(found) == 1
     with pytest.raises(ValueError, match=message):
         raise ValueError(found[0])
+
+
+def test_masks_are_part_of_the_contract():
+    spec = replace(SPEC, has_action_mask=True)
+    size = spec.action.num_actions
+    assert contract_violations(spec, 2, timestep(spec, action_mask=np.ones((2, size), bool)), before()) == []
+    found = contract_violations(spec, 2, timestep(spec, action_mask=np.ones((2, size + 1), bool)), before())
+    assert found == [f"action_mask is bool [2, {size + 1}], expected bool [2, {size}]"]
+    assert "action_mask is a NoneType" in contract_violations(spec, 2, timestep(spec), before())[0]
+    nothing = np.zeros((2, size), bool)
+    found = contract_violations(spec, 2, timestep(spec, action_mask=nothing), before())
+    assert len(found) == 1 and found[0].startswith("action_mask has no legal action in streams")
 
 
 def test_a_reset_starts_an_episode_in_every_environment():

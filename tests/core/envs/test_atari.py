@@ -209,7 +209,8 @@ def test_the_rendered_game_equals_the_thread_pools(grayscale, size):
     drawn = play(drawn_env, 500)
     assert sum(step.last.sum() for step in pooled) >= 2
     for a, b in zip(pooled, drawn):
-        for name in a._fields:
+        assert a.action_mask is b.action_mask is None
+        for name in a._fields[:-1]:
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
             assert getattr(a, name).dtype == getattr(b, name).dtype
     picture = drawn_env.render()
@@ -257,7 +258,7 @@ def test_otherwise_the_ball_waits_for_the_agent(settings):
 def test_a_step_does_not_overwrite_earlier_steps():
     env = AtariEnv(AtariParams(), "pong", 2)
     kept = env.reset(0)
-    copies = [field.copy() for field in kept]
+    copies = [field.copy() for field in kept if field is not None]
     for _ in range(20):
         env.step(np.array([2, 3]))
     for field, copy in zip(kept, copies):

@@ -251,9 +251,7 @@ def test_continuous_actions_stay_within_their_bounds(told):
             env.step(np.array(bad, np.float32))
 
 
-@pytest.mark.parametrize(
-    "space", [spaces.Box(-np.inf, np.inf, (2,)), spaces.MultiDiscrete([2, 3]), spaces.Box(0, 3, (2,), np.int64)]
-)
+@pytest.mark.parametrize("space", [spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(0, 3, (2,), np.int64)])
 def test_unsupported_action_spaces_are_refused(told, space):
     with pytest.raises(ValueError, match="actions of"):
         told(action_space=space)
@@ -487,7 +485,7 @@ def test_bad_options_are_refused_when_the_environment_is_made():
 def test_a_step_does_not_overwrite_earlier_steps():
     env = GymEnv(GymParams(), "CartPole-v1", 2)
     kept = env.reset(0)
-    copies = [field.copy() for field in kept]
+    copies = [field.copy() for field in kept if field is not None]
     for _ in range(40):
         env.step(np.array([0, 1]))
     for field, copy in zip(kept, copies):

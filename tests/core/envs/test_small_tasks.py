@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from core.acting.env_conformance import random_actions
 from core.envs.catch import CatchEnv, CatchParams
 from core.envs.recall import RecallEnv, RecallParams
+from core.envs.tictactoe import TicTacToeEnv, TicTacToeParams
 
 
 def scores(env, policy, steps, seed=0):
@@ -85,6 +87,41 @@ def test_recall_rewards_memory_only():
     env = RecallEnv(RecallParams(), "recall", 20)
     assert (scores(env, Remember(), 300) == 1).all()
     assert abs(scores(env, lambda timestep: random.integers(3, size=20), 3000).mean() - (2 / 3 - 1)) < 0.05
+
+
+def test_tic_tac_toe_is_played_by_its_rules():
+    """Follow each game by the observations alone: one more cell for each side, and rewards for lines."""
+    env, draw = TicTacToeEnv(TicTacToeParams(), "tictactoe", 50), np.random.default_rng(1)
+    lines = [{0, 1, 2}, {3, 4, 5}, {6, 7, 8}, {0, 3, 6}, {1, 4, 7}, {2, 5, 8}, {0, 4, 8}, {2, 4, 6}]
+    before, ends = env.reset(1), {1.0: 0, -1.0: 0, 0.0: 0}
+    for _ in range(40):
+        action = random_actions(env.spec.action, 50, draw, before.action_mask)
+        after = env.step(action)
+        for e in range(50):
+            own, their = (set(np.flatnonzero(cells)) for cells in np.split(after.observation[e], 2))
+            assert not own & their and set(np.flatnonzero(after.action_mask[e])) == set(range(9)) - own - their
+            assert after.first[e] == before.last[e]
+            if after.first[e]:
+                assert not own and len(their) <= 1 and after.reward[e] == 0 and not after.last[e]
+                continue
+            old, old_their = (set(np.flatnonzero(cells)) for cells in np.split(before.observation[e], 2))
+            won, lost = (any(line <= cells for line in lines) for cells in (own, their))
+            full = len(own | their) == 9
+            assert own == old | {action[e]} and action[e] not in old | old_their and old_their <= their
+            assert len(their) == len(old_their) + (not won and len(own | old_their) < 9)
+            assert after.reward[e] == won - lost and not (won and lost)
+            assert after.last[e] == (won or lost or full) == (after.discount[e] == 0)
+            if after.last[e]:
+                ends[float(after.reward[e])] += 1
+        before = after
+    assert min(ends.values()) > 5 and sum(ends.values()) > 300
+    begun = [len(np.flatnonzero(env.reset(seed).observation)) for seed in range(20)]
+    assert 0.3 < np.mean(begun) / 50 < 0.7  # the opponent begins half of the games
+    env.reset(1)
+    with pytest.raises(ValueError, match=r"action \d of stream \d+ is illegal: that cell is taken"):
+        env.step(env.step(np.full(50, 4)).action_mask.argmin(1))
+    with pytest.raises(ValueError, match="draws no pictures"):
+        TicTacToeEnv(TicTacToeParams(), "tictactoe", 1, render_mode="human")
 
 
 def test_a_seed_is_repeatable_and_environments_differ():

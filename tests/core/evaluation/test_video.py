@@ -23,6 +23,7 @@ from core.evaluation.video import (
     observation_sheet,
     record_episode,
 )
+from core.ops.policy_distributions import Categorical, MultiCategorical
 from core.runtime.options import VideoParams
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
@@ -154,8 +155,12 @@ def test_agents_describe_their_output_for_a_step():
         (),
     )
     assert QLearning.policy_diagnostics(None, output)["value, best and taken"].tolist() == [[3, 1]]
-    found = ActorCriticAgent.policy_diagnostics(SimpleNamespace(_is_continuous=False), output)
+    agent = SimpleNamespace(_is_continuous=False, policy=Categorical())
+    found = ActorCriticAgent.policy_diagnostics(agent, output)
     assert found["value"].tolist() == [2] and found["action probabilities"][0].tolist() == pytest.approx([0.25, 0.75])
+    agent.policy, output.extras["logits"] = MultiCategorical([2, 2]), np.log(np.float32([[1, 3, 1, 4]]))
+    found = ActorCriticAgent.policy_diagnostics(agent, output)["action probabilities"]
+    assert found[0].tolist() == pytest.approx([0.25, 0.75, 0.2, 0.8])
 
 
 @pytest.mark.parametrize(

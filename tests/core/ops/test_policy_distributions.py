@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.ops.policy_distributions import Categorical, DiagonalGaussian
+from core.ops.policy_distributions import Categorical, DiagonalGaussian, MultiCategorical
 
 T, B, A = 3, 4, 2
 
@@ -103,3 +103,47 @@ def test_parameters_that_do_not_fit_are_refused():
         policy.entropies(torch.zeros(T, B, 3))
     with pytest.raises(ValueError, match=r"actions \(3, 4, 1\) do not fit means \(3, 4, 2\)"):
         policy.log_probs(torch.zeros(T, B, 4), torch.zeros(T, B, 1))
+
+
+NVEC = (2, 3, 1, 2)
+
+
+def choices(seed):
+    """Return logits of several choices, and the logarithms of all combinations' probabilities [T, B, combinations]."""
+    logits = np.random.default_rng(seed).normal(size=(T, B, sum(NVEC)))
+    combinations = list(np.ndindex(*NVEC))
+    joint = np.zeros((T, B, len(combinations)))
+    for t, b in np.ndindex(T, B):
+        powers = [np.exp(part) for part in np.split(logits[t, b], np.cumsum(NVEC)[:-1])]
+        for number, combination in enumerate(combinations):
+            joint[t, b, number] = sum(np.log(p[i] / p.sum()) for p, i in zip(powers, combination))
+    return torch.from_numpy(logits), joint, np.array(combinations)
+
+
+def test_several_choices_equal_brute_force_over_all_combinations():
+    policy = MultiCategorical(NVEC)
+    (p, log_p, combinations), (q, log_q, _) = choices(1), choices(2)
+    np.testing.assert_allclose(np.exp(log_p).sum(-1), 1)
+    for number, combination in enumerate(combinations):
+        actions = torch.from_numpy(combination).expand(T, B, -1)
+        np.testing.assert_allclose(policy.log_probs(p, actions), log_p[..., number], rtol=1e-12)
+    np.testing.assert_allclose(policy.entropies(p), -(np.exp(log_p) * log_p).sum(-1), rtol=1e-12)
+    np.testing.assert_allclose(policy.kl(p, q), (np.exp(log_p) * (log_p - log_q)).sum(-1), rtol=1e-12)
+
+
+def test_gradients_of_several_choices_equal_finite_differences():
+    policy, (p, _, combinations), (q, _, _) = MultiCategorical(NVEC), choices(3), choices(4)
+    drawn = np.random.default_rng(5).integers(len(combinations), size=(T, B))
+    actions = torch.from_numpy(combinations[drawn])
+    for function in (lambda p: policy.log_probs(p, actions), policy.entropies, lambda p: policy.kl(q, p)):
+        assert torch.autograd.gradcheck(function, p.clone().requires_grad_())
+
+
+def test_samples_of_several_choices_have_their_joint_probabilities():
+    policy, (p, log_p, combinations) = MultiCategorical(NVEC), choices(6)
+    one = np.repeat(p[0, 0].numpy()[None], 20_000, 0)
+    drawn = policy.sample(one, np.random.default_rng(7))
+    shares = np.array([(drawn == combination).all(1).mean() for combination in combinations])
+    np.testing.assert_allclose(shares, np.exp(log_p[0, 0]), atol=0.015)
+    likeliest = combinations[log_p[0, 0].argmax()]
+    assert (policy.sample(one[:3], None) == likeliest).all()

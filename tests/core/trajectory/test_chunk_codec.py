@@ -19,6 +19,7 @@ EXTRAS = {"logits": ArraySpec((2,), "float32")}
 SPECS = {
     "frames": EnvSpec("dots", ArraySpec((5, 5), "uint8"), 2, Discrete(2), is_image=True, max_value=255.0),
     "vectors": EnvSpec("numbers", ArraySpec((3,), "float32"), 0, Discrete(2)),
+    "masks": EnvSpec("numbers", ArraySpec((3,), "float32"), 0, Discrete(2), has_action_mask=True),
 }
 WINDOWS = {
     "steps": WindowSpec(3, (0, 3)),
@@ -56,6 +57,7 @@ def played(spec: EnvSpec, steps: int, seed: int):
             first,
             last,
             np.zeros(ENVS),
+            generator.random((ENVS, 2)) < 0.5 if spec.has_action_mask else None,
         )
         if before is not None:
             yield (
@@ -82,7 +84,8 @@ def assert_equal(ring: Trajectories, twin: Trajectories) -> None:
 
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize(
-    "kind, codec, states", [("frames", "raw", False), ("frames", "lz4", True), ("vectors", "raw", True)]
+    "kind, codec, states",
+    [("frames", "raw", False), ("frames", "lz4", True), ("vectors", "raw", True), ("masks", "raw", False)],
 )
 def test_a_ring_fed_with_buffers_equals_its_actors_own(kind, codec, states, window):
     rings = [Trajectories(layout(kind, codec, states)) for _ in range(2)]

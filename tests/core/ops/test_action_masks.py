@@ -1,0 +1,111 @@
+"""Masked policies are those over legal actions alone, with their gradients, and random legal actions are uniform."""
+
+import numpy as np
+import pytest
+import torch
+
+from core.ops.action_masks import mask_actions, mask_actions_of_arrays
+from core.ops.exploration import epsilon_greedy, random_legal_actions
+from core.ops.munchausen import munchausen_bonus, soft_bootstrap
+from core.ops.policy_distributions import Categorical, MultiCategorical
+
+T, B, NVEC = 3, 4, (3, 4)
+POLICIES = {"one choice": (Categorical(), (7,)), "two choices": (MultiCategorical(NVEC), NVEC)}
+
+
+def case(name, seed):
+    """Return a policy, two sets of logits, masks [T, B, A] and legal actions."""
+    (policy, choices), generator = POLICIES[name], np.random.default_rng(seed)
+    logits, others = (torch.from_numpy(generator.normal(size=(T, B, sum(choices)))) for _ in range(2))
+    legal = generator.random(logits.shape) < 0.5
+    legal[..., np.cumsum((0, *choices[:-1]))] = True
+    actions = random_legal_actions(legal.reshape(T * B, -1), choices, generator).reshape(T, B, -1)
+    taken = torch.from_numpy(actions if len(choices) > 1 else actions[..., 0])
+    return policy, choices, logits, others, torch.from_numpy(legal), taken
+
+
+def parts(choices, *tensors):
+    return zip(*(tensor.split(choices, -1) for tensor in tensors))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_masked_policies_equal_those_over_legal_actions_alone(name):
+    policy, choices, logits, others, legal, taken = case(name, 1)
+    p, q = mask_actions(logits, legal), mask_actions(others, legal)
+    found = torch.stack([policy.log_probs(p, taken), policy.entropies(p), policy.kl(p, q)])
+    expected = torch.zeros_like(found)
+    for t, b in np.ndindex(T, B):
+        for number, (x, y, m) in enumerate(parts(choices, logits[t, b], others[t, b], legal[t, b])):
+            log_p, log_q = x[m].log_softmax(0), y[m].log_softmax(0)
+            action = int(taken[t, b] if taken.ndim == 2 else taken[t, b, number])
+            expected[0, t, b] += log_p[int(m[:action].sum())]
+            expected[1, t, b] -= (log_p.exp() * log_p).sum()
+            expected[2, t, b] += (log_p.exp() * (log_p - log_q)).sum()
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("function", ["log_probs", "entropies", "kl"])
+def test_gradients_of_masked_policies_equal_finite_differences(name, function):
+    policy, _, logits, others, legal, taken = case(name, 2)
+
+    def of(logits):
+        masked = mask_actions(logits, legal)
+        arguments = {"log_probs": (taken,), "entropies": (), "kl": (mask_actions(others, legal),)}[function]
+        return getattr(policy, function)(masked, *arguments)
+
+    assert torch.autograd.gradcheck(of, logits.clone().requires_grad_())
+    of(leaf := logits.clone().requires_grad_()).sum().backward()
+    assert (leaf.grad[~legal] == 0).all() and (leaf.grad[legal] != 0).any()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", POLICIES)
+def test_masked_policies_never_draw_illegal_actions(name, dtype):
+    policy, choices, _, _, legal, _ = case(name, 3)
+    legal = legal.numpy().reshape(T * B, -1)
+    generator = np.random.default_rng(4)
+    # illegal logits far above the legal ones
+    logits = mask_actions_of_arrays(np.where(legal, -50.0, 50.0).astype(dtype), legal)
+    assert logits.dtype == dtype
+    for draw in (generator, None, *[generator] * 50):
+        actions = policy.sample(logits, draw).reshape(T * B, -1) + np.cumsum((0, *choices[:-1]))
+        assert np.take_along_axis(legal, actions, 1).all()
+
+
+def test_without_a_mask_scores_stay_themselves():
+    logits, array = torch.zeros(2, 3), np.zeros((2, 3))
+    assert mask_actions(logits, None) is logits and mask_actions_of_arrays(array, None) is array
+
+
+def test_random_legal_actions_are_uniform_and_epsilon_greedy_takes_them():
+    legal = np.array([[1, 0, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 1]], bool).repeat(6_000, 0)
+    drawn = random_legal_actions(legal, NVEC, np.random.default_rng(1))
+    for row, shares in ((0, [(0.5, 0, 0.5), (0.5, 0.5, 0, 0)]), (1, [(0, 1, 0), (0, 1 / 3, 1 / 3, 1 / 3)])):
+        for choice, expected in enumerate(shares):
+            counts = np.bincount(drawn[row * 6_000 :][:6_000, choice], minlength=len(expected))
+            np.testing.assert_allclose(counts / 6_000, expected, atol=0.03)
+    epsilon, first = np.full(12_000, 0.4), legal[:, :3]
+    explored = epsilon_greedy(np.full(12_000, 1), 3, epsilon, np.random.default_rng(2), first)
+    assert set(explored[6_000:]) == {1} and set(explored[:6_000]) == {0, 1, 2}
+    assert (explored[:6_000] != 1).mean() == pytest.approx(0.4, abs=0.03)
+
+
+@pytest.mark.parametrize("temperature", [0.03, 1.0])
+def test_munchausens_sums_are_over_legal_actions_alone(temperature):
+    generator = torch.Generator().manual_seed(1)
+    values = torch.randn(6, 5, generator=generator)  # float32, which / 0.03 leaves for illegal actions
+    outputs = torch.randn(6, 5, 4, generator=generator)
+    legal = torch.rand(6, 5, generator=generator) < 0.6
+    legal[:, 2] = True
+    actions = torch.full((6,), 2)
+    masked = mask_actions(values, legal)
+    found = soft_bootstrap(masked, outputs, temperature)
+    bonus = munchausen_bonus(masked, actions, 0.9, temperature, -1.0)
+    for b in range(6):
+        some = values[b, legal[b]]
+        pi = (some / temperature).softmax(0)
+        log = temperature * (some / temperature).log_softmax(0)
+        torch.testing.assert_close(found[b], (pi[:, None] * (outputs[b, legal[b]] - log[:, None])).sum(0))
+        own = log[int(legal[b, :2].sum())]
+        torch.testing.assert_close(bonus[b], 0.9 * own.clamp(-1, 0))
