@@ -1,10 +1,15 @@
-"""Configs that need an extra which excludes an extra of `make test`, and one of each kind of config."""
+"""Configs that need an extra besides those of `make test`, and one of each kind of config."""
 
 import pytest
 
 from utils.options import CONFIGS
 
-NEEDS = {"d4pg-walker-walk": "shimmy", "ddpg-pendulum-legacy": "gym", "dqn-carracing": "Box2D"}
+NEEDS = {
+    "d4pg-walker-walk": "shimmy",
+    "ddpg-pendulum-legacy": "gym",
+    "dqn-carracing": "Box2D",
+    "ppo-minigrid-doorkey": "minigrid",
+}
 PLAYABLE = [row["name"] for row in CONFIGS if row["name"] not in NEEDS]
 CLASSES = ("agent_type", "env_type", "memory_type", "model_type")
 KINDS = list({tuple(row[name] for name in CLASSES): row["name"] for row in reversed(CONFIGS)}.values())

@@ -456,6 +456,12 @@ CONFIGS += [
      "model.hidden": 128, "agent.unroll_length": 64, "agent.learning_rate": 1e-3, "agent.lr_schedule_updates": 244,
      "num_envs_per_actor": 32, "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 500,
      "steps": 500_000},
+    # A picture and a vector, with the settings of rl-starter-files (github.com/lcswillems/rl-starter-files, train.py),
+    # where the learning rate does not fall and Adam's epsilon is 1e-8; needs pip install -e ".[minigrid]".
+    {"name": "ppo-minigrid-doorkey", "game": "minigrid:MiniGrid-DoorKey-5x5-v0", **PPO, "env_type": "gym",
+     "model_type": "minatar-ac", "env.max_byte": 10, "agent.learning_rate": 1e-3, "agent.minibatches": 8,
+     "agent.lr_schedule_updates": 48, "num_envs_per_actor": 16, "learner.threads": 1, "evaluator.period": 10.0,
+     "evaluator.episodes": 20, "steps": 100_000},
     # A2C as PPO with one epoch of one minibatch (2205.09123, table 1; stable-baselines3's defaults).
     {"name": "a2c-cartpole", **PPO_CARTPOLE, "num_envs_per_actor": 8, "agent.unroll_length": 5,
      "agent.epochs": 1, "agent.minibatches": 1, "agent.gae_lambda": 1.0, "agent.normalize_advantages": False,

@@ -1,5 +1,7 @@
 """Check an environment against the contract of core/env.py by random play, one time step at a time."""
 
+import math
+
 import numpy as np
 
 from core.env import Env
@@ -91,7 +93,9 @@ def _value_errors(spec: EnvSpec, timestep: TimeStep) -> list[str]:
         errors.append(f"discount of streams {_indices(outside)} is outside 0 .. 1: {timestep.discount[outside]}")
     if spec.action_mask and (stuck := ~can_act(spec, timestep) & ~is_terminated(timestep)).any():
         errors.append(f"action_mask has no legal action in streams {_indices(stuck)}")
-    low, high = timestep.observation.min(), timestep.observation.max()
+    beside = spec.picture_of_parts  # the bytes after a picture are floats
+    pictures = timestep.observation[..., : math.prod(beside)] if beside else timestep.observation
+    low, high = pictures.min(), pictures.max()
     if spec.is_image and (low < 0 or high > spec.max_value):
         errors.append(f"observation has values {low} .. {high}, outside 0 .. {spec.max_value:g}")
     return errors

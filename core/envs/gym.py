@@ -37,6 +37,8 @@ class GymParams(EnvParams):
     """Height and width in pixels that pictures are resized to; None leaves them."""
     grayscale: bool = False
     """Turn colour pictures into grey ones."""
+    max_byte: int = Field(default=255, ge=1, le=255)
+    """Byte of pictures that networks read as 1; 255 is right for colours, less for symbols (MiniGrid: 10)."""
     frame_stack: int = Field(default=0, ge=0, le=64)
     """Agent steps seen together, each frame stored once; 0 is one observation without a stack axis."""
     observation_keys: Annotated[tuple[str | Annotated[int, Field(ge=0, le=10_000)], ...], Strict(False)] = ()
@@ -85,7 +87,7 @@ class GymEnv(Env):
             action=self._convert_action.spec,
             frames_per_step=params.action_repeat,
             is_image=image,
-            max_value=255.0 if image else 1.0,
+            max_value=float(params.max_byte) if image else 1.0,
             reward_threshold=made[0].reward_threshold,
             frame_rate=frame_rate(env),
             warning=convert.warning,

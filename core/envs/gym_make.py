@@ -4,6 +4,7 @@ import difflib
 import importlib
 import importlib.metadata
 import json
+import re
 import sys
 import traceback
 from typing import Any, NamedTuple
@@ -14,8 +15,8 @@ from core.common.foreign_code import text_of
 
 DEFAULT_FRAME_RATE = 30.0  # of gymnasium's recorder
 LEGACY_VERSIONS = ("none", "v26", "v21")
-# Namespace of an id -> (module that registers the id, extra that installs it)
-REGISTERED_BY = {"dm_control": ("shimmy", "dm-control")}
+# Namespace or module before an id -> (module that registers the id, extra that installs it)
+REGISTERED_BY = {"dm_control": ("shimmy", "dm-control"), "minigrid": ("minigrid", "minigrid")}
 OLD_GYM = (
     'it is of the old gym: pip install -e ".[legacy-gym]" and set env.legacy to v21, or to v26 if its step '
     "returns five values"
@@ -58,7 +59,7 @@ def make_env(game: str, legacy: str, render_mode: str | None, kwargs: str = "{}"
 
 
 def _make(game: str, arguments: dict[str, Any]) -> MadeEnv:
-    module, extra = REGISTERED_BY.get(game.partition("/")[0], (None, None))
+    module, extra = REGISTERED_BY.get(re.split("[/:]", game)[0], (None, None))
     try:
         if module:
             importlib.import_module(module)

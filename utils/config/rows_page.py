@@ -29,7 +29,7 @@ A row is one experiment: `python main.py --config <row>` runs it. This page is g
   without an entry have not been measured.
 
 Some rows need an extra: MinAtar `minatar`, MuJoCo `mujoco` or `dm-control`, `d4pg-walker-walk` `dm-control`,
-`ddpg-pendulum-legacy` `legacy-gym`, `dqn-carracing` `box2d`.
+`ddpg-pendulum-legacy` `legacy-gym`, `dqn-carracing` `box2d`, `ppo-minigrid-doorkey` `minigrid`.
 
 | rows | algorithm |
 |---|---|

@@ -398,6 +398,13 @@ def test_a_missing_or_broken_adapter_names_the_pip_command(tmp_path, monkeypatch
         shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
 
 
+@pytest.mark.parametrize("module, extra", [("minigrid", "minigrid")])
+def test_a_missing_package_of_an_extra_names_the_pip_command(module, extra, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)  # import then fails, installed or not
+    with pytest.raises(ImportError, match=rf'{module}.*pip install -e "\.\[{extra}\]"'):
+        GymEnv(GymParams(), f"{module}:Any-v0", 1)
+
+
 def test_a_package_that_fails_reports_installed_versions(tmp_path, monkeypatch):
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages" / "robots.py").write_text(

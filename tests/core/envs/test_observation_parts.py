@@ -7,9 +7,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from core.acting.env_conformance import contract_violations
 from core.envs.gym import GymEnv, GymParams
 from core.envs.observation_parts import InvalidPartError, ObservationConverter
-from core.models.layers.torsos import split_frames
+from core.models.layers.torsos import scaled_image, split_frames
 from core.specs import WindowSpec
 from core.trajectory.frame_compression import StorageParams
 from core.trajectory.ring_buffer import Trajectories
@@ -195,6 +196,19 @@ def test_preprocessing_changes_the_picture_alone(shown):
     expected = cv2.resize(cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY), (8, 8), interpolation=cv2.INTER_AREA)
     np.testing.assert_array_equal(halves.picture, [expected] * 2)
     np.testing.assert_array_equal(halves.vector, [vector] * 2)
+
+
+def test_the_largest_byte_scales_the_picture_alone(shown):
+    value, _, vector = beside(1, np.random.default_rng(0))
+    value["camera"] = picture = np.arange(36).reshape(3, 4, 3).astype(np.uint8) % 11
+    env = shown(BESIDE, value, max_byte=10)
+    start = env.reset(0)
+    halves = split_frames(torch.from_numpy(start.observation), env.spec)
+    np.testing.assert_allclose(scaled_image(halves.picture, env.spec), [picture.transpose(2, 0, 1) / 10] * 2, rtol=1e-6)
+    np.testing.assert_array_equal(halves.vector, [vector] * 2)
+    assert contract_violations(env.spec, 2, start, None) == []  # bytes of the vector may be larger
+    (error,) = contract_violations(shown(BESIDE, value, max_byte=9).spec, 2, start, None)
+    assert error == "observation has values 0 .. 10, outside 0 .. 9"
 
 
 def test_a_key_keeps_the_picture_alone(shown):
