@@ -9,6 +9,7 @@ NEEDS = {
     "ddpg-pendulum-legacy": "gym",
     "dqn-carracing": "Box2D",
     "ppo-minigrid-doorkey": "minigrid",
+    "sac-point-maze": "gymnasium_robotics",
 }
 PLAYABLE = [row["name"] for row in CONFIGS if row["name"] not in NEEDS]
 CLASSES = ("agent_type", "env_type", "memory_type", "model_type")

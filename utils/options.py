@@ -532,6 +532,10 @@ CONFIGS += [
     {"name": "td3-halfcheetah", **TD3, **HALFCHEETAH},
     {"name": "sac-pendulum", **SAC, **PENDULUM, **FAST},
     {"name": "sac-halfcheetah", **SAC, **HALFCHEETAH},
+    # A goal and a reward of 1 in each step near it, else 0. Random forces get around the corners if each is held for
+    # five steps. Needs pip install -e ".[robotics]".
+    {"name": "sac-point-maze", **SAC, **FAST, **PENDULUM, "game": "gymnasium_robotics:PointMaze_UMaze-v3",
+     "env.action_repeat": 5, "learner.threads": 1, "steps": 10_000},
     # D4PG's atoms span the discounted returns: the smallest and largest reward of a step, times 1 / (1 - gamma) = 100.
     # Pendulum: the worst step costs pi^2 + 0.1 8^2 + 0.001 2^2 = 16.3.
     {"name": "d4pg-pendulum", **D4PG, **FAST, **PENDULUM, "agent.v_min": -1_628.0, "agent.v_max": 0.0},

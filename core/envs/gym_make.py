@@ -16,7 +16,11 @@ from core.common.foreign_code import text_of
 DEFAULT_FRAME_RATE = 30.0  # of gymnasium's recorder
 LEGACY_VERSIONS = ("none", "v26", "v21")
 # Namespace or module before an id -> (module that registers the id, extra that installs it)
-REGISTERED_BY = {"dm_control": ("shimmy", "dm-control"), "minigrid": ("minigrid", "minigrid")}
+REGISTERED_BY = {
+    "dm_control": ("shimmy", "dm-control"),
+    "gymnasium_robotics": ("gymnasium_robotics", "robotics"),
+    "minigrid": ("minigrid", "minigrid"),
+}
 OLD_GYM = (
     'it is of the old gym: pip install -e ".[legacy-gym]" and set env.legacy to v21, or to v26 if its step '
     "returns five values"

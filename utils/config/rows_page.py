@@ -29,7 +29,8 @@ A row is one experiment: `python main.py --config <row>` runs it. This page is g
   without an entry have not been measured.
 
 Some rows need an extra: MinAtar `minatar`, MuJoCo `mujoco` or `dm-control`, `d4pg-walker-walk` `dm-control`,
-`ddpg-pendulum-legacy` `legacy-gym`, `dqn-carracing` `box2d`, `ppo-minigrid-doorkey` `minigrid`.
+`ddpg-pendulum-legacy` `legacy-gym`, `dqn-carracing` `box2d`, `ppo-minigrid-doorkey` `minigrid`, `sac-point-maze`
+`robotics`.
 
 | rows | algorithm |
 |---|---|

@@ -398,7 +398,7 @@ def test_a_missing_or_broken_adapter_names_the_pip_command(tmp_path, monkeypatch
         shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
 
 
-@pytest.mark.parametrize("module, extra", [("minigrid", "minigrid")])
+@pytest.mark.parametrize("module, extra", [("minigrid", "minigrid"), ("gymnasium_robotics", "robotics")])
 def test_a_missing_package_of_an_extra_names_the_pip_command(module, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)  # import then fails, installed or not
     with pytest.raises(ImportError, match=rf'{module}.*pip install -e "\.\[{extra}\]"'):
