@@ -124,7 +124,7 @@ def test_f24_f25_f27_resume_survives_damage_and_a_full_disk(ended):
     content = bytearray((damaged / "agent.pt").read_bytes())
     content[len(content) // 2] ^= 1
     (damaged / "agent.pt").write_bytes(content)
-    begun, earlier = int(sound.name.split("_")[1].split(".")[0]), len(run.steps())
+    begun, earlier = int(sound.name.split("_")[1].split(".")[0]), len(ended.steps())
     refused = start(ended.root, "--resume", "test_one", "--model.hidden", "7")
     assert (
         refused.returncode == 2
