@@ -5,6 +5,7 @@ import pytest
 from benchmarks.history import COLUMNS, measure, table
 
 
+@pytest.mark.slow
 def test_the_parts_add_up_and_compressed_frames_are_smaller():
     found = measure("pong", 1_000, 1, "lz4")
     assert found["steps_held"] >= 1_000 - 8 * found["chunk_length"]

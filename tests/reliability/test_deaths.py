@@ -67,6 +67,7 @@ def test_f37_no_process_of_a_run_listens_on_a_socket(run):
     assert len(run.family) >= 5 and run.sockets() == []
 
 
+@pytest.mark.slow
 def test_f31_a_running_run_cannot_be_started_again(run):
     for words, message in ((CARTPOLE, "continue it by --resume test_one"), (("--resume", "test_one"), "still running")):
         second = start(run.root, *words)
@@ -234,6 +235,7 @@ def test_f11_a_killed_learner_ends_the_run_with_a_resume_hint(tmp_path):
         assert not program.leftovers()
 
 
+@pytest.mark.slow
 def test_f71_killing_the_fork_server_ends_the_run(tmp_path):
     with Program(tmp_path, *SAVING) as program:
         program.until(lambda: manifests(tmp_path), 60, "the first checkpoint")

@@ -105,6 +105,7 @@ def assert_nothing_was_made(program):
     assert not (program.root / "logs").exists()
 
 
+@pytest.mark.slow
 def test_f04_f29_f35_f62_odd_paths_and_as_few_descriptors_as_asked_for(tmp_path):
     project = tmp_path / "a clone é 漢字 'of' \"it\""
     for name in ("core", "utils"):

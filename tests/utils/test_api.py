@@ -137,6 +137,7 @@ def test_a_model_without_options_needs_its_runs_log_folder(trained, tmp_path):
         load(tmp_path / "none.pth")
 
 
+@pytest.mark.slow
 def test_the_command_exports_a_model_file(trained, tmp_path, capsys):
     pytest.importorskip("onnxruntime")
     words = [str(trained("r2d2").model_path), "--output"]

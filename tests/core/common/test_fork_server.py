@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 PROJECT = Path(__file__).resolve().parents[3]
 
 
@@ -44,6 +46,7 @@ def test_exit_codes_reach_main():
     assert said("codes")["scene"] == [0, 3, -signal.SIGABRT, 7, 1]
 
 
+@pytest.mark.slow
 def test_processes_of_a_killed_server_end():
     told = said("server_killed")["scene"]
     assert (told["code"], told["server"]) == (-signal.SIGKILL, None) and told["raised"] is not None
@@ -67,6 +70,7 @@ def test_processes_choose_the_threads_of_their_operators():
     assert alone == [1, 1] and several[0] == 3 and several[1] >= 3
 
 
+@pytest.mark.slow
 def test_a_program_with_threads_starts_no_server():
     assert said("threads") is None
 

@@ -94,6 +94,7 @@ def write_without_end(memories: list[Memory], actor_ind: int, ready) -> None:
             ready.set()
 
 
+@pytest.mark.slow
 def test_no_memory_reads_a_wrong_frame_while_arenas_evict(monkeypatch):
     windows = [
         windows_memory(memory_type, threads) for memory_type in (UniformMemory, PrioritizedMemory) for threads in (1, 2)

@@ -76,6 +76,7 @@ def test_every_config_is_run_with_every_seed_and_tabulated(main, root):
     assert text.count("\n") == 4 and "0.45 0.45" in text
 
 
+@pytest.mark.slow
 def test_every_combination_of_varied_options_is_a_line(main, root):
     words = ("--steps", "1000")
     assert main("--vary", "agent.learning_rate=0.5,0.25", "agent.n_step=1,3", "--seeds", "1", "2", words=words) == 0

@@ -172,6 +172,7 @@ def test_a_study_with_a_torn_last_line_is_resumed(main, root, monkeypatch):
     assert [row["state"] for row in trials(root)] == ["complete"] * 3
 
 
+@pytest.mark.slow
 def test_trials_that_do_worse_are_pruned(main, root, monkeypatch):
     monkeypatch.setenv("EVALUATION_SECONDS", "0.15")
     assert main("--startup", "1", "--warmup", "3", trials=4) == 0

@@ -119,6 +119,7 @@ def write_without_end(memories: list[UnrollMemory], actor_ind: int, ready) -> No
             ready.set()
 
 
+@pytest.mark.slow
 def test_unrolls_are_never_torn_or_stale_while_writers_overwrite(monkeypatch):
     kinds = {"queue": {"on_full": "keep_latest"}, "standard": {}, "attentive": {}, "reservoir": {}, "elite": {}}
     replay = [{"type": kind, "capacity": 60, "sample_ratio": 0.2, **settings} for kind, settings in kinds.items()]
