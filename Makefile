@@ -26,7 +26,7 @@ test: $(VENV)/.installed-test   ## run the tests that a change needs, two files 
 	$(PYTEST) $(ARGS)
 
 test-all: test                  ## run `make test`, then the tests that are marked slow
-	@echo "The slow tests take about seven minutes on two cores."
+	@echo "The slow tests take about eight minutes on two cores."
 	$(PYTEST) -m $(SLOW) $(ARGS) || test $$? -eq 5  # 5: ARGS selects no slow test
 
 coverage: $(VENV)/.installed-test ## run the tests of test-all and report the lines that they do not reach

@@ -29,6 +29,7 @@ ENDLESS = (
 )
 
 
+@pytest.mark.slow
 def test_f11_f37_a_killed_learner_of_two_ends_a_resumable_run(tmp_path):
     with Program(tmp_path, *ENDLESS) as program:
         program.until_training(1_500)

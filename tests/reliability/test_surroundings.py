@@ -93,6 +93,7 @@ def limited(what, amount):
     return lambda: resource.setrlimit(what, (amount, amount))
 
 
+@pytest.mark.slow
 def test_f62_a_file_size_limit_is_refused_in_one_line(tmp_path):
     with Program(tmp_path, *CARTPOLE, before=limited(resource.RLIMIT_FSIZE, 1 << 20)) as program:
         assert program.until_ended(90) == 2

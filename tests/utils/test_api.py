@@ -179,6 +179,7 @@ def test_values_become_words_of_the_command_line(name, value, words):
     assert api._words(name, value) == words
 
 
+@pytest.mark.slow
 def test_a_failed_training_raises_its_error_message(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("FAULTS", json.dumps([{"kind": "raise", "at": 50}]))
     with pytest.raises(TrainingError, match="the simulator crashed") as failed:

@@ -220,6 +220,7 @@ def learn_three(begin, kl_target):
     return float(output.statistics["target_kl"]), agent.state_dict()
 
 
+@pytest.mark.slow
 def test_several_learners_adapt_the_kl_coefficient_together(learners):
     agent, batch = agent_with_half_a_divergence()
     measured = float(agent.learn(batch).statistics["target_kl"])

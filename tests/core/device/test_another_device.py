@@ -59,6 +59,7 @@ def a_device_without_values(monkeypatch):
     monkeypatch.setattr(Optimizer, "apply", apply)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", resident_agents.AGENTS)
 def test_updates_from_the_device_replay_stay_on_their_device(name):
     agent = resident_agents.make_agent(name, "meta")

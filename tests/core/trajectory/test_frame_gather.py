@@ -675,6 +675,7 @@ class Overtaken:
         return self.arrays[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "arena_bytes"), [(9, 20_000), (300, None), (300, 20_000)])
 @pytest.mark.parametrize("first", [(), (4, 4, 4), (0, 0, 0, 0, 8), (0, 9), (0, 17)])
 def test_a_snapshot_taken_while_writing_holds_whole_steps_only(monkeypatch, steps, arena_bytes, first):

@@ -62,6 +62,7 @@ LISTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratios", LISTS)
 @pytest.mark.parametrize(("batch_size", "overflow"), [(8, "block"), (11, "keep_latest"), (11, "keep_oldest")])
 def test_every_batch_has_its_strategies_shares(ratios, batch_size, overflow):
