@@ -22,7 +22,7 @@ train: $(VENV)/.installed       ## train what utils/options.py says; ARGS="--con
 	$(RUN) main.py $(ARGS)
 
 test: $(VENV)/.installed-test   ## run the tests that a change needs, two files at a time; ARGS="tests/utils -x" goes to pytest
-	@echo "This takes about four minutes on two cores."
+	@echo "This takes about three minutes on two cores."
 	$(PYTEST) $(ARGS)
 
 test-all: test                  ## run `make test`, then the tests that are marked slow
