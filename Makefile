@@ -13,7 +13,7 @@ ALL := "not learn and not faults and not cluster"
 SLOW := "slow and not learn and not faults and not cluster"
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all coverage learn test-faults test-ray soak lint results-quick bench bench-ray history sampling control gpu tensorboard lock clean
+.PHONY: help train test test-all coverage learn test-faults test-ray soak lint results results-quick bench bench-ray history sampling control gpu tensorboard lock clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -56,6 +56,10 @@ results-quick: $(VENV)/.installed-plots ## repeat the smallest results, three se
 	$(RUN) -m utils.sweep --name results-quick --configs dqn-cartpole impala-cartpole impala-lstm-recall --seeds 1 2 3 $(ARGS)
 	$(RUN) -m utils.plot logs/results-quick_*-cartpole-* --x steps time --output logs/results-quick/cartpole
 	$(RUN) -m utils.plot logs/results-quick_*-recall-* --x steps time --output logs/results-quick/recall
+
+results: $(VENV)/.installed-plots ## repeat all learning results of docs/results, in days; ARGS="--list" shows the parts and their hours
+	$(PIP) --editable '.[minatar,mujoco,dm-control]'
+	$(RUN) -m benchmarks.results $(ARGS)
 
 bench: $(VENV)/.installed-bench ## compare speed with stable-baselines3 and with this machine's ceiling: half an hour
 	$(RUN) -m benchmarks.speed $(ARGS)

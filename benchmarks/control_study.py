@@ -23,8 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.study import RESULTS
-from benchmarks.training import ROOT
+from benchmarks.training import RESULTS, ROOT
 from utils.config.command_line import read_options
 from utils.options import CONFIGS
 from utils.plot import curves, figures

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import psutil
 
 from benchmarks.soak import Run
-from benchmarks.study import RESULTS
+from benchmarks.training import RESULTS
 
 STEPS = 5_000
 

@@ -18,8 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from statistics import median
 
-from benchmarks.study import RESULTS
-from benchmarks.training import after_start, rate, train
+from benchmarks.training import RESULTS, after_start, rate, train
 from core.common.system import versions
 
 START_SECONDS = 12  # start-up, filling the memory, catching up

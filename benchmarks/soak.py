@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.study import RESULTS
-from benchmarks.training import ROOT
+from benchmarks.training import RESULTS, ROOT
 from core.checkpoint import run_checkpoint
 
 VICTIMS = {"others": ("actor", "evaluator", "logger"), "learner": ("learner",)}

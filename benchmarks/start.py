@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from benchmarks.study import RESULTS
+from benchmarks.training import RESULTS
 
 COMMAND = ("main.py", "--config", "dqn-cartpole", "--steps", "200", "--game", "timed_cartpole:Timed-v1")
 ENVIRONMENT = """

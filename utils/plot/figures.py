@@ -132,12 +132,13 @@ def _finish(panel: Any, axis: str, metric: str, subtitle: str) -> None:
     panel.grid(alpha=0.3)
 
 
-def draw_summary(scores: Mapping[str, Strata], title: str) -> Any:
-    """Return a figure of human-normalised scores: aggregates with their intervals, and performance profiles.
+def draw_summary(scores: Mapping[str, Strata], title: str, unit: str = "human-normalised score") -> Any:
+    """Return a figure of normalised scores: aggregates with their intervals, and performance profiles.
 
     Args:
         scores: Method -> scores [runs] of each game.
         title: Title of the figure.
+        unit: Label of the profiles' axis.
     """
     plots = pyplot()
     figure, grid = plots.subplots(
@@ -157,12 +158,12 @@ def draw_summary(scores: Mapping[str, Strata], title: str) -> Any:
         panel.set(title=name, yticks=range(len(scores)), yticklabels=list(scores) if panel is grid[0] else [])
         panel.invert_yaxis()
         panel.grid(alpha=0.3, axis="x")
-    _draw_profiles(grid[-1], scores)
+    _draw_profiles(grid[-1], scores, unit)
     figure.suptitle(title)
     return figure
 
 
-def _draw_profiles(panel: Any, scores: Mapping[str, Strata]) -> None:
+def _draw_profiles(panel: Any, scores: Mapping[str, Strata], unit: str) -> None:
     all_scores = np.concatenate([values for strata in scores.values() for values in strata])
     thresholds = np.linspace(min(all_scores.min(), 0), all_scores.max(), NUM_THRESHOLDS)
     for method, strata in scores.items():
@@ -172,7 +173,7 @@ def _draw_profiles(panel: Any, scores: Mapping[str, Strata]) -> None:
         )
         low, high = interval(profiles, axis=0)
         panel.fill_between(thresholds, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-    panel.set(xlabel="human-normalised score", ylabel="share of runs above", title="performance profile")
+    panel.set(xlabel=unit, ylabel="share of runs above", title="performance profile")
     panel.grid(alpha=0.3)
     panel.legend(fontsize="small")
 

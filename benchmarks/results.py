@@ -1,0 +1,264 @@
+"""Repeat the learning results of docs/results, one part after another: make results.
+
+    python -m benchmarks.results --list                     the parts in order, with the hours that they take
+    python -m benchmarks.results                            train every part
+    python -m benchmarks.results minatar --jobs 2           one part, two runs at a time
+    python -m benchmarks.results rainbow-study-breakout --rows dqn rainbow --seeds 1
+
+Complete runs are not repeated and interrupted ones are resumed: Ctrl-C saves everything, and the same command goes on.
+A finished part writes to docs/results the evaluations of its runs (<part>.csv), curves (<part>.png) and a table
+(<part>-table.md); a part of several games compares its rows over the games (<part>-summary.png). Needs matplotlib.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.training import RESULTS, ROOT
+from utils.config.command_line import refuse
+from utils.errors import ConfigurationError
+from utils.options import CONFIGS
+from utils.plot import curves, figures
+from utils.plot.__main__ import summary_table
+from utils.plot.statistics import Array
+from utils.sweep.__main__ import tabulate
+from utils.sweep.scheduler import Runner, claimed
+from utils.sweep.subprocess_run import ChildRun, named, options_of
+
+MINATAR = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+MUJOCO = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
+STEPS, RELATIVE = "--steps", "score / score of the best row"
+
+
+class Part(NamedTuple):
+    """Rows of CONFIGS that are trained for one result.
+
+    A row may lack the ending that all rows of the part share, as `dqn` lacks "-minatar-breakout".
+    """
+
+    title: str
+    rows: tuple[str, ...]
+    ending: str = ""
+    games: tuple[str, ...] = ()  # in place of the row's game
+    seeds: int = 3
+    words: tuple[str, ...] = ()  # options of every run
+
+    def label(self, row: str, game: str) -> str:
+        """Return the name of a row and a game in files and tables."""
+        return "-".join(filter(None, (game, row)))
+
+
+REPLAY = ("impala", "replay", "clear", "laser", "attentive", "elite1", "elite3")
+PARTS = {
+    "small": Part("CartPole", ("dqn", "rainbow", "iqn", "r2d2", "impala", "impact", "ppo", "a2c", "pqn"), "-cartpole"),
+    "memory": Part("The memory task", ("r2d2-recall", "impala-lstm-recall", "ppo-lstm-recall")),
+    "replay-study-breakout": Part(
+        "V-trace with replay: MinAtar breakout",
+        REPLAY,
+        "-minatar-breakout",
+        words=(STEPS, "500000", "--evaluator.steps", "25000"),
+    ),
+    "rainbow-study-breakout": Part(
+        "DQN and Rainbow: MinAtar breakout",
+        ("dqn", "rainbow"),
+        "-minatar-breakout",
+        words=(STEPS, "200000", "--evaluator.steps", "10000"),
+    ),
+    "ablations-study-breakout": Part(
+        "Rainbow without each of its parts: MinAtar breakout",
+        ("rainbow", "rainbow-quantile")
+        + tuple(
+            f"rainbow-no-{part}" for part in ("double", "dueling", "noisy", "prioritized", "nstep", "distributional")
+        ),
+        "-minatar-breakout",
+        words=(STEPS, "60000", "--evaluator.steps", "3000"),
+    ),
+    "replay-ramping": Part(
+        "V-trace with replay where games become harder",
+        REPLAY,
+        "-minatar-breakout",
+        ("asterix", "seaquest"),
+        5,
+        (STEPS, "2000000", "--evaluator.steps", "100000"),
+    ),
+    "minatar": Part(
+        "MinAtar, five games",
+        (*REPLAY, "ppo", "pqn", "dqn", "r2d2", "iqn", "munchausen-iqn", "rainbow", "btr"),
+        "-minatar-breakout",
+        MINATAR,
+        words=(STEPS, "2000000", "--evaluator.steps", "100000"),
+    ),
+    "mujoco": Part("MuJoCo", ("ppo", "ddpg", "td3", "sac"), "-halfcheetah", MUJOCO),
+    "mujoco-d4pg": Part("D4PG", ("d4pg-hopper", "d4pg-halfcheetah", "d4pg-walker-walk"), seeds=1),
+    "pong-small": Part(
+        "Pong, 42x42",
+        ("dqn", "iqn", "munchausen-dqn", "munchausen-iqn", "impala", "ppo", "pqn"),
+        "-pong-small",
+        words=(STEPS, "10000000", "--target_score", "18"),
+    ),
+    "pong": Part(
+        "Pong, 84x84",
+        ("dqn", "rainbow", "apex", "r2d2", "iqn", "impala", "impact", "ppo", "pqn"),
+        "-pong",
+        seeds=1,
+        words=(STEPS, "25000000", "--target_score", "18", "--evaluator.episodes", "30"),
+    ),
+    "breakout": Part(
+        "Breakout, 84x84", ("dqn", "rainbow", "impala", "ppo"), "-breakout", seeds=1, words=(STEPS, "10000000")
+    ),
+}
+# Agent steps a second on two cores of the rows that begin so: the fastest runs of docs/results.
+RATES = {
+    "dqn-cartpole": 5_000,
+    "r2d2-cartpole": 608,
+    "impala-cartpole": 12_900,
+    "impact-cartpole": 9_000,
+    "ppo-cartpole": 9_600,
+    "pqn-cartpole": 2_290,
+    "r2d2-recall": 1_150,
+    "impala-lstm-recall": 1_560,
+    "ppo-lstm-recall": 3_900,
+    "dqn-minatar": 1_070,
+    "rainbow-cartpole": 350,
+    "rainbow-minatar": 320,
+    "rainbow-no-": 320,
+    "rainbow-quantile-minatar": 320,
+    "r2d2-minatar": 880,
+    "impala-minatar": 20_000,
+    "replay-minatar": 19_000,
+    "clear-minatar": 19_000,
+    "laser-minatar": 10_000,
+    "attentive-minatar": 12_500,
+    "elite": 12_900,
+    "ppo-minatar": 3_300,
+    "pqn-minatar": 1_450,
+    "ppo-halfcheetah": 1_600,
+    "ddpg-h": 209,
+    "d4pg-h": 183,
+    "dqn-pong-small": 250,
+    "impala-pong-small": 1_860,
+}
+
+
+def runs_of(name: str, options: argparse.Namespace) -> list[ChildRun]:
+    """Return the runs of a part, one per row, game and seed.
+
+    Raises:
+        ConfigurationError: a row does not exist, or does not fit the part's game or options.
+    """
+    part, folder, runs = PARTS[name], Path(options.root) / "logs" / name, list[ChildRun]()
+    for row in options.rows or part.rows:
+        for game in part.games or ("",):
+            words = [*part.words, *(("--game", game) if game else ())]
+            template = options_of(f"{row}{part.ending}", words, name, options.root)
+            label = part.label(row, game)
+            for seed in options.seeds or range(1, part.seeds + 1):
+                file = folder / f"{label}-seed{seed}.txt"
+                runs.append(ChildRun(named(template, f"{label}-seed{seed}", seed), words, file, label))
+    return runs
+
+
+def hours(part: Part) -> tuple[int, float, int]:
+    """Return the runs of a part, the hours of those whose speed and steps are known, and the number of the others.
+
+    The hours are those of runs that follow one another and make all their steps.
+    """
+    rows, steps = {row["name"]: row for row in CONFIGS}, dict(zip(part.words[::2], part.words[1::2])).get(STEPS)
+    repeats = part.seeds * max(len(part.games), 1)
+    total, unknown = 0.0, 0
+    for row in part.rows:
+        name = f"{row}{part.ending}"
+        rates = [rate for beginning, rate in RATES.items() if name.startswith(beginning)]
+        length = int(steps or rows[name].get("steps", 0))
+        total += repeats * length / rates[0] / 3_600 if rates else 0.0
+        unknown += 0 if rates and length else repeats
+    return repeats * len(part.rows), total, unknown
+
+
+def write(name: str, runs: Sequence[ChildRun], output: Path) -> None:
+    """Write the evaluations, curves and table of a part's complete runs."""
+    part, path = PARTS[name], output / name
+    found = curves.read([run.options.log_folder for run in runs], list(curves.COLUMNS))
+    found = [
+        each._replace(name=f"{run.row}-seed{run.options.seed}", settings={**each.settings, "row": run.row})
+        for each, run in zip(found, runs)
+    ]
+    curves.write_csv(path.with_name(f"{name}.csv"), found)
+    scores = [
+        each._replace(curves={curves.SCORE: curves.until(each.curves[curves.SCORE], run.options.steps)})
+        for each, run in zip(found, runs)
+    ]
+    figure = figures.draw_curves(curves.grouped(scores, ["row"]), ["steps"], "mean", part.title)
+    figures.save(figure, path, ["png"])
+    print(tabulate(runs, path.with_name(f"{name}-table")), end="")
+    if part.games:
+        late = {
+            (run.row, run.options.seed): curves.late_score(each.curves[curves.SCORE]) for each, run in zip(scores, runs)
+        }
+        relative = over_games(part, late)
+        figures.save(
+            figures.draw_summary(relative, f"{part.title}: scores relative to the best row of each game", RELATIVE),
+            path.with_name(f"{name}-summary"),
+            ["png"],
+        )
+        games = {row: dict(zip(part.games, strata)) for row, strata in relative.items()}
+        path.with_name(f"{name}-summary.md").write_text("\n".join(summary_table(games)) + "\n")
+
+
+def over_games(part: Part, late: Mapping[tuple[str, int], float]) -> dict[str, list[Array]]:
+    """Return for every row its scores [seeds] in each game, divided by the mean score of the game's best row.
+
+    Args:
+        part: The part, which has games.
+        late: Late scores by (label, seed).
+    """
+    scores: dict[str, list[Array]] = {}
+    for game in part.games:
+        by_row = {
+            row: np.array([score for (label, _), score in late.items() if label == part.label(row, game)])
+            for row in part.rows
+        }
+        best = max(values.mean() for values in by_row.values() if values.size)
+        for row, values in by_row.items():
+            if values.size:
+                scores.setdefault(row, []).append(values / best)
+    return scores
+
+
+def main() -> int:
+    """Train what is missing of each part and write its results; return 0 if all of its runs are complete."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all, in order")
+    parser.add_argument("--list", action="store_true", help="print the parts and their hours, and train nothing")
+    parser.add_argument("--rows", nargs="+", help="only these rows of a part")
+    parser.add_argument("--seeds", type=int, nargs="+", help="these seeds in place of the part's")
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--root", default=str(ROOT), help="folder of models/ and logs/")
+    options = parser.parse_args()
+    if options.list:
+        for name in options.parts or PARTS:
+            runs, known, unknown = hours(PARTS[name])
+            others = f", {unknown} runs of unknown speed" if unknown else ""
+            print(f"{name}: {PARTS[name].title}, {runs} runs, {known:.1f} hours{others}")
+        return 0
+    try:
+        figures.pyplot()  # Fail before hours of training rather than after.
+        # All runs are checked before the first one starts.
+        for name, runs in {name: runs_of(name, options) for name in options.parts or PARTS}.items():
+            with claimed(Path(options.root) / "logs" / name):
+                code = Runner(runs, options.jobs).run()
+            if code or not all(run.complete for run in runs):
+                return code or 1
+            write(name, runs, options.output)
+    except ConfigurationError as refused:
+        refuse(refused)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

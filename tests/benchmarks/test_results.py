@@ -1,0 +1,79 @@
+"""The learning results can be repeated, and their data can be drawn again."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import results
+from benchmarks.results import PARTS, Part, hours, over_games
+from utils.options import CONFIGS
+from utils.plot import curves, figures
+from utils.plot.seed_groups import alike
+
+DATA = Path(__file__).resolve().parents[2] / "docs" / "results"
+CURVES = sorted(path for path in DATA.glob("*.csv") if path.open().readline().startswith("run,step,seconds,"))
+
+
+def test_every_part_consists_of_rows():
+    names = {row["name"] for row in CONFIGS}
+    assert {f"{row}{part.ending}" for part in PARTS.values() for row in part.rows} <= names
+
+
+def test_hours_are_steps_by_rate(monkeypatch):
+    monkeypatch.setattr(results, "RATES", {"dqn-minatar": 100, "dqn-cart": 50})
+    part = Part("Two rows", ("dqn", "rainbow"), "-minatar-breakout", ("asterix", "breakout"), 3, ("--steps", "36000"))
+    assert hours(part) == (12, 0.6, 6)  # 6 runs of 360 s; nobody has measured Rainbow
+    assert hours(Part("The row's own steps", ("dqn-cartpole",))) == (3, 3 * 200_000 / 50 / 3600, 0)
+
+
+def test_scores_are_relative_to_the_best_row_of_each_game():
+    part = Part("Two rows", ("a", "b"), games=("x", "y"))
+    late = {("x-a", 1): 1.0, ("x-a", 2): 3.0, ("x-b", 1): 4.0, ("y-a", 1): 10.0, ("y-b", 1): 5.0, ("y-b", 2): 5.0}
+    scores = over_games(part, late)
+    assert [values.tolist() for values in scores["a"]] == [[0.25, 0.75], [1.0]]
+    assert [values.tolist() for values in scores["b"]] == [[1.0], [0.5, 0.5]]
+
+
+@pytest.mark.parametrize("path", CURVES, ids=lambda path: path.stem)
+def test_the_data_of_every_curve_are_read_back(path):
+    lines = list(csv.DictReader(path.open()))
+    runs = curves.read([path], [curves.SCORE])
+    assert len(runs) == len({line["run"] for line in lines})
+    for run in runs:
+        curve = run.curves[curves.SCORE]
+        last = {float(line["step"]): float(line["mean"]) for line in lines if line["run"] == run.name}
+        assert dict(zip(curve.steps, curve.values)) == last
+        assert (np.diff(curve.steps) > 0).all()
+
+
+def test_a_figure_is_drawn_again_from_its_data(tmp_path):
+    runs = curves.read([DATA / "replay-study-breakout.csv"], [curves.SCORE])
+    figure = figures.draw_curves(alike(runs), ["steps"], "mean", "again")
+    lines = {line.get_label(): line for line in figure.axes[0].get_lines()}
+    assert len(lines) == 7
+    (label,) = [label for label in lines if "laser" in label]
+    grid, values = curves.on_grid([run.curves[curves.SCORE] for run in runs if "laser" in run.name], "steps")
+    np.testing.assert_array_equal(lines[label].get_xdata(), grid)
+    np.testing.assert_allclose(lines[label].get_ydata(), values.mean(-1))
+    (image,) = figures.save(figure, tmp_path / "again", ["png"])
+    assert image.stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_a_part_is_trained_once_and_written(monkeypatch, tmp_path, root):
+    words = ("--steps", "600", "--evaluator.steps", "200", "--evaluator.episodes", "1", "--engine", "inline")
+    part = Part("Two games", ("dqn",), "-cartpole", ("CartPole-v1", "MountainCar-v0"), 1, words)
+    monkeypatch.setattr(results, "PARTS", {"tiny": part})
+    command = ["results", "tiny", "--root", str(root), "--output", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", command)
+    assert results.main() == 0
+    written = {path.name for path in tmp_path.iterdir()}
+    assert {"tiny.csv", "tiny.png", "tiny-table.md", "tiny-summary.png", "tiny-summary.md"} <= written
+    runs = curves.read([tmp_path / "tiny.csv"], [curves.SCORE])
+    assert {run.name for run in runs} == {"CartPole-v1-dqn-seed1", "MountainCar-v0-dqn-seed1"}
+    metrics = sorted(root.glob("logs/*/metrics.jsonl"))
+    before = [path.stat().st_mtime_ns for path in metrics]
+    assert results.main() == 0
+    assert [path.stat().st_mtime_ns for path in metrics] == before and len(before) == 2
