@@ -13,9 +13,8 @@ from utils.tune import __main__ as tune
 from utils.tune.ranges import ranges
 
 PROJECT = Path(__file__).resolve().parents[1]
-TEXT = "".join(
-    (PROJECT / path).read_text() for path in ("docs/tools.md", "Makefile", "docs/results/README.md", "README.md")
-)
+PAGES = [*(PROJECT / path for path in ("docs/tools.md", "Makefile", "README.md")), *PROJECT.glob("docs/results/*.md")]
+TEXT = "".join(page.read_text() for page in PAGES)
 COMMANDS = re.findall(r"(?m)^\t?\S+ -m utils\.(plot|sweep|tune) (.*)$", TEXT)
 PARSERS = {"plot": plot.parser, "sweep": sweep.parser, "tune": tune.parser}
 

@@ -60,9 +60,8 @@ Some rows need an extra: MinAtar `minatar`, MuJoCo `mujoco` or `dm-control`, `d4
 
 """
 COLUMNS = ("row", "agent", "environment", "game", "model", "memory", "capacity", "steps", "measured")
-MEASURED = (
-    Path(__file__).resolve().parents[2] / "docs" / "results" / "rows.csv"
-)  # Row, result, heading on the results page.
+# Row, result, page and heading of docs/results.
+MEASURED = Path(__file__).resolve().parents[2] / "docs" / "results" / "rows.csv"
 
 
 def page() -> str:
@@ -75,9 +74,7 @@ def page() -> str:
 def measured() -> dict[str, str]:
     """Return the measured results by row, as links to their sections."""
     with MEASURED.open(newline="") as file:
-        return {
-            line["row"]: f"[{line['result']}](results/README.md#{line['section']})" for line in csv.DictReader(file)
-        }
+        return {line["row"]: f"[{line['result']}](results/{line['place']})" for line in csv.DictReader(file)}
 
 
 def _line(row: Mapping[str, Any], result: str) -> str:
