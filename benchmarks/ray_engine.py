@@ -86,7 +86,7 @@ def play(context: Any, agent: Any, seconds: float) -> tuple[Collector, float]:
     collector, memory = Collector(), context.memories[0]
     context.parameters.publish(agent.model)
     run_info = RemoteRunInfo(context.options, context.spec, context.roles, memory.layout, memory.window, {})
-    playing = actor(replace(context, memories=(RemoteMemory(run_info, collector),)), 0)  # type: ignore[arg-type]
+    playing = actor(replace(context, memories={0: RemoteMemory(run_info, collector)}), 0)  # type: ignore[arg-type]
     next(playing)  # Creates environments and network.
     started = time.perf_counter()
     while (elapsed := time.perf_counter() - started) < seconds or len(collector.chunks) < 10:
@@ -103,7 +103,7 @@ def way(row: str, codec: str, seconds: float) -> dict[str, float]:
 
     context, agent = prepared(row, codec)
     collector, played = play(context, agent, seconds)
-    ingest = started_ingest(context, 0.0)
+    ingest = started_ingest(context)
     link = ServerConnection(ingest, 0, context.options.ray.chunks_in_flight)
     steps_a_chunk = collector.steps / len(collector.chunks)
     sent, began = 0, time.perf_counter()
@@ -130,7 +130,7 @@ def latency(row: str, seconds: float) -> dict[str, float]:
     from core.engines.ray.remote_context import RemoteParameters
 
     context, agent = prepared(row, "raw")
-    ingest = started_ingest(context, 0.0)
+    ingest = started_ingest(context)
     context.parameters.publish(agent.model)
     link, taken, known = ServerConnection(ingest, 0, 4), [], 0
     parameters, began = RemoteParameters(link), time.perf_counter()
@@ -149,13 +149,16 @@ def latency(row: str, seconds: float) -> dict[str, float]:
     }
 
 
-def started_ingest(context: Any, period: float) -> Any:
-    """Start a trajectory server as a Ray actor and return its handle."""
+def started_ingest(context: Any) -> Any:
+    """Start a trajectory server as a Ray actor, which answers with every version, and return its handle."""
+    from dataclasses import replace
+
     import ray
 
     from core.engines.ray.trajectory_server import TrajectoryServer
 
-    return ray.remote(TrajectoryServer).options(num_cpus=0).remote(context, period, os.getpid())
+    options = replace(context.options, ray=replace(context.options.ray, parameters_period=0.0))
+    return ray.remote(TrajectoryServer).options(num_cpus=0).remote(replace(context, options=options), os.getpid())
 
 
 def on_ray(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 import os
 import weakref
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +50,8 @@ def create_context(options: Options) -> tuple[Context, Agent]:
     roles = tuple((role, index) for role, count in table.roles for index in range(count))
     initial_weights = resume_from = None
     try:
-        memories = _memories(options, spec, agent)
+        memory_makers = _memory_makers(options, spec, agent)
+        memories = {learner: memory_makers[learner]() for learner in options.learners_at_home if memory_makers}
         counters, run_state = RunCounters(options.num_actors, options.num_learners), RunState(len(roles))
         rate_limiter = RateLimiter(options.rate_limiter, counters)
         parameters, logs = ParameterStore(ParameterStore.size_of(agent.model)), LogRings(len(roles))
@@ -88,6 +91,7 @@ def create_context(options: Options) -> tuple[Context, Agent]:
         logs,
         resume_from,
         initial_weights,
+        memory_makers,
     )
     if options.mode == 1:  # the folder is locked as long as the context lives
         weakref.finalize(context, os.close, run_registry.locks.pop(options.log_folder))
@@ -104,13 +108,19 @@ class RoleTable:
         return 0
 
 
-def _memories(options: Options, spec: EnvSpec, agent: Agent) -> tuple[Memory, ...]:
-    """Return a memory for each learner, each with a seed of its own."""
+def _memory_makers(options: Options, spec: EnvSpec, agent: Agent) -> tuple[Callable[[], Memory], ...]:
+    """Return what makes the memory of each learner, each with a seed of its own."""
     if options.mode == 2:
         return ()
     seeds = [options.seed, *np.random.SeedSequence(options.seed).generate_state(options.num_learners - 1).tolist()]
     return tuple(
-        options.memory_class(options.memory, memory_budget.layout(options, spec, agent, learner), agent.window, seed)
+        partial(
+            options.memory_class,
+            options.memory,
+            memory_budget.layout(options, spec, agent, learner),
+            agent.window,
+            seed,
+        )
         for learner, seed in enumerate(seeds)
     )
 

@@ -93,21 +93,24 @@ def save(folder: Path, state: dict[str, Any], step: int, keep: int, parts: Seque
     return checkpoint
 
 
-def save_parts(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write files of the next checkpoint from a process other than the one that calls `save`.
+def save_parts(folder: Path, state: Mapping[str, Any]) -> list[Path]:
+    """Write files of the next checkpoint from a process other than the one that calls `save`. Return their paths.
 
     Arguments and errors are those of `save`.
     """
+    paths = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, value in state.items():
             path = folder / f"{PART}{name}"
             entry = write_torch(path.with_suffix(".pt"), storable(value, name))
             write_durably(path.with_suffix(".json"), json.dumps(entry).encode())
+            paths += [path.with_suffix(".pt"), path.with_suffix(".json")]
     except OSError as error:
         for name in state:
             _remove(folder.glob(f"{PART}{name}.*"))
         raise CheckpointError(f"cannot write {', '.join(state)} of a checkpoint in {folder}: {error}") from error
+    return paths
 
 
 def clear(folder: Path) -> None:

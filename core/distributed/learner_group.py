@@ -7,6 +7,7 @@
 """
 
 import hashlib
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from torch import Tensor
 from core.agent import Agent
 
 Result = TypeVar("Result")
+BROADCAST_BYTES = 1 << 24  # exchanged at once
 _GROUP: ContextVar["LearnerGroup | None"] = ContextVar("group", default=None)
 
 
@@ -40,7 +42,8 @@ class LearnerGroup(ABC):
         self.index, self.size = index, size
         self.lost_peer: PeerLostError | None = None  # set in an update that is finished without the others
         self.heartbeat: Callable[[], None] = (
-            _no_heartbeat  # called about once a second while `sum` waits for the others
+            # Called about once a second while an exchange waits; raises PeerLostError to end a wait without hope.
+            _no_heartbeat
         )
         self._has_exchanged = False  # in the current update
 
@@ -57,6 +60,25 @@ class LearnerGroup(ABC):
         Raises:
             PeerLostError: another learner has gone.
         """
+
+    def broadcast(self, value: Any) -> Generator[bool, None, Any]:
+        """Return the first learner's value, of tensors and plain values, as a copy. The others' values are ignored.
+
+        Yields False while it waits for the others.
+        """
+        if self.size == 1:
+            return value
+        buffer = io.BytesIO()
+        if self.index == 0:
+            torch.save(value, buffer)
+        (size,) = (yield from self.gather([buffer.tell()]))[0]
+        content = torch.zeros(size, dtype=torch.uint8)
+        if self.index == 0:
+            content.copy_(torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8))
+        for piece in content.split(BROADCAST_BYTES):
+            yield False
+            self._sum(piece)  # with the zeros of the others
+        return torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
 
     def run(self, function: Callable[[], Result]) -> Result:
         """Run an update in which `all_reduce_sum` and `all_reduce_mean` exchange with the other learners.

@@ -4,49 +4,53 @@ On GPUs, statuses still go by gloo, because gloo notices that another learner ha
 """
 
 import os
+import socket
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from core.distributed.learner_group import LearnerGroup, PeerLostError
 
 # The supervisor kills a silent learner much earlier, unless all were stopped (Ctrl-Z).
 EXCHANGE_TIMEOUT = timedelta(days=7)
+CONNECT_TIMEOUT = 20.0  # seconds within which the store of learners on several machines must answer
 HEARTBEAT_PERIOD = timedelta(seconds=1)  # while a learner waits for the others
 FILE = "file://"
 
 
 @dataclass(frozen=True)
 class TorchRendezvous:
-    """A rendezvous by address: file://<path> on one machine, tcp://<host>:<port> on several.
-
-    In the second case learner 0 listens on that port.
-    """
+    """A rendezvous by address: file://<path> for learners of one machine, <host>:<port> of a store for several."""
 
     size: int  # number of learners
     address: str
-    interface: str | None = None  # network interface of the gradients; None leaves the choice to torch
 
     def join(self, index: int, device: str) -> LearnerGroup:
         """Wait for the other learners, and return the group of learner `index`, which computes on this device."""
         on_gpu = torch.device(device).type == "cuda"
-        if self.interface is not None:
-            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = self.interface
         if on_gpu:
             torch.cuda.set_device(device)
-        address = self.address
-        if address.startswith(FILE):
+        if self.address.startswith(FILE):
             # torch opens the file by its name once more when it deletes its store, perhaps after the owner has closed
             # it. So the name is that of a descriptor which this process keeps open.
-            address = f"{FILE}/proc/self/fd/{os.open(address.removeprefix(FILE), os.O_RDWR)}"
+            descriptor = os.open(self.address.removeprefix(FILE), os.O_RDWR)
+            interface = "lo"
+            store: Store = FileStore(f"/proc/self/fd/{descriptor}", self.size)
+        else:
+            host, _, port = self.address.rpartition(":")
+            interface = _interface_to(host, int(port))
+            store = TCPStore(host, int(port), timeout=EXCHANGE_TIMEOUT, wait_for_workers=False)
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-            init_method=address,
+            store=store,
             timeout=EXCHANGE_TIMEOUT,
             world_size=self.size,
             rank=index,
@@ -54,7 +58,7 @@ class TorchRendezvous:
         if on_gpu:  # NCCL connects at the first sum; its errors must appear before the run is under way
             dist.all_reduce(torch.zeros(1, device=device))
             torch.cuda.synchronize(device)
-        return TorchGroup(index, self.size, on_gpu)
+        return TorchGroup(index, self.size)
 
 
 @contextmanager
@@ -65,17 +69,46 @@ def local_rendezvous(size: int) -> Iterator[TorchRendezvous]:
     """
     descriptor = os.memfd_create("learners")
     try:
-        yield TorchRendezvous(size, f"{FILE}/proc/{os.getpid()}/fd/{descriptor}", "lo")
+        yield TorchRendezvous(size, f"{FILE}/proc/{os.getpid()}/fd/{descriptor}")
     finally:
         os.close(descriptor)
 
 
+@contextmanager
+def network_rendezvous(size: int, host: str) -> Iterator[TorchRendezvous]:
+    """Yield a rendezvous for processes of several machines: a store of this process, until the context ends.
+
+    It listens on this address of the machine only, at a free port. The learners communicate over the interfaces by
+    which they reach it.
+    """
+    with socket.socket() as listener:
+        listener.bind((host, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        # torch would bind its own socket to every address; it takes over, and closes, the descriptor.
+        store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno()))
+    yield TorchRendezvous(size, f"{host}:{port}")
+    del store  # which ends its thread
+
+
+def _interface_to(host: str, port: int) -> str:
+    """Return the network interface of this machine that has the address by which `host` is reached.
+
+    Raises:
+        PeerLostError: nothing answers there.
+    """
+    try:
+        with socket.create_connection((host, port), CONNECT_TIMEOUT) as connection:
+            address = str(connection.getsockname()[0])
+    except OSError as error:
+        raise PeerLostError(f"the learners' store at {host}:{port} cannot be reached ({error})") from None
+    interfaces = psutil.net_if_addrs().items()
+    name: str = next(name for name, entries in interfaces if any(entry.address == address for entry in entries))
+    return name
+
+
 class TorchGroup(LearnerGroup):
     """The default process group of torch in this process."""
-
-    def __init__(self, index: int, size: int, on_gpu: bool = False):
-        super().__init__(index, size)
-        self._on_gpu = on_gpu
 
     def gather(self, values: Sequence[int]) -> Generator[bool, None, list[list[int]]]:
         """Exchange values as a sum, to which each learner contributes its own row."""
@@ -86,6 +119,7 @@ class TorchGroup(LearnerGroup):
         with _peer_lost_errors():
             work = dist.all_reduce(rows, async_op=True)
             while not _is_finished(work):
+                self.heartbeat()
                 yield False
         return rows.tolist()
 
@@ -104,8 +138,8 @@ class TorchGroup(LearnerGroup):
             raise
 
     def close(self, failed: bool = False) -> None:
-        """Leave the group. On GPUs, a learner that failed leaves by the end of its process, because NCCL would wait."""
-        if not (failed and self._on_gpu):
+        """Leave the group. A learner that failed leaves by the end of its process: an exchange may be pending."""
+        if not failed:
             dist.destroy_process_group()
 
 

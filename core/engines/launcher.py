@@ -67,6 +67,10 @@ class ProcessHandle(Protocol):
 class Launcher(Protocol):
     """Start and observe the processes of one run."""
 
+    @property
+    def address(self) -> str | None:
+        """This machine's address for learners on other machines; None if all learners are here."""
+
     def prepare(self, interrupted: Callable[[], bool]) -> None:
         """Wait until processes can be started, at most until `interrupted()`."""
 
@@ -82,6 +86,9 @@ class Launcher(Protocol):
 
     def check(self) -> str | None:
         """Report changes of the cluster. Return why the run must end, or None if it can go on."""
+
+    def collect(self) -> None:
+        """Fetch the last reports of other machines, once their processes have ended."""
 
     def close(self) -> None:
         """End everything that processes of the run have left."""

@@ -35,6 +35,11 @@ class LocalLauncher:
         self._context, self._processes = context, processes
         self._strays: Strays | None = None
 
+    @property
+    def address(self) -> str | None:
+        """None, because all learners are on this machine."""
+        return None
+
     def prepare(self, interrupted: Callable[[], bool]) -> None:
         """Do nothing: this machine can start processes."""
 
@@ -64,6 +69,9 @@ class LocalLauncher:
     def check(self) -> str | None:
         """Return None: no cluster can fail."""
         return None
+
+    def collect(self) -> None:
+        """Do nothing: all processes report into the memory of this one."""
 
     def close(self) -> None:
         """End everything that environments of the run have started."""

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from core.common.console import log_to_stderr
-from core.distributed.torch_group import local_rendezvous
+from core.distributed.torch_group import local_rendezvous, network_rendezvous
 from core.engines.launcher import ExitStatus, Launcher, ProcessHandle
 from core.engines.run_end import (
     DONE,
@@ -38,10 +38,13 @@ CHECKPOINT_FACTOR = 10  # times as long as other processes a learner may take th
 
 
 def learner_threads(options: RunOptions) -> int:
-    """Return the intra-op threads of a learner. Learners share the cores that actors leave, or all of up to four."""
+    """Return the intra-op threads of a learner. Learners share the cores that actors leave, or all of up to four.
+
+    Those of other nodes get as many as those here.
+    """
     cores = len(os.sched_getaffinity(0))
     available = cores if cores <= 4 else max(cores - options.num_actors - 1, cores // 2)
-    return options.learner.threads or max(available // options.num_learners, 1)
+    return options.learner.threads or max(available // len(options.learners_at_home), 1)
 
 
 @dataclass(eq=False)
@@ -97,8 +100,10 @@ class Supervisor:
         with ExitStack() as stack:
             for number in interrupt_signals():
                 stack.callback(signal.signal, number, signal.signal(number, self._interrupt))
-            if len(self._context.memories) > 1:
-                self._context.rendezvous = stack.enter_context(local_rendezvous(len(self._context.memories)))
+            if self._options.mode == 1 and (count := self._options.num_learners) > 1:
+                address = self._launcher.address
+                meeting = local_rendezvous(count) if address is None else network_rendezvous(count, address)
+                self._context.rendezvous = stack.enter_context(meeting)
             stack.callback(self._launcher.close)
             stack.callback(lambda: self._kill(self._alive()))
             self._launcher.prepare(lambda: bool(self._signals))
@@ -131,7 +136,7 @@ class Supervisor:
     def _start(self, slot: ProcessSlot) -> None:
         """Start the process of a slot. If the machine has no process or descriptor to give, schedule a retry."""
         slot.next_attempt = None
-        self._run_state.reset_heartbeat(slot.process_ind)
+        self._run_state.count_start(slot.process_ind)
         try:
             slot.process = self._launcher.start(
                 slot.role, slot.index, learner_threads(self._options) if slot.role == "learner" else 1
@@ -193,7 +198,7 @@ class Supervisor:
             return
         params, started = self._options.supervisor, self._run_state.has_started
         slot.failed_at_start |= status.error is not None and not slot.restarts and not started(slot.process_ind)
-        self._log_failure(f"{slot} (pid {process.pid})", status, hang_reason)
+        self._note_failure(slot, f"{slot} (pid {process.pid})", status, hang_reason)
         slot.count_failure(params.restart_window)
         siblings = [other for other in self._slots if other.role == slot.role]
         if slot.ends_run or all(other.failed_at_start and not started(other.process_ind) for other in siblings):
@@ -209,8 +214,10 @@ class Supervisor:
             self._run_state.count_restart()
             self._start(slot)
 
-    def _log_failure(self, name: str, status: ExitStatus, hang_reason: str | None = None) -> None:
+    def _note_failure(self, slot: ProcessSlot, name: str, status: ExitStatus, hang_reason: str | None = None) -> None:
         """Log why a process ended. The traceback of an error is shown once, at its first occurrence."""
+        if slot.role == "learner":
+            self._run_state.lose_learner(slot.index)
         if (error := status.error) is None:
             return self._log(f"{name} {hang_reason or status.reason}")
         if error.message not in self._shown_errors:
@@ -222,6 +229,7 @@ class Supervisor:
     def _end(self) -> None:
         """Let every process save and exit, the logger last."""
         self._await_exits([slot for slot in self._slots if slot.role != "logger"])
+        self._launcher.collect()
         self._run_state.end_logger()
         tracker_timeout = 0.0 if self._run_state.interrupted else self._options.logger.tracker_timeout
         self._await_exits([slot for slot in self._slots if slot.role == "logger"], timeout=5.0 + tracker_timeout)
@@ -262,7 +270,7 @@ class Supervisor:
                     continue
                 slot.process = None
                 if not status.done:
-                    self._log_failure(str(slot), status)
+                    self._note_failure(slot, str(slot), status)
                     if slot.ends_run:
                         self._give_up(status.run_exit_code)
 

@@ -1,6 +1,6 @@
 """Hand each single-process the options of the run and the shared memory that connects it with the others."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,14 +27,15 @@ class Context:
     """The options and shared memory of a run, which main makes and each spawned process inherits.
 
     - `roles` lists every process of the run as (role, index). Its position there is its number for heartbeats and logs.
-    - `memories` has one memory for each learner. Actor i writes to that of learner i modulo their number.
+    - `memories` has the memory of each learner on this node, by learner. Actor i writes to that of learner i modulo
+      their number.
     """
 
     options: RunOptions
     spec: EnvSpec
     roles: tuple[tuple[str, int], ...]
     # Empty in mode 2.
-    memories: tuple[Memory, ...]
+    memories: Mapping[int, Memory]
     parameters: ParameterStore
     counters: RunCounters
     rate_limiter: RateLimiter
@@ -43,6 +44,10 @@ class Context:
     # The verified full checkpoint that this run continues from.
     resume_from: Path | None = None
     initial_weights: Path | None = None
+    # Makes the memory of each learner, by learner: on this node, or on the node of a learner elsewhere.
+    memory_makers: tuple[Callable[[], Memory], ...] = ()
+    # Brings a file or folder of the checkpoint folder to that of main. Set if this node has another.
+    send_home: Callable[[Path], None] | None = None
     # Set by the engine if there are several learners.
     rendezvous: Rendezvous = field(default_factory=SingleLearner)
     # Where the output of main is relayed to. If None, it is not relayed.
@@ -56,18 +61,23 @@ class Context:
 
     def memory_of(self, actor: int) -> tuple[Memory, int]:
         """Return the memory that an actor writes to, and the actor's number among those who do."""
-        number, learner = divmod(actor, len(self.memories))
+        number, learner = divmod(actor, self.options.num_learners)
         return self.memories[learner], number
+
+    def publishes(self, learner: int) -> bool:
+        """Return True if this learner publishes the parameters on its node: all learners have the same."""
+        return learner == min(self.memories)
 
     def device_of(self, learner: int) -> str:
         """Return the device of a learner. On CUDA, several learners have a GPU each."""
         device = self.options.device
-        return f"cuda:{learner}" if device == "cuda" and len(self.memories) > 1 else device
+        return f"cuda:{learner}" if device == "cuda" and self.options.num_learners > 1 else device
 
     def device_of_actor(self, actor: int) -> str:
         """Return the device of an actor: the GPU of the learner that it writes to, if both compute on GPUs."""
         device = self.options.actor.device
-        return self.device_of(actor % len(self.memories)) if device == self.options.device == "cuda" else device
+        learner = actor % self.options.num_learners
+        return self.device_of(learner) if device == self.options.device == "cuda" else device
 
     def process_ind(self, role: str, index: int) -> int:
         return self.roles.index((role, index))

@@ -6,7 +6,7 @@
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from core.common.shared_arrays import SharedArrays
@@ -53,26 +53,33 @@ class LogRings:
 
     def write(self, process_ind: int, values: Mapping[str, float], step: int) -> None:
         """Report values now. Only process_ind itself may call this."""
-        arrays, now = self._arrays, self.now()
+        now = self.now()
+        self.append(process_ind, (Record(name, value, step, now) for name, value in values.items()))
+
+    def append(self, process_ind: int, records: Iterable[Record]) -> None:
+        """Append records to the ring of a process. Only the ring's one writer may call this."""
+        arrays = self._arrays
         written = int(arrays["written"][process_ind, 0])
-        for number, (name, value) in enumerate(values.items(), written):
-            slot = number % self._capacity
-            arrays["name"][process_ind, slot] = name.encode()
-            arrays["value"][process_ind, slot], arrays["step"][process_ind, slot] = value, step
-            arrays["time"][process_ind, slot] = now
-        arrays["written"][process_ind, 0] = written + len(values)
+        for record in records:
+            slot = written % self._capacity
+            written += 1
+            arrays["name"][process_ind, slot] = record.name.encode()
+            arrays["value"][process_ind, slot], arrays["step"][process_ind, slot] = record.value, record.step
+            arrays["time"][process_ind, slot] = record.time
+        arrays["written"][process_ind, 0] = written
 
     def drain(self) -> tuple[list[Record], int]:
         """Return new records, ordered by process, and how many were overwritten unread. Only the logger calls this."""
-        records: list[Record] = []
-        dropped = 0
-        read = self._arrays["read"]
-        for process_ind, written in enumerate(self._arrays["written"][:, 0].tolist()):
-            oldest = max(int(read[process_ind]), written - self._capacity)
-            dropped += oldest - int(read[process_ind])
-            records += [self._record(process_ind, number % self._capacity) for number in range(oldest, written)]
-            read[process_ind] = written
-        return records, dropped
+        drained = [self.drain_process(process_ind) for process_ind in range(len(self._arrays["read"]))]
+        return [record for records, _ in drained for record in records], sum(dropped for _, dropped in drained)
+
+    def drain_process(self, process_ind: int) -> tuple[list[Record], int]:
+        """Return the new records of one process, and how many were overwritten unread."""
+        read, written = self._arrays["read"], int(self._arrays["written"][process_ind, 0])
+        oldest = max(int(read[process_ind]), written - self._capacity)
+        dropped = oldest - int(read[process_ind])
+        read[process_ind] = written
+        return [self._record(process_ind, number % self._capacity) for number in range(oldest, written)], dropped
 
     def _record(self, process_ind: int, slot: int) -> Record:
         arrays = self._arrays

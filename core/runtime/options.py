@@ -165,6 +165,8 @@ class RayParams:
 
     address: str | None = None
     """Address host:port of a cluster's head, or auto; None uses this machine alone."""
+    learner_placement: Literal["spread", "pack"] = "spread"
+    """Nodes of several learners: spread gives each a node with its memory and actors, pack leaves all on main's."""
     actor_cpus: float = Field(default=1.0, ge=0, le=1_024)
     """CPUs that Ray reserves for an actor."""
     actor_gpus: float = Field(default=0.0, ge=0, le=64)
@@ -188,8 +190,8 @@ class RayParams:
     head_timeout: float = Field(default=20.0, gt=0, le=1e6)
     """Seconds without an answer of the head after which the run saves and ends."""
     learner_timeout: float | None = Field(default=300.0, gt=0, le=1e9)
-    """Seconds without a place for any actor of a learner after which the run saves and ends; None waits without a
-    limit."""
+    """Seconds without a place for any actor of a learner after which the run saves and ends, and without home after
+    which the node of a learner ends; None waits without a limit."""
 
 
 @frozen_dataclass
@@ -297,6 +299,12 @@ class RunOptions(ABC):
     def batch_size(self) -> int:
         """The windows of a learner's batch. Where agent.batch_size is 0, one of each environment of the learner."""
         return self.agent.batch_size or self.num_actors // self.num_learners * self.num_envs_per_actor
+
+    @property
+    def learners_at_home(self) -> range:
+        """The learners whose memories are on the node of main."""
+        on_cluster = self.engine == "ray" and self.ray.address is not None
+        return range(1 if on_cluster and self.ray.learner_placement == "spread" else self.num_learners)
 
     # files ------------------------------------------------------------------------------------------------------------
     @property

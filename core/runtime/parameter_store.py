@@ -33,6 +33,11 @@ class ParameterStore:
         return sum(tensor.numel() for tensor in _float_tensors(model))
 
     @property
+    def size(self) -> int:
+        """Return the number of floats of a version."""
+        return int(self._arrays["buffers"].shape[1])
+
+    @property
     def version(self) -> int:
         return int(self._arrays["complete"][0])
 

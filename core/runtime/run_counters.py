@@ -3,6 +3,7 @@
 Every counter has one writer and a cache line of its own, so no process takes a lock.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
@@ -22,6 +23,9 @@ class RunCounters:
     An *agent step* is one action of one environment. The last observation of an episode is stored too, but is no agent
     step, because no action was taken there. `inserted` and `sampled` count the agent steps that the current replay
     received and gave; they restart with an empty replay.
+
+    Actor i has its steps in the memory of learner i modulo num_learners, so rows [learner::num_learners] of every count
+    are what this learner and its actors have done: its *total*.
     """
 
     def __init__(self, num_actors: int, num_learners: int):
@@ -31,7 +35,9 @@ class RunCounters:
             "inserted": num_actors,
             "updates": num_learners,
             "sampled": num_learners,
+            "replay_steps": num_learners,
         }
+        self._num_learners = num_learners
         self._arrays = SharedArrays(
             {
                 **{name: ArraySpec((size, CACHE_LINE), "int64") for name, size in sizes.items()},
@@ -74,6 +80,27 @@ class RunCounters:
         self._arrays["updates"][learner, 0] += updates
         self._arrays["sampled"][learner, 0] += samples
 
+    # several nodes (core/engines/ray/mirror.py) -----------------------------------------------------------------------
+    def totals(self) -> list[dict[str, int]]:
+        """Return every count's total for each learner."""
+        rows = range(self._num_learners)
+        return [{name: int(self._arrays[name][row :: self._num_learners, 0].sum()) for name in COUNTS} for row in rows]
+
+    def set_totals(self, learner: int, totals: Mapping[str, int]) -> None:
+        """Take over the totals of a learner on another node. Only the mirror calls this."""
+        for name, total in totals.items():
+            rows = self._arrays[name][learner :: self._num_learners, 0]
+            rows[0] = total - int(rows[1:].sum())
+
+    @property
+    def remote_replay_steps(self) -> int:
+        """Return the steps that memories on other nodes hold."""
+        return self._total("replay_steps")
+
+    def record_replay_steps(self, learner: int, steps: int) -> None:
+        """Record the size of a memory on another node. Only the mirror calls this."""
+        self._arrays["replay_steps"][learner, 0] = steps
+
     def reset_sampled(self, samples: int) -> None:
         self._arrays["sampled"][:, 0] = 0
         self._arrays["sampled"][0, 0] = samples
@@ -101,16 +128,25 @@ class RunCounters:
         self._arrays["scores"][1:4] = score, max(score, best, *(self.scores or ())), agent_steps
         self._arrays["scores"][0] += 1
 
+    def scores_row(self) -> list[float]:
+        """Return everything about evaluations, as `set_scores_row` takes it."""
+        row: list[float] = self._arrays["scores"].tolist()
+        return row
+
+    def set_scores_row(self, row: list[float]) -> None:
+        """Take over what another node knows of evaluations."""
+        self._arrays["scores"][:] = row
+
     def state_dict(self) -> dict[str, Any]:
         counts = {name: self._arrays[name][:, 0].tolist() for name in COUNTS}
-        return {**counts, "scores": self._arrays["scores"].tolist()}
+        return {**counts, "scores": self.scores_row()}
 
     def load_state_dict(self, state: dict[str, Any], with_replay: bool) -> None:
         """Restore the counts of a checkpoint, which may be of another number of actors and learners.
 
         Without the replay, `inserted` and `sampled` start at 0.
         """
-        self._arrays["scores"][:] = state["scores"]
+        self.set_scores_row(state["scores"])
         for name in COUNTS if with_replay else COUNTS[: -len(REPLAY_COUNTS)]:
             counts, values = self._arrays[name], state[name]
             if name == "updates":

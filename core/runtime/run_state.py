@@ -5,7 +5,7 @@ Every value has one writer and a cache line of its own, so no process takes a lo
 
 import time
 from collections.abc import Generator
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -15,9 +15,26 @@ from core.specs import ArraySpec
 
 Result = TypeVar("Result")
 
-FLAGS = {"stop": 0, "checkpoints_requested": 1, "checkpoints_written": 2, "logger_may_end": 3, "restarts": 4}
+FLAGS = {
+    "stop": 0,
+    "checkpoints_requested": 1,
+    "checkpoints_written": 2,
+    "logger_may_end": 3,
+    "restarts": 4,
+    "lost_learner": 5,
+}
 FINISHED, INTERRUPTED = 1, 2  # values of "stop"
-HEARTBEAT, ACTIVE_ENV, WRITE_FAILED = 0, 1, 2  # columns: monotonic seconds, 1 + environment in foreign code, 0 or 1
+# Columns: monotonic seconds, 1 + environment in foreign code, 0 or 1, processes that the row has had.
+HEARTBEAT, ACTIVE_ENV, WRITE_FAILED, STARTS = 0, 1, 2, 3
+
+
+class ProcessState(NamedTuple):
+    """The row of a process as another machine can read it, whose monotonic clock is another."""
+
+    starts: float
+    age: float | None  # seconds since the last heartbeat; None before the first
+    active_env: float
+    write_failed: float
 
 
 class RunState:
@@ -89,6 +106,15 @@ class RunState:
     def count_restart(self) -> None:
         self._set_flag("restarts", self.restarts + 1)
 
+    @property
+    def lost_learner(self) -> int | None:
+        """Return the learner without which the run ends, or None."""
+        return self._flag("lost_learner") - 1 if self._flag("lost_learner") else None
+
+    def lose_learner(self, learner: int) -> None:
+        """Tell the other learners that this one is lost. Only the supervisor calls this."""
+        self._set_flag("lost_learner", 1 + learner)
+
     def heartbeat(self, process_ind: int) -> None:
         self._arrays["processes"][process_ind, HEARTBEAT] = time.monotonic()
 
@@ -102,7 +128,12 @@ class RunState:
 
     def reset_heartbeat(self, process_ind: int) -> None:
         """Forget all of a process, because a new one takes its place."""
-        self._arrays["processes"][process_ind] = 0.0
+        self._arrays["processes"][process_ind, :STARTS] = 0.0
+
+    def count_start(self, process_ind: int) -> None:
+        """Forget all of a process before the supervisor starts a new one in its place."""
+        self.reset_heartbeat(process_ind)
+        self._arrays["processes"][process_ind, STARTS] += 1
 
     def activity_marker(self, process_ind: int) -> np.ndarray:
         """Return the cell [1] in which the environment of a process notes whose code runs (Env.set_activity_marker)."""
@@ -121,3 +152,35 @@ class RunState:
     def failed_writers(self) -> list[int]:
         """Return the indices of the processes whose last write failed. A run that ends with one is not complete."""
         return np.flatnonzero(self._arrays["processes"][:, WRITE_FAILED]).tolist()
+
+    # several nodes (core/engines/ray/mirror.py) -----------------------------------------------------------------------
+    def flags(self) -> list[int]:
+        """Return all flags, as `set_flags` takes them."""
+        flags: list[int] = self._arrays["flags"][:, 0].tolist()
+        return flags
+
+    def set_flags(self, flags: list[int]) -> None:
+        """Take over the flags of home, where all of them are written."""
+        self._arrays["flags"][:, 0] = flags
+
+    def process_state(self, process_ind: int) -> ProcessState:
+        """Return the row of a process."""
+        last, active_env, write_failed, starts = self._arrays["processes"][process_ind, : STARTS + 1].tolist()
+        return ProcessState(starts, time.monotonic() - last if last else None, active_env, write_failed)
+
+    def set_process_state(self, process_ind: int, state: ProcessState) -> None:
+        """Take over the row of a process on another node, unless it is that of a predecessor."""
+        row = self._arrays["processes"][process_ind]
+        if state.starts == row[STARTS]:
+            row[HEARTBEAT] = 0.0 if state.age is None else time.monotonic() - state.age
+            row[ACTIVE_ENV], row[WRITE_FAILED] = state.active_env, state.write_failed
+
+    def starts(self, process_ind: int) -> float:
+        """Return how many processes the supervisor has started for this row."""
+        return float(self._arrays["processes"][process_ind, STARTS])
+
+    def set_starts(self, process_ind: int, starts: float) -> None:
+        """Take over the starts that home counts; a new process forgets its predecessor's row."""
+        if starts != self.starts(process_ind):
+            self.reset_heartbeat(process_ind)
+            self._arrays["processes"][process_ind, STARTS] = starts

@@ -29,24 +29,34 @@ def learner(context: Context, index: int) -> Iterator[bool]:
     """Yield True after an update, False while waiting for actors. The last act is a full checkpoint.
 
     Several learners update, save and end together. A learner that is ready waits until all others have reported.
-    Learner 0 also does what all would do alike: publish, report, write the agent.
+    Learner 0 also does what all would do alike: report, write the agent. The first one of a node publishes there.
     """
     with context.rendezvous.join(index, context.device_of(index)) as group:
-        group.heartbeat = partial(context.run_state.heartbeat, context.process_ind("learner", index))
+        group.heartbeat = partial(_heartbeat, context, index)
         agent, memory = _make_agent(context, group), _make_memory(context, index)
-        version, ready_batches = restore(context, agent, memory, index)
+        version, ready_batches = yield from restore(context, agent, memory, group)
         batches, updates = _make_updates(context, agent, memory, index, ready_batches)
         with closing(batches):
             try:
                 yield from group.gather([])  # all have restored their replays, so actors may begin
-                if index == 0:
+                if context.publishes(index):
                     context.parameters.publish(agent.model, version)
                 with closing(Profile(context, "learner", index, context.device_of(index))) as profile:
                     yield from _learn(context, agent, memory, batches, updates, group, profile)
                 yield from save(context, agent, memory, batches, group)
             except PeerLostError:
-                save_alone(context, agent, memory, batches)
+                yield from save_alone(context, agent, memory, batches)
                 raise
+
+
+def _heartbeat(context: Context, index: int) -> None:
+    """Send a heartbeat while the learner waits for the others. Raises PeerLostError if the supervisor has lost one.
+
+    The network says nothing about a node without power.
+    """
+    context.run_state.heartbeat(context.process_ind("learner", index))
+    if (lost := context.run_state.lost_learner) is not None:
+        raise PeerLostError(f"learner {lost} was lost")
 
 
 def _learn(
@@ -105,7 +115,7 @@ def _learn(
         context.counters.count_update(group.index, updates.samples(batch), updates.count)
         batch = None
         checker.updates += updates.count
-        if is_first and checker.updates % params.publish_period < updates.count:
+        if context.publishes(group.index) and checker.updates % params.publish_period < updates.count:
             context.parameters.publish(agent.model)
             profile.mark("publish")
         if shared_memory.on_policy:
@@ -133,7 +143,7 @@ def _make_agent(context: Context, group: LearnerGroup) -> Agent:
     agent = context.make_agent(device, precision)
     if memory.feature_dtype(context.options.memory):
         memory.features_of = feature_source(context, device)
-    if context.resume_from is None and context.initial_weights is not None:
+    if context.resume_from is None and context.initial_weights is not None and group.index == 0:
         load_initial(agent, context.initial_weights)
     agent.init_learner()  # after the initial weights, which the target copies
     if group.size > 1:

@@ -4,6 +4,7 @@ Learner 0 writes the agent, which all learners have alike, the counters, and its
 its memory. The files of the other learners are named by their index.
 """
 
+import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 
 from core.agent import Agent
 from core.checkpoint import model_file, run_checkpoint
-from core.checkpoint.run_checkpoint import CheckpointError
+from core.checkpoint.run_checkpoint import CheckpointError, storable
 from core.common.console import log_to_stderr
 from core.common.files import folder_lock
 from core.device.torch_runtime import device_random_state, set_device_random_state
@@ -23,9 +24,16 @@ from core.memory import DeviceMemory, Memory, batch_of, batch_state
 from core.runtime.context import Context
 from core.types import Batch
 
+LOSS_TIMEOUT = 10.0  # seconds until a learner on another node must know which learner was lost
 
-def restore(context: Context, agent: Agent, memory: Memory | DeviceMemory, index: int) -> tuple[int, list[Batch]]:
+
+def restore(
+    context: Context, agent: Agent, memory: Memory | DeviceMemory, group: LearnerGroup
+) -> Generator[bool, None, tuple[int, list[Batch]]]:
     """Restore agent, memory and random state if the run continues another.
+
+    Learner 0 reads the agent and sends it to the others, each of which reads only its own files. The weights of a
+    model file, with which learner 0 has made its agent, are sent likewise.
 
     Returns:
         The version of the parameters, and the batches that were sampled but not learned from.
@@ -34,12 +42,17 @@ def restore(context: Context, agent: Agent, memory: Memory | DeviceMemory, index
         CheckpointError: the checkpoint is intact but not of such a run.
     """
     if context.resume_from is None:
+        if context.initial_weights is not None and group.size > 1:
+            agent.load_state_dict((yield from group.broadcast(storable(agent.state_dict(), "agent"))))
         return 1, []
-    learner_file, memory_file = _files_of(index)
-    state = run_checkpoint.read_verified(context.resume_from, ("agent", "learner", learner_file, memory_file))
+    learner_file, memory_file = _files_of(group.index)
+    shared = ("agent", "learner") if group.index == 0 else ()
+    state = run_checkpoint.read_verified(context.resume_from, (*shared, learner_file, memory_file))
+    sent = {"agent": state.pop("agent"), "version": state["learner"]["version"]} if shared else None
+    sent = yield from group.broadcast(sent)
     ready_batches: list[Batch] = []
     try:
-        agent.load_state_dict(state["agent"])
+        agent.load_state_dict(sent["agent"])
         if memory_file in state:
             memory.load_state_dict(state[memory_file])
             ready_batches = [batch_of(stored) for stored in state[memory_file].get("drawn", ())]
@@ -47,8 +60,9 @@ def restore(context: Context, agent: Agent, memory: Memory | DeviceMemory, index
             memory.continue_at(context.counters.updates)
         if learner_file in state:
             torch.set_rng_state(state[learner_file]["torch_rng"])
-            set_device_random_state(torch.device(context.device_of(index)), state[learner_file].get("device_rng"))
-        return state["learner"]["version"], ready_batches
+            device = torch.device(context.device_of(group.index))
+            set_device_random_state(device, state[learner_file].get("device_rng"))
+        return sent["version"], ready_batches
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -78,25 +92,32 @@ def save(
                 lambda: {**memory.state_dict(), "drawn": [batch_state(batch) for batch in batches.ready_batches()]}
             )
         if index:
-            run_checkpoint.save_parts(folder, own_parts)
+            for path in run_checkpoint.save_parts(folder, own_parts):
+                send_home(path)
+
+    def send_home(path: Path) -> None:
+        if context.send_home is not None:
+            context.send_home(path)
 
     written = _try_to_write(write_own)
     all_written = all(values[0] for values in (yield from group.gather([written])))
+    if context.publishes(index):
+        context.parameters.publish(agent.model)
     if index:
         return
-    version = context.parameters.publish(agent.model)
 
     def write_all() -> None:
-        own_parts["learner"]["version"] = version
+        own_parts["learner"]["version"] = context.parameters.version
         others = [name for learner in range(1, group.size) for name in _files_of(learner)[: len(own_parts)]]
         counters = {**context.counters.state_dict(), **context.rate_limiter.state_dict()}
-        run_checkpoint.save(
+        checkpoint = run_checkpoint.save(
             folder,
             {"agent": agent.state_dict(), "clock": counters, **own_parts},
             context.counters.agent_steps,
             context.options.learner.checkpoint_keep,
             others,
         )
+        send_home(checkpoint)
 
     saved = all_written and _try_to_write(write_all)
     context.run_state.record_write(context.process_ind("learner", index), saved)
@@ -105,20 +126,29 @@ def save(
     context.run_state.confirm_checkpoint()
 
 
-def save_alone(context: Context, agent: Agent, memory: Memory | DeviceMemory, batches: BatchSource) -> None:
+def save_alone(
+    context: Context, agent: Agent, memory: Memory | DeviceMemory, batches: BatchSource
+) -> Generator[bool, None, None]:
     """Save a checkpoint after another learner was lost. All learners are alike, so the first one to come saves.
 
-    With learner.checkpoint_replay nothing is saved, because the memory of the lost learner is lost, too.
+    A learner on another node than learner 0 saves only if that one is lost, and waits until this is known. With
+    learner.checkpoint_replay nothing is saved, because the memory of the lost learner is lost, too.
     """
     if context.options.learner.checkpoint_replay:
         return
+    if 0 not in context.memories:
+        deadline = time.monotonic() + LOSS_TIMEOUT
+        while (lost := context.run_state.lost_learner) is None and time.monotonic() < deadline:
+            yield False
+        if lost != 0:
+            return
     folder, first = context.options.checkpoint_folder, True
     with ExitStack() as stack:
         with suppress(OSError):  # `save` reports it
             folder.mkdir(parents=True, exist_ok=True)
             first = stack.enter_context(folder_lock(folder))
-        for _ in save(context, agent, memory, batches, SingleLearner()) if first else ():
-            pass
+        if first:
+            yield from save(context, agent, memory, batches, SingleLearner())
 
 
 def _files_of(index: int) -> tuple[str, str]:

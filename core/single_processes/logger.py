@@ -107,7 +107,8 @@ class _RunLog:
             "metric_write_errors": self._files.errors + sum(tracker.errors for tracker in self._trackers),
         }
         if context.memories:
-            values["replay_steps"] = sum(memory.size() for memory in context.memories)
+            here = sum(memory.size() for memory in context.memories.values())
+            values["replay_steps"] = here + context.counters.remote_replay_steps
         return {f"global/{name}": float(value) for name, value in values.items()}
 
 

@@ -32,7 +32,7 @@ def test_mode_2_claims_no_folder_and_needs_no_memory(options, root, tmp_path):
         tmp_path / "model.pth", chosen.make_agent(validation.environment_spec(chosen)).model.state_dict(), {}
     )
     context, _ = create_context(chosen)
-    assert context.roles == (("tester", 0),) and context.memories == ()
+    assert context.roles == (("tester", 0),) and context.memories == {}
     assert context.initial_weights == tmp_path / "model.pth"
     assert list(root.iterdir()) == []
 

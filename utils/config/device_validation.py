@@ -71,7 +71,7 @@ def _learners(options: Options) -> list[str]:
     device = resolved_device(options.device)
     if device.startswith("cuda:"):
         found.append(f"num_learners={count} need a GPU each and device={device!r} is one: device must be cuda or cpu")
-    elif device == "cuda" and 0 < torch.cuda.device_count() < count:
+    elif device == "cuda" and 0 < torch.cuda.device_count() < len(options.learners_at_home):
         found.append(
             f"num_learners={count} need a GPU each and this machine has {torch.cuda.device_count()}: take "
             "fewer or "
@@ -148,7 +148,7 @@ def device_memory(options: Options, rows: Layout, window: WindowSpec) -> list[st
         or not resolved_device(options.device).startswith("cuda")
     ):
         return []
-    device, count = resolved_device(options.device), options.num_learners
+    device, count = resolved_device(options.device), len(options.learners_at_home)
     devices = [f"cuda:{learner}" for learner in range(count)] if device == "cuda" and count > 1 else [device]
     copied, capacity = options.memory_class.device_class.nbytes(rows, window), flatten(options)["memory.capacity"]
     free, fullest = min((free_bytes(torch.device(each)), each) for each in devices)

@@ -127,11 +127,12 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
         ]
     if found := _beside_the_replay(options, spec):
         return found
+    rings = [rings[learner] for learner in options.learners_at_home]
     stored = stored_bytes(options, rings, agent.window)
     needed, free = needed_bytes(options, spec, stored), available_bytes()
     if needed <= free:
         return device_validation.device_memory(options, rings[0], agent.window)
-    each = f" for each of {options.num_learners} learners" if len(rings) > 1 else ""
+    each = f" for each of {len(rings)} learners" if len(rings) > 1 else ""
     if capacity is None:
         return [
             f"the replay rows of memory_type={options.memory_type}{each} need {needed:,} bytes and {free:,} are "

@@ -54,7 +54,7 @@ class ClusterError(RuntimeError):
 
 
 class Cluster:
-    """The cluster of a run. `home` is the id of the node of this process, which has the learners and their memories."""
+    """The cluster of a run. `home` is the id of the node of this process."""
 
     def __init__(self, params: RayParams, needs: Mapping[str, Mapping[str, float]], environment: Mapping[str, str]):
         """Start or join the cluster.

@@ -1,7 +1,8 @@
 """The Ray engine: every single-process is a Ray actor, on this machine or on the nodes of a cluster.
 
-Logger, learners and evaluator stay on the node of main and open its shared memory, as do actors that Ray places
-there. Actors on other nodes send their chunks to the trajectory server (core/engines/ray/trajectory_server.py).
+Logger, evaluator and learner 0 stay on the node of main and open its shared memory, as do actors that Ray places there.
+A learner on another node has a host there (core/engines/ray/learner_host.py), whose shared memory it opens. Actors on
+other nodes than their learner's send their chunks to its trajectory server (core/engines/ray/trajectory_server.py).
 """
 
 import dataclasses
@@ -32,6 +33,11 @@ class RayEngine:
     def problems(options: Any) -> list[str]:
         """Return what is wrong with the options, as far as can be known before a start."""
         errors = []
+        if len(options.learners_at_home) < options.num_learners and not options.ray.learner_cpus:
+            errors.append(
+                "ray.learner_cpus=0 leaves the nodes of learners to chance: give them CPUs, or take "
+                "ray.learner_placement=pack"
+            )
         if importlib.util.find_spec("ray") is None:
             errors.append('engine=ray needs a package that is not installed: pip install -e ".[ray]"')
         if options.ray.address is not None and "://" in options.ray.address:
@@ -53,7 +59,8 @@ class RayEngine:
         context, needs = self._context, _needs(self._context)
         try:
             with closing(Cluster(context.options.ray, needs, ALLOCATOR_VARIABLES)) as cluster:
-                reservation = PlacementReservation(needs, cluster.home, cluster.is_local)
+                groups = _groups(context)
+                reservation = PlacementReservation(needs, cluster.home, cluster.is_local, groups)
                 with closing(Head(reservation.group)) as head:
                     launcher = RayLauncher(context, self._processes, cluster, reservation, head)
                     return Supervisor(context, launcher).run()
@@ -75,6 +82,16 @@ def _needs(context: Context) -> Needs:
         "logger": {"CPU": 0.0, "GPU": 0.0},
     }
     return {f"{role} {index}": by_role[role] for role, index in context.roles}
+
+
+def _groups(context: Context) -> list[list[str]]:
+    """Return the name of each learner that has a node of its own, with those of its actors."""
+    count = context.options.num_learners if context.options.mode == 1 else 0
+    return [
+        [f"learner {learner}", *(f"actor {index}" for index in range(learner, context.options.num_actors, count))]
+        for learner in range(count)
+        if learner not in context.memories
+    ]
 
 
 def _devices_without_share(options: Any) -> list[str]:

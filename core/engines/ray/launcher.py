@@ -4,11 +4,13 @@ Ray's own `max_restarts` is not used, because the supervisor must know of a succ
 counts it and ends the episodes that its predecessor left open.
 """
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from core.common.console import log_to_stderr
 from core.engines.ray.cluster import Cluster, ClusterError
@@ -17,6 +19,11 @@ from core.engines.ray.placement import Nodes, PlacementReservation, node_affinit
 from core.engines.ray.process_handle import RayProcessHandle
 from core.runtime.context import Context, Process
 
+if TYPE_CHECKING:
+    from core.engines.ray.remote_context import RemoteRunInfo
+    from core.engines.ray.worker import Host
+
+COLLECT_TIMEOUT = 2.0  # seconds for the last reports of other nodes
 QUIET_WAIT = 2.0  # seconds of waiting for resources before a message says so
 
 
@@ -34,19 +41,30 @@ class RayLauncher:
         self._context, self._processes = context, processes
         self._options, self._params = context.options, context.options.ray
         self._cluster, self._reservation, self._head = cluster, reservation, head
-        self._arguments: tuple[Any, ...] = ()  # of every worker, stored in Ray once
+        self._hosts: dict[int, Host] = {}  # by learner
+        self._learner_hosts: list[Any] = []  # handles of those on other nodes
+        self._run_info: Any = None  # for every worker on another node than its host, stored in Ray once
         self._handles: dict[tuple[str, int], RayProcessHandle] = {}  # newest process of each role and index
         self._without_node: set[tuple[str, int]] = set()  # those of which a message has said so
         self._last_answer: Answer | None = None  # of the head, whose nodes have been compared
         # Learners all of whose actors lack a node -> monotonic seconds since when.
         self._without_actors: dict[int, float] = {}
 
+    @property
+    def address(self) -> str | None:
+        """This node's address in the cluster; None if all learners are at home."""
+        import ray
+
+        if len(self._context.memories) == self._options.num_learners:
+            return None
+        return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
     # start ------------------------------------------------------------------------------------------------------------
     def prepare(self, interrupted: Callable[[], bool]) -> None:
         """Wait for the resources of the run. Raises ClusterError after `ray.placement_timeout`."""
         self._await_resources(interrupted)
         if not interrupted():
-            self._arguments = self._worker_arguments()
+            self._make_hosts(interrupted)
 
     def _await_resources(self, interrupted: Callable[[], bool]) -> None:
         begin, limit, logged = time.monotonic(), self._params.placement_timeout, False
@@ -71,31 +89,99 @@ class RayLauncher:
                     else f"waits for room on the cluster: {self._reservation} in all"
                 )
 
-    def _worker_arguments(self) -> tuple[Any, ...]:
-        """Store what every worker is given. Start the trajectory server if actors may be on other nodes."""
+    def _make_hosts(self, interrupted: Callable[[], bool]) -> None:
+        """Make this process the host of the learners at home, and start one for each learner on another node.
+
+        Trajectory servers are started if actors may be on other nodes.
+        """
         import ray
 
         from core.engines.ray.code_version import code_digests
         from core.engines.ray.remote_context import RemoteRunInfo
         from core.engines.ray.trajectory_server import TrajectoryServer
+        from core.engines.ray.worker import Host
 
-        context, server, run_info = ray.put(self._context), None, None
-        if not self._cluster.is_local and self._context.memories:
-            memory = self._context.memories[0]
-            run_info = RemoteRunInfo(
-                self._options, self._context.spec, self._context.roles, memory.layout, memory.window, code_digests()
+        context, memories = self._context, self._context.memories
+        home = Host(self._cluster.home, os.getpid(), [ray.put(context)], None)
+        info = None
+        if not self._cluster.is_local and memories:
+            info = RemoteRunInfo(
+                self._options, context.spec, context.roles, memories[0].layout, memories[0].window, code_digests()
             )
             server_options = ray.remote(TrajectoryServer).options(
                 num_cpus=0,
                 scheduling_strategy=node_affinity(self._cluster.home),
                 max_restarts=-1,
-                max_concurrency=100 + 2 * self._params.chunks_in_flight * self._options.num_actors,
+                max_concurrency=self._max_calls(),
             )
             # The context goes by value, because Ray warns at every start that an actor's argument by reference may
             # get lost.
-            server = server_options.remote(self._context, self._params.parameters_period, os.getpid())
-        # In a list, Ray passes on the reference of the context, which only workers on the node of main can open.
-        return self._cluster.home, os.getpid(), [context], ray.put(run_info), server
+            home = home._replace(server=server_options.remote(context, os.getpid()))
+        self._run_info = ray.put(info)
+        self._hosts = dict.fromkeys(memories or [0], home)
+        if info is not None and len(memories) < self._options.num_learners:
+            self._start_hosts(info, home.server, interrupted)
+
+    def _start_hosts(self, info: RemoteRunInfo, home: Any, interrupted: Callable[[], bool]) -> None:
+        """Start a host on the node of each learner that is not at home. Raises ClusterError if one cannot start."""
+        import ray
+
+        from core.engines.ray.learner_host import HostPlan, LearnerHost, place_token
+        from core.engines.ray.mirror import snapshot
+
+        context, begin = self._context, time.monotonic()
+        token = place_token(self._options.log_folder)
+        handles: dict[int, Any] = {}
+        try:
+            for learner, make_memory in enumerate(context.memory_makers):
+                if learner not in context.memories:
+                    plan = HostPlan(
+                        info,
+                        make_memory,
+                        context.parameters.size,
+                        snapshot(context),
+                        context.rendezvous,
+                        context.resume_from,
+                        context.initial_weights,
+                        token,
+                    )
+                    options = self._reservation.host_options(f"learner {learner}")
+                    handles[learner] = (
+                        ray.remote(LearnerHost)
+                        .options(max_concurrency=self._max_calls(), **options)
+                        .remote(learner, plan, home)
+                    )
+            answers = {handle.prepare.remote(): learner for learner, handle in handles.items()}
+            while answers and not interrupted():
+                for answer in ray.wait(list(answers), timeout=0.1)[0]:
+                    learner = answers.pop(answer)
+                    self._hosts[learner] = self._host_of(learner, answer)._replace(server=handles[learner])
+                if self._head.silence() > self._params.head_timeout:
+                    raise ClusterError(self._head_is_silent())
+                if time.monotonic() - begin > (limit := self._options.supervisor.start_timeout):
+                    names = ", ".join(f"learner {learner}" for learner in answers.values())
+                    raise ClusterError(f"no process on the node of {names} within supervisor.start_timeout={limit:g} s")
+        finally:
+            token.unlink(missing_ok=True)
+        self._learner_hosts = list(handles.values())
+        for handle in handles.values():
+            handle.mirror.remote()
+
+    def _host_of(self, learner: int, answer: Any) -> Host:
+        """Return the host of this answer. Raises ClusterError if it could not be made."""
+        import ray
+
+        try:
+            host: Host = ray.get(answer)
+        except ray.exceptions.RayTaskError as error:
+            raise ClusterError(f"learner {learner} cannot be on its node: {error.cause}") from None
+        except ray.exceptions.RayError as error:
+            raise ClusterError(f"the node of learner {learner} was lost: {' '.join(str(error).split())}") from None
+        return host
+
+    def _max_calls(self) -> int:
+        """Return the calls that a trajectory server may have under way."""
+        return 100 + 2 * self._params.chunks_in_flight * self._options.num_actors
 
     def start(self, role: str, index: int, threads: int) -> RayProcessHandle:
         """Ask Ray for a process."""
@@ -105,7 +191,8 @@ class RayLauncher:
 
         name = f"{role} {index}"
         worker = ray.remote(Worker).options(**self._reservation.actor_options(name)).remote(role, index)
-        arguments = (self._processes[role], *self._arguments, threads)
+        learner = index % self._options.num_learners if role in ("actor", "learner") else 0
+        arguments = (self._processes[role], self._hosts[learner], self._run_info, threads)
         self._handles[role, index] = handle = RayProcessHandle(worker, arguments, partial(self._node_is_missing, name))
         return handle
 
@@ -133,8 +220,21 @@ class RayLauncher:
                 self._log(f"{name} has no place now; the run goes on, and Ray starts it when a node has room")
         return self._learner_without_actors()
 
+    def collect(self) -> None:
+        """Let every host on another node send its last report, within COLLECT_TIMEOUT."""
+        import ray
+
+        answers = [handle.exchange_with_home.remote() for handle in self._learner_hosts]
+        if answers:
+            ray.wait(answers, num_returns=len(answers), timeout=COLLECT_TIMEOUT)
+
     def close(self) -> None:
-        """Do nothing: the engine closes the cluster, and all processes with it."""
+        """Let the hosts remove their folders. The engine closes the cluster, and all processes with it."""
+        import ray
+
+        answers = [handle.close.remote() for handle in self._learner_hosts]
+        if answers:
+            ray.wait(answers, num_returns=len(answers), timeout=COLLECT_TIMEOUT)
 
     def _node_is_missing(self, name: str, requested_at: float) -> bool:
         """Return True if the head has answered since `requested_at` that no node has room for this process."""

@@ -3,6 +3,7 @@
 A run that waits for its reservation holds nothing, so runs that start together cannot block each other half started.
 """
 
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from core.engines.ray.cluster import ClusterError
@@ -16,15 +17,21 @@ Nodes = dict[str, dict[str, Any]]  # node id -> Ray's entry of the node
 
 
 class PlacementReservation:
-    """A bundle of resources for each process: for actors on any node, spread evenly, for others on the node of main."""
+    """Bundles of resources, spread evenly over the nodes: one for each process, and one for a learner with its actors.
 
-    def __init__(self, needs: Needs, home: str, is_local: bool):
+    Actors and learners with a host of their own may be on any node, others are on the node of main. A learner's bundle
+    includes as many of its actors as have room on a node beside it when the run starts; the others follow where there
+    is room. If its node is lost the run ends, so that these actors need no place elsewhere.
+    """
+
+    def __init__(self, needs: Needs, home: str, is_local: bool, groups: Sequence[Sequence[str]] = ()):
         """Ask Ray for the reservation.
 
         Args:
             needs: resources of every process.
             home: id of the node of main.
             is_local: no node can join.
+            groups: of each learner that needs not be at home, its name and those of its actors.
 
         Raises:
             ClusterError: the cluster can never hold these processes at once.
@@ -32,21 +39,31 @@ class PlacementReservation:
         import ray
         from ray.util.placement_group import placement_group
 
-        at_home = {name: need for name, need in needs.items() if not _is_actor(name)}
-        check_capacity(needs if is_local else at_home, home, alive_nodes())
+        anywhere = {name for name in needs if name.startswith("actor")} | {learner for learner, *_ in groups}
+        at_home = {name: need for name, need in needs.items() if name not in anywhere}
+        check_capacity(needs if is_local else at_home, home, alive_nodes(), anywhere)
+        free = _free_resources()
+        for need in at_home.values():
+            _take(need, free[home])
+        together = _with_room_beside(groups, needs, home, free)
+        joined = {name for names in together for name in names}
+        members = [*([name] for name in needs if name not in joined), *together]
         address = f"node:{ray.util.get_node_ip_address()}"  # type: ignore[no-untyped-call]
-        bundles = {name: {kind: amount for kind, amount in need.items() if amount} for name, need in needs.items()}
-        bundles = {
-            name: bundle if _is_actor(name) else {**bundle, address: ADDRESS_SHARE}
-            for name, bundle in bundles.items()
-            if bundle
-        }
-        labels = [{} if _is_actor(name) else {"ray.io/node-id": home} for name in bundles]
-        self._needs, self._home = needs, home
-        self._names = list(bundles)  # the number of a bundle is its position in this list
+        bundles, labels = list[dict[str, float]](), list[dict[str, str]]()
+        self._needs, self._home, self._anywhere = needs, home, anywhere
+        self._bundle_of: dict[str, int] = {}  # number of each process's bundle; none for a process that needs nothing
+        for names in members:
+            bundle = {kind: sum(needs[name][kind] for name in names) for kind in ("CPU", "GPU")}
+            bundle = {kind: round(amount, DECIMALS) for kind, amount in bundle.items() if amount}
+            if not bundle:
+                continue
+            is_free = names[0] in anywhere
+            self._bundle_of |= dict.fromkeys(names, len(bundles))
+            bundles.append(bundle if is_free else {**bundle, address: ADDRESS_SHARE})
+            labels.append({} if is_free else {"ray.io/node-id": home})
         self.group: Any = None
         if bundles:
-            self.group = placement_group(list(bundles.values()), "SPREAD", bundle_label_selector=labels)
+            self.group = placement_group(bundles, "SPREAD", bundle_label_selector=labels)
         self._ready = [self.group.ready()] if self.group else []
 
     def __str__(self) -> str:
@@ -61,25 +78,30 @@ class PlacementReservation:
     def lack(self, nodes: Nodes) -> str | None:
         """Return what these nodes could not hold even if they were empty, or None if they can hold the run."""
         try:
-            check_capacity(self._needs, self._home, nodes)
+            check_capacity(self._needs, self._home, nodes, self._anywhere)
         except ClusterError as error:
             return str(error)
         return None
 
     def has_node(self, name: str, bundle_nodes: dict[int, str]) -> bool:
         """Return True if the bundle of this process is on a node. `bundle_nodes`: number of a bundle -> its node."""
-        return name not in self._names or self._names.index(name) in bundle_nodes
+        return name not in self._bundle_of or self._bundle_of[name] in bundle_nodes
 
     def actor_options(self, name: str) -> dict[str, Any]:
         """Return the options of the Ray actor of this process: its resources, and where they are reserved."""
+        need = self._needs[name]
+        return {"num_cpus": need["CPU"], "num_gpus": need["GPU"], "scheduling_strategy": self._strategy(name)}
+
+    def host_options(self, learner: str) -> dict[str, Any]:
+        """Return the options of the Ray actor that is the host of this learner, on its node."""
+        return {"num_cpus": 0, "scheduling_strategy": self._strategy(learner)}
+
+    def _strategy(self, name: str) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        if name in self._names:
-            strategy: Any = PlacementGroupSchedulingStrategy(self.group, self._names.index(name))
-        else:
-            strategy = "SPREAD" if _is_actor(name) else node_affinity(self._home)
-        need = self._needs[name]
-        return {"num_cpus": need["CPU"], "num_gpus": need["GPU"], "scheduling_strategy": strategy}
+        if name in self._bundle_of:
+            return PlacementGroupSchedulingStrategy(self.group, self._bundle_of[name])
+        return "SPREAD" if name in self._anywhere else node_affinity(self._home)
 
 
 def alive_nodes() -> Nodes:
@@ -96,21 +118,22 @@ def node_affinity(node: str) -> Any:
     return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
-def check_capacity(needs: Needs, home: str, nodes: Nodes) -> None:
+def check_capacity(needs: Needs, home: str, nodes: Nodes, anywhere: Collection[str]) -> None:
     """Check that these nodes, if they were empty, could hold these processes at once, each process on one node.
+
+    Processes that are not in `anywhere` must be at home.
 
     Raises:
         ClusterError: they could not.
     """
     free = {name: dict(node["Resources"]) for name, node in nodes.items()}
     total = _total(free)
-    for name, need in sorted(needs.items(), key=lambda item: _is_actor(item[0])):  # those that must stay at home first
-        candidates = [node for key, node in free.items() if key == home or _is_actor(name)]
-        node = next(
-            (node for node in candidates if all(node.get(kind, 0.0) >= amount for kind, amount in need.items())), None
-        )
+    # Those that must stay at home come first, then learners, which may need a GPU.
+    for name, need in sorted(needs.items(), key=lambda item: (item[0] in anywhere, item[0].startswith("actor"))):
+        candidates = [node for key, node in free.items() if key == home or name in anywhere]
+        node = next((node for node in candidates if _fits(need, node)), None)
         if node is None:
-            where = "" if _is_actor(name) else " on the node of main.py"
+            where = "" if name in anywhere else " on the node of main.py"
             kinds = [kind.lower() for kind, amount in need.items() if amount or kind == "CPU"]
             options = ", ".join(f"ray.{role}_{kind}s" for kind in kinds for role in ("actor", "learner"))
             raise ClusterError(
@@ -118,12 +141,50 @@ def check_capacity(needs: Needs, home: str, nodes: Nodes) -> None:
                 f"in all, the cluster's nodes ({len(free)}) have {_resources(total)}; add nodes, or lower num_actors, "
                 f"{options}"
             )
-        for kind, amount in need.items():
-            node[kind] = round(node.get(kind, 0.0) - amount, DECIMALS)
+        _take(need, node)
 
 
-def _is_actor(name: str) -> bool:
-    return name.startswith("actor")
+def _free_resources() -> Needs:
+    """Return what each node has left now, by its id."""
+    from ray._private.state import available_resources_per_node
+
+    return {node: dict(free) for node, free in available_resources_per_node().items()}
+
+
+def _with_room_beside(groups: Sequence[Sequence[str]], needs: Needs, home: str, free: Needs) -> list[list[str]]:
+    """Return each learner with as many of its actors as have room on the same node.
+
+    Args:
+        groups: of each learner its name and those of its actors.
+        needs: resources of every process.
+        home: id of the node of main, which is tried last.
+        free: what each node has for these processes.
+    """
+    free, together = {node: dict(left) for node, left in free.items()}, []
+    taken = dict.fromkeys(free, 0)
+    for learner, *actors in groups:
+        fitting = [node for node in free if _fits(needs[learner], free[node])]
+        if not fitting:
+            together.append([learner])
+            continue
+        node = max(fitting, key=lambda node: (-taken[node], node != home, free[node].get("CPU", 0.0)))
+        taken[node] += 1
+        names = []
+        for name in (learner, *actors):
+            if _fits(needs[name], free[node]):
+                names.append(name)
+                _take(needs[name], free[node])
+        together.append(names)
+    return together
+
+
+def _fits(need: Mapping[str, float], free: Mapping[str, float]) -> bool:
+    return all(free.get(kind, 0.0) >= amount for kind, amount in need.items())
+
+
+def _take(need: Mapping[str, float], free: dict[str, float]) -> None:
+    for kind, amount in need.items():
+        free[kind] = round(free.get(kind, 0.0) - amount, DECIMALS)
 
 
 def _total(amounts: Needs) -> dict[str, float]:

@@ -41,7 +41,7 @@ def remote_context(run_info: RemoteRunInfo, connection: ServerConnection) -> Con
     """Return a context whose shared parts use this connection."""
     counters = RemoteCounters(connection)
     shared: dict[str, Any] = {
-        "memories": (RemoteMemory(run_info, connection),),
+        "memories": dict.fromkeys(range(run_info.options.num_learners), RemoteMemory(run_info, connection)),
         "parameters": RemoteParameters(connection),
         "counters": counters,
         "rate_limiter": RateLimiter(run_info.options.rate_limiter, counters),

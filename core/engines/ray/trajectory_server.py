@@ -1,6 +1,7 @@
-"""The trajectory server: on the node of main, the one writer of the rings of all actors on other nodes.
+"""The trajectory server: on the node of a learner, the one writer of the rings of this learner's actors elsewhere.
 
-Every answer carries the status of the run, so actors need no other call.
+Every answer carries the status of the run, so actors need no other call. The server at home is also what the nodes of
+other learners (core/engines/ray/learner_host.py) exchange counts and files with.
 """
 
 import asyncio
@@ -13,6 +14,8 @@ import ray
 from core.common.processes import idle_delays
 from core.engines import process_main
 from core.engines.ray.connection import Records, RunStatus
+from core.engines.ray.file_transfer import CheckpointFiles
+from core.engines.ray.mirror import NodeReport, RunSnapshot, accept, snapshot
 from core.runtime.context import Context
 from core.trajectory.chunk_codec import ChunkFormat
 from core.trajectory.writer import ChunkWriter
@@ -36,9 +39,18 @@ class StaleSenderError(RuntimeError):
 class TrajectoryServer:
     """A Ray actor whose methods run interleaved on one thread."""
 
-    def __init__(self, context: Context, parameters_period: float, main: int):
-        process_main.end_with(main)
-        self._context, self._period, memory = context, parameters_period, context.memories[0]
+    def __init__(self, context: Context, main: int | None = None):
+        """Serve the memories of this context.
+
+        Args:
+            context: shared memory of this node.
+            main: process with which this one ends; None if that is not on this node.
+        """
+        if main is not None:
+            process_main.end_with(main)
+        self._context, self._period = context, context.options.ray.parameters_period
+        self._files = CheckpointFiles(context.options.checkpoint_folder, context.resume_from)
+        memory = next(iter(context.memories.values()))
         self._format = ChunkFormat(memory.layout, memory.window.length)
         self._senders: dict[int, Sender] = {}
         self._version, self._published, self._parameters = 0, float("-inf"), list[Any]()
@@ -71,6 +83,25 @@ class TrajectoryServer:
         self._heartbeat(index)
         return self._status(index, records)
 
+    # other nodes, at home ---------------------------------------------------------------------------------------------
+    async def exchange(self, report: NodeReport) -> RunSnapshot:
+        """Take over what the node of a learner reports, and return what it must know of the run."""
+        accept(self._context, report)
+        return snapshot(self._context, report.processes)
+
+    async def write_piece(self, name: str, offset: int, piece: bytes) -> None:
+        """Take a piece of a checkpoint's file from a node that does not see the run's folder."""
+        self._files.write(name, offset, piece)
+
+    async def adopt(self, name: str) -> None:
+        """Put a file or folder, all pieces of which have come, into its place."""
+        self._files.adopt(name)
+
+    async def read_piece(self, name: str, offset: int) -> bytes:
+        """Return a piece of a file of the checkpoint that the run continues from; empty at the file's end."""
+        return self._files.read(name, offset)
+
+    # chunks -----------------------------------------------------------------------------------------------------------
     def _sender(self, index: int, generation: int) -> Sender:
         sender = self._senders.get(index)
         if sender is None or sender.generation != generation:

@@ -5,6 +5,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import socket
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -17,7 +18,7 @@ import torch.distributed as dist
 
 from core.distributed import torch_group
 from core.distributed.learner_group import PeerLostError, all_reduce_mean
-from core.distributed.torch_group import local_rendezvous
+from core.distributed.torch_group import local_rendezvous, network_rendezvous
 
 LATE = 0.5  # seconds
 
@@ -30,6 +31,60 @@ def finished(generator):
             yielded.append(next(generator))
         except StopIteration as end:
             return yielded, end.value
+
+
+def silent_learner(rendezvous) -> None:
+    group = rendezvous.join(1, "cpu")
+    finished(group.gather([0]))
+    time.sleep(100)
+
+
+def test_learners_of_a_network_meet_at_one_address_and_give_up_a_silent_one(monkeypatch):
+    """The network says nothing about a node without power; `heartbeat` does."""
+    monkeypatch.setattr(torch_group, "HEARTBEAT_PERIOD", timedelta(seconds=0.05))
+    lost = []
+
+    def heartbeat():
+        if lost:
+            raise PeerLostError("learner 1 was lost")
+
+    with network_rendezvous(2, "127.0.0.1") as rendezvous:
+        process = multiprocessing.get_context("spawn").Process(target=silent_learner, args=(rendezvous,))
+        process.start()
+        group = rendezvous.join(0, "cpu")
+        group.heartbeat = heartbeat
+        try:
+            finished(group.gather([0]))
+            ports = [port for pid in (os.getpid(), process.pid) for port in psutil.Process(pid).net_connections("inet")]
+            listening = {port.laddr.ip for port in ports if port.status == psutil.CONN_LISTEN}
+            assert listening == {"127.0.0.1"}
+            waiting = group.gather([1])
+            assert not next(waiting)
+            lost.append(1)
+            with pytest.raises(PeerLostError, match="learner 1 was lost"):
+                finished(waiting)
+        finally:
+            process.kill()
+            process.join()
+            dist.destroy_process_group()
+
+
+def test_a_store_that_nobody_serves_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(PeerLostError, match=f"store at {address} cannot be reached"):
+            torch_group.TorchRendezvous(2, address).join(1, "cpu")
+
+
+def broadcast(group):
+    value = {"weights": torch.arange(5.0), "words": ["one", 2]} if group.index == 0 else None
+    return finished(group.broadcast(value))[1]
+
+
+def test_the_first_learners_value_reaches_all(learners):
+    for received in learners.call(broadcast, broadcast):
+        assert received["words"] == ["one", 2] and torch.equal(received["weights"], torch.arange(5.0))
 
 
 def other_learner(rendezvous) -> None:
@@ -128,20 +183,20 @@ def calls(monkeypatch):
 
 
 def test_a_gpu_learner_joins_with_nccl_and_gloo(calls):
-    torch_group.TorchRendezvous(2, "tcp://127.0.0.1:1").join(1, "cuda:1")
+    with network_rendezvous(2, "127.0.0.1") as rendezvous:
+        rendezvous.join(1, "cuda:1")
     names = [name for name, *_ in calls]
     assert names == ["set_device", "init_process_group", "all_reduce", "synchronize"]
     assert calls[0][1] == calls[3][1] == "cuda:1" and calls[2][1] == "zeros on cuda:1"
     assert calls[1][1] == "cpu:gloo,cuda:nccl" and calls[1][2]["world_size"] == 2 and calls[1][2]["rank"] == 1
 
 
-@pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("failed", [False, True])
-def test_a_learner_that_failed_on_a_gpu_does_not_wait_for_peers(calls, on_gpu, failed):
-    with suppress(ValueError), torch_group.TorchGroup(0, 2, on_gpu):
+def test_a_learner_that_failed_does_not_wait_for_peers(calls, failed):
+    with suppress(ValueError), torch_group.TorchGroup(0, 2):
         if failed:
             raise ValueError
-    assert bool(calls) != (on_gpu and failed)
+    assert bool(calls) != failed
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

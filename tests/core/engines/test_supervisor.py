@@ -69,7 +69,7 @@ class Run:
             learner=SimpleNamespace(checkpoint_replay=False, threads=1),
             logger=SimpleNamespace(tracker_timeout=0.0),
         )
-        context = SimpleNamespace(options=params, run_state=self.run_state, roles=roles, memories=())
+        context = SimpleNamespace(options=params, run_state=self.run_state, roles=roles, memories={})
         self.supervisor = Supervisor(context, self)
 
     # the launcher's part
@@ -82,6 +82,11 @@ class Run:
             raise OSError("no descriptor")
         self.started.append(Process(role, index))
         return self.started[-1]
+
+    address = None
+
+    def collect(self):
+        pass
 
     def wait(self, waitables):
         self.seconds += 0.5

@@ -49,6 +49,7 @@ def context(monkeypatch):
         engine="inline",
         device="cpu",
         num_actors=1,
+        num_learners=1,
         num_envs_per_actor=ENVS,
         seed=1,
         game="recall",
@@ -80,7 +81,7 @@ def context(monkeypatch):
         options,
         spec,
         (("actor", 0),),
-        (memory,),
+        {0: memory},
         ParameterStore(ParameterStore.size_of(make_agent(spec).model)),
         counters,
         RateLimiter(limits, counters),
@@ -118,7 +119,7 @@ def test_an_actor_lowers_its_priority_in_its_own_process_only(context, monkeypat
     ],
 )
 def test_an_actors_network_is_on_its_learners_gpu(context, device, of_actors, expected):
-    context = replace(context, memories=context.memories * 2)
+    context.options.num_learners = 2
     context.options.device, context.options.actor = device, ActorParams(device=of_actors)
     assert [context.device_of_actor(index) for index in range(3)] == expected
 

@@ -71,7 +71,7 @@ def make_context(folder: Path, game: str = "known", period: float = 1e-9, every:
         options,
         spec,
         ROLES,
-        (Memory(),),
+        {0: Memory()},
         ParameterStore(1),
         counters,  # type: ignore[arg-type]
         RateLimiter(RateLimiterParams(min_replay_size=10), counters),

@@ -298,7 +298,7 @@ def make_context(folder: Path, **settings: Any) -> Context:
         options,
         spec,
         roles,
-        (),
+        {},
         ParameterStore(1),
         counters,
         RateLimiter(RateLimiterParams(), counters),

@@ -17,7 +17,7 @@ from core.engines.ray.engine import RayEngine  # noqa: E402
 from core.engines.ray.placement import check_capacity  # noqa: E402
 from core.engines.ray.remote_context import RemoteRunInfo, remote_context  # noqa: E402
 from core.engines.ray.trajectory_server import StaleSenderError, TrajectoryServer  # noqa: E402
-from core.engines.ray.worker import Worker  # noqa: E402
+from core.engines.ray.worker import Host, Worker  # noqa: E402
 from core.single_processes.actor import actor  # noqa: E402
 from utils.config.command_line import read_options  # noqa: E402
 from utils.launch import create_context  # noqa: E402
@@ -34,6 +34,9 @@ NOTHING = (
     "--num_actors",
     "2",
 )
+
+
+ACTORS = [f"actor {index}" for index in range(6)]
 
 
 class Wire:
@@ -76,9 +79,10 @@ def line(tmp_path, monkeypatch):
     monkeypatch.setattr("core.engines.process_main.end_with", lambda main: None)
 
     def made(*words):
-        context, agent = create_context(read_options(["--root", str(tmp_path), *NOTHING, *words]))
+        words = ["--root", str(tmp_path), *NOTHING, "--ray.parameters_period", "0", *words]
+        context, agent = create_context(read_options(words))
         context.parameters.publish(agent.model)
-        ingest = TrajectoryServer(pickle.loads(pickle.dumps(context)), 0.0, os.getpid())
+        ingest = TrajectoryServer(pickle.loads(pickle.dumps(context)))
         wires.append(Wire(monkeypatch, ingest))
         return context, agent, ingest, wires[-1]
 
@@ -188,7 +192,7 @@ def test_a_local_actor_replaces_a_remote_one_with_waiting_chunks(line, monkeypat
     for name in ("set_process_name", "signal.signal", "use_threads"):
         monkeypatch.setattr(f"core.engines.ray.worker.{name}", lambda *_: None)
     shared = wire.loop.create_task(wire._value(context))
-    Worker("actor", 0).run(lambda context, index: iter(()), "home", os.getpid(), [shared], None, wire, 1)
+    Worker("actor", 0).run(lambda context, index: iter(()), Host("home", os.getpid(), [shared], wire), None, 1)
     context.memories[0].shared["taken"][0] += 16  # a learner has read them all
     wire.loop.run_until_complete(asyncio.sleep(0.2))
     assert context.memories[0].trajectories.written().tolist() == written
@@ -253,30 +257,32 @@ def test_a_process_needs_its_cpus_on_one_node(cpus, fits):
     nodes = {name: {"Resources": {"CPU": float(count)}} for name, count in zip(("home", "other"), cpus)}
     needs = {name: {"CPU": 1.0, "GPU": 0.0} for name in ("actor 0", "actor 1", "learner 0", "evaluator 0")}
     if fits:
-        check_capacity(needs, "home", nodes)
+        check_capacity(needs, "home", nodes, ACTORS)
     else:
         with pytest.raises(
             ClusterError,
             match=r"needs 1 CPUs.* finds no room: the run needs 4 CPUs.*lower num_actors, ray.actor_cpus, "
             "ray.learner_cpus$",
         ):
-            check_capacity(needs, "home", nodes)
+            check_capacity(needs, "home", nodes, ACTORS)
 
 
 def test_resources_are_compared_in_rays_fixed_point():
     """3 - 4 * 0.6 is less than 0.6 in binary."""
     nodes = {"home": {"Resources": {"CPU": 3.0}}}
-    check_capacity({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(5)}, "home", nodes)
+    check_capacity({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(5)}, "home", nodes, ACTORS)
     with pytest.raises(ClusterError, match="finds no room"):
-        check_capacity({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(6)}, "home", nodes)
+        check_capacity({f"actor {index}": {"CPU": 0.6, "GPU": 0.0} for index in range(6)}, "home", nodes, ACTORS)
 
 
 def test_a_missing_gpu_names_the_options_that_request_one():
     nodes = {"home": {"Resources": {"CPU": 4.0, "GPU": 2.0}}}
     shares = {"learner 0": 0.7, "learner 1": 0.7, "actor 0": 0.3, "actor 1": 0.3}
-    check_capacity({name: {"CPU": 1.0, "GPU": share} for name, share in shares.items()}, "home", nodes)
+    check_capacity({name: {"CPU": 1.0, "GPU": share} for name, share in shares.items()}, "home", nodes, ACTORS)
     with pytest.raises(
         ClusterError,
         match=r"actor 1 needs 1 CPUs and 0\.5 GPUs.*lower num_actors.*, ray\.actor_gpus, ray\.learner_gpus$",
     ):
-        check_capacity({name: {"CPU": 1.0, "GPU": max(share, 0.5)} for name, share in shares.items()}, "home", nodes)
+        check_capacity(
+            {name: {"CPU": 1.0, "GPU": max(share, 0.5)} for name, share in shares.items()}, "home", nodes, ACTORS
+        )

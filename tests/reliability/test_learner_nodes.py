@@ -1,0 +1,206 @@
+"""Learners on several nodes of a Ray cluster train as one, and lose processes and nodes, seen from outside (F71)."""
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import psutil
+import pytest
+
+from core.checkpoint import run_checkpoint
+from tests.reliability.cluster import ENVIRONMENT, PROJECT, Nodes
+from tests.reliability.program import Program
+from tests.reliability.test_ray import CARTPOLE, at_the_end, authenticated, workers  # noqa: F401
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("authenticated")]
+TWO = (*CARTPOLE, "--num_learners", "2", "--num_actors", "2", "--actor.log_period", "0.5")
+ENDLESS = (*TWO, "--steps", "100000000")
+
+
+def checkpoint(program: Program) -> dict:
+    (folder,) = program.root.glob("models/*_checkpoints")
+    return run_checkpoint.load(folder)[0]
+
+
+def until_updates(program: Program, updates: int) -> None:
+    program.until(lambda: (program.children(), program.updates() >= updates)[1], 150, f"{updates} updates")
+
+
+def node_of(process: psutil.Process) -> int:
+    """Return the pid of the node (Ray's raylet) that started this process."""
+    return process.ppid()
+
+
+@pytest.mark.timeout(200)
+def test_two_learners_on_two_nodes_count_as_one_run(tmp_path):
+    with Nodes(3, 2) as cluster:
+        with Program(tmp_path, *TWO, "--ray.address", cluster.address, "--updates", "500") as program:
+            until_updates(program, 50)
+            nodes = {name: node_of(process) for name, process in workers(cluster).items()}
+            assert nodes["learner 0"] == nodes["evaluator 0"] == nodes["logger 0"] != nodes["learner 1"]
+            assert nodes["actor 1"] == nodes["learner 1"]
+            assert listening_learners(cluster) == {"127.0.0.1"}
+            assert program.until_ended(100) == 0, program.output
+        assert program.steps() == sorted(program.steps()) and at_the_end(program)["global/restarts"] == 0
+        state, last = checkpoint(program), at_the_end(program)
+        updates, steps = state["clock"]["updates"], state["clock"]["agent_steps"]
+        assert updates[0] == updates[1] >= 500 and min(steps) > 500 and {"learner", "learner_1"} <= state.keys()
+        assert last["global/agent_steps"] >= sum(steps)
+        ended = last["global/episodes"] + 16
+        assert 0 <= last["global/replay_steps"] - last["global/agent_steps"] <= ended  # both memories, nothing dropped
+        # 64 samples a learner and update, 8 a step from 1,000 on, and what is learnt in the period of the mirror
+        sampled, inserted = sum(state["clock"]["sampled"]), sum(state["clock"]["inserted"])
+        assert sampled == sum(updates) * 64 and sampled <= (inserted - 1_000) * 8 + 20 * 128
+        assert not workers(cluster)
+
+
+def listening_learners(cluster: Nodes) -> set[str]:
+    """Return the addresses at which learners listen for each other's gradients."""
+    learners = [process for name, process in workers(cluster).items() if name.startswith("learner")]
+    ports = [port for process in learners for port in process.net_connections("inet")]
+    return {port.laddr.ip.removeprefix("::ffff:") for port in ports if port.status == psutil.CONN_LISTEN}
+
+
+@pytest.mark.timeout(300)
+def test_three_learners_share_two_nodes(tmp_path):
+    with Nodes(3, 4) as cluster:
+        words = (*CARTPOLE, "--num_learners", "3", "--num_actors", "3", "--updates", "200")
+        with Program(tmp_path, *words, "--ray.address", cluster.address) as program:
+            assert program.until_ended(200) == 0, program.output
+        assert [count >= 200 for count in checkpoint(program)["clock"]["updates"]] == [True] * 3
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "row", ["rainbow-cartpole", "r2d2-cartpole", "impala-cartpole", "ppo-cartpole", "iqn-cartpole", "sac-pendulum"]
+)
+def test_every_family_of_agents_learns_on_two_nodes(tmp_path, row):
+    later = () if row.startswith(("impala", "ppo")) else ("--rate_limiter.min_replay_size", "500")
+    queue = ("--memory_type", "queue") if row.startswith("ppo") else ()
+    words = ("--config", row, *TWO[2:], "--updates", "20", "--steps", "1000000", *later, *queue)
+    with Nodes(3, 2) as cluster:
+        with Program(tmp_path, *words, "--ray.address", cluster.address) as program:
+            assert program.until_ended(250) == 0, program.output
+        assert min(checkpoint(program)["clock"]["updates"]) >= 20
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("killed", ["learner 1", "learner 0"])
+def test_f71_a_killed_learner_leaves_a_checkpoint_that_any_number_of_learners_continues(tmp_path, killed):
+    with Nodes(3, 2) as cluster:
+        with Program(tmp_path, *ENDLESS, "--ray.address", cluster.address) as program:
+            until_updates(program, 100)
+            seen = program.updates()
+            workers(cluster)[killed].kill()
+            assert program.until_ended(40) == 4
+            assert killed in program.output and "--resume test_one" in program.output
+        assert not workers(cluster)
+        state = checkpoint(program)
+        assert max(state["clock"]["updates"]) >= seen and sum(state["clock"]["agent_steps"]) > 0
+        words = ("--config", "dqn-cartpole", "--resume", "test_one", "--num_learners", "3", "--num_actors", "3")
+        updates = max(state["clock"]["updates"]) + 100
+        cluster.add(2)
+        with Program(tmp_path, *words, "--steps", "100000000", "--updates", str(updates)) as program:
+            assert program.until_ended(150) == 0, program.output
+        assert min(checkpoint(program)["clock"]["updates"]) >= updates
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_f71_a_lost_node_of_a_learner_ends_the_run_saved(tmp_path, is_frozen):
+    """A frozen node is silent: its connections stay open, as those of a node without power."""
+    with Nodes(3, 2) as cluster:
+        with Program(tmp_path, *ENDLESS, "--ray.address", cluster.address) as program:
+            until_updates(program, 100)
+            seen, begin, frozen = program.updates(), time.monotonic(), []
+            if is_frozen:
+                raylet = psutil.Process(node_of(workers(cluster)["learner 1"]))
+                frozen = [raylet, *raylet.children(recursive=True)]
+                for member in frozen:
+                    member.suspend()
+            else:
+                cluster.kill()
+            try:
+                assert program.until_ended(110) == 4
+            finally:
+                for member in frozen:
+                    with suppress(psutil.Error):
+                        member.resume()
+            assert time.monotonic() - begin < 100
+            assert "learner 1" in program.output and "--resume test_one" in program.output
+        assert max(checkpoint(program)["clock"]["updates"]) >= seen
+
+
+@pytest.mark.timeout(200)
+def test_f71_a_killed_main_leaves_nothing_on_the_nodes_of_learners(tmp_path):
+    with Nodes(3, 2) as cluster:
+        with Program(tmp_path, *ENDLESS, "--ray.address", cluster.address) as program:
+            until_updates(program, 50)
+            program.process.kill()
+            deadline = time.monotonic() + 30
+            while workers(cluster) and time.monotonic() < deadline:
+                time.sleep(0.2)
+            assert not workers(cluster)
+
+
+@pytest.mark.timeout(200)
+def test_learners_without_room_are_refused_with_what_they_need(tmp_path):
+    with Nodes(3, 1) as cluster:
+        where = ("--ray.address", cluster.address, "--ray.placement_timeout", "4")
+        with Program(tmp_path, *TWO, *where, "--ray.learner_cpus", "2") as program:
+            assert program.until_ended(90) == 2
+            assert "learner 1 needs 2 CPUs and finds no room: the run needs 7 CPUs in all" in program.output
+            assert "no such node joined within ray.placement_timeout=4 s" in program.output
+
+
+@pytest.mark.timeout(1000)
+def test_cartpole_is_solved_by_learners_on_two_nodes(tmp_path):
+    with Nodes(3, 2) as cluster:
+        words = ("--config", "dqn-cartpole", "--engine", "ray", "--timestamp", "one", "--target_score", "475")
+        words += ("--steps", "1000000", "--seconds", "800", "--num_learners", "2", "--num_actors", "2")
+        with Program(tmp_path, *words, "--ray.address", cluster.address) as program:
+            assert program.until_ended(900) == 0, program.output
+        scores = [row["values"].get("evaluator/episodic_return_mean", 0.0) for row in program.metrics()]
+        assert max(scores) >= 475
+
+
+# the same without main ------------------------------------------------------------------------------------------------
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["dqn", "rainbow", "sac", "impala"])
+def test_two_learners_on_two_nodes_learn_what_one_learns_from_both_batches(name):
+    with Nodes(1, 1) as cluster:
+        command = [sys.executable, "-m", "tests.reliability.test_learner_nodes", cluster.address, name]
+        done = subprocess.run(command, cwd=PROJECT, env={**os.environ, **ENVIRONMENT}, timeout=250)
+    assert done.returncode == 0
+
+
+def compare(address: str, name: str) -> None:
+    """Let learners on two nodes learn from halves of the batches, and one here from whole ones; compare all weights."""
+    import ray
+    import torch
+
+    from core.distributed.learner_group import SingleLearner
+    from core.distributed.torch_group import network_rendezvous
+    from tests.core.distributed.test_two_learners import HALVES, WHOLE, learn
+
+    @ray.remote(num_cpus=1, scheduling_strategy="SPREAD")
+    def learner(rendezvous, index):
+        torch.set_num_threads(1)
+        with rendezvous.join(index, "cpu") as group:
+            return ray.get_runtime_context().get_node_id(), learn(name, HALVES[index], False, group)
+
+    ray.init(address=address, logging_level="ERROR", runtime_env={"env_vars": {"PYTHONPATH": str(PROJECT)}})
+    with network_rendezvous(2, ray.util.get_node_ip_address()) as rendezvous:
+        (node, first), (other, second) = ray.get([learner.remote(rendezvous, index) for index in range(2)])
+    assert node != other and first[2] == second[2]
+    before, after, _, _ = learn(name, WHOLE, False, SingleLearner())
+    for key, value in after.items():
+        torch.testing.assert_close(first[1][key], value, rtol=1e-6, atol=1e-6, msg=key)
+    assert any((after[key] - before[key]).abs().max() > 1e-4 for key in after if "model" in key)
+
+
+if __name__ == "__main__":
+    compare(*sys.argv[1:])
