@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -45,7 +46,10 @@ class LearnerGroup(ABC):
             # Called about once a second while an exchange waits; raises PeerLostError to end a wait without hope.
             _no_heartbeat
         )
+        self.gradient_dtype: torch.dtype | None = None  # in which gradients are sent; None leaves theirs
         self._has_exchanged = False  # in the current update
+        # Sums under way: the tensor, its values before (None on GPUs, where a lost peer is not noticed), and the wait.
+        self._pending: list[tuple[Tensor, Tensor | None, Callable[[], None]]] = []
 
     @abstractmethod
     def gather(self, values: Sequence[int]) -> Generator[bool, None, list[list[int]]]:
@@ -86,7 +90,7 @@ class LearnerGroup(ABC):
         Raises:
             PeerLostError: another learner had gone before the first exchange. Nothing has been changed.
         """
-        self._has_exchanged = False
+        self._has_exchanged, self._pending = False, []
         with active_group(self):
             return function()
 
@@ -97,20 +101,39 @@ class LearnerGroup(ABC):
         After the first sum, the update is finished as if all learners had this learner's values, so that no half of an
         update is saved; the next `gather` raises PeerLostError.
         """
+        self.start_sum(tensor)
+        self.finish_sums()
+
+    def start_sum(self, tensor: Tensor) -> None:
+        """Start to replace the values of a tensor, which must not be used before `finish_sums`."""
         if self.lost_peer is None:
-            try:
-                self._sum(tensor)
-                self._has_exchanged = True
-                return
-            except PeerLostError as error:
-                if not self._has_exchanged:
-                    raise
-                self.lost_peer = error
-        tensor.mul_(self.size)
+            self._pending.append((tensor, None if tensor.is_cuda else tensor.clone(), self._start(tensor)))
+        else:
+            tensor.mul_(self.size)
+
+    def finish_sums(self) -> None:
+        """Wait for all started sums, which fail together: as one `sum`, they are abandoned or all finished alone."""
+        pending, self._pending = self._pending, []
+        errors = [error for *_, wait in pending if (error := _peer_lost_in(wait)) is not None]
+        if not errors:
+            self._has_exchanged |= bool(pending)
+            return
+        for tensor, values, _ in pending:
+            if values is not None:
+                tensor.copy_(values)
+        if not self._has_exchanged:
+            raise errors[0]
+        self.lost_peer = errors[0]
+        for tensor, *_ in pending:
+            tensor.mul_(self.size)
 
     @abstractmethod
     def _sum(self, tensor: Tensor) -> None:
-        """Add up the tensors of all learners in place. Raises PeerLostError with the tensor as it was."""
+        """Add up the tensors of all learners in place. Raises PeerLostError, after which values are undefined."""
+
+    def _start(self, tensor: Tensor) -> Callable[[], None]:
+        """Start `_sum` if that is possible. Return a function that waits for it, or else does it."""
+        return partial(self._sum, tensor)
 
     def __enter__(self) -> "LearnerGroup":
         return self
@@ -120,6 +143,15 @@ class LearnerGroup(ABC):
 
     def close(self, failed: bool = False) -> None:
         """Leave the group. A learner that failed does not wait for the others, which may wait for it."""
+
+
+def _peer_lost_in(wait: Callable[[], None]) -> PeerLostError | None:
+    """Wait, and return the PeerLostError that this raised, if any."""
+    try:
+        wait()
+    except PeerLostError as error:
+        return error
+    return None
 
 
 class Rendezvous(Protocol):
@@ -160,15 +192,21 @@ def active_group(group: LearnerGroup) -> Iterator[None]:
         _GROUP.reset(token)
 
 
+def group_of_several() -> LearnerGroup | None:
+    """Return the group with which the current update exchanges; None outside of an update, and for one learner."""
+    group = _GROUP.get()
+    return group if group is not None and group.size > 1 else None
+
+
 def num_learners() -> int:
     """Return the number of learners whose gradients are averaged; 1 outside of a group."""
-    group = _GROUP.get()
+    group = group_of_several()
     return 1 if group is None else group.size
 
 
 def all_reduce_sum(tensor: Tensor) -> None:
     """Replace the values of a tensor by the sum of all learners' tensors."""
-    group = _GROUP.get()
+    group = group_of_several()
     if group is not None:
         group.sum(tensor)
 

@@ -5,10 +5,11 @@ On GPUs, statuses still go by gloo, because gloo notices that another learner ha
 
 import os
 import socket
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import psutil
 import torch
@@ -124,23 +125,33 @@ class TorchGroup(LearnerGroup):
         return rows.tolist()
 
     def _sum(self, tensor: Tensor) -> None:
-        if tensor.is_cuda:  # NCCL does not notice lost peers: an error there is this learner's own
-            dist.all_reduce(tensor)
-            return
-        original = tensor.clone()
+        self._start(tensor)()
+
+    def _start(self, tensor: Tensor) -> Callable[[], None]:
+        """Start the sum. NCCL does not notice lost peers, so an error on a GPU is this learner's own."""
+        if tensor.is_cuda:
+            wait: Callable[[], None] = dist.all_reduce(tensor, async_op=True).wait  # for its stream only
+            return wait
         try:
             with _peer_lost_errors():
                 work = dist.all_reduce(tensor, async_op=True)
-                while not _is_finished(work):
-                    self.heartbeat()
-        except PeerLostError:
-            tensor.copy_(original)
-            raise
+        except PeerLostError as error:
+            return partial(_raise, error)
+        return partial(self._wait, work)
+
+    def _wait(self, work: dist.Work) -> None:
+        with _peer_lost_errors():
+            while not _is_finished(work):
+                self.heartbeat()
 
     def close(self, failed: bool = False) -> None:
         """Leave the group. A learner that failed leaves by the end of its process: an exchange may be pending."""
         if not failed:
             dist.destroy_process_group()
+
+
+def _raise(error: PeerLostError) -> None:
+    raise error
 
 
 def _is_finished(work: dist.Work) -> bool:

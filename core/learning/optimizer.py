@@ -7,7 +7,7 @@ equals that of the whole batch: one step, one count, one clipped norm, one excha
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +18,8 @@ from torch.autograd.graph import increment_version
 
 from core.common.console import log_to_stderr
 from core.common.settings import frozen_dataclass
-from core.distributed.learner_group import all_reduce_sum, num_learners
+from core.distributed.learner_group import group_of_several
+from core.learning.gradient_exchange import GradientExchange
 from core.learning.radam import RAdam
 from core.learning.rmsprop import RMSProp
 from core.learning.schedules import SCHEDULES, ScheduledTensor
@@ -211,6 +212,7 @@ class Optimizer:
     ):
         self._parameters, self._params, self._sums, self._period = list(parameters), params, sums, period
         self._steps_per_update = steps_per_update
+        self._exchange = GradientExchange(self._parameters)
         self._steps = 0
         self._optimizer: torch.optim.Optimizer
         if params.optimizer == "adam":
@@ -288,7 +290,9 @@ class Optimizer:
         def differentiate(part: slice | None) -> Loss:
             loss = loss_of(part)
             self._optimizer.zero_grad(set_to_none=True)
-            loss.loss.backward()
+            # A pass that may run out of memory is not overlapped, because no bucket may be sent twice.
+            with self._exchange.overlapped() if _MICROBATCHER.get() is None else nullcontext():
+                loss.loss.backward()
             return loss._replace(loss=loss.loss.detach())
 
         loss = self.gradient_of(total, differentiate)
@@ -319,7 +323,9 @@ class Optimizer:
         Returns:
             The gradient's norm before clipping, and whether the step was applied; a tensor if the step was planned.
         """
-        loss = loss.detach() if num_learners() == 1 else self._reduce_over_learners(loss.detach())
+        loss = loss.detach()
+        if learners := group_of_several():
+            loss = self._exchange.finish(learners, loss, 1 if self._sums else learners.size)
         if self._params.clip_value:
             nn.utils.clip_grad_value_(self._parameters, self._params.clip_value)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
@@ -339,22 +345,6 @@ class Optimizer:
             increment_version(self._parameters)  # which fused optimisers do not
         self._steps += 1
         return norm, applied
-
-    @torch.no_grad()
-    def _reduce_over_learners(self, loss: Tensor) -> Tensor:
-        """Replace gradients and return the loss of all learners. A missing gradient counts as zero."""
-        gradients = [
-            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in self._parameters
-        ]
-        flat = torch.cat([tensor.reshape(-1) for tensor in (*gradients, loss)])
-        all_reduce_sum(flat)
-        if not self._sums:
-            flat /= num_learners()
-        *parts, loss = flat.split([tensor.numel() for tensor in (*gradients, loss)])
-        torch._foreach_copy_(gradients, [part.view(gradient.shape) for part, gradient in zip(parts, gradients)])
-        for parameter, gradient in zip(self._parameters, gradients):
-            parameter.grad = gradient
-        return loss.squeeze(0)
 
     @torch.no_grad()
     def _apply_planned(self, apply_if: Tensor) -> Tensor:

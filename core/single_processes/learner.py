@@ -33,6 +33,7 @@ def learner(context: Context, index: int) -> Iterator[bool]:
     """
     with context.rendezvous.join(index, context.device_of(index)) as group:
         group.heartbeat = partial(_heartbeat, context, index)
+        group.gradient_dtype = torch.bfloat16 if context.options.learner.gradient_dtype == "bfloat16" else None
         agent, memory = _make_agent(context, group), _make_memory(context, index)
         version, ready_batches = yield from restore(context, agent, memory, group)
         batches, updates = _make_updates(context, agent, memory, index, ready_batches)

@@ -114,7 +114,7 @@ def test_learners_exchange_one_tensor_that_stays_on_the_device():
     for parameter in parameters[:2]:
         parameter.grad = torch.zeros_like(parameter)
     with active_group(group), OneDevice():
-        loss = optimizer._reduce_over_learners(torch.zeros((), device=META))
+        loss = optimizer._exchange.finish(group, torch.zeros((), device=META), 2)
         normalization.update(torch.zeros(7, 4, device=META))
     gradients, *moments = group.summed
     assert gradients.shape == (3 * 2 + 5 + 1 + 1,) and gradients.is_contiguous() and loss.shape == () and loss.is_meta

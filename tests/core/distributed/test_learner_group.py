@@ -144,6 +144,26 @@ def test_an_update_is_given_up_before_its_first_exchange_and_finished_after_it()
         assert two_sums() == [1.0, 3.0]
 
 
+def test_sums_that_are_started_together_are_given_up_or_finished_together():
+    def update(first):
+        if first:
+            all_reduce_sum(torch.ones(1))
+        tensors = torch.ones(1), torch.full((1,), 3.0)
+        for tensor in tensors:
+            group.start_sum(tensor)
+        kept.extend(tensors)
+        group.finish_sums()
+        return [tensor.item() for tensor in tensors]
+
+    kept, group = [], LosesPeer(exchanges=1)  # which is that of the first tensor
+    with pytest.raises(PeerLostError, match="gone"):
+        group.run(partial(update, first=False))
+    assert [tensor.item() for tensor in kept] == [1.0, 3.0] and group.lost_peer is None
+    group = LosesPeer(exchanges=2)
+    assert group.run(partial(update, first=True)) == [2.0, 6.0] and isinstance(group.lost_peer, PeerLostError)
+    assert group.run(partial(update, first=True)) == [2.0, 6.0]
+
+
 def test_a_single_learner_gathers_its_own_values_and_is_alone():
     gathered = SingleLearner().gather([5, 6])
     with pytest.raises(StopIteration) as end:
