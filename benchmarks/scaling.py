@@ -1,17 +1,28 @@
-"""Compute how many actors one learner's node supports, from docs/results/ray.json.
+"""Compute how many actors and learners a cluster supports, from docs/results: ray, allreduce and cluster .json.
 
 python -m benchmarks.scaling > docs/scaling.md
 """
 
 import json
 import statistics
+import textwrap
 from typing import Any
 
-from benchmarks.training import ROOT
+from benchmarks.cluster_limits import (
+    NETWORKS,
+    RESULTS,
+    USABLE,
+    bottleneck,
+    home_period,
+    measured,
+    supported_actors,
+    version_seconds,
+)
+from benchmarks.cluster_simulation import GPU_UPDATE, REGROUP_SECONDS, RESTART_SECONDS, RESUME_SECONDS, VARIATION
 from core.runtime.options import LearnerParams, RayParams
 
 ACTORS = (10, 100, 1_000)
-NETWORKS = {"1 Gbit/s": 1e9 / 8, "10 Gbit/s": 1e10 / 8}  # Bytes per second.
+LEARNERS = (1, 2, 4, 8, 16, 32, 64)
 COLUMNS = (
     "bytes per agent step",
     "agent steps per chunk",
@@ -19,19 +30,18 @@ COLUMNS = (
     "ingest, chunks per second",
     "ingest, agent steps per second",
 )
-USABLE = 0.7  # Share of a network's nominal rate.
 SAMPLES_PER_STEP = {"Ape-X's 0.8": 0.8, "Nature DQN's 8": 8.0}
 RAW, LZ4 = "Pong 84x84, raw", "Pong 84x84, lz4"
 
 
-def page(result: dict[str, Any]) -> str:
+def page(result: dict[str, Any], allreduce: dict[str, Any], cluster: dict[str, Any]) -> str:
     """Return the page as Markdown."""
     way = result["way"]
     samples = {int(size): rate for size, rate in result["learner, samples per second"].items()}
     batch, learner = max(samples.items(), key=lambda pair: pair[1])
     return "\n".join(
         [
-            "# How many actors one learner's node supports\n",
+            "# How many actors and learners a cluster supports\n",
             "`python -m benchmarks.scaling` computes this page from `docs/results/ray.json`. That file was measured by",
             f"`python -m benchmarks.ray_engine` on {result['cpus']} cores of {result['processor']} with a load average",
             f"of {result['load average']:.0f}: {_condition(result)} (last: `{result['command']}`).",
@@ -44,6 +54,10 @@ def page(result: dict[str, Any]) -> str:
             *_actors(way, learner),
             "## Parameters, from learner to actors\n",
             *_parameters(result["publication"]["dqn-pong"]["bytes"], learner / batch),
+            "## Several learners\n",
+            *_learners(batch / learner, allreduce),
+            "## A cluster simulated\n",
+            *_simulated(cluster),
             "## How to raise each limit\n",
             ADVICE,
         ]
@@ -60,6 +74,7 @@ ADVICE = """\
   larger
   batches, or several learners with a GPU each (`num_learners`). Otherwise the rate limiter makes actors wait, and more
   actors stay idle.
+- **All-reduce.** Larger batches (`agent.batch_size`), `learner.gradient_dtype bfloat16`, or a faster network.
 - **Replay.** Many actors overwrite a million steps within minutes: raise `memory.capacity` with
   `replay.frame_compression lz4`.
 - **Policy lag.** The lag is at most `actor.parameter_pull_period` steps of an actor, `ray.parameters_period`, the
@@ -176,5 +191,134 @@ def _parameters(size: int, updates: float) -> list[str]:
     return [*lines, ""]
 
 
+def _learners(update: float, allreduce: dict[str, Any]) -> list[str]:
+    """Return the actors that learners support, for two update times on two networks."""
+    sides = [
+        (f"{name} of {seconds * 1e3:,.0f} ms, {network}", seconds, network)
+        for name, seconds in (("CPU update", update), ("GPU update", GPU_UPDATE))
+        for network in NETWORKS
+    ]
+    one = measured(2, 100, "1 Gbit/s", update)
+    took = allreduce["sizes"]["1 Gbit/s"]["2"]
+    size = max((int(each) for each in took if int(each) < one.gradient_bytes), default=0)
+    predicted = size / (NETWORKS["1 Gbit/s"] * USABLE) + 2 * one.latency
+    lines = [
+        _paragraph(
+            "Each learner has a node with its own ingest and actors. All learners make each update together, with "
+            "batches "
+            f"of {one.batch} and {one.samples_per_insert} samples per agent step. Parameters are alike everywhere, "
+            f"so an "
+            "actor fetches them from its own learner's node. The CPU update was measured. **The GPU update is an "
+            f"assumption.** An all-reduce is assumed to get {USABLE:.0%} of the network and to need "
+            f"{one.latency * 1e3:.1f} ms a message: for {size / 1e6:.1f} MB between two nodes at 1 Gbit/s that is "
+            f"{predicted * 1e3:.0f} ms. [Measured](results/README.md#several-learners): {took[str(size)]:.0f} ms. "
+            f"That the "
+            "backward pass hides a part is not counted."
+        ),
+        "",
+        "Each cell is the number of actors that the learners keep up with, and the part that limits more of them:\n",
+        f"| learners | {' | '.join(name for name, *_ in sides)} |",
+        "|---|" + "---|" * len(sides),
+    ]
+    for learners in LEARNERS:
+        cells = []
+        for _, seconds, network in sides:
+            cluster = measured(learners, learners, network, seconds)
+            count = supported_actors(cluster)
+            limit = bottleneck(measured(learners, count + 1, network, seconds))[0]
+            cells.append(f"{count:,}, {limit}")
+        lines.append(f"| {learners} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "With the GPU update at 10 Gbit/s, in agent steps per second:\n",
+        "| learners | " + " | ".join(f"{actors:,} actors" for actors in (*ACTORS, 10_000)) + " |",
+        "|---|" + "---|" * 4,
+    ]
+    for learners in LEARNERS:
+        cells = []
+        for actors in (*ACTORS, 10_000):
+            limit, rate = bottleneck(measured(learners, actors, "10 Gbit/s", GPU_UPDATE))
+            cells.append(f"{rate:,.0f}, {limit}" if actors >= learners else "")
+        lines.append(f"| {learners} | {' | '.join(cells)} |")
+    largest = measured(LEARNERS[-1], 10_000, "10 Gbit/s", GPU_UPDATE)
+    fresh = [version_seconds(measured(n, 10_000, "10 Gbit/s", GPU_UPDATE)) for n in (1, LEARNERS[-1])]
+    calls = largest.learners / largest.exchange_period
+    period = home_period(largest)
+    return [
+        *lines,
+        "",
+        _paragraph(
+            f"Parameters limit no agent steps, only their age. With 10,000 actors, {largest.actors_per_node} on a "
+            f"node, every "
+            f"node can have a new version each {fresh[0]:.1f} s from one learner, and each {fresh[1]:.1f} s from "
+            f"{largest.learners} learners."
+        ),
+        "",
+        _paragraph(
+            "Home carries counters, log records and the evaluator's parameters, no chunks and no gradients. If every "
+            f"learner's node calls it every {largest.exchange_period * 1e3:.0f} ms (an assumption), "
+            f"{largest.learners} nodes "
+            f"make {calls:,.0f} calls per second. One process answered {largest.home_rate:,.0f} calls with a small "
+            f"chunk per "
+            f"second here, so that a node would hear from home every {period * 1e3:,.0f} ms. That delays the rate "
+            f"limiter's "
+            "counts, and limits no agent steps."
+        ),
+        "",
+    ]
+
+
+def _paragraph(text: str) -> str:
+    """Return a paragraph or an item of a list in lines of 120 characters."""
+    return textwrap.fill(text, 120, subsequent_indent="  " * text.startswith("- "), break_on_hyphens=False)
+
+
+def _simulated(result: dict[str, Any]) -> list[str]:
+    """Return throughput, lag and recovery of the simulated cluster."""
+    scenarios = result["scenarios"]
+    first = scenarios["no fault"]
+    resumed, elastic = (scenarios[name]["recovery, seconds"] for name in ("resumed from a checkpoint", "elastic"))
+    rate, limit = first["agent steps per second"], first["limit, agent steps per second"]
+    median, high = first["lag, median and 95th percentile"]
+    lost = scenarios["resumed from a checkpoint"]["lost updates"]
+    return [
+        _paragraph(
+            f"`{result['command']}` simulates 64 learners and 10,000 actors at 10 Gbit/s event by event, with the "
+            f"GPU update "
+            f"assumed above and durations that vary by {VARIATION:.0%}. The seconds for restart, resume and "
+            f"regrouping are "
+            "assumptions."
+        ),
+        "",
+        _paragraph(
+            f"- **Throughput:** {rate:,.0f} agent steps per second, {rate / limit:.0%} of the {limit:,.0f} above. "
+            f"The rest is "
+            "lost because the slowest learner ends an update, and chunks and parameters share the links."
+        ),
+        _paragraph(
+            f"- **Lag:** a chunk that is stored was played with a policy {median:.0f} updates old (median; 95% are "
+            f"below "
+            f"{high:.0f}), at {first['updates per second']:.0f} updates per second."
+        ),
+        _paragraph(
+            f"- **A tenth of the actors' nodes fails** and is back after {RESTART_SECONDS:.0f} s. Updates are at "
+            f"full rate "
+            f"again after {resumed['actors']:.0f} s, because there are more actors than the learners keep up with."
+        ),
+        _paragraph(
+            f"- **A learner's node fails.** A run that is resumed {RESUME_SECONDS:.0f} s later loses {lost:,} "
+            f"updates since its "
+            f"checkpoint and is at full rate after {resumed['learner']:.0f} s. An elastic run that regroups within "
+            f"{REGROUP_SECONDS:.0f} s loses none, is at full rate after {elastic['learner']:.0f} s, and pauses once "
+            f"more when "
+            "another node takes the place."
+        ),
+        "",
+        "![Throughput and lag of the simulated cluster](results/cluster.png)\n",
+    ]
+
+
 if __name__ == "__main__":
-    print(page(json.loads((ROOT / "docs" / "results" / "ray.json").read_text())), end="")
+    print(
+        page(*(json.loads((RESULTS / f"{name}.json").read_text()) for name in ("ray", "allreduce", "cluster"))), end=""
+    )
