@@ -4,7 +4,8 @@
 
 - LayerNorm (`model.norm layer`) takes the place of the target network, and many environments that of the replay.
 - Rollouts are by the newest parameters (memory `rollouts`), so the values in G are those that actors computed when they
-  acted. Only those of the last observations are computed by the learner, before the update.
+  acted. Only those of the last observations are computed by the learner, before the update. Where actions are masked,
+  maxima are over the legal ones.
 - The loss is half the squared error, mean over a minibatch. Each step of a rollout is learnt from `epochs` times.
 - G is that of the paper's Atari code (github.com/mttga/purejaxql, pqn_atari.py). Its code for MinAtar and gymnax
   bootstraps the step before the last from the value of s_T.
@@ -25,9 +26,10 @@ from core.agents.base.rollout_epochs import RolloutAgentParams, RolloutEpochs, n
 from core.common.settings import frozen_dataclass
 from core.learning.optimizer import Loss, OptimizerName
 from core.model import disable_host_sync
+from core.ops.action_masks import mask_actions
 from core.ops.returns import generalised_advantages
 from core.specs import ArraySpec, WindowSpec
-from core.types import Batch, Window
+from core.types import ACTION_MASK, Batch, Window
 
 
 @frozen_dataclass
@@ -74,7 +76,6 @@ class PQN(ActionValueAgent):
     required_output = "q"
     window_kinds = ("rollouts",)
     supports_cuda_graphs = True
-    uses_action_masks = False  # rollouts lack the mask of their last observations
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
@@ -108,7 +109,8 @@ class PQN(ActionValueAgent):
     def _samples(self, window: Window) -> Samples:
         """Return the steps of a rollout, with their returns by the parameters before the update."""
         params, valid = self.params, ~window.lasts[:-1]  # [T, B]: steps where an action was taken
-        bootstrap = self.model(window.observations[-1], ())[0].amax(1)  # [B]
+        legal = window.extras[ACTION_MASK][-1] if self.spec.has_action_mask else None
+        bootstrap = mask_actions(self.model(window.observations[-1], ())[0], legal).amax(1)  # [B]
         values = torch.cat([window.extras["q_max"][:-1], bootstrap[None]])  # [T + 1, B]
         discounts = params.gamma * window.discounts[:-1]
         # The module's G is the target of generalised advantages where max_a Q is the value of a state.

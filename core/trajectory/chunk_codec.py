@@ -10,8 +10,9 @@ from core.trajectory.frame_arena import arena_bytes
 from core.trajectory.frame_compression import StorageParams, compress, decompressed
 from core.trajectory.layout import Layout
 from core.trajectory.ring_buffer import Trajectories
+from core.types import ACTION_MASK
 
-BOOTSTRAP_FIELDS = ("frame", "first", "last")  # fields that the bootstrap step after a chunk has too
+BOOTSTRAP_FIELDS = ("frame", "first", "last", ACTION_MASK)  # fields that the bootstrap step after a chunk has too
 SIZES, CHECKS = "block sizes", "block checks"
 
 

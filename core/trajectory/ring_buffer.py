@@ -8,8 +8,9 @@ agent adds. Step t holds the action taken at its observation, and the reward and
   steps, then raises `written`.
 - Readers use steps in [written - ring_length + overwrite margin, written) and check `written` again after reading.
   Nobody locks, so a killed writer leaves nothing locked.
-- The step after the newest chunk (the bootstrap step) is partly published: readers may use its observation, `first` and
-  `last`. A learner can therefore bootstrap a full-chunk unroll without waiting for the next chunk.
+- The step after the newest chunk (the bootstrap step) is partly published: readers may use its observation, `first`,
+  `last` and mask of legal actions. A learner can therefore bootstrap a full-chunk unroll without waiting for the next
+  chunk.
 - Every chunk has a ticket, which tells in what order the chunks of all actors were published: one more than the newest
   ticket that its writer saw. No counter is shared, and only chunks published at the same moment may have equal tickets.
   A checkpoint stores them.

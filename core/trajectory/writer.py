@@ -39,6 +39,7 @@ class ChunkWriter:
         self._layout, arrays = trajectories.layout, trajectories.arrays
         self._window = dataclasses.replace(window, observations=())
         self._fields = {name: arrays[name][actor_ind] for name in (*self._layout.fields, *self._layout.state_fields)}
+        self._agent_extras = [name for name in self._layout.extras if name != ACTION_MASK]
         self._written, self._tickets = arrays["written"], arrays["tickets"]
         self._counter = self._written[actor_ind]
         self._filled, self._room = 0, room
@@ -84,8 +85,8 @@ class ChunkWriter:
         slot, fields = self._observe(before), self._fields
         fields["action"][slot] = action
         fields["reward"][slot], fields["discount"][slot] = after.reward, after.discount
-        for name in self._layout.extras:
-            fields[name][slot] = before.action_mask if name == ACTION_MASK else extras[name]
+        for name in self._agent_extras:
+            fields[name][slot] = extras[name]
         if not self._filled:
             for name, tensor in zip(self._layout.state_fields, state, strict=True):
                 fields[name][slot // self._layout.chunk_length] = tensor.cpu().numpy()
@@ -119,6 +120,8 @@ class ChunkWriter:
         newest = timestep.observation[:, -1] if self._layout.frame_stack else timestep.observation
         frames[step_id % len(frames)] = newest
         self._fields["first"][slot], self._fields["last"][slot] = timestep.first, timestep.last
+        if ACTION_MASK in self._fields:
+            self._fields[ACTION_MASK][slot] = timestep.action_mask
         return slot
 
     def _publish(self, bootstrap: TimeStep) -> int:

@@ -163,7 +163,7 @@ class ActorCriticAgent(Agent):
     def unroll(self, window: Window, model: Model | None = None) -> tuple[ActorCriticOutput, State]:
         """Run the network, or another of its kind, over all steps [T + 1, B, ...] of windows on its device.
 
-        Logits of illegal actions are the lowest float. Those of step T mean nothing, because its mask is not published.
+        Logits of illegal actions are the lowest float.
         """
         output, state = (model or self.model).unroll(window.observations, window.firsts, window.states)
         return output._replace(logits=mask_actions(output.logits, window.extras.get(ACTION_MASK))), state

@@ -199,14 +199,11 @@ def test_an_actor_critics_update_equals_one_whose_illegal_actions_are_impossible
     draw = np.random.default_rng(2)
     legal = draw.random(logits.shape) < 0.5
     legal[:-1] |= np.arange(A) == window.actions[:-1].numpy()[..., None]
-    legal[-1] = False  # of the bootstrap step no mask is published
     behaviour = window.extras["logits"].clone()
     lowest = torch.finfo(behaviour.dtype).min  # as `act` stores them
     results = []
     for masked in (True, False):
-        allowed = legal.copy()
-        allowed[-1] = True
-        table = logits.copy() if masked else np.where(allowed, logits, -1e4)
+        table = logits.copy() if masked else np.where(legal, logits, -1e4)
         stored = torch.where(torch.from_numpy(legal), behaviour, lowest if masked else -1e4)
         stored[-1] = torch.nan
         extras = {**window.extras, "logits": stored, **({ACTION_MASK: torch.from_numpy(legal)} if masked else {})}

@@ -10,7 +10,7 @@ from torch import nn
 
 from core.agents.pqn import PQN
 from core.model import Model
-from core.types import SampleIds
+from core.types import ACTION_MASK, SampleIds
 from tests.core.agents.unrolls import SPEC, A, random_unrolls
 from tests.core.learning.test_radam import RAdamTwin
 from tests.reliability.test_inline import train
@@ -105,6 +105,27 @@ def test_an_update_equals_the_slow_sums(settings, clip_norm):
     np.testing.assert_allclose(agent.model.values.detach().numpy(), table, atol=1e-9)
     assert float(output.statistics["grad_norm"]) == pytest.approx(np.mean(norms), rel=1e-6)
     assert abs(table - values.reshape(-1, A)).max() > 1e-4
+
+
+def test_an_update_equals_one_whose_illegal_actions_are_worthless():
+    batch, values = rollout(4)
+    legal = np.random.default_rng(4).random(values.shape) < 0.5
+    legal[:-1] |= np.arange(A) == batch.window.actions[:-1].numpy()[..., None]
+    legal[-1, :, 1] |= ~legal[-1].any(1)
+    q_max = torch.from_numpy(np.where(legal, values, -np.inf).max(2))
+    q_max[-1] = torch.nan
+    learnt = []
+    for masked, worth in ((True, 60.0), (False, -60.0)):
+        agent = table_agent(np.where(legal, values, worth), learning_rate=RATE, epochs=2, minibatches=3)
+        agent.spec = replace(SPEC, has_action_mask=masked)
+        extras = {"q_max": q_max, **({ACTION_MASK: torch.from_numpy(legal)} if masked else {})}
+        torch.manual_seed(5)
+        assert not agent.learn(batch._replace(window=batch.window._replace(extras=extras))).skipped
+        learnt.append(agent.model.values.detach().reshape(legal.shape))
+    found, expected = learnt
+    allowed = torch.from_numpy(legal)
+    torch.testing.assert_close(found[allowed], expected[allowed])
+    assert (found[~allowed] == 60).all() and (found - torch.from_numpy(values))[allowed].abs().max() > 1e-3
 
 
 def test_a_rollout_with_an_infinite_reward_is_skipped():
