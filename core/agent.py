@@ -89,7 +89,7 @@ class Agent(ABC):
     Params: ClassVar[type[AgentParams]] = AgentParams
     supports_cuda_graphs: ClassVar[bool] = False  # `prepare_updates` is implemented
     required_output: ClassVar[str]  # the Model.output_kind that it needs
-    actions: ClassVar[type | UnionType]  # of core/specs.py: Discrete, MultiDiscrete, Continuous or several of these
+    actions: ClassVar[type | UnionType]  # of core/specs.py: Discrete, MultiDiscrete, Continuous, Mixed, or several
     uses_action_masks: ClassVar[bool] = False  # it takes legal actions of TimeStep.action_mask only, and learns so
     window_kinds: ClassVar[tuple[WindowKind, ...]]  # kinds of windows that it can learn from
     samples_per_window: int = 1  # steps of one window that are learnt from

@@ -107,7 +107,34 @@ class Continuous(NamedTuple):
         return f"in {self.low.min():g} .. {self.high.max():g}"
 
 
-ActionSpec = Discrete | MultiDiscrete | Continuous
+class Mixed(NamedTuple):
+    """Choices and numbers at once, stored as float32 [choices + numbers].
+
+    Choice i is one of 0 .. nvec[i] - 1. The numbers behind the choices are within [low, high], each [numbers].
+    """
+
+    nvec: tuple[int, ...]
+    low: np.ndarray
+    high: np.ndarray
+
+    @property
+    def array(self) -> ArraySpec:
+        """Return shape and dtype of one stored action."""
+        return ArraySpec((len(self.nvec) + len(self.low),), "float32")
+
+    @property
+    def description(self) -> str:
+        """Return what a table says of the space."""
+        numbers = f"{len(self.low)} numbers {self.continuous.description}"
+        return f"{MultiDiscrete(self.nvec).description}, and {numbers}"
+
+    @property
+    def continuous(self) -> Continuous:
+        """Return the space of the numbers alone."""
+        return Continuous(self.low, self.high)
+
+
+ActionSpec = Discrete | MultiDiscrete | Continuous | Mixed
 
 
 def _times(nvec: tuple[int, ...]) -> str:
@@ -141,7 +168,7 @@ class EnvSpec:
     frame_rate: float = 60.0  # emulator frames a second, at which the environment is meant to be watched
     warning: str = ""  # one sentence that the user should know before a start
     parts: tuple[ObservationPart, ...] = ()  # of the observation; empty if it has one part
-    has_action_mask: bool = False  # time steps say which actions are legal; actions are not Continuous
+    has_action_mask: bool = False  # time steps say which actions are legal; actions are Discrete or MultiDiscrete
     # If not (): a frame is the bytes of a picture of this shape, followed by those of a float32 vector.
     picture_of_parts: tuple[int, ...] = ()
 
@@ -163,7 +190,7 @@ class EnvSpec:
     @property
     def action_mask(self) -> ArraySpec | None:
         """Return shape and dtype of one environment's mask of legal actions; None if it has none."""
-        if not self.has_action_mask or isinstance(self.action, Continuous):
+        if not self.has_action_mask or isinstance(self.action, Continuous | Mixed):
             return None
         return ArraySpec((sum(self.action.choices),), "bool")
 

@@ -1,4 +1,8 @@
-"""A gymnasium environment of nested actions, "tests.choices:Choices-v0": name the choices that are shown."""
+"""Gymnasium environments of nested actions.
+
+- "tests.choices:Choices-v0": name the choices that are shown.
+- "tests.choices:Aim-v0": name the choice and hit the number that are shown.
+"""
 
 import gymnasium as gym
 import numpy as np
@@ -40,3 +44,29 @@ class Choices(gym.Env):
 
 
 gym.register("Choices-v0", Choices)
+
+
+class Aim(gym.Env):
+    """Show a choice and a number for five steps each episode; the reward is 1 if the action has both."""
+
+    observation_space = spaces.Box(-1, 1, (4,))
+    action_space = spaces.Dict({"aim": spaces.Box(-2, 2, (1,)), "gear": spaces.Discrete(3, start=1)})
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.step_number = 0
+        return self._show(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        is_near = abs(float(action["aim"][0]) - 2 * self.number) < 0.6
+        reward = float(is_near and action["gear"] == 1 + self.gear)
+        self.step_number += 1
+        return self._show(), reward, self.step_number == 5, False, {}
+
+    def _show(self):
+        self.gear, self.number = int(self.np_random.integers(3)), float(self.np_random.uniform(-0.8, 0.8))
+        return np.array([*np.eye(3)[self.gear], self.number], np.float32)
+
+
+gym.register("Aim-v0", Aim)

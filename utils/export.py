@@ -26,7 +26,7 @@ from core.agent import Agent
 from core.checkpoint.run_checkpoint import CheckpointError
 from core.common.files import replace_atomically
 from core.model import disable_host_sync
-from core.specs import ActionSpec, Continuous, Discrete, EnvSpec, MultiDiscrete
+from core.specs import ActionSpec, Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
 from core.types import ACTION_MASK, OARInputs, PictureAndVector, State
 from utils.api import Policy, load
 from utils.errors import ConfigurationError, describe_exception
@@ -164,6 +164,8 @@ def _metadata(policy: Policy) -> dict[str, str]:
     bounds: dict[str, Any]
     if isinstance(action, Continuous):
         bounds = {"low": action.low.tolist(), "high": action.high.tolist()}
+    elif isinstance(action, Mixed):
+        bounds = {"nvec": list(action.nvec), "low": action.low.tolist(), "high": action.high.tolist()}
     else:
         bounds = {"nvec": list(action.nvec)} if action.nvec else {}
         bounds |= {"num_actions": action.num_actions} if isinstance(action, Discrete) else {}

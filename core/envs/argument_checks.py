@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from core.specs import Continuous, Discrete, MultiDiscrete
+from core.specs import Continuous, Discrete, Mixed, MultiDiscrete
 from core.types import TimeStep
 
 RENDER_MODES = (None, "human", "rgb_array")
@@ -59,6 +59,24 @@ def checked_continuous(action: np.ndarray, num_envs: int, space: Continuous) -> 
         value, low, high = (array[tuple(element)] for array in (action[stream], space.low, space.high))
         raise ValueError(f"action {value} of stream {stream} (element {element}) is outside {low} .. {high}")
     return action
+
+
+def checked_mixed(action: np.ndarray, num_envs: int, space: Mixed) -> tuple[np.ndarray, np.ndarray]:
+    """Return the choices [E, choices] as int64 and the numbers [E, numbers] as float32.
+
+    Raises:
+        ValueError: An action is invalid; the message names its stream and value.
+    """
+    action, shape = np.asarray(action), (num_envs, *space.array.shape)
+    if action.shape != shape or action.dtype.kind not in "fiu":
+        raise ValueError(f"actions are {action.dtype} {list(action.shape)}, expected float32 {list(shape)}")
+    choices, numbers = np.split(action, [len(space.nvec)], 1)
+    fractional = ~(np.trunc(choices) == choices)  # also of NaN
+    if fractional.any():
+        stream, element = (int(index) for index in np.argwhere(fractional)[0])
+        raise ValueError(f"choice {choices[stream, element]} of stream {stream} (element [{element}]) is no integer")
+    whole = checked_discrete(np.clip(choices, -1, 2**62).astype(np.int64), num_envs, MultiDiscrete(space.nvec))
+    return whole, checked_continuous(numbers, num_envs, space.continuous)
 
 
 def stream_seeds(seed: int, num_envs: int) -> np.ndarray:

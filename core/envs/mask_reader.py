@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from core.specs import ActionSpec, Continuous
+from core.specs import ActionSpec, Continuous, Mixed
 
 IN_INFO = "info"
 
@@ -23,8 +23,9 @@ class MaskReader:
     """
 
     def __init__(self, where: str, action: ActionSpec, space: spaces.Space[Any]):
-        if isinstance(action, Continuous):
-            raise ValueError(f"env.action_mask={where} needs discrete actions, and the environment's are continuous")
+        if isinstance(action, Continuous | Mixed):
+            kind = "continuous" if isinstance(action, Continuous) else action.description
+            raise ValueError(f"env.action_mask={where} needs discrete actions, and the environment's are {kind}")
         self.size, self._path = sum(action.choices), None if where == IN_INFO else where.split(".")
         if self._path:
             part: Any = space

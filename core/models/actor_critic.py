@@ -4,8 +4,8 @@
   policy (so that first actions are close to uniform: 2006.05990, section 3.2) and 1 in the value;
   core/models/layers/lstm.py initialises the LSTM.
 - The policy's outputs are the parameters of core/ops/policy_distributions.py: logits of discrete actions (of several
-  choices one after another), means and logarithms of deviations of continuous ones. Deviations do not depend on the
-  observation and start at 1 (1707.06347, section 6.1).
+  choices one after another), then means and logarithms of deviations of continuous ones. Deviations do not depend on
+  the observation and start at 1 (1707.06347, section 6.1).
 """
 
 import math
@@ -21,7 +21,7 @@ from core.models.layers.lstm import LSTMCore
 from core.models.layers.running_normalization import RunningNormalization
 from core.models.layers.torso_options import MinAtarTorso, NatureTorso, SmallTorso, TorsoParams
 from core.models.layers.torsos import convolutions, preprocess
-from core.specs import Continuous, EnvSpec
+from core.specs import Continuous, EnvSpec, Mixed
 from core.types import ActorCriticOutput, State
 
 
@@ -95,17 +95,17 @@ class ActorCritic(Model):
         features = self.feature_head(features)  # [..., feature_size]
         policy = self.policy(features)
         if self.log_deviations is not None:
-            policy = torch.cat([policy, self.log_deviations.expand_as(policy)], -1)
+            policy = torch.cat([policy, self.log_deviations.expand(*policy.shape[:-1], -1)], -1)
         value = self.value(self.value_torso(inputs) if self.value_torso else features)
         return ActorCriticOutput(policy, value.squeeze(-1), features)
 
 
 def _policy(features: int, spec: EnvSpec) -> tuple[nn.Linear, nn.Parameter | None]:
-    """Make the policy's layer and, for continuous actions, logarithms of deviations [A]."""
-    if isinstance(spec.action, Continuous):
-        num_actions = math.prod(spec.action.low.shape)
-        return nn.Linear(features, num_actions), nn.Parameter(torch.zeros(num_actions))
-    return nn.Linear(features, sum(spec.action.choices)), None
+    """Make the policy's layer and, for actions with numbers, logarithms of deviations [A]."""
+    if not isinstance(spec.action, Continuous | Mixed):
+        return nn.Linear(features, sum(spec.action.choices)), None
+    logits, numbers = sum(spec.action.nvec) if isinstance(spec.action, Mixed) else 0, spec.action.low.size
+    return nn.Linear(features, logits + numbers), nn.Parameter(torch.zeros(numbers))
 
 
 def _initialise(module: nn.Module, gain: float) -> None:

@@ -136,6 +136,40 @@ class DiagonalGaussian:
         return (logs_q - logs_p + 0.5 * squares * (-2 * logs_q).exp() - 0.5).sum(-1)
 
 
+class ChoicesAndNumbers:
+    """Choices and numbers drawn independently: a MultiCategorical and a DiagonalGaussian.
+
+    Parameters are the logits of all choices, then those of the Gaussian. Actions are [T, B, choices + A] floats, the
+    choices first.
+    """
+
+    def __init__(self, nvec: Sequence[int], squashed: bool):
+        self.choices, self.numbers = MultiCategorical(nvec), DiagonalGaussian(squashed)
+        self.num_choices, self.num_logits = len(nvec), sum(nvec)
+
+    def sample(self, parameters: np.ndarray, generator: np.random.Generator | None) -> np.ndarray:
+        logits, moments = np.split(parameters, [self.num_logits], -1)
+        parts = self.choices.sample(logits, generator), self.numbers.sample(moments, generator)
+        return np.concatenate(parts, 1, dtype=parameters.dtype)
+
+    def log_probs(self, parameters: Tensor, actions: Tensor) -> Tensor:
+        logits, moments = self.split(parameters)
+        choices, numbers = actions[..., : self.num_choices].long(), actions[..., self.num_choices :]
+        return self.choices.log_probs(logits, choices) + self.numbers.log_probs(moments, numbers)
+
+    def entropies(self, parameters: Tensor) -> Tensor:
+        logits, moments = self.split(parameters)
+        return self.choices.entropies(logits) + self.numbers.entropies(moments)
+
+    def kl(self, parameters_p: Tensor, parameters_q: Tensor) -> Tensor:
+        (logits_p, moments_p), (logits_q, moments_q) = self.split(parameters_p), self.split(parameters_q)
+        return self.choices.kl(logits_p, logits_q) + self.numbers.kl(moments_p, moments_q)
+
+    def split(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits of all choices, and the Gaussian's parameters."""
+        return parameters[..., : self.num_logits], parameters[..., self.num_logits :]
+
+
 def _moments(parameters: Tensor) -> tuple[Tensor, Tensor]:
     if parameters.ndim != 3 or parameters.shape[-1] % 2:
         raise ValueError(f"parameters of a Gaussian must be [T, B, 2 A], not {tuple(parameters.shape)}")

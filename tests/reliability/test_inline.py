@@ -65,6 +65,7 @@ ELITE = json.dumps(
     ]
 )
 CHOICES = ("--game", "tests.choices:Choices-v0")
+MIXED = ("--memory.capacity", "10", "--game", "tests.choices:Aim-v0")
 MASKS = ("--env_type", "tictactoe", "--game", "tictactoe")
 UNROLLS = (*SMALL, "--agent.unroll_length", "5", "--agent.batch_size", "10")
 RUNS = {  # every agent and every memory
@@ -125,6 +126,7 @@ RUNS = {  # every agent and every memory
     ),
     "iqn": ("--config", "iqn-cartpole", *SMALL, "--model.hidden", "16"),
     "several choices": ("--config", "impala-cartpole", *UNROLLS, *CHOICES),
+    "choices and numbers": ("--config", "ppo-cartpole", *UNROLLS, "--memory_type", "queue", *MIXED),
     "masks": ("--config", "ppo-tictactoe", *SMALL, "--rate_limiter.min_replay_size", "1", "--agent.batch_size", "4"),
     "masks, recurrent": ("--config", "r2d2-cartpole", *SMALL, "--model.hidden", "16", "--model.lstm", "8", *MASKS),
     "joint actions": (*CARTPOLE, "--memory_type", "prioritized", *CHOICES),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.specs import ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete
+from core.specs import ArraySpec, Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
 from utils import export as exporting
 from utils.api import Policy
 from utils.config.rows import from_row
@@ -21,6 +21,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 SMALL = {"hidden": 16, "lstm": 8, "planes": 4, "atoms": 5, "feature_size": 8}
 SPEC = EnvSpec("test", ArraySpec((5,), "float32"), 0, Discrete(3))
+BOUND = np.array([2.0], np.float32)
 GREEDY = {"mlp-ac": {"evaluation": "greedy"}}
 REMEMBERS = ("mlp-ac", "impala-cnn")  # actor-critics whose LSTM is optional
 
@@ -123,10 +124,14 @@ def test_onnxruntime_gives_what_torch_gives(name, lstm, continuous, vector, tmp_
 
 
 @pytest.mark.parametrize(
-    "name, spaces", [("mlp-ac", {"nvec": [2, 3]}), ("dqn-mlp", {"nvec": [2, 3], "num_actions": 6})]
+    "name, action, spaces",
+    [
+        ("mlp-ac", MultiDiscrete((2, 3)), {"nvec": [2, 3]}),
+        ("mlp-ac", Mixed((2, 3), -BOUND, BOUND), {"nvec": [2, 3], "low": [-2.0], "high": [2.0]}),
+        ("dqn-mlp", Discrete(6, (2, 3)), {"nvec": [2, 3], "num_actions": 6}),
+    ],
 )
-def test_the_file_tells_several_choices(name, spaces, tmp_path, monkeypatch):
-    action = MultiDiscrete((2, 3)) if name == "mlp-ac" else Discrete(6, (2, 3))
+def test_the_file_tells_several_choices(name, action, spaces, tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "spec_of", lambda *_: dataclasses.replace(SPEC, action=action))
     policy, path = small_policy(name), tmp_path / "model.onnx"
     policy.agent.params = dataclasses.replace(policy.agent.params, **GREEDY.get(name, {}))
@@ -135,7 +140,7 @@ def test_the_file_tells_several_choices(name, spaces, tmp_path, monkeypatch):
     example = network.example(policy.spec, 4, seed=9)["observation"].numpy()
     found = session.run(["action"], {"observation": example})[0]
     chosen = np.stack(np.unravel_index(found, (2, 3)), 1) if name == "dqn-mlp" else found
-    np.testing.assert_array_equal(chosen, policy.act(example)[0])
+    np.testing.assert_allclose(chosen, policy.act(example)[0], atol=1e-5)
     assert json.loads(session.get_modelmeta().custom_metadata_map["action"]) == spaces
 
 

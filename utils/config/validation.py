@@ -13,7 +13,7 @@ from typing import Any
 from core.common.foreign_code import foreign_code
 from core.memories.unrolls.unroll_memory import UnrollMemory
 from core.runtime.options import make_env
-from core.specs import Discrete, EnvSpec, MultiDiscrete
+from core.specs import Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
 from utils import run_registry
 from utils.config import device_validation, env_count_search, memory_budget
 from utils.config.rows import missing_classes
@@ -263,7 +263,7 @@ def _actions(options: Options, spec: EnvSpec) -> list[str]:
         ]
     fitting = _could("agent_type", _fitting(AgentsDict, lambda agent: isinstance(spec.action, agent.actions)))
     if not isinstance(spec.action, MultiDiscrete):
-        kind = "discrete" if isinstance(spec.action, Discrete) else "continuous"
+        kind = {Discrete: "discrete", Continuous: "continuous", Mixed: "mixed"}[type(spec.action)]
         return [f"agent_type={options.agent_type} cannot take the {kind} actions of game={options.game}; {fitting}"]
     space = f"the {spec.action.description} of game={options.game}"
     if not (limit := options.agent_class.max_joint_actions(options.agent)):

@@ -7,6 +7,7 @@ ratios of V-trace are those of all choices together.
 
 Continuous actions are drawn from a Gaussian in -1 .. 1 for the bounds of the space. The environment gets them clipped
 to the bounds or, with `squash_actions`, their tanh. Steps store them as they were drawn, because densities are theirs.
+Choices and numbers at once (Mixed) are both, drawn independently of each other.
 """
 
 from abc import abstractmethod
@@ -25,8 +26,14 @@ from core.device.transfers import on_device
 from core.learning.optimizer import Loss, Optimizer, OptimizerName, OptimizerParams
 from core.model import Model, disable_host_sync
 from core.ops.action_masks import mask_actions, mask_actions_of_arrays
-from core.ops.policy_distributions import Categorical, DiagonalGaussian, MultiCategorical, PolicyDistribution
-from core.specs import ArraySpec, Continuous, Discrete, MultiDiscrete, WindowSpec
+from core.ops.policy_distributions import (
+    Categorical,
+    ChoicesAndNumbers,
+    DiagonalGaussian,
+    MultiCategorical,
+    PolicyDistribution,
+)
+from core.specs import ArraySpec, Continuous, Discrete, Mixed, MultiDiscrete, WindowSpec
 from core.types import ACTION_MASK, ActorCriticOutput, Batch, State, TimeStep, Window, batch_size, slice_batch
 
 
@@ -79,24 +86,28 @@ class ActorCriticAgent(Agent):
     """Base of agents that learn a policy and a value from whole unrolls."""
 
     required_output = "actor-critic"
-    actions = Discrete | MultiDiscrete | Continuous
+    actions = Discrete | MultiDiscrete | Continuous | Mixed
     uses_action_masks = True
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self.samples_per_window = self.params.unroll_length
-        self._is_continuous = isinstance(self.spec.action, Continuous)
+        self._has_numbers = isinstance(self.spec.action, Continuous | Mixed)
         self.policy = self._make_policy()
 
     def _make_policy(self) -> PolicyDistribution:
         if isinstance(self.spec.action, Continuous):
             return DiagonalGaussian(self.params.squash_actions)
+        if isinstance(self.spec.action, Mixed):
+            return ChoicesAndNumbers(self.spec.action.nvec, self.params.squash_actions)
         return MultiCategorical(self.spec.action.nvec) if isinstance(self.spec.action, MultiDiscrete) else Categorical()
 
     @cached_property
     def action_range(self) -> ActionRange:
-        """The bounds of a continuous action space; built on first access."""
-        return ActionRange(self.spec.action, self.device)  # type: ignore[arg-type]
+        """The bounds of an action's numbers; built on first access."""
+        space = self.spec.action
+        assert isinstance(space, Continuous | Mixed)
+        return ActionRange(space.continuous if isinstance(space, Mixed) else space, self.device)
 
     # stored fields and sampled windows --------------------------------------------------------------------------------
     @property
@@ -105,13 +116,14 @@ class ActorCriticAgent(Agent):
 
     @property
     def extras(self) -> dict[str, ArraySpec]:
-        """Return the fields of the behaviour policy's parameters, its value, and continuous actions as drawn."""
+        """Return the fields of the behaviour policy's parameters, its value, and actions with numbers as drawn."""
         value, action = ArraySpec((), "float32"), self.spec.action
-        if not isinstance(action, Continuous):
+        if not isinstance(action, Continuous | Mixed):
             return {"logits": ArraySpec((sum(action.choices),), "float32"), "value": value}
-        size = action.low.size
-        drawn = ArraySpec((size,), "float32")
-        return {"logits": ArraySpec((2 * size,), "float32"), "value": value, "drawn_action": drawn}
+        nvec = action.nvec if isinstance(action, Mixed) else ()
+        drawn, parameters = len(nvec) + action.low.size, sum(nvec) + 2 * action.low.size
+        logits, drawn_action = (ArraySpec((size,), "float32") for size in (parameters, drawn))
+        return {"logits": logits, "value": value, "drawn_action": drawn_action}
 
     @property
     def feature_field(self) -> ArraySpec:
@@ -129,24 +141,42 @@ class ActorCriticAgent(Agent):
         logits = mask_actions_of_arrays(logits, timestep.action_mask)
         action = self.policy.sample(logits, None if exploration is None else exploration.generator)
         extras = {"logits": logits, "value": value, "features": features}
-        if self._is_continuous:
+        if self._has_numbers:
             extras["drawn_action"] = action
-            action = self.action_range.in_space(np.tanh(action) if self.params.squash_actions else action)
+            action = self._executed(action)
         return ActorOutput(action, extras, state)
+
+    def _executed(self, drawn: np.ndarray) -> np.ndarray:
+        """Return the actions [E, ...] that environments get for actions as they were drawn."""
+        choices, numbers = np.split(drawn, [self._num_choices], 1)
+        numbers = self.action_range.in_space(np.tanh(numbers) if self.params.squash_actions else numbers)
+        return np.concatenate([choices, numbers], 1) if self._num_choices else numbers
+
+    @property
+    def _num_choices(self) -> int:
+        """Return how many choices stand before an action's numbers."""
+        return len(self.spec.action.nvec) if isinstance(self.spec.action, Mixed) else 0
 
     def greedy(self, output: ActorCriticOutput, legal: Tensor | None = None) -> dict[str, Tensor]:
         logits = mask_actions(output.logits, legal)
-        if self._is_continuous:
-            means = output.logits.chunk(2, -1)[0]
-            action = self.action_range.to_space(means.tanh() if self.params.squash_actions else means)
+        if isinstance(self.policy, ChoicesAndNumbers):
+            choices, moments = self.policy.split(logits)
+            named = _likeliest(self.policy.choices, choices)
+            action = torch.cat([named.to(torch.float32), self._mean_action(moments)], 1)
+        elif self._has_numbers:
+            action = self._mean_action(logits)
         elif isinstance(self.policy, MultiCategorical):
-            action = torch.stack([part.argmax(1) for part in self.policy.split(logits)], 1)
+            action = _likeliest(self.policy, logits)
         else:
             action = logits.argmax(1)
         return {"action": action, "logits": output.logits, "value": output.value}
 
+    def _mean_action(self, moments: Tensor) -> Tensor:
+        means = moments.chunk(2, -1)[0]
+        return self.action_range.to_space(means.tanh() if self.params.squash_actions else means)
+
     def policy_diagnostics(self, output: ActorOutput) -> dict[str, np.ndarray]:
-        if self._is_continuous:
+        if self._has_numbers:
             return {"value": output.extras["value"], "actions": output.extras["drawn_action"]}
         logits = torch.from_numpy(output.extras["logits"])
         parts = self.policy.split(logits) if isinstance(self.policy, MultiCategorical) else (logits,)
@@ -170,7 +200,7 @@ class ActorCriticAgent(Agent):
 
     def taken_actions(self, window: Window) -> Tensor:
         """Return the actions of steps 0 .. T - 1 whose log-probabilities the policy gives: [T, B], or [T, B, A]."""
-        return (window.extras["drawn_action"] if self._is_continuous else window.actions)[:-1]
+        return (window.extras["drawn_action"] if self._has_numbers else window.actions)[:-1]
 
     def init_learner(self) -> None:
         self._optimizer = Optimizer(self.model.parameters(), self.params, sums=True)
@@ -186,6 +216,11 @@ class ActorCriticAgent(Agent):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
+
+
+def _likeliest(policy: MultiCategorical, logits: Tensor) -> Tensor:
+    """Return the likeliest action [B, choices] of each choice."""
+    return torch.stack([part.argmax(1) for part in policy.split(logits)], 1)
 
 
 class SumLossAgent(ActorCriticAgent):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.ops.policy_distributions import Categorical, DiagonalGaussian, MultiCategorical
+from core.ops.policy_distributions import Categorical, ChoicesAndNumbers, DiagonalGaussian, MultiCategorical
 
 T, B, A = 3, 4, 2
 
@@ -146,4 +146,53 @@ def test_samples_of_several_choices_have_their_joint_probabilities():
     shares = np.array([(drawn == combination).all(1).mean() for combination in combinations])
     np.testing.assert_allclose(shares, np.exp(log_p[0, 0]), atol=0.015)
     likeliest = combinations[log_p[0, 0].argmax()]
+    assert (policy.sample(one[:3], None) == likeliest).all()
+
+
+def mixed(seed, squashed=False):
+    """Return a policy of choices and numbers, its parameters, and those of its parts."""
+    logits, log_joint, combinations = choices(seed)
+    _, means, deviations, moments = gaussians(seed, squashed)
+    policy = ChoicesAndNumbers(NVEC, squashed)
+    return policy, torch.cat([logits, moments], -1), (log_joint, combinations), (means, deviations)
+
+
+def test_choices_and_numbers_are_the_sums_of_scipys_and_brute_force():
+    norm = pytest.importorskip("scipy.stats").norm
+    policy, p, (log_p, combinations), (means, deviations) = mixed(11)
+    _, q, (log_q, _), _ = mixed(12)
+    numbers = np.random.default_rng(13).normal(size=(T, B, A))
+    densities = norm.logpdf(numbers, means, deviations).sum(-1)
+    for number, combination in enumerate(combinations):
+        actions = np.concatenate([np.broadcast_to(combination, (T, B, len(NVEC))), numbers], -1)
+        found = policy.log_probs(p, torch.from_numpy(actions))
+        np.testing.assert_allclose(found, log_p[..., number] + densities, rtol=1e-12)
+    entropies = -(np.exp(log_p) * log_p).sum(-1) + norm.entropy(means, deviations).sum(-1)
+    np.testing.assert_allclose(policy.entropies(p), entropies, rtol=1e-12)
+    of_numbers = DiagonalGaussian(False).kl(gaussians(11)[3], gaussians(12)[3])
+    expected = (np.exp(log_p) * (log_p - log_q)).sum(-1) + of_numbers.numpy()
+    np.testing.assert_allclose(policy.kl(p, q), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("squashed", [False, True])
+def test_gradients_of_choices_and_numbers_equal_finite_differences(squashed):
+    policy, p, (_, combinations), _ = mixed(14, squashed)
+    q, generator = mixed(15, squashed)[1], np.random.default_rng(16)
+    drawn = combinations[generator.integers(len(combinations), size=(T, B))]
+    actions = torch.from_numpy(np.concatenate([drawn, generator.normal(size=(T, B, A))], -1))
+    for function in (lambda p: policy.log_probs(p, actions), policy.entropies, lambda p: policy.kl(q, p)):
+        assert torch.autograd.gradcheck(function, p.clone().requires_grad_())
+
+
+def test_samples_of_choices_and_numbers_have_their_probabilities_and_moments():
+    policy, p, (log_p, combinations), (means, deviations) = mixed(17)
+    one = np.repeat(p[0, 0].numpy()[None], 20_000, 0)
+    drawn, numbers = np.split(policy.sample(one, np.random.default_rng(18)), [len(NVEC)], 1)
+    shares = np.array([(drawn == combination).all(1).mean() for combination in combinations])
+    np.testing.assert_allclose(shares, np.exp(log_p[0, 0]), atol=0.015)
+    errors = (numbers.mean(0) - means[0, 0]) / deviations[0, 0], numbers.std(0) / deviations[0, 0] - 1
+    np.testing.assert_allclose(errors, np.zeros((2, A)), atol=0.03)
+    correlation = np.corrcoef(np.concatenate([drawn[:, [0, 1, 3]], numbers], 1).T)  # choice 2 has one action
+    np.testing.assert_allclose(correlation, np.eye(5), atol=0.03)
+    likeliest = np.concatenate([combinations[log_p[0, 0].argmax()], means[0, 0]])
     assert (policy.sample(one[:3], None) == likeliest).all()
