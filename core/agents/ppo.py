@@ -145,8 +145,9 @@ class PPO(ActorCriticAgent):
         window = batch.window.to(self.device)
         samples, statistics = self._samples(window, batch.on_policy)
         learnt, applied = self._epochs.learn(
+            samples,
             samples.weights.shape[1],
-            lambda index: partial(self._loss, self._weighted(samples.select(index))),
+            lambda minibatch: partial(self._loss, self._weighted(minibatch)),
             apply_if=torch.isfinite(samples.targets.sum() + samples.advantages.sum()),  # sums spread NaN
             continue_if=self._is_near if self.params.target_kl else None,
         )

@@ -99,8 +99,9 @@ class PQN(ActionValueAgent):
         self.set_training(True)
         samples = self._samples(batch.window.to(self.device))
         statistics, applied = self._epochs.learn(
+            samples,
             len(samples.weights),
-            lambda index: partial(self._loss, self._weighted(samples.select(index))),
+            lambda minibatch: partial(self._loss, self._weighted(minibatch)),
             apply_if=torch.isfinite(samples.targets.sum()),  # sums spread NaN
         )
         return make_learner_output(statistics, None, applied)

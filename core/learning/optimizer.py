@@ -149,6 +149,7 @@ class Adam(torch.optim.Adam):
     """Adam as torch has it, without the decorator of its step that imports torch._dynamo."""
 
     step = torch.no_grad()(getattr(torch.optim.Adam.step, "__wrapped__", torch.optim.Adam.step))
+    vars(step)["hooked"] = True  # else torch would wrap it in a profiler's record, which takes a tenth of a small step
 
 
 OptimizerName = Literal["adam", "radam", "rmsprop"]
@@ -289,7 +290,7 @@ class Optimizer:
 
         def differentiate(part: slice | None) -> Loss:
             loss = loss_of(part)
-            self._optimizer.zero_grad(set_to_none=True)
+            self._clear_gradients()
             # A pass that may run out of memory is not overlapped, because no bucket may be sent twice.
             with self._exchange.overlapped() if _MICROBATCHER.get() is None else nullcontext():
                 loss.loss.backward()
@@ -308,7 +309,7 @@ class Optimizer:
 
     def step(self, loss: Tensor, apply_if: Any = True) -> tuple[Tensor, Any]:
         """Backpropagate, then `apply`."""
-        self._optimizer.zero_grad(set_to_none=True)
+        self._clear_gradients()
         loss.backward()
         return self.apply(loss, apply_if)
 
@@ -329,12 +330,11 @@ class Optimizer:
         if self._params.clip_value:
             nn.utils.clip_grad_value_(self._parameters, self._params.clip_value)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        if len(gradients) > 1:
-            norm = nn.utils.get_total_norm(gradients, foreach=True)
-        else:
-            norm = torch.linalg.vector_norm(gradients[0])
+        # As torch.nn.utils.clip_grad_norm_ computes it, which sorts the gradients by device and dtype first.
+        norms = torch._foreach_norm(gradients)
+        norm = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
         if self._params.clip_norm:
-            nn.utils.clip_grads_with_norm_(self._parameters, self._params.clip_norm, norm, foreach=True)
+            torch._foreach_mul_(gradients, (self._params.clip_norm / (norm + 1e-6)).clamp(max=1.0))
         if self._planned is not None:
             return norm, self._apply_planned(torch.isfinite(norm + loss) & apply_if)
         applied = bool(apply_if) and math.isfinite(norm + loss)
@@ -345,6 +345,10 @@ class Optimizer:
             increment_version(self._parameters)  # which fused optimisers do not
         self._steps += 1
         return norm, applied
+
+    def _clear_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
 
     @torch.no_grad()
     def _apply_planned(self, apply_if: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """The part that agents share which learn from each rollout in several epochs of minibatches (PPO, PQN)."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from itertools import pairwise
+from typing import Any, Protocol
 
 import torch
 from pydantic import Field
@@ -25,6 +26,13 @@ class RolloutAgentParams(AgentParams):
     """Parts of a rollout in an epoch: of its steps, or with a recurrent network of its unrolls."""
 
 
+class Selectable(Protocol):
+    """Samples of a rollout."""
+
+    def select(self, index: Tensor | slice, /) -> Any:
+        """Return some of the samples: copies by a tensor, views by a slice."""
+
+
 class RolloutEpochs:
     """Take the optimiser steps of one update: `epochs` times `minibatches` of a rollout, with one learning rate.
 
@@ -41,16 +49,18 @@ class RolloutEpochs:
 
     def learn(
         self,
+        samples: Selectable,
         num_samples: int,
-        loss_of: Callable[[Tensor], Callable[[slice | None], Loss]],
+        loss_of: Callable[[Any], Callable[[slice | None], Loss]],
         apply_if: Tensor,
         continue_if: Callable[[Loss], Tensor] | None = None,
     ) -> tuple[dict[str, Tensor], Any]:
         """Learn from a rollout.
 
         Args:
-            num_samples: samples of the rollout, which each epoch shuffles.
-            loss_of: returns the loss, as `Optimizer.minimise` wants it, of the samples of an index.
+            samples: the rollout's, which each epoch shuffles.
+            num_samples: their number.
+            loss_of: returns the loss, as `Optimizer.minimise` wants it, of a minibatch of the samples.
             apply_if: scalar; no step is taken if it is false.
             continue_if: returns whether another epoch follows, given the loss of the last minibatch of an epoch.
 
@@ -59,9 +69,12 @@ class RolloutEpochs:
         """
         optimizer, continues, applied, reports = self.optimizer, apply_if, apply_if, list[Tensor]()
         for epoch in range(self._epochs):
-            order = torch.rand(num_samples, device=apply_if.device).argsort()
-            for index in torch.tensor_split(order, self._minibatches):
-                total, grad_norm, stepped = optimizer.minimise(len(index), loss_of(index), apply_if=continues)
+            # Samples are copied once an epoch, and minibatches are views.
+            shuffled = samples.select(torch.rand(num_samples, device=apply_if.device).argsort())
+            for part in _equal_parts(num_samples, self._minibatches):
+                loss_of_part = loss_of(shuffled.select(part))
+                size = part.stop - part.start
+                total, grad_norm, stepped = optimizer.minimise(size, loss_of_part, apply_if=continues)
                 applied = applied & (~continues | stepped)
                 report = {"loss": total.loss, **total.statistics, "grad_norm": grad_norm}
                 reports.append(torch.stack([continues.to(torch.float32), *report.values()]))
@@ -75,6 +88,13 @@ class RolloutEpochs:
         statistics = {name: value / made for name, value in zip(report, sums)}
         statistics |= {"epochs": made / self._minibatches, "lr": optimizer.rate}
         return statistics, applied if optimizer.is_planned else bool(applied)
+
+
+def _equal_parts(count: int, parts: int) -> list[slice]:
+    """Return slices of 0 .. count - 1 whose sizes differ by one at most, larger ones first."""
+    size, larger = divmod(count, parts)
+    ends = [number * size + min(number, larger) for number in range(parts + 1)]
+    return [slice(*pair) for pair in pairwise(ends)]
 
 
 def normalized_weights(weights: Tensor) -> tuple[Tensor, Tensor]:
