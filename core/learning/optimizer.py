@@ -149,7 +149,8 @@ class Adam(torch.optim.Adam):
     """Adam as torch has it, without the decorator of its step that imports torch._dynamo."""
 
     step = torch.no_grad()(getattr(torch.optim.Adam.step, "__wrapped__", torch.optim.Adam.step))
-    vars(step)["hooked"] = True  # else torch would wrap it in a profiler's record, which takes a tenth of a small step
+    # Else torch would wrap it in a record for its profiler, which takes a tenth of a small step.
+    step.hooked = True  # type: ignore[union-attr]
 
 
 OptimizerName = Literal["adam", "radam", "rmsprop"]
