@@ -40,9 +40,8 @@ class Cluster:
     parameters_period: float = RayParams().parameters_period
     chunks_in_flight: int = RayParams().chunks_in_flight
     latency: float = 1e-4  # one way between two nodes; assumed
-    exchange_period: float = 0.05  # between two exchanges of a learner's node with home; assumed
+    exchange_period: float = 0.05  # between two exchanges with home, as in core/engines/ray/learner_host.py
     home_rate: float = 610.0  # calls that home answers; one ingest stores as many of the smallest chunks measured
-    home_bytes: float = 9.0  # in each answer of home, for each actor of the run; assumed
 
     @property
     def steps_per_update(self) -> float:
@@ -124,5 +123,4 @@ def supported_actors(cluster: Cluster) -> int:
 
 def home_period(cluster: Cluster) -> float:
     """Return the seconds between two exchanges of a learner's node with home, which answers one call at a time."""
-    answer = max(1 / cluster.home_rate, cluster.home_bytes * cluster.actors / cluster.network)
-    return max(cluster.exchange_period, cluster.learners * answer)
+    return max(cluster.exchange_period, cluster.learners / cluster.home_rate)

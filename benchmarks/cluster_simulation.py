@@ -357,7 +357,7 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
         axes[1].plot(np.array(each["lags"], float), label=name)
     limit = next(iter(results.values()))["limit, agent steps per second"]
     axes[0].axhline(limit / 1e6, color="gray", linestyle=":", label="limit in closed form")
-    axes[0].set_ylabel("million agent steps/s, mean of 5 s")
+    axes[0].set_ylabel("million agent steps/s")
     axes[1].set_ylabel("median lag, updates")
     axes[1].set_xlabel("simulated seconds: at 60 a tenth of the actors' nodes fails, at 140 a learner's node")
     axes[0].set_ylim(0)

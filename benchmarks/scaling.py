@@ -205,15 +205,12 @@ def _learners(update: float, allreduce: dict[str, Any]) -> list[str]:
     lines = [
         _paragraph(
             "Each learner has a node with its own ingest and actors. All learners make each update together, with "
-            "batches "
-            f"of {one.batch} and {one.samples_per_insert} samples per agent step. Parameters are alike everywhere, "
-            f"so an "
-            "actor fetches them from its own learner's node. The CPU update was measured. **The GPU update is an "
-            f"assumption.** An all-reduce is assumed to get {USABLE:.0%} of the network and to need "
+            f"batches of {one.batch} and {one.samples_per_insert} samples per agent step. Parameters are alike "
+            "everywhere, so an actor fetches them from its own learner's node. The CPU update was measured. **The "
+            f"GPU update is an assumption.** An all-reduce is assumed to get {USABLE:.0%} of the network and to need "
             f"{one.latency * 1e3:.1f} ms a message: for {size / 1e6:.1f} MB between two nodes at 1 Gbit/s that is "
-            f"{predicted * 1e3:.0f} ms. [Measured](results/README.md#several-learners): {took[str(size)]:.0f} ms. "
-            f"That the "
-            "backward pass hides a part is not counted."
+            f"{predicted * 1e3:.0f} ms. [Measured](results/speed.md#several-learners): {took[str(size)]:.0f} ms. That "
+            "the backward pass hides a part is not counted."
         ),
         "",
         "Each cell is the number of actors that the learners keep up with, and the part that limits more of them:\n",
@@ -249,20 +246,16 @@ def _learners(update: float, allreduce: dict[str, Any]) -> list[str]:
         "",
         _paragraph(
             f"Parameters limit no agent steps, only their age. With 10,000 actors, {largest.actors_per_node} on a "
-            f"node, every "
-            f"node can have a new version each {fresh[0]:.1f} s from one learner, and each {fresh[1]:.1f} s from "
-            f"{largest.learners} learners."
+            f"node, every node can have a new version each {fresh[0]:.1f} s from one learner, and each {fresh[1]:.1f} "
+            f"s from {largest.learners} learners."
         ),
         "",
         _paragraph(
             "Home carries counters, log records and the evaluator's parameters, no chunks and no gradients. If every "
-            f"learner's node calls it every {largest.exchange_period * 1e3:.0f} ms (an assumption), "
-            f"{largest.learners} nodes "
-            f"make {calls:,.0f} calls per second. One process answered {largest.home_rate:,.0f} calls with a small "
-            f"chunk per "
-            f"second here, so that a node would hear from home every {period * 1e3:,.0f} ms. That delays the rate "
-            f"limiter's "
-            "counts, and limits no agent steps."
+            f"learner's node calls it every {largest.exchange_period * 1e3:.0f} ms, {largest.learners} nodes make "
+            f"{calls:,.0f} calls per second. One process answered {largest.home_rate:,.0f} calls with a small chunk "
+            f"per second here, so that a node would hear from home every {period * 1e3:,.0f} ms. That delays the rate "
+            "limiter's counts, and limits no agent steps."
         ),
         "",
     ]
@@ -283,38 +276,32 @@ def _simulated(result: dict[str, Any]) -> list[str]:
     lost = scenarios["resumed from a checkpoint"]["lost updates"]
     return [
         _paragraph(
-            f"`{result['command']}` simulates 64 learners and 10,000 actors at 10 Gbit/s event by event, with the "
-            f"GPU update "
-            f"assumed above and durations that vary by {VARIATION:.0%}. The seconds for restart, resume and "
-            f"regrouping are "
-            "assumptions."
+            f"`{result['command']}` simulates 64 learners and 10,000 actors at 10 Gbit/s event by event, with the GPU "
+            f"update assumed above and durations that vary by {VARIATION:.0%}. The seconds for restart, resume and "
+            "regrouping are assumptions. A run takes at most 4,096 actors today (`num_actors`)."
         ),
         "",
         _paragraph(
-            f"- **Throughput:** {rate:,.0f} agent steps per second, {rate / limit:.0%} of the {limit:,.0f} above. "
-            f"The rest is "
-            "lost because the slowest learner ends an update, and chunks and parameters share the links."
+            f"- **Throughput:** {rate:,.0f} agent steps per second, {rate / limit:.0%} of the {limit:,.0f} above. The "
+            "rest is lost because the slowest learner ends an update, and chunks and parameters share the links."
         ),
         _paragraph(
             f"- **Lag:** a chunk that is stored was played with a policy {median:.0f} updates old (median; 95% are "
-            f"below "
-            f"{high:.0f}), at {first['updates per second']:.0f} updates per second."
+            f"below {high:.0f}), at {first['updates per second']:.0f} updates per second."
         ),
         _paragraph(
-            f"- **A tenth of the actors' nodes fails** and is back after {RESTART_SECONDS:.0f} s. Updates are at "
-            f"full rate "
-            f"again after {resumed['actors']:.0f} s, because there are more actors than the learners keep up with."
+            f"- **A tenth of the actors' nodes fails** and is back after {RESTART_SECONDS:.0f} s. Updates are at full "
+            f"rate again after {resumed['actors']:.0f} s, because there are more actors than the learners keep up "
+            "with."
         ),
         _paragraph(
-            f"- **A learner's node fails.** A run that is resumed {RESUME_SECONDS:.0f} s later loses {lost:,} "
-            f"updates since its "
-            f"checkpoint and is at full rate after {resumed['learner']:.0f} s. An elastic run that regroups within "
-            f"{REGROUP_SECONDS:.0f} s loses none, is at full rate after {elastic['learner']:.0f} s, and pauses once "
-            f"more when "
-            "another node takes the place."
+            f"- **A learner's node fails.** A run that is resumed {RESUME_SECONDS:.0f} s later loses {lost:,} updates "
+            f"since its checkpoint and is at full rate after {resumed['learner']:.0f} s. An elastic run that regroups "
+            f"within {REGROUP_SECONDS:.0f} s loses none, is at full rate after {elastic['learner']:.0f} s, and pauses "
+            "once more when another node takes the place."
         ),
         "",
-        "![Throughput and lag of the simulated cluster](results/cluster.png)\n",
+        "![Throughput (means of 5 s) and lag of the simulated cluster](results/cluster.png)\n",
     ]
 
 

@@ -67,9 +67,8 @@ def test_versions_come_as_often_as_they_are_published_and_fit_beside_gradients()
 
 
 def test_home_answers_one_call_after_another():
-    assert home_period(replace(ROUND, home_rate=1_000.0, home_bytes=1.0)) == 0.05
+    assert home_period(replace(ROUND, home_rate=1_000.0)) == 0.05
     assert home_period(replace(ROUND, home_rate=10.0)) == 0.2
-    assert home_period(replace(ROUND, actors=10_000, home_bytes=1.0)) == 20.0
 
 
 CASES = {

@@ -166,6 +166,35 @@ def test_an_update_in_which_a_learner_dies_is_finished_and_nothing_follows_it():
                 process.join()
 
 
+def dies_between_two_sums(rendezvous) -> None:
+    def update() -> None:
+        group.sum(torch.ones(1_000))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    group = rendezvous.join(1, "cpu")
+    group.run(update)
+
+
+def test_sums_under_way_are_undone_together_if_a_learner_dies_between_them():
+    def update() -> None:
+        for tensor in tensors:
+            group.start_sum(tensor)
+        group.finish_sums()
+
+    tensors = [torch.full((1_000,), float(value)) for value in range(1, 4)]
+    with local_rendezvous(2) as rendezvous:
+        process = multiprocessing.get_context("spawn").Process(target=dies_between_two_sums, args=(rendezvous,))
+        process.start()
+        with rendezvous.join(0, "cpu") as group:
+            try:
+                with pytest.raises(PeerLostError, match="another learner is gone"):
+                    group.run(update)
+                assert [tensor.unique().tolist() for tensor in tensors] == [[1.0], [2.0], [3.0]]
+            finally:
+                process.kill()
+                process.join()
+
+
 @pytest.fixture
 def calls(monkeypatch):
     """Record the torch calls that learners on GPUs make, in order."""
