@@ -6,6 +6,7 @@ Every counter has one writer and a cache line of its own, so no process takes a 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
@@ -15,6 +16,7 @@ from core.specs import ArraySpec
 CACHE_LINE = 8  # int64 values
 REPLAY_COUNTS = ("inserted", "sampled")
 COUNTS = ("agent_steps", "episodes", "updates", *REPLAY_COUNTS)
+NO_TOTALS: Mapping[int, Mapping[str, int]] = {}
 
 
 class RunCounters:
@@ -89,8 +91,11 @@ class RunCounters:
     def set_totals(self, learner: int, totals: Mapping[str, int]) -> None:
         """Take over the totals of a learner on another node. Only the mirror calls this."""
         for name, total in totals.items():
-            rows = self._arrays[name][learner :: self._num_learners, 0]
-            rows[0] = total - int(rows[1:].sum())
+            self._set_total(self._arrays[name][:, 0], learner, total)
+
+    def _set_total(self, counts: np.ndarray, learner: int, total: int) -> None:
+        rows = counts[learner :: self._num_learners]
+        rows[0] = total - int(rows[1:].sum())
 
     @property
     def remote_replay_steps(self) -> int:
@@ -137,9 +142,13 @@ class RunCounters:
         """Take over what another node knows of evaluations."""
         self._arrays["scores"][:] = row
 
-    def state_dict(self) -> dict[str, Any]:
-        counts = {name: self._arrays[name][:, 0].tolist() for name in COUNTS}
-        return {**counts, "scores": self.scores_row()}
+    def state_dict(self, totals: Mapping[int, Mapping[str, int]] = NO_TOTALS) -> dict[str, Any]:
+        """Return the counts and scores, with these totals of learners on other nodes, which the mirror has late."""
+        counts = {name: self._arrays[name][:, 0].copy() for name in COUNTS}
+        for learner, of_learner in totals.items():
+            for name, total in of_learner.items():
+                self._set_total(counts[name], learner, total)
+        return {**{name: values.tolist() for name, values in counts.items()}, "scores": self.scores_row()}
 
     def load_state_dict(self, state: dict[str, Any], with_replay: bool) -> None:
         """Restore the counts of a checkpoint, which may be of another number of actors and learners.

@@ -22,6 +22,7 @@ from core.distributed.learner_group import LearnerGroup, SingleLearner
 from core.learning.batch_source import BatchSource
 from core.memory import DeviceMemory, Memory, batch_of, batch_state
 from core.runtime.context import Context
+from core.runtime.run_counters import COUNTS
 from core.types import Batch
 
 LOSS_TIMEOUT = 10.0  # seconds until a learner on another node must know which learner was lost
@@ -100,7 +101,13 @@ def save(
             context.send_home(path)
 
     written = _try_to_write(write_own)
-    all_written = all(values[0] for values in (yield from group.gather([written])))
+    rows = yield from group.gather([written, *context.counters.totals()[index].values()])
+    all_written = all(row[0] for row in rows)
+    elsewhere = {
+        learner: dict(zip(COUNTS, row[1:]))
+        for learner, row in enumerate(rows)
+        if group.size > 1 and learner not in context.memories
+    }
     if context.publishes(index):
         context.parameters.publish(agent.model)
     if index:
@@ -109,7 +116,7 @@ def save(
     def write_all() -> None:
         own_parts["learner"]["version"] = context.parameters.version
         others = [name for learner in range(1, group.size) for name in _files_of(learner)[: len(own_parts)]]
-        counters = {**context.counters.state_dict(), **context.rate_limiter.state_dict()}
+        counters = {**context.counters.state_dict(elsewhere), **context.rate_limiter.state_dict()}
         checkpoint = run_checkpoint.save(
             folder,
             {"agent": agent.state_dict(), "clock": counters, **own_parts},

@@ -1,4 +1,4 @@
-"""Learners on several nodes of a Ray cluster train as one, and lose processes and nodes, seen from outside (F71)."""
+"""Learners on several nodes of a Ray cluster train as one, and lose processes and nodes (F37, F72)."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 from core.checkpoint import run_checkpoint
 from tests.reliability.cluster import ENVIRONMENT, PROJECT, Nodes
 from tests.reliability.program import Program
-from tests.reliability.test_ray import CARTPOLE, at_the_end, authenticated, workers  # noqa: F401
+from tests.reliability.test_ray import CARTPOLE, ROLES, at_the_end, authenticated, workers  # noqa: F401
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("authenticated")]
@@ -88,15 +88,15 @@ def test_every_family_of_agents_learns_on_two_nodes(tmp_path, row):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("killed", ["learner 1", "learner 0"])
-def test_f71_a_killed_learner_leaves_a_checkpoint_that_any_number_of_learners_continues(tmp_path, killed):
+@pytest.mark.parametrize("killed", ["learner 1", "learner 0", "host 1"])
+def test_f72_a_killed_learner_leaves_a_checkpoint_that_any_number_of_learners_continues(tmp_path, killed):
     with Nodes(3, 2) as cluster:
         with Program(tmp_path, *ENDLESS, "--ray.address", cluster.address) as program:
             until_updates(program, 100)
             seen = program.updates()
-            workers(cluster)[killed].kill()
+            workers(cluster, "learner", "host")[killed].kill()
             assert program.until_ended(40) == 4
-            assert killed in program.output and "--resume test_one" in program.output
+            assert f"learner {killed[-1]}" in program.output and "--resume test_one" in program.output
         assert not workers(cluster)
         state = checkpoint(program)
         assert max(state["clock"]["updates"]) >= seen and sum(state["clock"]["agent_steps"]) > 0
@@ -110,7 +110,7 @@ def test_f71_a_killed_learner_leaves_a_checkpoint_that_any_number_of_learners_co
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("is_frozen", [False, True])
-def test_f71_a_lost_node_of_a_learner_ends_the_run_saved(tmp_path, is_frozen):
+def test_f72_a_lost_node_of_a_learner_ends_the_run_saved(tmp_path, is_frozen):
     """A frozen node is silent: its connections stay open, as those of a node without power."""
     with Nodes(3, 2) as cluster:
         with Program(tmp_path, *ENDLESS, "--ray.address", cluster.address) as program:
@@ -135,15 +135,15 @@ def test_f71_a_lost_node_of_a_learner_ends_the_run_saved(tmp_path, is_frozen):
 
 
 @pytest.mark.timeout(200)
-def test_f71_a_killed_main_leaves_nothing_on_the_nodes_of_learners(tmp_path):
+def test_f72_a_killed_main_leaves_nothing_on_the_nodes_of_learners(tmp_path):
     with Nodes(3, 2) as cluster:
         with Program(tmp_path, *ENDLESS, "--ray.address", cluster.address) as program:
             until_updates(program, 50)
             program.process.kill()
             deadline = time.monotonic() + 30
-            while workers(cluster) and time.monotonic() < deadline:
+            while workers(cluster, *ROLES, "host") and time.monotonic() < deadline:
                 time.sleep(0.2)
-            assert not workers(cluster)
+            assert not workers(cluster, *ROLES, "host")
 
 
 @pytest.mark.timeout(200)
@@ -154,6 +154,16 @@ def test_learners_without_room_are_refused_with_what_they_need(tmp_path):
             assert program.until_ended(90) == 2
             assert "learner 1 needs 2 CPUs and finds no room: the run needs 7 CPUs in all" in program.output
             assert "no such node joined within ray.placement_timeout=4 s" in program.output
+
+
+@pytest.mark.timeout(240)
+def test_a_run_waits_for_the_node_of_a_learner(tmp_path):
+    with Nodes(3) as cluster:
+        with Program(tmp_path, *TWO, "--ray.address", cluster.address, "--updates", "50") as program:
+            waits = "waits for nodes that join: actor 0 needs 1 CPUs and finds no room"
+            program.until(lambda: waits in program.output, 60, "the run to wait")
+            cluster.add(2)
+            assert program.until_ended(120) == 0, program.output
 
 
 @pytest.mark.timeout(1000)

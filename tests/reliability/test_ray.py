@@ -175,14 +175,13 @@ def at_the_end(program: Program) -> dict[str, float]:
     return next(row["values"] for row in reversed(program.metrics()) if "global/updates" in row["values"])
 
 
-def workers(cluster: Nodes) -> dict[str, psutil.Process]:
-    """Return the single-processes on all nodes of this cluster, by name."""
+ROLES = ("actor", "learner", "evaluator", "logger")
+
+
+def workers(cluster: Nodes, *roles: str) -> dict[str, psutil.Process]:
+    """Return the processes of these roles, by default all single-processes, on all nodes of this cluster, by name."""
     names = {comm(member): member for member in psutil.Process(cluster.process.pid).children(recursive=True)}
-    return {
-        name: member
-        for name, member in names.items()
-        if name.split(" ")[0] in ("actor", "learner", "evaluator", "logger")
-    }
+    return {name: member for name, member in names.items() if name.split(" ")[0] in (roles or ROLES)}
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ import ray
 
 from core.common.console import log_to_stderr
 from core.common.files import TEMPORARY
+from core.common.processes import set_process_name
 from core.distributed.learner_group import Rendezvous
 from core.engines.ray.code_version import check_code
 from core.engines.ray.file_transfer import SendHome, fetch_file
@@ -73,6 +74,7 @@ class LearnerHost(TrajectoryServer):
             CodeMismatchError: this node has another version of the project.
             MemoryError: this node has too little memory.
         """
+        set_process_name(f"host {self._learner}")
         address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         check_code(self._plan.run_info.code, address)
         context = self._make_context()

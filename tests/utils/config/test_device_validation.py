@@ -169,3 +169,13 @@ def test_on_a_cpu_the_device_replay_counts_as_main_memory(refuse, monkeypatch, n
     assert read_options(words).memory.capacity == 1_000_000
     assert "would fit" in refuse(*words, *RESIDENT)
     assert device_validation.copied_bytes(read_options(words), None, None) == 0
+
+
+def test_learners_on_other_nodes_need_no_gpu_here(monkeypatch, refuse):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    words = ("--config", "dqn-cartpole", "--engine", "ray", "--num_learners", "2", "--num_actors", "2")
+    words += ("--device", "cuda", "--ray.address", "10.0.0.1:6379")
+    assert read_options(words).learners_at_home == range(1)
+    assert "need a GPU each and this machine has 1" in refuse(*words, "--ray.learner_placement", "pack")
+    assert "ray.learner_cpus=0 leaves the nodes" in refuse(*words, "--ray.learner_cpus", "0")

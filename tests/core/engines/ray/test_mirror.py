@@ -14,7 +14,9 @@ ray = pytest.importorskip("ray")
 from core.checkpoint import run_checkpoint  # noqa: E402
 from core.distributed.learner_group import SingleLearner  # noqa: E402
 from core.engines.ray import file_transfer  # noqa: E402
+from core.engines.ray.cluster import ClusterError  # noqa: E402
 from core.engines.ray.file_transfer import CheckpointFiles, SendHome  # noqa: E402
+from core.engines.ray.launcher import RayLauncher  # noqa: E402
 from core.engines.ray.learner_host import HostPlan, LearnerHost, place_token  # noqa: E402
 from core.engines.ray.mirror import Mirror, accept, snapshot  # noqa: E402
 from core.engines.ray.placement import _with_room_beside  # noqa: E402
@@ -115,6 +117,20 @@ def test_restored_counts_of_other_numbers_continue_on_every_node(home, tmp_path)
     exchange(home, mirror)
     assert home.counters.agent_steps == context.counters.agent_steps == saved.agent_steps + 1
     assert home.counters.updates == context.counters.updates == 4 and home.counters.inserted == 1
+
+
+def test_a_checkpoint_has_counts_that_the_mirror_has_not_sent_yet(home, node):
+    context, mirror = node
+    for actor in (1, 3):
+        context.counters.count_agent_steps(actor, 10 + actor, 1)
+    exchange(home, mirror)
+    context.counters.count_agent_steps(3, 7)
+    context.counters.count_update(1, 5)
+    home.counters.count_agent_steps(0, 100)
+    state = home.counters.state_dict({1: context.counters.totals()[1]})
+    sums = {name: sum(state[name]) for name in COUNTS}
+    assert sums == {"agent_steps": 131, "episodes": 2, "updates": 1, "inserted": 131, "sampled": 5}
+    assert home.counters.agent_steps == 124  # nothing is written
 
 
 def test_heartbeats_are_sent_as_ages(home, node, monkeypatch):
@@ -252,6 +268,15 @@ def test_a_silent_home_ends_a_node(home, tmp_path, monkeypatch):
     with pytest.raises(SystemExit):
         asyncio.run(asyncio.wait_for(host.mirror(), 20))
     assert ended == [4]
+
+
+def test_a_node_without_memory_refuses_the_run_with_its_reason(monkeypatch):
+    def fail(answer):
+        raise ray.exceptions.RayTaskError("prepare", "a traceback", MemoryError("5 bytes are needed and 4 are free"))
+
+    monkeypatch.setattr(ray, "get", fail)
+    with pytest.raises(ClusterError, match=r"^learner 1 cannot be on its node: 5 bytes are needed and 4 are free$"):
+        RayLauncher._host_of(None, 1, None)
 
 
 def test_rows_of_processes_are_forgotten_by_a_new_start():
