@@ -102,7 +102,8 @@ class DiagonalGaussian:
         self.squashed = squashed
 
     def sample(self, parameters: np.ndarray, generator: np.random.Generator | None) -> np.ndarray:
-        means, log_deviations = np.split(parameters, 2, -1)
+        size = parameters.shape[-1] // 2
+        means, log_deviations = parameters[..., :size], parameters[..., size:]
         if generator is None:
             return means
         noise = generator.standard_normal(means.shape, np.float32)
@@ -148,7 +149,7 @@ class ChoicesAndNumbers:
         self.num_choices, self.num_logits = len(nvec), sum(nvec)
 
     def sample(self, parameters: np.ndarray, generator: np.random.Generator | None) -> np.ndarray:
-        logits, moments = np.split(parameters, [self.num_logits], -1)
+        logits, moments = parameters[..., : self.num_logits], parameters[..., self.num_logits :]
         parts = self.choices.sample(logits, generator), self.numbers.sample(moments, generator)
         return np.concatenate(parts, 1, dtype=parameters.dtype)
 

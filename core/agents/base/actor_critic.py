@@ -148,7 +148,7 @@ class ActorCriticAgent(Agent):
 
     def _executed(self, drawn: np.ndarray) -> np.ndarray:
         """Return the actions [E, ...] that environments get for actions as they were drawn."""
-        choices, numbers = np.split(drawn, [self._num_choices], 1)
+        choices, numbers = drawn[:, : self._num_choices], drawn[:, self._num_choices :]
         numbers = self.action_range.in_space(np.tanh(numbers) if self.params.squash_actions else numbers)
         return np.concatenate([choices, numbers], 1) if self._num_choices else numbers
 

@@ -133,7 +133,8 @@ def convolutions(spec: EnvSpec, *layers: tuple[int, int, int], norm: str = "none
         modules += [nn.GroupNorm(16, planes)] if norm == "group" else []
         modules += [nn.ReLU(inplace=True)]
         inputs = planes
-    return with_vector(nn.Sequential(*modules, nn.Flatten()), spec)
+    # The last ReLU works on the flat tensor, because the gradient that it gets is laid out as that.
+    return with_vector(nn.Sequential(*modules[:-1], nn.Flatten(), modules[-1]), spec)
 
 
 def nature_convolutions(spec: EnvSpec, norm: str = "none") -> nn.Sequential:
