@@ -95,7 +95,7 @@ lock: $(VENV)/.torch            ## renew the lock files, after a change of versi
 	done
 
 clean:           ## remove .venv and caches, but no models and logs
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .coverage build *.egg-info
+	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .coverage build *.egg-info
 
 # A stamp file is newer than the file it was installed from. torch is installed first and by version: its file differs between machines (CPU,
 # CUDA), so the lock files, which hold the hashes of everything else, leave torch out.

@@ -1,4 +1,4 @@
-"""Compare updates in float32 and bfloat16, and gradients by hand and by autograd: python -m benchmarks.arithmetic.
+"""Compare updates in float32 and bfloat16, eager and compiled, by MKL and by oneDNN: python -m benchmarks.arithmetic.
 
 Each case is one update of an agent on a batch in memory, on one thread. The two sides take turns. Times are those of
 the processor for this process (`time.process_time`), so that other programs disturb them less. Reported are the medians
@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,15 +26,19 @@ from core.agents.ddpg import DDPG
 from core.agents.dqn import DQN
 from core.agents.impala import Impala
 from core.agents.rainbow import Rainbow
+from core.agents.sac import SAC
 from core.agents.td3 import TD3
 from core.common.system import versions
-from core.device.torch_runtime import use_threads
-from core.learning.precision import in_bf16
+from core.device.compiled_work import CompiledCallable
+from core.device.torch_runtime import use_onednn_products, use_threads
+from core.learning.graphed_update import GraphedUpdate, StagedBatches
+from core.learning.precision import has_large_products, in_bf16
+from core.learning.updates import EagerUpdates, Updates
 from core.models.actor_critic import MinAtarAC, SmallAC
 from core.models.dqn import DQNCNN, DQNMLP, DQNMinAtar, DQNSmall
 from core.models.impala import ImpalaCNN
-from core.models.policy_critic import D4PGMLP, DDPGMLP, TD3MLP
-from core.models.rainbow import RainbowCNN
+from core.models.policy_critic import D4PGMLP, DDPGMLP, SACMLP, TD3MLP
+from core.models.rainbow import RainbowCNN, RainbowMinAtar
 from core.specs import ArraySpec, Continuous, Discrete, EnvSpec
 from core.types import Batch, SampleIds, Window
 
@@ -59,17 +63,44 @@ PRECISIONS: dict[str, tuple[Any, Any, EnvSpec, dict[str, Any]]] = {
     "DQN, MinAtar 10x10, 32": (DQN, DQNMinAtar, MINATAR, {"batch_size": 32}),
     "V-trace, MinAtar 10x10, 20 x 8": (Impala, MinAtarAC, MINATAR, {"batch_size": 8}),
     "DQN, vectors, 128": (DQN, DQNMLP, VECTORS, {"batch_size": 128}),
-    "DDPG, vectors, 256": (DDPG, DDPGMLP, HOPPER, {"batch_size": 256, "lean": False}),
+    "DDPG, vectors, 256": (DDPG, DDPGMLP, HOPPER, {"batch_size": 256}),
 }
-GRADIENTS: dict[str, tuple[Any, Any, EnvSpec, dict[str, Any]]] = {
+CONTROL: dict[str, tuple[Any, Any, EnvSpec, dict[str, Any]]] = {
     "DDPG": (DDPG, DDPGMLP, HOPPER, {"batch_size": 256}),
     "TD3": (TD3, TD3MLP, HOPPER, {"batch_size": 256}),
     "D4PG": (D4PG, D4PGMLP, HOPPER, {"batch_size": 256, "v_min": -5.0, "v_max": 5.0}),
+    "SAC": (SAC, SACMLP, HOPPER, {"batch_size": 256}),
+}
+COMPILED = {
+    "DQN, vectors, 64": (DQN, DQNMLP, VECTORS, {"batch_size": 64}),
+    "DQN, MinAtar 10x10, 32": PRECISIONS["DQN, MinAtar 10x10, 32"],
+    "Rainbow, MinAtar 10x10, 32": (Rainbow, RainbowMinAtar, MINATAR, {"batch_size": 32}),
+    "DQN, small CNN 42x42, 32": PRECISIONS["DQN, small CNN 42x42, 32"],
+    **CONTROL,
+}
+PRODUCTS = {
+    "DQN, vectors, 64": COMPILED["DQN, vectors, 64"],
+    "DQN, MinAtar 10x10, 32": PRECISIONS["DQN, MinAtar 10x10, 32"],
+    "V-trace, MinAtar 10x10, 20 x 8": PRECISIONS["V-trace, MinAtar 10x10, 20 x 8"],
+    "DQN, Nature CNN 84x84, 32": PRECISIONS["DQN, Nature CNN 84x84, 32"],
+    **CONTROL,
 }
 
 
-def make_update(case: tuple[Any, Any, EnvSpec, dict[str, Any]], bf16: bool = False, **more: Any) -> Work:
-    """Return a function that makes one update of a new agent."""
+def make_update(
+    case: tuple[Any, Any, EnvSpec, dict[str, Any]],
+    bf16: bool = False,
+    compiled: bool = False,
+    by_onednn: bool | None = None,
+) -> Work:
+    """Return a function that makes one update of a new agent.
+
+    Args:
+        case: Agent, network, environment, settings.
+        bf16: The network computes in bfloat16.
+        compiled: The update is compiled.
+        by_onednn: Large products are computed by oneDNN. If None, where a learner lets oneDNN do so.
+    """
     kind, network, spec, settings = case
     torch.manual_seed(0)
 
@@ -77,10 +108,24 @@ def make_update(case: tuple[Any, Any, EnvSpec, dict[str, Any]], bf16: bool = Fal
         model = network(network.Params(), spec)
         return in_bf16(model) if bf16 else model
 
-    agent = kind(kind.Params(**{**settings, **more}), spec, make_model)
+    agent = kind(kind.Params(**settings), spec, make_model)
     agent.init_learner()
-    batch = make_batch(agent)
-    return lambda: agent.learn(batch)
+    batch, updates = make_batch(agent), cast(Updates, EagerUpdates(agent, microbatch_on_oom=False))
+    if compiled:
+
+        def compiled_work(work: Callable[[], None], cycle: int) -> CompiledCallable:
+            return CompiledCallable(work, ROOT / ".cache" / "compiled", cycle)
+
+        updates = GraphedUpdate(agent, StagedBatches(agent, agent.device), capture=False, compiled=compiled_work)
+    if by_onednn is None:
+        by_onednn = not bf16 and has_large_products(agent.model, agent.params.batch_size * agent.samples_per_window)
+    products = "bf16" if use_onednn_products(by_onednn) else "ieee"
+
+    def update() -> None:
+        torch.backends.mkldnn.matmul.fp32_precision = products
+        updates(batch)
+
+    return update
 
 
 def make_batch(agent: Agent) -> Batch:
@@ -104,7 +149,7 @@ def make_batch(agent: Agent) -> Batch:
 def compare(sides: dict[str, Work], seconds: float, rounds: int) -> dict[str, Any]:
     """Return the milliseconds of each side in each round, and the ratios of the first to the second."""
     for work in sides.values():
-        for _ in range(3):
+        for _ in range(7):  # the compiler is called in one of them
             work()
     started = time.process_time()
     next(iter(sides.values()))()
@@ -138,8 +183,11 @@ def main() -> None:
     cases: dict[str, dict[str, Work]] = {}
     for name, case in PRECISIONS.items():
         cases[name] = {"float32": make_update(case), "bfloat16": make_update(case, bf16=True)}
-    for name, case in GRADIENTS.items():
-        cases[f"{name}, gradients"] = {"autograd": make_update(case, lean=False), "by hand": make_update(case)}
+    for name, case in COMPILED.items():
+        cases[f"{name}, compiled"] = {"eager": make_update(case), "compiled": make_update(case, compiled=True)}
+    for name, case in PRODUCTS.items():
+        sides = {"MKL": make_update(case, by_onednn=False), "oneDNN": make_update(case, by_onednn=True)}
+        cases[f"{name}, products"] = sides
     for name, sides in cases.items():
         result[name] = compare(sides, options.seconds, options.rounds)
         medians = ", ".join(f"{side} {statistics.median(result[name][side]):.2f} ms" for side in sides)

@@ -1,4 +1,4 @@
-"""Compare the speed of continuous control with stable-baselines3's DDPG: python -m benchmarks.control_speed.
+"""Compare the speed of continuous control with stable-baselines3's DDPG or SAC: python -m benchmarks.control_speed.
 
 Both sides do the same work: one environment (HalfCheetah-v5 by default), two hidden layers of 256 units, one update
 of 256 samples per agent step, uniform memory, the same noise, all cores. The sides take turns (A B A B) in processes
@@ -7,7 +7,8 @@ counted.
 
 Then two parts take turns likewise:
 
-- The update alone on batches in memory: lean, eager, and stable-baselines3's train(), which samples its batch itself.
+- The update alone on batches in memory: eager, compiled, and stable-baselines3's train(), which samples its batch
+  itself.
 - E environments stepped in the actor's process, like `env_type gym`, and in one process each (AsyncVectorEnv).
 """
 
@@ -28,15 +29,15 @@ from benchmarks.training import ROOT, stable_baselines3_rate, train
 from core.common.system import versions
 
 BATCH_SIZE, HIDDEN, LEARN_START, NUM_ENVS = 256, 256, 1_000, 8
-START_SECONDS = 15  # Start-up of our side: processes, filling the memory.
+START_SECONDS = 60  # Start-up of our side: processes, filling the memory, compiling.
 
 
-def ours(game: str, seconds: float) -> float:
+def ours(agent: str, game: str, seconds: float) -> float:
     """Return the agent steps per second of `python main.py`, with one update per step."""
     lines = train(
         START_SECONDS + seconds,
         "--config",
-        "ddpg-halfcheetah",
+        f"{agent}-halfcheetah",
         "--game",
         game,
         "--rate_limiter.min_replay_size",
@@ -58,29 +59,29 @@ def ours(game: str, seconds: float) -> float:
     )
 
 
-def stable_baselines3(game: str, seconds: float) -> float:
-    """Return the agent steps per second of stable-baselines3's DDPG in this process, with one update per step."""
-    return stable_baselines3_rate(_sb3_agent(game), LEARN_START + 200, seconds)
+def stable_baselines3(agent: str, game: str, seconds: float) -> float:
+    """Return the agent steps per second of stable-baselines3 in this process, with one update per step."""
+    return stable_baselines3_rate(_sb3_agent(agent, game), LEARN_START + 200, seconds)
 
 
-def lean(game: str, seconds: float) -> float:
-    """Return the updates per second on a batch in memory, with gradients by hand, on all cores."""
-    return _updates(game, seconds, lean=True)
+def compiled(agent: str, game: str, seconds: float) -> float:
+    """Return the compiled updates per second on a batch in memory, on all cores."""
+    return _updates(agent, game, seconds, compiled=True)
 
 
-def eager(game: str, seconds: float) -> float:
-    """Return the updates per second on a batch in memory, with autograd, on all cores."""
-    return _updates(game, seconds, lean=False)
+def eager(agent: str, game: str, seconds: float) -> float:
+    """Return the updates per second on a batch in memory, not compiled, on all cores."""
+    return _updates(agent, game, seconds, compiled=False)
 
 
-def stable_baselines3_update(game: str, seconds: float) -> float:
+def stable_baselines3_update(agent: str, game: str, seconds: float) -> float:
     """Return the updates per second of stable-baselines3's train() on all cores."""
-    agent = _sb3_agent(game)
-    agent.learn(LEARN_START + 200)
-    return _calls_per_second(lambda: agent.train(1, BATCH_SIZE), seconds)
+    learning = _sb3_agent(agent, game)
+    learning.learn(LEARN_START + 200)
+    return _calls_per_second(lambda: learning.train(1, BATCH_SIZE), seconds)
 
 
-def in_one_process(game: str, seconds: float) -> float:
+def in_one_process(agent: str, game: str, seconds: float) -> float:
     """Return the agent steps per second of NUM_ENVS environments in the process of an actor."""
     import numpy as np
 
@@ -96,7 +97,7 @@ def in_one_process(game: str, seconds: float) -> float:
     )
 
 
-def a_process_each(game: str, seconds: float) -> float:
+def a_process_each(agent: str, game: str, seconds: float) -> float:
     """Return the agent steps per second of gymnasium's AsyncVectorEnv, without our checks."""
     import gymnasium
     import numpy as np
@@ -111,65 +112,40 @@ def a_process_each(game: str, seconds: float) -> float:
     return rate
 
 
-def _updates(game: str, seconds: float, lean: bool) -> float:
-    import dataclasses
-
-    import numpy as np
-    import torch
-
-    from core.agents.ddpg import DDPG
+def _updates(agent: str, game: str, seconds: float, compiled: bool) -> float:
+    from benchmarks import arithmetic
     from core.device.torch_runtime import use_threads
     from core.envs.gym import GymEnv, GymParams
-    from core.models.policy_critic import DDPGMLP
-    from core.types import Batch, SampleIds, Window
 
     use_threads(len(os.sched_getaffinity(0)))
-    spec = GymEnv(GymParams(), game, 1).spec
-    agent = DDPG(
-        dataclasses.replace(DDPG.Params(), lean=lean),
-        spec,
-        lambda: DDPGMLP(DDPGMLP.Params(hidden=(HIDDEN, HIDDEN)), spec),
-    )
-    zeros = torch.zeros(2, BATCH_SIZE)
-    action = torch.rand(2, BATCH_SIZE, *spec.action.low.shape) * 0.5  # type: ignore[union-attr]
-    window = Window(
-        torch.randn(2, BATCH_SIZE, *spec.observation_shape),
-        zeros.bool(),
-        zeros.bool(),
-        action,
-        zeros + 0.1,
-        zeros + 1,
-        {},
-    )
-    batch = Batch(
-        window, SampleIds(np.zeros(BATCH_SIZE, np.int64), np.zeros(BATCH_SIZE, np.int64)), torch.ones(BATCH_SIZE)
-    )
-    agent.init_learner()
-    return _calls_per_second(lambda: agent.learn(batch), seconds)
+    kind, network, _, settings = arithmetic.CONTROL[agent.upper()]
+    case = kind, network, GymEnv(GymParams(), game, 1).spec, {**settings, "batch_size": BATCH_SIZE}
+    return _calls_per_second(arithmetic.make_update(case, compiled=compiled), seconds)
 
 
-def _sb3_agent(game: str) -> Any:
+def _sb3_agent(agent: str, game: str) -> Any:
     import gymnasium
     import numpy as np
-    from stable_baselines3 import DDPG
+    import stable_baselines3
     from stable_baselines3.common.noise import NormalActionNoise
 
     env = gymnasium.make(game)
     size = env.action_space.shape[0]  # type: ignore[index]
-    return DDPG(
+    noise = {"action_noise": NormalActionNoise(np.zeros(size), 0.1 * np.ones(size))} if agent == "ddpg" else {}
+    return getattr(stable_baselines3, agent.upper())(
         "MlpPolicy",
         env,
-        learning_rate=1e-3,
+        learning_rate=1e-3 if agent == "ddpg" else 3e-4,
         buffer_size=1_000_000,
         learning_starts=LEARN_START,
         batch_size=BATCH_SIZE,
         tau=0.005,
         train_freq=1,
         gradient_steps=1,
-        action_noise=NormalActionNoise(np.zeros(size), 0.1 * np.ones(size)),
         policy_kwargs={"net_arch": [HIDDEN, HIDDEN]},
         seed=0,
         device="cpu",
+        **noise,
     )
 
 
@@ -184,10 +160,13 @@ def _calls_per_second(call: Callable[[], object], seconds: float) -> float:
     return count / elapsed
 
 
-Side = Callable[[str, float], float]
+Side = Callable[[str, str, float], float]
 GROUPS: dict[str, tuple[str, dict[str, Side]]] = {  # Unit and sides; the first side is compared with each other side.
     "program": ("agent steps/s", {"ours": ours, "stable-baselines3": stable_baselines3}),
-    "update": ("updates/s", {"lean": lean, "eager": eager, "stable-baselines3 update": stable_baselines3_update}),
+    "update": (
+        "updates/s",
+        {"compiled": compiled, "eager": eager, "stable-baselines3 update": stable_baselines3_update},
+    ),
     "environments": ("agent steps/s", {"in one process": in_one_process, "a process each": a_process_each}),
 }
 SIDES = {name: side for _, sides in GROUPS.values() for name, side in sides.items()}
@@ -197,6 +176,7 @@ def main() -> None:
     """Run the comparison, print it and write it as JSON; with --side, print the rate of one side."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--side", choices=SIDES)
+    parser.add_argument("--agent", choices=["ddpg", "sac"], default="ddpg")
     parser.add_argument("--game", default="HalfCheetah-v5")
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
     parser.add_argument(
@@ -206,23 +186,25 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "control-speed.json")
     options = parser.parse_args()
     if options.side:
-        print(SIDES[options.side](options.game, options.seconds))
+        print(SIDES[options.side](options.agent, options.game, options.seconds))
         return
     result: dict[str, object] = {
         "command": "python -m benchmarks.control_speed " + " ".join(sys.argv[1:]),
+        "agent": options.agent,
         "game": options.game,
         "seconds": options.seconds,
         "processor": processor(),
         "cpus": len(os.sched_getaffinity(0)),
         "versions": {**versions(), **{name: version(name) for name in ("stable-baselines3", "mujoco")}},
     }
-    for group in options.num_env_splits:
+    for group in options.groups:
         unit, sides = GROUPS[group]
         rates: dict[str, list[float]] = {side: [] for side in sides}
         for _ in range(options.pairs):
             for side in sides:
                 seconds = options.seconds if group == "program" else options.seconds / 6
-                rates[side].append(measure_side("benchmarks.control_speed", side, seconds, "--game", options.game))
+                words = "--agent", options.agent, "--game", options.game
+                rates[side].append(measure_side("benchmarks.control_speed", side, seconds, *words))
                 print(f"{group}: {side} {rates[side][-1]:.1f} {unit}", flush=True)
         first, *others = sides
         ratios = {

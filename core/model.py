@@ -104,10 +104,6 @@ class Critics(nn.ModuleList):
         return torch.stack([critic(observation, action) for critic in self])
 
 
-# Weight [outputs, inputs] and bias [outputs] of linear layers with ReLU between them.
-PerceptronLayers = list[tuple[Tensor, Tensor]]
-
-
 class PolicyAndCritic(Model):
     """Networks without a common parameter, for actions of A numbers in -1 .. 1.
 
@@ -129,10 +125,6 @@ class PolicyAndCritic(Model):
     @abstractmethod
     def preprocess(self, observation: Tensor) -> Tensor:
         """Return stored observations [B, *observation_shape] as floats [B, ...], the input of networks and targets."""
-
-    def perceptron_layers(self) -> tuple[PerceptronLayers, list[PerceptronLayers]] | None:
-        """Return the layers of the policy, without its tanh, and of each critic; None if there are other layers."""
-        return None
 
     def forward(self, observation: Tensor, state: State = ()) -> tuple[Tensor, State]:
         """Compute the policy's output."""

@@ -5,12 +5,11 @@
 - Deviation: a truncated episode bootstraps from its final observation.
 """
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, TransitionBatch
-from core.agents.base.deterministic_policy import Deterministic, PolicyLosses
+from core.agents.base.deterministic_policy import Deterministic
 from core.common.settings import frozen_dataclass
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss
 
@@ -57,16 +56,9 @@ class D4PG(Deterministic):
         target = categorical_projection(
             bootstrap[0].softmax(1), transitions.returns, transitions.bootstrap_discounts, params.v_min, params.v_max
         )
-        losses, probabilities = kl_loss(logits, target), logits.detach().softmax(1)
-        values = probabilities @ self._atoms(logits)
-        return CriticLosses(losses, (probabilities - target)[None], losses.detach().clamp(min=0), values)
+        losses, values = kl_loss(logits, target), categorical_mean(logits.detach(), params.v_min, params.v_max)
+        return CriticLosses(losses, losses.detach().clamp(min=0), values)
 
-    def policy_losses(self, outputs: Tensor) -> PolicyLosses:
-        """Compute - E[Z(s, mu(s))], whose derivative with respect to the logit of atom i is - p_i (z_i - E[Z])."""
-        logits = outputs[0]
-        means, atoms = categorical_mean(logits, self.params.v_min, self.params.v_max), self._atoms(logits)
-        return PolicyLosses(-means, (logits.detach().softmax(1) * (means.detach()[:, None] - atoms))[None])
-
-    def _atoms(self, logits: Tensor) -> Tensor:
-        """Return the returns z [atoms] of the atoms."""
-        return torch.linspace(self.params.v_min, self.params.v_max, logits.shape[1], device=logits.device)
+    def policy_losses(self, outputs: Tensor) -> Tensor:
+        """Compute - E[Z(s, mu(s))]."""
+        return -categorical_mean(outputs, self.params.v_min, self.params.v_max)

@@ -8,7 +8,7 @@
 from torch import Tensor
 
 from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, TransitionBatch
-from core.agents.base.deterministic_policy import Deterministic, PolicyLosses, value_losses
+from core.agents.base.deterministic_policy import Deterministic, value_losses
 
 
 class DDPG(Deterministic):
@@ -22,7 +22,7 @@ class DDPG(Deterministic):
         """Compute squared errors of Q(s, a) against R + D Q'(s_n, mu'(s_n)) (equations 4 and 5)."""
         values = outputs[0, :, 0]  # [B]
         errors = values - (transitions.returns + transitions.bootstrap_discounts * bootstrap[0, :, 0])
-        return CriticLosses(errors.square(), 2 * errors.detach()[None, :, None], errors.detach().abs(), values)
+        return CriticLosses(errors.square(), errors.detach().abs(), values)
 
-    def policy_losses(self, outputs: Tensor) -> PolicyLosses:
+    def policy_losses(self, outputs: Tensor) -> Tensor:
         return value_losses(outputs)

@@ -90,7 +90,7 @@ class SAC(ContinuousControl):
             action, log_density = self._sample(self.model.policy(observation))
             values = self.model.critic(observation, action)[:, :, 0].amin(0)  # [B]
             loss = (temperature * log_density - values).mean()
-            self.gradients.differentiate_policy(loss, loss.new_empty(0))
+            self.online_vectors.differentiate_policy(loss)
             return Loss(loss.detach(), {"entropy": -log_density.detach().mean()})
 
         total = self.policy_optimizer.gradient_of(len(transitions.returns), differentiate)
@@ -102,8 +102,9 @@ class SAC(ContinuousControl):
         return {**statistics, **total.statistics}, applied
 
     def prepare_updates(self, count: int) -> None:
+        if policy_updates := self._policy_updates(count):
+            self.temperature_optimizer.plan(policy_updates)
         super().prepare_updates(count)
-        self.temperature_optimizer.plan(count // self.params.policy_update_period)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, TransitionBatch, twin_losses
-from core.agents.base.deterministic_policy import Deterministic, PolicyLosses, value_losses
+from core.agents.base.deterministic_policy import Deterministic, value_losses
 from core.common.settings import frozen_dataclass
 
 
@@ -41,5 +41,5 @@ class TD3(Deterministic):
     def critic_losses(self, transitions: TransitionBatch, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
         return twin_losses(transitions, outputs, bootstrap)
 
-    def policy_losses(self, outputs: Tensor) -> PolicyLosses:
+    def policy_losses(self, outputs: Tensor) -> Tensor:
         return value_losses(outputs)

@@ -1,10 +1,10 @@
-"""Run updates on a device, as one launch of a CUDA graph or eagerly by the same code.
+"""Run updates on a device, as one launch of a CUDA graph, compiled for the CPU, or eagerly by the same code.
 
 GraphedUpdate reads batches from static tensors, which one of two sources fills: StagedBatches copies batches of a
 memory on the CPU into them, DeviceReplayBatches samples from a replay on the device and writes its priorities.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -64,7 +64,10 @@ class StagedBatches:
         return self._batch
 
     def finish_update(self, priorities: Tensor | None) -> None:
-        self.priorities = priorities
+        if priorities is None or self.priorities is None:
+            self.priorities = priorities
+        else:
+            self.priorities.copy_(priorities)
 
     def num_samples(self, batch: Batch) -> int:
         return self._agent.count_samples(batch)
@@ -120,18 +123,34 @@ class GraphedUpdate:
 
     - Learning rates and all else that changes between updates in a known way are scheduled on the device before each
       call.
-    - Updates that do not launch the same kernels every time run eagerly and are not scheduled.
+    - Updates that do not launch the same kernels every time run eagerly and are not scheduled, unless they are
+      compiled.
 
-    Raises:
-        ValueError: `capture` is true and the updates cannot be captured.
+    Args:
+        agent: The agent.
+        batches: The source of batches.
+        capture: True to capture a CUDA graph. Raises ValueError if the updates cannot be captured.
+        compiled: Makes a compiled callable of the work and of the number of calls after which it repeats. If None, the
+            updates are not compiled.
     """
 
-    def __init__(self, agent: Agent, batches: StagedBatches | DeviceReplayBatches, *, capture: bool):
+    def __init__(
+        self,
+        agent: Agent,
+        batches: StagedBatches | DeviceReplayBatches,
+        *,
+        capture: bool,
+        compiled: Callable[[Callable[[], None], int], Callable[[], None]] | None = None,
+    ):
         self._agent, self._batches, self.count = agent, batches, batches.count
-        self._is_scheduled = can_capture(type(agent), agent.params, self.count)
+        self._is_scheduled = can_capture(type(agent), agent.params, self.count) or compiled is not None
         if capture and not self._is_scheduled:
             raise ValueError(f"{self.count} updates of {type(agent).__name__} at once cannot be captured")
-        self._graph = CudaGraphCallable(self._run_updates, batches.device, batches.generators, capture=capture)
+        self._graph: Callable[[], None] = (
+            CudaGraphCallable(self._run_updates, batches.device, batches.generators, capture=capture)
+            if compiled is None
+            else compiled(self._run_updates, agent.update_cycle(agent.params))
+        )
         self._metrics = MetricAccumulator(batches.device)
 
     def __call__(self, batch: Any) -> LearnerOutput:
@@ -140,7 +159,9 @@ class GraphedUpdate:
         if self._is_scheduled:
             self._agent.prepare_updates(self.count)
         self._graph()
-        return LearnerOutput({}, self._batches.priorities)
+        priorities = self._batches.priorities
+        # A copy, because the next call overwrites them.
+        return LearnerOutput({}, None if priorities is None else priorities.clone())
 
     def _run_updates(self) -> None:
         for _ in range(self.count):

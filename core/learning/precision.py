@@ -19,11 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from core.common.tree import tree_map
+from core.device.compiled_work import is_recording
 from core.model import Model
 from core.specs import EnvSpec
 
 # Height and width from which convolutions are faster in bfloat16 (docs/results/arithmetic.md).
 MIN_IMAGE_SIZE = 42
+# Multiplications of a layer from which oneDNN is faster than MKL on processors that are not Intel's (the same page).
+MIN_PRODUCTS = 1 << 23
 
 
 def precision_on(device: str, precision: str, spec: EnvSpec) -> str:
@@ -36,14 +39,24 @@ def precision_on(device: str, precision: str, spec: EnvSpec) -> str:
         return precision
     if device.startswith("cuda"):
         return "tf32"
-    has_large_images = spec.is_image and min(spec.picture_shape[:2]) >= MIN_IMAGE_SIZE
-    return "bf16" if has_large_images and has_native_bf16() else "float32"
+    return "bf16" if has_large_images(spec) and has_native_bf16() else "float32"
+
+
+def has_large_images(spec: EnvSpec) -> bool:
+    """Return True if observations are images of at least 42x42."""
+    return spec.is_image and min(spec.picture_shape[:2]) >= MIN_IMAGE_SIZE
 
 
 def has_native_bf16() -> bool:
     """Return True if torch reports that this CPU multiplies bfloat16 in hardware (AVX512-BF16 or AMX)."""
     capabilities = torch.cpu.get_capabilities()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
+def has_large_products(model: nn.Module, rows: int) -> bool:
+    """Return True if a linear layer multiplies at least MIN_PRODUCTS pairs of numbers for this number of rows."""
+    sizes = [module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear)]
+    return rows * max(sizes, default=0) >= MIN_PRODUCTS
 
 
 def in_bf16(model: Model) -> Model:
@@ -101,8 +114,8 @@ class Bfloat16Weights:
     def _copies_of(self, weights: list[Tensor]) -> list[Tensor]:
         versions = [weight._version for weight in weights]
         unchanged = versions == self._versions and all(old is new for old, new in zip(self._weights, weights))
-        # On CUDA, a graph launch changes weights without Python, so that each forward pass must contain the copy.
-        if not unchanged or any(weight.is_cuda for weight in weights):
+        # Graph launches and compiled updates change weights without Python: each forward pass must contain the copy.
+        if not unchanged or is_recording() or any(weight.is_cuda for weight in weights):
             # Later calls use the copies with and without gradients, whatever the mode of this one is.
             with torch.inference_mode(False), torch.enable_grad():
                 self._copies = [weight.to(torch.bfloat16) for weight in weights]

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from core.common.settings import frozen_dataclass
-from core.model import Critics, ModelParams, PerceptronLayers, PolicyAndCritic, keep_float32
+from core.model import Critics, ModelParams, PolicyAndCritic, keep_float32
 from core.models.layers.running_normalization import RunningNormalization
 from core.models.layers.torsos import nature_convolutions, num_features, preprocess
 from core.specs import Continuous, EnvSpec
@@ -92,11 +92,6 @@ class MLPNetwork(ControlNetwork):
             vectors = observation.to(self.normalization.mean.device).float().flatten(1)
             self.normalization.update(vectors, apply_if)
 
-    def perceptron_layers(self) -> tuple[PerceptronLayers, list[PerceptronLayers]] | None:
-        if self.params.layer_norm or self.output_kind == "gaussian-twin-value":
-            return None
-        return _linear_layers(self.policy), [_linear_layers(critic) for critic in self.critic]
-
 
 class CNNNetwork(ControlNetwork):
     """Networks on the Nature DQN convolutions (Mnih et al. 2015), for 84x84."""
@@ -121,10 +116,6 @@ def _perceptron(inputs: int, params: ControlNetworkParams, outputs: int) -> nn.S
     nn.init.uniform_(last.weight, -LAST_LAYER, LAST_LAYER)
     nn.init.uniform_(last.bias, -LAST_LAYER, LAST_LAYER)
     return nn.Sequential(*layers, keep_float32(last))
-
-
-def _linear_layers(network: nn.Module) -> PerceptronLayers:
-    return [(layer.weight, layer.bias) for layer in network.modules() if isinstance(layer, nn.Linear)]
 
 
 @frozen_dataclass

@@ -68,6 +68,8 @@ class LearnerParams:
     """Precision of networks; auto is tf32 on a GPU, and on a CPU bf16 for images of 42x42 and more if it is native."""
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers in which several learners send gradients; bfloat16 halves the bytes and rounds to 8 bits."""
+    compile: Literal["auto", "yes", "no"] = "auto"
+    """Compile updates on a CPU; auto does for transitions of vectors and small images in runs of 100,000 updates."""
     microbatch_on_oom: bool = False
     """Take one gradient of pieces of a batch when GPU memory runs out."""
     publish_period: int = Field(default=10, ge=1, le=10**9)
@@ -326,6 +328,11 @@ class RunOptions(ABC):
     @property
     def checkpoint_folder(self) -> Path:
         return Path(self.root) / "models" / f"{self.signature}_checkpoints"
+
+    @property
+    def compile_cache(self) -> Path:
+        """The folder of the compiler's files, which all runs share."""
+        return Path(self.root) / ".cache" / "compiled"
 
     def to_dict(self) -> dict[str, Any]:
         """Return every option, nested as here, with lists in place of tuples, as JSON can carry them."""

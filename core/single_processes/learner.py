@@ -1,5 +1,6 @@
 """Run a learner: sample, update, publish parameters, save checkpoints when asked."""
 
+import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
@@ -9,16 +10,22 @@ import torch
 from torch import Tensor
 
 from core.agent import Agent
-from core.device.torch_runtime import use_tf32
+from core.common.console import log_to_stderr
+from core.device.compiled_work import CompiledCallable, missing_compiler
+from core.device.torch_runtime import use_onednn_products, use_tf32
 from core.distributed.learner_group import LearnerGroup, LearnerStatus, PeerLostError, SyncChecker
 from core.learning.batch_source import BatchSource, InPlaceBatchSource, Prefetcher
 from core.learning.graphed_update import DeviceReplayBatches, GraphedUpdate, StagedBatches, can_capture
+from core.learning.precision import has_large_images, has_large_products
 from core.learning.updates import EagerUpdates, Updates
 from core.memory import DeviceMemory, Memory
 from core.metrics.profiler import Profile
 from core.runtime.context import Context
 from core.single_processes.learner_checkpoint import load_initial, restore, save, save_alone
 from core.types import Batch, Window, batch_size
+
+# With learner.compile auto, compiling, which takes up to a minute, is for runs of this many updates and more.
+MIN_COMPILED_UPDATES = 100_000
 
 
 class TrainingDiverged(RuntimeError):
@@ -142,6 +149,9 @@ def _make_agent(context: Context, group: LearnerGroup) -> Agent:
     precision = context.options.learner.precision
     use_tf32(precision != "float32")
     agent = context.make_agent(device, precision)
+    rows = context.options.batch_size * agent.samples_per_window
+    in_float32 = device == "cpu" and agent.model.precision == "float32"
+    use_onednn_products(in_float32 and has_large_products(agent.model, rows))
     if memory.feature_dtype(context.options.memory):
         memory.features_of = feature_source(context, device)
     if context.resume_from is None and context.initial_weights is not None and group.index == 0:
@@ -206,4 +216,37 @@ def _make_updates(
     )
     if params.cuda_graph == "on":
         return prefetcher, GraphedUpdate(agent, StagedBatches(agent, device), capture=on_gpu)
+    if not on_gpu and _compiles(context, agent):
+        waiting = partial(_wait_for_compiler, context, index)
+
+        def compiled(work: Callable[[], None], cycle: int) -> CompiledCallable:
+            return CompiledCallable(work, options.compile_cache, cycle, waiting)
+
+        return prefetcher, GraphedUpdate(agent, StagedBatches(agent, device), capture=False, compiled=compiled)
     return prefetcher, EagerUpdates(agent, params.microbatch_on_oom)
+
+
+def _compiles(context: Context, agent: Agent) -> bool:
+    """Return True if updates on this CPU are compiled. Where only a compiler is missing, say so."""
+    options = context.options
+    if options.learner.compile != "auto":
+        return options.learner.compile == "yes"
+    samples = (options.steps or math.inf) * (options.rate_limiter.samples_per_insert or 1)
+    pays = (
+        options.engine != "inline"  # so that a resumed run equals one that was not stopped
+        and options.num_learners == 1
+        and not options.learner.microbatch_on_oom
+        and type(agent).supports_cuda_graphs
+        and agent.samples_per_window == 1
+        and not has_large_images(context.spec)
+        and samples / options.batch_size >= MIN_COMPILED_UPDATES
+    )
+    if pays and (reason := missing_compiler()):
+        log_to_stderr(f"updates are not compiled, which would be faster: {reason} (learner.compile no ends this line)")
+        return False
+    return pays
+
+
+def _wait_for_compiler(context: Context, index: int) -> bool:
+    context.run_state.heartbeat(context.process_ind("learner", index))
+    return not context.run_state.stopped

@@ -31,7 +31,7 @@ CONTINUOUS = replace(DISCRETE, action=Continuous(np.full(3, -2, np.float32), np.
 SETTINGS = {"batch_size": 16, "n_step": 3, "learning_rate": 1e-3, "optimizer_eps": 1e-8, "target_update_period": 7}
 MUNCHAUSEN = {"munchausen_alpha": 0.9, "double_q": False}
 SEQUENCES = {"burn_in": 3, "unroll_length": 5, "sequence_period": 4, "n_step": 2}
-EAGER = {"critic_learning_rate": 2e-3, "lean": False}  # as on a GPU
+CONTROL = {"critic_learning_rate": 2e-3}
 NORMALIZED = {"hidden": (16, 12), "normalize_observations": True}
 NETWORKS = {
     DQNMLP: {"hidden": 16},
@@ -66,11 +66,11 @@ AGENTS = {
     "iqn": (IQN, IQNMLP, {"double_q": True}),
     "iqn, munchausen": (IQN, IQNMLP, MUNCHAUSEN),
     "r2d2": (R2D2, R2D2MLP, SEQUENCES),
-    "ddpg": (DDPG, DDPGMLP, {**EAGER, "lr_schedule": "linear", "lr_schedule_updates": 80, "clip_norm": 1.0}),
-    "ddpg, lean": (DDPG, DDPGMLP, {"target_update_tau": 0.05}),
-    "d4pg": (D4PG, D4PGMLP, {**EAGER, "v_min": -5.0, "v_max": 5.0}),
-    "td3": (TD3, TD3MLP, {**EAGER, "policy_update_period": 2, "target_update_period": 3, "target_update_tau": 1.0}),
-    "sac": (SAC, SACMLP, {**EAGER, "temperature": 0.2, "target_update_tau": 0.05}),
+    "ddpg": (DDPG, DDPGMLP, {**CONTROL, "lr_schedule": "linear", "lr_schedule_updates": 80, "clip_norm": 1.0}),
+    "ddpg, soft target": (DDPG, DDPGMLP, {"target_update_tau": 0.05}),
+    "d4pg": (D4PG, D4PGMLP, {**CONTROL, "v_min": -5.0, "v_max": 5.0}),
+    "td3": (TD3, TD3MLP, {**CONTROL, "policy_update_period": 2, "target_update_period": 3, "target_update_tau": 1.0}),
+    "sac": (SAC, SACMLP, {**CONTROL, "temperature": 0.2, "target_update_tau": 0.05}),
 }
 
 

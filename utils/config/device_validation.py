@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from core.common.console import log_to_stderr
+from core.device.compiled_work import missing_compiler
 from core.device.torch_runtime import free_bytes
 from core.specs import WindowSpec
 from core.trajectory.layout import Layout
@@ -81,8 +82,8 @@ def _learners(options: Options) -> list[str]:
 
 
 def combinations(options: Options) -> list[str]:
-    """Return what does not go together with learner.replay_device, learner.cuda_graph and learner.microbatch_on_oom."""
-    learner, memory, found = options.learner, options.memory_class, _captured(options)
+    """Return what does not go together with the options of learner.* that place, capture, compile or split updates."""
+    learner, memory, found = options.learner, options.memory_class, _captured(options) + _compiled(options)
     if learner.replay_device != "learner":
         if learner.updates_per_graph_launch > 1:
             found.append(
@@ -104,6 +105,31 @@ def combinations(options: Options) -> list[str]:
             "learner.microbatch_on_oom=True needs learner.replay_device=cpu: batches drawn on the learner's "
             "device have one size"
         )
+    return found
+
+
+def _compiled(options: Options) -> list[str]:
+    """Return why updates cannot be compiled although learner.compile=yes asks for it."""
+    learner, agent = options.learner, options.agent_class
+    if learner.compile != "yes" or options.mode != 1:
+        return []
+    found = []
+    if not agent.supports_cuda_graphs:
+        found.append(
+            f"learner.compile=yes: updates of agent_type={options.agent_type} cannot be recorded; agent_type could be "
+            + _names(AgentsDict, lambda other: other.supports_cuda_graphs)
+        )
+    if resolved_device(options.device) != "cpu":
+        found.append(f"learner.compile=yes is for device=cpu, not {options.device}: GPUs have learner.cuda_graph")
+    for name, value, needed in (
+        ("num_learners", options.num_learners, 1),
+        ("learner.replay_device", learner.replay_device, "cpu"),
+        ("learner.microbatch_on_oom", learner.microbatch_on_oom, False),
+    ):
+        if value != needed:
+            found.append(f"learner.compile=yes needs {name}={needed}, not {value}")
+    if reason := missing_compiler():
+        found.append(f"learner.compile=yes: {reason}; learner.compile=auto goes on without")
     return found
 
 

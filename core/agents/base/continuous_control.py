@@ -1,7 +1,6 @@
 """The part that agents of continuous actions share: acting, noise, optimisers, targets, checkpoints.
 
-Each agent's own file says how critics learn and what a policy maximises. core/agents/base/policy_critic_gradients.py
-computes the gradients.
+Each agent's own file says how critics learn and what a policy maximises.
 """
 
 import copy
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from core.agent import ActorOutput, Agent, AgentParams, LearnerOutput, make_learner_output
 from core.agents.base.action_noise import ActionNoise, ActionNoiseParams
-from core.agents.base.policy_critic_gradients import make_gradients
+from core.agents.base.flat_parameters import FlatParameters
 from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
 from core.learning.optimizer import Loss, Optimizer, OptimizerParams
@@ -53,8 +52,6 @@ class ControlAgentParams(ActionNoiseParams, OptimizerParams, AgentParams):
     """Weight of the online network in an update of the targets; 1 copies it (DDPG: 0.001)."""
     policy_update_period: int = Field(default=1, ge=1, le=10_000)
     """Updates of the critic for one of policy and targets (TD3: 2)."""
-    lean: bool = True
-    """Differentiate small networks on a CPU by hand, which is faster and gives the same numbers."""
 
 
 class TransitionBatch(NamedTuple):
@@ -75,7 +72,6 @@ class CriticLosses(NamedTuple):
     """Losses of the critics' outputs [C, B, N]."""
 
     losses: Tensor  # [B]
-    output_gradients: Tensor  # [C, B, N] derivatives of the losses with respect to the outputs
     priorities: Tensor  # [B] non-negative
     values: Tensor  # values of the actions, any shape
 
@@ -130,12 +126,12 @@ class ContinuousControl(Agent):
     # learning ---------------------------------------------------------------------------------------------------------
     def init_learner(self) -> None:
         params, self.target = self.params, copy.deepcopy(self.model).requires_grad_(False)
-        self.gradients = make_gradients(self.model, self.target, params.lean)
-        self.policy_optimizer = Optimizer([self.gradients.online.policy], params, period=params.policy_update_period)
+        self.online_vectors, self.target_vectors = FlatParameters(self.model), FlatParameters(self.target)
+        self.policy_optimizer = Optimizer([self.online_vectors.policy], params, period=params.policy_update_period)
         critic_params = dataclasses.replace(
             params, learning_rate=params.critic_learning_rate, weight_decay=params.critic_weight_decay
         )
-        self.critic_optimizer = Optimizer([self.gradients.online.critic], critic_params)
+        self.critic_optimizer = Optimizer([self.online_vectors.critic], critic_params)
         self._updates = UpdateCounter()
         self._update_target = TargetUpdater(
             params.target_update_period, params.target_update_tau, params.policy_update_period
@@ -171,11 +167,10 @@ class ContinuousControl(Agent):
 
         def differentiate(part: slice | None) -> Loss:
             selected, shares = transitions.select(part), weights if part is None else weights[part]
-            outputs = self.gradients.critic_values(selected.observation, selected.action)
+            outputs = self.model.critic(selected.observation, selected.action)
             critics = self.critic_losses(selected, outputs, self.bootstrap(selected))
-            shares = shares / len(shares)
-            loss = critics.losses @ shares
-            self.gradients.differentiate_critic(loss, critics.output_gradients * shares[:, None])
+            loss = critics.losses @ (shares / len(shares))
+            self.online_vectors.differentiate_critic(loss)
             statistics = {"q_mean": critics.values.detach().mean(), "td_error": critics.priorities.mean()}
             return Loss(loss.detach(), statistics, critics.priorities)
 
@@ -185,17 +180,23 @@ class ContinuousControl(Agent):
         if (update := self._updates.next()) % self.params.policy_update_period == 0:
             policy_statistics, applied = self.update_policy(transitions, applied)
             statistics |= policy_statistics
-            self._update_target([self.gradients.target.both], [self.gradients.online.both], update, applied)
+            self._update_target([self.target_vectors.both], [self.online_vectors.both], update, applied)
         self.model.update_normalization(batch.window.observations[0], applied)
         return make_learner_output(statistics, total.priorities, applied)
 
     def prepare_updates(self, count: int) -> None:
-        period = self.params.policy_update_period
-        policy_updates, first = count // period, (self._updates.made // period + 1) * period
-        self._update_target.plan(first, policy_updates, self.gradients.online.both.device)
+        if policy_updates := self._policy_updates(count):
+            period = self.params.policy_update_period
+            first = (self._updates.made // period + 1) * period
+            self._update_target.plan(first, policy_updates, self.online_vectors.both.device)
+            self.policy_optimizer.plan(policy_updates)
         self.critic_optimizer.plan(count)
-        self.policy_optimizer.plan(policy_updates)
         self._updates.plan(count)
+
+    def _policy_updates(self, count: int) -> int:
+        """Return how many of the next `count` updates are updates of the policy too."""
+        made, period = self._updates.made, int(self.params.policy_update_period)
+        return (made + count) // period - made // period
 
     def transitions(self, batch: Batch) -> TransitionBatch:
         """Return the n-step transitions of a batch."""
@@ -259,4 +260,4 @@ def twin_losses(transitions: TransitionBatch, outputs: Tensor, bootstrap: Tensor
     """
     values = outputs[:, :, 0]  # [C, B]
     errors = values - (transitions.returns + transitions.bootstrap_discounts * bootstrap[:, :, 0].amin(0))
-    return CriticLosses(errors.square().sum(0), 2 * errors.detach()[:, :, None], errors.detach().abs().mean(0), values)
+    return CriticLosses(errors.square().sum(0), errors.detach().abs().mean(0), values)

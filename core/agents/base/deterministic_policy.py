@@ -1,20 +1,12 @@
 """The part that DDPG and its descendants share: a policy of one action, which ascends the critic's value of it."""
 
 from abc import abstractmethod
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from core.agents.base.continuous_control import ContinuousControl, TransitionBatch
 from core.learning.optimizer import Loss
-
-
-class PolicyLosses(NamedTuple):
-    """Losses of the first critic's outputs [1, B, N] for the policy's own actions."""
-
-    losses: Tensor  # [B]
-    output_gradients: Tensor  # [1, B, N] derivatives of the losses with respect to the outputs
 
 
 class Deterministic(ContinuousControl):
@@ -25,20 +17,22 @@ class Deterministic(ContinuousControl):
         return action
 
     @abstractmethod
-    def policy_losses(self, outputs: Tensor) -> PolicyLosses:
-        """Compute the losses of the first critic's outputs [1, B, N] for the policy's own actions."""
+    def policy_losses(self, outputs: Tensor) -> Tensor:
+        """Compute the losses [B] of the first critic's outputs [B, N] for the policy's own actions."""
 
+    @torch.no_grad()
     def bootstrap(self, transitions: TransitionBatch) -> Tensor:
-        return self.gradients.bootstrap(transitions.next_observation, self.smooth_target_action)
+        observation = transitions.next_observation
+        outputs: Tensor = self.target.critic(observation, self.smooth_target_action(self.target.policy(observation)))
+        return outputs
 
     def update_policy(
         self, transitions: TransitionBatch, apply_if: bool | Tensor
     ) -> tuple[dict[str, Tensor], bool | Tensor]:
         def differentiate(part: slice | None) -> Loss:
-            outputs = self.gradients.critic_values_of_policy(transitions.select(part).observation)
-            policy = self.policy_losses(outputs)
-            loss = policy.losses.mean()
-            self.gradients.differentiate_policy(loss, policy.output_gradients / len(policy.losses))
+            observation = transitions.select(part).observation
+            loss = self.policy_losses(self.model.critic[0](observation, self.model.policy(observation))).mean()
+            self.online_vectors.differentiate_policy(loss)
             return Loss(loss.detach(), {})
 
         total = self.policy_optimizer.gradient_of(len(transitions.returns), differentiate)
@@ -46,6 +40,6 @@ class Deterministic(ContinuousControl):
         return {"policy_loss": total.loss, "policy_grad_norm": grad_norm}, applied
 
 
-def value_losses(outputs: Tensor) -> PolicyLosses:
+def value_losses(outputs: Tensor) -> Tensor:
     """Compute - Q(s, mu(s)) of a critic that outputs one value (DDPG: 1509.02971, equation 6)."""
-    return PolicyLosses(-outputs[0, :, 0], -torch.ones_like(outputs))
+    return -outputs[:, 0]

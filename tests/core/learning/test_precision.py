@@ -35,7 +35,7 @@ def make_agent(name, bf16=False, **settings):
     module = test_staged_update if name in UNROLLS else resident_agents
     kind, *others = module.AGENTS[name]
     place = 0 if name in UNROLLS else 1
-    others[place] = {**others[place], **settings, **({"lean": False} if "lean" in name else {})}
+    others[place] = {**others[place], **settings}
     init = kind.__init__
 
     def init_in_bf16(self, params, spec, make_model):

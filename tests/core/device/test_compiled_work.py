@@ -1,0 +1,177 @@
+"""Recorded and compiled updates equal eager ones, for every agent, and what is missing is said in a sentence."""
+
+import copy
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from core.device import compiled_work
+from core.device.compiled_work import CompilationError, CompiledCallable, is_recording, missing_compiler, record
+from core.learning.graphed_update import GraphedUpdate, StagedBatches
+from core.learning.optimizer import Optimizer, OptimizerParams
+from tests.core.distributed.test_two_learners import flat
+from tests.core.learning.test_precision import AGENTS, make_agent, make_batches
+
+CPU = torch.device("cpu")
+
+
+def without_compiler(graph, tensors, cache, threads):
+    """Run the recorded operators as they are, in place of compiling them."""
+
+    def run():
+        with torch.no_grad():
+            graph(*tensors)
+
+    return run
+
+
+def trained(name, count, compiled, state=None, **settings):
+    """Return the state, metrics and last priorities after updates on 12 batches in turns."""
+    agent = make_agent(name, **settings)
+    if state is not None:
+        agent.load_state_dict(copy.deepcopy(state))
+    batches = make_batches(agent, name, 12)
+    updates = GraphedUpdate(agent, StagedBatches(agent, CPU), capture=False, compiled=compiled)
+    torch.manual_seed(1)
+    for update in range(count):
+        output = updates(batches[update % len(batches)])
+    return agent.state_dict(), updates.statistics(), output.priorities
+
+
+def assert_alike(found, expected, atol):
+    (state, means, priorities), (true_state, true_means, true_priorities) = found, expected
+    state, true_state = flat(state), flat(true_state)
+    assert state.keys() == true_state.keys()
+    for name, tensor in true_state.items():
+        torch.testing.assert_close(state[name], tensor, rtol=atol, atol=atol, msg=name)
+    assert means == pytest.approx(true_means, rel=1e-3, abs=1e-5)
+    assert (priorities is None) == (true_priorities is None)
+    if priorities is not None:
+        torch.testing.assert_close(priorities, true_priorities, rtol=1e-3, atol=1e-5)
+
+
+# Adam's first steps divide a gradient by itself: with a large epsilon, steps are nearly proportional to gradients, and
+# rounding errors do not grow.
+SMOOTH = {"optimizer_eps": 1.0}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_recorded_updates_equal_eager_ones_also_after_a_resume(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(compiled_work, "_compile", without_compiler)
+    recorded = lambda work, cycle: CompiledCallable(work, tmp_path, cycle)  # noqa: E731
+    first, again = trained(name, 16, recorded, **SMOOTH), trained(name, 16, eager, **SMOOTH)
+    assert_alike(first, again, 1e-5)
+    assert_alike(trained(name, 12, recorded, first[0], **SMOOTH), trained(name, 12, eager, again[0], **SMOOTH), 1e-5)
+
+
+def eager(work, cycle):
+    return work
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(bool(missing_compiler()), reason=missing_compiler())
+@pytest.mark.parametrize("name", ["dqn", "rainbow", "iqn", "ddpg", "d4pg", "td3", "sac", "impala"])
+def test_compiled_updates_equal_eager_ones(name, tmp_path):
+    threads = threading.active_count()
+    compiled = trained(name, 100, lambda work, cycle: CompiledCallable(work, tmp_path, cycle), **SMOOTH)
+    assert_alike(compiled, trained(name, 100, eager, **SMOOTH), 1e-4)
+    assert any(tmp_path.rglob("*.so")) and threading.active_count() == threads
+
+
+def test_shared_memory_is_one_input_whose_views_see_every_change():
+    both = torch.arange(6.0)
+    first, second, alone = both[:2], both[2:].view(2, 2).t(), torch.ones(3)
+
+    def work():
+        first.add_(1)
+        second.mul_(both[0])
+        alone.add_(both.sum())
+
+    graph, tensors = record(work)
+    assert sorted(tensor.numel() for tensor in tensors) == [3, 6]
+    after = [tensor.clone() for tensor in (both, alone)]
+    work()
+    expected = [both.clone(), alone.clone()]
+    both.copy_(after[0]), alone.copy_(after[1])
+    graph(*tensors)
+    assert torch.equal(both, expected[0]) and torch.equal(alone, expected[1])
+
+
+@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1, "optimizer_eps": 1e-8}])
+def test_a_recorded_step_of_adam_equals_torchs_own(settings, monkeypatch, tmp_path):
+    monkeypatch.setattr(compiled_work, "_compile", without_compiler)
+
+    def stepped(compiled):
+        torch.manual_seed(0)
+        parameter, gradient = nn.Parameter(torch.randn(40)), torch.zeros(40)
+        optimizer = Optimizer([parameter], OptimizerParams(learning_rate=0.01, clip_norm=0.0, **settings))
+        parameter.grad = gradient
+
+        def work():
+            optimizer.apply(gradient.sum())
+
+        call = CompiledCallable(work, tmp_path) if compiled else work
+        for update in range(20):
+            gradient.copy_(torch.randn(40) * 10.0 ** (update % 5 - 3))
+            if update == 11:
+                gradient[3] = torch.nan  # which is skipped
+            optimizer.plan(1)
+            call()
+        return parameter.detach()
+
+    torch.testing.assert_close(stepped(True), stepped(False), rtol=1e-5, atol=1e-6)
+
+
+def test_work_is_recorded_once_after_a_warm_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled_work, "_compile", without_compiler)
+    total, calls = torch.zeros(()), []
+
+    def work():
+        calls.append(is_recording())
+        total.add_(len(calls) % 2)  # 1 and 0 in turns
+
+    compiled = CompiledCallable(work, tmp_path, cycle=2)
+    for _ in range(20):
+        compiled()
+    assert calls == [False] * 6 + [True] * 2 and float(total) == 10 and not is_recording()
+
+
+def test_what_gives_up_waiting_goes_on_eagerly(tmp_path, monkeypatch):
+    end, total = threading.Event(), torch.zeros(())
+    monkeypatch.setattr(compiled_work, "_compile", lambda *arguments: end.wait(60))
+    monkeypatch.setattr(compiled_work, "WAIT_SECONDS", 0.01)
+    compiled = CompiledCallable(lambda: total.add_(1), tmp_path, waiting=lambda: False)
+    for _ in range(8):
+        compiled()
+    end.set()
+    assert float(total) == 8
+
+
+def test_what_cannot_be_compiled_is_an_error_with_its_reason(tmp_path, monkeypatch):
+    from torch._inductor import compile_fx
+
+    def failing(*arguments):
+        raise OSError("the disk is full\nand more")
+
+    monkeypatch.setattr(compile_fx, "compile_fx", failing)
+    total = torch.zeros(())
+    compiled = CompiledCallable(lambda: total.add_(1), tmp_path)
+    with pytest.raises(CompilationError, match=r"^OSError: the disk is full$"):
+        for _ in range(8):
+            compiled()
+
+
+def test_a_missing_compiler_is_one_sentence(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert missing_compiler() == "no C++ compiler (no-such-compiler) is installed"
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert missing_compiler() == "no C++ compiler (g++, clang++, c++) is installed"
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(Path, "is_file", lambda path: False)
+    assert missing_compiler().startswith("Python.h is missing")

@@ -1,0 +1,47 @@
+"""A learner compiles its updates where that pays, and says in one line if only a compiler is missing."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from core.single_processes import learner
+from utils.config.command_line import read_options
+from utils.config.validation import environment_spec
+
+
+@pytest.fixture
+def chosen(root, monkeypatch, capsys):
+    """Return a function that says if the learner of a row compiles, and what it printed."""
+
+    def choose(*words, reason=""):
+        monkeypatch.setattr(learner, "missing_compiler", lambda: reason)
+        options = read_options(["--root", str(root), *words])
+        spec = environment_spec(options)
+        compiles = learner._compiles(SimpleNamespace(options=options, spec=spec), options.make_agent(spec))
+        return compiles, capsys.readouterr().err
+
+    return choose
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--config", "dqn-minatar-breakout"), True),
+        (("--config", "dqn-minatar-breakout", "--steps", "300000"), False),  # 75,000 updates
+        (("--config", "dqn-minatar-breakout", "--engine", "inline"), False),
+        (("--config", "dqn-minatar-breakout", "--learner.compile", "no"), False),
+        (("--config", "dqn-cartpole"), False),
+        (("--config", "dqn-cartpole", "--learner.compile", "yes"), True),
+        (("--config", "dqn-pong-small"), False),
+        (("--config", "r2d2-minatar-breakout", "--steps", "1000000000"), False),
+        (("--config", "dqn-minatar-breakout", "--num_learners", "2", "--num_actors", "2"), False),
+    ],
+)
+def test_auto_compiles_long_runs_of_small_networks(chosen, words, expected):
+    assert chosen(*words) == (expected, "")
+
+
+def test_auto_says_that_a_compiler_is_missing_and_goes_on(chosen):
+    told = "updates are not compiled, which would be faster: no g++ (learner.compile no ends this line)\n"
+    assert chosen("--config", "dqn-minatar-breakout", reason="no g++") == (False, told)
+    assert chosen("--config", "dqn-cartpole", reason="no g++") == (False, "")
