@@ -1,6 +1,7 @@
 """Learners on several nodes of a Ray cluster train as one, and lose processes and nodes (F37, F72)."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -144,6 +145,33 @@ def test_f72_a_killed_main_leaves_nothing_on_the_nodes_of_learners(tmp_path):
             while workers(cluster, *ROLES, "host") and time.monotonic() < deadline:
                 time.sleep(0.2)
             assert not workers(cluster, *ROLES, "host")
+
+
+@pytest.mark.timeout(300)
+def test_ctrl_c_saves_the_replay_of_every_node_and_a_resumed_run_has_it(tmp_path):
+    with Nodes(3, 2) as cluster:
+        words = (*ENDLESS, "--ray.address", cluster.address, "--learner.checkpoint_replay", "true")
+        with Program(tmp_path, *words) as program:
+            until_updates(program, 50)
+            os.kill(program.process.pid, signal.SIGINT)
+            assert program.until_ended(60) == 130, program.output
+        before = checkpoint(program)
+        assert before["clock"]["updates"][0] == before["clock"]["updates"][1]
+        words = (
+            "--config",
+            "dqn-cartpole",
+            "--resume",
+            "test_one",
+            "--updates",
+            str(before["clock"]["updates"][0] + 50),
+        )
+        with Program(tmp_path, *words) as program:
+            assert program.until_ended(150) == 0, program.output
+        after = checkpoint(program)
+    for name in ("memory", "memory_1"):
+        kept, written = (state[name]["trajectories"]["written"].sum() for state in (before, after))
+        assert written > kept > 0
+    assert after["clock"]["sampled"][1] > before["clock"]["sampled"][1] > 0
 
 
 @pytest.mark.timeout(200)
