@@ -296,9 +296,10 @@ def _simulated(result: dict[str, Any]) -> list[str]:
         ),
         _paragraph(
             f"- **A learner's node fails.** A run that is resumed {RESUME_SECONDS:.0f} s later loses {lost:,} updates "
-            f"since its checkpoint and is at full rate after {resumed['learner']:.0f} s. An elastic run that regroups "
-            f"within {REGROUP_SECONDS:.0f} s loses none, is at full rate after {elastic['learner']:.0f} s, and pauses "
-            "once more when another node takes the place."
+            f"since its checkpoint and is at full rate after {resumed['learner']:.0f} s. An elastic run would go on "
+            "with the learners left, which no engine does yet. If it regroups within "
+            f"{REGROUP_SECONDS:.0f} s, it loses no update, is at full rate after {elastic['learner']:.0f} s, and pauses "
+            "again when another node takes the place."
         ),
         "",
         "![Throughput (means of 5 s) and lag of the simulated cluster](results/cluster.png)\n",
