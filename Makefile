@@ -13,7 +13,7 @@ ALL := "not learn and not faults and not cluster"
 SLOW := "slow and not learn and not faults and not cluster"
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all coverage learn test-faults test-ray soak lint results results-quick bench bench-ray history sampling control gpu tensorboard lock clean
+.PHONY: help train test test-all coverage learn test-faults test-ray soak lint results results-quick bench bench-ppo bench-ray history sampling control gpu tensorboard lock clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -64,6 +64,10 @@ results: $(VENV)/.installed-plots ## repeat all learning results of docs/results
 bench: $(VENV)/.installed-bench ## compare speed with stable-baselines3 and with this machine's ceiling: half an hour
 	$(RUN) -m benchmarks.speed $(ARGS)
 	$(RUN) -m benchmarks.onpolicy $(ONPOLICY)
+
+bench-ppo: $(VENV)/.installed-bench ## compare PPO's speed with stable-baselines3 and, from folders in ARGS, CleanRL and Sample Factory
+	$(PIP) --editable '.[mujoco]'
+	$(RUN) -m benchmarks.ppo_speed $(ARGS)
 
 bench-ray: $(VENV)/.installed-test ## compare the Ray engine with the local one and measure traffic between nodes: docs/scaling.md
 	$(RUN) -m benchmarks.ray_engine $(ARGS)
