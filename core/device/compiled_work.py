@@ -10,6 +10,7 @@ import sysconfig
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,10 @@ def _whole(tensor: Tensor) -> Tensor:
 def _compile(graph: GraphModule, tensors: list[Tensor], cache: Path, threads: int) -> Callable[[], None]:
     """Return a function that runs the recorded operators on these tensors."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
+    with suppress(ImportError):
+        from tqdm import tqdm
+
+        tqdm.set_lock(threading.RLock())  # its own is a semaphore that this process would leave behind
     try:
         from torch._inductor import config
         from torch._inductor.compile_fx import compile_fx

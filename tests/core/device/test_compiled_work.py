@@ -59,7 +59,13 @@ def assert_alike(found, expected, atol):
 SMOOTH = {"optimizer_eps": 1.0}
 
 
-@pytest.mark.parametrize("name", AGENTS)
+QUICK = "dqn", "td3", "sac", "impala"  # to record the others takes long
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in AGENTS if name not in QUICK)]
+)
 def test_recorded_updates_equal_eager_ones_also_after_a_resume(name, monkeypatch, tmp_path):
     monkeypatch.setattr(compiled_work, "_compile", without_compiler)
     recorded = lambda work, cycle: CompiledCallable(work, tmp_path, cycle)  # noqa: E731
