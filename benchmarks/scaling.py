@@ -298,8 +298,8 @@ def _simulated(result: dict[str, Any]) -> list[str]:
             f"- **A learner's node fails.** A run that is resumed {RESUME_SECONDS:.0f} s later loses {lost:,} updates "
             f"since its checkpoint and is at full rate after {resumed['learner']:.0f} s. An elastic run would go on "
             "with the learners left, which no engine does yet. If it regroups within "
-            f"{REGROUP_SECONDS:.0f} s, it loses no update, is at full rate after {elastic['learner']:.0f} s, and pauses "
-            "again when another node takes the place."
+            f"{REGROUP_SECONDS:.0f} s, it loses no update, is at full rate after {elastic['learner']:.0f} s, and "
+            "pauses again when another node takes the place."
         ),
         "",
         "![Throughput (means of 5 s) and lag of the simulated cluster](results/cluster.png)\n",
