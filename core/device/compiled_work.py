@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from core.common.console import log_to_stderr
 from core.device.cuda_graph import WARM_UP
 
 WAIT_SECONDS = 1.0  # between two calls of `waiting` while the compiler works
+MAX_WAITS = 120  # after which the work stays eager
 COMPILERS = ("g++", "clang++", "c++")
 
 _RECORDING: ContextVar[bool] = ContextVar("recording", default=False)
@@ -55,7 +57,8 @@ class CompiledCallable:
         work: The work, which returns nothing: results are written in place.
         cache: Folder of the compiler's files, from which later runs take what they need.
         cycle: Calls after which the operations repeat.
-        waiting: Is called about once a second while the compiler works. Where it returns False, the work stays eager.
+        waiting: Is called about once a second while the compiler works. Where it returns False, or after two minutes,
+            the work stays eager.
     """
 
     def __init__(
@@ -88,12 +91,14 @@ class CompiledCallable:
                 result.set_exception(error)
 
         threading.Thread(target=work, name="compile", daemon=True).start()
-        while True:
+        for _ in range(MAX_WAITS):
             try:
                 return result.result(WAIT_SECONDS)
             except TimeoutError:
                 if not self._waiting():
                     return self._work
+        log_to_stderr(f"updates are not compiled: the compiler has not ended after {MAX_WAITS} seconds")
+        return self._work
 
 
 def record(work: Callable[[], None]) -> tuple[GraphModule, list[Tensor]]:

@@ -22,6 +22,7 @@ from core.memory import DeviceMemory, Memory
 from core.metrics.profiler import Profile
 from core.runtime.context import Context
 from core.single_processes.learner_checkpoint import load_initial, restore, save, save_alone
+from core.specs import Discrete
 from core.types import Batch, Window, batch_size
 
 # With learner.compile auto, compiling, which takes up to a minute, is for runs of this many updates and more.
@@ -238,6 +239,7 @@ def _compiles(context: Context, agent: Agent) -> bool:
         and not options.learner.microbatch_on_oom
         and type(agent).supports_cuda_graphs
         and agent.samples_per_window == 1
+        and isinstance(context.spec.action, Discrete)
         and not has_large_images(context.spec)
         and samples / options.batch_size >= MIN_COMPILED_UPDATES
     )

@@ -147,15 +147,18 @@ def test_work_is_recorded_once_after_a_warm_up(tmp_path, monkeypatch):
     assert calls == [False] * 6 + [True] * 2 and float(total) == 10 and not is_recording()
 
 
-def test_what_gives_up_waiting_goes_on_eagerly(tmp_path, monkeypatch):
+@pytest.mark.parametrize("gives_up", [True, False])
+def test_what_is_not_compiled_in_time_goes_on_eagerly(gives_up, tmp_path, monkeypatch, capsys):
     end, total = threading.Event(), torch.zeros(())
     monkeypatch.setattr(compiled_work, "_compile", lambda *arguments: end.wait(60))
     monkeypatch.setattr(compiled_work, "WAIT_SECONDS", 0.01)
-    compiled = CompiledCallable(lambda: total.add_(1), tmp_path, waiting=lambda: False)
+    monkeypatch.setattr(compiled_work, "MAX_WAITS", 5)
+    compiled = CompiledCallable(lambda: total.add_(1), tmp_path, waiting=lambda: not gives_up)
     for _ in range(8):
         compiled()
     end.set()
-    assert float(total) == 8
+    told = "updates are not compiled: the compiler has not ended after 5 seconds\n"
+    assert float(total) == 8 and capsys.readouterr().err == ("" if gives_up else told)
 
 
 def test_what_cannot_be_compiled_is_an_error_with_its_reason(tmp_path, monkeypatch):

@@ -33,6 +33,7 @@ def chosen(root, monkeypatch, capsys):
         (("--config", "dqn-cartpole"), False),
         (("--config", "dqn-cartpole", "--learner.compile", "yes"), True),
         (("--config", "dqn-pong-small"), False),
+        (("--config", "ddpg-halfcheetah"), False),
         (("--config", "r2d2-minatar-breakout", "--steps", "1000000000"), False),
         (("--config", "dqn-minatar-breakout", "--num_learners", "2", "--num_actors", "2"), False),
     ],
