@@ -78,6 +78,14 @@ def eager(work, cycle):
     return work
 
 
+def test_recorded_updates_in_bfloat16_follow_the_weights_of_both_networks(monkeypatch, tmp_path):
+    """TD3's target moves in every other piece of the record only, so the pieces cannot share copies of its weights."""
+    monkeypatch.setattr(compiled_work, "_compile", without_compiler)
+    recorded = lambda work, cycle: CompiledCallable(work, tmp_path, cycle)  # noqa: E731
+    settings = {"bf16": True, "target_update_period": 1, "learning_rate": 0.01, "smoothing_scale": 0.0}
+    assert_alike(trained("td3", 16, recorded, **settings), trained("td3", 16, eager, **settings), 1e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(bool(missing_compiler()), reason=missing_compiler())
