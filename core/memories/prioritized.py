@@ -45,7 +45,11 @@ class PrioritizedMemory(Memory):
     def __init__(self, params: PrioritizedParams, layout: Layout, window: WindowSpec, seed: int):
         super().__init__(params, layout, window, seed)
         self._starts = WindowStarts(self.trajectories, window)
-        self.rule = PriorityRule(params, np.ones(()))
+
+    @cached_property
+    def rule(self) -> PriorityRule[np.ndarray]:
+        """Return the arithmetic of priorities, which the learner's process makes: what Ray sends is read-only."""
+        return PriorityRule(self.params, np.ones(()))
 
     @cached_property
     def _leaves(self) -> PrioritizedLeaves[SumTree]:

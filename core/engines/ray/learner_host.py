@@ -77,7 +77,8 @@ class LearnerHost(TrajectoryServer):
         set_process_name(f"host {self._learner}")
         address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         check_code(self._plan.run_info.code, address)
-        context = self._make_context()
+        # In a thread, because files may have to be fetched, and Ray's calls would block this one's event loop.
+        context = await asyncio.to_thread(self._make_context)
         super().__init__(context)
         self._mirror = Mirror(context, self._learner)
         self._mirror.restore(self._plan.run)

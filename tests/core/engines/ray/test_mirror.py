@@ -253,11 +253,11 @@ def test_a_silent_home_ends_a_node(home, tmp_path, monkeypatch):
     class Silent:
         exchange = SimpleNamespace(remote=lambda report: asyncio.sleep(60))
 
-    ended = []
+    class Ended(Exception):
+        pass
 
     def end(code):
-        ended.append(code)
-        raise SystemExit
+        raise Ended(code)
 
     options = read_options(["--root", str(tmp_path), "--timestamp", "two", *WORDS, "--ray.learner_timeout", "0.3"])
     context = create_context(options)[0]
@@ -265,9 +265,8 @@ def test_a_silent_home_ends_a_node(home, tmp_path, monkeypatch):
     host._context = host._make_context()
     host._mirror = Mirror(host._context, 1)
     monkeypatch.setattr("core.engines.ray.learner_host.os._exit", end)
-    with pytest.raises(SystemExit):
+    with pytest.raises(Ended, match=r"^4$"):
         asyncio.run(asyncio.wait_for(host.mirror(), 20))
-    assert ended == [4]
 
 
 def test_a_node_without_memory_refuses_the_run_with_its_reason(monkeypatch):
