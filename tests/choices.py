@@ -1,7 +1,7 @@
 """Gymnasium environments of nested actions.
 
 - "tests.choices:Choices-v0": name the choices that are shown.
-- "tests.choices:Aim-v0": name the choice and hit the number that are shown.
+- "tests.choices:ChooseAndAim-v0": name the choice and hit the number that are shown.
 """
 
 import gymnasium as gym
@@ -46,7 +46,7 @@ class Choices(gym.Env):
 gym.register("Choices-v0", Choices)
 
 
-class Aim(gym.Env):
+class ChooseAndAim(gym.Env):
     """Show a choice and a number for five steps each episode; the reward is 1 if the action has both."""
 
     observation_space = spaces.Box(-1, 1, (4,))
@@ -69,4 +69,4 @@ class Aim(gym.Env):
         return np.array([*np.eye(3)[self.gear], self.number], np.float32)
 
 
-gym.register("Aim-v0", Aim)
+gym.register("ChooseAndAim-v0", ChooseAndAim)

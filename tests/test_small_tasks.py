@@ -200,7 +200,7 @@ def test_several_choices_are_learnt_at_once(tmp_path, agent):
 @pytest.mark.parametrize("agent", ["impala", "impact", "ppo"])
 def test_a_choice_and_a_number_are_learnt_at_once(tmp_path, agent):
     """Both right score 5; the right choice with the best constant number 1.9, the right number with any choice 1.7."""
-    words = ("--config", f"{agent}-cartpole", "--game", "tests.choices:Aim-v0", "--target_score", "3.5")
+    words = ("--config", f"{agent}-cartpole", "--game", "tests.choices:ChooseAndAim-v0", "--target_score", "3.5")
     words += ("--agent.entropy_cost", "0.001", "--agent.evaluation", "greedy")
     evaluations = ("--evaluator.steps", "2000", "--evaluator.episodes", "50", "--evaluator.num_envs", "50")
     assert best_score(tmp_path, *words, *evaluations, "--steps", "150000") >= 3.5

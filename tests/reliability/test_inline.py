@@ -65,7 +65,7 @@ ELITE = json.dumps(
     ]
 )
 CHOICES = ("--game", "tests.choices:Choices-v0")
-MIXED = ("--memory.capacity", "10", "--game", "tests.choices:Aim-v0")
+MIXED = ("--memory.capacity", "10", "--game", "tests.choices:ChooseAndAim-v0")
 MASKS = ("--env_type", "tictactoe", "--game", "tictactoe")
 UNROLLS = (*SMALL, "--agent.unroll_length", "5", "--agent.batch_size", "10")
 RUNS = {  # every agent and every memory

@@ -36,7 +36,7 @@ def node_of(process: psutil.Process) -> int:
 
 
 @pytest.mark.timeout(200)
-def test_two_learners_on_two_nodes_count_as_one_run(tmp_path):
+def test_f37_two_learners_on_two_nodes_count_as_one_run_and_listen_on_the_cluster_only(tmp_path):
     with Nodes(3, 2) as cluster:
         with Program(tmp_path, *TWO, "--ray.address", cluster.address, "--updates", "500") as program:
             until_updates(program, 50)

@@ -155,7 +155,7 @@ def test_agents_describe_their_output_for_a_step():
         (),
     )
     assert QLearning.policy_diagnostics(None, output)["value, best and taken"].tolist() == [[3, 1]]
-    agent = SimpleNamespace(_is_continuous=False, policy=Categorical())
+    agent = SimpleNamespace(_has_numbers=False, policy=Categorical())
     found = ActorCriticAgent.policy_diagnostics(agent, output)
     assert found["value"].tolist() == [2] and found["action probabilities"][0].tolist() == pytest.approx([0.25, 0.75])
     agent.policy, output.extras["logits"] = MultiCategorical([2, 2]), np.log(np.float32([[1, 3, 1, 4]]))
