@@ -22,10 +22,9 @@ from torch.fx import GraphModule
 from core.common.console import log_to_stderr
 from core.device.cuda_graph import WARM_UP
 
-WAIT_SECONDS = 1.0  # between two calls of `waiting` while the compiler works
-MAX_WAITS = 120  # after which the work stays eager
 COMPILERS = ("g++", "clang++", "c++")
 
+_COMPILING = threading.Lock()  # because torch's compiler has settings of the whole process
 _RECORDING: ContextVar[bool] = ContextVar("recording", default=False)
 
 
@@ -49,56 +48,50 @@ def missing_compiler() -> str:
 
 
 class CompiledCallable:
-    """A callable that runs work(). The first calls are eager, one is recorded, and all later ones run compiled.
+    """A callable that runs work(). The first calls are eager, one is recorded, and later ones run compiled.
 
-    Work whose operations repeat after `cycle` calls is compiled as `cycle` pieces.
+    Work whose operations repeat after `cycle` calls is compiled as `cycle` pieces. If the compiler fails, a message
+    says so and the work stays eager.
 
     Args:
         work: The work, which returns nothing: results are written in place.
         cache: Folder of the compiler's files, from which later runs take what they need.
         cycle: Calls after which the operations repeat.
-        waiting: Is called about once a second while the compiler works. Where it returns False, or after two minutes,
-            the work stays eager.
+        in_background: Calls stay eager while the compiler works in a thread; else the first of them waits for it. When
+            the compiler ends, it sets torch's global generator back to where it began.
     """
 
-    def __init__(
-        self, work: Callable[[], None], cache: Path, cycle: int = 1, waiting: Callable[[], bool] = lambda: True
-    ):
-        self._work, self._cache, self._cycle, self._waiting = work, cache, cycle, waiting
-        self._pieces: dict[int, Callable[[], None]] = {}
+    def __init__(self, work: Callable[[], None], cache: Path, cycle: int = 1, in_background: bool = False):
+        self._work, self._cache, self._cycle, self._in_background = work, cache, cycle, in_background
+        self._pieces: dict[int, Future[Callable[[], None]]] = {}
         self._calls = 0
 
     def __call__(self) -> None:
-        """Run the work once. Raises CompilationError if it cannot be compiled."""
+        """Run the work once."""
         piece, is_warm = self._calls % self._cycle, self._calls >= WARM_UP * self._cycle
         self._calls += 1
-        if piece in self._pieces:
-            self._pieces[piece]()
-        elif is_warm:
-            self._pieces[piece] = self._compiled(*record(self._work))
-        else:
+        compiled = self._pieces.get(piece)
+        if compiled is None and is_warm:
+            self._pieces[piece] = self._start_compiler(*record(self._work))
+        elif compiled is None or (self._in_background and not compiled.done()):
             self._work()
+        else:
+            compiled.result()()
 
-    def _compiled(self, graph: GraphModule, tensors: list[Tensor]) -> Callable[[], None]:
-        """Compile in a thread, so that this one can wait and give up."""
+    def _start_compiler(self, graph: GraphModule, tensors: list[Tensor]) -> Future[Callable[[], None]]:
         result: Future[Callable[[], None]] = Future()
         threads = torch.get_num_threads()
 
-        def work() -> None:
+        def compile_work() -> None:
             try:
-                result.set_result(_compile(graph, tensors, self._cache, threads))
-            except Exception as error:
-                result.set_exception(error)
+                with _COMPILING:
+                    result.set_result(_compile(graph, tensors, self._cache, threads))
+            except CompilationError as error:
+                log_to_stderr(f"updates are not compiled: {error}")
+                result.set_result(self._work)
 
-        threading.Thread(target=work, name="compile", daemon=True).start()
-        for _ in range(MAX_WAITS):
-            try:
-                return result.result(WAIT_SECONDS)
-            except TimeoutError:
-                if not self._waiting():
-                    return self._work
-        log_to_stderr(f"updates are not compiled: the compiler has not ended after {MAX_WAITS} seconds")
-        return self._work
+        threading.Thread(target=compile_work, name="compile", daemon=True).start()
+        return result
 
 
 def record(work: Callable[[], None]) -> tuple[GraphModule, list[Tensor]]:

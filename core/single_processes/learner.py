@@ -218,10 +218,11 @@ def _make_updates(
     if params.cuda_graph == "on":
         return prefetcher, GraphedUpdate(agent, StagedBatches(agent, device), capture=on_gpu)
     if not on_gpu and _compiles(context, agent):
-        waiting = partial(_wait_for_compiler, context, index)
+        # The inline engine waits, so that the same seed gives the same run.
+        in_background = options.engine != "inline"
 
         def compiled(work: Callable[[], None], cycle: int) -> CompiledCallable:
-            return CompiledCallable(work, options.compile_cache, cycle, waiting)
+            return CompiledCallable(work, options.compile_cache, cycle, in_background)
 
         return prefetcher, GraphedUpdate(agent, StagedBatches(agent, device), capture=False, compiled=compiled)
     return prefetcher, EagerUpdates(agent, params.microbatch_on_oom)
@@ -247,8 +248,3 @@ def _compiles(context: Context, agent: Agent) -> bool:
         log_to_stderr(f"updates are not compiled, which would be faster: {reason} (learner.compile no ends this line)")
         return False
     return pays
-
-
-def _wait_for_compiler(context: Context, index: int) -> bool:
-    context.run_state.heartbeat(context.process_ind("learner", index))
-    return not context.run_state.stopped
