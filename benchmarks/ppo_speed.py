@@ -200,9 +200,10 @@ def cleanrl(case: str, seconds: float) -> Points:
 
 def registered_atari_env(*arguments: Any, **keywords: Any) -> Any:
     """Make an Atari environment of Sample Factory, in a process that may not know the games yet."""
+    from ale_py.registration import register_v0_v4_envs
     from sf_examples.atari.atari_utils import make_atari_env
 
-    exec(REGISTER)
+    register_v0_v4_envs()
     return make_atari_env(*arguments, **keywords)
 
 
