@@ -68,7 +68,7 @@ class LearnerParams:
     """Precision of networks; auto is tf32 on a GPU, and on a CPU bf16 for images of 42x42 and more if it is native."""
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers in which several learners send gradients; bfloat16 halves the bytes and rounds to 8 bits."""
-    compile: Literal["auto", "yes", "no"] = "auto"
+    compile: Literal["auto", "yes", "no"] = "no"
     """Compile updates on a CPU; auto does for value agents on vectors and small images in runs of 100,000 updates."""
     microbatch_on_oom: bool = False
     """Take one gradient of pieces of a batch when GPU memory runs out."""

@@ -21,6 +21,7 @@ from core.learning.updates import EagerUpdates, Updates
 from core.memory import DeviceMemory, Memory
 from core.metrics.profiler import Profile
 from core.runtime.context import Context
+from core.runtime.run_state import RunState
 from core.single_processes.learner_checkpoint import load_initial, restore, save, save_alone
 from core.specs import Discrete
 from core.types import Batch, Window, batch_size
@@ -40,7 +41,7 @@ def learner(context: Context, index: int) -> Iterator[bool]:
     Learner 0 also does what all would do alike: report, write the agent. The first one of a node publishes there.
     """
     with context.rendezvous.join(index, context.device_of(index)) as group:
-        group.heartbeat = partial(_heartbeat, context, index)
+        group.heartbeat = partial(_heartbeat, context.run_state, context.process_ind("learner", index))
         group.gradient_dtype = torch.bfloat16 if context.options.learner.gradient_dtype == "bfloat16" else None
         agent, memory = _make_agent(context, group), _make_memory(context, index)
         version, ready_batches = yield from restore(context, agent, memory, group)
@@ -58,13 +59,13 @@ def learner(context: Context, index: int) -> Iterator[bool]:
                 raise
 
 
-def _heartbeat(context: Context, index: int) -> None:
+def _heartbeat(run_state: RunState, process_ind: int) -> None:
     """Send a heartbeat while the learner waits for the others. Raises PeerLostError if the supervisor has lost one.
 
     The network says nothing about a node without power.
     """
-    context.run_state.heartbeat(context.process_ind("learner", index))
-    if (lost := context.run_state.lost_learner) is not None:
+    run_state.heartbeat(process_ind)
+    if (lost := run_state.lost_learner) is not None:
         raise PeerLostError(f"learner {lost} was lost")
 
 

@@ -15,7 +15,7 @@ def chosen(root, monkeypatch, capsys):
 
     def choose(*words, reason=""):
         monkeypatch.setattr(learner, "missing_compiler", lambda: reason)
-        options = read_options(["--root", str(root), *words])
+        options = read_options(["--root", str(root), "--learner.compile", "auto", *words])
         spec = environment_spec(options)
         compiles = learner._compiles(SimpleNamespace(options=options, spec=spec), options.make_agent(spec))
         return compiles, capsys.readouterr().err
