@@ -3,11 +3,13 @@
 `python main.py --help` lists every option.
 """
 
+import gc
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import cast
 
 # First of all, because it opens standard descriptors that are missing before anything else takes their numbers.
 import utils  # noqa: F401
@@ -29,6 +31,7 @@ from core.common.system import remove_empty_compile_caches
 from core.common.terminal import Terminal, relay_output
 from utils import run_registry
 from utils.config.command_line import import_known_classes, read_options, refuse, starts_local_processes
+from utils.elastic import ElasticRun
 from utils.errors import ConfigurationError
 from utils.factory import EnginesDict, ProcessesDict
 from utils.launch import create_context
@@ -72,13 +75,29 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(options: Options, terminal: Terminal) -> int:
     """Train or test to the end and return the exit code. Raises ConfigurationError before a process is started."""
+    elastic, part = ElasticRun(options), options
+    while True:
+        exit_code, ended, learners = run_part(part, terminal)
+        if (next_part := elastic.next_options(ended, exit_code, learners)) is None:
+            return exit_code
+        gc.collect()  # launcher and Ray have cycles, with which the part's memory and its lock of the folder stay
+        part = next_part
+
+
+def run_part(options: Options, terminal: Terminal) -> tuple[int, Options, int | None]:
+    """Train or test until the end of the engine.
+
+    Returns:
+        The exit code, the options with which the run was claimed, and the number of learners with which an elastic run
+        goes on, or None.
+    """
     context, agent = create_context(options)
     context.terminal = terminal
     engine = EnginesDict[options.engine](context, ProcessesDict)
     exit_code = agent.launch(engine, options.mode, options.num_actors, options.num_learners)
     if options.mode == 1:
-        run_registry.end(context.options, exit_code)  # which has the timestamp that was claimed
-    return exit_code
+        run_registry.end(context.options, exit_code)
+    return exit_code, cast(Options, context.options), getattr(engine, "next_learners", None)
 
 
 if __name__ == "__main__":  # spawned processes import this file

@@ -15,6 +15,7 @@ class ReportedError(NamedTuple):
     message: str
     notes: str  # each in parentheses
     traceback: str
+    is_of_peer: bool = False  # another learner was lost, and this process could not go on without it
 
 
 class ExitStatus(NamedTuple):
@@ -86,6 +87,9 @@ class Launcher(Protocol):
 
     def check(self) -> str | None:
         """Report changes of the cluster. Return why the run must end, or None if it can go on."""
+
+    def room_for_learners(self) -> int:
+        """Return how many more learners, each with its actors, an elastic run could have now."""
 
     def collect(self) -> None:
         """Fetch the last reports of other machines, once their processes have ended."""

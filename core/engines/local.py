@@ -70,6 +70,10 @@ class LocalLauncher:
         """Return None: no cluster can fail."""
         return None
 
+    def room_for_learners(self) -> int:
+        """Return 0: no node can join."""
+        return 0
+
     def collect(self) -> None:
         """Do nothing: all processes report into the memory of this one."""
 

@@ -94,6 +94,8 @@ class Supervisor:
         # end.
         self._last_check = self._resumed = time.monotonic()
         self._exit_code = 0
+        self._has_lost_learner = self._has_failed_learner = False  # a learner that fails reports an error of its own
+        self._more_learners = 0  # for which nodes have room
 
     def run(self) -> int:
         """Run to the end. Returns the exit code of the program."""
@@ -111,6 +113,15 @@ class Supervisor:
                 self._supervise()
             self._end()
         return self._exit_code or (INTERRUPTED + self._signals[0] if self._signals else DONE)
+
+    @property
+    def next_learners(self) -> int | None:
+        """Number of learners with which an elastic run goes on if nodes have room; None if it has ended."""
+        if self._signals or not self._options.supervisor.elastic or self._exit_code not in (DONE, TRAINING_FAILED):
+            return None
+        if self._has_failed_learner or not (self._has_lost_learner or self._more_learners):
+            return None
+        return self._options.num_learners + self._more_learners
 
     def _interrupt(self, number: int, frame: object) -> None:
         """End the run at the first signal. After a second one, `_await_exits` kills what is left."""
@@ -131,6 +142,17 @@ class Supervisor:
                 self._log(f"{reason}; the run ends")
                 self._give_up(TRAINING_FAILED)
             conditions.check()
+            if self._options.supervisor.elastic and self._run_state.checkpoint_due and not self._run_state.stopped:
+                self._take_in_learners()
+
+    def _take_in_learners(self) -> None:
+        """End this part of an elastic run, with a checkpoint, if nodes have room for more learners."""
+        if more := self._launcher.room_for_learners():
+            self._more_learners = more
+            self._log(
+                f"nodes have room for more learners ({more}); the run saves and goes on with {self.next_learners}"
+            )
+            self._run_state.stop(interrupt=True)
 
     # start and replace ------------------------------------------------------------------------------------------------
     def _start(self, slot: ProcessSlot) -> None:
@@ -216,13 +238,17 @@ class Supervisor:
 
     def _note_failure(self, slot: ProcessSlot, name: str, status: ExitStatus, hang_reason: str | None = None) -> None:
         """Log why a process ended. The traceback of an error is shown once, at its first occurrence."""
+        error = status.error
         if slot.role == "learner":
             self._run_state.lose_learner(slot.index)
-        if (error := status.error) is None:
+            self._has_lost_learner |= error is None or error.is_of_peer
+            self._has_failed_learner |= error is not None and not error.is_of_peer
+        if error is None:
             return self._log(f"{name} {hang_reason or status.reason}")
         if error.message not in self._shown_errors:
             self._shown_errors.add(error.message)
-            log_to_stderr(error.traceback)
+            if not error.is_of_peer:
+                log_to_stderr(error.traceback)
         self._log(f"{name} failed: {error.message}{error.notes}")
 
     # end --------------------------------------------------------------------------------------------------------------
@@ -236,7 +262,7 @@ class Supervisor:
         if failed_writes := unsaved(self._context):
             self._log(failed_writes)
             self._give_up(TRAINING_FAILED)
-        if self._options.mode == 1 and (self._exit_code or self._signals):
+        if self._options.mode == 1 and (self._exit_code or self._signals) and self.next_learners is None:
             self._log(resume_command_hint(self._options))
 
     def _await_exits(self, slots: Sequence[ProcessSlot], timeout: float | None = None) -> None:

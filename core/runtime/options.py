@@ -158,6 +158,9 @@ class SupervisorParams:
     """Seconds that processes have to end once interrupted."""
     finish_timeout: float = Field(default=900.0, ge=0.1, le=1e6)
     """Seconds for the last evaluation of a run that finished."""
+    elastic: int = Field(default=0, ge=0, le=256)
+    """Largest number of learners of an elastic run, which goes on with fewer after a node is lost and with more after
+    one joins; 0 is off (engine ray, with ray.address)."""
 
 
 @frozen_dataclass

@@ -1,4 +1,4 @@
-"""Learners on several nodes of a Ray cluster train as one, and lose processes and nodes (F37, F72)."""
+"""Learners on several nodes of a Ray cluster train as one, and lose processes and nodes (F37, F72, F73)."""
 
 import os
 import signal
@@ -203,6 +203,29 @@ def test_cartpole_is_solved_by_learners_on_two_nodes(tmp_path):
             assert program.until_ended(900) == 0, program.output
         scores = [row["values"].get("evaluator/episodic_return_mean", 0.0) for row in program.metrics()]
         assert max(scores) >= 475
+
+
+@pytest.mark.timeout(400)
+def test_f73_an_elastic_run_goes_on_without_a_lost_node_and_takes_in_one_that_joins(tmp_path):
+    with Nodes(3, 2) as cluster:
+        elastic = ("--supervisor.elastic", "2", "--learner.checkpoint_period", "5")
+        with Program(tmp_path, *ENDLESS, *elastic, "--ray.address", cluster.address) as program:
+            until_updates(program, 100)
+            cluster.kill()
+            program.until(lambda: "goes on with learners=1" in program.output, 110, "a part with one learner")
+            seen = program.updates()
+            until_updates(program, seen + 50)
+            assert {"learner 0", "actor 0"} <= workers(cluster).keys() and "learner 1" not in workers(cluster)
+            cluster.add(2)
+            program.until(lambda: "goes on with learners=2" in program.output, 60, "a part with two learners")
+            program.until(lambda: "learner 1" in workers(cluster), 60, "learner 1")
+            seen = program.updates()
+            until_updates(program, seen + 50)
+            os.kill(program.process.pid, signal.SIGINT)
+            assert program.until_ended(60) == 130, program.output
+        assert not workers(cluster)
+        updates = checkpoint(program)["clock"]["updates"]
+        assert len(updates) == 2 and updates[0] == updates[1] >= seen
 
 
 # the same without main ------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.reliability.program import PROJECT
 
-ROWS = [f"F{number:02}" for number in range(1, 73)]
+ROWS = [f"F{number:02}" for number in range(1, 74)]
 HERE = Path(__file__).parent
 
 

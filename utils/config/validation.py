@@ -134,6 +134,8 @@ def _mode(options: Options) -> list[str]:
             found.append(
                 f"num_learners={options.num_learners} needs engine=local or ray: engine=inline runs one learner"
             )
+        if options.supervisor.elastic and options.engine in ("local", "inline"):
+            found.append(f"supervisor.elastic={options.supervisor.elastic} needs engine=ray, whose nodes come and go")
         return found
     if options.check:
         found.append("check looks at a training: it is for mode 1")

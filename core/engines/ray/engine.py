@@ -18,7 +18,13 @@ from core.common.processes import ALLOCATOR_VARIABLES
 from core.engines.ray.cluster import Cluster, ClusterError
 from core.engines.ray.head import Head
 from core.engines.ray.launcher import RayLauncher
-from core.engines.ray.placement import Needs, PlacementReservation
+from core.engines.ray.placement import (
+    PlacementReservation,
+    alive_nodes,
+    learner_groups,
+    number_with_room,
+    process_needs,
+)
 from core.engines.supervisor import Supervisor
 from core.runtime.context import Context, Process
 
@@ -28,6 +34,8 @@ class RayEngine:
 
     def __init__(self, context: Context, processes: Mapping[str, Process]):
         self._context, self._processes = _on_visible_devices(context), processes
+        # Set by `run` if the run goes on from its checkpoint with this number of learners (supervisor.elastic).
+        self.next_learners: int | None = None
 
     @staticmethod
     def problems(options: Any) -> list[str]:
@@ -46,6 +54,7 @@ class RayEngine:
                 "node of the cluster"
             )
         count, gpus = options.num_learners, options.ray.learner_gpus
+        errors += _elastic_problems(options)
         on_gpu = options.device != "cpu" and torch.cuda.is_available()
         if options.mode == 1 and count > 1 and on_gpu and gpus is not None and gpus <= 0.5:
             errors.append(
@@ -56,32 +65,62 @@ class RayEngine:
 
     def run(self, roles: list[tuple[str, int]]) -> int:
         """Run to the end. Returns the exit code of the program: 2 if the cluster cannot hold the run."""
-        context, needs = self._context, _needs(self._context)
+        context, options = self._context, self._context.options
+        needs = process_needs(options, context.roles)
         try:
-            with closing(Cluster(context.options.ray, needs, ALLOCATOR_VARIABLES)) as cluster:
-                groups = _groups(context)
-                reservation = PlacementReservation(needs, cluster.home, cluster.is_local, groups)
-                with closing(Head(reservation.group)) as head:
-                    launcher = RayLauncher(context, self._processes, cluster, reservation, head)
-                    return Supervisor(context, launcher).run()
+            with closing(Cluster(options.ray, needs, ALLOCATOR_VARIABLES)) as cluster:
+                try:
+                    groups = _groups(context)
+                    reservation = PlacementReservation(needs, cluster.home, cluster.is_local, groups)
+                    with closing(Head(reservation.group)) as head:
+                        launcher = RayLauncher(context, self._processes, cluster, reservation, head)
+                        supervisor = Supervisor(context, launcher)
+                        exit_code = supervisor.run()
+                    self._regroup(supervisor.next_learners, cluster.home)
+                    return exit_code
+                except ClusterError:
+                    if options.supervisor.elastic and options.resume is not None and options.num_learners > 1:
+                        self._regroup(options.num_learners - 1, cluster.home)
+                    raise
         except ClusterError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             return error.exit_code
 
+    def _regroup(self, most: int | None, home: str) -> None:
+        """Let an elastic run go on with as many learners as nodes have room for, at most this many; None lets it end.
 
-def _needs(context: Context) -> Needs:
-    """Return the CPUs and GPUs that Ray reserves for each process of the run."""
-    params, on_gpu = context.options.ray, context.options.device.startswith("cuda")
-    learner_gpus = float(on_gpu) if params.learner_gpus is None else params.learner_gpus
-    learner = {"CPU": params.learner_cpus, "GPU": learner_gpus}
-    by_role = {
-        "actor": {"CPU": params.actor_cpus, "GPU": params.actor_gpus},
-        "learner": learner,
-        "tester": learner,
-        "evaluator": {"CPU": params.evaluator_cpus, "GPU": 0.0},
-        "logger": {"CPU": 0.0, "GPU": 0.0},
-    }
-    return {f"{role} {index}": by_role[role] for role, index in context.roles}
+        The room is that of empty nodes, because those of this run are about to become empty. If others hold it, the
+        next part does not start, and the one after it has a learner less.
+        """
+        if most is not None:
+            groups = learner_groups(self._context.options, range(most))
+            others = [role for role in self._context.roles if role[0] not in ("learner", "actor")]
+            groups[0] |= process_needs(self._context.options, others)
+            anywhere = {name for group in groups for name in group if name.startswith("actor")}
+            anywhere |= {f"learner {learner}" for learner in range(1, most)}
+            self.next_learners = max(number_with_room(groups, home, alive_nodes(), anywhere), 1)
+
+
+def _elastic_problems(options: Any) -> list[str]:
+    """Return what stands against an elastic run with these options."""
+    most, count, errors = options.supervisor.elastic, options.num_learners, []
+    if most and (options.ray.address is None or options.ray.learner_placement == "pack"):
+        errors.append(
+            f"supervisor.elastic={most} is for learners on several nodes: it needs ray.address and "
+            "ray.learner_placement=spread"
+        )
+    if most and count > most:
+        errors.append(f"num_learners={count} is more than supervisor.elastic={most}, the largest number of learners")
+    if most and options.num_actors % count:
+        errors.append(
+            f"supervisor.elastic needs as many actors for every learner: num_actors={options.num_actors} must be a "
+            f"multiple of num_learners={count}"
+        )
+    if most and options.learner.checkpoint_replay:
+        errors.append(
+            "supervisor.elastic excludes learner.checkpoint_replay: a group of another size starts with empty memories"
+        )
+    return errors
 
 
 def _groups(context: Context) -> list[list[str]]:

@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from core.engines.ray.placement import Nodes, alive_nodes
+from core.engines.ray.placement import Needs, Nodes, alive_nodes, free_resources
 
 PERIOD = 2.0  # seconds between two queries
 # Seconds that one call of `silence` adds at most, because time in which main itself was stopped does not count.
@@ -18,6 +18,7 @@ class Answer(NamedTuple):
     time: float  # of the query, in monotonic seconds
     nodes: Nodes  # those that are alive
     bundles: dict[int, str]  # number of a bundle of the placement group -> id of its node, of bundles that have one
+    free: Needs  # what each node has left, by its id
 
 
 class Head:
@@ -55,5 +56,6 @@ class Head:
                 table = {} if self._placement_group is None else placement_group_table(self._placement_group)
                 bundle_nodes = table.get("bundles_to_node_id", {})
                 bundles = {number: node for number, node in bundle_nodes.items() if node in nodes}
-                self.answer = Answer(begin, nodes, bundles)
+                free = {node: left for node, left in free_resources().items() if node in nodes}
+                self.answer = Answer(begin, nodes, bundles, free)
             self._closed.wait(PERIOD)

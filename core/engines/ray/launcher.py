@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from core.common.console import log_to_stderr
 from core.engines.ray.cluster import Cluster, ClusterError
 from core.engines.ray.head import Answer, Head
-from core.engines.ray.placement import Nodes, PlacementReservation, node_affinity
+from core.engines.ray.placement import Nodes, PlacementReservation, learner_groups, node_affinity, number_with_room
 from core.engines.ray.process_handle import RayProcessHandle
 from core.runtime.context import Context, Process
 
@@ -219,6 +219,14 @@ class RayLauncher:
                 name = " ".join(map(str, key))
                 self._log(f"{name} has no place now; the run goes on, and Ray starts it when a node has room")
         return self._learner_without_actors()
+
+    def room_for_learners(self) -> int:
+        """Return how many more learners, each with its actors, an elastic run could have now."""
+        if (answer := self._head.answer) is None:
+            return 0
+        more = learner_groups(self._options, range(self._options.num_learners, self._options.supervisor.elastic))
+        nodes = {node: {"Resources": free} for node, free in answer.free.items()}
+        return number_with_room(more, self._cluster.home, nodes, [name for group in more for name in group])
 
     def collect(self) -> None:
         """Let every host on another node send its last report, within COLLECT_TIMEOUT."""

@@ -3,10 +3,11 @@
 A run that waits for its reservation holds nothing, so runs that start together cannot block each other half started.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from core.engines.ray.cluster import ClusterError
+from core.runtime.options import RunOptions
 
 DECIMALS = 4  # of an amount, which Ray counts
 # Amount of the resource that every node has for its address. Ray places bundles that need such a resource first.
@@ -42,7 +43,7 @@ class PlacementReservation:
         anywhere = {name for name in needs if name.startswith("actor")} | {learner for learner, *_ in groups}
         at_home = {name: need for name, need in needs.items() if name not in anywhere}
         check_capacity(needs if is_local else at_home, home, alive_nodes(), anywhere)
-        free = _free_resources()
+        free = free_resources()
         for need in at_home.values():
             _take(need, free[home])
         together = _with_room_beside(groups, needs, home, free)
@@ -104,6 +105,31 @@ class PlacementReservation:
         return "SPREAD" if name in self._anywhere else node_affinity(self._home)
 
 
+def process_needs(options: RunOptions, roles: Iterable[tuple[str, int]]) -> Needs:
+    """Return the CPUs and GPUs that Ray reserves for the process of each role and index, by its name."""
+    params, on_gpu = options.ray, options.device.startswith("cuda")
+    learner = {"CPU": params.learner_cpus, "GPU": float(on_gpu) if params.learner_gpus is None else params.learner_gpus}
+    by_role = {
+        "actor": {"CPU": params.actor_cpus, "GPU": params.actor_gpus},
+        "learner": learner,
+        "tester": learner,
+        "evaluator": {"CPU": params.evaluator_cpus, "GPU": 0.0},
+        "logger": {"CPU": 0.0, "GPU": 0.0},
+    }
+    return {f"{role} {index}": by_role[role] for role, index in roles}
+
+
+def learner_groups(options: RunOptions, learners: Iterable[int]) -> list[Needs]:
+    """Return what each of these learners needs together with its actors, of which every learner has as many."""
+    count = options.num_actors // options.num_learners
+    return [
+        process_needs(
+            options, [("learner", learner), *(("actor", learner * count + number) for number in range(count))]
+        )
+        for learner in learners
+    ]
+
+
 def alive_nodes() -> Nodes:
     """Return the nodes of the cluster that are alive."""
     import ray
@@ -144,7 +170,22 @@ def check_capacity(needs: Needs, home: str, nodes: Nodes, anywhere: Collection[s
         _take(need, node)
 
 
-def _free_resources() -> Needs:
+def number_with_room(groups: Sequence[Needs], home: str, nodes: Nodes, anywhere: Collection[str]) -> int:
+    """Return how many of these groups of processes, in their order, the nodes could hold at once if they were empty.
+
+    Processes that are not in `anywhere` must be at home.
+    """
+    needs: Needs = {}
+    for number, group in enumerate(groups):
+        needs |= group
+        try:
+            check_capacity(needs, home, nodes, anywhere)
+        except ClusterError:
+            return number
+    return len(groups)
+
+
+def free_resources() -> Needs:
     """Return what each node has left now, by its id."""
     from ray._private.state import available_resources_per_node
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from core.distributed.learner_group import PeerLostError
 from core.engines.launcher import ExitStatus, ReportedError
 from core.engines.run_end import DONE, TRAINING_FAILED, exit_code_of
 
@@ -67,7 +68,8 @@ class RayProcessHandle:
             if self._lost_reason:
                 return ExitStatus(exit_code_of(cause), reason=self._lost_reason)
             notes = "".join(f" ({note})" for note in getattr(cause, "__notes__", ()))
-            reported = ReportedError(f"{type(cause).__name__}: {cause}", notes, str(error))
+            message, is_of_peer = f"{type(cause).__name__}: {cause}", isinstance(cause, PeerLostError)
+            reported = ReportedError(message, notes, str(error), is_of_peer)
             return ExitStatus(exit_code_of(cause), error=reported)
         except ActorUnavailableError as error:
             # The process or its node is out of reach. The head will find out which; until then it may place nothing

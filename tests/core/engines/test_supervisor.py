@@ -1,5 +1,6 @@
 """The supervisor's decisions, by a clock of the test's own and processes that only say whether they have ended."""
 
+import dataclasses
 import signal
 from types import SimpleNamespace
 
@@ -70,6 +71,7 @@ class Run:
             logger=SimpleNamespace(tracker_timeout=0.0),
         )
         context = SimpleNamespace(options=params, run_state=self.run_state, roles=roles, memories={})
+        self.room = 0
         self.supervisor = Supervisor(context, self)
 
     # the launcher's part
@@ -94,6 +96,9 @@ class Run:
 
     def check(self):
         return self.failure
+
+    def room_for_learners(self):
+        return self.room
 
     def close(self):
         pass
@@ -268,3 +273,62 @@ def test_a_second_signal_kills_what_is_left_and_the_run_has_the_code_of_the_firs
     run.script = script
     assert run.supervisor.run() == 128 + signal.SIGTERM
     assert run.said("actor 0, learner 0 did not end within 1 s: killed")
+
+
+ELASTIC = dataclasses.replace(PARAMS, elastic=3)
+PEER_LOST = ExitStatus(4, error=ReportedError("PeerLostError: gone", "", "Traceback of it", is_of_peer=True))
+
+
+@pytest.mark.parametrize(
+    ("statuses", "params", "learners"),
+    [
+        ((KILLED, PEER_LOST), ELASTIC, 2),
+        ((PEER_LOST, KILLED), ELASTIC, 2),
+        ((KILLED, FAILED), ELASTIC, None),  # an error of its own would come again
+        ((FAILED, PEER_LOST), ELASTIC, None),
+        ((KILLED, PEER_LOST), PARAMS, None),
+        ((DONE, DONE), ELASTIC, None),
+    ],
+)
+def test_an_elastic_run_goes_on_after_a_loss_but_not_after_an_error(monkeypatch, statuses, params, learners):
+    run = Run(monkeypatch, ("learner", 0), ("learner", 1), supervisor=params)
+    for index in range(2):
+        run.supervisor._start(run.supervisor._slots[index])
+    for slot, status in zip(run.supervisor._slots, statuses, strict=True):
+        slot.process.status = status
+    monkeypatch.setattr(Supervisor, "_start", lambda self, slot: None)
+    run.supervisor._options.num_learners = 2
+    run.supervisor._supervise()
+    run.supervisor._end()
+    assert run.supervisor.next_learners == learners
+    assert bool(run.said("the command")) == (learners is None and DONE not in statuses)
+    assert bool(run.said("Traceback of it")) == (FAILED in statuses)
+
+
+def test_an_elastic_run_takes_in_learners_at_its_next_checkpoint(monkeypatch):
+    run = Run(monkeypatch, ("learner", 0), supervisor=ELASTIC)
+    run.room = 2
+
+    def script(seconds):
+        assert not run.run_state.interrupted or seconds > 20
+        if seconds == 20:
+            run.run_state.request_checkpoint()
+        if run.run_state.interrupted:
+            run.end_all()
+
+    run.script = script
+    assert run.supervisor.run() == 0 and run.supervisor.next_learners == 3
+    assert run.said("nodes have room for more learners (2); the run saves and goes on with 3") and not run.said(
+        "the command"
+    )
+
+
+def test_a_signal_ends_an_elastic_run(monkeypatch):
+    run = Run(monkeypatch, ("learner", 0), supervisor=ELASTIC)
+
+    def script(seconds):
+        run.supervisor._interrupt(signal.SIGINT, None)
+        run.started[0].status = KILLED
+
+    run.script = script
+    assert run.supervisor.run() == 4 and run.supervisor.next_learners is None and run.said("the command")

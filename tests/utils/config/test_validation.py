@@ -85,3 +85,20 @@ def test_a_registered_memory_is_named_among_those_that_fit(refuse, registered):
     assert "memory_type could be queue or mixed or own" in refuse(
         "--config", "impala-cartpole", "--memory_type", "shared"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--supervisor.elastic", "1"), "num_learners=2 is more than supervisor.elastic=1"),
+        (("--num_actors", "5"), "num_actors=5 must be a multiple of num_learners=2"),
+        (("--ray.learner_placement", "pack"), "needs ray.address and ray.learner_placement=spread"),
+        (("--learner.checkpoint_replay", "true"), "supervisor.elastic excludes learner.checkpoint_replay"),
+        (("--engine", "local"), "supervisor.elastic=4 needs engine=ray"),
+    ],
+)
+def test_options_that_exclude_an_elastic_run_are_refused(refuse, words, reason):
+    assert reason in refuse(
+        *("--config", "dqn-cartpole", "--engine", "ray", "--ray.address", "10.0.0.1:6379", "--num_learners", "2"),
+        *("--num_actors", "6", "--supervisor.elastic", "4", *words),
+    )

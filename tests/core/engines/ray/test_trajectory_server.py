@@ -14,7 +14,7 @@ ray = pytest.importorskip("ray")
 from core.engines.ray.cluster import ClusterError  # noqa: E402
 from core.engines.ray.connection import ServerConnection  # noqa: E402
 from core.engines.ray.engine import RayEngine  # noqa: E402
-from core.engines.ray.placement import check_capacity  # noqa: E402
+from core.engines.ray.placement import check_capacity, learner_groups, number_with_room  # noqa: E402
 from core.engines.ray.remote_context import RemoteRunInfo, remote_context  # noqa: E402
 from core.engines.ray.trajectory_server import StaleSenderError, TrajectoryServer  # noqa: E402
 from core.engines.ray.worker import Host, Worker  # noqa: E402
@@ -286,3 +286,18 @@ def test_a_missing_gpu_names_the_options_that_request_one():
         check_capacity(
             {name: {"CPU": 1.0, "GPU": max(share, 0.5)} for name, share in shares.items()}, "home", nodes, ACTORS
         )
+
+
+@pytest.mark.parametrize(
+    ("cpus", "number"),
+    [((5, 3, 3), 3), ((5, 3, 2), 2), ((5, 9), 3), ((3, 8), 3), ((2, 9), 0), ((5,), 1), ((8,), 2), ((7, 1, 1), 2)],
+)
+def test_an_elastic_run_has_as_many_learners_as_nodes_hold_with_two_actors_each(cpus, number):
+    """Home holds the first learner and the evaluator: 3 CPUs, or 5 with the learner's actors."""
+    options = read_options(["--config", "dqn-cartpole", "--num_learners", "2", "--num_actors", "4"])
+    groups = learner_groups(options, range(3))
+    groups[0]["evaluator 0"] = {"CPU": 2.0, "GPU": 0.0}
+    anywhere = {name for group in groups for name in group} - {"learner 0", "evaluator 0"}
+    nodes = {str(node): {"Resources": {"CPU": float(count)}} for node, count in enumerate(cpus)}
+    assert [len(group) for group in groups] == [4, 3, 3]
+    assert number_with_room(groups, "0", nodes, anywhere) == number

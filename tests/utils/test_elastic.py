@@ -1,0 +1,81 @@
+"""An elastic run is continued with the learners for which nodes have room."""
+
+import dataclasses
+
+import pytest
+
+from core.engines.run_end import BAD_OPTIONS, DONE, TRAINING_FAILED
+from utils import elastic
+from utils.config.command_line import read_options
+from utils.elastic import ElasticRun
+
+
+@pytest.fixture
+def options(root, monkeypatch):
+    words = ("--config", "dqn-cartpole", "--engine", "ray", "--ray.address", "10.0.0.1:6379", "--seconds", "100")
+    words += ("--num_learners", "2", "--num_actors", "6", "--supervisor.elastic", "4", "--supervisor.max_restarts", "2")
+    options = read_options(["--root", str(root), "--timestamp", "one", *words])
+    (options.checkpoint_folder / "step_1").mkdir(parents=True)
+    return options
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        seconds = 50.0
+
+        def monotonic(self):
+            return self.seconds
+
+    clock = Clock()
+    monkeypatch.setattr(elastic, "time", clock)
+    return clock
+
+
+def test_the_next_part_has_as_many_actors_a_learner_and_the_seconds_that_are_left(options, clock):
+    run = ElasticRun(options)
+    clock.seconds += 30
+    part = run.next_options(options, TRAINING_FAILED, 1)
+    assert (part.num_learners, part.num_actors, part.resume, part.seconds) == (1, 3, options.signature, 70)
+    clock.seconds += 30
+    part = run.next_options(part, DONE, 4)
+    assert (part.num_learners, part.num_actors, part.seconds, part.supervisor.elastic) == (4, 12, 40, 4)
+
+
+def test_a_run_that_the_engine_ends_or_that_has_no_checkpoint_has_no_next_part(options, clock, capsys):
+    assert ElasticRun(options).next_options(options, DONE, None) is None
+    (options.checkpoint_folder / "step_1").rmdir()
+    assert ElasticRun(options).next_options(options, TRAINING_FAILED, 1) is None
+    assert "this run has no checkpoint" in capsys.readouterr().err
+
+
+def test_too_many_losses_within_the_window_end_the_run(options, clock, capsys):
+    run = ElasticRun(options)
+    for _ in range(2):
+        assert run.next_options(options, TRAINING_FAILED, 1) is not None
+        assert run.next_options(options, DONE, 2) is not None  # a node joined, which is no loss
+    assert run.next_options(options, TRAINING_FAILED, 1) is None
+    assert "lost 3 times within 3600 s" in capsys.readouterr().err
+    clock.seconds += 3_600
+    assert run.next_options(options, TRAINING_FAILED, 1) is not None
+
+
+def test_learners_that_could_not_be_taken_in_are_not_tried_again(options, clock):
+    run = ElasticRun(options)
+    larger = run.next_options(options, DONE, 4)
+    part = run.next_options(larger, BAD_OPTIONS, 3)
+    assert (part.num_learners, part.supervisor.elastic) == (3, 2)
+
+
+def test_a_part_that_could_not_start_on_a_lost_node_may_grow_again(options, clock):
+    run = ElasticRun(options)
+    again = run.next_options(options, TRAINING_FAILED, 2)
+    part = run.next_options(again, BAD_OPTIONS, 1)
+    assert (part.num_learners, part.supervisor.elastic) == (1, 4)
+
+
+def test_options_stay_those_of_the_run(options, clock):
+    part = ElasticRun(options).next_options(options, TRAINING_FAILED, 1)
+    changed = {"resume", "num_learners", "num_actors", "seconds"}
+    for field in dataclasses.fields(options):
+        assert field.name in changed or getattr(part, field.name) == getattr(options, field.name)
