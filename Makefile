@@ -32,8 +32,8 @@ test-all: test                  ## run `make test`, then the tests that are mark
 coverage: $(VENV)/.installed-test ## run the tests of test-all and report the lines that they do not reach
 	$(PYTEST) -m $(ALL) --cov --cov-report term $(ARGS)
 
-test-ray: $(VENV)/.installed-test ## test the Ray engine on clusters of several nodes, some of which are killed: half an hour
-	$(RUN) -m pytest tests/reliability/test_ray.py tests/reliability/test_learner_nodes.py -m cluster $(ARGS)
+test-ray: $(VENV)/.installed-test ## test the Ray engine on clusters of several nodes, some of which are killed: an hour
+	$(RUN) -m pytest tests/reliability -m cluster $(ARGS)
 
 test-faults: $(VENV)/.installed-test ## test the faults of docs/reliability.md that take minutes
 	$(RUN) -m pytest tests/reliability -m faults $(ARGS)
