@@ -48,7 +48,8 @@ class TorchRendezvous:
             host, _, port = self.address.rpartition(":")
             interface = _interface_to(host, int(port))
             store = TCPStore(host, int(port), timeout=EXCHANGE_TIMEOUT, wait_for_workers=False)
-        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+        os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"  # without "=", eth1 would permit eth10 as well
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
             store=store,

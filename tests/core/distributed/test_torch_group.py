@@ -211,9 +211,15 @@ def calls(monkeypatch):
     return made
 
 
-def test_a_gpu_learner_joins_with_nccl_and_gloo(calls):
+def test_a_gpu_learner_joins_with_nccl_and_gloo(calls, monkeypatch):
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "")
+    addresses = psutil.net_if_addrs()["lo"]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth10": [], "eth1": addresses})
     with network_rendezvous(2, "127.0.0.1") as rendezvous:
         rendezvous.join(1, "cuda:1")
+    # gloo takes a name, NCCL a prefix of names unless "=" precedes it
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth1" and os.environ["NCCL_SOCKET_IFNAME"] == "=eth1"
     names = [name for name, *_ in calls]
     assert names == ["set_device", "init_process_group", "all_reduce", "synchronize"]
     assert calls[0][1] == calls[3][1] == "cuda:1" and calls[2][1] == "zeros on cuda:1"
