@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
-from core.common.processes import idle_delays
+from core.common.processes import idle_delays, set_process_name
 
 PARENT = """
 import os, subprocess, sys
@@ -27,6 +29,18 @@ def test_an_idle_process_sleeps_longer_and_longer_up_to_20_ms():
     delays = list(itertools.islice(idle_delays(), 30))
     assert delays[0] == 0.0005 and delays[-1] == 0.02
     assert delays[:10] == pytest.approx([0.0005 * 1.25**number for number in range(10)])
+
+
+def test_any_thread_names_its_process():
+    """Methods of asynchronous Ray actors run in a thread."""
+    before = Path("/proc/self/comm").read_text().strip()
+    try:
+        thread = threading.Thread(target=set_process_name, args=("a name of more than 15 letters",))
+        thread.start()
+        thread.join()
+        assert Path(f"/proc/{os.getpid()}/comm").read_text() == "a name of more \n"
+    finally:
+        set_process_name(before)
 
 
 def running(pid):
