@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 
+from core.common.console import log_to_stderr
 from core.common.foreign_code import text_of
 from core.common.processes import IGNORED_SIGNALS, die_with_parent, idle_delays, reuse_freed_memory, set_process_name
 from core.device.torch_runtime import use_threads
@@ -79,18 +80,19 @@ def drive(generator: Iterator[bool], context: Context, process_ind: int) -> None
             time.sleep(next(delays))
 
 
-def end_with(main: int) -> None:
-    """End this process when process `main`, which need not be its parent, has ended.
+def end_with(owner: int) -> None:
+    """End this process when the owner of its shared memory, main or a learner's host, has ended.
 
-    Ray would end it too, but not if Ray's head has gone.
+    The owner need not be its parent. Ray would end it with main too, but not if Ray's head has gone.
     """
 
     def wait() -> None:
         select.select([descriptor], [], [])
+        log_to_stderr(f"this process ends, because the owner of its shared memory (pid {owner}) has ended")
         os._exit(TRAINING_FAILED)
 
-    descriptor = os.pidfd_open(main)
-    threading.Thread(target=wait, name="end with main", daemon=True).start()
+    descriptor = os.pidfd_open(owner)
+    threading.Thread(target=wait, name="end with owner", daemon=True).start()
 
 
 def _ignore_signals() -> None:

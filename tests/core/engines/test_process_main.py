@@ -3,6 +3,8 @@
 import atexit
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -65,3 +67,20 @@ def test_a_process_exits_at_once_with_the_code_of_its_work(process, exit_code, t
     finally:
         started.kill()
         started.join()
+
+
+def test_a_process_ends_with_the_owner_of_its_memory():
+    program = "from core.engines import process_main; process_main.end_with({}); print(flush=True); input()"
+    with subprocess.Popen(["sleep", "60"]) as owner:
+        command = [sys.executable, "-c", program.format(owner.pid)]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        with subprocess.Popen(command, **pipes, text=True) as member:
+            try:
+                assert member.stdout.readline() == "\n" and member.poll() is None
+                owner.kill()
+                owner.wait()
+                assert member.wait(60) == run_end.TRAINING_FAILED
+                assert f"the owner of its shared memory (pid {owner.pid}) has ended" in member.stderr.read()
+            finally:
+                owner.kill()
+                member.kill()
