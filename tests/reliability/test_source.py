@@ -17,7 +17,7 @@ SOURCES = sorted(
 )
 SHELLS = {"sh", "bash", "dash", "zsh", "/bin/sh", "/bin/bash", "/usr/bin/env"}
 # starts a shell with a fixed text: see docs/reliability.md
-SWEEPER = PROJECT / "core" / "engines" / "ray" / "cluster.py"
+SWEEPER = PROJECT / "core" / "engines" / "ray" / "sweeper.py"
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
 
@@ -66,11 +66,7 @@ def executes_data(source: str) -> list[str]:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PROJECT)))
 def test_f40_no_source_file_executes_data(path: Path):
     found = executes_data(path.read_text())
-    assert (
-        len(found) == 1 and "['sh', '-c', SWEEP, 'sweeper', self._folder]" in found[0]
-        if path == SWEEPER
-        else found == []
-    )
+    assert len(found) == 1 and "['sh', '-c', SWEEP, 'sweeper', folder]" in found[0] if path == SWEEPER else found == []
 
 
 @pytest.mark.parametrize(

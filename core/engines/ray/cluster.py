@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from core.engines.ray.sweeper import Sweeper
 from core.runtime.options import RayParams
 
 # Variables that Ray reads when it is imported. Those of LOCAL_VARIABLES keep a node on 127.0.0.1, where no other
@@ -37,14 +37,6 @@ VARIABLES = {
 # 40 s, and Ray makes twenty by default.
 JOIN_VARIABLES = {"RAY_gcs_server_port_wait_time_s": "1"}
 MAX_PARENT_LENGTH = 30  # characters: this folder is part of the paths of Ray's sockets, which may have 107
-# If main is killed, the input of this shell closes. It then kills every process that has a file of the run's folder
-# open, because Ray's agents would stay for a minute to report to what is gone.
-SWEEP = """read gone
-for again in 1 2 3 4 5 6; do
-    find /proc/[0-9]*/fd -lname "$1/*" | cut -d/ -f3 | sort -u | xargs -r kill -9
-    rm -rf -- "$1"
-    sleep 0.3
-done"""
 
 
 class ClusterError(RuntimeError):
@@ -68,7 +60,7 @@ class Cluster:
             ClusterError: the cluster cannot be used.
         """
         self._params, self._folder = params, ""
-        self._sweeper: subprocess.Popen[bytes] | None = None
+        self._sweeper: Sweeper | None = None
         _set_variables({**VARIABLES, **environment})
         if params.address is None:
             self._start(math.ceil(sum(need["CPU"] for need in needs.values())))
@@ -88,12 +80,7 @@ class Cluster:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         parent = tempfile.gettempdir()
         self._folder = tempfile.mkdtemp(prefix="ray_", dir=parent if len(parent) <= MAX_PARENT_LENGTH else "/tmp")
-        self._sweeper = subprocess.Popen(
-            ["sh", "-c", SWEEP, "sweeper", self._folder],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._sweeper = Sweeper(self._folder)
         self._init(
             "Ray on this machine",
             num_cpus=max(num_cpus, 1),
@@ -132,12 +119,10 @@ class Cluster:
         ray.shutdown()
         if self._sweeper is not None:
             for process in children:  # if the head ended before its agents, Ray leaves them behind
-                if process.pid != self._sweeper.pid:
-                    with suppress(psutil.NoSuchProcess):
-                        process.kill()
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._sweeper.kill()
-            self._sweeper.wait()
+            self._sweeper.close()
 
 
 def _set_variables(variables: Mapping[str, str]) -> None:

@@ -8,6 +8,7 @@ of this learner's actors elsewhere, and keeps counters and run state equal to ho
 import asyncio
 import dataclasses
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from core.engines.ray.code_version import check_code
 from core.engines.ray.file_transfer import SendHome, fetch_file
 from core.engines.ray.mirror import Mirror, RunSnapshot
 from core.engines.ray.remote_context import RemoteRunInfo
+from core.engines.ray.sweeper import Sweeper
 from core.engines.ray.trajectory_server import TrajectoryServer
 from core.engines.ray.worker import Host
 from core.engines.run_end import TRAINING_FAILED
@@ -63,6 +65,7 @@ class LearnerHost(TrajectoryServer):
         """
         self._learner, self._plan, self._home = learner, plan, home
         self._exchanging = asyncio.Lock()
+        self._folder: Path | None = None  # this node's own, if it does not see the run's
 
     def __repr__(self) -> str:
         return f"host of learner {self._learner}"
@@ -106,10 +109,10 @@ class LearnerHost(TrajectoryServer):
     def _with_own_folder(self, context: Context) -> Context:
         """Return the context of a node that does not see the run's folder: files are fetched from home and sent there.
 
-        The folder is removed by `close`; that of a host that was killed stays.
+        The folder is removed by `close`, and otherwise by its sweeper when this process ends.
         """
-        self._folder = tempfile.TemporaryDirectory(prefix="learner_host_")
-        root = Path(self._folder.name)
+        root = self._folder = Path(tempfile.mkdtemp(prefix="learner_host_"))
+        self._sweeper = Sweeper(str(root))
         resume_from = context.resume_from
         if resume_from is not None:
             resume_from = root / resume_from.name
@@ -129,7 +132,6 @@ class LearnerHost(TrajectoryServer):
             except (ray.exceptions.RayError, TimeoutError):  # Ray restarts the server at home
                 if limit is not None and time.monotonic() - last_answer >= limit:
                     log_to_stderr(f"learner {self._learner}'s node ends: home was silent for {limit:g} s")
-                    self.close()
                     os._exit(TRAINING_FAILED)
             await asyncio.sleep(PERIOD)
 
@@ -140,8 +142,9 @@ class LearnerHost(TrajectoryServer):
 
     def close(self) -> None:
         """Remove this node's own folder."""
-        if folder := getattr(self, "_folder", None):
-            folder.cleanup()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._sweeper.close()
 
 
 def place_token(folder: Path) -> Path:
