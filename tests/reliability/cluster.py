@@ -4,10 +4,11 @@ The cluster is made by Ray's `cluster_utils`:
 
     python -m tests.reliability.cluster FOLDER HEAD_CPUS NODE_CPUS...
 
-The process prints the cluster's address when it is up, then reads commands from its input: `add CPUS` adds a node, and
-`kill` removes the newest node abruptly, like a power failure.
+The process prints the cluster's address when it is up, then reads commands from its input: `add CPUS` adds a node,
+`kill` removes the newest node abruptly, like a power failure, and `hide FOLDER` keeps a folder from later nodes.
 """
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -60,6 +61,10 @@ class Nodes:
     def add(self, cpus: int) -> None:
         self._say(f"add {cpus}")
 
+    def hide(self, folder: Path) -> None:
+        """Let nodes that are added from now on see an empty folder in place of this one. This needs root."""
+        self._say(f"hide {folder}")
+
     def _say(self, line: str) -> None:
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
@@ -81,13 +86,26 @@ def main(folder: str, cpus: list[int]) -> None:
     nodes = [cluster.add_node(num_cpus=count, **common) for count in cpus[1:]]
     print(cluster.address, flush=True)
     for line in sys.stdin:
-        word, *count = line.split()
+        word, _, value = line.strip().partition(" ")
         if word == "add":
-            nodes.append(cluster.add_node(num_cpus=int(count[0]), **common))
+            nodes.append(cluster.add_node(num_cpus=int(value), **common))
+        elif word == "hide":
+            hide(value)
         else:
             cluster.remove_node(nodes.pop(), allow_graceful=False)
         print("done", flush=True)
     cluster.shutdown()
+
+
+def hide(folder: str) -> None:
+    """Mount an empty file system on this folder, for this process and those that it starts from now on."""
+    libc, new_mounts, all_private = ctypes.CDLL(None, use_errno=True), 0x20000, 0x44000
+    if (
+        libc.unshare(new_mounts)
+        or libc.mount(b"none", b"/", None, all_private, None)
+        or libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", 0, None)
+    ):
+        raise OSError(ctypes.get_errno(), f"{folder} cannot be hidden")
 
 
 if __name__ == "__main__":

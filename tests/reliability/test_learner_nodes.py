@@ -1,11 +1,15 @@
 """Learners on several nodes of a Ray cluster train as one, and lose processes and nodes (F37, F72, F73)."""
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -13,12 +17,58 @@ import pytest
 from core.checkpoint import run_checkpoint
 from tests.reliability.cluster import ENVIRONMENT, PROJECT, Nodes
 from tests.reliability.program import Program
-from tests.reliability.test_ray import CARTPOLE, ROLES, at_the_end, authenticated, workers  # noqa: F401
+from tests.reliability.test_ray import CARTPOLE, at_the_end, authenticated, workers  # noqa: F401
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("authenticated")]
 TWO = (*CARTPOLE, "--num_learners", "2", "--num_actors", "2", "--actor.log_period", "0.5")
 ENDLESS = (*TWO, "--steps", "100000000")
+HIDDEN = pytest.mark.skipif(os.geteuid() != 0, reason="only root can hide a folder from a node")
+IS_HIDDEN = pytest.mark.parametrize("is_hidden", [False, pytest.param(True, marks=HIDDEN)])
+
+
+@pytest.fixture
+def temporary(monkeypatch):
+    """Return the folder of temporary files for main and the nodes of a test, which must be empty at the end."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    try:
+        yield folder
+        assert not list(folder.iterdir())
+    finally:
+        shutil.rmtree(folder)
+
+
+def two_nodes(root: Path, is_hidden: bool) -> Nodes:
+    """Return a cluster for TWO, whose second node does not see the run's folder if that `is_hidden`."""
+    cluster = Nodes(3)
+    try:
+        if is_hidden:
+            cluster.hide(root)
+        cluster.add(2)
+    except BaseException:
+        cluster.__exit__()
+        raise
+    return cluster
+
+
+def shared_memory(cluster: Nodes) -> set[Path]:
+    """Return the files of /dev/shm, by their names, that processes of a run have mapped."""
+    maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in workers(cluster).values()]
+    return {Path(path) for text in maps for path in re.findall(r"/dev/shm/\S+", text)}
+
+
+def until_nothing_is_left(cluster: Nodes, named: set[Path], temporary: Path, seconds: float = 30) -> None:
+    """Wait until the processes of a run have ended, with hosts, and have left no file in memory or on the disk."""
+
+    def left() -> list[str]:
+        files = [*(path for path in named if path.exists()), *temporary.iterdir()]
+        return [*workers(cluster), *map(str, files)]
+
+    deadline = time.monotonic() + seconds
+    while left() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left()
 
 
 def checkpoint(program: Program) -> dict:
@@ -45,16 +95,47 @@ def test_f37_two_learners_on_two_nodes_count_as_one_run_and_listen_on_the_cluste
             assert nodes["actor 1"] == nodes["learner 1"]
             assert listening_learners(cluster) == {"127.0.0.1"}
             assert program.until_ended(100) == 0, program.output
-        assert program.steps() == sorted(program.steps()) and at_the_end(program)["global/restarts"] == 0
-        state, last = checkpoint(program), at_the_end(program)
-        updates, steps = state["clock"]["updates"], state["clock"]["agent_steps"]
-        assert updates[0] == updates[1] >= 500 and min(steps) > 500 and {"learner", "learner_1"} <= state.keys()
-        assert last["global/agent_steps"] >= sum(steps)
-        ended = last["global/episodes"] + 16
-        assert 0 <= last["global/replay_steps"] - last["global/agent_steps"] <= ended  # both memories, nothing dropped
-        # 64 samples a learner and update, 8 a step from 1,000 on, and what is learnt in the period of the mirror
-        sampled, inserted = sum(state["clock"]["sampled"]), sum(state["clock"]["inserted"])
-        assert sampled == sum(updates) * 64 and sampled <= (inserted - 1_000) * 8 + 20 * 128
+        check_counts(program, 2, 500)
+        assert not workers(cluster)
+
+
+def check_counts(program: Program, learners: int, min_updates: int) -> None:
+    """Check the counts of a run that has ended, with an actor of 8 environments for each learner."""
+    assert program.steps() == sorted(program.steps()) and at_the_end(program)["global/restarts"] == 0
+    state, last = checkpoint(program), at_the_end(program)
+    updates, steps = state["clock"]["updates"], state["clock"]["agent_steps"]
+    assert len(updates) == learners and set(updates) == {updates[0]} and updates[0] >= min_updates
+    assert min(steps) > 250 and {"learner", *(f"learner_{index}" for index in range(1, learners))} <= state.keys()
+    assert last["global/agent_steps"] >= sum(steps)
+    ended = last["global/episodes"] + 8 * learners
+    assert 0 <= last["global/replay_steps"] - last["global/agent_steps"] <= ended  # all memories, nothing dropped
+    # 64 samples a learner and update, 8 a step from 1,000 on, and what is learnt in the period of the mirror
+    sampled, inserted = sum(state["clock"]["sampled"]), sum(state["clock"]["inserted"])
+    assert sampled == sum(updates) * 64 and sampled <= (inserted - 1_000) * 8 + 20 * 64 * learners
+
+
+@pytest.mark.timeout(500)
+def test_four_learners_on_four_nodes_count_as_one_run_that_two_continue(tmp_path):
+    with Nodes(3, 2, 2, 2) as cluster:
+        words = (*CARTPOLE, "--actor.log_period", "0.5", "--num_learners", "4", "--num_actors", "4", "--updates", "200")
+        with Program(tmp_path, *words, "--ray.address", cluster.address) as program:
+            until_updates(program, 20)
+            nodes = {name: node_of(process) for name, process in workers(cluster).items()}
+            assert len({nodes[f"learner {index}"] for index in range(4)}) == 4
+            assert all(
+                nodes[f"{role} {index}"] == nodes[f"learner {index}"]
+                for role in ("actor", "host")
+                for index in range(1, 4)
+            )
+            assert program.until_ended(150) == 0, program.output
+        check_counts(program, 4, 200)
+        before = checkpoint(program)["clock"]
+        words = ("--config", "dqn-cartpole", "--resume", "test_one", "--num_learners", "2", "--num_actors", "2")
+        with Program(tmp_path, *words, "--updates", str(before["updates"][0] + 50)) as program:
+            assert program.until_ended(150) == 0, program.output
+        after = checkpoint(program)["clock"]
+        assert len(after["updates"]) == 2 and min(after["updates"]) >= before["updates"][0] + 50
+        assert sum(after["agent_steps"]) > sum(before["agent_steps"])
         assert not workers(cluster)
 
 
@@ -89,16 +170,16 @@ def test_every_family_of_agents_learns_on_two_nodes(tmp_path, row):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("killed", ["learner 1", "learner 0"])
-def test_f72_a_killed_learner_leaves_a_checkpoint_that_any_number_of_learners_continues(tmp_path, killed):
+@pytest.mark.parametrize("killed", ["learner 1", "learner 0", "host 1"])
+def test_f72_a_killed_learner_leaves_a_checkpoint_that_any_number_of_learners_continues(tmp_path, killed, temporary):
     with Nodes(3, 2) as cluster:
         with Program(tmp_path, *ENDLESS, "--ray.address", cluster.address) as program:
             until_updates(program, 100)
-            seen = program.updates()
+            seen, named = program.updates(), shared_memory(cluster)
             workers(cluster)[killed].kill()
             assert program.until_ended(40) == 4
             assert f"learner {killed[-1]}" in program.output and "--resume test_one" in program.output
-        assert not workers(cluster)
+        until_nothing_is_left(cluster, named, temporary)
         state = checkpoint(program)
         assert max(state["clock"]["updates"]) >= seen and sum(state["clock"]["agent_steps"]) > 0
         words = ("--config", "dqn-cartpole", "--resume", "test_one", "--num_learners", "3", "--num_actors", "3")
@@ -136,20 +217,21 @@ def test_f72_a_lost_node_of_a_learner_ends_the_run_saved(tmp_path, is_frozen):
 
 
 @pytest.mark.timeout(200)
-def test_f72_a_killed_main_leaves_nothing_on_the_nodes_of_learners(tmp_path):
-    with Nodes(3, 2) as cluster:
+@IS_HIDDEN
+def test_f72_a_killed_main_leaves_nothing_on_the_nodes_of_learners(tmp_path, is_hidden, temporary):
+    with two_nodes(tmp_path, is_hidden) as cluster:
         with Program(tmp_path, *ENDLESS, "--ray.address", cluster.address) as program:
             until_updates(program, 50)
+            named = shared_memory(cluster)
+            assert "host 1" in workers(cluster) and any(temporary.iterdir()) == is_hidden
             program.process.kill()
-            deadline = time.monotonic() + 30
-            while workers(cluster) and time.monotonic() < deadline:
-                time.sleep(0.2)
-            assert not workers(cluster)
+            until_nothing_is_left(cluster, named, temporary)
 
 
 @pytest.mark.timeout(300)
-def test_ctrl_c_saves_the_replay_of_every_node_and_a_resumed_run_has_it(tmp_path):
-    with Nodes(3, 2) as cluster:
+@IS_HIDDEN
+def test_ctrl_c_saves_the_replay_of_every_node_and_a_resumed_run_has_it(tmp_path, is_hidden, temporary):
+    with two_nodes(tmp_path, is_hidden) as cluster:
         words = (*ENDLESS, "--ray.address", cluster.address, "--learner.checkpoint_replay", "true")
         with Program(tmp_path, *words) as program:
             until_updates(program, 50)
@@ -229,17 +311,20 @@ def test_f73_an_elastic_run_goes_on_without_a_lost_node_and_takes_in_one_that_jo
 
 
 # the same without main ------------------------------------------------------------------------------------------------
+# PPO on whole rollouts, because each learner draws its own minibatches.
+FAMILIES = ("dqn", "rainbow", "iqn", "r2d2", "sac", "impala", "ppo with LSTM", "pqn, whole rollouts")
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["dqn", "rainbow", "sac", "impala"])
-def test_two_learners_on_two_nodes_learn_what_one_learns_from_both_batches(name):
+def test_two_learners_on_two_nodes_learn_what_one_learns_from_both_batches():
     with Nodes(1, 1) as cluster:
-        command = [sys.executable, "-m", "tests.reliability.test_learner_nodes", cluster.address, name]
+        command = [sys.executable, "-m", "tests.reliability.test_learner_nodes", cluster.address]
         done = subprocess.run(command, cwd=PROJECT, env={**os.environ, **ENVIRONMENT}, timeout=250)
     assert done.returncode == 0
 
 
-def compare(address: str, name: str) -> None:
-    """Let learners on two nodes learn from halves of the batches, and one here from whole ones; compare all weights."""
+def compare(address: str) -> None:
+    """Let learners on two nodes learn from halves of batches, and one here from whole ones; compare their states."""
     import ray
     import torch
 
@@ -251,16 +336,19 @@ def compare(address: str, name: str) -> None:
     def learner(rendezvous, index):
         torch.set_num_threads(1)
         with rendezvous.join(index, "cpu") as group:
-            return ray.get_runtime_context().get_node_id(), learn(name, HALVES[index], False, group)
+            states = {name: learn(name, HALVES[index], False, group)[:3] for name in FAMILIES}
+            return ray.get_runtime_context().get_node_id(), states
 
     ray.init(address=address, logging_level="ERROR", runtime_env={"env_vars": {"PYTHONPATH": str(PROJECT)}})
     with network_rendezvous(2, ray.util.get_node_ip_address()) as rendezvous:
         (node, first), (other, second) = ray.get([learner.remote(rendezvous, index) for index in range(2)])
-    assert node != other and first[2] == second[2]
-    before, after, _, _ = learn(name, WHOLE, False, SingleLearner())
-    for key, value in after.items():
-        torch.testing.assert_close(first[1][key], value, rtol=1e-6, atol=1e-6, msg=key)
-    assert any((after[key] - before[key]).abs().max() > 1e-4 for key in after if "model" in key)
+    assert node != other
+    for name in FAMILIES:
+        before, after, _, _ = learn(name, WHOLE, False, SingleLearner())
+        assert first[name][2] == second[name][2], name
+        for key, value in after.items():
+            torch.testing.assert_close(first[name][1][key], value, rtol=1e-6, atol=1e-6, msg=f"{name}{key}")
+        assert any((after[key] - before[key]).abs().max() > 1e-4 for key in after if "model" in key), name
 
 
 if __name__ == "__main__":

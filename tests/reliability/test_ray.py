@@ -175,11 +175,11 @@ def at_the_end(program: Program) -> dict[str, float]:
     return next(row["values"] for row in reversed(program.metrics()) if "global/updates" in row["values"])
 
 
-ROLES = ("actor", "learner", "evaluator", "logger")
+ROLES = ("actor", "learner", "evaluator", "logger", "host")
 
 
 def workers(cluster: Nodes, *roles: str) -> dict[str, psutil.Process]:
-    """Return the processes of these roles, by default all single-processes, on all nodes of this cluster, by name."""
+    """Return the processes of these roles, by default all of a run, on all nodes of this cluster, by name."""
     names = {comm(member): member for member in psutil.Process(cluster.process.pid).children(recursive=True)}
     return {name: member for name, member in names.items() if name.split(" ")[0] in (roles or ROLES)}
 
