@@ -5,7 +5,8 @@ The cluster is made by Ray's `cluster_utils`:
     python -m tests.reliability.cluster FOLDER HEAD_CPUS NODE_CPUS...
 
 The process prints the cluster's address when it is up, then reads commands from its input: `add CPUS` adds a node,
-`kill` removes the newest node abruptly, like a power failure, and `hide FOLDER` keeps a folder from later nodes.
+`kill` removes the newest node abruptly, like a power failure, and `mount OTHER FOLDER` replaces a folder for later
+nodes.
 """
 
 import ctypes
@@ -61,9 +62,9 @@ class Nodes:
     def add(self, cpus: int) -> None:
         self._say(f"add {cpus}")
 
-    def hide(self, folder: Path) -> None:
-        """Let nodes that are added from now on see an empty folder in place of this one. This needs root."""
-        self._say(f"hide {folder}")
+    def mount(self, other: Path, folder: Path) -> None:
+        """Let nodes that are added from now on see `other` in place of `folder`. This needs root."""
+        self._say(f"mount {other} {folder}")
 
     def _say(self, line: str) -> None:
         self.process.stdin.write(line + "\n")
@@ -86,26 +87,26 @@ def main(folder: str, cpus: list[int]) -> None:
     nodes = [cluster.add_node(num_cpus=count, **common) for count in cpus[1:]]
     print(cluster.address, flush=True)
     for line in sys.stdin:
-        word, _, value = line.strip().partition(" ")
+        word, *values = line.split()
         if word == "add":
-            nodes.append(cluster.add_node(num_cpus=int(value), **common))
-        elif word == "hide":
-            hide(value)
+            nodes.append(cluster.add_node(num_cpus=int(values[0]), **common))
+        elif word == "mount":
+            mount(*values)
         else:
             cluster.remove_node(nodes.pop(), allow_graceful=False)
         print("done", flush=True)
     cluster.shutdown()
 
 
-def hide(folder: str) -> None:
-    """Mount an empty file system on this folder, for this process and those that it starts from now on."""
-    libc, new_mounts, all_private = ctypes.CDLL(None, use_errno=True), 0x20000, 0x44000
+def mount(other: str, folder: str) -> None:
+    """Put a folder in place of another, for this process and those that it starts from now on."""
+    libc, new_mounts, all_private, bind = ctypes.CDLL(None, use_errno=True), 0x20000, 0x44000, 0x1000
     if (
         libc.unshare(new_mounts)
         or libc.mount(b"none", b"/", None, all_private, None)
-        or libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", 0, None)
+        or libc.mount(os.fsencode(other), os.fsencode(folder), None, bind, None)
     ):
-        raise OSError(ctypes.get_errno(), f"{folder} cannot be hidden")
+        raise OSError(ctypes.get_errno(), f"{other} cannot be mounted on {folder}")
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ pytest.importorskip("ray")
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("authenticated")]
 TWO = (*CARTPOLE, "--num_learners", "2", "--num_actors", "2", "--actor.log_period", "0.5")
 ENDLESS = (*TWO, "--steps", "100000000")
-HIDDEN = pytest.mark.skipif(os.geteuid() != 0, reason="only root can hide a folder from a node")
-IS_HIDDEN = pytest.mark.parametrize("is_hidden", [False, pytest.param(True, marks=HIDDEN)])
+MOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a node folders of its own")
+IS_HIDDEN = pytest.mark.parametrize("is_hidden", [False, pytest.param(True, marks=MOUNTS)])
 
 
 @pytest.fixture
@@ -44,7 +44,9 @@ def two_nodes(root: Path, is_hidden: bool) -> Nodes:
     cluster = Nodes(3)
     try:
         if is_hidden:
-            cluster.hide(root)
+            empty = root.with_name(f"{root.name}_elsewhere")
+            empty.mkdir()
+            cluster.mount(empty, root)
         cluster.add(2)
     except BaseException:
         cluster.__exit__()
@@ -264,6 +266,25 @@ def test_learners_without_room_are_refused_with_what_they_need(tmp_path):
             assert program.until_ended(90) == 2
             assert "learner 1 needs 2 CPUs and finds no room: the run needs 7 CPUs in all" in program.output
             assert "no such node joined within ray.placement_timeout=4 s" in program.output
+
+
+@MOUNTS
+@pytest.mark.timeout(200)
+def test_f70_a_learners_node_with_different_code_refuses_the_run(tmp_path, temporary):
+    project, other = tmp_path / "project", tmp_path / "other"
+    for name in ("core", "utils", "main.py"):
+        (shutil.copytree if (PROJECT / name).is_dir() else shutil.copy)(PROJECT / name, project / name)
+    shutil.copytree(project, other)
+    with (other / "core" / "runtime" / "run_state.py").open("a") as file:
+        file.write("# another version")
+    with Nodes(3) as cluster:
+        cluster.mount(other, project)
+        cluster.add(2)
+        with Program(tmp_path, *ENDLESS, "--ray.address", cluster.address, project=project) as program:
+            assert program.until_ended(120) == 2
+            assert "error: learner 1 cannot be on its node" in program.output
+            assert "has another version of the code than main: core/runtime/run_state.py differ" in program.output
+        until_nothing_is_left(cluster, set(), temporary)
 
 
 @pytest.mark.timeout(240)
