@@ -18,7 +18,7 @@ import pytest
 from core.checkpoint import run_checkpoint
 from tests.reliability.cluster import ENVIRONMENT, PROJECT, Nodes
 from tests.reliability.program import Program
-from tests.reliability.test_ray import CARTPOLE, at_the_end, authenticated, workers  # noqa: F401
+from tests.reliability.test_ray import CARTPOLE, at_the_end, authenticated, head, workers  # noqa: F401
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("authenticated")]
@@ -61,14 +61,16 @@ def shared_memory(cluster: Nodes) -> set[Path]:
     return {Path(path) for text in maps for path in re.findall(r"/dev/shm/\S+", text)}
 
 
-def until_nothing_is_left(cluster: Nodes, named: Iterable[Path] = (), temporary: Path | None = None) -> None:
+def until_nothing_is_left(
+    cluster: Nodes, named: Iterable[Path] = (), temporary: Path | None = None, seconds: float = 30
+) -> None:
     """Wait until the processes of a run have ended, with hosts, and have left no file in memory or on the disk."""
 
     def left() -> list[str]:
         files = [path for path in named if path.exists()] + list(temporary.iterdir() if temporary else ())
         return [*workers(cluster), *map(str, files)]
 
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + seconds
     while left() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not left()
@@ -219,9 +221,12 @@ def test_f72_a_lost_node_of_a_learner_ends_the_run_saved(tmp_path, is_frozen):
         assert max(checkpoint(program)["clock"]["updates"]) >= seen
 
 
-@pytest.mark.timeout(200)
-@IS_HIDDEN
-def test_f72_a_killed_main_leaves_nothing_on_the_nodes_of_learners(tmp_path, is_hidden, temporary):
+@pytest.mark.timeout(250)
+@pytest.mark.parametrize(
+    ("lost", "is_hidden"), [("main", False), pytest.param("main", True, marks=MOUNTS), ("home", False)]
+)
+def test_f72_a_lost_main_leaves_nothing_on_the_nodes_of_learners(tmp_path, lost, is_hidden, temporary):
+    """With home its nodes lose the head, for which Ray waits a minute."""
     with two_nodes(tmp_path, is_hidden) as cluster:
         cluster.add(1)  # for an actor that is neither at home nor on its learner's node
         words = (*CARTPOLE, "--steps", "100000000", "--num_learners", "2", "--num_actors", "3")
@@ -231,8 +236,12 @@ def test_f72_a_killed_main_leaves_nothing_on_the_nodes_of_learners(tmp_path, is_
             named = shared_memory(cluster)
             assert "host 1" in workers(cluster) and any(temporary.iterdir()) == is_hidden
             assert len({node_of(process) for process in workers(cluster).values()}) == 3
-            program.process.kill()
-            until_nothing_is_left(cluster, named, temporary)
+            raylet = psutil.Process(node_of(workers(cluster)["learner 0"]))
+            home = [head(cluster.process.pid), raylet, *raylet.children(recursive=True)] if lost == "home" else []
+            for process in (*home, program.process):
+                with suppress(psutil.Error):
+                    process.kill()
+            until_nothing_is_left(cluster, named, temporary, 100 if home else 30)
 
 
 @pytest.mark.timeout(300)
