@@ -225,7 +225,7 @@ def test_f72_a_lost_node_of_a_learner_ends_the_run_saved(tmp_path, is_frozen):
     ("lost", "is_hidden"), [("main", False), pytest.param("main", True, marks=MOUNTS), ("home", False)]
 )
 def test_f72_a_lost_main_leaves_nothing_on_the_nodes_of_learners(tmp_path, lost, is_hidden, temporary):
-    """With home its nodes lose the head, for which Ray waits a minute."""
+    """The loss of home includes that of the head, for which other nodes wait a minute."""
     with two_nodes(tmp_path, is_hidden) as cluster:
         cluster.add(1)  # for an actor that is neither at home nor on its learner's node
         words = (*CARTPOLE, "--steps", "100000000", "--num_learners", "2", "--num_actors", "3")
