@@ -73,9 +73,13 @@ class SendHome:
 
 
 def fetch_file(server: Any, name: str, target: Path) -> None:
-    """Copy a file of the checkpoint at home to `target`, piece by piece. Do nothing if home has none."""
+    """Copy a file of the checkpoint at home to `target`, piece by piece. Do nothing if home has none.
+
+    Must not be called on the event loop of an asynchronous actor.
+    """
     offset = 0
-    while piece := ray.get(server.read_piece.remote(name, offset)):
+    # not by ray.get, which warns in every thread of an asynchronous actor
+    while piece := server.read_piece.remote(name, offset).future().result():
         with open(target, "ab") as file:
             file.write(piece)
         offset += len(piece)

@@ -216,7 +216,11 @@ def server(home, tmp_path, monkeypatch):
     monkeypatch.setattr(ray, "get", lambda answer: answer)
     monkeypatch.setattr(file_transfer, "PIECE_BYTES", 1_000)
     files = CheckpointFiles(home.options.checkpoint_folder, tmp_path / "step_000000000001")
-    calls = {"write_piece": files.write, "adopt": files.adopt, "read_piece": files.read}
+
+    def read(name: str, offset: int) -> SimpleNamespace:
+        return SimpleNamespace(future=lambda: SimpleNamespace(result=lambda: files.read(name, offset)))
+
+    calls = {"write_piece": files.write, "adopt": files.adopt, "read_piece": read}
     return SimpleNamespace(**{name: SimpleNamespace(remote=function) for name, function in calls.items()})
 
 
