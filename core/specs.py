@@ -129,6 +129,11 @@ class Mixed(NamedTuple):
         return f"{MultiDiscrete(self.nvec).description}, and {numbers}"
 
     @property
+    def choices(self) -> tuple[int, ...]:
+        """Return the number of actions of each choice; their sum is the length of a mask."""
+        return self.nvec
+
+    @property
     def continuous(self) -> Continuous:
         """Return the space of the numbers alone."""
         return Continuous(self.low, self.high)
@@ -168,7 +173,7 @@ class EnvSpec:
     frame_rate: float = 60.0  # emulator frames a second, at which the environment is meant to be watched
     warning: str = ""  # one sentence that the user should know before a start
     parts: tuple[ObservationPart, ...] = ()  # of the observation; empty if it has one part
-    has_action_mask: bool = False  # time steps say which actions are legal; actions are Discrete or MultiDiscrete
+    has_action_mask: bool = False  # time steps say which actions are legal; actions are not Continuous
     # If not (): a frame is the bytes of a picture of this shape, followed by those of a float32 vector.
     picture_of_parts: tuple[int, ...] = ()
 
@@ -190,7 +195,7 @@ class EnvSpec:
     @property
     def action_mask(self) -> ArraySpec | None:
         """Return shape and dtype of one environment's mask of legal actions; None if it has none."""
-        if not self.has_action_mask or isinstance(self.action, Continuous | Mixed):
+        if not self.has_action_mask or isinstance(self.action, Continuous):
             return None
         return ArraySpec((sum(self.action.choices),), "bool")
 

@@ -44,8 +44,9 @@ def random_actions(
 ) -> np.ndarray:
     """Draw uniform actions [E, ...] from the action space, those of TimeStep.action_mask if it is given."""
     if isinstance(space, Mixed):
-        parts = MultiDiscrete(space.nvec), space.continuous
-        return np.concatenate([random_actions(part, num_envs, generator) for part in parts], 1, dtype=np.float32)
+        parts = (MultiDiscrete(space.nvec), legal), (space.continuous, None)
+        drawn = [random_actions(part, num_envs, generator, mask) for part, mask in parts]
+        return np.concatenate(drawn, 1, dtype=np.float32)
     if legal is not None and not isinstance(space, Continuous):
         return random_legal_actions(legal, space.choices, generator).reshape(num_envs, *space.array.shape)
     if isinstance(space, Discrete):
@@ -58,7 +59,7 @@ def random_actions(
 
 def can_act(spec: EnvSpec, timestep: TimeStep) -> np.ndarray:
     """Return the streams that have a legal action of each choice, [E] bool."""
-    assert timestep.action_mask is not None and not isinstance(spec.action, Continuous | Mixed)
+    assert timestep.action_mask is not None and not isinstance(spec.action, Continuous)
     begins = np.cumsum((0, *spec.action.choices[:-1]), dtype=np.int64)
     return np.asarray(np.logical_or.reduceat(timestep.action_mask, begins, axis=1).all(1))
 

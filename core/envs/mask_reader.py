@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from core.specs import ActionSpec, Continuous, Mixed
+from core.specs import ActionSpec, Continuous
 
 IN_INFO = "info"
 
@@ -19,13 +19,12 @@ class MaskReader:
         space: The observations' space.
 
     Raises:
-        ValueError: Actions are continuous, or observations have no such part.
+        ValueError: Actions have no choices, or observations have no such part.
     """
 
     def __init__(self, where: str, action: ActionSpec, space: spaces.Space[Any]):
-        if isinstance(action, Continuous | Mixed):
-            kind = "continuous" if isinstance(action, Continuous) else action.description
-            raise ValueError(f"env.action_mask={where} needs discrete actions, and the environment's are {kind}")
+        if isinstance(action, Continuous):
+            raise ValueError(f"env.action_mask={where} needs choices, and the environment's actions are continuous")
         self.size, self._path = sum(action.choices), None if where == IN_INFO else where.split(".")
         if self._path:
             part: Any = space
@@ -35,7 +34,7 @@ class MaskReader:
                 part = part[name]
 
     def __call__(self, observation: Any, info: Any) -> np.ndarray:
-        """Return the legal actions [A] bool. Raises InvalidMaskError for anything else than zeros and ones."""
+        """Return the legal actions [A] bool of all choices. Raises InvalidMaskError for anything else than zeros and ones."""
         value, path = (info, ["action_mask"]) if self._path is None else (observation, self._path)
         try:
             for name in path:

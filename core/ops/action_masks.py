@@ -12,12 +12,20 @@ def mask_actions(scores: Tensor, legal: Tensor | None) -> Tensor:
     multiply the probability by its logarithm, and 0 * -inf is NaN.
 
     Args:
-        scores: [..., A] logits or action values.
+        scores: [..., A] logits or action values; behind logits also other parameters of the policy, which stay.
         legal: [..., A] bool. If None, all actions are legal.
     """
-    return scores if legal is None else torch.where(legal, scores, torch.finfo(scores.dtype).min)
+    if legal is None:
+        return scores
+    count = legal.shape[-1]
+    masked = torch.where(legal, scores[..., :count], torch.finfo(scores.dtype).min)
+    return masked if scores.shape[-1] == count else torch.cat([masked, scores[..., count:]], -1)
 
 
 def mask_actions_of_arrays(scores: np.ndarray, legal: np.ndarray | None) -> np.ndarray:
     """Do what `mask_actions` does, for numpy arrays."""
-    return scores if legal is None else np.where(legal, scores, np.finfo(scores.dtype).min)
+    if legal is None:
+        return scores
+    count = legal.shape[-1]
+    masked = np.where(legal, scores[..., :count], np.finfo(scores.dtype).min)
+    return masked if scores.shape[-1] == count else np.concatenate([masked, scores[..., count:]], -1)

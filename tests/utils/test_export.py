@@ -161,6 +161,19 @@ def test_an_exported_network_takes_the_mask(name, tmp_path, monkeypatch):
             np.testing.assert_array_equal(found, acted)
 
 
+def test_an_exported_network_takes_the_mask_of_mixed_actions(tmp_path, monkeypatch):
+    spec = dataclasses.replace(SPEC, action=Mixed((2, 3), -BOUND, BOUND), has_action_mask=True)
+    monkeypatch.setitem(globals(), "spec_of", lambda *_: spec)
+    policy, path = small_policy("mlp-ac"), tmp_path / "model.onnx"
+    policy.agent.params = dataclasses.replace(policy.agent.params, **GREEDY["mlp-ac"])
+    network = export(policy, path)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    given = {name: tensor.numpy() for name, tensor in network.example(spec, 32, 1).items()}
+    found = session.run(["action"], given)[0]
+    assert np.take_along_axis(given["action_mask"], found[:, :2].astype(np.int64) + [0, 2], 1).all()
+    np.testing.assert_allclose(found, policy.act(given["observation"], action_mask=given["action_mask"])[0], atol=1e-5)
+
+
 def test_choices_that_differ_are_compared_by_their_logits():
     scores, ours = np.array([[1.0, 1.0, 0.0, 2.0, 2.0]]), np.array([[0, 1]])
     assert exporting._tied(MultiDiscrete((2, 3)), scores, ours, np.array([[1, 2]]))

@@ -15,9 +15,9 @@ from core.agents.ppo import PPO
 from core.agents.r2d2 import R2D2
 from core.agents.rainbow import Rainbow
 from core.model import Model
-from core.specs import ArraySpec, Discrete, EnvSpec
+from core.specs import ArraySpec, Discrete, EnvSpec, Mixed
 from core.types import ACTION_MASK, Batch, OARInputs, QuantileInputs, SampleIds, TimeStep, Window
-from tests.core.agents.unrolls import Table, random_unrolls, table_agent
+from tests.core.agents.unrolls import SPEC, Table, random_unrolls, table_agent
 
 A, N, COLUMNS, N_STEP, GAMMA = 4, 5, 40, 2, 0.9
 PLAIN = EnvSpec("table", ArraySpec((1,), "float32"), 0, Discrete(A))
@@ -223,3 +223,71 @@ def test_an_actor_critics_update_equals_one_whose_illegal_actions_are_impossible
     torch.testing.assert_close(learnt[allowed], same[allowed])
     assert torch.equal(learnt[~allowed], torch.from_numpy(before).reshape(-1, A)[: len(allowed)][~allowed])
     assert isinstance(model, Table) and (learnt[allowed] != torch.from_numpy(logits[:-1].reshape(-1, A))[allowed]).any()
+
+
+BOUND = np.ones(1, np.float32)
+MIXED = replace(SPEC, action=Mixed((2, 2), -BOUND, BOUND))  # as many logits as random_unrolls has, and two moments
+MIXED_SETTINGS = {**SETTINGS, Impala: {**SETTINGS[Impala], "relevance": "kl"}}
+
+
+@pytest.mark.parametrize("agent_class", MIXED_SETTINGS)
+@pytest.mark.parametrize("on_policy", [False, True])
+def test_an_update_of_mixed_actions_equals_one_whose_illegal_choices_are_impossible(agent_class, on_policy):
+    batch, logits, values = random_unrolls(1)
+    batch, window = batch._replace(on_policy=on_policy), batch.window
+    draw, shape = np.random.default_rng(2), logits.shape[:2]
+    taken = draw.integers(2, size=(*shape, 2))
+    legal = draw.random(logits.shape) < 0.5
+    np.put_along_axis(legal, taken + [0, 2], True, -1)
+    of_policy, of_behaviour = draw.normal(size=(2, *shape, 2))
+    behaviour, lowest = window.extras["logits"].numpy(), np.finfo(np.float64).min  # as `act` stores them
+    drawn = torch.from_numpy(np.concatenate([taken, draw.normal(size=(*shape, 1))], -1))
+    results = []
+    for masked in (True, False):
+        table = np.concatenate([logits if masked else np.where(legal, logits, -1e4), of_policy], -1)
+        stored = np.concatenate([np.where(legal, behaviour, lowest if masked else -1e4), of_behaviour], -1)
+        stored[-1] = np.nan
+        extras = {"value": window.extras["value"], "logits": torch.from_numpy(stored), "drawn_action": drawn}
+        extras |= {ACTION_MASK: torch.from_numpy(legal)} if masked else {}
+        settings = {"batch_size": 80, "entropy_cost": 0.05, "optimizer": "adam", "learning_rate": 0.02}
+        params = table_agent(agent_class, logits, values, **settings, **MIXED_SETTINGS[agent_class]).params
+        agent = agent_class(params, replace(MIXED, has_action_mask=masked), lambda table=table: Table(table, values))
+        agent.init_learner()
+        torch.manual_seed(3)  # PPO's minibatches
+        statistics = agent.learn(batch._replace(window=window._replace(extras=extras))).statistics
+        results.append(({name: float(value) for name, value in statistics.items()}, agent.model, table))
+    (found, model, before), (expected, reference, _) = results
+    assert found.keys() == expected.keys() and all(np.isfinite(list(found.values())))
+    for name, value in found.items():
+        assert value == pytest.approx(expected[name], rel=1e-7, abs=1e-9), name
+    torch.testing.assert_close(model.values, reference.values)
+    moments = np.ones_like(of_policy[:-1], bool)
+    allowed = torch.from_numpy(np.concatenate([legal[:-1], moments], -1).reshape(-1, A + 2))
+    learnt, same = (each.logits.detach()[: len(allowed)] for each in (model, reference))
+    torch.testing.assert_close(learnt[allowed], same[allowed])
+    old = torch.from_numpy(before).reshape(-1, A + 2)[: len(allowed)]
+    assert torch.equal(learnt[~allowed], old[~allowed])
+    assert (learnt != old)[:, :A].any() and (learnt != old)[:, A:].any()
+
+
+@pytest.mark.parametrize("agent_class", MIXED_SETTINGS)
+def test_mixed_actions_have_legal_choices_and_any_numbers(agent_class):
+    draw = np.random.default_rng(5)
+    legal = draw.random((30, A)) < 0.5
+    legal[:, [1, 2]] |= ~legal.reshape(30, 2, 2).any(2)
+    table = np.concatenate([np.where(legal, -50.0, 50.0), draw.normal(size=(30, 2))], 1)[:, None]
+    params = table_agent(agent_class, table[..., :A], table[..., 0]).params
+    agent = agent_class(params, replace(MIXED, has_action_mask=True), lambda: Table(table, table[..., 0]))
+    zeros, flags = np.zeros(30, np.float32), np.zeros(30, bool)
+    timestep = TimeStep(np.arange(30)[:, None], zeros, zeros + 1, flags, flags, zeros, legal)
+    exploration, numbers = agent.exploration(0, 1, 30, np.random.default_rng(7)), []
+    for chosen in (None, *[exploration] * 50):
+        output = agent.act(timestep, (), chosen)
+        choices = output.action[:, :2].astype(np.int64)
+        assert np.take_along_axis(legal, choices + [0, 2], 1).all()
+        numbers.append(output.action[:, 2])
+    assert np.unique(numbers).size > 500 and np.abs(numbers).max() <= 1
+    assert (output.extras["logits"][:, :A][~legal] == np.finfo(np.float64).min).all()
+    output, _ = agent.model(torch.arange(30)[:, None], ())
+    greedy = agent.greedy(output, torch.from_numpy(legal))["action"][:, :2].long().numpy()
+    assert np.take_along_axis(legal, greedy + [0, 2], 1).all()

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from core.acting.env_conformance import play_randomly
+from core.acting.env_conformance import play_randomly, random_actions
 from core.acting.validated_env import ValidatedEnv
 from core.envs.gym import GymEnv, GymParams
 from core.envs.mask_reader import InvalidMaskError, MaskReader
-from core.specs import Continuous, Discrete, MultiDiscrete
+from core.specs import ArraySpec, Continuous, Discrete, Mixed, MultiDiscrete
 
 
 class Legal(gym.Env):
@@ -70,6 +70,17 @@ def test_masks_of_several_choices_may_be_one_for_each(legal):
     assert env.reset(1).action_mask.tolist() == [[True, False, False, True, True]] * 2
 
 
+def test_masks_of_mixed_actions_are_of_their_choices(legal):
+    space = spaces.Dict({"arm": spaces.Box(-1, 1, (2,)), "tool": spaces.MultiDiscrete([2, 3])})
+    mask = (np.array([1, 0], np.int8), np.array([0, 1, 1], np.int8))
+    env = legal([mask] * 3, "info", space)
+    assert isinstance(env.spec.action, Mixed) and env.spec.action_mask == ArraySpec((5,), "bool")
+    assert env.reset(1).action_mask.tolist() == [[True, False, False, True, True]] * 2
+    drawn = random_actions(env.spec.action, 200, np.random.default_rng(1), np.tile(env.reset(1).action_mask, (100, 1)))
+    assert set(drawn[:, 0]) == {0} and set(drawn[:, 1]) == {1, 2} and np.unique(drawn[:, 2]).size > 100
+    assert play_randomly(env, 2, 20, 1)[0] == []
+
+
 @pytest.mark.parametrize(
     "mask, message",
     [
@@ -107,7 +118,7 @@ def test_a_truncated_episode_needs_a_legal_action(legal):
 @pytest.mark.parametrize(
     "where, action_space, params, message",
     [
-        ("info", spaces.Box(-1, 1, (2,)), {}, "env.action_mask=info needs discrete actions"),
+        ("info", spaces.Box(-1, 1, (2,)), {}, "env.action_mask=info needs choices"),
         ("mask", None, {}, "env.action_mask=mask is neither info nor a part of Dict observations"),
         ("inner.mask", None, {}, "env.action_mask=inner.mask is neither"),
         ("info", None, {"action_repeat": 2}, "env.action_mask=info needs env.action_repeat=1"),
@@ -140,5 +151,5 @@ def test_a_reader_reads_lists_and_refuses_other_things():
     for info in ({}, None, {"action_mask": "101"}, {"action_mask": [[1, [0]], 1]}):
         with pytest.raises(InvalidMaskError):
             reader(0, info)
-    with pytest.raises(ValueError, match="discrete actions"):
+    with pytest.raises(ValueError, match="needs choices"):
         MaskReader("info", Continuous(np.zeros(1), np.ones(1)), spaces.Discrete(2))

@@ -7,25 +7,38 @@ import torch
 from core.ops.action_masks import mask_actions, mask_actions_of_arrays
 from core.ops.exploration import epsilon_greedy, random_legal_actions
 from core.ops.munchausen import munchausen_bonus, soft_bootstrap
-from core.ops.policy_distributions import Categorical, MultiCategorical
+from core.ops.policy_distributions import Categorical, ChoicesAndNumbers, MultiCategorical
 
-T, B, NVEC = 3, 4, (3, 4)
-POLICIES = {"one choice": (Categorical(), (7,)), "two choices": (MultiCategorical(NVEC), NVEC)}
+T, B, NVEC, NUMBERS = 3, 4, (3, 4), 2
+POLICIES = {  # policy, choices, numbers
+    "one choice": (Categorical(), (7,), 0),
+    "two choices": (MultiCategorical(NVEC), NVEC, 0),
+    "two choices and two numbers": (ChoicesAndNumbers(NVEC, squashed=False), NVEC, NUMBERS),
+}
 
 
 def case(name, seed):
-    """Return a policy, two sets of logits, masks [T, B, A] and legal actions."""
-    (policy, choices), generator = POLICIES[name], np.random.default_rng(seed)
-    logits, others = (torch.from_numpy(generator.normal(size=(T, B, sum(choices)))) for _ in range(2))
-    legal = generator.random(logits.shape) < 0.5
+    """Return a policy, two sets of parameters, masks [T, B, A] and legal actions."""
+    (policy, choices, numbers), generator = POLICIES[name], np.random.default_rng(seed)
+    size = sum(choices) + 2 * numbers
+    logits, others = (torch.from_numpy(generator.normal(size=(T, B, size))) for _ in range(2))
+    legal = generator.random((T, B, sum(choices))) < 0.5
     legal[..., np.cumsum((0, *choices[:-1]))] = True
     actions = random_legal_actions(legal.reshape(T * B, -1), choices, generator).reshape(T, B, -1)
+    if numbers:
+        actions = np.concatenate([actions, generator.normal(size=(T, B, numbers))], -1)
     taken = torch.from_numpy(actions if len(choices) > 1 else actions[..., 0])
     return policy, choices, logits, others, torch.from_numpy(legal), taken
 
 
 def parts(choices, *tensors):
-    return zip(*(tensor.split(choices, -1) for tensor in tensors))
+    return zip(*(tensor[..., : sum(choices)].split(choices, -1) for tensor in tensors))
+
+
+def normals(choices, parameters):
+    """Return the distributions of the numbers behind the choices; empty ones if there are none."""
+    means, log_deviations = parameters[..., sum(choices) :].chunk(2, -1)
+    return torch.distributions.Normal(means, log_deviations.exp())
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -41,6 +54,11 @@ def test_masked_policies_equal_those_over_legal_actions_alone(name):
             expected[0, t, b] += log_p[int(m[:action].sum())]
             expected[1, t, b] -= (log_p.exp() * log_p).sum()
             expected[2, t, b] += (log_p.exp() * (log_p - log_q)).sum()
+    if POLICIES[name][2]:
+        normal, other = normals(choices, logits), normals(choices, others)
+        expected[0] += normal.log_prob(taken[..., len(choices) :]).sum(-1)
+        expected[1] += normal.entropy().sum(-1)
+        expected[2] += torch.distributions.kl_divergence(normal, other).sum(-1)
     torch.testing.assert_close(found, expected)
 
 
@@ -56,21 +74,24 @@ def test_gradients_of_masked_policies_equal_finite_differences(name, function):
 
     assert torch.autograd.gradcheck(of, logits.clone().requires_grad_())
     of(leaf := logits.clone().requires_grad_()).sum().backward()
-    assert (leaf.grad[~legal] == 0).all() and (leaf.grad[legal] != 0).any()
+    of_choices = leaf.grad[..., : legal.shape[-1]]
+    assert (of_choices[~legal] == 0).all() and (of_choices[legal] != 0).any()
+    assert (leaf.grad[..., legal.shape[-1] :] != 0).any() or not POLICIES[name][2]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", POLICIES)
 def test_masked_policies_never_draw_illegal_actions(name, dtype):
-    policy, choices, _, _, legal, _ = case(name, 3)
-    legal = legal.numpy().reshape(T * B, -1)
+    policy, choices, parameters, _, legal, _ = case(name, 3)
+    legal, behind = legal.numpy().reshape(T * B, -1), parameters.numpy().reshape(T * B, -1)[:, sum(choices) :]
     generator = np.random.default_rng(4)
     # illegal logits far above the legal ones
-    logits = mask_actions_of_arrays(np.where(legal, -50.0, 50.0).astype(dtype), legal)
-    assert logits.dtype == dtype
+    scores = np.concatenate([np.where(legal, -50.0, 50.0), behind], 1).astype(dtype)
+    logits = mask_actions_of_arrays(scores, legal)
+    assert logits.dtype == dtype and (logits[:, sum(choices) :] == scores[:, sum(choices) :]).all()
     for draw in (generator, None, *[generator] * 50):
-        actions = policy.sample(logits, draw).reshape(T * B, -1) + np.cumsum((0, *choices[:-1]))
-        assert np.take_along_axis(legal, actions, 1).all()
+        actions = policy.sample(logits, draw).reshape(T * B, -1)[:, : len(choices)].astype(np.int64)
+        assert np.take_along_axis(legal, actions + np.cumsum((0, *choices[:-1])), 1).all()
 
 
 def test_without_a_mask_scores_stay_themselves():
