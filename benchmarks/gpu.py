@@ -43,7 +43,6 @@ from core.types import State, TimeStep
 from utils.config import memory_budget, validation
 from utils.config.command_line import read_options
 from utils.options import Options
-from utils.preflight import throughput
 
 CASES: dict[str, tuple[str, ...]] = {
     "dqn": ("--config", "dqn-pong-gpu"),
@@ -180,7 +179,7 @@ def updates(options: Options, spec: EnvSpec, seconds: float) -> Iterator[tuple[s
     """Yield name and rate of the updates, in agent steps per second, for each precision, eager and captured."""
     on_gpu, agent = options.device.startswith("cuda"), options.make_agent(spec)
     memory = full_memory(options, spec, agent)
-    steps = options.agent.batch_size * agent.samples_per_window / throughput.samples_per_step(options)  # Per update.
+    steps = options.agent.batch_size * agent.samples_per_window / options.samples_per_step  # Per update.
     flags = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [flag.allow_tf32 for flag in flags]
     for precision in ("float32", "tf32", "bf16") if on_gpu else ("float32", "bf16"):

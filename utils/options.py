@@ -375,7 +375,8 @@ ADAM = {"agent.optimizer": "adam", "agent.learning_rate": 1e-3, "agent.optimizer
 ON_MINATAR = {**ADAM, "env_type": "minatar", "game": "breakout", "model_type": "minatar-ac", "evaluator.period": 30.0,
               "evaluator.episodes": 30, "steps": 500_000}
 ON_CARTPOLE = {**ADAM, "env_type": "gym", "game": "CartPole-v1", "model_type": "mlp-ac", "agent.unroll_length": 10,
-               "agent.batch_size": 8, "agent.lr_schedule": "linear", "num_envs_per_actor": 8, "evaluator.period": 10.0,
+               "agent.batch_size": 8, "agent.lr_schedule": "linear", "agent.lr_schedule_updates": None,
+               "num_envs_per_actor": 8, "evaluator.period": 10.0,
                "evaluator.episodes": 20, "steps": 1_000_000}
 CLEAR = {**replay(0.5, "reservoir"), "agent.policy_cloning_cost": 0.01, "agent.value_cloning_cost": 0.005}
 LASER = {**replay(0.75, "standard"), "agent.relevance": "kl", "agent.relevance_threshold": 0.3}
@@ -395,9 +396,8 @@ CONFIGS += [
     {"name": "laser-breakout", "game": "breakout", **IMPALA, **ON_ATARI, "model_type": "impala-resnet", **LASER,
      "agent.lr_schedule_updates": 320_000},
     {"name": "impact-pong", "game": "pong", **IMPACT, **HALF_NEW},
-    # Twice the updates of impala-cartpole, because every unroll is learnt from twice.
-    {"name": "impact-cartpole", **IMPACT, **ON_CARTPOLE, "agent.lr_schedule_updates": 25_000},
-    {"name": "impala-cartpole", **IMPALA, **QUEUE, **ON_CARTPOLE, "agent.lr_schedule_updates": 12_500},
+    {"name": "impact-cartpole", **IMPACT, **ON_CARTPOLE},
+    {"name": "impala-cartpole", **IMPALA, **QUEUE, **ON_CARTPOLE},
     {"name": "impala-lstm-recall", "game": "recall", **IMPALA, **QUEUE, **ADAM, "env_type": "recall",
      "model_type": "mlp-ac", "model.lstm": 64, "evaluator.steps": 20_000, "evaluator.episodes": 50, "steps": 300_000},
     {"name": "impala-minatar-breakout", **IMPALA, **QUEUE, **ON_MINATAR},
@@ -412,24 +412,24 @@ CONFIGS += [
 ]
 
 # PPO with the settings of CleanRL's ppo.py, ppo_atari.py, ppo_atari_lstm.py and ppo_continuous_action.py
-# (github.com/vwxyzjn/cleanrl, v1.0.0). Learning rates fall to 0 over the steps of a run, and schedules count rollouts.
+# (github.com/vwxyzjn/cleanrl, v1.0.0). Learning rates fall to 0 over the steps of a run.
 # memory_type queue in place of rollouts collects without waiting (asynchronous PPO).
 PPO = {"agent_type": "ppo", "memory_type": "rollouts", "agent.lr_schedule": "linear",
        "rate_limiter.samples_per_insert": None, "rate_limiter.min_replay_size": 1, "learner.publish_period": 1}
 PPO_CARTPOLE = {**PPO, "env_type": "gym", "game": "CartPole-v1", "model_type": "mlp-ac", "model.value_torso": True,
-                "num_envs_per_actor": 4, "agent.lr_schedule_updates": 976,
+                "num_envs_per_actor": 4,
                 "learner.threads": 1, "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 500_000}
 PPO_ATARI = {**PPO, "env_type": "atari", "model_type": "nature-ac", "agent.clip_epsilon": 0.1,
-             "agent.lr_schedule_updates": 9_765, "num_envs_per_actor": 8, "steps": 10_000_000}
+             "num_envs_per_actor": 8, "steps": 10_000_000}
 # MinAtar's networks are small and its games fast, so there are more environments and larger steps.
 PPO_MINATAR = {**PPO, "env_type": "minatar", "model_type": "minatar-ac", "agent.clip_epsilon": 0.1,
-               "agent.learning_rate": 1e-3, "agent.lr_schedule_updates": 2_441,
+               "agent.learning_rate": 1e-3,
                "num_envs_per_actor": 16, "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 30,
                "steps": 5_000_000}
 PPO_MUJOCO = {**PPO, "env_type": "gym", "model_type": "mlp-ac", "model.value_torso": True,
               "model.normalize_observations": True, "agent.normalize_rewards": True,
               "agent.unroll_length": 2_048, "agent.epochs": 10, "agent.minibatches": 32, "agent.entropy_cost": 0.0,
-              "agent.learning_rate": 3e-4, "agent.lr_schedule_updates": 488, "num_envs_per_actor": 1,
+              "agent.learning_rate": 3e-4, "num_envs_per_actor": 1,
               "learner.threads": 1, "evaluator.period": 60.0, "evaluator.episodes": 10, "steps": 1_000_000}
 CONFIGS += [
     {"name": "ppo-cartpole", **PPO_CARTPOLE},
@@ -450,23 +450,23 @@ CONFIGS += [
      "env.wrappers": [["gymnasium.wrappers:DiscretizeAction", {"bins": 7, "multidiscrete": True}]]},
     {"name": "ppo-lstm-recall", "game": "recall", **PPO, "env_type": "recall", "model_type": "mlp-ac",
      "model.lstm": 64, "agent.unroll_length": 32, "agent.learning_rate": 1e-3,
-     "agent.lr_schedule_updates": 586, "num_envs_per_actor": 16, "learner.threads": 1, "evaluator.steps": 20_000,
+     "num_envs_per_actor": 16, "learner.threads": 1, "evaluator.steps": 20_000,
      "evaluator.episodes": 50, "steps": 300_000},
     {"name": "ppo-tictactoe", "game": "tictactoe", **PPO, "env_type": "tictactoe", "model_type": "mlp-ac",
-     "model.hidden": 128, "agent.unroll_length": 64, "agent.learning_rate": 1e-3, "agent.lr_schedule_updates": 244,
+     "model.hidden": 128, "agent.unroll_length": 64, "agent.learning_rate": 1e-3,
      "num_envs_per_actor": 32, "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 500,
      "steps": 500_000},
     # A picture and a vector, with the settings of rl-starter-files (github.com/lcswillems/rl-starter-files, train.py),
     # where the learning rate does not fall and Adam's epsilon is 1e-8; needs pip install -e ".[minigrid]".
     {"name": "ppo-minigrid-doorkey", "game": "minigrid:MiniGrid-DoorKey-5x5-v0", **PPO, "env_type": "gym",
      "model_type": "minatar-ac", "env.max_byte": 10, "agent.learning_rate": 1e-3, "agent.minibatches": 8,
-     "agent.lr_schedule_updates": 48, "num_envs_per_actor": 16, "learner.threads": 1, "evaluator.period": 10.0,
+     "num_envs_per_actor": 16, "learner.threads": 1, "evaluator.period": 10.0,
      "evaluator.episodes": 20, "steps": 100_000},
     # A2C as PPO with one epoch of one minibatch (2205.09123, table 1; stable-baselines3's defaults).
     {"name": "a2c-cartpole", **PPO_CARTPOLE, "num_envs_per_actor": 8, "agent.unroll_length": 5,
      "agent.epochs": 1, "agent.minibatches": 1, "agent.gae_lambda": 1.0, "agent.normalize_advantages": False,
      "agent.value_clipping": False, "agent.optimizer": "rmsprop", "agent.optimizer_eps": 1e-5,
-     "agent.learning_rate": 7e-4, "agent.entropy_cost": 0.0, "agent.lr_schedule_updates": 12_500},
+     "agent.learning_rate": 7e-4, "agent.entropy_cost": 0.0},
 ]
 
 # PQN (2407.04811) with the settings of its authors' code (github.com/mttga/purejaxql, purejaxql/config/alg). Its runs
@@ -476,14 +476,14 @@ PQN = {"agent_type": "pqn", "memory_type": "rollouts", "model.norm": "layer", "n
        "rate_limiter.samples_per_insert": None, "rate_limiter.min_replay_size": 1, "learner.publish_period": 1}
 PQN_ATARI = {**PQN, "env_type": "atari", "model_type": "dqn-cnn", "steps": 10_000_000}
 PQN_MINATAR = {**PQN, "env_type": "minatar", "model_type": "dqn-minatar", "agent.learning_rate": 5e-4,
-               "agent.lr_schedule": "linear", "agent.lr_schedule_updates": 2_441,
+               "agent.lr_schedule": "linear",
                "agent.exploration_epsilon_end": 0.05, "learner.threads": 1, "evaluator.period": 30.0,
                "evaluator.episodes": 30, "steps": 10_000_000}
 CONFIGS += [
     {"name": "pqn-cartpole", **PQN, "env_type": "gym", "game": "CartPole-v1", "model_type": "dqn-mlp",
      "model.hidden": 256, "agent.unroll_length": 64, "agent.epochs": 4, "agent.minibatches": 16,
      "agent.trace_lambda": 0.95, "agent.learning_rate": 1e-4, "agent.lr_schedule": "linear",
-     "agent.lr_schedule_updates": 244, "agent.exploration_epsilon_end": 0.2,
+     "agent.exploration_epsilon_end": 0.2,
      "agent.exploration_epsilon_steps": 100_000, "num_envs_per_actor": 32, "learner.threads": 1,
      "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 500_000},
     # The network of dqn-pong-small.
@@ -604,7 +604,11 @@ class Options(RunOptions):
     def make_agent(self, spec: EnvSpec, device: str = "cpu", precision: str = "float32") -> Agent:
         make_model: Callable[[], Model] = partial(_make_model, self.model_type, self.model, spec, device, precision)
         params = self.agent if self.agent.batch_size else dataclasses.replace(self.agent, batch_size=self.batch_size)
-        return self.agent_class(params, spec, make_model)
+        agent = self.agent_class(params, spec, make_model)
+        if self.mode != 1 or getattr(params, "lr_schedule_updates", 0) is not None:
+            return agent
+        updates: dict[str, Any] = {"lr_schedule_updates": self.updates_of_run(agent.samples_per_window)}
+        return self.agent_class(dataclasses.replace(params, **updates), spec, make_model)
 
 
 def _make_model(model_type: str, params: ModelParams, spec: EnvSpec, device: str, precision: str) -> Model:

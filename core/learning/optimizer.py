@@ -176,8 +176,9 @@ class OptimizerParams:
     """Schedule of the learning rate over the updates."""
     lr_end: float = Field(default=0.0, ge=0, le=100)
     """Learning rate that a schedule ends at."""
-    lr_schedule_updates: int = Field(default=1_000_000, ge=1, le=10**12)
-    """Updates that a schedule takes; for "step" those between two steps."""
+    lr_schedule_updates: int | None = Field(default=1_000_000, ge=1, le=10**12)
+    """Updates that a schedule takes; for "step" those between two steps. None takes those of the whole run, which
+    follow from steps or updates."""
     lr_decay: float = Field(default=0.5, gt=0, le=100)
     """Factor of schedule "step", exponent of schedule "polynomial"."""
     clip_norm: float = Field(default=10.0, ge=0, le=1e9)
@@ -214,6 +215,8 @@ class Optimizer:
     ):
         self._parameters, self._params, self._sums, self._period = list(parameters), params, sums, period
         self._steps_per_update = steps_per_update
+        if params.lr_schedule != "constant" and params.lr_schedule_updates is None:
+            raise ValueError(f"lr_schedule={params.lr_schedule} needs lr_schedule_updates")
         self._exchange = GradientExchange(self._parameters)
         self._steps = 0
         self._optimizer: torch.optim.Optimizer
@@ -258,7 +261,7 @@ class Optimizer:
         """Return the learning rate of a step, counted from 0, which is taken in the last update of its period."""
         params, update = self._params, (step // self._steps_per_update + 1) * self._period - 1
         return SCHEDULES[params.lr_schedule](
-            update, params.learning_rate, params.lr_end, params.lr_schedule_updates, params.lr_decay
+            update, params.learning_rate, params.lr_end, params.lr_schedule_updates or 1, params.lr_decay
         )
 
     def plan(self, count: int) -> None:

@@ -308,6 +308,25 @@ class RunOptions(ABC):
         return self.agent.batch_size or self.num_actors // self.num_learners * self.num_envs_per_actor
 
     @property
+    def samples_per_step(self) -> float:
+        """The samples that are learnt from for each agent step stored."""
+        limited = self.rate_limiter.samples_per_insert
+        return self.memory_class.samples_per_step(self.memory) if limited is None else limited
+
+    def updates_of_run(self, samples_per_window: int) -> int | None:
+        """Return the updates, at least 1, after which `steps` or `updates` end the run; None if neither is set.
+
+        Args:
+            samples_per_window: Steps of one window that the agent learns from.
+        """
+        limits = [] if self.updates is None else [self.updates]
+        if self.steps is not None:
+            without = 0 if self.rate_limiter.samples_per_insert is None else self.rate_limiter.min_replay_size
+            samples = (self.steps - without) * self.samples_per_step
+            limits.append(int(samples / (self.num_learners * self.batch_size * samples_per_window)))
+        return max(min(limits), 1) if limits else None
+
+    @property
     def learners_at_home(self) -> range:
         """The learners whose memories are on the node of main."""
         on_cluster = self.engine == "ray" and self.ray.address is not None

@@ -54,6 +54,7 @@ def problems(options: Options, refused: Iterable[str] = ()) -> list[str]:
         _memory_type(options)
         + _clipped_rewards(options)
         + _on_policy(options)
+        + _schedule(options)
         + device_validation.combinations(options)
         + options.agent_class.problems(options.agent)
     )
@@ -252,6 +253,22 @@ def _on_policy(options: Options) -> list[str]:
             "parameters late; memory_type=queue corrects for that"
         )
     return found
+
+
+def _schedule(options: Options) -> list[str]:
+    """Return why a schedule of the learning rate has no length."""
+    schedule = getattr(options.agent, "lr_schedule", "constant")
+    if options.mode != 1 or schedule == "constant" or options.agent.lr_schedule_updates is not None:  # type: ignore[attr-defined]
+        return []
+    if schedule == "step":
+        return ["agent.lr_schedule=step needs agent.lr_schedule_updates, the updates between two steps"]
+    paced = options.rate_limiter.samples_per_insert or options.memory_class.is_rate_limited(options.memory)
+    if options.updates is not None or (options.steps is not None and paced):
+        return []
+    return [
+        f"agent.lr_schedule={schedule} needs agent.lr_schedule_updates, or "
+        + ("steps, which say how long it is" if paced else "updates, because actors and learners are not paced")
+    ]
 
 
 def _actions(options: Options, spec: EnvSpec) -> list[str]:

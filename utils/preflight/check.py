@@ -230,7 +230,7 @@ def _budget(options: Options, costs: throughput.StepCosts, rate: float, agent: A
     if options.updates is not None:
         samples = options.updates * options.batch_size * agent.samples_per_window
         times[f"{count(options.updates)} updates"] = seconds_of(
-            options.rate_limiter.min_replay_size + samples / throughput.samples_per_step(options)
+            options.rate_limiter.min_replay_size + samples / options.samples_per_step
         )
     if options.seconds is not None:
         times["as asked"] = options.seconds

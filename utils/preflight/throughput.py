@@ -108,16 +108,10 @@ def _threads(number: int) -> Iterator[None]:
         torch.set_num_threads(previous)
 
 
-def samples_per_step(options: Options) -> float:
-    """Return the samples learned from per agent step, as the clock or the memory limits them."""
-    limited = options.rate_limiter.samples_per_insert
-    return limited if limited is not None else options.memory_class.samples_per_step(options.memory)
-
-
 def steps_per_second(options: Options, costs: StepCosts, samples_per_window: int) -> float:
     """Return the agent steps per second that actors, learners and their shared cores allow without any overhead."""
     update = (
-        costs.update * samples_per_step(options) / (options.batch_size * samples_per_window)
+        costs.update * options.samples_per_step / (options.batch_size * samples_per_window)
     )  # Seconds per agent step.
     if options.engine == "inline":
         return 1 / (costs.act + update)

@@ -24,6 +24,9 @@ class RolloutAgentParams(AgentParams):
     """Times that a rollout is learnt from."""
     minibatches: int = Field(default=4, ge=1, le=65_536)
     """Parts of a rollout in an epoch: of its steps, or with a recurrent network of its unrolls."""
+    lr_schedule_updates: int | None = Field(default=None, ge=1, le=10**12)
+    """Rollouts that a schedule of the learning rate takes; for "step" those between two steps. None takes those of the
+    whole run, which follow from steps or updates."""
 
 
 class Selectable(Protocol):
@@ -71,13 +74,14 @@ class RolloutEpochs:
         for epoch in range(self._epochs):
             # Samples are copied once an epoch, and minibatches are views.
             shuffled = samples.select(torch.rand(num_samples, device=apply_if.device).argsort())
+            weight = continues.to(torch.float32)
             for part in _equal_parts(num_samples, self._minibatches):
                 loss_of_part = loss_of(shuffled.select(part))
                 size = part.stop - part.start
                 total, grad_norm, stepped = optimizer.minimise(size, loss_of_part, apply_if=continues)
                 applied = applied & (~continues | stepped)
                 report = {"loss": total.loss, **total.statistics, "grad_norm": grad_norm}
-                reports.append(torch.stack([continues.to(torch.float32), *report.values()]))
+                reports.append(torch.stack([weight, *report.values()]))
             if continue_if is None or epoch + 1 == self._epochs:
                 continue
             continues = continues & continue_if(total)

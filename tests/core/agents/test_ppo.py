@@ -66,6 +66,13 @@ def advantages_and_targets(params, batch, logits, values):
     return advantages, targets, old
 
 
+def test_a_schedule_needs_a_length():
+    agent = table_agent(PPO, np.zeros((2, 1, A)), np.zeros((2, 1)))
+    agent.params = agent.Params(batch_size=1, lr_schedule="linear")
+    with pytest.raises(ValueError, match="lr_schedule=linear needs lr_schedule_updates"):
+        agent.init_learner()
+
+
 class Adam:
     """Adam (1412.6980, algorithm 1) on one array."""
 

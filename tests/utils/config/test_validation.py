@@ -1,9 +1,12 @@
 """Agents and memories are matched by the kinds of windows that they declare, not by names."""
 
+from dataclasses import replace
+
 import pytest
 
 from core.memories.unrolls.queue import QueueMemory
 from utils.config.command_line import read_options
+from utils.config.validation import environment_spec
 from utils.factory import AgentsDict, MemoriesDict
 
 OWN = "tests.utils.config.test_validation:OwnMemory"
@@ -102,3 +105,41 @@ def test_options_that_exclude_an_elastic_run_are_refused(refuse, words, reason):
         *("--config", "dqn-cartpole", "--engine", "ray", "--ray.address", "10.0.0.1:6379", "--num_learners", "2"),
         *("--num_actors", "6", "--supervisor.elastic", "4", *words),
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("ppo-cartpole",), 976),  # 500,000 steps in rollouts of 4 x 128
+        (("ppo-cartpole", "--steps", "2000000"), 3_906),
+        (("ppo-cartpole", "--steps", "2000000", "--updates", "50"), 50),
+        (("ppo-cartpole", "--agent.lr_schedule_updates", "77"), 77),
+        (("ppo-cartpole", "--num_actors", "4", "--num_learners", "2"), 244),
+        (("ppo-cartpole", "--steps", "10"), 1),
+        (("ppo-cartpole", "--memory_type", "queue", "--agent.batch_size", "2"), 1_953),
+        (("pqn-cartpole",), 244),  # 32 x 64
+        (("impala-cartpole",), 12_500),
+        (("impact-cartpole",), 25_000),  # every unroll is learnt from twice
+        (("dqn-cartpole", "--agent.lr_schedule_updates", "None", "--rate_limiter.min_replay_size", "1600"), 24_800),
+    ],
+)
+def test_a_schedule_takes_the_updates_of_the_run(words, expected, root):
+    options = read_options(["--config", *words, "--root", str(root)])
+    agent = options.make_agent(environment_spec(options))
+    assert agent.params.lr_schedule_updates == expected
+    assert agent.params == replace(options.agent, batch_size=options.batch_size, lr_schedule_updates=expected)
+
+
+def test_a_schedule_without_a_length_is_refused(refuse, root):
+    words = "--config", "ppo-cartpole", "--steps", "None"
+    message = "agent.lr_schedule=linear needs agent.lr_schedule_updates, or "
+    assert f"{message}steps, which say how long it is" in refuse(*words)
+    assert "agent.lr_schedule=step needs agent.lr_schedule_updates" in refuse(
+        "--config", "ppo-cartpole", "--agent.lr_schedule", "step"
+    )
+    unpaced = "--rate_limiter.samples_per_insert", "None", "--agent.lr_schedule_updates", "None"
+    assert f"{message}updates, because actors" in refuse(
+        "--config", "dqn-cartpole", "--agent.lr_schedule", "linear", *unpaced
+    )
+    for more in (("--updates", "9"), ("--agent.lr_schedule_updates", "9"), ("--agent.lr_schedule", "constant")):
+        assert read_options([*words, *more, "--root", str(root)])

@@ -338,7 +338,7 @@ def test_an_update_that_changes_nothing_is_unsound(options):
     ],
 )
 def test_samples_per_step_follow_the_rate_limiter_or_strategy(words, expected, options):
-    assert throughput.samples_per_step(options("--config", *words)) == pytest.approx(expected)
+    assert options("--config", *words).samples_per_step == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
