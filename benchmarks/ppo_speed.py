@@ -43,7 +43,8 @@ from benchmarks.training import ROOT, train
 from core.common.system import versions
 
 START_SECONDS = 10.0  # not counted: start-up and the first rollouts
-OURS = ("--actor.niceness", "0", "--logger.period", "0.1", "--actor.log_period", "1000", "--learner.log_period", "1000")
+# One line of metrics a rollout, as the others print one.
+OURS = ("--actor.niceness", "0", "--logger.steps", "1", "--actor.log_period", "1000", "--learner.log_period", "1000")
 # gymnasium 0.29 does not find the games of today's emulator by itself.
 REGISTER = "from ale_py.registration import register_v0_v4_envs; register_v0_v4_envs()"
 # Row, game of stable-baselines3 and CleanRL, CleanRL's script, words of Sample Factory.

@@ -121,11 +121,10 @@ class PPO(ActorCriticAgent):
         """Choose actions. With normalised rewards the state carries the discounted return up to here."""
         if not self.params.normalize_rewards:
             return super().act(timestep, state, exploration)
-        with torch.inference_mode():
-            returns = self.params.gamma * state[-1] + on_device(timestep.reward, self.device)
         output = super().act(timestep, state[:-1], exploration)
-        extras = {**output.extras, "discounted_return": returns.cpu().numpy()}
-        return ActorOutput(output.action, extras, (*output.state, returns))
+        returns = self.params.gamma * state[-1].cpu().numpy() + timestep.reward
+        extras = {**output.extras, "discounted_return": returns}
+        return ActorOutput(output.action, extras, (*output.state, on_device(returns, self.device)))
 
     # learning ---------------------------------------------------------------------------------------------------------
     def init_learner(self) -> None:
@@ -233,18 +232,17 @@ class PPO(ActorCriticAgent):
         policy = clipped_policy_loss(log_ratios, samples.advantages, params.clip_epsilon)
         epsilon = params.clip_epsilon if params.value_clipping else torch.inf
         value = clipped_value_loss(output.value, samples.values, samples.targets, epsilon)
-        policy, value, entropy = (
-            (samples.weights * terms).sum() for terms in (policy, value, self.policy.entropies(logits))
-        )
-        loss = policy + params.baseline_cost * value - params.entropy_cost * entropy
+        with torch.set_grad_enabled(params.entropy_cost > 0):
+            entropy = self.policy.entropies(logits)
+        losses = torch.add(policy, value, alpha=params.baseline_cost)
+        losses = torch.sub(losses, entropy, alpha=params.entropy_cost) if params.entropy_cost else losses
         with torch.no_grad():
             ratios = log_ratios.exp()
-            approximate_kl = (
-                samples.weights * (ratios - 1 - log_ratios)
-            ).sum()  # http://joschu.net/blog/kl-approx.html
-            clipped = (samples.weights * ((ratios - 1).abs() > params.clip_epsilon)).sum()
-        statistics = {"policy_loss": policy.detach(), "baseline_loss": value.detach(), "entropy": entropy.detach()}
-        return Loss(loss, {**statistics, "approximate_kl": approximate_kl, "clip_fraction": clipped})
+            kl = ratios - 1 - log_ratios  # http://joschu.net/blog/kl-approx.html
+            clipped = (ratios - 1).abs() > params.clip_epsilon
+            reports = torch.stack([policy, value, entropy, kl, clipped]).mul_(samples.weights).sum((1, 2)).unbind()
+        names = "policy_loss", "baseline_loss", "entropy", "approximate_kl", "clip_fraction"
+        return Loss((samples.weights * losses).sum(), dict(zip(names, reports)))
 
     def prepare_updates(self, count: int) -> None:
         super().prepare_updates(count * self._epochs.steps)

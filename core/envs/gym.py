@@ -1,11 +1,9 @@
 """Provide the environments of any gymnasium id, such as "CartPole-v1" or "my_package:MyEnv-v0"."""
 
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pydantic import Field, Strict
 
 from core.common.settings import JsonText, frozen_dataclass
@@ -101,8 +99,6 @@ class GymEnv(Env):
             CheckedEnv(each.env, stream, max_steps, repeat, convert, frames, read_mask)
             for stream, each in enumerate(made)
         ]
-        makers = [partial(_identity, stream) for stream in self._streams]
-        self._vector = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP)
         self._num_envs, self._render_mode = num_envs, render_mode
         self._stack: np.ndarray  # [E, S, *frame.shape] of the last step, oldest frame first
         self._clipping = params.reward_clipping if training else "none"
@@ -110,16 +106,23 @@ class GymEnv(Env):
             self._try_render()
 
     def reset(self, seed: int) -> TimeStep:
-        observation, _ = self._vector.reset(seed=stream_seeds(seed, self._num_envs).tolist())
+        seeds = stream_seeds(seed, self._num_envs).tolist()
+        observations = [stream.reset(seed=each)[0] for stream, each in zip(self._streams, seeds)]
         self._ended = np.zeros(self._num_envs, bool)
-        return reset_timestep(self._stacked(observation, ~self._ended), self._legal())
+        return reset_timestep(self._stacked(np.stack(observations), ~self._ended), self._legal())
 
     def step(self, action: np.ndarray) -> TimeStep:
-        observation, reward, terminated, truncated, _ = self._vector.step(self._convert_action(action, self._num_envs))
-        first, self._ended = self._ended, terminated | truncated
-        raw_reward, discount = reward.astype(np.float32), 1.0 - terminated.astype(np.float32)
+        """Take the actions. An environment whose episode has ended is reset in place of a step."""
+        actions, first = self._convert_action(action, self._num_envs), self._ended
+        steps = [
+            (stream.reset()[0], 0.0, False, False) if ended else stream.step(_action_of(actions, index))[:4]
+            for index, (stream, ended) in enumerate(zip(self._streams, first.tolist()))
+        ]
+        observations, rewards, terminated, truncated = zip(*steps)
+        self._ended = np.array(terminated) | np.array(truncated)
+        raw_reward, discount = np.array(rewards, np.float32), 1 - np.array(terminated, np.float32)
         reward = clipped(raw_reward, self._clipping)
-        observation = self._stacked(observation, first)
+        observation = self._stacked(np.stack(observations), first)
         return TimeStep(observation, reward, discount, first, self._ended, raw_reward, self._legal())
 
     @classmethod
@@ -132,7 +135,7 @@ class GymEnv(Env):
     def render(self) -> np.ndarray:
         if self._render_mode != "rgb_array":
             return super().render()
-        picture = self._vector.envs[0].render()
+        picture = self._streams[0].render()
         assert isinstance(picture, np.ndarray)  # `_try_render` checked that at the construction
         return picture
 
@@ -141,7 +144,8 @@ class GymEnv(Env):
             env.activity_marker, env.stream = cell, stream
 
     def close(self) -> None:
-        self._vector.close()
+        for stream in self._streams:
+            stream.close()
 
     def _legal(self) -> np.ndarray | None:
         """Return the legal actions [E, A] of the last step."""
@@ -163,13 +167,16 @@ class GymEnv(Env):
     def _try_render(self) -> None:
         """Render once, so that a missing package for drawing is an error of the construction."""
         try:
-            self._vector.reset(seed=[0])
-            picture = self._vector.envs[0].render()
+            self._streams[0].reset(seed=0)
+            picture = self._streams[0].render()
         except gym.error.DependencyNotInstalled as error:
             raise ImportError(f"{self.spec.name}: {error}") from error
         if self._render_mode == "rgb_array" and not (isinstance(picture, np.ndarray) and picture.ndim == 3):
             raise ValueError(f"{self.spec.name} draws no pictures: render() returned {type(picture).__name__}")
 
 
-def _identity(env: CheckedEnv) -> CheckedEnv:
-    return env
+def _action_of(actions: Any, index: int) -> Any:
+    """Return one environment's action from those of all environments, as `ActionConverter` returns them."""
+    if isinstance(actions, dict):
+        return {name: _action_of(part, index) for name, part in actions.items()}
+    return tuple(_action_of(part, index) for part in actions) if isinstance(actions, tuple) else actions[index]

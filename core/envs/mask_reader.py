@@ -34,7 +34,7 @@ class MaskReader:
                 part = part[name]
 
     def __call__(self, observation: Any, info: Any) -> np.ndarray:
-        """Return the legal actions [A] bool of all choices. Raises InvalidMaskError for anything else than zeros and ones."""
+        """Return the legal actions [A] bool. Raises InvalidMaskError for anything else than zeros and ones."""
         value, path = (info, ["action_mask"]) if self._path is None else (observation, self._path)
         try:
             for name in path:

@@ -109,14 +109,19 @@ def clipped_surrogate(
 def clipped_policy_loss(log_ratios: Tensor, advantages: Tensor, epsilon: float) -> Tensor:
     """Compute PPO's loss (1707.06347, equation 7), -min(r A, clip(r, 1 - epsilon, 1 + epsilon) A), not yet summed.
 
+    The minimum clips r from above where A is positive, and from below where A is negative. So one clip with bounds of
+    each step takes half of the operators.
+
     Args:
         log_ratios: [T, B] log r = log pi(a) / mu(a).
         advantages: [T, B] A.
         epsilon: Half width of the clip around 1.
     """
     _check_steps(log_ratios, advantages)
-    ratios, advantages = log_ratios.exp(), advantages.detach()
-    return -torch.minimum(ratios * advantages, ratios.clamp(1 - epsilon, 1 + epsilon) * advantages)
+    advantages = advantages.detach()
+    lowest = torch.zeros_like(advantages).masked_fill_(advantages < 0, 1 - epsilon)
+    highest = torch.full_like(advantages, torch.inf).masked_fill_(advantages > 0, 1 + epsilon)
+    return log_ratios.exp().clamp(lowest, highest) * -advantages
 
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, targets: Tensor, epsilon: float) -> Tensor:
@@ -124,11 +129,17 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, targets: Tensor, epsi
 
     The loss is that of the PPO authors' code (openai/baselines, ppo2); the paper does not have it. All tensors are
     [T, B].
+
+    Where the clipped error is the larger one it is a constant, so the gradient is that of the other error alone.
     """
     _check_steps(values, old_values, targets)
-    old_values, targets = old_values.detach(), targets.detach()
-    clipped = old_values + (values - old_values).clamp(-epsilon, epsilon)
-    return 0.5 * torch.maximum((values - targets).square(), (clipped - targets).square())
+    targets = targets.detach()
+    losses = 0.5 * (values - targets).square()
+    with torch.no_grad():
+        moved = values - old_values
+        clipped_losses = 0.5 * (old_values + moved.clamp(-epsilon, epsilon) - targets).square()
+        is_clipped = (moved.abs() > epsilon) & (clipped_losses > losses)
+    return torch.where(is_clipped, clipped_losses, losses)
 
 
 @torch.no_grad()

@@ -27,6 +27,8 @@ class EpisodeStatistics:
         """Count a step of every environment. Return the number of episodes that it ended."""
         self._returns += timestep.raw_reward
         self._lengths += ~timestep.first
+        if not timestep.last.any():  # as after nearly every step
+            return 0
         ended = np.flatnonzero(timestep.last)
         self._finished += [
             {"episodic_return": float(self._returns[env]), "episodic_length": float(self._lengths[env])}

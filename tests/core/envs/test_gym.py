@@ -189,7 +189,7 @@ def test_the_frame_rate_is_that_of_the_metadata(told):
 def test_an_error_names_its_environment(told):
     env = told(num_envs=3)
     env.reset(0)
-    env._vector.envs[2].env.unwrapped.faults[1] = (NAN, *GOOD[1:])
+    env._streams[2].env.unwrapped.faults[1] = (NAN, *GOOD[1:])
     with pytest.raises(ValueError, match="stream 2 at step 1"):
         env.step(np.zeros(3, np.int64))
 
@@ -198,10 +198,10 @@ def test_environments_are_numbered_within_their_actor(told):
     env, cell, seen = told(num_envs=3), np.zeros(1), []
     env.set_activity_marker(cell, 4)
     env.reset(0)
-    own = env._vector.envs[1].env.unwrapped
+    own = env._streams[1].env.unwrapped
     taken = own.step
     own.step = lambda action: (seen.append(cell[0]), taken(action))[1]
-    env._vector.envs[2].env.unwrapped.faults[1] = (NAN, *GOOD[1:])
+    env._streams[2].env.unwrapped.faults[1] = (NAN, *GOOD[1:])
     with pytest.raises(ValueError, match="stream 6 at step 1"):
         env.step(np.zeros(3, np.int64))
     assert seen == [1 + 5] and cell == [0]
@@ -211,7 +211,7 @@ def test_an_old_reset_is_an_error_that_names_the_adapter(told):
     with pytest.raises(ValueError, match=r"reset of stream 0 returned array.*old gym API.*v21"):
         told(start=np.zeros(3)).reset(0)
     env = told()
-    env._vector.envs[0].env.unwrapped.reset = lambda: np.zeros(3)
+    env._streams[0].env.unwrapped.reset = lambda: np.zeros(3)
     with pytest.raises(ValueError, match=r"unexpected keyword argument.*old gym API.*v21"):
         env.reset(0)
 
@@ -221,7 +221,7 @@ def test_images_stay_uint8_and_must_be_uint8(told):
     env = told(observation_space=space, start=(picture, {}))
     assert env.spec.is_image and env.spec.max_value == 255 and env.spec.frame == ((12, 10, 3), "uint8")
     np.testing.assert_array_equal(env.reset(0).observation, [picture, picture])
-    env._vector.envs[0].env.unwrapped.faults[1] = (picture.astype(np.float32), *GOOD[1:])
+    env._streams[0].env.unwrapped.faults[1] = (picture.astype(np.float32), *GOOD[1:])
     with pytest.raises(ValueError, match=r"float32.*expected uint8"):
         env.step(np.array([0, 0]))
 
@@ -231,7 +231,7 @@ def test_discrete_actions_may_start_at_any_integer(told):
     assert env.spec.action == Discrete(3)
     env.reset(0)
     env.step(np.array([0, 2]))
-    assert [one.env.unwrapped.actions[-1] for one in env._vector.envs] == [-1, 1]
+    assert [one.env.unwrapped.actions[-1] for one in env._streams] == [-1, 1]
     with pytest.raises(ValueError, match="action 3 of stream 1"):
         env.step(np.array([0, 3]))
 
@@ -241,7 +241,7 @@ def test_continuous_actions_stay_within_their_bounds(told):
     assert isinstance(env.spec.action, Continuous) and env.spec.action.high.dtype == np.float32
     env.reset(0)
     env.step(np.stack([env.spec.action.low, env.spec.action.high]))  # float32(0.1) is above 0.1
-    last = env._vector.envs[1].env.unwrapped
+    last = env._streams[1].env.unwrapped
     assert last.action_space.contains(last.actions[-1])
     for bad, message in (
         ([[0, 0], [0, 2.5]], r"action 2.5 of stream 1 \(element \[1\]\)"),
@@ -300,7 +300,7 @@ def test_the_advice_for_unbounded_actions_works(told):
         assert env.spec.action.low.tolist() == [-1, -1] and env.spec.action.high.tolist() == [1, 1]
         env.reset(0)
         env.step(np.array([[0.5, -0.5]], np.float32))
-        assert env._vector.envs[0].env.unwrapped.actions[-1].tolist() == [0.5, -0.5]
+        assert env._streams[0].env.unwrapped.actions[-1].tolist() == [0.5, -0.5]
     finally:
         gym.registry.pop("Wrapped-v0")
 

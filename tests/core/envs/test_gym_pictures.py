@@ -139,7 +139,7 @@ def test_kwargs_reach_the_environment_and_wrappers_keep_order():
     wrappers = [f"{HERE}:Doubled", [f"{HERE}:Added", {"amount": 5}]]
     env = made(num_envs=1, kwargs='{"tint": 7}', wrappers=json.dumps(wrappers))
     env.reset(0)
-    assert env._vector.envs[0].env.unwrapped.tint == 7
+    assert env._streams[0].env.unwrapped.tint == 7
     assert env.step(np.zeros(1, np.int64)).raw_reward.tolist() == [7.0]  # 2 * 1 + 5
     swapped = made(num_envs=1, wrappers=json.dumps(wrappers[::-1]))
     swapped.reset(0)
