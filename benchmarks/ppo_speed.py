@@ -121,6 +121,11 @@ def ours_float32(case: str, seconds: float) -> Points:
     return ours(case, seconds, "--learner.precision", "float32")
 
 
+def ours_compiled(case: str, seconds: float) -> Points:
+    """Run with compiled updates; the first run compiles, which can take longer than the start that is not counted."""
+    return ours(case, seconds, "--learner.compile", "yes")
+
+
 def ours_two_actors(case: str, seconds: float) -> Points:
     """Run with the environments in two processes, so that two cores have work while the learner waits."""
     half = str(CASES[case]["envs"] // 2)
@@ -270,6 +275,7 @@ Side = Callable[[str, float], Points]
 SIDES: dict[str, tuple[str, Side]] = {  # The option with the folder of packages that the side needs, and the side.
     "ours": ("", ours),
     "ours, float32": ("", ours_float32),
+    "ours, compiled": ("", ours_compiled),
     "ours, two actors": ("", ours_two_actors),
     "ours, asynchronous": ("", ours_asynchronous),
     "stable-baselines3": ("sb3", stable_baselines3),

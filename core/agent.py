@@ -232,6 +232,14 @@ class Agent(ABC):
         """
         raise NotImplementedError(f"updates of {type(self).__name__} cannot be captured")
 
+    def compile_parts(self, compiled: Callable[[Callable[[], None], int], Callable[[], None]]) -> bool:
+        """Let parts of an update be compiled in place of the whole update; return True if this agent has such parts.
+
+        Args:
+            compiled: As GraphedUpdate takes it.
+        """
+        return False
+
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Return tensors and plain values that continue learning exactly.

@@ -12,7 +12,7 @@
   updated after a rollout was learnt from, so that ratios begin at 1.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,12 +22,12 @@ from torch import Tensor
 
 from core.agent import ActorOutput, LearnerOutput, make_learner_output
 from core.agents.base.actor_critic import ActorCriticAgent, ActorCriticAgentParams
-from core.agents.base.rollout_epochs import RolloutAgentParams, RolloutEpochs, normalized_weights
+from core.agents.base.rollout_epochs import Compile, RolloutAgentParams, RolloutEpochs, normalized_weights
 from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
 from core.distributed.learner_group import all_reduce_mean, all_reduce_sum
 from core.learning.optimizer import Loss, OptimizerName
-from core.model import Model
+from core.model import Model, disable_host_sync
 from core.models.layers.running_normalization import RunningNormalization
 from core.ops.action_masks import mask_actions
 from core.ops.policy_losses import clipped_policy_loss, clipped_value_loss
@@ -153,8 +153,8 @@ class PPO(ActorCriticAgent):
         self.model.update_normalization(window.observations[:-1].flatten(0, 1), applied)
         return make_learner_output({**statistics, **learnt}, None, applied)
 
-    def _is_near(self, total: Loss) -> Tensor:
-        is_near: Tensor = all_reduce_mean(total.statistics["approximate_kl"]) <= self.params.target_kl
+    def _is_near(self, statistics: Mapping[str, Tensor]) -> Tensor:
+        is_near: Tensor = all_reduce_mean(statistics["approximate_kl"]) <= self.params.target_kl
         return is_near
 
     @torch.no_grad()
@@ -245,7 +245,12 @@ class PPO(ActorCriticAgent):
         return Loss((samples.weights * losses).sum(), dict(zip(names, reports)))
 
     def prepare_updates(self, count: int) -> None:
-        super().prepare_updates(count * self._epochs.steps)
+        disable_host_sync(self.model)
+        self._epochs.plan(count)
+
+    def compile_parts(self, compiled: Compile) -> bool:
+        self._epochs.compile_steps(compiled)
+        return True
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from core.agent import LearnerOutput, make_learner_output
 from core.agents.base.action_values import ActionValueAgent, ActionValueParams
-from core.agents.base.rollout_epochs import RolloutAgentParams, RolloutEpochs, normalized_weights
+from core.agents.base.rollout_epochs import Compile, RolloutAgentParams, RolloutEpochs, normalized_weights
 from core.common.settings import frozen_dataclass
 from core.learning.optimizer import Loss, OptimizerName
 from core.model import disable_host_sync
@@ -134,7 +134,11 @@ class PQN(ActionValueAgent):
 
     def prepare_updates(self, count: int) -> None:
         disable_host_sync(self.model)
-        self._epochs.optimizer.plan(count * self._epochs.steps)
+        self._epochs.plan(count)
+
+    def compile_parts(self, compiled: Compile) -> bool:
+        self._epochs.compile_steps(compiled)
+        return True
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

@@ -11,14 +11,16 @@ def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
     Args:
         function: Applied to each tensor.
-        tree: A tensor, or nested tuples of tensors; named tuples keep their type.
+        tree: A tensor, None, or nested tuples of these; named tuples keep their type.
     """
-    if isinstance(tree, Tensor):
-        return function(tree)
+    if tree is None or isinstance(tree, Tensor):
+        return None if tree is None else function(tree)
     children = [tree_map(function, child) for child in tree]
     return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)
 
 
 def tree_leaves(tree: Any) -> list[Tensor]:
     """Return the tensors of a nested tuple, in order."""
-    return [tree] if isinstance(tree, Tensor) else [leaf for child in tree for leaf in tree_leaves(child)]
+    if tree is None or isinstance(tree, Tensor):
+        return [] if tree is None else [tree]
+    return [leaf for child in tree for leaf in tree_leaves(child)]

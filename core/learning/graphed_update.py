@@ -130,8 +130,8 @@ class GraphedUpdate:
         agent: The agent.
         batches: The source of batches.
         capture: True to capture a CUDA graph. Raises ValueError if the updates cannot be captured.
-        compiled: Makes a compiled callable of the work and of the number of calls after which it repeats. If None, the
-            updates are not compiled.
+        compiled: Makes a compiled callable of the work and of the number of calls after which it repeats. The work is
+            the updates, or those parts of them that `Agent.compile_parts` names. If None, nothing is compiled.
     """
 
     def __init__(
@@ -146,11 +146,11 @@ class GraphedUpdate:
         self._is_scheduled = can_capture(type(agent), agent.params, self.count) or compiled is not None
         if capture and not self._is_scheduled:
             raise ValueError(f"{self.count} updates of {type(agent).__name__} at once cannot be captured")
-        self._graph: Callable[[], None] = (
-            CudaGraphCallable(self._run_updates, batches.device, batches.generators, capture=capture)
-            if compiled is None
-            else compiled(self._run_updates, agent.update_cycle(agent.params))
-        )
+        self._graph: Callable[[], None] = self._run_updates
+        if compiled is None:
+            self._graph = CudaGraphCallable(self._run_updates, batches.device, batches.generators, capture=capture)
+        elif not agent.compile_parts(compiled):
+            self._graph = compiled(self._run_updates, agent.update_cycle(agent.params))
         self._metrics = MetricAccumulator(batches.device)
 
     def __call__(self, batch: Any) -> LearnerOutput:

@@ -1,6 +1,7 @@
 """The part that agents share which learn from each rollout in several epochs of minibatches (PPO, PQN)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from core.agent import AgentParams
 from core.common.settings import frozen_dataclass
+from core.common.tree import tree_leaves, tree_map
 from core.distributed.learner_group import all_reduce_sum
 from core.learning.optimizer import Loss, Optimizer
 
@@ -36,6 +38,10 @@ class Selectable(Protocol):
         """Return some of the samples: copies by a tensor, views by a slice."""
 
 
+Compile = Callable[[Callable[[], None], int], Callable[[], None]]  # as GraphedUpdate takes it
+LossOf = Callable[[Any], Callable[[slice | None], Loss]]
+
+
 class RolloutEpochs:
     """Take the optimiser steps of one update: `epochs` times `minibatches` of a rollout, with one learning rate.
 
@@ -49,14 +55,26 @@ class RolloutEpochs:
         self._epochs, self._minibatches = params.epochs, min(params.minibatches, num_samples)
         self.steps = self._epochs * self._minibatches
         self.optimizer = Optimizer(parameters, params, sums=True, steps_per_update=self.steps)
+        self._compile: Compile | None = None
+        self._compiled: dict[int, CompiledStep] = {}  # by the size of the minibatch
+        self._names: tuple[str, ...]  # of the statistics of a step
+
+    def compile_steps(self, compiled: Compile) -> None:
+        """Let the steps be compiled, each of which has the same operators: a whole update would be hundreds of them."""
+        self._compile = compiled
+
+    def plan(self, count: int) -> None:
+        """Plan the steps of `count` updates. Compiled steps are planned one by one, because they read one address."""
+        if self._compile is None:
+            self.optimizer.plan(count * self.steps)
 
     def learn(
         self,
         samples: Selectable,
         num_samples: int,
-        loss_of: Callable[[Any], Callable[[slice | None], Loss]],
+        loss_of: LossOf,
         apply_if: Tensor,
-        continue_if: Callable[[Loss], Tensor] | None = None,
+        continue_if: Callable[[Mapping[str, Tensor]], Tensor] | None = None,
     ) -> tuple[dict[str, Tensor], Any]:
         """Learn from a rollout.
 
@@ -65,33 +83,83 @@ class RolloutEpochs:
             num_samples: their number.
             loss_of: returns the loss, as `Optimizer.minimise` wants it, of a minibatch of the samples.
             apply_if: scalar; no step is taken if it is false.
-            continue_if: returns whether another epoch follows, given the loss of the last minibatch of an epoch.
+            continue_if: returns whether another epoch follows, given the statistics of the last minibatch of an epoch.
 
         Returns:
             Mean statistics of the steps, and whether all steps were taken; a tensor once updates are planned.
         """
-        optimizer, continues, applied, reports = self.optimizer, apply_if, apply_if, list[Tensor]()
+        optimizer, continues, applied = self.optimizer, apply_if, apply_if
+        reports, weights = list[Tensor](), list[Tensor]()
         for epoch in range(self._epochs):
             # Samples are copied once an epoch, and minibatches are views.
             shuffled = samples.select(torch.rand(num_samples, device=apply_if.device).argsort())
             weight = continues.to(torch.float32)
             for part in _equal_parts(num_samples, self._minibatches):
-                loss_of_part = loss_of(shuffled.select(part))
-                size = part.stop - part.start
-                total, grad_norm, stepped = optimizer.minimise(size, loss_of_part, apply_if=continues)
+                report, stepped = self._step(loss_of, shuffled.select(part), part.stop - part.start, continues)
                 applied = applied & (~continues | stepped)
-                report = {"loss": total.loss, **total.statistics, "grad_norm": grad_norm}
-                reports.append(torch.stack([weight, *report.values()]))
+                reports.append(report)
+                weights.append(weight)
             if continue_if is None or epoch + 1 == self._epochs:
                 continue
-            continues = continues & continue_if(total)
+            continues = continues & continue_if(dict(zip(self._names, report)))
             if not optimizer.is_planned and not continues:
                 optimizer.skip(self._minibatches * (self._epochs - epoch - 1))
                 break
-        made, *sums = (rows := torch.stack(reports)).mul(rows[:, :1]).sum(0)
-        statistics = {name: value / made for name, value in zip(report, sums)}
+        taken = torch.stack(weights)
+        made = taken.sum()
+        means = torch.stack(reports).mul(taken[:, None]).sum(0) / made
+        statistics = dict(zip(self._names, means))
         statistics |= {"epochs": made / self._minibatches, "lr": optimizer.rate}
         return statistics, applied if optimizer.is_planned else bool(applied)
+
+    def _step(self, loss_of: LossOf, minibatch: Any, size: int, continues: Tensor) -> tuple[Tensor, Any]:
+        """Take the step of a minibatch if `continues`. Return its statistics [n], and whether it was taken."""
+        if self._compile is None:
+            return self._eager_step(loss_of, minibatch, size, continues)
+        if size not in self._compiled:
+            step = partial(self._eager_step, loss_of, size=size)
+            self._compiled[size] = CompiledStep(step, minibatch, continues, self._compile)
+        self.optimizer.plan(1)
+        return self._compiled[size](minibatch, continues)
+
+    def _eager_step(self, loss_of: LossOf, minibatch: Any, size: int, continues: Tensor) -> tuple[Tensor, Any]:
+        total, grad_norm, stepped = self.optimizer.minimise(size, loss_of(minibatch), apply_if=continues)
+        report = {"loss": total.loss, **total.statistics, "grad_norm": grad_norm}
+        self._names = tuple(report)
+        return torch.stack(list(report.values())), stepped
+
+
+class CompiledStep:
+    """A step that reads a minibatch and writes its results in place, so that it can be recorded and compiled.
+
+    Args:
+        step: takes a planned step; its arguments are `minibatch` and `continues`.
+        minibatch: any of the size.
+        continues: scalar.
+        compiled: makes the compiled callable.
+    """
+
+    def __init__(
+        self, step: Callable[..., tuple[Tensor, Tensor]], minibatch: Any, continues: Tensor, compiled: Compile
+    ):
+        self._step, self._inputs = step, tree_map(torch.clone, (minibatch, continues))
+        self._results: tuple[Tensor, Tensor] | None = None
+        self._call = compiled(self._work, 1)
+
+    def __call__(self, minibatch: Any, continues: Tensor) -> tuple[Tensor, Tensor]:
+        torch._foreach_copy_(tree_leaves(self._inputs), tree_leaves((minibatch, continues)))
+        self._call()
+        assert self._results is not None
+        report, stepped = self._results
+        return report.clone(), stepped.clone()
+
+    def _work(self) -> None:
+        minibatch, continues = self._inputs
+        results = self._step(minibatch=minibatch, continues=continues)
+        if self._results is None:
+            self._results = results
+        for static, tensor in zip(self._results, results):
+            static.copy_(tensor)
 
 
 def _equal_parts(count: int, parts: int) -> list[slice]:

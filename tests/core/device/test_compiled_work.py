@@ -90,7 +90,7 @@ def test_recorded_updates_in_bfloat16_follow_the_weights_of_both_networks(monkey
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(bool(missing_compiler()), reason=missing_compiler())
-@pytest.mark.parametrize("name", ["dqn", "rainbow", "iqn", "ddpg", "d4pg", "td3", "sac", "impala"])
+@pytest.mark.parametrize("name", ["dqn", "rainbow", "iqn", "ddpg", "d4pg", "td3", "sac", "impala", "ppo"])
 def test_compiled_updates_equal_eager_ones(name, tmp_path):
     # Rounding errors grow in IMPALA, which steps by the gradient of a sum.
     settings = {**SMOOTH, "learning_rate": 1e-5} if name == "impala" else SMOOTH
