@@ -191,7 +191,16 @@ def test_a_cue_is_remembered_only_with_an_lstm(tmp_path):
 @pytest.mark.parametrize("agent", ["dqn", "impala", "impact", "ppo"])
 def test_several_choices_are_learnt_at_once(tmp_path, agent):
     """Random play scores 2.3, and every choice right 5."""
-    words = ("--config", f"{agent}-cartpole", "--game", "tests.choices:Choices-v0", "--target_score", "4.8")
+    words = (
+        "--config",
+        f"{agent}-cartpole",
+        "--game",
+        "tests.choices:Choices-v0",
+        "--target_score",
+        "4.8",
+        "--agent.lr_schedule",
+        "constant",
+    )
     evaluations = ("--evaluator.steps", "2000", "--evaluator.episodes", "50", "--evaluator.num_envs", "50")
     assert best_score(tmp_path, *words, *evaluations, "--steps", "100000") >= 4.8
 

@@ -88,8 +88,9 @@ def test_recorded_updates_in_bfloat16_follow_the_weights_of_both_networks(monkey
 @pytest.mark.skipif(bool(missing_compiler()), reason=missing_compiler())
 @pytest.mark.parametrize("name", ["dqn", "rainbow", "iqn", "ddpg", "d4pg", "td3", "sac", "impala", "ppo"])
 def test_compiled_updates_equal_eager_ones(name, tmp_path):
-    # Rounding errors grow in IMPALA, which steps by the gradient of a sum.
-    settings = {**SMOOTH, "learning_rate": 1e-5} if name == "impala" else SMOOTH
+    # Rounding errors grow in IMPALA, which steps by the gradient of a sum, and in PPO, whose clip is a step and which
+    # takes hundreds of steps here.
+    settings = {**SMOOTH, "learning_rate": 1e-5} if name in ("impala", "ppo") else SMOOTH
     compiled = trained(name, 100, lambda work, cycle: CompiledCallable(work, tmp_path, cycle), **settings)
     assert_alike(compiled, trained(name, 100, None, **settings), 1e-4)
     assert any(tmp_path.rglob("*.so")) and "compile" not in {thread.name for thread in threading.enumerate()}
