@@ -12,10 +12,11 @@ and the ratios to the first side. `taskset -c 0` before the command compares on 
     git clone https://github.com/vwxyzjn/cleanrl CLEANRL
     pip install --no-deps --target CLEANRL/packages gymnasium==0.29.1 tyro docstring-parser typeguard shtab
     pip install --no-deps --target SF sample-factory gymnasium==0.29.1 signal-slot-mp faster-fifo threadpoolctl \\
-        tensorboardx huggingface-hub==0.36.2 wandb
+        tensorboardx huggingface-hub==0.36.2 wandb numpy==2.2.6
     python -m benchmarks.ppo_speed --cleanrl CLEANRL --sample_factory SF
 
-CleanRL's scripts run unchanged, with today's PyTorch, emulator and MuJoCo. Programs without a folder are left out.
+CleanRL's scripts run unchanged, with today's PyTorch, emulator and MuJoCo. Sample Factory fails with numpy 2.4.
+Programs without a folder are left out.
 """
 
 import argparse
