@@ -57,8 +57,8 @@ class CompiledCallable:
         work: The work, which returns nothing: results are written in place.
         cache: Folder of the compiler's files, from which later runs take what they need.
         cycle: Calls after which the operations repeat.
-        in_background: Calls stay eager while the compiler works in a thread; else the first of them waits for it. When
-            the compiler ends, it sets torch's global generator back to where it began.
+        in_background: Calls stay eager while the compiler works in a thread. When it ends, it sets torch's global
+            generator back to where it began. If false, the recorded call waits for it, so that nothing is drawn twice.
     """
 
     def __init__(self, work: Callable[[], None], cache: Path, cycle: int = 1, in_background: bool = False):
@@ -73,6 +73,8 @@ class CompiledCallable:
         compiled = self._pieces.get(piece)
         if compiled is None and is_warm:
             self._pieces[piece] = self._start_compiler(*record(self._work))
+            if not self._in_background:
+                self._pieces[piece].result()
         elif compiled is None or (self._in_background and not compiled.done()):
             self._work()
         else:
