@@ -96,7 +96,7 @@ def test_compiled_updates_equal_eager_ones(name, tmp_path):
 
 
 def test_random_numbers_that_are_drawn_between_calls_do_not_repeat(monkeypatch, tmp_path):
-    """As PPO draws its minibatches; torch's compiler sets the global generator back when it ends."""
+    """PPO draws its minibatches so, and torch's compiler sets the global generator back when it ends."""
 
     def set_back(graph, tensors, cache, threads):
         state = torch.get_rng_state()
