@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,85 +33,83 @@ def total_bytes(specs: Mapping[str, ArraySpec]) -> int:
     return max(ALIGNMENT, sum(next_multiple(spec.nbytes, ALIGNMENT) for spec in specs.values()))
 
 
-class SharedFileHandle(NamedTuple):
-    """A file that is open in another process. The inode detects a descriptor that was reused for another file."""
-
-    pid: int
-    fd: int
-    inode: int
-
-    def open(self) -> int:
-        """Return a descriptor of the same file. Raises ConnectionError if the process no longer holds the file."""
-        try:
-            descriptor = os.open(f"/proc/{self.pid}/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise ConnectionError(
-                f"the shared memory of process {self.pid} cannot be reached from here "
-                f"({error.strerror}): it ended, or runs as another user or in another container"
-            ) from None
-        if os.fstat(descriptor).st_ino == self.inode:
-            return descriptor
-        os.close(descriptor)
-        raise ConnectionError(f"process {self.pid} holds the shared memory no longer")
-
-
-class SharedArrays:
-    """A read-only dict of zero-initialised numpy arrays in shared memory.
+class SharedArrays(dict[str, np.ndarray]):
+    """Zero-initialised numpy arrays in shared memory, by name.
 
     A process of the same machine and user that receives this object while the sender lives shares the arrays.
+
+    Args:
+        specs: Shape and dtype of each array.
+        descriptor: Mapping that another process has made; None makes one.
 
     Raises:
         MemoryError: The machine lacks the bytes, or a limit of this process forbids them. Nothing was allocated.
     """
 
-    def __init__(self, specs: Mapping[str, ArraySpec]):
-        self._specs = dict(specs)
-        size = total_bytes(specs)
-        if size > available_bytes():
-            raise MemoryError(
-                f"{size:,} bytes of shared memory are needed and {available_bytes():,} are free: "
-                "a smaller memory.capacity, or replay.frame_compression lz4 for pictures, needs less"
-            )
-        try:
-            self._fd = os.memfd_create("shared_arrays")
-            os.posix_fallocate(self._fd, 0, size)
-        except OSError as error:
-            reasons = {
-                errno.EFBIG: ": ulimit -f, which counts shared memory too, is lower",
-                errno.EMFILE: ": ulimit -n is too low",
-            }
-            raise MemoryError(
-                f"{size:,} bytes of shared memory are needed and cannot be allocated ({error.strerror})"
-                f"{reasons.get(error.errno or 0, '')}"
-            ) from None
-        self._map()
+    # Two objects are equal if they are one: a weak set holds them, and arrays have no single truth value.
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._arrays[name]
+    def __init__(self, specs: Mapping[str, ArraySpec], descriptor: int | None = None):
+        self._specs, size, offset = dict(specs), total_bytes(specs), 0
+        self._fd = _allocate(size) if descriptor is None else descriptor
+        mapping = mmap.mmap(self._fd, size)
+        self.whole = np.frombuffer(mapping, np.uint8)  # the bytes of all arrays
+        for name, spec in specs.items():
+            array = np.frombuffer(mapping, spec.dtype, int(np.prod(spec.shape, dtype=np.int64)), offset)
+            self[name] = array.reshape(spec.shape)
+            offset += next_multiple(spec.nbytes, ALIGNMENT)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._arrays
-
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is not None:
-            return {"specs": self._specs, "fd": reduction.DupFd(self._fd)}
-        return {"specs": self._specs, "handle": SharedFileHandle(os.getpid(), self._fd, os.fstat(self._fd).st_ino)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._specs = state["specs"]
-        self._fd = state["handle"].open() if "handle" in state else state["fd"].detach()
-        self._map()
+            return _inherit, (self._specs, reduction.DupFd(self._fd))
+        # The inode detects a descriptor that was reused for another file.
+        return _open, (self._specs, os.getpid(), self._fd, os.fstat(self._fd).st_ino)
 
     def __del__(self) -> None:
         if getattr(self, "_fd", None) is not None and os is not None:  # `os` is None while the interpreter exits
             os.close(self._fd)
 
-    def _map(self) -> None:
-        mapping = mmap.mmap(self._fd, total_bytes(self._specs))
-        self.whole = np.frombuffer(mapping, np.uint8)  # the bytes of all arrays
-        self._arrays, offset = {}, 0
-        for name, spec in self._specs.items():
-            count = int(np.prod(spec.shape, dtype=np.int64))
-            array = np.frombuffer(mapping, dtype=spec.dtype, count=count, offset=offset)
-            self._arrays[name] = array.reshape(spec.shape)
-            offset += next_multiple(spec.nbytes, ALIGNMENT)
+
+def _allocate(size: int) -> int:
+    """Return the descriptor of a new anonymous file of this many bytes."""
+    if size > available_bytes():
+        raise MemoryError(
+            f"{size:,} bytes of shared memory are needed and {available_bytes():,} are free: "
+            "a smaller memory.capacity, or replay.frame_compression lz4 for pictures, needs less"
+        )
+    descriptor = None
+    try:
+        descriptor = os.memfd_create("shared_arrays")
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if descriptor is not None:
+            os.close(descriptor)
+        reasons = {
+            errno.EFBIG: ": ulimit -f, which counts shared memory too, is lower",
+            errno.EMFILE: ": ulimit -n is too low",
+        }
+        raise MemoryError(
+            f"{size:,} bytes of shared memory are needed and cannot be allocated ({error.strerror})"
+            f"{reasons.get(error.errno or 0, '')}"
+        ) from None
+    return descriptor
+
+
+def _inherit(specs: Mapping[str, ArraySpec], descriptor: Any) -> SharedArrays:
+    """Return the arrays of a descriptor that this process has inherited."""
+    return SharedArrays(specs, descriptor.detach())
+
+
+def _open(specs: Mapping[str, ArraySpec], pid: int, descriptor: int, inode: int) -> SharedArrays:
+    """Return the arrays that another process has open. Raises ConnectionError if it no longer has."""
+    try:
+        own = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConnectionError(
+            f"the shared memory of process {pid} cannot be reached from here "
+            f"({error.strerror}): it ended, or runs as another user or in another container"
+        ) from None
+    if os.fstat(own).st_ino == inode:
+        return SharedArrays(specs, own)
+    os.close(own)
+    raise ConnectionError(f"process {pid} holds the shared memory no longer")
