@@ -1,11 +1,10 @@
-"""Settings of torch for one process: threads, TF32, random state, free memory of a device."""
+"""Settings of torch for one process: threads, TF32, free memory of a device."""
 
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from core.common.system import available_bytes
 
@@ -50,14 +49,3 @@ def use_threads(count: int) -> None:
     """
     torch.set_flush_denormal(True)
     torch.set_num_threads(count)
-
-
-def device_random_state(device: torch.device) -> Tensor:
-    """Return the state of torch's global generator for a GPU; empty for the CPU, whose state is stored elsewhere."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.empty(0, dtype=torch.uint8)
-
-
-def set_device_random_state(device: torch.device, state: Tensor | None) -> None:
-    """Continue from device_random_state; the state of another kind of device, or None, is ignored."""
-    if device.type == "cuda" and state is not None and len(state):
-        torch.cuda.set_rng_state(state, device)

@@ -17,7 +17,6 @@ from core.checkpoint import model_file, run_checkpoint
 from core.checkpoint.run_checkpoint import CheckpointError, storable
 from core.common.console import log_to_stderr
 from core.common.files import folder_lock
-from core.device.torch_runtime import device_random_state, set_device_random_state
 from core.distributed.learner_group import LearnerGroup, SingleLearner
 from core.learning.batch_source import BatchSource
 from core.memory import DeviceMemory, Memory, batch_of, batch_state
@@ -61,8 +60,9 @@ def restore(
             memory.continue_at(context.counters.updates)
         if learner_file in state:
             torch.set_rng_state(state[learner_file]["torch_rng"])
-            device = torch.device(context.device_of(group.index))
-            set_device_random_state(device, state[learner_file].get("device_rng"))
+            device, device_rng = next(agent.model.parameters()).device, state[learner_file].get("device_rng", ())
+            if device.type == "cuda" and len(device_rng):  # else the checkpoint is of another kind of device
+                torch.cuda.set_rng_state(device_rng, device)
         return sent["version"], ready_batches
     except (MemoryError, torch.OutOfMemoryError):
         raise
@@ -87,7 +87,8 @@ def save(
 
     def write_own() -> None:
         device = next(agent.model.parameters()).device
-        own_parts[learner_file] = {"torch_rng": torch.get_rng_state(), "device_rng": device_random_state(device)}
+        device_rng = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.empty(0, dtype=torch.uint8)
+        own_parts[learner_file] = {"torch_rng": torch.get_rng_state(), "device_rng": device_rng}
         if context.options.learner.checkpoint_replay:
             own_parts[memory_file] = batches.call(
                 lambda: {**memory.state_dict(), "drawn": [batch_state(batch) for batch in batches.ready_batches()]}
