@@ -99,7 +99,7 @@ def way(row: str, codec: str, seconds: float) -> dict[str, float]:
     """Return the bytes sent per agent step, and the steps per second of one actor and of one ingest with one sender."""
     import ray
 
-    from core.engines.ray.connection import ServerConnection
+    from core.engines.ray.remote_context import ServerConnection
 
     context, agent = prepared(row, codec)
     collector, played = play(context, agent, seconds)
@@ -126,8 +126,7 @@ def latency(row: str, seconds: float) -> dict[str, float]:
     """Return median and 95th percentile of the milliseconds from a publication to the acting model on another node."""
     import ray
 
-    from core.engines.ray.connection import ServerConnection
-    from core.engines.ray.remote_context import RemoteParameters
+    from core.engines.ray.remote_context import RemoteParameters, ServerConnection
 
     context, agent = prepared(row, "raw")
     ingest = started_ingest(context)

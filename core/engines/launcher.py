@@ -1,6 +1,7 @@
 """The contract between the supervisor, which decides, and a launcher, which starts and kills processes.
 
-`LocalLauncher` forks or spawns processes of this machine, `RayLauncher` starts Ray actors.
+`LocalLauncher` forks or spawns processes of this machine, `RayLauncher` starts Ray actors. The defaults here suit one
+machine, which cannot lose or gain nodes.
 """
 
 from collections.abc import Callable
@@ -48,9 +49,11 @@ class ProcessHandle(Protocol):
 
     def has_process(self) -> bool:
         """Return True once the process exists. A cluster may first have to find a node for it."""
+        return True
 
     def lacks_node(self) -> bool:
         """Return True if no node of the cluster has resources for the process now."""
+        return False
 
     def poll(self) -> ExitStatus | None:
         """Return how the process ended, or None if it has not ended."""
@@ -71,6 +74,7 @@ class Launcher(Protocol):
     @property
     def address(self) -> str | None:
         """This machine's address for learners on other machines; None if all learners are here."""
+        return None
 
     def prepare(self, interrupted: Callable[[], bool]) -> None:
         """Wait until processes can be started, at most until `interrupted()`."""
@@ -87,9 +91,11 @@ class Launcher(Protocol):
 
     def check(self) -> str | None:
         """Report changes of the cluster. Return why the run must end, or None if it can go on."""
+        return None
 
     def room_for_learners(self) -> int:
         """Return how many more learners, each with its actors, an elastic run could have now."""
+        return 0
 
     def collect(self) -> None:
         """Fetch the last reports of other machines, once their processes have ended."""

@@ -1,20 +1,37 @@
-"""The local engine: every single-process is a process of this machine, of the fork server or else spawned."""
+"""The local engine: every single-process is a process of this machine, of the fork server or else spawned.
+
+`LocalLauncher` starts and watches the processes, and `main` is what each of them runs.
+"""
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+import sys
+import time
+import traceback
+from collections.abc import Mapping
 from multiprocessing import connection, get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from core.common import fork_server
-from core.common.processes import signals_blocked
-from core.engines import process_main
-from core.engines.launcher import ExitStatus, ReportedError
-from core.engines.strays import Strays, end_marked
+from core.common.foreign_code import text_of
+from core.common.processes import (
+    IGNORED_SIGNALS,
+    die_with_parent,
+    idle_delays,
+    reuse_freed_memory,
+    set_process_name,
+    signals_blocked,
+)
+from core.device.torch_runtime import use_threads
+from core.engines.launcher import ExitStatus, Launcher, ProcessHandle, ReportedError
+from core.engines.run_end import DONE, TRAINING_FAILED, exit_code_of
+from core.engines.strays import Strays, end_marked, mark_forks
 from core.engines.supervisor import Supervisor
 from core.runtime.context import Context, Process
+
+MAX_TEXT = 7_000  # characters of an error and of its traceback: a pipe takes both although nobody reads it yet
 
 
 class LocalEngine:
@@ -28,20 +45,12 @@ class LocalEngine:
         return Supervisor(self._context, LocalLauncher(self._context, self._processes)).run()
 
 
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """Start processes by multiprocessing, and end what their environments start."""
 
     def __init__(self, context: Context, processes: Mapping[str, Process]):
         self._context, self._processes = context, processes
         self._strays: Strays | None = None
-
-    @property
-    def address(self) -> str | None:
-        """None, because all learners are on this machine."""
-        return None
-
-    def prepare(self, interrupted: Callable[[], bool]) -> None:
-        """Do nothing: this machine can start processes."""
 
     def start(self, role: str, index: int, threads: int) -> "LocalProcess":
         """Fork or spawn a process. Raises OSError if there is no process or file descriptor for it."""
@@ -49,7 +58,7 @@ class LocalLauncher:
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)  # of what environments start
         server = fork_server.server_pid()
         process = (fork_server.ForkedProcess if server else get_context("spawn").Process)(
-            target=process_main.main,
+            target=main,
             name=f"{role} {index}",
             daemon=False,  # a daemon could not start workers for an environment
             args=(self._processes[role], self._context, role, index, threads, server or os.getpid(), sender),
@@ -66,24 +75,13 @@ class LocalLauncher:
         """Wait at most 0.1 s for one of these sentinels."""
         connection.wait(waitables, timeout=0.1)
 
-    def check(self) -> str | None:
-        """Return None: no cluster can fail."""
-        return None
-
-    def room_for_learners(self) -> int:
-        """Return 0: no node can join."""
-        return 0
-
-    def collect(self) -> None:
-        """Do nothing: all processes report into the memory of this one."""
-
     def close(self) -> None:
         """End everything that environments of the run have started."""
         if self._strays is not None:
             self._strays.close()
 
 
-class LocalProcess:
+class LocalProcess(ProcessHandle):
     """A process, the pipe on which it reports its end, the mark of what its environments start, and its fork server."""
 
     def __init__(self, process: BaseProcess, receiver: Connection, mark: str, server: int | None):
@@ -97,12 +95,6 @@ class LocalProcess:
     def waitable(self) -> int:
         """A descriptor that becomes readable at the end of the process."""
         return self._process.sentinel
-
-    def has_process(self) -> bool:
-        return True
-
-    def lacks_node(self) -> bool:
-        return False
 
     def poll(self) -> ExitStatus | None:
         """Return how the process ended, or None if it has not ended. After its end, the pipe is read once."""
@@ -135,3 +127,78 @@ class LocalProcess:
     def clean_up(self) -> None:
         """End what the environments of the process have started."""
         end_marked(self._mark)
+
+
+# in a process ---------------------------------------------------------------------------------------------------------
+def main(
+    process: Process, context: Context, role: str, index: int, threads: int, parent: int, report: Connection
+) -> None:
+    """Drive the generator of a role and index to its end, then exit.
+
+    The supervisor receives a report: None if the work was done, or the error as text. The exit code says of which
+    kind it was.
+
+    Args:
+        process: generator function of the role.
+        context: the run's context.
+        role: role of this process.
+        index: number of this process among those of its role.
+        threads: intra-op threads of torch.
+        parent: process id of the parent, which is main or the fork server.
+        report: pipe to the supervisor.
+    """
+    die_with_parent(parent, signal.SIGKILL, TRAINING_FAILED)
+    set_process_name(f"{role} {index}")
+    _ignore_signals()
+    mark_forks()
+    reuse_freed_memory()
+    use_threads(threads)
+    try:
+        # Without line buffering the reader of a pipe would get whole pages only.
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        drive(process, context, role, index)
+        report.send(None)
+        exit_code = DONE
+    except BaseException as error:
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        message = _shortened(f"{type(error).__name__}: {text_of(error)}")
+        report.send((message, notes, _shortened(traceback.format_exc())))
+        exit_code = exit_code_of(error)
+    report.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # At once: the interpreter would wait for an environment's threads and other learners' GPUs, or crash in gloo's
+    # threads.
+    os._exit(exit_code)
+
+
+def drive(process: Process, context: Context, role: str, index: int) -> None:
+    """Run a single-process to its end: a heartbeat after every slice of work, a short sleep where there was none."""
+    process_ind, delays = context.process_ind(role, index), idle_delays()
+    for worked in process(context, index):
+        context.run_state.heartbeat(process_ind)
+        if worked:
+            delays = idle_delays()
+        else:
+            time.sleep(next(delays))
+
+
+def _ignore_signals() -> None:
+    """Ignore the signals that main handles.
+
+    Programs and workers of an environment inherit ignored signals. They must end when the environment terminates
+    them, so SIGTERM has an empty handler instead, which they do not inherit.
+    """
+    for number in IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    signal.siginterrupt(signal.SIGTERM, False)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
+
+
+def _shortened(text: str) -> str:
+    """Return the text, without its middle if it is longer than MAX_TEXT."""
+    if len(text) <= MAX_TEXT:
+        return text
+    return f"{text[: MAX_TEXT // 2]}\n... {len(text) - MAX_TEXT:,} characters ...\n{text[-MAX_TEXT // 2 :]}"

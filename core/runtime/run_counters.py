@@ -82,7 +82,7 @@ class RunCounters:
         self._arrays["updates"][learner, 0] += updates
         self._arrays["sampled"][learner, 0] += samples
 
-    # several nodes (core/engines/ray/mirror.py) -----------------------------------------------------------------------
+    # several nodes (core/engines/ray/learner_host.py) -----------------------------------------------------------------
     def totals(self) -> list[dict[str, int]]:
         """Return every count's total for each learner."""
         rows = range(self._num_learners)

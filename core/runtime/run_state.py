@@ -153,7 +153,7 @@ class RunState:
         """Return the indices of the processes whose last write failed. A run that ends with one is not complete."""
         return np.flatnonzero(self._arrays["processes"][:, WRITE_FAILED]).tolist()
 
-    # several nodes (core/engines/ray/mirror.py) -----------------------------------------------------------------------
+    # several nodes (core/engines/ray/learner_host.py) -----------------------------------------------------------------
     def flags(self) -> list[int]:
         """Return all flags, as `set_flags` takes them."""
         flags: list[int] = self._arrays["flags"][:, 0].tolist()

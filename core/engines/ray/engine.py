@@ -14,17 +14,8 @@ from typing import Any
 
 import torch
 
-from core.common.processes import ALLOCATOR_VARIABLES
-from core.engines.ray.cluster import Cluster, ClusterError
-from core.engines.ray.head import Head
-from core.engines.ray.launcher import RayLauncher
-from core.engines.ray.placement import (
-    PlacementReservation,
-    alive_nodes,
-    learner_groups,
-    number_with_room,
-    process_needs,
-)
+from core.engines.ray.cluster import Cluster, ClusterError, Head, alive_nodes
+from core.engines.ray.placement import PlacementReservation, learner_groups, number_with_room, process_needs
 from core.engines.supervisor import Supervisor
 from core.runtime.context import Context, Process
 
@@ -68,7 +59,9 @@ class RayEngine:
         context, options = self._context, self._context.options
         needs = process_needs(options, context.roles)
         try:
-            with closing(Cluster(options.ray, needs, ALLOCATOR_VARIABLES)) as cluster:
+            with closing(Cluster(options.ray, needs)) as cluster:
+                from core.engines.ray.launcher import RayLauncher  # imports Ray, whose variables the cluster has set
+
                 try:
                     groups = _groups(context)
                     reservation = PlacementReservation(needs, cluster.home, cluster.is_local, groups)

@@ -4,30 +4,36 @@ Ray's own `max_restarts` is not used, because the supervisor must know of a succ
 counts it and ends the episodes that its predecessor left open.
 """
 
-from __future__ import annotations
-
 import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from core.common.console import log_to_stderr
-from core.engines.ray.cluster import Cluster, ClusterError
-from core.engines.ray.head import Answer, Head
-from core.engines.ray.placement import Nodes, PlacementReservation, learner_groups, node_affinity, number_with_room
-from core.engines.ray.process_handle import RayProcessHandle
+from core.common.files import TEMPORARY
+from core.distributed.learner_group import PeerLostError
+from core.engines.launcher import ExitStatus, Launcher, ProcessHandle, ReportedError
+from core.engines.ray.cluster import Answer, Cluster, ClusterError, Head, Nodes
+from core.engines.ray.learner_host import HostPlan, LearnerHost
+from core.engines.ray.placement import PlacementReservation, learner_groups, node_affinity, number_with_room
+from core.engines.ray.remote_context import RemoteRunInfo
+from core.engines.ray.trajectory_server import TrajectoryServer, snapshot
+from core.engines.ray.worker import Host, Worker, code_digests
+from core.engines.run_end import DONE, TRAINING_FAILED, exit_code_of
 from core.runtime.context import Context, Process
 
-if TYPE_CHECKING:
-    from core.engines.ray.remote_context import RemoteRunInfo
-    from core.engines.ray.worker import Host
-
-COLLECT_TIMEOUT = 2.0  # seconds for the last reports of other nodes
+COLLECT_TIMEOUT = 2.0  # seconds for the last answers of other nodes
+KILL_TIMEOUT = 10.0  # seconds that a killed process may take to end
 QUIET_WAIT = 2.0  # seconds of waiting for resources before a message says so
 
 
-class RayLauncher:
+class RayLauncher(Launcher):
     """Start processes as Ray actors, and report the nodes and processes that Ray loses."""
 
     def __init__(
@@ -53,8 +59,6 @@ class RayLauncher:
     @property
     def address(self) -> str | None:
         """This node's address in the cluster; None if all learners are at home."""
-        import ray
-
         if len(self._context.memories) == self._options.num_learners:
             return None
         return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
@@ -94,13 +98,6 @@ class RayLauncher:
 
         Trajectory servers are started if actors may be on other nodes.
         """
-        import ray
-
-        from core.engines.ray.code_version import code_digests
-        from core.engines.ray.remote_context import RemoteRunInfo
-        from core.engines.ray.trajectory_server import TrajectoryServer
-        from core.engines.ray.worker import Host
-
         context, memories = self._context, self._context.memories
         home = Host(self._cluster.home, os.getpid(), [ray.put(context)], None)
         info = None
@@ -124,15 +121,9 @@ class RayLauncher:
 
     def _start_hosts(self, info: RemoteRunInfo, home: Any, interrupted: Callable[[], bool]) -> None:
         """Start a host on the node of each learner that is not at home. Raises ClusterError if one cannot start."""
-        import ray
-
-        from core.engines.ray.learner_host import HostPlan, LearnerHost, place_token
-        from core.engines.ray.mirror import snapshot
-
-        context, begin = self._context, time.monotonic()
-        token = place_token(self._options.log_folder)
-        handles: dict[int, Any] = {}
-        try:
+        context, begin, handles = self._context, time.monotonic(), dict[int, Any]()
+        self._options.log_folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(prefix=TEMPORARY, dir=self._options.log_folder) as token:
             for learner, make_memory in enumerate(context.memory_makers):
                 if learner not in context.memories:
                     plan = HostPlan(
@@ -143,14 +134,11 @@ class RayLauncher:
                         context.rendezvous,
                         context.resume_from,
                         context.initial_weights,
-                        token,
+                        Path(token.name),
                     )
                     options = self._reservation.host_options(f"learner {learner}")
-                    handles[learner] = (
-                        ray.remote(LearnerHost)
-                        .options(max_concurrency=self._max_calls(), **options)
-                        .remote(learner, plan, home)
-                    )
+                    host_class = ray.remote(LearnerHost).options(max_concurrency=self._max_calls(), **options)
+                    handles[learner] = host_class.remote(learner, plan, home)
             answers = {handle.prepare.remote(): learner for learner, handle in handles.items()}
             while answers and not interrupted():
                 for answer in ray.wait(list(answers), timeout=0.1)[0]:
@@ -161,21 +149,17 @@ class RayLauncher:
                 if time.monotonic() - begin > (limit := self._options.supervisor.start_timeout):
                     names = ", ".join(f"learner {learner}" for learner in answers.values())
                     raise ClusterError(f"no process on the node of {names} within supervisor.start_timeout={limit:g} s")
-        finally:
-            token.unlink(missing_ok=True)
         self._learner_hosts = list(handles.values())
-        for handle in handles.values():
+        for handle in self._learner_hosts:
             handle.mirror.remote()
 
     def _host_of(self, learner: int, answer: Any) -> Host:
         """Return the host of this answer. Raises ClusterError if it could not be made."""
-        import ray
-
         try:
             host: Host = ray.get(answer)
-        except ray.exceptions.RayTaskError as error:
+        except RayTaskError as error:
             raise ClusterError(f"learner {learner} cannot be on its node: {error.cause}") from None
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             raise ClusterError(f"the node of learner {learner} was lost: {' '.join(str(error).split())}") from None
         return host
 
@@ -183,12 +167,8 @@ class RayLauncher:
         """Return the calls that a trajectory server may have under way."""
         return 100 + 2 * self._params.chunks_in_flight * self._options.num_actors
 
-    def start(self, role: str, index: int, threads: int) -> RayProcessHandle:
+    def start(self, role: str, index: int, threads: int) -> "RayProcessHandle":
         """Ask Ray for a process."""
-        import ray
-
-        from core.engines.ray.worker import Worker
-
         name = f"{role} {index}"
         worker = ray.remote(Worker).options(**self._reservation.actor_options(name)).remote(role, index)
         learner = index % self._options.num_learners if role in ("actor", "learner") else 0
@@ -199,8 +179,6 @@ class RayLauncher:
     # observe ----------------------------------------------------------------------------------------------------------
     def wait(self, waitables: list[Any]) -> None:
         """Wait at most 0.1 s for one of these references."""
-        import ray
-
         ray.wait(waitables, timeout=0.1)
 
     def check(self) -> str | None:
@@ -230,17 +208,13 @@ class RayLauncher:
 
     def collect(self) -> None:
         """Let every host on another node send its last report, within COLLECT_TIMEOUT."""
-        import ray
-
-        answers = [handle.exchange_with_home.remote() for handle in self._learner_hosts]
-        if answers:
-            ray.wait(answers, num_returns=len(answers), timeout=COLLECT_TIMEOUT)
+        self._await_hosts([host.exchange_with_home.remote() for host in self._learner_hosts])
 
     def close(self) -> None:
         """Let the hosts remove their folders. The engine closes the cluster, and all processes with it."""
-        import ray
+        self._await_hosts([host.close.remote() for host in self._learner_hosts])
 
-        answers = [handle.close.remote() for handle in self._learner_hosts]
+    def _await_hosts(self, answers: list[Any]) -> None:
         if answers:
             ray.wait(answers, num_returns=len(answers), timeout=COLLECT_TIMEOUT)
 
@@ -278,3 +252,92 @@ class RayLauncher:
 
     def _log(self, message: str) -> None:
         log_to_stderr(f"supervisor: {message}")
+
+
+class RayProcessHandle(ProcessHandle):
+    """The process of one Ray actor. The actor is first asked for its node, and, once it has answered, to run."""
+
+    def __init__(self, worker: Any, arguments: tuple[Any, ...], node_is_missing: Callable[[float], bool]):
+        """Ask Ray for the process.
+
+        Args:
+            worker: handle of the Ray actor, a `Worker`.
+            arguments: those of `Worker.run`.
+            node_is_missing: takes the time of this request and returns True if no node has had room for it since
+                then.
+        """
+        self._worker, self._arguments, self._node_is_missing = worker, arguments, node_is_missing
+        self._requested_at = self._kill_deadline = time.monotonic()
+        self._pending = worker.pid_and_address.remote()  # the call that Ray answers next
+        self._pid_and_address: tuple[int, str] | None = None
+        self._lost_reason = ""  # why the process could not be reached
+        self._status: ExitStatus | None = None
+
+    @property
+    def pid(self) -> int | str:
+        return "{} on {}".format(*self._pid_and_address) if self._pid_and_address else "without a node"
+
+    @property
+    def waitable(self) -> Any:
+        """The reference of the next answer, which is there at the end of the process or before."""
+        return self._pending
+
+    def has_process(self) -> bool:
+        """Return True once Ray has started the process."""
+        self.poll()
+        return self._pid_and_address is not None
+
+    def lacks_node(self) -> bool:
+        """Return True if the head has said since the request that no node has room."""
+        return not self.has_process() and self._status is None and self._node_is_missing(self._requested_at)
+
+    def poll(self) -> ExitStatus | None:
+        """Return how the process ended; None while it waits for a node or runs."""
+        if self._status is None and ray.wait([self._pending], timeout=0)[0]:
+            self._status = self._read_answer()
+        return self._status
+
+    def _read_answer(self) -> ExitStatus | None:
+        """Read the answer that is there. Returns the status of a process that has ended, else None."""
+        try:
+            answer = ray.get(self._pending)
+        except RayTaskError as error:
+            cause = error.cause if isinstance(error.cause, BaseException) else error
+            if self._lost_reason:
+                return ExitStatus(exit_code_of(cause), reason=self._lost_reason)
+            notes = "".join(f" ({note})" for note in getattr(cause, "__notes__", ()))
+            message, is_of_peer = f"{type(cause).__name__}: {cause}", isinstance(cause, PeerLostError)
+            reported = ReportedError(message, notes, str(error), is_of_peer)
+            return ExitStatus(exit_code_of(cause), error=reported)
+        except ActorUnavailableError as error:
+            # The process or its node is out of reach. The head will find out which; until then it may place nothing
+            # there.
+            self._lost_reason = self._lost_reason or _one_line(error)
+            self._pending = self._worker.pid_and_address.remote()
+            return None
+        except RayError as error:
+            return ExitStatus(TRAINING_FAILED, reason=_one_line(error))
+        if self._lost_reason:  # the process can be reached again, but its work was lost
+            return ExitStatus(TRAINING_FAILED, reason=self._lost_reason)
+        if self._pid_and_address is not None:
+            return ExitStatus(DONE, done=True)
+        self._pid_and_address, self._pending = answer, self._worker.run.remote(*self._arguments)
+        return None
+
+    def kill(self) -> None:
+        """Tell Ray to kill the process."""
+        ray.kill(self._worker)
+        self._kill_deadline = time.monotonic() + KILL_TIMEOUT
+
+    def join(self) -> None:
+        """Wait until the killed process has ended, at most KILL_TIMEOUT after `kill`."""
+        ray.wait([self._pending], timeout=max(self._kill_deadline - time.monotonic(), 0.0))
+
+    def clean_up(self) -> None:
+        """End the process, because Ray keeps that of an actor whose call has failed or returned."""
+        self.kill()
+
+
+def _one_line(error: Exception) -> str:
+    """Return Ray's reason on one line, without its advice."""
+    return "died: " + " ".join(str(error).partition("Some common causes")[0].split())

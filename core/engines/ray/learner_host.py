@@ -2,36 +2,42 @@
 
 It allocates the learner's memory and this node's parameters, counters, run state and log rings. The learner, and those
 of its actors that Ray places on this node, open them as they would open main's. The host is also the trajectory server
-of this learner's actors elsewhere, and keeps counters and run state equal to home's (core/engines/ray/mirror.py).
+of this learner's actors elsewhere.
+
+The *mirror* keeps counters and run state equal to home's. Every value in them has one writer, as at home: a process of
+this node, or the mirror, which writes what other nodes own.
+
+- To home: the totals of this learner and its actors, the rows of their processes, and their log records.
+- From home: the totals of all other learners, scores, flags (stop, checkpoint requests), and how often the supervisor
+  has started each process.
+
+Monotonic clocks of two machines differ, and their system clocks may. Therefore ages are sent in place of times.
 """
 
 import asyncio
 import dataclasses
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
 
+from core.checkpoint.run_checkpoint import CheckpointError
 from core.common.console import log_to_stderr
-from core.common.files import TEMPORARY
 from core.common.processes import set_process_name
 from core.distributed.learner_group import Rendezvous
-from core.engines.ray.code_version import check_code
-from core.engines.ray.file_transfer import SendHome, fetch_file
-from core.engines.ray.mirror import Mirror, RunSnapshot
+from core.engines.ray.cluster import Sweeper
 from core.engines.ray.remote_context import RemoteRunInfo
-from core.engines.ray.sweeper import Sweeper
-from core.engines.ray.trajectory_server import TrajectoryServer
-from core.engines.ray.worker import Host
+from core.engines.ray.trajectory_server import PIECE_BYTES, NodeReport, RunSnapshot, TrajectoryServer
+from core.engines.ray.worker import Host, check_code
 from core.engines.run_end import TRAINING_FAILED
 from core.memory import Memory
 from core.runtime.context import Context
-from core.runtime.log_buffers import LogRings
+from core.runtime.log_buffers import LogRings, Record
 from core.runtime.parameter_store import ParameterStore
 from core.runtime.run_counters import RateLimiter, RunCounters
 from core.runtime.run_state import RunState
@@ -65,7 +71,7 @@ class LearnerHost(TrajectoryServer):
         """
         self._learner, self._plan, self._home = learner, plan, home
         self._exchanging = asyncio.Lock()
-        self._folder: Path | None = None  # this node's own, if it does not see the run's
+        self._sweeper: Sweeper | None = None  # of this node's own folder, if it does not see the run's
 
     def __repr__(self) -> str:
         return f"host of learner {self._learner}"
@@ -111,7 +117,7 @@ class LearnerHost(TrajectoryServer):
 
         The folder is removed by `close`, and otherwise by its sweeper when this process ends.
         """
-        root = self._folder = Path(tempfile.mkdtemp(prefix="learner_host_"))
+        root = Path(tempfile.mkdtemp(prefix="learner_host_"))
         self._sweeper = Sweeper(str(root))
         resume_from = context.resume_from
         if resume_from is not None:
@@ -120,7 +126,8 @@ class LearnerHost(TrajectoryServer):
             for name in ("manifest.json", f"learner_{self._learner}.pt", f"memory_{self._learner}.pt"):
                 fetch_file(self._home, name, resume_from / name)
         options = dataclasses.replace(context.options, root=str(root))
-        return dataclasses.replace(context, options=options, resume_from=resume_from, send_home=SendHome(self._home))
+        send = partial(send_home, self._home)
+        return dataclasses.replace(context, options=options, resume_from=resume_from, send_home=send)
 
     async def mirror(self) -> None:
         """Exchange with home until this process ends. End it if home is silent for `ray.learner_timeout`."""
@@ -142,14 +149,89 @@ class LearnerHost(TrajectoryServer):
 
     def close(self) -> None:
         """Remove this node's own folder."""
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._sweeper is not None:
             self._sweeper.close()
 
 
-def place_token(folder: Path) -> Path:
-    """Make a file by which other nodes see that they share this folder. The caller removes it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=TEMPORARY, dir=folder)
-    os.close(descriptor)
-    return Path(name)
+class Mirror:
+    """The mirror on the node of a learner."""
+
+    def __init__(self, context: Context, learner: int):
+        self._context, self._learner = context, learner
+        self._processes = [
+            process_ind
+            for process_ind, (role, index) in enumerate(context.roles)
+            if role in ("actor", "learner") and index % context.options.num_learners == learner
+        ]
+        self._unconfirmed: dict[int, list[Record]] = {}  # records that home has not confirmed
+
+    def restore(self, run: RunSnapshot) -> None:
+        """Take over everything at the start, this learner's own counts too."""
+        self.follow(run)
+        self._context.counters.set_totals(self._learner, run.totals[self._learner])
+
+    def report(self) -> NodeReport:
+        """Return the next report. Records of one that `follow` has not confirmed are sent again."""
+        context, now = self._context, self._context.logs.now()
+        for process_ind in () if self._unconfirmed else self._processes:
+            records, dropped = context.logs.drain_process(process_ind)
+            if dropped:
+                log_to_stderr(f"{dropped} log records of learner {self._learner}'s node were lost: home was silent")
+            if records:
+                self._unconfirmed[process_ind] = records
+        return NodeReport(
+            self._learner,
+            context.counters.totals()[self._learner],
+            context.memories[self._learner].size(),
+            {process_ind: context.run_state.process_state(process_ind) for process_ind in self._processes},
+            {
+                process_ind: [record._replace(time=now - record.time) for record in records]
+                for process_ind, records in self._unconfirmed.items()
+            },
+        )
+
+    def follow(self, run: RunSnapshot) -> None:
+        """Take over what home has answered to a report."""
+        self._unconfirmed = {}
+        for learner, totals in enumerate(run.totals):
+            if learner != self._learner:
+                self._context.counters.set_totals(learner, totals)
+        self._context.counters.set_scores_row(run.scores)
+        self._context.run_state.set_flags(run.flags)
+        for process_ind, starts in run.starts.items():
+            self._context.run_state.set_starts(process_ind, starts)
+
+
+def send_home(server: Any, path: Path) -> None:
+    """Move a file or folder of this node's checkpoint folder to that at home, piece by piece. Raises CheckpointError.
+
+    Args:
+        server: handle of the trajectory server at home.
+        path: file or folder, which is removed here.
+    """
+    try:
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            name, offset = str(file.relative_to(path.parent)), 0
+            with file.open("rb") as content:
+                while (piece := content.read(PIECE_BYTES)) or not offset:
+                    ray.get(server.write_piece.remote(name, offset, piece))
+                    offset += len(piece) or 1
+            file.unlink()
+        ray.get(server.adopt.remote(path.name))
+        if path.is_dir():
+            path.rmdir()
+    except (OSError, ray.exceptions.RayError) as error:
+        raise CheckpointError(f"cannot send {path.name} to the node of main: {error}") from error
+
+
+def fetch_file(server: Any, name: str, target: Path) -> None:
+    """Copy a file of the checkpoint at home to `target`, piece by piece. Do nothing if home has none.
+
+    Must not be called on the event loop of an asynchronous actor.
+    """
+    offset = 0
+    # not by ray.get, which warns in every thread of an asynchronous actor
+    while piece := server.read_piece.remote(name, offset).future().result():
+        with open(target, "ab") as file:
+            file.write(piece)
+        offset += len(piece)

@@ -6,15 +6,12 @@ A run that waits for its reservation holds nothing, so runs that start together 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from core.engines.ray.cluster import ClusterError
+from core.engines.ray.cluster import ClusterError, Needs, Nodes, alive_nodes, free_resources
 from core.runtime.options import RunOptions
 
 DECIMALS = 4  # of an amount, which Ray counts
 # Amount of the resource that every node has for its address. Ray places bundles that need such a resource first.
 ADDRESS_SHARE = 0.001
-
-Needs = dict[str, dict[str, float]]  # name of a process -> CPUs and GPUs
-Nodes = dict[str, dict[str, Any]]  # node id -> Ray's entry of the node
 
 
 class PlacementReservation:
@@ -25,7 +22,7 @@ class PlacementReservation:
     is room. If its node is lost the run ends, so that these actors need no place elsewhere.
     """
 
-    def __init__(self, needs: Needs, home: str, is_local: bool, groups: Sequence[Sequence[str]] = ()):
+    def __init__(self, needs: Needs, home: str, is_local: bool, groups: Sequence[Sequence[str]]):
         """Ask Ray for the reservation.
 
         Args:
@@ -42,7 +39,8 @@ class PlacementReservation:
 
         anywhere = {name for name in needs if name.startswith("actor")} | {learner for learner, *_ in groups}
         at_home = {name: need for name, need in needs.items() if name not in anywhere}
-        check_capacity(needs if is_local else at_home, home, alive_nodes(), anywhere)
+        if (lack := lack_of(needs if is_local else at_home, home, alive_nodes(), anywhere)) is not None:
+            raise ClusterError(lack)
         free = free_resources()
         for need in at_home.values():
             _take(need, free[home])
@@ -78,11 +76,7 @@ class PlacementReservation:
 
     def lack(self, nodes: Nodes) -> str | None:
         """Return what these nodes could not hold even if they were empty, or None if they can hold the run."""
-        try:
-            check_capacity(self._needs, self._home, nodes, self._anywhere)
-        except ClusterError as error:
-            return str(error)
-        return None
+        return lack_of(self._needs, self._home, nodes, self._anywhere)
 
     def has_node(self, name: str, bundle_nodes: dict[int, str]) -> bool:
         """Return True if the bundle of this process is on a node. `bundle_nodes`: number of a bundle -> its node."""
@@ -130,13 +124,6 @@ def learner_groups(options: RunOptions, learners: Iterable[int]) -> list[Needs]:
     ]
 
 
-def alive_nodes() -> Nodes:
-    """Return the nodes of the cluster that are alive."""
-    import ray
-
-    return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
-
-
 def node_affinity(node: str) -> Any:
     """Return Ray's scheduling strategy for this node and no other."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -144,13 +131,10 @@ def node_affinity(node: str) -> Any:
     return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
-def check_capacity(needs: Needs, home: str, nodes: Nodes, anywhere: Collection[str]) -> None:
-    """Check that these nodes, if they were empty, could hold these processes at once, each process on one node.
+def lack_of(needs: Needs, home: str, nodes: Nodes, anywhere: Collection[str]) -> str | None:
+    """Return what these nodes lack to hold these processes at once if they were empty, or None if they could.
 
-    Processes that are not in `anywhere` must be at home.
-
-    Raises:
-        ClusterError: they could not.
+    A process is on one node. Processes that are not in `anywhere` must be at home.
     """
     free = {name: dict(node["Resources"]) for name, node in nodes.items()}
     total = _total(free)
@@ -162,12 +146,13 @@ def check_capacity(needs: Needs, home: str, nodes: Nodes, anywhere: Collection[s
             where = "" if name in anywhere else " on the node of main.py"
             kinds = [kind.lower() for kind, amount in need.items() if amount or kind == "CPU"]
             options = ", ".join(f"ray.{role}_{kind}s" for kind in kinds for role in ("actor", "learner"))
-            raise ClusterError(
+            return (
                 f"{name} needs {_resources(need)}{where} and finds no room: the run needs {_resources(_total(needs))} "
                 f"in all, the cluster's nodes ({len(free)}) have {_resources(total)}; add nodes, or lower num_actors, "
                 f"{options}"
             )
         _take(need, node)
+    return None
 
 
 def number_with_room(groups: Sequence[Needs], home: str, nodes: Nodes, anywhere: Collection[str]) -> int:
@@ -178,18 +163,9 @@ def number_with_room(groups: Sequence[Needs], home: str, nodes: Nodes, anywhere:
     needs: Needs = {}
     for number, group in enumerate(groups):
         needs |= group
-        try:
-            check_capacity(needs, home, nodes, anywhere)
-        except ClusterError:
+        if lack_of(needs, home, nodes, anywhere) is not None:
             return number
     return len(groups)
-
-
-def free_resources() -> Needs:
-    """Return what each node has left now, by its id."""
-    from ray._private.state import available_resources_per_node
-
-    return {node: dict(free) for node, free in available_resources_per_node().items()}
 
 
 def _with_room_beside(groups: Sequence[Sequence[str]], needs: Needs, home: str, free: Needs) -> list[list[str]]:
@@ -199,10 +175,9 @@ def _with_room_beside(groups: Sequence[Sequence[str]], needs: Needs, home: str, 
         groups: of each learner its name and those of its actors.
         needs: resources of every process.
         home: id of the node of main, which is tried last.
-        free: what each node has for these processes.
+        free: what each node has for these processes, which are taken from it.
     """
-    free, together = {node: dict(left) for node, left in free.items()}, []
-    taken = dict.fromkeys(free, 0)
+    together, taken = [], dict.fromkeys(free, 0)
     for learner, *actors in groups:
         fitting = [node for node in free if _fits(needs[learner], free[node])]
         if not fitting:

@@ -5,13 +5,14 @@ parameters, so an actor that plays needs no other call. At most `ray.chunks_in_f
 actor waits, as for a full queue.
 """
 
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import ray
 
-from core.engines.ray.connection import ANSWER_TIMEOUT, ServerConnection
 from core.model import Model
 from core.runtime.context import Context
 from core.runtime.options import RunOptions
@@ -25,6 +26,12 @@ from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
 from core.types import Window
 
+POLL_PERIOD = 0.02  # seconds between two looks for answers
+IDLE_TIMEOUT = 0.2  # seconds without an answer after which an actor that sends nothing asks for the status
+ANSWER_TIMEOUT = 60.0  # seconds that an answer may take which needs no room in a ring
+
+Records = list[tuple[dict[str, float], int]]  # values for the logger, each with its step
+
 
 class RemoteRunInfo(NamedTuple):
     """The parts of a context that an actor on another node needs at its start."""
@@ -37,6 +44,83 @@ class RemoteRunInfo(NamedTuple):
     code: dict[str, str]  # path of each file of main's code -> its digest
 
 
+class RunStatus(NamedTuple):
+    """Counters and parameters of the run, which come with every answer."""
+
+    agent_steps: int
+    inserted: int
+    sampled: int
+    stopped: bool
+    version: int  # of the parameters; 0 before the first
+    parameters: list[Any]  # an ObjectRef, in a list so that Ray fetches the values only when they are wanted
+
+
+class ServerConnection:
+    """Send the chunks and records of one actor, and keep the newest `status`.
+
+    At most `max_in_flight` calls are under way. The `generation` that the server gave this actor tells its calls from
+    those of a predecessor.
+    """
+
+    def __init__(self, server: Any, index: int, max_in_flight: int):
+        self._server, self._index, self._max_in_flight = server, index, max_in_flight
+        self.status: RunStatus
+        self._generation, self.status = ray.get(server.register.remote(index), timeout=ANSWER_TIMEOUT)
+        self._in_flight: deque[tuple[Any, int]] = deque()  # reference of an answer, and the agent steps that were sent
+        self._records: Records = []
+        self._last_poll = self._last_answer = time.monotonic()
+
+    @property
+    def unacknowledged(self) -> int:
+        """Agent steps that the status does not contain yet."""
+        return sum(steps for _, steps in self._in_flight)
+
+    def has_room(self) -> bool:
+        """Return True if another chunk may be sent."""
+        self._collect(0.0)
+        return len(self._in_flight) < self._max_in_flight
+
+    def send(self, chunk: np.ndarray, steps: int) -> None:
+        """Wait for room, then send a chunk with this number of agent steps.
+
+        A server whose ring has no room answers late. If the server is gone, Ray raises an error.
+        """
+        while not self.has_room():
+            self._collect(1.0)
+        self._call(self._server.put, steps, chunk)
+
+    def write(self, process_ind: int, values: Mapping[str, float], step: int) -> None:
+        """Send values to the logger with the next call, as `LogRings.write` would."""
+        self._records.append((dict(values), step))
+
+    def poll(self) -> None:
+        """Read answers, and ask for the status after an idle time. Must be called after every slice of work."""
+        now = time.monotonic()
+        if now - self._last_poll < POLL_PERIOD:
+            return
+        self._last_poll = now
+        self._collect(0.0)
+        if not self._in_flight and now - self._last_answer > IDLE_TIMEOUT:
+            self._call(self._server.report)
+
+    def close(self) -> None:
+        """Send the remaining records, and wait at most 2 s for all answers."""
+        self._call(self._server.report)
+        references = [reference for reference, _ in self._in_flight]
+        ray.wait(references, num_returns=len(references), timeout=2.0)
+
+    def _call(self, method: Any, steps: int = 0, *chunk: np.ndarray) -> None:
+        """Call a method of the server with the records so far."""
+        records, self._records = self._records, []
+        self._in_flight.append((method.remote(self._index, self._generation, *chunk, records), steps))
+
+    def _collect(self, timeout: float) -> None:
+        """Read the answers that are there, in order. Wait at most `timeout` seconds for the first."""
+        while self._in_flight and ray.wait([self._in_flight[0][0]], timeout=timeout)[0]:
+            self.status = ray.get(self._in_flight.popleft()[0])
+            self._last_answer, timeout = time.monotonic(), 0.0
+
+
 def remote_context(run_info: RemoteRunInfo, connection: ServerConnection) -> Context:
     """Return a context whose shared parts use this connection."""
     counters = RemoteCounters(connection)
@@ -46,7 +130,7 @@ def remote_context(run_info: RemoteRunInfo, connection: ServerConnection) -> Con
         "counters": counters,
         "rate_limiter": RateLimiter(run_info.options.rate_limiter, counters),
         "run_state": RemoteRunState(connection),
-        "logs": RemoteLogs(connection),
+        "logs": connection,
     }
     return Context(run_info.options, run_info.spec, run_info.roles, **shared)
 
@@ -59,27 +143,18 @@ class RemoteMemory:
 
     def writer(self, actor_ind: int, priorities: Callable[[Window], np.ndarray | None]) -> ChunkWriter:
         """Return the writer of this actor, which supplies initial priorities if the memory stores them."""
-        layout, window = self._run_info.layout, self._run_info.window
-        with_priority = self._run_info.options.memory_class.with_priority
-        return RemoteWriter(
-            Trajectories(single_actor_layout(layout, window.length)),
-            window,
-            priorities if with_priority else None,
-            self._connection,
-        )
+        return RemoteWriter(self._run_info, priorities, self._connection)
 
 
 class RemoteWriter(ChunkWriter):
     """Fill chunks in a short ring of its own, and send each chunk when it is full."""
 
     def __init__(
-        self,
-        trajectories: Trajectories,
-        window: WindowSpec,
-        priorities: Callable[[Window], np.ndarray | None] | None,
-        connection: ServerConnection,
+        self, run_info: RemoteRunInfo, priorities: Callable[[Window], np.ndarray | None], connection: ServerConnection
     ):
-        super().__init__(trajectories, 0, window, priorities, room=connection.has_room)
+        window, with_priority = run_info.window, run_info.options.memory_class.with_priority
+        trajectories = Trajectories(single_actor_layout(run_info.layout, window.length))
+        super().__init__(trajectories, 0, window, priorities if with_priority else None, room=connection.has_room)
         self._format, self._connection = ChunkFormat(trajectories.layout, window.length), connection
 
     def _count(self, length: int) -> int:
@@ -146,14 +221,3 @@ class RemoteRunState(RunState):
     def activity_marker(self, process_ind: int) -> np.ndarray:
         """Return a marker that nobody reads."""
         return np.zeros(1)
-
-
-class RemoteLogs:
-    """Send values for the logger by the connection."""
-
-    def __init__(self, connection: ServerConnection):
-        self._connection = connection
-
-    def write(self, process_ind: int, values: Mapping[str, float], step: int) -> None:
-        """Send values with the step at which they were measured."""
-        self._connection.report(dict(values), step)

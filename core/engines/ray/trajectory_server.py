@@ -5,20 +5,62 @@ other learners (core/engines/ray/learner_host.py) exchange counts and files with
 """
 
 import asyncio
+import os
 import time
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
 
+from core.common.files import TEMPORARY, sync_folder
 from core.common.processes import idle_delays
-from core.engines import process_main
-from core.engines.ray.connection import Records, RunStatus
-from core.engines.ray.file_transfer import CheckpointFiles
-from core.engines.ray.mirror import NodeReport, RunSnapshot, accept, snapshot
+from core.engines.ray.remote_context import Records, RunStatus
+from core.engines.ray.worker import end_with
 from core.runtime.context import Context
+from core.runtime.log_buffers import Record
+from core.runtime.run_state import ProcessState
 from core.trajectory.chunk_codec import ChunkFormat
 from core.trajectory.writer import ChunkWriter
+
+PIECE_BYTES = 8 << 20  # of a checkpoint's file, sent at once, so that neither side holds a replay twice
+
+
+class NodeReport(NamedTuple):
+    """The values that a learner's node sends home."""
+
+    learner: int
+    totals: dict[str, int]
+    replay_steps: int
+    processes: dict[int, ProcessState]  # by process_ind
+    records: dict[int, list[Record]]  # by process_ind; their times are ages in seconds
+
+
+class RunSnapshot(NamedTuple):
+    """The values that home sends back to a learner's node."""
+
+    totals: list[dict[str, int]]  # of every learner
+    scores: list[float]
+    flags: list[int]
+    starts: dict[int, float]  # of the node's processes, by process_ind
+
+
+def snapshot(context: Context, processes: Iterable[int] = ()) -> RunSnapshot:
+    """Return what the learner's node that has these processes must know of the run. Called at home."""
+    counters, run_state = context.counters, context.run_state
+    starts = {process_ind: run_state.starts(process_ind) for process_ind in processes}
+    return RunSnapshot(counters.totals(), counters.scores_row(), run_state.flags(), starts)
+
+
+def accept(context: Context, report: NodeReport) -> None:
+    """Take over what a learner's node has reported. Called at home."""
+    context.counters.set_totals(report.learner, report.totals)
+    context.counters.record_replay_steps(report.learner, report.replay_steps)
+    for process_ind, state in report.processes.items():
+        context.run_state.set_process_state(process_ind, state)
+    now = context.logs.now()
+    for process_ind, records in report.records.items():
+        context.logs.append(process_ind, (record._replace(time=now - record.time) for record in records))
 
 
 class Sender:
@@ -47,9 +89,8 @@ class TrajectoryServer:
             main: process with which this one ends; None if that is not on this node.
         """
         if main is not None:
-            process_main.end_with(main)
+            end_with(main)
         self._context, self._period = context, context.options.ray.parameters_period
-        self._files = CheckpointFiles(context.options.checkpoint_folder, context.resume_from)
         memory = next(iter(context.memories.values()))
         self._format = ChunkFormat(memory.layout, memory.window.length)
         self._senders: dict[int, Sender] = {}
@@ -90,16 +131,31 @@ class TrajectoryServer:
         return snapshot(self._context, report.processes)
 
     async def write_piece(self, name: str, offset: int, piece: bytes) -> None:
-        """Take a piece of a checkpoint's file from a node that does not see the run's folder."""
-        self._files.write(name, offset, piece)
+        """Write a piece of a checkpoint's file, or of the file of a folder (folder/file), under a temporary name."""
+        path = self._context.options.checkpoint_folder / f"{TEMPORARY}{name}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "r+b" if offset else "wb") as file:
+            file.seek(offset)
+            file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
 
     async def adopt(self, name: str) -> None:
-        """Put a file or folder, all pieces of which have come, into its place."""
-        self._files.adopt(name)
+        """Give a file or folder, all pieces of which have come, its name. A checkpoint that is there already stays."""
+        folder = self._context.options.checkpoint_folder
+        if not (folder / name).is_dir():
+            os.replace(folder / f"{TEMPORARY}{name}", folder / name)
+            sync_folder(folder)
 
     async def read_piece(self, name: str, offset: int) -> bytes:
         """Return a piece of a file of the checkpoint that the run continues from; empty at the file's end."""
-        return self._files.read(name, offset)
+        assert self._context.resume_from is not None
+        try:
+            with open(self._context.resume_from / name, "rb") as file:
+                file.seek(offset)
+                return file.read(PIECE_BYTES)
+        except FileNotFoundError:  # a run of another number of learners has no such file
+            return b""
 
     # chunks -----------------------------------------------------------------------------------------------------------
     def _sender(self, index: int, generation: int) -> Sender:

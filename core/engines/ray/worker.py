@@ -1,19 +1,26 @@
-"""The Ray actor class whose processes run single-processes."""
+"""The Ray actor class whose processes run single-processes, and the checks of a process that is not main's child."""
 
+import hashlib
 import os
+import select
 import signal
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
 
+from core.common.console import log_to_stderr
 from core.common.processes import set_process_name
 from core.device.torch_runtime import use_threads
-from core.engines import process_main
-from core.engines.ray.code_version import check_code
-from core.engines.ray.connection import ServerConnection
-from core.engines.ray.remote_context import RemoteRunInfo, remote_context
-from core.runtime.context import Context
+from core.engines.local import drive
+from core.engines.ray.remote_context import RemoteRunInfo, ServerConnection, remote_context
+from core.engines.run_end import BAD_OPTIONS, TRAINING_FAILED
+from core.runtime.context import Context, Process
+
+PROJECT = Path(__file__).resolve().parents[3]
+PACKAGES = ("core", "utils")
 
 
 class Host(NamedTuple):
@@ -41,9 +48,7 @@ class Worker:
         """Return the process id, and the address of the node."""
         return os.getpid(), ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
 
-    def run(
-        self, process: Callable[[Context, int], Iterator[bool]], host: Host, run_info: RemoteRunInfo, threads: int
-    ) -> None:
+    def run(self, process: Process, host: Host, run_info: RemoteRunInfo, threads: int) -> None:
         """Drive the single-process to its end.
 
         Args:
@@ -56,16 +61,55 @@ class Worker:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # main alone decides when a run ends
         use_threads(threads)
         if ray.get_runtime_context().get_node_id() == host.node:
-            process_main.end_with(host.pid)
+            end_with(host.pid)
             if host.server is not None and self._role == "actor":
                 # A predecessor on another node may have chunks at the server. It must store no more of them: a ring
                 # has one writer.
                 ray.get(host.server.register.remote(self._index))
             shared: Context = ray.get(host.context[0])
-            process_main.drive(process(shared, self._index), shared, shared.process_ind(self._role, self._index))
+            drive(process, shared, self._role, self._index)
             return
         check_code(run_info.code, self.pid_and_address()[1])
         connection = ServerConnection(host.server, self._index, run_info.options.ray.chunks_in_flight)
-        remote = remote_context(run_info, connection)
-        process_main.drive(process(remote, self._index), remote, remote.process_ind(self._role, self._index))
+        drive(process, remote_context(run_info, connection), self._role, self._index)
         connection.close()
+
+
+def end_with(owner: int) -> None:
+    """End this process when the owner of its shared memory, main or a learner's host, has ended.
+
+    The owner need not be its parent. Ray would end it with main too, but not if Ray's head has gone.
+    """
+
+    def wait() -> None:
+        select.select([descriptor], [], [])
+        log_to_stderr(f"this process ends, because the owner of its shared memory (pid {owner}) has ended")
+        os._exit(TRAINING_FAILED)
+
+    descriptor = os.pidfd_open(owner)
+    threading.Thread(target=wait, name="end with owner", daemon=True).start()
+
+
+class CodeMismatchError(RuntimeError):
+    """A node has another version of the project than main."""
+
+    exit_code = BAD_OPTIONS
+
+
+def code_digests() -> dict[str, str]:
+    """Return the digest of each of the project's files, by its path in the project."""
+    files = [path for package in PACKAGES for path in (PROJECT / package).rglob("*.py")]
+    return {
+        str(path.relative_to(PROJECT)): hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest() for path in files
+    }
+
+
+def check_code(expected: Mapping[str, str], node: str) -> None:
+    """Compare the files here, on `node`, with main's. Raises CodeMismatchError, which names a file that differs."""
+    own = code_digests()
+    if differing := sorted(path for path in own.keys() | expected.keys() if own.get(path) != expected.get(path)):
+        more = f" and {len(differing) - 1} more files" if len(differing) > 1 else ""
+        raise CodeMismatchError(
+            f"node {node} has another version of the code than main: {differing[0]}{more} differ in {PROJECT}; "
+            "bring that folder to main's version, then continue the run"
+        )

@@ -13,14 +13,13 @@ ray = pytest.importorskip("ray")
 
 from core.checkpoint import run_checkpoint  # noqa: E402
 from core.distributed.learner_group import SingleLearner  # noqa: E402
-from core.engines.ray import file_transfer  # noqa: E402
+from core.engines.ray import learner_host, trajectory_server  # noqa: E402
 from core.engines.ray.cluster import ClusterError  # noqa: E402
-from core.engines.ray.file_transfer import CheckpointFiles, SendHome  # noqa: E402
 from core.engines.ray.launcher import RayLauncher  # noqa: E402
-from core.engines.ray.learner_host import HostPlan, LearnerHost, place_token  # noqa: E402
-from core.engines.ray.mirror import Mirror, accept, snapshot  # noqa: E402
+from core.engines.ray.learner_host import HostPlan, LearnerHost, Mirror, send_home  # noqa: E402
 from core.engines.ray.placement import _with_room_beside  # noqa: E402
 from core.engines.ray.remote_context import RemoteRunInfo  # noqa: E402
+from core.engines.ray.trajectory_server import TrajectoryServer, accept, snapshot  # noqa: E402
 from core.runtime import run_state as run_state_module  # noqa: E402
 from core.runtime.run_counters import COUNTS, RunCounters  # noqa: E402
 from core.runtime.run_state import RunState  # noqa: E402
@@ -214,13 +213,20 @@ def test_an_actor_is_placed_beside_its_learner_while_there_is_room():
 def server(home, tmp_path, monkeypatch):
     """Return a stand-in for the trajectory server at home, whose answers are there at once."""
     monkeypatch.setattr(ray, "get", lambda answer: answer)
-    monkeypatch.setattr(file_transfer, "PIECE_BYTES", 1_000)
-    files = CheckpointFiles(home.options.checkpoint_folder, tmp_path / "step_000000000001")
+    for module in (learner_host, trajectory_server):
+        monkeypatch.setattr(module, "PIECE_BYTES", 1_000)
+    files = TrajectoryServer(home)
 
     def read(name: str, offset: int) -> SimpleNamespace:
-        return SimpleNamespace(future=lambda: SimpleNamespace(result=lambda: files.read(name, offset)))
+        return SimpleNamespace(
+            future=lambda: SimpleNamespace(result=lambda: asyncio.run(files.read_piece(name, offset)))
+        )
 
-    calls = {"write_piece": files.write, "adopt": files.adopt, "read_piece": read}
+    calls = {
+        "write_piece": lambda *arguments: asyncio.run(files.write_piece(*arguments)),
+        "adopt": lambda name: asyncio.run(files.adopt(name)),
+        "read_piece": read,
+    }
     return SimpleNamespace(**{name: SimpleNamespace(remote=function) for name, function in calls.items()})
 
 
@@ -228,12 +234,12 @@ def test_parts_and_checkpoints_are_sent_home_whole(home, server, tmp_path):
     state = {"values": np.arange(3_000).tolist()}
     far = tmp_path / "far"
     for path in run_checkpoint.save_parts(far, {"memory_1": state}):
-        SendHome(server)(path)
+        send_home(server, path)
     assert not list(far.iterdir())
     folder = home.options.checkpoint_folder
     run_checkpoint.save(folder, {"agent": {"a": 1}}, 5, 2, ["memory_1"])
     assert run_checkpoint.load(folder)[0]["memory_1"] == state
-    SendHome(server)(run_checkpoint.save(far, {"agent": {"a": 2}, "more": state}, 9, 2))
+    send_home(server, run_checkpoint.save(far, {"agent": {"a": 2}, "more": state}, 9, 2))
     loaded, path = run_checkpoint.load(folder)
     assert loaded == {"agent": {"a": 2}, "more": state} and path.name == "step_000000000009"
     assert not list(folder.glob(".temporary_*"))
@@ -241,7 +247,8 @@ def test_parts_and_checkpoints_are_sent_home_whole(home, server, tmp_path):
 
 def test_a_node_without_the_runs_folder_has_one_of_its_own(home, server, tmp_path):
     home.resume_from = run_checkpoint.save(tmp_path, {"agent": {"a": 1}, "memory_1": {"b": [2] * 2_000}}, 1, 2)
-    token = place_token(home.options.log_folder)
+    token = tmp_path / "token"
+    token.touch()
     assert LearnerHost(1, plan_of(home, token), server)._make_context().send_home is None
     token.unlink()
     host = LearnerHost(1, plan_of(home, token), server)

@@ -3,15 +3,13 @@
 import atexit
 import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from core.engines import process_main, run_end
+from core.engines import local, run_end
 
 
 def done(context, index):
@@ -56,7 +54,7 @@ def test_a_process_exits_at_once_with_the_code_of_its_work(process, exit_code, t
     spawn = multiprocessing.get_context("spawn")  # the process dies unless this one is its parent
     receiver, sender = spawn.Pipe(duplex=False)
     context = SimpleNamespace(process_ind=ind, run_state=SimpleNamespace(heartbeat=beat))
-    started = spawn.Process(target=process_main.main, args=(process, context, "learner", 0, 1, os.getpid(), sender))
+    started = spawn.Process(target=local.main, args=(process, context, "learner", 0, 1, os.getpid(), sender))
     started.start()
     sender.close()
     try:
@@ -67,20 +65,3 @@ def test_a_process_exits_at_once_with_the_code_of_its_work(process, exit_code, t
     finally:
         started.kill()
         started.join()
-
-
-def test_a_process_ends_with_the_owner_of_its_memory():
-    program = "from core.engines import process_main; process_main.end_with({}); print(flush=True); input()"
-    with subprocess.Popen(["sleep", "60"]) as owner:
-        command = [sys.executable, "-c", program.format(owner.pid)]
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        with subprocess.Popen(command, **pipes, text=True) as member:
-            try:
-                assert member.stdout.readline() == "\n" and member.poll() is None
-                owner.kill()
-                owner.wait()
-                assert member.wait(60) == run_end.TRAINING_FAILED
-                assert f"the owner of its shared memory (pid {owner.pid}) has ended" in member.stderr.read()
-            finally:
-                owner.kill()
-                member.kill()

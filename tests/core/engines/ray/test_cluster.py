@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from core.engines.ray.sweeper import Sweeper
+from core.engines.ray.cluster import Sweeper
 
 OWNER = """
 import sys
 import psutil
-from core.engines.ray.sweeper import Sweeper
+from core.engines.ray.cluster import Sweeper
 sweeper = Sweeper(sys.argv[1])
 print(len(psutil.Process().children()), flush=True)
 input()
@@ -69,6 +69,6 @@ def test_a_killed_owners_folder_and_the_processes_in_it_go(folder):
 def test_a_closed_sweeper_leaves_no_shell(folder):
     sweeper = Sweeper(str(folder))
     assert len(shells(folder)) == 1 and os.getpgid(shells(folder)[0].pid) != os.getpgid(0)
-    shutil.rmtree(folder)
     sweeper.close()
+    assert not folder.exists()
     until(lambda: not shells(folder))
