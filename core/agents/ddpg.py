@@ -7,8 +7,13 @@
 
 from torch import Tensor
 
-from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, TransitionBatch
-from core.agents.base.deterministic_policy import Deterministic, value_losses
+from core.agents.base.continuous_control import (
+    ControlAgentParams,
+    CriticLosses,
+    Deterministic,
+    TransitionBatch,
+    value_losses,
+)
 
 
 class DDPG(Deterministic):

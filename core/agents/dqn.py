@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from core.agents.base.q_learning import MunchausenParams, QLearning, QLearningParams
+from core.agents.base.action_values import MunchausenParams, QLearning, QLearningParams
 from core.common.settings import frozen_dataclass
 from core.learning.optimizer import Loss
 from core.ops.action_masks import mask_actions

@@ -141,9 +141,5 @@ class PQN(ActionValueAgent):
         return True
 
     # checkpoint -------------------------------------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self._epochs.optimizer.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self._epochs.optimizer.load_state_dict(state["optimizer"])
+    def checkpoint_parts(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self._epochs.optimizer}

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from core.agents.base.q_learning import MunchausenParams, QLearning, QLearningParams
+from core.agents.base.action_values import MunchausenParams, QLearning, QLearningParams
 from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
 from core.learning.optimizer import Loss
