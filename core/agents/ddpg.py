@@ -7,13 +7,8 @@
 
 from torch import Tensor
 
-from core.agents.base.continuous_control import (
-    ControlAgentParams,
-    CriticLosses,
-    Deterministic,
-    TransitionBatch,
-    value_losses,
-)
+from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, Deterministic, value_losses
+from core.agents.base.transitions import TransitionBatch
 
 
 class DDPG(Deterministic):

@@ -11,13 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from core.agents.base.continuous_control import (
-    ContinuousControl,
-    ControlAgentParams,
-    CriticLosses,
-    TransitionBatch,
-    twin_losses,
-)
+from core.agents.base.continuous_control import ContinuousControl, ControlAgentParams, CriticLosses, twin_losses
+from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
 from core.learning.optimizer import Loss, Optimizer
 from core.ops.squashed_gaussian import squashed_gaussian

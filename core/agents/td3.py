@@ -14,10 +14,10 @@ from core.agents.base.continuous_control import (
     ControlAgentParams,
     CriticLosses,
     Deterministic,
-    TransitionBatch,
     twin_losses,
     value_losses,
 )
+from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
 
 

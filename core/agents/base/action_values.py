@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from core.agent import ActorOutput, Agent, AgentParams, LearnerOutput, make_learner_output
+from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
 from core.learning.optimizer import Loss, Optimizer, OptimizerParams
@@ -20,7 +21,8 @@ from core.learning.target_network import TargetUpdater
 from core.model import disable_host_sync, draw_noise_per_row
 from core.ops.action_masks import mask_actions, mask_actions_of_arrays
 from core.ops.exploration import epsilon_greedy, ladder, linear
-from core.ops.returns import bootstrap_position
+from core.ops.munchausen import munchausen_bonus
+from core.ops.returns import bootstrap_position, n_step_return
 from core.specs import Discrete, WindowKind, WindowSpec
 from core.types import ACTION_MASK, Batch, State, TimeStep, Window, batch_size, slice_batch
 
@@ -185,21 +187,27 @@ class QLearning(ActionValueAgent):
     def init_learner(self) -> None:
         self.target = self._make_target()
         self._optimizer = Optimizer(self.model.parameters(), self.params)
-        self._updates, self._update_target = (
-            UpdateCounter(),
-            TargetUpdater(self.params.target_update_period, self.params.target_update_tau),
+        self._updates = UpdateCounter()
+        self._update_target = TargetUpdater(self.params.target_update_period, self.params.target_update_tau)
+
+    def transitions(self, window: Window) -> TransitionBatch:
+        """Return the n-step transitions of windows, with observations as they are stored."""
+        returns, discounts = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
+        observations = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
+        fields = [window.actions[0], returns, discounts]
+        if self.spec.has_action_mask:
+            masks = window.extras[ACTION_MASK]  # [n + 1, B, A]
+            position = bootstrap_position(window.lasts)[None, :, None].expand(1, -1, masks.shape[2])
+            fields += [masks[0], masks.gather(0, position)[0]]
+        action, returns, discounts, *legal = (field.to(self.device) for field in fields)
+        return TransitionBatch(observations[0], action, returns, discounts, observations[1], *legal)
+
+    def munchausen_bonus(self, values: Tensor, transitions: TransitionBatch) -> Tensor:
+        """Return Munchausen's addition [B] to the rewards, given the target network's values [B, A] of all actions."""
+        params, values = self.params, mask_actions(values, transitions.legal)
+        return munchausen_bonus(
+            values, transitions.action, params.munchausen_alpha, params.munchausen_temperature, params.munchausen_clip
         )
-
-    def legal_actions(self, window: Window) -> tuple[Tensor | None, Tensor | None]:
-        """Return the legal actions [B, A] of the first step, and of the step that the n-step return bootstraps from.
-
-        Both are None if the environment has no masks.
-        """
-        if not self.spec.has_action_mask:
-            return None, None
-        masks = window.extras[ACTION_MASK]  # [n + 1, B, A]
-        position = bootstrap_position(window.lasts)[None, :, None].expand(1, -1, masks.shape[2])
-        return masks[0].to(self.device), masks.gather(0, position)[0].to(self.device)
 
     @abstractmethod
     def loss(self, batch: Batch) -> Loss:
@@ -225,3 +233,8 @@ class QLearning(ActionValueAgent):
     # checkpoint -------------------------------------------------------------------------------------------------------
     def checkpoint_parts(self) -> dict[str, Any]:
         return {"model": self.model, "target": self.target, "optimizer": self._optimizer, "updates": self._updates}
+
+
+def select_actions(output: Tensor, actions: Tensor) -> Tensor:
+    """Return the outputs [B, N] of actions [B] among outputs [B, A, N]."""
+    return output.gather(1, actions[:, None, None].expand(-1, 1, output.shape[2]))[:, 0]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from core.agent import ActorOutput, Agent, AgentParams, LearnerOutput, make_learner_output
 from core.agents.base.action_noise import ActionNoise, ActionNoiseParams
+from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
 from core.learning.optimizer import Loss, Optimizer, OptimizerParams
@@ -51,20 +52,6 @@ class ControlAgentParams(ActionNoiseParams, OptimizerParams, AgentParams):
     """Weight of the online network in an update of the targets; 1 copies it (DDPG: 0.001)."""
     policy_update_period: int = Field(default=1, ge=1, le=10_000)
     """Updates of the critic for one of policy and targets (TD3: 2)."""
-
-
-class TransitionBatch(NamedTuple):
-    """A batch of n-step transitions. Observations are preprocessed, actions in -1 .. 1."""
-
-    observation: Tensor  # [B, ...]
-    action: Tensor  # [B, A]
-    returns: Tensor  # [B] R of n_step_return
-    bootstrap_discounts: Tensor  # [B] D of n_step_return: the target is R + D * bootstrap
-    next_observation: Tensor  # [B, ...] that the target bootstraps from
-
-    def select(self, part: slice | None) -> "TransitionBatch":
-        """Return some of the transitions. If `part` is None, return all."""
-        return self if part is None else TransitionBatch(*(field[part] for field in self))
 
 
 class CriticLosses(NamedTuple):
@@ -198,7 +185,7 @@ class ContinuousControl(Agent):
         return (made + count) // period - made // period
 
     def transitions(self, batch: Batch) -> TransitionBatch:
-        """Return the n-step transitions of a batch."""
+        """Return the n-step transitions of a batch, with preprocessed observations."""
         window = batch.window.to(self.device)
         returns, discounts = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
         observation, next_observation = (self.model.preprocess(each) for each in window.observations)  # of [2, B, ...]
