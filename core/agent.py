@@ -107,6 +107,11 @@ class Agent(ABC):
         return 1
 
     @classmethod
+    def compiled_calls(cls, params: Any) -> int:
+        """Return the calls of compiled work in an update: 1, or those of the part that `compile_parts` names."""
+        return 1
+
+    @classmethod
     def max_joint_actions(cls, params: Any) -> int:
         """Return up to how many combinations of choices of a MultiDiscrete space it takes as Discrete actions."""
         return 0

@@ -248,6 +248,10 @@ class PPO(ActorCriticAgent):
         disable_host_sync(self.model)
         self._epochs.plan(count)
 
+    @classmethod
+    def compiled_calls(cls, params: PPOParams) -> int:
+        return params.steps_per_update
+
     def compile_parts(self, compiled: Compile) -> bool:
         self._epochs.compile_steps(compiled)
         return True

@@ -136,6 +136,10 @@ class PQN(ActionValueAgent):
         disable_host_sync(self.model)
         self._epochs.plan(count)
 
+    @classmethod
+    def compiled_calls(cls, params: PQNParams) -> int:
+        return params.steps_per_update
+
     def compile_parts(self, compiled: Compile) -> bool:
         self._epochs.compile_steps(compiled)
         return True
