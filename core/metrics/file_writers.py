@@ -28,8 +28,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from core.common.console import log_to_stderr
 from core.common.files import replace_atomically, write_atomically
-from core.metrics.aggregation import EVALUATOR
-from core.runtime.log_buffers import Record
+from core.runtime.log_buffers import EVALUATOR, Record
 
 TAIL_BYTES = 1 << 16  # longer than any line
 EVENTS = "events.out.tfevents."
@@ -49,7 +48,7 @@ class MetricsFiles:
     Args:
         folder: Log folder of the run.
         step: Agent steps at which this part of the run starts.
-        run: Description of the run, such as `run_name` returns.
+        run: Description of the run.
         settings: Dotted settings. TensorBoard shows those of each start as text, and those of the first as
             hyper-parameters.
         now: Returns seconds since the epoch.
@@ -176,11 +175,6 @@ def last_seconds(path: Path) -> float:
             return float(json.loads(file.read().splitlines()[-1])["seconds"])
     except (OSError, ValueError, IndexError, KeyError, TypeError):
         return 0.0
-
-
-def run_name(config: str, game: str, agent: str, seed: int) -> str:
-    """Return the name under which TensorBoard shows a run."""
-    return f"{config}__{game}__{agent}__seed{seed}"
 
 
 def _folder_name(name: str) -> str:

@@ -14,6 +14,7 @@ from core.specs import ArraySpec
 
 NAME_BYTES = 64
 CACHE_LINE = 8  # int64 values
+EVALUATOR = "evaluator/"  # prefix of records that are aggregated over an evaluation's episodes already
 
 
 class Record(NamedTuple):

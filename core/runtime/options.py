@@ -19,7 +19,7 @@ from core.common.settings import frozen_dataclass
 from core.env import Env, EnvParams
 from core.memory import Memory, MemoryParams
 from core.model import Model, ModelParams
-from core.runtime.run_counters import RateLimiterParams
+from core.runtime.run_state import RateLimiterParams
 from core.specs import EnvSpec, MultiDiscrete
 from core.trajectory.frame_compression import StorageParams
 

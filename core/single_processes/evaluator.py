@@ -12,7 +12,7 @@ from core.common.console import log_to_stderr
 from core.env import Env
 from core.evaluation.episodes import play_episodes
 from core.runtime.context import Context
-from core.runtime.schedule import Schedule
+from core.runtime.run_state import Schedule
 
 
 def evaluator(context: Context, index: int) -> Iterator[bool]:

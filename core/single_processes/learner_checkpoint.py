@@ -22,7 +22,7 @@ from core.distributed.learner_group import LearnerGroup, SingleLearner
 from core.learning.batch_source import BatchSource
 from core.memory import DeviceMemory, Memory, batch_of, batch_state
 from core.runtime.context import Context
-from core.runtime.run_counters import COUNTS
+from core.runtime.run_state import COUNTS
 from core.types import Batch
 
 LOSS_TIMEOUT = 10.0  # seconds until a learner on another node must know which learner was lost

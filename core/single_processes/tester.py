@@ -16,7 +16,6 @@ from core.checkpoint.model_file import load_into, reload_weights, test_file
 from core.common.files import write_atomically
 from core.common.system import versions
 from core.evaluation.episodes import Episode, EpisodeResults, play_episodes
-from core.metrics.aggregation import human_normalized
 from core.runtime.context import Context
 
 
@@ -102,7 +101,7 @@ def summarise(results: EpisodeResults, env_class: Any, game: str) -> dict[str, f
         "mean_length": float(results.lengths.mean()),
         "truncated": int(results.truncated.sum()),
         **solved,
-        "human_normalized": human_normalized(env_class, game, float(returns.mean())),
+        "human_normalized": env_class.human_normalized(game, float(returns.mean())),
     }
 
 

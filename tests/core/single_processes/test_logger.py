@@ -26,16 +26,14 @@ from tensorboard.util import tensor_util
 
 from core.common.system import rss_mb, versions
 from core.metrics import file_writers
-from core.metrics.aggregation import aggregate, human_normalized
 from core.metrics.file_writers import append_whole
 from core.metrics.progress import Progress, QuietConsole
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings, Record
 from core.runtime.options import LoggerParams
 from core.runtime.parameter_store import ParameterStore
-from core.runtime.run_counters import RateLimiter, RateLimiterParams, RunCounters
-from core.runtime.run_state import RunState
-from core.single_processes.logger import logger
+from core.runtime.run_state import RateLimiter, RateLimiterParams, RunCounters, RunState
+from core.single_processes.logger import aggregate, logger
 from core.specs import ArraySpec, Discrete, EnvSpec
 
 RUN = "a-row__known__package.module-Agent__seed7"
@@ -149,12 +147,6 @@ def test_records_of_the_evaluator_keep_their_own_steps() -> None:
         Record("evaluator/episodic_return_mean", 2.0, 200, 6.0),
     ]
     assert aggregate(records) == records
-
-
-def test_human_normalized_is_unknown_without_reference_scores() -> None:
-    assert human_normalized(Game, "known", 30.0) == 1.0
-    assert human_normalized(Game, "other", 30.0) is None
-    assert human_normalized(object, "known", 30.0) is None
 
 
 def test_a_period_is_equal_in_jsonl_csv_and_tensorboard(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -12,7 +12,7 @@ from pydantic import Field
 from core.agents.dqn import LOSSES
 from core.agents.rainbow import DISTRIBUTIONS
 from core.common.settings import frozen_dataclass
-from core.envs.atari_protocols import PROTOCOLS
+from core.envs.atari import PROTOCOLS
 from core.envs.preprocessing import CLIPPINGS
 from core.learning.schedules import SCHEDULES
 from core.memories.unrolls.mixed import STRATEGIES

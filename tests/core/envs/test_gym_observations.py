@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from core.acting.env_conformance import contract_violations
 from core.envs.gym import GymEnv, GymParams
-from core.envs.observation_parts import InvalidPartError, ObservationConverter
+from core.envs.gym_spaces import InvalidPartError, ObservationConverter
 from core.models.layers.torsos import scaled_image, split_frames
 from core.specs import WindowSpec
 from core.trajectory.frame_compression import StorageParams

@@ -1,4 +1,6 @@
-"""Convert observations of any gymnasium space to a picture, a float32 vector, or a picture and a vector.
+"""Convert observations, actions and masks of any gymnasium space.
+
+Observations become a picture, a float32 vector, or a picture and a vector:
 
 - The leaves of nested Dict and Tuple spaces are parts, named by their path: "goal.position", "0". Keys are in
   alphabetical order and elements of tuples in theirs, whatever the order in which a space was written.
@@ -6,6 +8,14 @@
   bytes divided by 255, integers of Discrete and MultiDiscrete one-hot.
 - Text is left out. `keys` selects parts.
 - Parts that are pictures are one picture of bytes. Several of one height and width are joined plane by plane.
+
+Stored actions become those of the space, for all environments at once:
+
+- Discrete stays one number, a Box of floats stays one array.
+- MultiDiscrete, MultiBinary, and nested Dicts and Tuples of these and Discrete become the choices of one MultiDiscrete,
+  in the order of gymnasium's `flatten`. Numbers that spaces start from are added here.
+- Nested Dicts and Tuples with Boxes of floats among these parts become one Mixed space: the choices, then the numbers
+  of all Boxes, each in that order. With Boxes alone they become one Continuous space.
 """
 
 import operator
@@ -15,8 +25,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from core.specs import ArraySpec, ObservationPart, PartKind
+from core.env import checked_continuous, checked_discrete, checked_mixed
+from core.specs import ActionSpec, ArraySpec, Continuous, Discrete, Mixed, MultiDiscrete, ObservationPart, PartKind
 
+Space = spaces.Space[Any]
 TOLERANCE = 1e6  # factor by which an observation may exceed the bounds of its space
 MAX_FLOAT = float(np.finfo(np.float32).max)
 LISTED = 12  # parts that a message names
@@ -33,7 +45,7 @@ class InvalidPartError(ValueError):
 
 class _Leaf(NamedTuple):
     path: tuple[Any, ...]
-    space: spaces.Space[Any]
+    space: Space
 
     @property
     def name(self) -> str:
@@ -56,7 +68,7 @@ class ObservationConverter:
         ValueError: A key names no part, a part has no fixed size, pictures have different sizes, or no part is left.
     """
 
-    def __init__(self, space: spaces.Space[Any], keys: Sequence[str | int] = ()):
+    def __init__(self, space: Space, keys: Sequence[str | int] = ()):
         self.space, leaves = space, list(_leaves(space))
         kept, self.parts = _selected(leaves, [str(key) for key in keys], space)
         texts = " and ".join(part.name for part in self.parts if part.kind == "text")
@@ -160,12 +172,12 @@ class ObservationConverter:
         return InvalidPartError(leaf.name, value, wanted)
 
 
-def is_picture(space: spaces.Space[Any]) -> bool:
+def is_picture(space: Space) -> bool:
     """Return True if the space is uint8 pictures, [H, W] or [H, W, planes]."""
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
 
 
-def _leaves(space: spaces.Space[Any], path: tuple[Any, ...] = ()) -> Iterator[_Leaf]:
+def _leaves(space: Space, path: tuple[Any, ...] = ()) -> Iterator[_Leaf]:
     """Yield the leaves of nested Dict and Tuple spaces, in the order of the vector."""
     if isinstance(space, spaces.Dict):
         for key in sorted(space.spaces, key=str):
@@ -177,9 +189,7 @@ def _leaves(space: spaces.Space[Any], path: tuple[Any, ...] = ()) -> Iterator[_L
         yield _Leaf(path, space)
 
 
-def _selected(
-    leaves: list[_Leaf], keys: list[str], space: spaces.Space[Any]
-) -> tuple[list[_Leaf], tuple[ObservationPart, ...]]:
+def _selected(leaves: list[_Leaf], keys: list[str], space: Space) -> tuple[list[_Leaf], tuple[ObservationPart, ...]]:
     """Return the leaves that are kept, and a description of all of them."""
     for key in keys:
         if not any(_is_below(leaf.name, key) for leaf in leaves):
@@ -203,7 +213,7 @@ def _is_below(name: str, key: str) -> bool:
     return name == key or name.startswith(f"{key}.")
 
 
-def _no_fixed_size(leaf: _Leaf, leaves: list[_Leaf], space: spaces.Space[Any]) -> str:
+def _no_fixed_size(leaf: _Leaf, leaves: list[_Leaf], space: Space) -> str:
     if leaf.path:
         advice = f"keep others with env.observation_keys, of {_listed(leaves)}"
     else:
@@ -217,7 +227,7 @@ def _listed(leaves: list[_Leaf]) -> str:
     return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
 
 
-def _kind(space: spaces.Space[Any]) -> PartKind | None:
+def _kind(space: Space) -> PartKind | None:
     """Return what a space becomes; None if it has no fixed size."""
     if isinstance(space, spaces.Text) or (space.dtype is not None and space.dtype.kind in "US"):  # MiniGrid's missions
         return "text"
@@ -245,7 +255,7 @@ def _joined_pictures(pictures: list[_Leaf], leaves: list[_Leaf]) -> ArraySpec:
     return ArraySpec((*shapes[0][:2], sum((*shape, 1)[2] for shape in shapes)), "uint8")
 
 
-def _max_magnitude(space: spaces.Space[Any], size: int) -> np.ndarray:
+def _max_magnitude(space: Space, size: int) -> np.ndarray:
     """Return the largest absolute value [N] of each element that is accepted, at most the largest float32.
 
     Many environments leave their Box a little, which does no harm. Values of TOLERANCE times the bounds would make
@@ -259,7 +269,7 @@ def _max_magnitude(space: spaces.Space[Any], size: int) -> np.ndarray:
 
 
 # parts of a vector ----------------------------------------------------------------------------------------------------
-def _writer(space: spaces.Space[Any], place: slice) -> Write:
+def _writer(space: Space, place: slice) -> Write:
     """Return a function that writes a value of the space into this range of a vector of zeros."""
     if isinstance(space, spaces.Discrete):
         return _discrete_writer(place.start, int(space.start), int(space.n))
@@ -315,7 +325,7 @@ def _array_writer(place: slice, space: spaces.Box | spaces.MultiBinary) -> Write
     return write
 
 
-def _flattened_writer(place: slice, space: spaces.Space[Any]) -> Write:
+def _flattened_writer(place: slice, space: Space) -> Write:
     def write(value: Any, vector: np.ndarray) -> None:
         try:
             array = np.asarray(spaces.flatten(space, value))
@@ -326,3 +336,151 @@ def _flattened_writer(place: slice, space: spaces.Space[Any]) -> Write:
         vector[place] = array
 
     return write
+
+
+# actions --------------------------------------------------------------------------------------------------------------
+class ActionConverter:
+    """Convert actions of `spec`, which describes the gymnasium space.
+
+    Raises:
+        ValueError: No policy can act in the space; the message names the part that is to blame.
+    """
+
+    def __init__(self, space: Space):
+        self._space, self.spec = space, _action_spec(space)
+
+    def __call__(self, action: np.ndarray, num_envs: int) -> Any:
+        """Return actions [E, ...] as gymnasium's vector environments take them.
+
+        Raises:
+            ValueError: An action is invalid; the message names its stream and value.
+        """
+        choices, numbers = np.zeros((num_envs, 0), np.int64), np.zeros((num_envs, 0), np.float32)
+        if isinstance(self.spec, Mixed):
+            choices, numbers = checked_mixed(action, num_envs, self.spec)
+        elif isinstance(self.spec, Continuous):
+            numbers = checked_continuous(action, num_envs, self.spec)
+            if isinstance(self._space, spaces.Box):
+                return _within(self._space, numbers)
+        else:
+            choices = checked_discrete(action, num_envs, self.spec)
+            if isinstance(self._space, spaces.Discrete):
+                return choices + self._space.start
+        return _of_space(self._space, iter(choices.reshape(num_envs, -1).T), iter(numbers.T))
+
+
+def _within(space: spaces.Box, numbers: np.ndarray) -> np.ndarray:
+    """Return numbers [E, ...] in the dtype and bounds of a Box; float32 bounds may be rounded to values outside."""
+    return np.clip(numbers.astype(space.dtype), space.low, space.high)
+
+
+def _of_space(space: Space, choices: Iterator[np.ndarray], numbers: Iterator[np.ndarray]) -> Any:
+    """Take the choices and numbers of a space, each [E], from iterators, and return its actions of E environments."""
+    if isinstance(space, spaces.Dict):
+        return {name: _of_space(part, choices, numbers) for name, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_of_space(part, choices, numbers) for part in space.spaces)
+    if isinstance(space, spaces.Box):
+        columns = np.stack([next(numbers) for _ in range(space.low.size)], 1)  # [E, numbers]
+        return _within(space, columns.reshape(-1, *space.shape))
+    if isinstance(space, spaces.Discrete):
+        return (next(choices) + space.start).astype(space.dtype)
+    columns = np.stack([next(choices) for _ in _choices(space)], 1)  # [E, choices]
+    start = space.start if isinstance(space, spaces.MultiDiscrete) else 0
+    return (columns.reshape(-1, *space.shape) + start).astype(space.dtype)  # type: ignore[misc]
+
+
+def _parts(space: Space) -> Iterator[Space]:
+    """Yield the spaces of nested Dicts and Tuples, in the order of gymnasium's `flatten`."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for part in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
+            yield from _parts(part)
+    else:
+        yield space
+
+
+def _choices(space: Space) -> list[int]:
+    """Return the sizes of the choices of a space without parts. Raises ValueError for a space of anything else."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return [int(size) for size in space.nvec.reshape(-1)]
+    if isinstance(space, spaces.MultiBinary):
+        return [2] * int(np.prod(space.shape))
+    raise ValueError(str(space))
+
+
+def _action_spec(space: Space) -> ActionSpec:
+    if isinstance(space, spaces.Discrete):
+        return Discrete(int(space.n))
+    parts = list(_parts(space))
+    boxes = [part for part in parts if isinstance(part, spaces.Box) and np.dtype(part.dtype).kind == "f"]
+    try:
+        nvec = [size for part in parts if part not in boxes for size in _choices(part)]
+    except ValueError as error:
+        nested = f", and {error} is neither" if isinstance(space, spaces.Dict | spaces.Tuple) else ""
+        raise ValueError(
+            f"actions of {space} are neither a Box of floats, Discrete, MultiDiscrete, MultiBinary nor nested Dicts "
+            f"and Tuples of these{nested}"
+        ) from None
+    if not boxes and not nvec:
+        raise ValueError(f"actions of {space} have no choices")
+    if not boxes:
+        return MultiDiscrete(tuple(nvec))
+    if boxes == [space]:
+        return _continuous(boxes[0])
+    bounds = [_continuous(box) for box in boxes]
+    low, high = (np.concatenate([each.reshape(-1) for each in sides]) for sides in zip(*bounds))
+    return Mixed(tuple(nvec), low, high) if nvec else Continuous(low, high)
+
+
+def _continuous(space: spaces.Box) -> Continuous:
+    with np.errstate(over="ignore", invalid="ignore"):
+        low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+        bounded = np.isfinite(high - low).all()
+    if not bounded:
+        raise ValueError(
+            f"actions of {space} have no bounds whose distance float32 can hold, and a policy's actions are scaled to "
+            "them; give the environment bounds where it is made, with gymnasium.wrappers.TransformAction(env, "
+            f"lambda action: action, gymnasium.spaces.Box(-1.0, 1.0, {space.shape}, env.action_space.dtype))"
+        )
+    return Continuous(low, high)
+
+
+# masks of legal actions -----------------------------------------------------------------------------------------------
+class MaskReader:
+    """Read masks from where `env.action_mask` says.
+
+    Args:
+        where: "info" for the entry action_mask of infos, else the path of a part of observations.
+        action: The actions that a mask is of.
+        space: The observations' space.
+
+    Raises:
+        ValueError: Actions have no choices, or observations have no such part.
+    """
+
+    def __init__(self, where: str, action: ActionSpec, space: Space):
+        if isinstance(action, Continuous):
+            raise ValueError(f"env.action_mask={where} needs choices, and the environment's actions are continuous")
+        self.size, self._path = sum(action.choices), None if where == "info" else where.split(".")
+        if self._path:
+            part: Any = space
+            for name in self._path:
+                if not (isinstance(part, spaces.Dict) and name in part.spaces):
+                    raise ValueError(f"env.action_mask={where} is neither info nor a part of Dict observations {space}")
+                part = part[name]
+
+    def __call__(self, observation: Any, info: Any) -> np.ndarray:
+        """Return the legal actions [A] bool. Raises InvalidPartError for anything else than zeros and ones."""
+        value, path = (info, ["action_mask"]) if self._path is None else (observation, self._path)
+        try:
+            for name in path:
+                value = value[name]
+            parts = value if isinstance(value, tuple | list) else (value,)  # one mask, or one of each choice
+            mask = np.concatenate([np.ravel(part) for part in parts])
+        except (KeyError, TypeError, IndexError, ValueError):
+            mask = np.zeros(0)
+        if mask.shape != (self.size,) or mask.dtype.kind not in "biu" or not ((mask == 0) | (mask == 1)).all():
+            raise InvalidPartError("action_mask", value, f"{self.size} zeros and ones")
+        return mask.astype(bool)
