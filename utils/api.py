@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.acting.joint_actions import split_joint_actions
+from core.acting.validated_env import split_joint_actions
 from core.agent import Agent, Exploration
 from core.checkpoint import model_file
 from core.common.settings import dotted

@@ -1,12 +1,21 @@
-"""Check every time step that an environment returns against its EnvSpec."""
+"""Check what environments return against the contract of core/env.py, and adapt their actions to an agent.
 
+- `ValidatedEnv` wraps the environments of a run. It checks each time step against the EnvSpec.
+- `JointActionsEnv` lets agents that take one discrete action act where an environment wants several choices at once.
+- `play_randomly` checks every clause of the contract, one time step at a time.
+"""
+
+import math
 import reprlib
+from dataclasses import replace
 
 import numpy as np
 
-from core.acting.env_conformance import can_act, is_terminated
+from core.agent import Agent
 from core.common.foreign_code import foreign_code
 from core.env import Env
+from core.ops.exploration import random_legal_actions
+from core.specs import ActionSpec, Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
 from core.types import TimeStep
 
 EXPECTED_DTYPES = {"f": "float32", "b": "bool", "u": "uint8", "i": "int64"}
@@ -104,3 +113,146 @@ class ValidatedEnv(Env):
                 f"{self._steps} has no legal action, expected at least one"
             )
         return timestep._replace(action_mask=timestep.action_mask | ~able[:, None])
+
+
+class JointActionsEnv(ValidatedEnv):
+    """Wrap an Env of MultiDiscrete actions so that every combination of choices is one Discrete action."""
+
+    def __init__(self, env: Env, num_envs: int):
+        super().__init__(env, num_envs)
+        assert isinstance(env.spec.action, MultiDiscrete)
+        nvec = env.spec.action.nvec
+        self.spec = replace(env.spec, action=Discrete(env.spec.action.num_joint_actions, nvec))
+        combinations = split_joint_actions(self.spec.action, np.arange(env.spec.action.num_joint_actions))
+        self._places = combinations + np.cumsum(nvec) - nvec  # [A, choices] of each combination in a mask of choices
+
+    def step(self, action: np.ndarray) -> TimeStep:
+        return super().step(split_joint_actions(self.spec.action, action))
+
+    def send(self, action: np.ndarray) -> None:
+        super().send(split_joint_actions(self.spec.action, action))
+
+    def _validate(self, timestep: TimeStep) -> TimeStep:
+        timestep = super()._validate(timestep)
+        if timestep.action_mask is None:
+            return timestep
+        return timestep._replace(action_mask=np.asarray(timestep.action_mask[:, self._places].all(2)))
+
+
+def takes_joint_actions(agent_class: type[Agent], params: object, action: MultiDiscrete) -> bool:
+    """Return True if the agent acts in this space by the combinations of its choices."""
+    if issubclass(MultiDiscrete, agent_class.actions):
+        return False
+    return action.num_joint_actions <= agent_class.max_joint_actions(params)
+
+
+def split_joint_actions(action: ActionSpec, chosen: np.ndarray) -> np.ndarray:
+    """Return the choices [E, choices] of combinations [E]; actions of any other space as they are."""
+    if not (isinstance(action, Discrete) and action.nvec):
+        return chosen
+    return np.stack(np.unravel_index(chosen, action.nvec), 1)
+
+
+def contract_violations(spec: EnvSpec, num_envs: int, timestep: TimeStep, previous: TimeStep | None) -> list[str]:
+    """Return one sentence for each clause of the contract that a step of num_envs environments violates.
+
+    `previous` is the step before, or None after a reset.
+    """
+    return _shape_errors(spec, num_envs, timestep) or _value_errors(spec, timestep, previous)
+
+
+def play_randomly(env: Env, num_envs: int, steps: int, seed: int) -> tuple[list[str], int]:
+    """Reset, then take `steps` steps with uniform random actions, or fewer if one violates the contract.
+
+    Returns:
+        The violations of the last step, and the number of episodes that ended.
+    """
+    generator = np.random.default_rng(seed)
+    previous, episodes = None, 0
+    timestep = env.reset(seed)
+    for number in range(steps + 1):
+        violations = contract_violations(env.spec, num_envs, timestep, previous)
+        if violations:
+            return [f"step {number} of random play: {violation}" for violation in violations], episodes
+        episodes += int(timestep.last.sum())
+        # A copy, because an environment may reuse its arrays.
+        previous = TimeStep._make(None if field is None else np.array(field) for field in timestep)
+        timestep = env.step(random_actions(env.spec.action, num_envs, generator, timestep.action_mask))
+    return [], episodes
+
+
+def random_actions(
+    space: ActionSpec, num_envs: int, generator: np.random.Generator, legal: np.ndarray | None = None
+) -> np.ndarray:
+    """Draw uniform actions [E, ...] from the action space, those of TimeStep.action_mask if it is given."""
+    if isinstance(space, Mixed):
+        parts = (MultiDiscrete(space.nvec), legal), (space.continuous, None)
+        drawn = [random_actions(part, num_envs, generator, mask) for part, mask in parts]
+        return np.concatenate(drawn, 1, dtype=np.float32)
+    if legal is not None and not isinstance(space, Continuous):
+        return random_legal_actions(legal, space.choices, generator).reshape(num_envs, *space.array.shape)
+    if isinstance(space, Discrete):
+        return generator.integers(space.num_actions, size=num_envs)
+    if not isinstance(space, Continuous):
+        return generator.integers(space.nvec, size=(num_envs, len(space.nvec)))
+    actions = generator.uniform(space.low, space.high, (num_envs, *space.low.shape)).astype(np.float32)
+    return np.clip(actions, space.low, space.high)  # because rounding to float32 can leave the space
+
+
+def can_act(spec: EnvSpec, timestep: TimeStep) -> np.ndarray:
+    """Return the streams that have a legal action of each choice, [E] bool."""
+    assert timestep.action_mask is not None and not isinstance(spec.action, Continuous)
+    begins = np.cumsum((0, *spec.action.choices[:-1]), dtype=np.int64)
+    return np.asarray(np.logical_or.reduceat(timestep.action_mask, begins, axis=1).all(1))
+
+
+def is_terminated(timestep: TimeStep) -> np.ndarray:
+    """Return the streams whose episode has ended by itself, so that no action follows, [E] bool."""
+    return np.asarray(timestep.last & (timestep.discount == 0))
+
+
+def _shape_errors(spec: EnvSpec, num_envs: int, timestep: TimeStep) -> list[str]:
+    expected = dict.fromkeys(("reward", "discount", "raw_reward"), ((num_envs,), "float32"))
+    expected |= dict.fromkeys(("first", "last"), ((num_envs,), "bool"))
+    expected["observation"] = (num_envs, *spec.observation_shape), spec.frame.dtype
+    if spec.action_mask:
+        expected["action_mask"] = (num_envs, *spec.action_mask.shape), spec.action_mask.dtype
+    errors = []
+    for name, (shape, dtype) in expected.items():
+        value = getattr(timestep, name)
+        if not isinstance(value, np.ndarray):
+            errors.append(f"{name} is a {type(value).__name__}, expected an array {dtype} {list(shape)}")
+        elif value.shape != shape or value.dtype != np.dtype(dtype):
+            errors.append(f"{name} is {value.dtype} {list(value.shape)}, expected {dtype} {list(shape)}")
+    return errors
+
+
+def _value_errors(spec: EnvSpec, timestep: TimeStep, previous: TimeStep | None) -> list[str]:
+    """Check values, and next-step autoreset: the step after the end of an episode starts the next, without a reward."""
+    first, discount = timestep.first, timestep.discount
+    starts, rule = np.ones(len(first), bool), "a reset starts an episode in every stream"
+    if previous is not None:
+        starts, rule = previous.last, "an episode starts exactly where one ended before"
+    outside, rewarded = (discount < 0) | (discount > 1), (timestep.reward != 0) | (timestep.raw_reward != 0)
+    violations = {
+        f"{name} is not finite in streams {{}}": ~np.isfinite(value).reshape(len(value), -1).all(1)
+        for name, value in timestep._asdict().items()
+        if value is not None and value.dtype.kind == "f"
+    } | {
+        f"discount of streams {{}} is outside 0 .. 1: {discount[outside]}": outside,
+        f"first is wrong in streams {{}}: {rule}": first != starts,
+        "first and last are both true in streams {}": first & timestep.last,
+        "an episode's first observation earned a reward in streams {}": first & rewarded,
+        "an episode's first observation has a discount other than 1 in streams {}": first & (discount != 1),
+    }
+    if spec.action_mask:
+        stuck = ~can_act(spec, timestep) & ~is_terminated(timestep)
+        violations["action_mask has no legal action in streams {}"] = stuck
+    found = {text: ", ".join(map(str, np.flatnonzero(streams))) for text, streams in violations.items()}
+    errors = [text.format(streams) for text, streams in found.items() if streams]
+    beside = spec.picture_of_parts  # the bytes after a picture are floats
+    pictures = timestep.observation[..., : math.prod(beside)] if beside else timestep.observation
+    low, high = pictures.min(), pictures.max()
+    if spec.is_image and (low < 0 or high > spec.max_value):
+        errors.append(f"observation has values {low} .. {high}, outside 0 .. {spec.max_value:g}")
+    return errors

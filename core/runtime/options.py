@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from core.acting.joint_actions import JointActionsEnv, takes_joint_actions
-from core.acting.validated_env import ValidatedEnv
+from core.acting.validated_env import JointActionsEnv, ValidatedEnv, takes_joint_actions
 from core.agent import Agent, AgentParams
 from core.common.foreign_code import foreign_code
 from core.common.settings import frozen_dataclass

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from core.acting.env_conformance import contract_violations, play_randomly, random_actions
+from core.acting.validated_env import contract_violations, play_randomly, random_actions
 from core.env import Env
 from core.specs import ArraySpec, Continuous, Discrete, EnvSpec
 from core.types import TimeStep

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from core.acting.joint_actions import JointActionsEnv, split_joint_actions
+from core.acting.validated_env import JointActionsEnv, split_joint_actions
 from core.env import Env, reset_timestep
 from core.runtime.options import make_env
 from core.specs import ArraySpec, Discrete, EnvSpec, MultiDiscrete

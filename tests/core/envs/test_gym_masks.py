@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from core.acting.env_conformance import play_randomly, random_actions
-from core.acting.validated_env import ValidatedEnv
+from core.acting.validated_env import ValidatedEnv, play_randomly, random_actions
 from core.envs.gym import GymEnv, GymParams
 from core.envs.gym_spaces import InvalidPartError, MaskReader
 from core.specs import ArraySpec, Continuous, Discrete, Mixed, MultiDiscrete

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from core.acting.env_conformance import contract_violations
+from core.acting.validated_env import contract_violations
 from core.envs.gym import GymEnv, GymParams
 from core.envs.gym_spaces import InvalidPartError, ObservationConverter
 from core.models.layers.torsos import scaled_image, split_frames
