@@ -8,22 +8,25 @@ Where `EnvSpec.has_action_mask` is set, each time step says which actions are le
 unless the episode has terminated.
 
 Below the contract stand the functions that environments share: checks of their arguments, names of games, seeds of
-their streams, and the time step after a reset.
+their streams, the time step after a reset, clipped rewards, and grayscale pictures of another size.
 """
 
 import difflib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field, Strict
 
 from core.common.settings import frozen_dataclass
 from core.specs import Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
 from core.types import TimeStep
 
 RENDER_MODES = (None, "human", "rgb_array")
+Side = Annotated[int, Field(ge=8, le=1024)]  # pixels
+Size = Side | Annotated[tuple[Side, Side], Strict(False)]  # one number, or height and width
 
 
 @frozen_dataclass
@@ -224,3 +227,63 @@ def resolve_name(name: str, known: Iterable[str]) -> str:
     close = [canonical_names[other] for other in difflib.get_close_matches(key, canonical_names, n=3, cutoff=0.5)]
     hint = f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(sorted(canonical_names.values()))}"
     raise ValueError(f"unknown game {name!r}; {hint}")
+
+
+# rewards and pictures -------------------------------------------------------------------------------------------------
+def soft_asymmetric(reward: np.ndarray) -> np.ndarray:
+    """Return 5 * (0.3 * min(tanh(r / 5), 0) + max(tanh(r / 5), 0)), the clipping of IMPALA's code (scalable_agent).
+
+    The paper's own formula is `optimistic_asymmetric`, which saturates at rewards of about 2 instead of about 10.
+    """
+    bounded = np.tanh(reward / 5.0)
+    return 5.0 * np.where(reward < 0, 0.3 * bounded, bounded)
+
+
+def optimistic_asymmetric(reward: np.ndarray) -> np.ndarray:
+    """Return 0.3 * min(tanh(r), 0) + 5 * max(tanh(r), 0), IMPALA's asymmetric clipping (1802.01561, figure D.1)."""
+    bounded = np.tanh(reward)
+    return np.asarray(0.3 * np.minimum(bounded, 0.0) + 5.0 * np.maximum(bounded, 0.0))
+
+
+Clipping = Literal["none", "sign", "clamp", "soft_asymmetric", "optimistic_asymmetric"]
+
+CLIPPINGS: dict[Clipping, Callable[[np.ndarray], np.ndarray]] = {
+    "none": lambda reward: reward,
+    "sign": np.sign,  # DQN (Nature 2015): positive rewards are 1, negative ones -1
+    "clamp": lambda reward: np.clip(reward, -1, 1),  # keeps fractions
+    "soft_asymmetric": soft_asymmetric,  # IMPALA's published code
+    "optimistic_asymmetric": optimistic_asymmetric,  # IMPALA's figure D.1
+}
+
+
+def clipped(reward: np.ndarray, clipping: Clipping) -> np.ndarray:
+    """Return a new float32 array of the rewards [E], clipped by an entry of CLIPPINGS."""
+    return CLIPPINGS[clipping](reward).astype(np.float32)
+
+
+def height_and_width(size: Size) -> tuple[int, int]:
+    """Return a size as (height, width)."""
+    return (size, size) if isinstance(size, int) else size
+
+
+def resized(picture: np.ndarray, size: Size) -> np.ndarray:
+    """Resize a picture [H, W] or [H, W, planes]; each new pixel is the mean of the area that it covers."""
+    import cv2  # takes long to import, and most environments need none of it
+
+    height, width = height_and_width(size)
+    # cv2 resizes at most four planes at a time
+    parts = [picture] if picture.ndim == 2 else np.split(picture, range(4, picture.shape[2], 4), 2)
+    smaller = [
+        cv2.resize(part, (width, height), interpolation=cv2.INTER_AREA).reshape(height, width, *part.shape[2:])
+        for part in parts
+    ]
+    return smaller[0] if len(smaller) == 1 else np.concatenate(smaller, 2)
+
+
+def grayscale(picture: np.ndarray) -> np.ndarray:
+    """Return the brightness [H, W] of a picture [H, W, 3]; a picture of one plane keeps its values."""
+    import cv2
+
+    if picture.ndim == 3 and picture.shape[2] == 3:
+        return cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
+    return picture.reshape(picture.shape[:2])

@@ -23,16 +23,20 @@ from pydantic import Field
 
 from core.common.settings import frozen_dataclass
 from core.env import (
+    Clipping,
     Env,
     EnvParams,
+    Size,
     check_construction,
     checked_discrete,
+    clipped,
+    height_and_width,
     normalized_name,
     reset_timestep,
+    resized,
     resolve_name,
     stream_seeds,
 )
-from core.envs.preprocessing import Clipping, Size, clipped, height_and_width, resized
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
 

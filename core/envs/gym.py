@@ -13,11 +13,21 @@ from pydantic import Field, Strict
 
 from core.common.foreign_code import foreign_code
 from core.common.settings import JsonText, frozen_dataclass
-from core.env import Env, EnvParams, check_construction, reset_timestep, stream_seeds
+from core.env import (
+    Clipping,
+    Env,
+    EnvParams,
+    Size,
+    check_construction,
+    clipped,
+    grayscale,
+    reset_timestep,
+    resized,
+    stream_seeds,
+)
 from core.envs.gym_make import frame_rate, make_env
 from core.envs.gym_spaces import ActionConverter, InvalidPartError, MaskReader, ObservationConverter
-from core.envs.preprocessing import Clipping, JoinedFrames, Preprocessing, Size, clipped
-from core.specs import EnvSpec
+from core.specs import ArraySpec, EnvSpec
 from core.types import TimeStep
 
 OLD_API = (
@@ -86,13 +96,11 @@ class GymEnv(Env):
         read_mask = MaskReader(where, self._convert_action.spec, env.observation_space) if where else None
         if where and params.action_repeat > 1:
             raise ValueError(f"env.action_mask={where} needs env.action_repeat=1: a repeated action may become illegal")
-        image = convert.is_image
-        preprocess = Preprocessing(convert.frame, image, params.resolution, params.grayscale)
-        beside = image and convert.vector_size > 0
-        frames = JoinedFrames(preprocess, convert.vector_size) if beside else preprocess
+        image, vector_size = convert.is_image, convert.vector_size
+        preprocess = Preprocessing(convert.frame, image, vector_size, params.resolution, params.grayscale)
         self.spec = EnvSpec(
             name=made[0].name,
-            frame=frames.frame,
+            frame=preprocess.frame,
             frame_stack=params.frame_stack,
             action=self._convert_action.spec,
             frames_per_step=params.action_repeat,
@@ -102,13 +110,13 @@ class GymEnv(Env):
             frame_rate=frame_rate(env),
             warning=convert.warning,
             parts=convert.parts,
-            picture_of_parts=preprocess.frame.shape if beside else (),
+            picture_of_parts=preprocess.picture_of_parts,
             has_action_mask=bool(where),
         )
         repeat = params.action_repeat
         max_steps = params.max_steps * repeat if params.max_steps else made[0].max_steps
         self._streams = [
-            CheckedEnv(each.env, stream, max_steps, repeat, convert, frames, read_mask)
+            CheckedEnv(each.env, stream, max_steps, repeat, convert, preprocess, read_mask)
             for stream, each in enumerate(made)
         ]
         self._num_envs, self._render_mode = num_envs, render_mode
@@ -194,6 +202,48 @@ def _action_of(actions: Any, index: int) -> Any:
     return tuple(_action_of(part, index) for part in actions) if isinstance(actions, tuple) else actions[index]
 
 
+class Preprocessing:
+    """A function from uint8 observations to frames: grayscale first, then resized, each if asked for.
+
+    With a vector beside the picture, observations are pairs of both, and frames are the bytes of both.
+
+    Args:
+        observation: Shape and dtype of the pictures or vectors.
+        is_image: True if they are pictures.
+        vector_size: Numbers of the float32 vector beside the picture; 0 if there is none.
+        size: New size; None keeps the size.
+        to_gray: Convert to grayscale.
+
+    Raises:
+        ValueError: Preprocessing is asked for observations that are not pictures, or do not have one or three planes.
+    """
+
+    def __init__(self, observation: ArraySpec, is_image: bool, vector_size: int, size: Size | None, to_gray: bool):
+        self._size, self._to_gray, shape = size, to_gray, list(observation.shape)
+        if not is_image and (to_gray or size is not None):
+            raise ValueError(
+                f"env.resolution and env.grayscale are for pictures, and its observations are "
+                f"{observation.dtype} {shape}"
+            )
+        if to_gray and len(shape) == 3 and shape[2] not in (1, 3):
+            raise ValueError(f"env.grayscale is for pictures of three colours, and its have {shape[2]} planes")
+        self.frame = ArraySpec(self._resized(np.zeros(shape, observation.dtype)).shape, observation.dtype)
+        self.picture_of_parts: tuple[int, ...] = ()  # as in EnvSpec
+        if is_image and vector_size:
+            self.picture_of_parts = self.frame.shape
+            self.frame = ArraySpec((self.frame.nbytes + 4 * vector_size,), "uint8")
+
+    def __call__(self, observation: Any) -> np.ndarray:
+        if not self.picture_of_parts:
+            return self._resized(observation)
+        picture, vector = observation
+        return np.concatenate([self._resized(picture).reshape(-1), vector.view(np.uint8)])
+
+    def _resized(self, picture: np.ndarray) -> np.ndarray:
+        picture = grayscale(picture) if self._to_gray else picture
+        return picture if self._size is None else resized(picture, self._size)
+
+
 class CheckedEnv:
     """An environment whose observations, rewards and flags are checked.
 
@@ -216,7 +266,7 @@ class CheckedEnv:
         max_steps: int | None,
         repeat: int,
         convert: ObservationConverter,
-        preprocess: Preprocessing | JoinedFrames,
+        preprocess: Preprocessing,
         read_mask: MaskReader | None = None,
     ):
         self.env, self.stream, self._max_steps, self._repeat = env, stream, max_steps, repeat

@@ -46,10 +46,8 @@ class InvalidPartError(ValueError):
 class _Leaf(NamedTuple):
     path: tuple[Any, ...]
     space: Space
-
-    @property
-    def name(self) -> str:
-        return ".".join(map(str, self.path)) or "observation"
+    name: str
+    is_bytes: bool
 
     def value_in(self, observation: Any) -> Any:
         for key in self.path:
@@ -75,7 +73,6 @@ class ObservationConverter:
         self.warning = f"{texts} of the observation is text, which is left out" if texts else ""
         self._pictures = [leaf for leaf in kept if is_picture(leaf.space)]
         self.is_image = bool(self._pictures)
-        self._only, self._shape, self._bytes = kept[0], kept[0].space.shape, kept[0].space.dtype == np.uint8
         self._writes: list[tuple[_Leaf, slice, Write]] = []
         end, limits = 0, list[np.ndarray]()
         for leaf in kept:
@@ -87,13 +84,11 @@ class ObservationConverter:
         self.vector_size = end
         self._max_magnitude = np.concatenate(limits) if limits else np.zeros(0)
         self.frame = _joined_pictures(self._pictures, leaves) if self.is_image else ArraySpec((end,), "float32")
-        # most environments have one Box, which needs less work
-        if len(kept) == 1 and isinstance(kept[0].space, spaces.Box):
-            self._convert: Callable[[Any], Any] = self._only_part
-        elif self.is_image:
-            self._convert = self._picture_and_vector if end else self._picture
-        else:
-            self._convert = self._vector
+        if self.is_image:
+            self._convert: Callable[[Any], Any] = self._picture_and_vector if end else self._picture
+        else:  # most environments have one Box, which needs less work
+            lone_box = len(kept) == 1 and isinstance(kept[0].space, spaces.Box)
+            self._convert = self._lone_box if lone_box else self._vector
 
     def __call__(self, observation: Any) -> Any:
         """Return the picture, a new vector [N], or both if there are both.
@@ -107,18 +102,8 @@ class ObservationConverter:
         return self._picture(observation), self._vector(observation)
 
     def _picture(self, observation: Any) -> np.ndarray:
-        pictures = []
-        for leaf in self._pictures:
-            try:
-                array = np.asarray(leaf.value_in(observation))
-            except (TypeError, ValueError, LookupError):
-                raise self._invalid(leaf, observation) from None
-            if array.shape != leaf.space.shape or array.dtype != np.uint8:
-                raise self._invalid(leaf, observation)
-            pictures.append(array)
-        if len(pictures) == 1:
-            return pictures[0]
-        return np.concatenate([np.atleast_3d(picture) for picture in pictures], 2)
+        pictures = [self._array(leaf, observation) for leaf in self._pictures]
+        return pictures[0] if len(pictures) == 1 else np.concatenate([*map(np.atleast_3d, pictures)], 2)
 
     def _vector(self, observation: Any) -> np.ndarray:
         vector = np.zeros(self.vector_size, np.float32)
@@ -128,31 +113,31 @@ class ObservationConverter:
                     write(leaf.value_in(observation), vector)
                 except (TypeError, ValueError, LookupError) as error:
                     raise self._invalid(leaf, observation) from error
-        if not (np.abs(vector) <= self._max_magnitude).all():  # False for NaN, too
-            self._report(vector)
-        return vector
+        return self._near_bounds(vector)
 
-    def _only_part(self, observation: Any) -> np.ndarray:
-        leaf = self._only
+    def _lone_box(self, observation: Any) -> np.ndarray:
+        leaf = self._writes[0][0]
+        with np.errstate(over="ignore"):
+            vector = self._array(leaf, observation).reshape(-1).astype(np.float32)
+        return vector / np.float32(255) if leaf.is_bytes else self._near_bounds(vector)
+
+    def _array(self, leaf: _Leaf, observation: Any) -> np.ndarray:
+        """Return the part that is a Box. Raises InvalidPartError for a wrong shape or kind of numbers."""
         try:
-            array = np.asarray(leaf.value_in(observation) if leaf.path else observation)
+            array = np.asarray(leaf.value_in(observation))
         except (TypeError, ValueError, LookupError):  # also nested lists of different lengths
             raise self._invalid(leaf, observation) from None
-        if array.shape != self._shape or (array.dtype != np.uint8 if self._bytes else array.dtype.kind not in "fiub"):
+        fits = array.dtype == np.uint8 if leaf.is_bytes else array.dtype.kind in "fiub"
+        if array.shape != leaf.space.shape or not fits:
             raise self._invalid(leaf, observation)
-        if self.is_image:
-            return array
-        with np.errstate(over="ignore"):
-            vector = array.reshape(-1).astype(np.float32)
-        if self._bytes:
-            return vector / np.float32(255)
-        if not (np.abs(vector) <= self._max_magnitude).all():
-            self._report(vector)
-        return vector
+        return array
 
-    def _report(self, vector: np.ndarray) -> None:
-        """Raise InvalidPartError for the first element [N] that is not finite or too far outside its bounds."""
-        element = int(np.flatnonzero(~(np.abs(vector) <= self._max_magnitude))[0])
+    def _near_bounds(self, vector: np.ndarray) -> np.ndarray:
+        """Return the vector [N]. Raises InvalidPartError if an element is not finite or too far outside its bounds."""
+        fits = np.abs(vector) <= self._max_magnitude  # False for NaN, too
+        if fits.all():
+            return vector
+        element = int(fits.argmin())
         leaf, place, _ = next(entry for entry in self._writes if element < entry[1].stop)
         number, element = vector[element], element - place.start
         if not np.isfinite(number):
@@ -186,7 +171,7 @@ def _leaves(space: Space, path: tuple[Any, ...] = ()) -> Iterator[_Leaf]:
         for index, part in enumerate(space.spaces):
             yield from _leaves(part, (*path, index))
     else:
-        yield _Leaf(path, space)
+        yield _Leaf(path, space, ".".join(map(str, path)) or "observation", space.dtype == np.uint8)
 
 
 def _selected(leaves: list[_Leaf], keys: list[str], space: Space) -> tuple[list[_Leaf], tuple[ObservationPart, ...]]:
@@ -199,7 +184,11 @@ def _selected(leaves: list[_Leaf], keys: list[str], space: Space) -> tuple[list[
         wanted = not keys or any(_is_below(leaf.name, key) for key in keys)
         kind = _kind(leaf.space) if wanted else "left out"
         if kind is None:
-            raise ValueError(_no_fixed_size(leaf, leaves, space))
+            subject, advice = "observations", "change them by a wrapper of env.wrappers, as one of your own"
+            if leaf.path:
+                subject = f"{leaf.name} of the observations"
+                advice = f"keep others with env.observation_keys, of {_listed(leaves)}"
+            raise ValueError(f"{subject} of {leaf.space} have no fixed size and cannot be stored: {advice}")
         size = 0 if kind in ("text", "left out") else spaces.flatdim(leaf.space)
         kept += [leaf] if size else []
         shape = tuple(leaf.space.shape or ()) if kind == "picture" else (size,) if size else ()
@@ -211,15 +200,6 @@ def _selected(leaves: list[_Leaf], keys: list[str], space: Space) -> tuple[list[
 
 def _is_below(name: str, key: str) -> bool:
     return name == key or name.startswith(f"{key}.")
-
-
-def _no_fixed_size(leaf: _Leaf, leaves: list[_Leaf], space: Space) -> str:
-    if leaf.path:
-        advice = f"keep others with env.observation_keys, of {_listed(leaves)}"
-    else:
-        advice = "change them by a wrapper of env.wrappers, as one of your own"
-    part = f"{leaf.name} of the observations" if leaf.path else "observations"
-    return f"{part} of {space if not leaf.path else leaf.space} have no fixed size and cannot be stored: {advice}"
 
 
 def _listed(leaves: list[_Leaf]) -> str:
@@ -272,15 +252,17 @@ def _max_magnitude(space: Space, size: int) -> np.ndarray:
 def _writer(space: Space, place: slice) -> Write:
     """Return a function that writes a value of the space into this range of a vector of zeros."""
     if isinstance(space, spaces.Discrete):
-        return _discrete_writer(place.start, int(space.start), int(space.n))
+        return _discrete_writer(space, place.start)
     if isinstance(space, spaces.MultiDiscrete):
-        return _multi_discrete_writer(place.start, space)
+        return _multi_discrete_writer(space, place.start)
     if isinstance(space, spaces.Box | spaces.MultiBinary):
-        return _array_writer(place, space)
-    return _flattened_writer(place, space)
+        return _array_writer(space, place)
+    return _flattened_writer(space, place)
 
 
-def _discrete_writer(begin: int, start: int, count: int) -> Write:
+def _discrete_writer(space: spaces.Discrete, begin: int) -> Write:
+    start, count = int(space.start), int(space.n)
+
     def write(value: Any, vector: np.ndarray) -> None:
         index = operator.index(value) - start
         if not 0 <= index < count:
@@ -290,7 +272,7 @@ def _discrete_writer(begin: int, start: int, count: int) -> Write:
     return write
 
 
-def _multi_discrete_writer(begin: int, space: spaces.MultiDiscrete) -> Write:
+def _multi_discrete_writer(space: spaces.MultiDiscrete, begin: int) -> Write:
     counts, start = space.nvec.reshape(-1), space.start.reshape(-1)
     begins, shape = begin + np.cumsum(counts) - counts, space.shape
 
@@ -306,26 +288,22 @@ def _multi_discrete_writer(begin: int, space: spaces.MultiDiscrete) -> Write:
     return write
 
 
-def _array_writer(place: slice, space: spaces.Box | spaces.MultiBinary) -> Write:
+def _array_writer(space: spaces.Box | spaces.MultiBinary, place: slice) -> Write:
     shape, bytes_only, binary = space.shape, space.dtype == np.uint8, isinstance(space, spaces.MultiBinary)
+    kinds = "biu" if binary else "fiub"
 
     def write(value: Any, vector: np.ndarray) -> None:
         array = np.asarray(value)
-        if array.shape != shape or array.dtype.kind not in ("biu" if binary else "fiub"):
+        if array.shape != shape or array.dtype.kind not in kinds or (bytes_only and array.dtype != np.uint8):
             raise ValueError(value)
         if binary and not ((array == 0) | (array == 1)).all():
             raise ValueError(value)
-        if bytes_only and array.dtype != np.uint8:
-            raise ValueError(value)
-        if bytes_only:
-            np.divide(array.reshape(-1), np.float32(255), out=vector[place])
-        else:
-            vector[place] = array.reshape(-1)
+        vector[place] = array.reshape(-1) / np.float32(255) if bytes_only else array.reshape(-1)
 
     return write
 
 
-def _flattened_writer(place: slice, space: Space) -> Write:
+def _flattened_writer(space: Space, place: slice) -> Write:
     def write(value: Any, vector: np.ndarray) -> None:
         try:
             array = np.asarray(spaces.flatten(space, value))
