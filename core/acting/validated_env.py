@@ -212,8 +212,8 @@ def is_terminated(timestep: TimeStep) -> np.ndarray:
 
 
 def _shape_errors(spec: EnvSpec, num_envs: int, timestep: TimeStep) -> list[str]:
-    expected = dict.fromkeys(("reward", "discount", "raw_reward"), ((num_envs,), "float32"))
-    expected |= dict.fromkeys(("first", "last"), ((num_envs,), "bool"))
+    expected: dict[str, tuple[tuple[int, ...], str]] = {"first": ((num_envs,), "bool"), "last": ((num_envs,), "bool")}
+    expected |= dict.fromkeys(("reward", "discount", "raw_reward"), ((num_envs,), "float32"))
     expected["observation"] = (num_envs, *spec.observation_shape), spec.frame.dtype
     if spec.action_mask:
         expected["action_mask"] = (num_envs, *spec.action_mask.shape), spec.action_mask.dtype

@@ -198,7 +198,7 @@ def _concatenated(parts: Sequence[Any]) -> Any:
         return {name: _concatenated([part[name] for part in parts]) for name in first}
     if first is None:
         return None
-    return torch.cat(parts) if isinstance(first, Tensor) else np.concatenate(parts)
+    return torch.cat(list(parts)) if isinstance(first, Tensor) else np.concatenate(parts)
 
 
 class EpisodeStatistics:
