@@ -259,8 +259,9 @@ class RenderableAtari:
     def __init__(self, params: AtariParams, name: str, render_mode: str):
         import ale_py
 
-        self._params, self._rules = params, params.rules()
-        self._rom: Any = ale_py.roms.get_rom_path(name)
+        rom = ale_py.roms.get_rom_path(name)
+        assert rom is not None, name
+        self._params, self._rules, self._rom = params, params.rules(), rom
         self._ale, self._action = ale_py.ALEInterface(), ale_py.Action
         self._ale.setLoggerMode(ale_py.LoggerMode.Error)
         self._ale.setFloat("repeat_action_probability", self._rules.repeat_action_probability)

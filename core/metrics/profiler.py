@@ -6,6 +6,7 @@ seconds; the logger converts them to shares, profile/<role>/<phase>, and prints 
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from core.runtime.log_buffers import Record
 PREFIX = "profile/"
 SKIPPED_STEPS = 10  # before a trace, because the first steps are slower than the others
 WARM_UP_STEPS = 3  # that torch.profiler runs without recording
+Seconds = defaultdict[str, defaultdict[str, float]]  # role -> phase -> seconds
 
 
 class Profile:
@@ -74,30 +76,27 @@ class Shares:
     """The logger's side of the profile, which converts seconds to shares and sums them over the run."""
 
     def __init__(self) -> None:
-        self._totals: dict[str, dict[str, float]] = {}  # role -> phase -> seconds of the run
+        self._totals: Seconds = defaultdict(lambda: defaultdict(float))  # of the run
 
     def take(self, records: Iterable[Record]) -> list[Record]:
         """Replace all records of a phase by one, its share of the seconds that all processes of the role reported.
 
         Records that are not of a profile are returned unchanged.
         """
-        others: list[Record] = []
-        periods: dict[str, Record] = {}  # name -> seconds of the period
-        role_seconds: dict[str, float] = {}  # of the period
+        others, last = list[Record](), dict[str, Record]()  # of each name
+        period: Seconds = defaultdict(lambda: defaultdict(float))
         for record in records:
             if not record.name.startswith(PREFIX):
                 others.append(record)
                 continue
             _, role, phase = record.name.split("/", 2)
-            totals = self._totals.setdefault(role, {})
-            totals[phase] = totals.get(phase, 0.0) + record.value
-            role_seconds[role] = role_seconds.get(role, 0.0) + record.value
-            previous = periods[record.name].value if record.name in periods else 0.0
-            periods[record.name] = record._replace(value=previous + record.value)
-        return others + [
-            record._replace(value=record.value / (role_seconds[name.split("/")[1]] or 1.0))
-            for name, record in periods.items()
-        ]
+            period[role][phase] += record.value
+            self._totals[role][phase] += record.value
+            last[record.name] = record
+        for name, record in last.items():
+            _, role, phase = name.split("/", 2)
+            others.append(record._replace(value=period[role][phase] / (sum(period[role].values()) or 1.0)))
+        return others
 
     def table(self) -> Table | None:
         """Return the phases of each role over the whole run, largest first; None if no process has reported any."""

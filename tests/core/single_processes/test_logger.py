@@ -25,8 +25,7 @@ from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_g
 from tensorboard.util import tensor_util
 
 from core.common.system import rss_mb, versions
-from core.metrics import file_writers
-from core.metrics.file_writers import append_whole
+from core.metrics.file_writers import MetricsFiles, append_whole
 from core.metrics.progress import Progress, QuietConsole
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings, Record
@@ -517,7 +516,8 @@ def test_a_closed_standard_output_stops_nothing() -> None:
 
 
 def test_a_torn_line_is_found_within_the_searched_tail(tmp_path: Path) -> None:
-    path = tmp_path / "lines"
-    path.write_bytes(b"a line\n" * 20_000 + b"torn")
-    file_writers.cut_torn_line(path)
-    assert path.read_bytes() == b"a line\n" * 20_000
+    path, lines = tmp_path / "metrics.jsonl", b'{"seconds": 7.5}\n' * 20_000
+    path.write_bytes(lines + b'{"seconds": 9')
+    files = MetricsFiles(tmp_path, 0)
+    assert path.read_bytes() == lines and files.errors == 0
+    assert files.seconds == pytest.approx(7.5, abs=1)
