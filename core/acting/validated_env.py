@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from core.agent import Agent
 from core.common.foreign_code import foreign_code
 from core.env import Env
 from core.ops.exploration import random_legal_actions
@@ -137,13 +136,6 @@ class JointActionsEnv(ValidatedEnv):
         if timestep.action_mask is None:
             return timestep
         return timestep._replace(action_mask=np.asarray(timestep.action_mask[:, self._places].all(2)))
-
-
-def takes_joint_actions(agent_class: type[Agent], params: object, action: MultiDiscrete) -> bool:
-    """Return True if the agent acts in this space by the combinations of its choices."""
-    if issubclass(MultiDiscrete, agent_class.actions):
-        return False
-    return action.num_joint_actions <= agent_class.max_joint_actions(params)
 
 
 def split_joint_actions(action: ActionSpec, chosen: np.ndarray) -> np.ndarray:

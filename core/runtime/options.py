@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from core.acting.validated_env import JointActionsEnv, ValidatedEnv, takes_joint_actions
+from core.acting.validated_env import JointActionsEnv, ValidatedEnv
 from core.agent import Agent, AgentParams
 from core.common.foreign_code import foreign_code
 from core.common.settings import frozen_dataclass
@@ -375,8 +375,10 @@ def make_env(
         env = options.env_class(
             options.env, options.game, num_envs, training=training, num_threads=num_threads, render_mode=render_mode
         )
-    if isinstance(env.spec.action, MultiDiscrete) and takes_joint_actions(
-        options.agent_class, options.agent, env.spec.action
-    ):
-        return JointActionsEnv(env, num_envs)
-    return ValidatedEnv(env, num_envs)
+    action = env.spec.action
+    takes_joint_actions = (
+        isinstance(action, MultiDiscrete)
+        and not issubclass(MultiDiscrete, options.agent_class.actions)
+        and action.num_joint_actions <= options.agent_class.max_joint_actions(options.agent)
+    )
+    return JointActionsEnv(env, num_envs) if takes_joint_actions else ValidatedEnv(env, num_envs)

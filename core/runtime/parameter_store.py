@@ -41,6 +41,7 @@ class ParameterStore:
     def version(self) -> int:
         return int(self._arrays["complete"][0])
 
+    @torch.no_grad()
     def publish(self, model: nn.Module, version: int | None = None) -> int:
         """Publish the model's parameters and buffers, and return their version.
 
@@ -54,7 +55,9 @@ class ParameterStore:
             raise ValueError(f"version {version} must be greater than the published {self.version}")
         self._arrays["announced"][0] = version
         buffer = torch.from_numpy(self._arrays["buffers"][version % 2])
-        _flatten_into(buffer, _float_tensors(model))
+        # `reshape` orders elements by index, whatever the memory format. Another device sends them in one transfer.
+        parts = [tensor.reshape(-1) for tensor in _float_tensors(model)]
+        torch.cat(parts, out=buffer) if parts[0].device == buffer.device else buffer.copy_(torch.cat(parts))
         self._arrays["complete"][0] = version
         return version
 
@@ -87,14 +90,3 @@ def fill(model: nn.Module, values: np.ndarray) -> None:
 
 def _float_tensors(model: nn.Module) -> list[Tensor]:
     return [tensor for tensor in model.state_dict().values() if tensor.is_floating_point()]
-
-
-@torch.no_grad()
-def _flatten_into(flat: Tensor, tensors: list[Tensor]) -> None:
-    """Copy the tensors into `flat` with a single transfer if they are on another device."""
-    # `reshape` orders elements by index, whatever the memory format.
-    parts = [tensor.reshape(-1) for tensor in tensors]
-    if parts[0].device == flat.device:
-        torch.cat(parts, out=flat)
-    else:
-        flat.copy_(torch.cat(parts))
