@@ -141,13 +141,14 @@ def checked_discrete(action: np.ndarray, num_envs: int, space: Discrete | MultiD
     Raises:
         ValueError: An action is invalid; the message names its stream and value.
     """
-    action = _checked_array(action, (num_envs, *space.array.shape), "iu", "integers")
-    limits = np.array(space.choices)
+    shape = (num_envs,) if isinstance(space, Discrete) else (num_envs, len(space.nvec))
+    action = _checked_array(action, shape, "iu", "integers")
+    limits = np.array(space.num_actions if isinstance(space, Discrete) else space.nvec)
     outside = (action < 0) | (action >= limits)
     if outside.any():
         stream, *element = np.argwhere(outside)[0].tolist()
         where = f" (element {element})" if element else ""
-        largest = limits[element or 0].item() - 1
+        largest = limits[tuple(element)] - 1
         raise ValueError(f"action {action[stream, *element]} of stream {stream}{where} is outside 0 .. {largest}")
     return action.astype(np.int64, copy=False)
 

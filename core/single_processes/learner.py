@@ -91,7 +91,7 @@ def _learn(
 ) -> Generator[bool, None, None]:
     """Update until the run ends."""
     params, run_state, is_first = context.options.learner, context.run_state, group.index == 0
-    shared_memory = context.memories[group.index]
+    publishes, shared_memory = context.publishes(group.index), context.memories[group.index]
     # Samples of all learners' next updates.
     samples = group.size * updates.count * context.options.batch_size * agent.samples_per_window
     checker = SyncChecker(agent, context.counters.updates, params.sync_check_period if group.size > 1 else 0)
@@ -100,9 +100,8 @@ def _learn(
     def report() -> None:
         nonlocal reported_at, reported_updates
         reported_at, reported_updates = time.monotonic(), checker.updates
-        context.report(
-            "learner", 0, {**updates.statistics(), **batches.statistics(), **batches.call(memory.statistics)}
-        )
+        values = {**updates.statistics(), **batches.statistics(), **batches.call(memory.statistics)}
+        context.report("learner", 0, values)
 
     while True:
         profile.mark("wait")
@@ -136,7 +135,7 @@ def _learn(
         context.counters.count_update(group.index, updates.samples(batch), updates.count)
         batch = None
         checker.updates += updates.count
-        if context.publishes(group.index) and checker.updates % params.publish_period < updates.count:
+        if publishes and checker.updates % params.publish_period < updates.count:
             context.parameters.publish(agent.model)
             profile.mark("publish")
         if shared_memory.on_policy:
@@ -204,20 +203,14 @@ def _make_updates(
     on_gpu, size = device.type == "cuda", options.batch_size
     if isinstance(memory, DeviceMemory):
         count = params.updates_per_graph_launch
-        capture = (
-            on_gpu
-            and params.cuda_graph != "off"
-            and options.num_learners == 1
-            and can_capture(type(agent), agent.params, count)
-        )
+        wanted = on_gpu and params.cuda_graph != "off" and options.num_learners == 1
+        capture = wanted and can_capture(type(agent), agent.params, count)
         device_batches = DeviceReplayBatches(agent, memory, size, count, device)
         return InPlaceBatchSource(memory), GraphedUpdate(agent, device_batches, capture=capture)
     depth = 0 if options.engine == "inline" else params.prefetch
     fitting = [batch for batch in ready_batches if batch_size(batch) == size and memory.window.fits(batch.window)]
-    limiter = context.rate_limiter
-    prefetcher = Prefetcher(
-        memory, size, depth, params.batches_per_sample, fitting, is_warming_up=lambda: limiter.is_warming_up
-    )
+    limiter = context.rate_limiter  # of which the thread keeps no context
+    prefetcher = Prefetcher(memory, size, depth, params.batches_per_sample, fitting, lambda: limiter.is_warming_up)
     if params.cuda_graph == "on":
         return prefetcher, GraphedUpdate(agent, StagedBatches(agent, device), capture=on_gpu)
     if not on_gpu and _compiles(context, agent):
