@@ -2,7 +2,7 @@
 
 - `ValidatedEnv` wraps the environments of a run. It checks each time step against the EnvSpec.
 - `JointActionsEnv` lets agents that take one discrete action act where an environment wants several choices at once.
-- `play_randomly` checks every clause of the contract, one time step at a time.
+- `play_randomly` checks what is left of the contract's clauses, one time step at a time.
 """
 
 import math
@@ -103,10 +103,13 @@ class ValidatedEnv(Env):
 
     def _with_legal_actions(self, timestep: TimeStep) -> TimeStep:
         """Allow all actions where the episode has terminated and the environment allows none."""
-        able = can_act(self._env.spec, timestep)
+        space = self._env.spec.action
+        assert timestep.action_mask is not None and not isinstance(space, Continuous)
+        begins = np.cumsum((0, *space.choices[:-1]), dtype=np.int64)
+        able = np.logical_or.reduceat(timestep.action_mask, begins, axis=1).all(1)  # [E] bool, in each choice
         if able.all():
             return timestep
-        if (stuck := ~able & ~is_terminated(timestep)).any():
+        if (stuck := ~able & ~(timestep.last & (timestep.discount == 0))).any():
             raise ValueError(
                 f"action_mask of stream {int(stuck.argmax()) + self._first_stream} of {self.spec.name} at step "
                 f"{self._steps} has no legal action, expected at least one"
@@ -145,14 +148,6 @@ def split_joint_actions(action: ActionSpec, chosen: np.ndarray) -> np.ndarray:
     return np.stack(np.unravel_index(chosen, action.nvec), 1)
 
 
-def contract_violations(spec: EnvSpec, num_envs: int, timestep: TimeStep, previous: TimeStep | None) -> list[str]:
-    """Return one sentence for each clause of the contract that a step of num_envs environments violates.
-
-    `previous` is the step before, or None after a reset.
-    """
-    return _shape_errors(spec, num_envs, timestep) or _value_errors(spec, timestep, previous)
-
-
 def play_randomly(env: Env, num_envs: int, steps: int, seed: int) -> tuple[list[str], int]:
     """Reset, then take `steps` steps with uniform random actions, or fewer if one violates the contract.
 
@@ -163,7 +158,7 @@ def play_randomly(env: Env, num_envs: int, steps: int, seed: int) -> tuple[list[
     previous, episodes = None, 0
     timestep = env.reset(seed)
     for number in range(steps + 1):
-        violations = contract_violations(env.spec, num_envs, timestep, previous)
+        violations = contract_violations(env.spec, timestep, previous)
         if violations:
             return [f"step {number} of random play: {violation}" for violation in violations], episodes
         episodes += int(timestep.last.sum())
@@ -171,6 +166,41 @@ def play_randomly(env: Env, num_envs: int, steps: int, seed: int) -> tuple[list[
         previous = TimeStep._make(None if field is None else np.array(field) for field in timestep)
         timestep = env.step(random_actions(env.spec.action, num_envs, generator, timestep.action_mask))
     return [], episodes
+
+
+def contract_violations(spec: EnvSpec, timestep: TimeStep, previous: TimeStep | None) -> list[str]:
+    """Return one sentence for each clause of the contract that a step violates, which ValidatedEnv has let pass.
+
+    The step after the end of an episode starts the next one, without a reward (next-step autoreset). `previous` is the
+    step before, or None after a reset.
+    """
+    dtypes = {"observation": spec.frame.dtype} | dict.fromkeys(("reward", "discount", "raw_reward"), "float32")
+    arrays = {name: getattr(timestep, name) for name in dtypes}
+    errors = [
+        f"{name} is {array.dtype} {list(array.shape)}, expected {dtypes[name]} {list(array.shape)}"
+        for name, array in arrays.items()
+        if array.dtype != np.dtype(dtypes[name])
+    ]
+    first, discount = timestep.first, timestep.discount
+    starts, rule = np.ones(len(first), bool), "a reset starts an episode in every stream"
+    if previous is not None:
+        starts, rule = previous.last, "an episode starts exactly where one ended before"
+    outside, rewarded = (discount < 0) | (discount > 1), (timestep.reward != 0) | (timestep.raw_reward != 0)
+    violations = {
+        f"discount of streams {{}} is outside 0 .. 1: {discount[outside]}": outside,
+        f"first is wrong in streams {{}}: {rule}": first != starts,
+        "first and last are both true in streams {}": first & timestep.last,
+        "an episode's first observation earned a reward in streams {}": first & rewarded,
+        "an episode's first observation has a discount other than 1 in streams {}": first & (discount != 1),
+    }
+    found = {text: ", ".join(map(str, np.flatnonzero(streams))) for text, streams in violations.items()}
+    errors += [text.format(streams) for text, streams in found.items() if streams]
+    beside = spec.picture_of_parts  # the bytes after a picture are floats
+    pictures = timestep.observation[..., : math.prod(beside)] if beside else timestep.observation
+    low, high = pictures.min(), pictures.max()
+    if spec.is_image and (low < 0 or high > spec.max_value):
+        errors.append(f"observation has values {low} .. {high}, outside 0 .. {spec.max_value:g}")
+    return errors
 
 
 def random_actions(
@@ -189,62 +219,3 @@ def random_actions(
         return generator.integers(space.nvec, size=(num_envs, len(space.nvec)))
     actions = generator.uniform(space.low, space.high, (num_envs, *space.low.shape)).astype(np.float32)
     return np.clip(actions, space.low, space.high)  # because rounding to float32 can leave the space
-
-
-def can_act(spec: EnvSpec, timestep: TimeStep) -> np.ndarray:
-    """Return the streams that have a legal action of each choice, [E] bool."""
-    assert timestep.action_mask is not None and not isinstance(spec.action, Continuous)
-    begins = np.cumsum((0, *spec.action.choices[:-1]), dtype=np.int64)
-    return np.asarray(np.logical_or.reduceat(timestep.action_mask, begins, axis=1).all(1))
-
-
-def is_terminated(timestep: TimeStep) -> np.ndarray:
-    """Return the streams whose episode has ended by itself, so that no action follows, [E] bool."""
-    return np.asarray(timestep.last & (timestep.discount == 0))
-
-
-def _shape_errors(spec: EnvSpec, num_envs: int, timestep: TimeStep) -> list[str]:
-    expected: dict[str, tuple[tuple[int, ...], str]] = {"first": ((num_envs,), "bool"), "last": ((num_envs,), "bool")}
-    expected |= dict.fromkeys(("reward", "discount", "raw_reward"), ((num_envs,), "float32"))
-    expected["observation"] = (num_envs, *spec.observation_shape), spec.frame.dtype
-    if spec.action_mask:
-        expected["action_mask"] = (num_envs, *spec.action_mask.shape), spec.action_mask.dtype
-    errors = []
-    for name, (shape, dtype) in expected.items():
-        value = getattr(timestep, name)
-        if not isinstance(value, np.ndarray):
-            errors.append(f"{name} is a {type(value).__name__}, expected an array {dtype} {list(shape)}")
-        elif value.shape != shape or value.dtype != np.dtype(dtype):
-            errors.append(f"{name} is {value.dtype} {list(value.shape)}, expected {dtype} {list(shape)}")
-    return errors
-
-
-def _value_errors(spec: EnvSpec, timestep: TimeStep, previous: TimeStep | None) -> list[str]:
-    """Check values, and next-step autoreset: the step after the end of an episode starts the next, without a reward."""
-    first, discount = timestep.first, timestep.discount
-    starts, rule = np.ones(len(first), bool), "a reset starts an episode in every stream"
-    if previous is not None:
-        starts, rule = previous.last, "an episode starts exactly where one ended before"
-    outside, rewarded = (discount < 0) | (discount > 1), (timestep.reward != 0) | (timestep.raw_reward != 0)
-    violations = {
-        f"{name} is not finite in streams {{}}": ~np.isfinite(value).reshape(len(value), -1).all(1)
-        for name, value in timestep._asdict().items()
-        if value is not None and value.dtype.kind == "f"
-    } | {
-        f"discount of streams {{}} is outside 0 .. 1: {discount[outside]}": outside,
-        f"first is wrong in streams {{}}: {rule}": first != starts,
-        "first and last are both true in streams {}": first & timestep.last,
-        "an episode's first observation earned a reward in streams {}": first & rewarded,
-        "an episode's first observation has a discount other than 1 in streams {}": first & (discount != 1),
-    }
-    if spec.action_mask:
-        stuck = ~can_act(spec, timestep) & ~is_terminated(timestep)
-        violations["action_mask has no legal action in streams {}"] = stuck
-    found = {text: ", ".join(map(str, np.flatnonzero(streams))) for text, streams in violations.items()}
-    errors = [text.format(streams) for text, streams in found.items() if streams]
-    beside = spec.picture_of_parts  # the bytes after a picture are floats
-    pictures = timestep.observation[..., : math.prod(beside)] if beside else timestep.observation
-    low, high = pictures.min(), pictures.max()
-    if spec.is_image and (low < 0 or high > spec.max_value):
-        errors.append(f"observation has values {low} .. {high}, outside 0 .. {spec.max_value:g}")
-    return errors
