@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
+from pydantic_core import to_jsonable_python
 
 from core.acting.validated_env import JointActionsEnv, ValidatedEnv
 from core.agent import Agent, AgentParams
@@ -357,14 +358,8 @@ class RunOptions(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Return every option, nested as here, with lists in place of tuples, as JSON can carry them."""
-        plain: dict[str, Any] = _plain(dataclasses.asdict(self))
+        plain: dict[str, Any] = to_jsonable_python(dataclasses.asdict(self), fallback=str)
         return plain
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def make_env(
