@@ -106,7 +106,7 @@ class ValidatedEnv(Env):
         space = self._env.spec.action
         assert timestep.action_mask is not None and not isinstance(space, Continuous)
         begins = np.cumsum((0, *space.choices[:-1]), dtype=np.int64)
-        able = np.logical_or.reduceat(timestep.action_mask, begins, axis=1).all(1)  # [E] bool, in each choice
+        able = np.asarray(np.logical_or.reduceat(timestep.action_mask, begins, axis=1).all(1))  # [E], in each choice
         if able.all():
             return timestep
         if (stuck := ~able & ~(timestep.last & (timestep.discount == 0))).any():

@@ -65,9 +65,11 @@ class MetricsFiles:
         self._folder, self._first_step, self._settings, self._now = folder, step, settings or {}, now
         self._events_begun = False
         earlier = sorted([*folder.glob(f"{EVENTS}*"), *folder.glob(f"*/{EVENTS}*")], key=lambda path: path.name)
-        self._events = (earlier[0].parent if earlier else folder / _folder_name(run)) / (
-            f"{EVENTS}{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
+        plain = re.sub(r"[^\w.+-]", "-", run)  # without characters that a folder cannot have or a shell would interpret
+        begun = (
+            earlier[0].parent if earlier else folder / plain.encode()[:MAX_FOLDER_NAME_BYTES].decode(errors="ignore")
         )
+        self._events = begun / f"{EVENTS}{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
         self._columns: Sequence[str] = ()  # metrics in metrics.csv
         self.errors = 0
         self._began = now()
@@ -171,11 +173,6 @@ def append_whole(path: Path, data: bytes) -> None:
         except OSError:
             file.truncate(size)
             raise
-
-
-def _folder_name(name: str) -> str:
-    """Return the name with every character replaced that a folder cannot have or a shell would interpret."""
-    return re.sub(r"[^\w.+-]", "-", name).encode()[:MAX_FOLDER_NAME_BYTES].decode(errors="ignore")
 
 
 def _settings_summaries(settings: Mapping[str, Any], signature: str) -> list[Summary]:

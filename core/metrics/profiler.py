@@ -8,7 +8,6 @@ seconds; the logger converts them to shares, profile/<role>/<phase>, and prints 
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 from rich.table import Table
@@ -34,7 +33,14 @@ class Profile:
         self._enabled, self._cuda_device = context.options.profile, device if device.startswith("cuda") else None
         self._seconds: dict[str, float] = {}
         steps = context.options.profile_trace if role == "learner" else 0
-        self._trace = _start_trace(context.options.log_folder / f"trace_{role}_{index}.json", steps) if steps else None
+        self._trace: torch.profiler.profile | None = None
+        if steps:
+            path = str(context.options.log_folder / f"trace_{role}_{index}.json")
+            self._trace = torch.profiler.profile(
+                schedule=torch.profiler.schedule(wait=SKIPPED_STEPS, warmup=WARM_UP_STEPS, active=steps, repeat=1),
+                on_trace_ready=lambda ready: ready.export_chrome_trace(path),
+            )
+            self._trace.start()
         self._steps_left = SKIPPED_STEPS + WARM_UP_STEPS + steps
         self._last = time.perf_counter()
 
@@ -116,13 +122,3 @@ class Shares:
                     end_section=number == len(phases),
                 )
         return table
-
-
-def _start_trace(path: Path, steps: int) -> torch.profiler.profile:
-    """Return a running profiler that writes its trace after this many steps, or when it is stopped earlier."""
-    schedule = torch.profiler.schedule(wait=SKIPPED_STEPS, warmup=WARM_UP_STEPS, active=steps, repeat=1)
-    profiler = torch.profiler.profile(
-        schedule=schedule, on_trace_ready=lambda ready: ready.export_chrome_trace(str(path))
-    )
-    profiler.start()
-    return profiler
