@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector.utils import batch_space, iterate
 from pydantic import Field, Strict
 
 from core.common.foreign_code import foreign_code
@@ -93,6 +94,7 @@ class GymEnv(Env):
         env = made[0].env
         convert = ObservationConverter(env.observation_space, params.observation_keys)
         self._convert_action, where = ActionConverter(env.action_space), params.action_mask
+        self._action_spaces = batch_space(env.action_space, num_envs)
         read_mask = MaskReader(where, self._convert_action.spec, env.observation_space) if where else None
         if where and params.action_repeat > 1:
             raise ValueError(f"env.action_mask={where} needs env.action_repeat=1: a repeated action may become illegal")
@@ -135,8 +137,8 @@ class GymEnv(Env):
         """Take the actions. An environment whose episode has ended is reset in place of a step."""
         actions, first = self._convert_action(action, self._num_envs), self._ended
         steps = [
-            (stream.reset(), 0.0, False, False) if ended else stream.step(_action_of(actions, index))
-            for index, (stream, ended) in enumerate(zip(self._streams, first.tolist()))
+            (stream.reset(), 0.0, False, False) if ended else stream.step(action)
+            for stream, ended, action in zip(self._streams, first.tolist(), iterate(self._action_spaces, actions))
         ]
         observations, rewards, terminated, truncated = zip(*steps)
         self._ended = np.array(terminated) | np.array(truncated)
@@ -193,13 +195,6 @@ class GymEnv(Env):
             raise ImportError(f"{self.spec.name}: {error}") from error
         if self._render_mode == "rgb_array" and not (isinstance(picture, np.ndarray) and picture.ndim == 3):
             raise ValueError(f"{self.spec.name} draws no pictures: render() returned {type(picture).__name__}")
-
-
-def _action_of(actions: Any, index: int) -> Any:
-    """Return one environment's action from those of all environments, as `ActionConverter` returns them."""
-    if isinstance(actions, dict):
-        return {name: _action_of(part, index) for name, part in actions.items()}
-    return tuple(_action_of(part, index) for part in actions) if isinstance(actions, tuple) else actions[index]
 
 
 class Preprocessing:
