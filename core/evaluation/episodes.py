@@ -12,8 +12,7 @@ import torch
 
 from core.agent import ActorOutput, Agent, Exploration
 from core.env import Env
-from core.model import restart
-from core.types import TimeStep
+from core.types import TimeStep, restart
 
 
 class EpisodeResults(NamedTuple):

@@ -17,9 +17,8 @@ from core.acting.graphed_inference import with_graphed_forward
 from core.agent import ActorOutput, Agent, Exploration
 from core.env import Env
 from core.metrics.profiler import Profile
-from core.model import restart
 from core.runtime.context import Context
-from core.types import State, TimeStep
+from core.types import State, TimeStep, restart
 
 
 def actor(context: Context, index: int) -> Iterator[bool]:
