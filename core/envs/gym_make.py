@@ -83,7 +83,10 @@ def _make(game: str, arguments: dict[str, Any]) -> MadeEnv:
             raise ImportError(f'{game}: {error}; pip install -e ".[{extra}]"') from error
         raise ValueError(f"{game}: {error}{_closest_ids(game, gym.registry)}") from error
     except gym.error.Error as error:
-        what = f" {OLD_GYM}" if _is_registered_in_old_gym(game) else _closest_ids(game, gym.registry)
+        # the module that the id names may have registered it with the old gym, as procgen does
+        old = getattr(sys.modules.get("gym.envs.registration"), "registry", {})
+        registered = game.rpartition(":")[2] in getattr(old, "env_specs", old)
+        what = f" {OLD_GYM}" if registered else _closest_ids(game, gym.registry)
         raise ValueError(f"{game}: {error}{what}") from error
     except TypeError as error:
         if "incompatible with Gymnasium" in str(error):
@@ -179,12 +182,6 @@ def _closest_ids(game: str, registry: Any) -> str:
     ids = {name.lower(): name for name in registry}
     close = difflib.get_close_matches(game.lower(), ids, n=3, cutoff=0.6)
     return f" The closest ids are {', '.join(ids[name] for name in close)}." if close else ""
-
-
-def _is_registered_in_old_gym(game: str) -> bool:
-    """Return True if the module that the id names has registered it with the old gym, as procgen does."""
-    registry = getattr(sys.modules.get("gym.envs.registration"), "registry", {})
-    return game.rpartition(":")[2] in getattr(registry, "env_specs", registry)
 
 
 def _describe(error: Exception) -> str:
