@@ -12,11 +12,9 @@ would wait for the time limit. In training the action is the agent's, because st
 """
 
 import csv
-import dataclasses
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -45,8 +43,7 @@ TABLE = Path(__file__).with_name("atari_human_random.csv")
 TWO_PLAYERS_ONLY = frozenset({"combat", "joust", "maze_craze", "warlords"})
 
 
-@dataclass(frozen=True)
-class Protocol:
+class Protocol(NamedTuple):
     """The settings in which the protocols of Atari results differ. Its fields are those of AtariParams."""
 
     noop_max: int
@@ -106,9 +103,8 @@ class AtariParams(EnvParams):
 
     def rules(self) -> Protocol:
         """Return the protocol, in which settings that are not None replace those of the protocol."""
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(Protocol)}
-        changes = {name: value for name, value in own.items() if value is not None}
-        return dataclasses.replace(PROTOCOLS[self.protocol], **changes)
+        own = {name: getattr(self, name) for name in Protocol._fields}
+        return PROTOCOLS[self.protocol]._replace(**{name: value for name, value in own.items() if value is not None})
 
 
 @cache
