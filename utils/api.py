@@ -24,15 +24,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.acting.joint_actions import split_joint_actions
+from core.acting.validated_env import split_joint_actions
 from core.agent import Agent, Exploration
 from core.checkpoint import model_file
 from core.common.settings import dotted
 from core.evaluation.episodes import EpisodeResults, play_episodes
-from core.model import restart
 from core.runtime.options import make_env
 from core.specs import EnvSpec
-from core.types import TimeStep
+from core.types import TimeStep, restart
 from utils import run_registry
 from utils.config import command_line, device_validation, validation
 from utils.config.dotted_settings import changed, declared

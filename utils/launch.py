@@ -17,9 +17,7 @@ from core.memory import Memory
 from core.model import Model
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
-from core.runtime.parameter_store import ParameterStore
-from core.runtime.run_counters import RateLimiter, RunCounters
-from core.runtime.run_state import RunState
+from core.runtime.run_state import ParameterStore, RateLimiter, RunCounters, RunState
 from core.specs import EnvSpec
 from utils import run_registry
 from utils.config import memory_budget, validation

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
+from pydantic_core import to_jsonable_python
 
-from core.acting.joint_actions import JointActionsEnv, takes_joint_actions
-from core.acting.validated_env import ValidatedEnv
+from core.acting.validated_env import JointActionsEnv, ValidatedEnv
 from core.agent import Agent, AgentParams
 from core.common.foreign_code import foreign_code
 from core.common.settings import frozen_dataclass
 from core.env import Env, EnvParams
 from core.memory import Memory, MemoryParams
 from core.model import Model, ModelParams
-from core.runtime.run_counters import RateLimiterParams
+from core.runtime.run_state import RateLimiterParams
 from core.specs import EnvSpec, MultiDiscrete
 from core.trajectory.frame_compression import StorageParams
 
@@ -359,14 +359,8 @@ class RunOptions(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Return every option, nested as here, with lists in place of tuples, as JSON can carry them."""
-        plain: dict[str, Any] = _plain(dataclasses.asdict(self))
+        plain: dict[str, Any] = to_jsonable_python(dataclasses.asdict(self), fallback=str)
         return plain
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def make_env(
@@ -377,8 +371,10 @@ def make_env(
         env = options.env_class(
             options.env, options.game, num_envs, training=training, num_threads=num_threads, render_mode=render_mode
         )
-    if isinstance(env.spec.action, MultiDiscrete) and takes_joint_actions(
-        options.agent_class, options.agent, env.spec.action
-    ):
-        return JointActionsEnv(env, num_envs)
-    return ValidatedEnv(env, num_envs)
+    action = env.spec.action
+    takes_joint_actions = (
+        isinstance(action, MultiDiscrete)
+        and not issubclass(MultiDiscrete, options.agent_class.actions)
+        and action.num_joint_actions <= options.agent_class.max_joint_actions(options.agent)
+    )
+    return JointActionsEnv(env, num_envs) if takes_joint_actions else ValidatedEnv(env, num_envs)

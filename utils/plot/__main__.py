@@ -19,8 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from core.envs.game_names import normalized_name
-from core.metrics.aggregation import human_normalized
+from core.env import normalized_name
 from utils.config.command_line import refuse
 from utils.errors import ConfigurationError
 from utils.factory import EnvsDict
@@ -73,7 +72,7 @@ def by_game(runs: Sequence[Run]) -> Mapping[str, Array]:
     for run in runs:
         env_type, game = run.settings.get("env_type"), run.settings.get("game")
         late = late_score(run.curves[SCORE], run.settings.get("steps"))
-        score = human_normalized(EnvsDict[env_type], game, late) if env_type and game else None
+        score = EnvsDict[env_type].human_normalized(game, late) if env_type and game else None
         if score is None:
             raise ConfigurationError([f"{run.name}: no human score is known for game={game} (env_type={env_type})"])
         games.setdefault(normalized_name(str(game)), []).append(score)

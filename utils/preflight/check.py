@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium.utils.env_checker import check_env
 from rich.table import Table
 
-from core.acting.env_conformance import play_randomly, random_actions
+from core.acting.validated_env import play_randomly, random_actions
 from core.agent import Agent
 from core.common.foreign_code import foreign_code, text_of
 from core.common.system import available_bytes

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from core.acting.double_buffered_envs import DoubleBufferedEnvs
 from core.acting.graphed_inference import with_graphed_forward
 from core.agent import Agent, Exploration, LearnerOutput
 from core.common.console import log_to_stderr
 from core.engines.supervisor import learner_threads
 from core.env import Env
 from core.runtime.options import make_env
+from core.single_processes.actor import DoubleBufferedEnvs
 from core.specs import EnvSpec
 from core.trajectory.layout import STORAGE, Layout
 from core.trajectory.ring_buffer import Trajectories

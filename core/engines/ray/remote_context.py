@@ -15,9 +15,7 @@ from core.engines.ray.connection import ANSWER_TIMEOUT, ServerConnection
 from core.model import Model
 from core.runtime.context import Context
 from core.runtime.options import RunOptions
-from core.runtime.parameter_store import fill
-from core.runtime.run_counters import RateLimiter, RunCounters
-from core.runtime.run_state import RunState
+from core.runtime.run_state import RateLimiter, RunCounters, RunState, fill
 from core.specs import EnvSpec, WindowSpec
 from core.trajectory.chunk_codec import ChunkFormat, single_actor_layout
 from core.trajectory.layout import Layout

@@ -12,8 +12,8 @@ from pydantic import Field
 from core.agents.dqn import LOSSES
 from core.agents.rainbow import DISTRIBUTIONS
 from core.common.settings import frozen_dataclass
-from core.envs.atari_protocols import PROTOCOLS
-from core.envs.preprocessing import CLIPPINGS
+from core.env import CLIPPINGS
+from core.envs.atari import PROTOCOLS
 from core.learning.schedules import SCHEDULES
 from core.memories.unrolls.mixed import STRATEGIES
 from core.ops.distances import DISTANCES

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from core.acting.double_buffered_envs import DoubleBufferedEnvs
 from core.agent import ActorOutput
 from core.env import Env
 from core.envs.atari import AtariEnv, AtariParams
+from core.single_processes.actor import DoubleBufferedEnvs
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
 

@@ -7,8 +7,8 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 
-from core.acting.env_conformance import random_actions
-from core.envs.action_parts import ActionConverter
+from core.acting.validated_env import random_actions
+from core.envs.gym_spaces import ActionConverter
 from core.specs import Continuous, Discrete, Mixed, MultiDiscrete
 from tests.choices import ACTIONS, NVEC
 

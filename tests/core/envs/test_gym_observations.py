@@ -7,9 +7,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from core.acting.env_conformance import contract_violations
+from core.acting.validated_env import contract_violations
 from core.envs.gym import GymEnv, GymParams
-from core.envs.observation_parts import InvalidPartError, ObservationConverter
+from core.envs.gym_spaces import InvalidPartError, ObservationConverter
 from core.models.layers.torsos import scaled_image, split_frames
 from core.specs import WindowSpec
 from core.trajectory.frame_compression import StorageParams
@@ -206,8 +206,8 @@ def test_the_largest_byte_scales_the_picture_alone(shown):
     halves = split_frames(torch.from_numpy(start.observation), env.spec)
     np.testing.assert_allclose(scaled_image(halves.picture, env.spec), [picture.transpose(2, 0, 1) / 10] * 2, rtol=1e-6)
     np.testing.assert_array_equal(halves.vector, [vector] * 2)
-    assert contract_violations(env.spec, 2, start, None) == []  # bytes of the vector may be larger
-    (error,) = contract_violations(shown(BESIDE, value, max_byte=9).spec, 2, start, None)
+    assert contract_violations(env.spec, start, None) == []  # bytes of the vector may be larger
+    (error,) = contract_violations(shown(BESIDE, value, max_byte=9).spec, start, None)
     assert error == "observation has values 0 .. 10, outside 0 .. 9"
 
 

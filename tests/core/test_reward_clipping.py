@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from core.envs.preprocessing import CLIPPINGS, clipped
+from core.env import CLIPPINGS, clipped
 
 REWARDS = np.array([-40.0, -1.0, -0.25, 0.0, 0.25, 1.0, 3.0, 400.0], np.float32)
 TRUTH = {
