@@ -16,10 +16,9 @@ from torch import Tensor
 
 from core.agents.base.q_learning import MunchausenParams, QLearning, QLearningParams
 from core.common.settings import frozen_dataclass
-from core.learning.optimizer import Loss
-from core.ops.action_masks import mask_actions
-from core.ops.munchausen import munchausen_bonus, soft_bootstrap
-from core.ops.returns import bootstrap_position, n_step_return
+from core.learning.gradients import Loss
+from core.ops.actions import mask_actions
+from core.ops.returns import bootstrap_position, munchausen_bonus, n_step_return, soft_bootstrap
 from core.specs import ArraySpec
 from core.types import Batch, Window
 

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from core.agents.base.q_learning import MunchausenParams, QLearning, QLearningParams
 from core.common.settings import frozen_dataclass
-from core.device.transfers import on_device
-from core.learning.optimizer import Loss
+from core.device.torch_runtime import on_device
+from core.learning.gradients import Loss
 from core.model import Model
-from core.ops.action_masks import mask_actions
+from core.ops.actions import mask_actions
 from core.ops.distributional import implicit_quantile_loss
-from core.ops.munchausen import munchausen_bonus, soft_bootstrap
-from core.ops.returns import n_step_return
+from core.ops.returns import munchausen_bonus, n_step_return, soft_bootstrap
 from core.types import Batch, QuantileInputs, State, TimeStep
 
 

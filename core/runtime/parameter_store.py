@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from core.common.shared_arrays import SharedArrays
-from core.device.transfers import on_device
+from core.device.torch_runtime import on_device
 from core.specs import ArraySpec
 
 

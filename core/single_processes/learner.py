@@ -11,13 +11,11 @@ from torch import Tensor
 
 from core.agent import Agent
 from core.common.console import log_to_stderr
-from core.device.compiled_work import CompiledCallable, missing_compiler
-from core.device.torch_runtime import use_onednn_products, use_tf32
+from core.device.recorded_work import CompiledCallable, missing_compiler
 from core.distributed.learner_group import LearnerGroup, LearnerStatus, PeerLostError, SyncChecker
 from core.learning.batch_source import BatchSource, InPlaceBatchSource, Prefetcher
-from core.learning.graphed_update import DeviceReplayBatches, GraphedUpdate, StagedBatches, can_capture
-from core.learning.precision import has_large_images, has_large_products
-from core.learning.updates import EagerUpdates, Updates
+from core.learning.precision import has_large_images, has_large_products, use_onednn_products, use_tf32
+from core.learning.updates import DeviceReplayBatches, EagerUpdates, GraphedUpdate, StagedBatches, Updates, can_capture
 from core.memory import DeviceMemory, Memory
 from core.metrics.profiler import Profile
 from core.runtime.context import Context

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from core.agent import ActorOutput, Agent, AgentParams
 from core.common.settings import frozen_dataclass
-from core.device.transfers import on_device
+from core.device.torch_runtime import on_device
 from core.learning.optimizer import OptimizerParams
 from core.model import draw_noise_per_row
-from core.ops.action_masks import mask_actions, mask_actions_of_arrays
-from core.ops.exploration import epsilon_greedy, ladder, linear
+from core.ops.actions import epsilon_greedy, ladder, linear, mask_actions, mask_actions_of_arrays
 from core.specs import Discrete
 from core.types import State, TimeStep
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from core.agents.base.continuous_control import ContinuousControl, TransitionBatch
-from core.learning.optimizer import Loss
+from core.learning.gradients import Loss
 
 
 class Deterministic(ContinuousControl):

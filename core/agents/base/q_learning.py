@@ -9,9 +9,8 @@ from torch import Tensor
 from core.agent import LearnerOutput, make_learner_output
 from core.agents.base.action_values import ActionValueAgent, ActionValueParams
 from core.common.settings import frozen_dataclass
-from core.learning.optimizer import Loss, Optimizer
-from core.learning.schedules import UpdateCounter
-from core.learning.target_network import TargetUpdater
+from core.learning.gradients import Loss
+from core.learning.optimizer import Optimizer, TargetUpdater, UpdateCounter
 from core.model import disable_host_sync
 from core.ops.returns import bootstrap_position
 from core.specs import WindowKind, WindowSpec

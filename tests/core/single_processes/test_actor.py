@@ -20,7 +20,7 @@ from core.runtime.run_counters import RateLimiter, RateLimiterParams, RunCounter
 from core.runtime.run_state import RunState
 from core.single_processes.actor import actor
 from core.specs import ArraySpec
-from core.trajectory.layout import Layout
+from core.trajectory.ring_buffer import Layout
 
 LENGTH, ENVS, UNITS = 5, 2, 4
 
