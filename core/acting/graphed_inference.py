@@ -12,7 +12,7 @@ from torch import Tensor
 
 from core.agent import Agent
 from core.common.tree import tree_leaves, tree_map
-from core.device.cuda_graph import CudaGraphCallable
+from core.device.recorded_work import CudaGraphCallable
 from core.model import Model
 
 

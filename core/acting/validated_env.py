@@ -13,7 +13,7 @@ import numpy as np
 
 from core.common.foreign_code import foreign_code
 from core.env import Env
-from core.ops.exploration import random_legal_actions
+from core.ops.actions import random_legal_actions
 from core.specs import ActionSpec, Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
 from core.types import TimeStep
 

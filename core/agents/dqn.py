@@ -17,10 +17,9 @@ from torch import Tensor
 from core.agents.base.action_values import MunchausenParams, QLearning, QLearningParams
 from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
-from core.learning.optimizer import Loss
-from core.ops.action_masks import mask_actions
-from core.ops.munchausen import soft_bootstrap
-from core.ops.returns import bootstrap_position, n_step_return
+from core.learning.gradients import Loss
+from core.ops.actions import mask_actions
+from core.ops.returns import bootstrap_position, n_step_return, soft_bootstrap
 from core.specs import ArraySpec
 from core.types import Batch, Window
 

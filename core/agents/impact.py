@@ -18,9 +18,8 @@ from core.agent import LearnerOutput, make_learner_output
 from core.agents.base.actor_critic import ActorCriticAgentParams, SumLossAgent
 from core.common.settings import frozen_dataclass
 from core.distributed.learner_group import all_reduce_mean
-from core.learning.optimizer import Loss, OptimizerName
-from core.learning.schedules import UpdateCounter
-from core.learning.target_network import TargetUpdater
+from core.learning.gradients import Loss
+from core.learning.optimizer import OptimizerName, TargetUpdater, UpdateCounter
 from core.model import disable_host_sync
 from core.ops.policy_losses import adapted_kl_coefficient, baseline_loss, clipped_surrogate, entropy_loss
 from core.ops.vtrace import vtrace

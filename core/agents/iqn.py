@@ -15,12 +15,12 @@ from torch import Tensor
 from core.agents.base.action_values import MunchausenParams, QLearning, QLearningParams, select_actions
 from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
-from core.device.transfers import on_device
-from core.learning.optimizer import Loss
+from core.device.torch_runtime import on_device
+from core.learning.gradients import Loss
 from core.model import Model
-from core.ops.action_masks import mask_actions
+from core.ops.actions import mask_actions
 from core.ops.distributional import implicit_quantile_loss
-from core.ops.munchausen import soft_bootstrap
+from core.ops.returns import soft_bootstrap
 from core.types import Batch, QuantileInputs, State, TimeStep
 
 

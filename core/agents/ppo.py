@@ -24,12 +24,13 @@ from core.agent import ActorOutput, LearnerOutput, make_learner_output
 from core.agents.base.actor_critic import ActorCriticAgent, ActorCriticAgentParams
 from core.agents.base.rollout_epochs import Compile, RolloutAgentParams, RolloutEpochs, normalized_weights
 from core.common.settings import frozen_dataclass
-from core.device.transfers import on_device
+from core.device.torch_runtime import on_device
 from core.distributed.learner_group import all_reduce_mean, all_reduce_sum
-from core.learning.optimizer import Loss, OptimizerName
+from core.learning.gradients import Loss
+from core.learning.optimizer import OptimizerName
 from core.model import Model, disable_host_sync
 from core.models.layers.running_normalization import RunningNormalization
-from core.ops.action_masks import mask_actions
+from core.ops.actions import mask_actions
 from core.ops.policy_losses import clipped_policy_loss, clipped_value_loss
 from core.ops.returns import generalised_advantages
 from core.ops.vtrace import lambda_advantages, vtrace

@@ -24,9 +24,10 @@ from core.agent import LearnerOutput, make_learner_output
 from core.agents.base.action_values import ActionValueAgent, ActionValueParams
 from core.agents.base.rollout_epochs import Compile, RolloutAgentParams, RolloutEpochs, normalized_weights
 from core.common.settings import frozen_dataclass
-from core.learning.optimizer import Loss, OptimizerName
+from core.learning.gradients import Loss
+from core.learning.optimizer import OptimizerName
 from core.model import disable_host_sync
-from core.ops.action_masks import mask_actions
+from core.ops.actions import mask_actions
 from core.ops.returns import generalised_advantages
 from core.specs import ArraySpec, WindowSpec
 from core.types import ACTION_MASK, Batch, Window

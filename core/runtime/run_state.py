@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from core.common.settings import frozen_dataclass
 from core.common.shared_arrays import SharedArrays
-from core.device.transfers import on_device
+from core.device.torch_runtime import on_device
 from core.specs import ArraySpec
 
 Result = TypeVar("Result")

@@ -19,13 +19,12 @@ from core.checkpoint import model_file, run_checkpoint
 from core.checkpoint.run_checkpoint import CheckpointError, storable
 from core.common.console import log_to_stderr
 from core.common.files import folder_lock
-from core.device.compiled_work import CompiledCallable, missing_compiler
-from core.device.torch_runtime import device_random_state, set_device_random_state, use_onednn_products, use_tf32
+from core.device.recorded_work import CompiledCallable, missing_compiler
+from core.device.torch_runtime import device_random_state, set_device_random_state
 from core.distributed.learner_group import LearnerGroup, LearnerStatus, PeerLostError, SingleLearner, SyncChecker
 from core.learning.batch_source import BatchSource, InPlaceBatchSource, Prefetcher
-from core.learning.graphed_update import DeviceReplayBatches, GraphedUpdate, StagedBatches, can_capture
-from core.learning.precision import has_large_images, has_large_products
-from core.learning.updates import EagerUpdates, Updates
+from core.learning.precision import has_large_images, has_large_products, use_onednn_products, use_tf32
+from core.learning.updates import DeviceReplayBatches, EagerUpdates, GraphedUpdate, StagedBatches, Updates, can_capture
 from core.memory import DeviceMemory, Memory, batch_of, batch_state
 from core.metrics.profiler import Profile
 from core.runtime.context import Context

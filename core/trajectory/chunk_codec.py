@@ -6,10 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from core.specs import ArraySpec
-from core.trajectory.frame_arena import arena_bytes
-from core.trajectory.frame_compression import StorageParams, compress, decompressed
-from core.trajectory.layout import Layout
-from core.trajectory.ring_buffer import Trajectories
+from core.trajectory.frame_compression import StorageParams, arena_bytes, compress, decompressed
+from core.trajectory.ring_buffer import Layout, Trajectories
 from core.types import ACTION_MASK
 
 BOOTSTRAP_FIELDS = ("frame", "first", "last", ACTION_MASK)  # fields that the bootstrap step after a chunk has too

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from core.common.console import log_to_stderr
-from core.device.compiled_work import missing_compiler
+from core.device.recorded_work import missing_compiler
 from core.device.torch_runtime import free_bytes
 from core.specs import WindowSpec
-from core.trajectory.layout import Layout
+from core.trajectory.ring_buffer import Layout
 from utils.config.dotted_settings import flatten
 from utils.factory import AgentsDict, Factory, MemoriesDict
 from utils.options import Options

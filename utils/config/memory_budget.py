@@ -11,7 +11,7 @@ from core.common.system import available_bytes
 from core.memories.unrolls.unroll_memory import UnrollMemory
 from core.specs import ArraySpec, EnvSpec, WindowSpec
 from core.trajectory.frame_compression import RAW
-from core.trajectory.layout import Layout
+from core.trajectory.ring_buffer import Layout
 from utils.config import device_validation
 from utils.errors import describe_exception
 from utils.options import Options

@@ -19,8 +19,7 @@ from core.env import Env
 from core.runtime.options import make_env
 from core.single_processes.actor import DoubleBufferedEnvs
 from core.specs import EnvSpec
-from core.trajectory.layout import STORAGE, Layout
-from core.trajectory.ring_buffer import Trajectories
+from core.trajectory.ring_buffer import STORAGE, Layout, Trajectories
 from core.trajectory.writer import ChunkWriter
 from core.types import Batch, SampleIds
 from utils.config import env_count_search, memory_budget, validation

@@ -14,15 +14,12 @@ from torch import Tensor
 from core.agent import ActorOutput, Agent, AgentParams, LearnerOutput, make_learner_output
 from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
-from core.device.transfers import on_device
-from core.learning.optimizer import Loss, Optimizer, OptimizerParams
-from core.learning.schedules import UpdateCounter
-from core.learning.target_network import TargetUpdater
+from core.device.torch_runtime import on_device
+from core.learning.gradients import Loss
+from core.learning.optimizer import Optimizer, OptimizerParams, TargetUpdater, UpdateCounter
 from core.model import disable_host_sync, draw_noise_per_row
-from core.ops.action_masks import mask_actions, mask_actions_of_arrays
-from core.ops.exploration import epsilon_greedy, ladder, linear
-from core.ops.munchausen import munchausen_bonus
-from core.ops.returns import bootstrap_position, n_step_return
+from core.ops.actions import epsilon_greedy, ladder, linear, mask_actions, mask_actions_of_arrays
+from core.ops.returns import bootstrap_position, munchausen_bonus, n_step_return
 from core.specs import Discrete, WindowKind, WindowSpec
 from core.types import ACTION_MASK, Batch, State, TimeStep, Window, batch_size, slice_batch
 

@@ -22,10 +22,11 @@ from torch import Tensor
 from core.agent import ActorOutput, Agent, AgentParams
 from core.agents.base.continuous_control import ActionRange
 from core.common.settings import frozen_dataclass
-from core.device.transfers import on_device
-from core.learning.optimizer import Loss, Optimizer, OptimizerName, OptimizerParams
+from core.device.torch_runtime import on_device
+from core.learning.gradients import Loss
+from core.learning.optimizer import Optimizer, OptimizerName, OptimizerParams
 from core.model import Model, disable_host_sync
-from core.ops.action_masks import mask_actions, mask_actions_of_arrays
+from core.ops.actions import mask_actions, mask_actions_of_arrays
 from core.ops.policy_distributions import (
     Categorical,
     ChoicesAndNumbers,

@@ -18,10 +18,9 @@ from core.agent import ActorOutput, Agent, AgentParams, LearnerOutput, make_lear
 from core.agents.base.action_noise import ActionNoise, ActionNoiseParams
 from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
-from core.device.transfers import on_device
-from core.learning.optimizer import Loss, Optimizer, OptimizerParams
-from core.learning.schedules import UpdateCounter
-from core.learning.target_network import TargetUpdater
+from core.device.torch_runtime import on_device
+from core.learning.gradients import Loss
+from core.learning.optimizer import Optimizer, OptimizerParams, TargetUpdater, UpdateCounter
 from core.model import PolicyAndCritic
 from core.ops.returns import n_step_return
 from core.specs import Continuous, WindowSpec

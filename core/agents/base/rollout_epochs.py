@@ -13,7 +13,8 @@ from core.agent import AgentParams
 from core.common.settings import frozen_dataclass
 from core.common.tree import tree_leaves, tree_map
 from core.distributed.learner_group import all_reduce_sum
-from core.learning.optimizer import Loss, Optimizer
+from core.learning.gradients import Loss
+from core.learning.optimizer import Optimizer
 
 
 @frozen_dataclass

@@ -18,8 +18,7 @@ from core.runtime.options import RunOptions
 from core.runtime.run_state import RateLimiter, RunCounters, RunState, fill
 from core.specs import EnvSpec, WindowSpec
 from core.trajectory.chunk_codec import ChunkFormat, single_actor_layout
-from core.trajectory.layout import Layout
-from core.trajectory.ring_buffer import Trajectories
+from core.trajectory.ring_buffer import Layout, Trajectories
 from core.trajectory.writer import ChunkWriter
 from core.types import Window
 

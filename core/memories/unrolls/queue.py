@@ -14,8 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
-from core.memories.unrolls.strategy import DrawnUnrolls, MixtureComponent, ReplayStrategy
-from core.memories.unrolls.unroll_memory import UnrollMemory
+from core.memories.unrolls.unroll_memory import DrawnUnrolls, MixtureComponent, ReplayStrategy, UnrollMemory
 from core.memories.unrolls.unroll_slots import UnrollStore
 from core.memory import MemoryParams
 from core.trajectory.ring_buffer import Trajectories

@@ -9,8 +9,7 @@ import torch
 
 from core.specs import ArraySpec
 from core.trajectory.frame_compression import COPIES_RATIO, RAW, CorruptedBlock, compress, decompressed
-from core.trajectory.layout import STORAGE, Layout
-from core.trajectory.ring_buffer import Trajectories
+from core.trajectory.ring_buffer import STORAGE, Layout, Trajectories
 from core.types import SampleIds
 
 

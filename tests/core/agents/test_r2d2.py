@@ -12,7 +12,7 @@ from core.envs.recall import RecallEnv, RecallParams
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.models.r2d2 import R2D2MLP
 from core.specs import ArraySpec, Discrete, EnvSpec
-from core.trajectory.layout import Layout
+from core.trajectory.ring_buffer import Layout
 from core.types import Batch, OARInputs, SampleIds, Window, restart
 
 SPEC = EnvSpec("numbers", ArraySpec((3,), "float32"), 0, Discrete(3))

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from core.agents.ddpg import DDPG
-from core.device.torch_runtime import use_tf32
-from core.learning.precision import Bfloat16Weights, in_bf16, precision_on
+from core.learning.precision import Bfloat16Weights, in_bf16, precision_on, use_tf32
 from core.models.actor_critic import MLPAC, MLPACParams
 from core.models.dqn import DQNCNN
 from core.models.policy_critic import DDPGCNN, ControlNetworkParams

@@ -10,8 +10,7 @@ from core.agents.impala import Impala
 from core.agents.ppo import PPO
 from core.agents.pqn import PQN
 from core.agents.td3 import TD3
-from core.learning.graphed_update import GraphedUpdate, StagedBatches
-from core.learning.updates import EagerUpdates
+from core.learning.updates import EagerUpdates, GraphedUpdate, StagedBatches
 from core.models.actor_critic import MLPAC
 from core.models.dqn import DQNMLP
 from core.types import Batch, SampleIds, Window, batch_tensors

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from core.ops.action_masks import mask_actions, mask_actions_of_arrays
-from core.ops.exploration import epsilon_greedy, random_legal_actions
-from core.ops.munchausen import munchausen_bonus, soft_bootstrap
+from core.ops.actions import epsilon_greedy, mask_actions, mask_actions_of_arrays, random_legal_actions
 from core.ops.policy_distributions import Categorical, ChoicesAndNumbers, MultiCategorical
+from core.ops.returns import munchausen_bonus, soft_bootstrap
 
 T, B, NVEC, NUMBERS = 3, 4, (3, 4), 2
 POLICIES = {  # policy, choices, numbers

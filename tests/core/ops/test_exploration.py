@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from core.learning.schedules import SCHEDULES
-from core.ops.exploration import epsilon_greedy, geometric, ladder, linear, ornstein_uhlenbeck
+from core.ops.actions import epsilon_greedy, geometric, ladder, linear, ornstein_uhlenbeck
 
 
 def test_linear_decay_reaches_its_end_and_stays():
@@ -22,16 +21,6 @@ def test_epsilon_greedy_uses_each_environments_epsilon():
     actions = np.array([epsilon_greedy(np.full(3, 2), 4, epsilon, generator) for _ in range(20_000)])
     departed = (actions != 2).mean(0)
     assert departed == pytest.approx(epsilon * 3 / 4, abs=0.02)
-
-
-def test_learning_rate_schedules_start_and_end_as_configured():
-    values = {
-        name: [schedule(update, 1.0, 0.2, 10, 0.5) for update in (0, 10, 30)] for name, schedule in SCHEDULES.items()
-    }
-    assert values["constant"] == [1.0, 1.0, 1.0]
-    assert values["linear"] == pytest.approx([1.0, 0.2, 0.2])
-    assert values["polynomial"] == pytest.approx([1.0, 0.2, 0.2])
-    assert values["step"] == pytest.approx([1.0, 0.5, 0.2])
 
 
 def test_a_geometric_ladder_has_equal_ratios():

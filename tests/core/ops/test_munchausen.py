@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.ops.munchausen import munchausen_bonus, soft_bootstrap
+from core.ops.returns import munchausen_bonus, soft_bootstrap
 
 GENERATOR = np.random.default_rng(0)
 ALPHA, TEMPERATURE, CLIP = 0.9, 0.03, -1.0

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
-from core.ops.squashed_gaussian import squashed_gaussian
+from core.ops.policy_distributions import squashed_gaussian
 
 
 def test_actions_and_densities_equal_torchs_distribution():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.ops.value_rescaling import rescaled, unrescaled
+from core.ops.returns import rescaled, unrescaled
 
 EPS = (1e-3, 1e-2, 1.0)
 MAGNITUDES = np.concatenate([[0.0], np.logspace(-12, 9, 200)])

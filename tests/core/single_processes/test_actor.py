@@ -18,7 +18,7 @@ from core.runtime.options import ActorParams
 from core.runtime.run_state import ParameterStore, RateLimiter, RateLimiterParams, RunCounters, RunState
 from core.single_processes.actor import actor
 from core.specs import ArraySpec
-from core.trajectory.layout import Layout
+from core.trajectory.ring_buffer import Layout
 
 LENGTH, ENVS, UNITS = 5, 2, 4
 

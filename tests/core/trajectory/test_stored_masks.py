@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from core.specs import ArraySpec, Discrete, EnvSpec, MultiDiscrete
-from core.trajectory.layout import Layout
+from core.trajectory.ring_buffer import Layout
 from core.types import ACTION_MASK
 from tests.reliability.test_inline import ELITE, MASKS, REPLAY, RUNS, UNROLLS, train
 from utils.factory import AgentsDict

@@ -14,7 +14,6 @@ from core.agents.rainbow import DISTRIBUTIONS
 from core.common.settings import frozen_dataclass
 from core.env import CLIPPINGS
 from core.envs.atari import PROTOCOLS
-from core.learning.schedules import SCHEDULES
 from core.memories.unrolls.mixed import STRATEGIES
 from core.ops.distances import DISTANCES
 from utils.config.dotted_settings import declared
@@ -144,7 +143,6 @@ def test_every_number_has_bounds():
     [
         ("DQNParams: agent.loss", LOSSES),
         ("RainbowParams: agent.distribution", DISTRIBUTIONS),
-        ("DQNParams: agent.lr_schedule", SCHEDULES),
         ("AtariParams: env.protocol", PROTOCOLS),
         ("GymParams: env.reward_clipping", CLIPPINGS),
         ("CustomParams: rule.dist_function", DISTANCES),

@@ -12,7 +12,7 @@ from core.agents.impala import Impala, ImpalaAgentParams
 from core.memories.unrolls.queue import QueueMemory, QueueParams
 from core.models.actor_critic import MLPAC, MLPACParams
 from core.specs import ArraySpec
-from core.trajectory.layout import Layout
+from core.trajectory.ring_buffer import Layout
 from core.types import TimeStep, restart
 from tests.core.agents.unrolls import A, table_agent
 from tests.core.tapes import RandomPlay
