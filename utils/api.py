@@ -194,7 +194,7 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> "Policy":
         spec = validation.environment_spec(options)
     except Exception as error:  # User classes may raise anything.
         raise ConfigurationError(
-            [f"game={options.game} (env_type={options.env_type}) of model file {file} cannot be made: {error}"]
+            f"game={options.game} (env_type={options.env_type}) of model file {file} cannot be made: {error}"
         ) from error
     agent = options.make_agent(spec, device_validation.resolved_device(device))
     model_file.load_into(agent.model, weights, file)
@@ -210,11 +210,9 @@ def _options_of(file: Path, metadata: Mapping[str, Any]) -> Options:
             saved = run.options
     if saved is None:
         raise ConfigurationError(
-            [
-                f"model file {file} does not say what it is, and there is no "
-                f"{file.absolute().parent.parent / 'logs' / signature / run_registry.RUN_FILE}: "
-                "put the run's log folder there"
-            ],
+            f"model file {file} does not say what it is, and there is no "
+            f"{file.absolute().parent.parent / 'logs' / signature / run_registry.RUN_FILE}: "
+            "put the run's log folder there",
             BAD_CHECKPOINT,
         )
     row = {"name": str(saved.get("config")), **{name: str(saved.get(name)) for name in CHOICES}}

@@ -106,7 +106,7 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
         import onnxruntime  # noqa: F401  Fail before seconds of work.
         import onnxscript  # noqa: F401
     except ImportError:
-        raise ConfigurationError([PACKAGES]) from None
+        raise ConfigurationError(PACKAGES) from None
     spec, agent = policy.spec, policy.options.make_agent(policy.spec)  # A copy, which the export changes.
     agent.model.load_state_dict(policy.agent.model.state_dict())
     network = ActingNetwork(agent, spec)
@@ -134,12 +134,12 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
                     [f"the exported network differs from torch's: {output}; nothing was written" for output in wrong]
                 )
     except OSError as error:
-        raise ConfigurationError([f"{path} cannot be written: {error}"]) from None
+        raise ConfigurationError(f"{path} cannot be written: {error}") from None
     except ConfigurationError:
         raise
     except Exception as error:  # The exporter may fail in any way on a network of the user's.
         raise ConfigurationError(
-            [f"the network of model_type={policy.options.model_type} cannot be exported: {describe_exception(error)}"]
+            f"the network of model_type={policy.options.model_type} cannot be exported: {describe_exception(error)}"
         ) from error
     return network
 

@@ -60,7 +60,7 @@ def create_context(options: Options) -> tuple[Context, Agent]:
             if options.mode == 2:
                 _try_test_files(options, Path(options.model_file or options.model_path))
         if options.engine == "local" and (problem := open_file_shortage(len(roles))):
-            raise ConfigurationError([problem])
+            raise ConfigurationError(problem)
         if options.mode == 1:
             options = run_registry.claim(
                 options, SAVED_COPIES * sum(tensor.nbytes for tensor in agent.model.state_dict().values())
@@ -73,12 +73,12 @@ def create_context(options: Options) -> tuple[Context, Agent]:
                 run_registry.abandon(options)
                 raise
     except MemoryError as error:
-        raise ConfigurationError([str(error)]) from None
+        raise ConfigurationError(str(error)) from None
     except CheckpointError as error:
         instead = f"start a new run, from this one's best model if you like: --model_file {options.model_path}"
         if options.resume is None:
             instead = "name another model of this row with --model_file, or in mode 2 a run of it with --timestamp"
-        raise ConfigurationError([f"{error}; {instead}"], BAD_CHECKPOINT) from None
+        raise ConfigurationError(f"{error}; {instead}", BAD_CHECKPOINT) from None
     context = Context(
         options,
         spec,
@@ -159,11 +159,8 @@ def _try_test_files(options: Options, model: Path) -> None:
             model_file.try_test_file(path, REPORT_BYTES + options.episodes * EPISODE_BYTES)
         except OSError as error:
             raise ConfigurationError(
-                [
-                    f"mode 2 cannot write {path} ({error.strerror}): make that possible, or name a "
-                    "copy of the model in "
-                    "another folder with --model_file"
-                ]
+                f"mode 2 cannot write {path} ({error.strerror}): make that possible, or name a copy of the model "
+                "in another folder with --model_file"
             ) from None
 
 

@@ -43,7 +43,7 @@ def find(root: str, signature: str) -> SavedRun:
     if any(os.path.exists(models / f"{signature}{suffix}") for suffix in ("_checkpoints", ".pth")):
         return SavedRun(signature, None, {}, {})
     hint = suggestion(signature, [run.signature for run in runs])
-    raise ConfigurationError([f"there is no run {signature} in {models.parent / 'logs'}{hint}"], BAD_CHECKPOINT)
+    raise ConfigurationError(f"there is no run {signature} in {models.parent / 'logs'}{hint}", BAD_CHECKPOINT)
 
 
 def newest(root: str, wanted: Mapping[str, Any], environment: str | None, suffix: str) -> SavedRun:
@@ -72,10 +72,8 @@ def newest(root: str, wanted: Mapping[str, Any], environment: str | None, suffix
         + ", ".join(f"{name}={other.options.get(name)}" for name in _differences(other, wanted, environment))
     )
     raise ConfigurationError(
-        [
-            f"no run of {wanted['config']} with {listed} in {Path(root) / 'logs'} has left "
-            f"models/<signature>{suffix}: train one first{hint}"
-        ],
+        f"no run of {wanted['config']} with {listed} in {Path(root) / 'logs'} has left "
+        f"models/<signature>{suffix}: train one first{hint}",
         BAD_CHECKPOINT,
     )
 
@@ -148,12 +146,12 @@ def claim(options: Options, size: int = 0) -> Options:
     except OSError as error:
         abandon(options)
         raise ConfigurationError(
-            [f"the run's folders cannot be made: {error}; --root names another place for models and logs"]
+            f"the run's folders cannot be made: {error}; --root names another place for models and logs"
         ) from None
     if not locked:
         os.close(locks.pop(options.log_folder))
         raise ConfigurationError(
-            [f"run {options.signature} is still running: it cannot be continued twice; stop it, or begin another"]
+            f"run {options.signature} is still running: it cannot be continued twice; stop it, or begin another"
         )
     return options
 
@@ -180,11 +178,8 @@ def _try_models(options: Options, size: int) -> None:
             os.posix_fallocate(file.fileno(), 0, needed)
     except OSError as error:
         raise ConfigurationError(
-            [
-                f"models cannot be saved in {folder}, where {needed:,} bytes were tried "
-                f"({error.strerror}): make room or "
-                "lift the limit (ulimit -f), or name another place for models and logs with --root"
-            ]
+            f"models cannot be saved in {folder}, where {needed:,} bytes were tried ({error.strerror}): make room "
+            "or lift the limit (ulimit -f), or name another place for models and logs with --root"
         ) from None
 
 
@@ -219,7 +214,7 @@ def save(options: Options, file_settings: Mapping[str, Any], environment: str | 
         _write(options.log_folder, content)
     except OSError as error:
         raise ConfigurationError(
-            [f"the run's folder cannot be written: {error}; make room, or name another place with --root"]
+            f"the run's folder cannot be written: {error}; make room, or name another place with --root"
         ) from None
 
 

@@ -152,9 +152,8 @@ def read(arguments: Sequence[str]) -> Options:
     if saved is not None and "config" not in words:
         if saved.config is None:
             problems.append(
-                f"run {saved.signature} has no {run_registry.RUN_FILE} that could be read, which says of "
-                "which row it is: "
-                "name that with --config"
+                f"run {saved.signature} has no {run_registry.RUN_FILE} that could be read, which says of which row it "
+                "is: name that with --config"
             )
         else:
             row = find_row(saved.config)
@@ -275,11 +274,8 @@ def _help(options: Options, section: str) -> NoReturn:
     if section and section not in known:
         sections = [name for name in known if f"{name}." in "".join(known) or name == known[0]]
         raise ConfigurationError(
-            [
-                f"--help {section}: there is no such group or option; groups are "
-                f"{', '.join(sections)}"
-                f"{suggestion(section, known)}"
-            ]
+            f"--help {section}: there is no such group or option; groups are "
+            f"{', '.join(sections)}{suggestion(section, known)}"
         )
     if not section:
         print(
@@ -364,11 +360,8 @@ def _without_words(row: Row, words: Words, saved: run_registry.SavedRun | None) 
     other |= missing_classes(options).keys()
     if renamed := [name for name in saved.options if name not in known and name.partition(".")[0] not in other]:
         raise ConfigurationError(
-            [
-                f"run {saved.signature} was saved by another version, with options that this one "
-                "does not have "
-                f"({', '.join(renamed)}): use that version, or start a new run"
-            ],
+            f"run {saved.signature} was saved by another version, with options that this one does not have "
+            f"({', '.join(renamed)}): use that version, or start a new run",
             BAD_CHECKPOINT,
         )
     options, refused = changed(
@@ -407,8 +400,7 @@ def _differences(options: Options, saved: run_registry.SavedRun) -> list[str]:
     if before.get("seconds") is not None and options.seconds is None:
         print(
             f"{saved.signature} continues without seconds={before['seconds']!r}: seconds count from one start; give "
-            "--seconds again to "
-            "stop by time"
+            "--seconds again to stop by time"
         )
     fixed = FIXED + (FIXED_WITH_REPLAY if before.get("learner.checkpoint_replay") else ())
     forbidden = [name for name in different if name in fixed or name.partition(".")[0] in fixed]

@@ -74,8 +74,7 @@ def _learners(options: Options) -> list[str]:
         found.append(f"num_learners={count} need a GPU each and device={device!r} is one: device must be cuda or cpu")
     elif device == "cuda" and 0 < torch.cuda.device_count() < len(options.learners_at_home):
         found.append(
-            f"num_learners={count} need a GPU each and this machine has {torch.cuda.device_count()}: take "
-            "fewer or "
+            f"num_learners={count} need a GPU each and this machine has {torch.cuda.device_count()}: take fewer or "
             "device=cpu"
         )
     return found
@@ -146,15 +145,13 @@ def _captured(options: Options) -> list[str]:
         )
     elif (period := agent.update_cycle(options.agent)) and count % period:
         found.append(
-            f"learner.cuda_graph=on: learner.updates_per_graph_launch={count} must be a multiple of "
-            f"{period}, after which updates of "
-            f"agent_type={options.agent_type} repeat"
+            f"learner.cuda_graph=on: learner.updates_per_graph_launch={count} must be a multiple of {period}, after "
+            f"which updates of agent_type={options.agent_type} repeat"
         )
     if options.num_learners > 1:
         found.append(
-            f"learner.cuda_graph=on is for one learner, and num_learners={options.num_learners}: what they "
-            "tell each other "
-            "between two updates is not captured"
+            f"learner.cuda_graph=on is for one learner, and num_learners={options.num_learners}: what they tell each "
+            "other between two updates is not captured"
         )
     return found
 
@@ -182,9 +179,8 @@ def device_memory(options: Options, rows: Layout, window: WindowSpec) -> list[st
         return []
     fitting = max(int((free - RESERVED_BYTES) / (copied / capacity)), 0)
     return [
-        f"memory.capacity={capacity} on the learner's device needs {copied + RESERVED_BYTES:,} bytes and {free:,} "
-        "are free on "
-        f"{fullest}; about {fitting:,} would fit"
+        f"memory.capacity={capacity} on the learner's device needs {copied + RESERVED_BYTES:,} bytes and {free:,} are "
+        f"free on {fullest}; about {fitting:,} would fit"
     ]
 
 

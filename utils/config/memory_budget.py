@@ -121,8 +121,7 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     if rate_limiter.samples_per_insert is not None and rate_limiter.min_replay_size + rate_limiter.error_buffer < first:
         return [
             f"rate_limiter.min_replay_size={rate_limiter.min_replay_size} plus "
-            f"rate_limiter.error_buffer={rate_limiter.error_buffer} must be at least "
-            f"{first} agent steps, which "
+            f"rate_limiter.error_buffer={rate_limiter.error_buffer} must be at least {first} agent steps, which "
             f"{streams} environments take to store the first windows of {length + 1} rows"
         ]
     if found := _beside_the_replay(options, spec):
@@ -135,9 +134,8 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     each = f" for each of {len(rings)} learners" if len(rings) > 1 else ""
     if capacity is None:
         return [
-            f"the replay rows of memory_type={options.memory_type}{each} need {needed:,} bytes and {free:,} are "
-            "free; lower its "
-            "capacities"
+            f"the replay rows of memory_type={options.memory_type}{each} need {needed:,} bytes and {free:,} are free; "
+            "lower its capacities"
         ]
     fitting = max(int((free - (needed - stored)) / (stored / capacity)), 0)
     return [
@@ -172,9 +170,8 @@ def _storage(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
         least = layout(options, spec, agent).arena_bytes * num_actors
     else:
         return [
-            f"replay.frame_compression={storage.frame_compression} packs pictures and "
-            f"game={options.game} (env_type={options.env_type}) "
-            "gives vectors"
+            f"replay.frame_compression={storage.frame_compression} packs pictures and game={options.game} "
+            f"(env_type={options.env_type}) gives vectors"
         ]
     if storage.max_frame_bytes is None or storage.max_frame_bytes >= least:
         return []
@@ -195,22 +192,18 @@ def _limiter(options: Options, samples_per_window: int) -> list[str]:
     if ratio is not None and options.memory_class.is_rate_limited(options.memory):
         return [
             f"rate_limiter.samples_per_insert={ratio} must be None with memory_type={options.memory_type}: a queue is "
-            "learnt from once "
-            "and sets the pace itself"
+            "learnt from once and sets the pace itself"
         ]
     if ratio is None and options.engine == "inline" and not options.memory_class.is_rate_limited(options.memory):
         return [
-            f"rate_limiter.samples_per_insert=None with memory_type={options.memory_type} "
-            f"never ends with engine=inline, "
-            "whose learner learns "
-            "as long as it may before actors go on: give a number"
+            f"rate_limiter.samples_per_insert=None with memory_type={options.memory_type} never ends with "
+            "engine=inline, whose learner learns as long as it may before actors go on: give a number"
         ]
     if ratio is None or tolerance * ratio >= batch_size:
         return []
     return [
-        f"rate_limiter.error_buffer={tolerance} times "
-        f"rate_limiter.samples_per_insert={ratio} must be at least the {batch_size} "
-        "samples of "
+        f"rate_limiter.error_buffer={tolerance} times rate_limiter.samples_per_insert={ratio} must be at least the "
+        f"{batch_size} samples of "
         + ("a batch" if options.num_learners == 1 else f"{options.num_learners} learners' batches")
         + (" times learner.updates_per_graph_launch" if replays > 1 else "")
     ]

@@ -49,9 +49,8 @@ LINES_TEXT = (
     f"{', '.join(f'`{name}`' for name in OPEN_LINES)} too."
 )
 CHOICES_TEXT = (
-    "What a row is made of. Each `_type` is a name of `utils/factory.py` or `package.module:Class` of "
-    "your own, "
-    "see [extending](extending.md)."
+    "What a row is made of. Each `_type` is a name of `utils/factory.py` or `package.module:Class` of your own, see "
+    "[extending](extending.md)."
 )
 # Options that name a class -> the names that the factory knows.
 NAMES: dict[str, Iterable[str]] = {"engine": EnginesDict, **dict(SECTIONS.values())}

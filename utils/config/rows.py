@@ -52,7 +52,7 @@ def find_row(config: str) -> dict[str, Any]:
     if config.isdecimal() and int(config) < len(CONFIGS):
         return CONFIGS[int(config)]
     listed = ", ".join(f"{number} {name}" for number, name in enumerate(names))
-    raise ConfigurationError([f"config={config!r} is no row of CONFIGS{suggestion(config, names)}; there are {listed}"])
+    raise ConfigurationError(f"config={config!r} is no row of CONFIGS{suggestion(config, names)}; there are {listed}")
 
 
 def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -> tuple[Options, list[str]]:

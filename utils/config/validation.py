@@ -95,9 +95,8 @@ def _names(options: Options) -> list[str]:
     ]
     if (size := len(os.fsencode(run_registry.longest_name(options.signature)))) > MAX_NAME_BYTES and not found:
         found.append(
-            f"machine={options.machine!r} and timestamp={options.timestamp!r} make file names of {size} "
-            "bytes, and no file system "
-            f"takes more than {MAX_NAME_BYTES}: shorten them"
+            f"machine={options.machine!r} and timestamp={options.timestamp!r} make file names of {size} bytes, and no "
+            f"file system takes more than {MAX_NAME_BYTES}: shorten them"
         )
     if options.engine not in EnginesDict and ":" not in options.engine:
         found.append(

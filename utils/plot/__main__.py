@@ -75,7 +75,7 @@ def by_game(runs: Sequence[Run]) -> Mapping[str, Array]:
         late = late_score(run.curves[SCORE], run.settings.get("steps"))
         score = human_normalized(EnvsDict[env_type], game, late) if env_type and game else None
         if score is None:
-            raise ConfigurationError([f"{run.name}: no human score is known for game={game} (env_type={env_type})"])
+            raise ConfigurationError(f"{run.name}: no human score is known for game={game} (env_type={env_type})")
         games.setdefault(normalized_name(str(game)), []).append(score)
     return {game: np.array(values) for game, values in sorted(games.items())}
 
@@ -106,8 +106,7 @@ def parser() -> argparse.ArgumentParser:
         "--group",
         nargs="+",
         help="options that define a group, such as agent.learning_rate, or config, method "
-        "(the row without its game), run; "
-        "default: all but the seed, and with --summary all but seed and game",
+        "(the row without its game), run; default: all but the seed, and with --summary all but seed and game",
     )
     parser.add_argument("--each", action="store_true", help="also draw thin lines of every run")
     parser.add_argument(

@@ -61,7 +61,7 @@ def read(sources: Iterable[Path], metrics: Sequence[str]) -> list[Run]:
     for source in sources:
         runs += _read_csv(source, metrics) if source.suffix == ".csv" else [_read_folder(source, metrics)]
     if not runs:
-        raise ConfigurationError(["there are no runs to read: name log folders or CSV files"])
+        raise ConfigurationError("there are no runs to read: name log folders or CSV files")
     return runs
 
 
@@ -164,9 +164,9 @@ def _read_csv(path: Path, metrics: Sequence[str]) -> list[Run]:
                 )
             lines = [(row["run"], _csv_line(row)) for row in reader]
     except OSError as error:
-        raise ConfigurationError([f"{path} cannot be read: {error.strerror}"]) from None
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, csv.Error) as error:  # A line with more or fewer columns raises TypeError.
-        raise ConfigurationError([f"{path} cannot be read: line {reader.line_num}: {error}"]) from None
+        raise ConfigurationError(f"{path} cannot be read: line {reader.line_num}: {error}") from None
     by_run: dict[str, list[dict[str, Any]]] = {}
     for name, line in lines:
         by_run.setdefault(name, []).append(line)
@@ -233,7 +233,7 @@ def grouped(runs: Iterable[Run], keys: Sequence[str]) -> dict[str, list[Run]]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
         if lacking := [key for key in keys if key not in run.settings]:
-            raise ConfigurationError([f"{run.name} has no setting {lacking[0]}{suggestion(lacking[0], run.settings)}"])
+            raise ConfigurationError(f"{run.name} has no setting {lacking[0]}{suggestion(lacking[0], run.settings)}")
         groups.setdefault(", ".join(_label(key, run.settings[key]) for key in keys), []).append(run)
     return groups
 

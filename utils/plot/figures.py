@@ -50,7 +50,7 @@ def pyplot() -> Any:
         import matplotlib
     except ImportError:
         raise ConfigurationError(
-            ['drawing needs matplotlib, which is not installed: pip install -e ".[plots]"']
+            'drawing needs matplotlib, which is not installed: pip install -e ".[plots]"'
         ) from None
     matplotlib.use("Agg")
     from matplotlib import pyplot

@@ -143,9 +143,8 @@ def _parts(options: Options, spec: EnvSpec, agent: Agent) -> list[tuple[str, str
     return [
         (
             "environment",
-            f"observations {describe(ArraySpec(spec.observation_shape, spec.frame.dtype))}, "
-            f"frames per step: {spec.frames_per_step}; "
-            f"{options.num_actors} x {options.num_envs_per_actor} environments",
+            f"observations {describe(ArraySpec(spec.observation_shape, spec.frame.dtype))}, frames per step: "
+            f"{spec.frames_per_step}; {options.num_actors} x {options.num_envs_per_actor} environments",
         ),
         ("step", ", ".join(f"{name} {describe(array)}" for name, array in layout.fields.items())),
         ("recurrent state", ", ".join(map(describe, layout.states)) or "none"),

@@ -90,7 +90,7 @@ def resolve_num_envs(options: Options, seconds: float = TRIAL_SECONDS) -> Option
             best, measured = env_count_search.choose(rates())
     except Exception as error:  # User classes may raise anything.
         raise ConfigurationError(
-            [f"num_envs_per_actor=0: environments cannot be tried out: {describe_exception(error)}"]
+            f"num_envs_per_actor=0: environments cannot be tried out: {describe_exception(error)}"
         ) from error
     listed = ", ".join(f"{count}: {rate:,.0f}" for count, rate in measured.items())
     log_to_stderr(f"num_envs_per_actor={best} of those tried out, with an actor's agent steps/s: {listed}")

@@ -65,7 +65,7 @@ class Runner:
     def __init__(self, runs: Sequence[ChildRun], jobs: int):
         cores = sorted(os.sched_getaffinity(0))
         if not 1 <= jobs <= len(cores):
-            raise ConfigurationError([f"--jobs {jobs} must be 1 to {len(cores)}: each run needs a core of its own"])
+            raise ConfigurationError(f"--jobs {jobs} must be 1 to {len(cores)}: each run needs a core of its own")
         for run in runs:
             run.check()
         self._runs, self._shares = runs, [cores[share::jobs] for share in range(jobs)]
@@ -128,6 +128,6 @@ def claimed(folder: Path) -> Iterator[None]:
     with folder_lock(folder) as locked:
         if not locked:
             raise ConfigurationError(
-                [f"{folder} is being worked on by another process: wait for it, or choose another name"]
+                f"{folder} is being worked on by another process: wait for it, or choose another name"
             )
         yield

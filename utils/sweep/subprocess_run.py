@@ -64,10 +64,7 @@ def options_of(config: str, words: Sequence[str], machine: str, root: str) -> Op
         raise ConfigurationError([f"{config}: {problem}" for problem in refused.problems], refused.code) from None
     if all(getattr(options, name) is None for name in STOPS):
         raise ConfigurationError(
-            [
-                f"{config}: nothing says when its runs are done; give --{', --'.join(STOPS)} after --, "
-                "as -- --steps 100000"
-            ]
+            f"{config}: nothing says when its runs are done; give --{', --'.join(STOPS)} after --, as -- --steps 100000"
         )
     return options
 
@@ -118,7 +115,7 @@ class ChildRun:
         if saved and different:
             listed = ", ".join(f"{name}={saved.options[name]!r} there and {current[name]!r} here" for name in different)
             raise ConfigurationError(
-                [f"run {self.options.signature} exists with other settings ({listed}): choose another name"]
+                f"run {self.options.signature} exists with other settings ({listed}): choose another name"
             )
 
     @property

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
             pyplot()  # Fail before hours of training rather than after.
         template = options_of(options.config, words, options.name, options.root)
         if template.steps is None:
-            raise ConfigurationError([f"{template.config} has no number of steps: give one, as -- --steps 100000"])
+            raise ConfigurationError(f"{template.config} has no number of steps: give one, as -- --steps 100000")
         words += ["--evaluator.steps", str(max(template.steps // options.evaluations, 1))]
         parts, folder = ranges(template, options.ranges), Path(options.root) / "logs" / options.name
         warmup = options.evaluations // 4 if options.warmup is None else options.warmup

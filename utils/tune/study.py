@@ -263,7 +263,7 @@ class Study:
                 if known[name] != definition[name]
             )
             raise ConfigurationError(
-                [f"study {self._folder} exists with another definition ({different}): choose another name"]
+                f"study {self._folder} exists with another definition ({different}): choose another name"
             )
         self._study.set_user_attr("told", definition)
 
@@ -273,7 +273,7 @@ def library() -> Any:
     try:
         import optuna
     except ImportError:
-        raise ConfigurationError(['tuning needs optuna, which is not installed: pip install -e ".[tune]"']) from None
+        raise ConfigurationError('tuning needs optuna, which is not installed: pip install -e ".[tune]"') from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 
