@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         options = read_options(arguments)
         try:
             if options.check:
-                from utils.preflight.check import check
+                from utils.config.check import check
 
                 check(options)
                 return 0

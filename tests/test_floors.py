@@ -23,7 +23,7 @@ FLOORS = [  # lowest first; a room imports only from rooms of lower floors
     {"utils.options"},
     {"utils.run_registry", "utils.elastic"},
     {"utils.config"},
-    {"utils.preflight", "utils.plot"},
+    {"utils.plot"},
     {"utils.launch", "utils.sweep"},
     {"utils.api", "utils.tune", "main"},
     {"utils.export"},

@@ -34,9 +34,8 @@ from core.runtime.options import make_env
 from core.specs import EnvSpec
 from core.types import TimeStep
 from utils import run_registry
-from utils.config import command_line, device_validation, validation
-from utils.config.dotted_settings import changed, declared
-from utils.config.rows import CHOICES, from_row
+from utils.config import command_line, validation
+from utils.config.rows import CHOICES, changed, declared, from_row
 from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, ConfigurationError
 from utils.options import PROJECT, Options
 from utils.plot import curves
@@ -196,7 +195,7 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> "Policy":
         raise ConfigurationError(
             f"game={options.game} (env_type={options.env_type}) of model file {file} cannot be made: {error}"
         ) from error
-    agent = options.make_agent(spec, device_validation.resolved_device(device))
+    agent = options.make_agent(spec, validation.resolved_device(device))
     model_file.load_into(agent.model, weights, file)
     return Policy(options, spec, agent, {name: value for name, value in metadata.items() if name != "options"})
 

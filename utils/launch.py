@@ -22,11 +22,10 @@ from core.runtime.run_counters import RateLimiter, RunCounters
 from core.runtime.run_state import RunState
 from core.specs import EnvSpec
 from utils import run_registry
-from utils.config import memory_budget, validation
+from utils.config import memory_budget, throughput, validation
 from utils.config.rows import find_row, settings_on_file
 from utils.errors import BAD_CHECKPOINT, ConfigurationError, describe_exception
 from utils.options import Options
-from utils.preflight import throughput
 
 PARTS = ("agent", "clock", "learner")  # of every checkpoint
 REPORT_BYTES, EPISODE_BYTES = 1 << 16, 100  # upper bounds of what mode 2 writes: options and versions, and each episode

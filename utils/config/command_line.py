@@ -11,11 +11,25 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from core.common.console import log_to_stderr
 from utils import run_registry
-from utils.config import device_validation, space_table, validation
-from utils.config.dotted_settings import changed, closest, declared, flatten, from_words, kinds
+from utils.config import validation
 from utils.config.options_page import WIDTH, help_sections, help_text
-from utils.config.rows import CHOICES, SECTIONS, find_row, from_row, missing_classes, settings_on_file, with_lines
+from utils.config.rows import (
+    CHOICES,
+    SECTIONS,
+    changed,
+    closest,
+    declared,
+    find_row,
+    flatten,
+    from_row,
+    from_words,
+    kinds,
+    missing_classes,
+    settings_on_file,
+    with_lines,
+)
 from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, ConfigurationError
 from utils.factory import suggestion
 from utils.options import CONFIGS, RUN, Options
@@ -177,7 +191,9 @@ def read(arguments: Sequence[str]) -> Options:
         problems += missing.problems
     if problems:
         if options.check:
-            space_table.print_refused(options)
+            from utils.config.check import print_refused
+
+            print_refused(options)
         raise ConfigurationError(
             problems, missing.code if missing and len(problems) == len(missing.problems) else BAD_CONFIGURATION
         )
@@ -186,7 +202,10 @@ def read(arguments: Sequence[str]) -> Options:
             f"{'continuing' if options.mode == 1 else 'testing'} run {saved.signature}: {options.config}, "
             + ", ".join(f"{name}={getattr(options, name)}" for name in OF_A_MODEL)
         )
-    return device_validation.resolved(options)
+    chosen, asked = validation.resolved(options), options.device
+    if (asked, chosen.device, options.mode, options.learner.replay_device) == ("auto", "cpu", 1, "learner"):
+        log_to_stderr("device=auto is cpu, where learner.replay_device=learner is slow: torch sees no CUDA device here")
+    return chosen
 
 
 # words ----------------------------------------------------------------------------------------------------------------

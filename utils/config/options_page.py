@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic.fields import FieldInfo
 
-from utils.config.dotted_settings import declared, flatten
-from utils.config.rows import OPEN_LINES, SECTIONS
+from utils.config.rows import OPEN_LINES, SECTIONS, declared, flatten
 from utils.factory import EnginesDict
 from utils.options import PROJECT, RUN, Options
 

@@ -1,28 +1,35 @@
-"""Validation of options together: names, combinations of classes, and what this machine cannot do.
+"""Validation of options together: names, combinations of classes, devices, and what this machine cannot do.
 
 pydantic has validated each option by itself.
 """
 
+import dataclasses
 import importlib
 import os
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+
 from core.common.foreign_code import foreign_code
+from core.common.shared_arrays import next_multiple
+from core.device.compiled_work import missing_compiler
 from core.memories.unrolls.unroll_memory import UnrollMemory
 from core.runtime.options import make_env
 from core.specs import Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
 from utils import run_registry
-from utils.config import device_validation, env_count_search, memory_budget
-from utils.config.rows import missing_classes
+from utils.config import memory_budget
+from utils.config.rows import SECTIONS, missing_classes
 from utils.errors import describe_exception
-from utils.factory import AgentsDict, EnginesDict, Factory, MemoriesDict, ModelsDict, suggestion, why_not
+from utils.factory import EnginesDict, why_not
 from utils.options import Options
 
 MAX_NAME_BYTES = 255  # of a file name, on Linux's file systems
 FILE_NAME = re.compile(r"[\w.+-]+")
+COUNTS = tuple(2**exponent for exponent in range(2, 10))  # 4 .. 512, environments that num_envs_per_actor=0 tries
 SIZED = {
     "agent",
     "memory",
@@ -46,8 +53,8 @@ def problems(options: Options, refused: Iterable[str] = ()) -> list[str]:
             such options is not judged.
     """
     if options.num_envs_per_actor == 0:  # numbers are tried out later, beginning with the smallest
-        options = env_count_search.with_count(options, env_count_search.counts(options)[0])
-    found = _names(options) + _mode(options) + _trackers(options) + device_validation.problems(options)
+        options = dataclasses.replace(options, num_envs_per_actor=env_counts(options)[0])
+    found = _names(options) + _mode(options) + device_problems(options)
     if missing_classes(options):  # which was reported
         return found
     found += (
@@ -55,26 +62,27 @@ def problems(options: Options, refused: Iterable[str] = ()) -> list[str]:
         + _clipped_rewards(options)
         + _on_policy(options)
         + _schedule(options)
-        + device_validation.combinations(options)
+        + _placement(options)
         + options.agent_class.problems(options.agent)
     )
+    game = f"game={options.game} (env_type={options.env_type})"
     try:
         spec = environment_spec(options)
     except (ValueError, ImportError) as error:
-        return [*found, f"game={options.game} (env_type={options.env_type}): {error}", *_head(options)]
+        return [*found, f"{game}: {error}", *_head(options)]
     except Exception as error:  # the code of an environment can fail in any way
-        return [
-            *found,
-            f"game={options.game} (env_type={options.env_type}) cannot be made: {describe_exception(error)}",
-            *_head(options),
-        ]
-    found += _video(options)
+        return [*found, f"{game} cannot be made: {describe_exception(error)}", *_head(options)]
     mismatches = _actions(options, spec) + _head(options) + _observations(options, spec)
-    found += mismatches
+    found += _video(options) + mismatches
     sized = SIZED & {name.partition(".")[0] for name in refused}
     if not mismatches and not sized and options.num_actors >= options.num_learners:
-        found += memory_budget.problems(options, spec)
+        found += memory_budget.problems(resolved(options), spec)
     return found
+
+
+def env_counts(options: Options) -> list[int]:
+    """Return the numbers that num_envs_per_actor=0 tries, smallest first, with equally many in every group."""
+    return list(dict.fromkeys(next_multiple(count, options.actor.num_env_splits) for count in COUNTS))
 
 
 def environment_spec(options: Options) -> EnvSpec:
@@ -98,18 +106,12 @@ def _names(options: Options) -> list[str]:
             f"machine={options.machine!r} and timestamp={options.timestamp!r} make file names of {size} bytes, and no "
             f"file system takes more than {MAX_NAME_BYTES}: shorten them"
         )
-    if options.engine not in EnginesDict and ":" not in options.engine:
-        found.append(
-            f"engine={options.engine!r} is unknown{suggestion(options.engine, EnginesDict)}; there are "
-            f"{', '.join(EnginesDict)}"
-        )
+    try:
+        engine = EnginesDict[options.engine]
+    except Exception as error:  # a module of the user's own can fail in any way
+        found.append(why_not(f"engine={options.engine}", error))
     else:
-        try:
-            engine = EnginesDict[options.engine]
-        except Exception as error:  # a module of the user's own can fail in any way
-            found.append(why_not(f"engine={options.engine}", error))
-        else:
-            found += engine.problems(options) if hasattr(engine, "problems") else []
+        found += engine.problems(options) if hasattr(engine, "problems") else []
     if options.num_envs_per_actor % options.actor.num_env_splits:
         found.append(
             f"actor.num_env_splits={options.actor.num_env_splits} must divide "
@@ -127,8 +129,8 @@ def _mode(options: Options) -> list[str]:
             found.append("render=True is for mode 2: a run that trains opens no window")
         if options.resume is not None and options.model_file is not None:
             found.append(
-                "resume and model_file exclude each other: continue a run with everything, or start a "
-                "new one from weights"
+                "resume and model_file exclude each other: continue a run with everything, or start a new one from "
+                "weights"
             )
         if options.engine == "inline" and options.num_learners > 1:
             found.append(
@@ -136,6 +138,12 @@ def _mode(options: Options) -> list[str]:
             )
         if options.supervisor.elastic and options.engine in ("local", "inline"):
             found.append(f"supervisor.elastic={options.supervisor.elastic} needs engine=ray, whose nodes come and go")
+        found += [
+            f"logger.{name}={getattr(options.logger, name)} needs a package that is not installed: pip install -e "
+            f'".[{name}]"'
+            for name in ("wandb", "mlflow")
+            if getattr(options.logger, name) is not None and not find_spec(name)
+        ]
         return found
     if options.check:
         found.append("check looks at a training: it is for mode 1")
@@ -148,18 +156,12 @@ def _mode(options: Options) -> list[str]:
     return found
 
 
-def _recorded(options: Options) -> str | None:
-    """Return the option that asks for videos, with its value; None if none does."""
-    if options.mode == 2:
-        return "record=True" if options.record else None
-    return f"evaluator.record_every={options.evaluator.record_every}" if options.evaluator.record_every else None
-
-
 def _video(options: Options) -> list[str]:
     """Return why videos cannot be recorded: a missing package, or an environment that fails to draw one picture."""
-    asked = _recorded(options)
-    if asked is None:
+    every, testing = options.evaluator.record_every, options.mode == 2
+    if not (options.record if testing else every):
         return []
+    asked = "record=True" if testing else f"evaluator.record_every={every}"
     for name in ("imageio", "imageio_ffmpeg"):
         try:
             with foreign_code(name, may_lack_packages=True):
@@ -185,24 +187,15 @@ def _video(options: Options) -> list[str]:
     return []
 
 
-def _trackers(options: Options) -> list[str]:
-    return [
-        f"logger.{name}={getattr(options.logger, name)} needs a package that is not installed: pip install -e "
-        f'".[{name}]"'
-        for name in ("wandb", "mlflow")
-        if options.mode == 1 and getattr(options.logger, name) is not None and not find_spec(name)
-    ]
-
-
 # combinations ---------------------------------------------------------------------------------------------------------
 def _memory_type(options: Options) -> list[str]:
     kinds, together = options.agent_class.window_kinds, options.learner.batches_per_sample
     held = options.memory_class.window_kinds
     if not set(held) & set(kinds):
-        fitting = _fitting(MemoriesDict, lambda memory: bool(set(memory.window_kinds) & set(kinds)))
+        fitting = _could("memory_type", lambda memory: bool(set(memory.window_kinds) & set(kinds)))
         return [
-            f"memory_type={options.memory_type} holds {' and '.join(held)}, "
-            f"and agent_type={options.agent_type} learns from {' or '.join(kinds)}; {_could('memory_type', fitting)}"
+            f"memory_type={options.memory_type} holds {' and '.join(held)}, and agent_type={options.agent_type} learns "
+            f"from {' or '.join(kinds)}; {fitting}"
         ]
     if together > 1 and issubclass(options.memory_class, UnrollMemory):
         return [
@@ -274,12 +267,12 @@ def _actions(options: Options, spec: EnvSpec) -> list[str]:
     if isinstance(spec.action, options.agent_class.actions):
         if not spec.has_action_mask or options.agent_class.uses_action_masks:
             return []
-        able = _fitting(AgentsDict, lambda agent: agent.uses_action_masks and isinstance(spec.action, agent.actions))
+        able = _could("agent_type", lambda agent: agent.uses_action_masks and isinstance(spec.action, agent.actions))
         return [
             f"agent_type={options.agent_type} would take illegal actions of game={options.game}, because it does not "
-            f"use masks; {_could('agent_type', able)}"
+            f"use masks; {able}"
         ]
-    fitting = _could("agent_type", _fitting(AgentsDict, lambda agent: isinstance(spec.action, agent.actions)))
+    fitting = _could("agent_type", lambda agent: isinstance(spec.action, agent.actions))
     if not isinstance(spec.action, MultiDiscrete):
         kind = {Discrete: "discrete", Continuous: "continuous", Mixed: "mixed"}[type(spec.action)]
         return [f"agent_type={options.agent_type} cannot take the {kind} actions of game={options.game}; {fitting}"]
@@ -296,45 +289,167 @@ def _head(options: Options) -> list[str]:
     agent, model = options.agent_class, options.model_class
     if model.output_kind == agent.required_output:
         return []
-    fitting = _fitting(ModelsDict, lambda other: other.output_kind == agent.required_output)
+    fitting = _could("model_type", lambda other: other.output_kind == agent.required_output)
     return [
         f"model_type={options.model_type} gives {model.output_kind!r} and agent_type={options.agent_type} needs "
-        f"{agent.required_output!r}; {_could('model_type', fitting)}"
+        f"{agent.required_output!r}; {fitting}"
     ]
 
 
 def _observations(options: Options, spec: EnvSpec) -> list[str]:
     kind, agent, model = "image" if spec.is_image else "vector", options.agent_class, options.model_class
-    if model.observations == kind:
-        return _vectors_beside_pictures(options, spec)
-    fitting = _fitting(
-        ModelsDict, lambda other: other.output_kind == agent.required_output and other.observations == kind
-    )
-    return [
-        f"model_type={options.model_type} takes {model.observations} observations and game={options.game} "
-        f"(env_type={options.env_type}) gives {kind} ones; {_could('model_type', fitting)}"
-    ]
+    if model.observations != kind:
+        fitting = _could(
+            "model_type", lambda other: (other.output_kind, other.observations) == (agent.required_output, kind)
+        )
+        return [
+            f"model_type={options.model_type} takes {model.observations} observations and game={options.game} "
+            f"(env_type={options.env_type}) gives {kind} ones; {fitting}"
+        ]
+    if spec.vector_size and not model.reads_vectors:
+        return [
+            f"model_type={options.model_type} reads pictures alone, and game={options.game} "
+            f"(env_type={options.env_type}) has {spec.vector_size} numbers beside them: keep the pictures with "
+            "env.observation_keys"
+        ]
+    return []
 
 
-def _vectors_beside_pictures(options: Options, spec: EnvSpec) -> list[str]:
-    if not spec.vector_size or options.model_class.reads_vectors:
-        return []
-    return [
-        f"model_type={options.model_type} reads pictures alone, and game={options.game} (env_type={options.env_type}) "
-        f"has {spec.vector_size} numbers beside them: keep the pictures with env.observation_keys"
-    ]
-
-
-def _fitting(factory: Factory, suits: Callable[[Any], bool]) -> list[str]:
-    names = []
+def _could(field: str, suits: Callable[[Any], bool]) -> str:
+    """Return which of the classes that can be imported here an option could name instead."""
+    names, factory = list[str](), dict(SECTIONS.values())[field]
     for name in factory:
-        try:
-            if suits(factory[name]):
-                names.append(name)
-        except ImportError:
-            continue
-    return names
-
-
-def _could(field: str, names: list[str]) -> str:
+        with suppress(ImportError):
+            names += [name] if suits(factory[name]) else []
     return f"{field} could be {' or '.join(names)}" if names else f"no {field} fits yet"
+
+
+# devices --------------------------------------------------------------------------------------------------------------
+def resolved(options: Options) -> Options:
+    """Return the options with the devices that "auto" means on this machine."""
+    actor = dataclasses.replace(options.actor, device=resolved_device(options.actor.device))
+    return dataclasses.replace(options, device=resolved_device(options.device), actor=actor)
+
+
+def resolved_device(device: str) -> str:
+    """Return cuda or cpu for "auto", and any other device as it is."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+
+
+def device_problems(options: Options) -> list[str]:
+    """Return a sentence for each device that is not here, and for each option that needs a missing kind of device."""
+    learner, training = options.learner, options.mode == 1
+    here = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    named = {"device": options.device} | ({"actor.device": options.actor.device} if training else {})
+    found = _learners(options) + [
+        f"{name}={device!r} is not on this machine, which has {', '.join(here)}"
+        for name, device in named.items()
+        if {"auto": "cpu", "cuda": "cuda:0"}.get(device, device) not in here
+    ]
+    if found or not training:
+        return found
+    return [
+        f"{name}={value} needs a CUDA device and {of}={device!r} is none; this machine has {', '.join(here)}"
+        for name, value, of, device in (
+            ("learner.cuda_graph", learner.cuda_graph, "device", options.device),
+            ("learner.precision", learner.precision, "device", options.device),
+            ("actor.cuda_graph", options.actor.cuda_graph, "actor.device", options.actor.device),
+        )
+        if value in ("on", "tf32") and not resolved_device(device).startswith("cuda")
+    ]
+
+
+def _learners(options: Options) -> list[str]:
+    """Return what several learners lack: an actor each, or a GPU each."""
+    count, found = options.num_learners, []
+    if options.mode != 1 or count == 1:
+        return []
+    if options.num_actors < count:
+        found.append(
+            f"num_learners={count} need an actor each: num_actors={options.num_actors} must be at least {count}"
+        )
+    device = resolved_device(options.device)
+    if device.startswith("cuda:"):
+        found.append(f"num_learners={count} need a GPU each and device={device!r} is one: device must be cuda or cpu")
+    elif device == "cuda" and 0 < torch.cuda.device_count() < len(options.learners_at_home):
+        found.append(
+            f"num_learners={count} need a GPU each and this machine has {torch.cuda.device_count()}: take fewer or "
+            "device=cpu"
+        )
+    return found
+
+
+def _placement(options: Options) -> list[str]:
+    """Return what does not go together with the options of learner.* that place, capture, compile or split updates."""
+    learner, memory, found = options.learner, options.memory_class, _captured(options) + _compiled(options)
+    if learner.replay_device != "learner":
+        if learner.updates_per_graph_launch > 1:
+            found.append(
+                f"learner.updates_per_graph_launch={learner.updates_per_graph_launch} needs "
+                f"learner.replay_device=learner"
+            )
+        if learner.cuda_graph == "on" and learner.microbatch_on_oom:
+            found.append(
+                "learner.microbatch_on_oom=True does not go with learner.cuda_graph=on: captured batches have one size"
+            )
+        return found
+    if memory.device_class is None:
+        found.append(
+            f"memory_type={options.memory_type} cannot be on the learner's device; "
+            + _could("memory_type", lambda other: other.device_class is not None)
+        )
+    if learner.microbatch_on_oom:
+        found.append(
+            "learner.microbatch_on_oom=True needs learner.replay_device=cpu: batches drawn on the learner's "
+            "device have one size"
+        )
+    return found
+
+
+def _compiled(options: Options) -> list[str]:
+    """Return why updates cannot be compiled although learner.compile=yes asks for it."""
+    learner, agent = options.learner, options.agent_class
+    if learner.compile != "yes" or options.mode != 1:
+        return []
+    found = []
+    if not agent.supports_cuda_graphs:
+        found.append(
+            f"learner.compile=yes: updates of agent_type={options.agent_type} cannot be recorded; "
+            + _could("agent_type", lambda other: other.supports_cuda_graphs)
+        )
+    if resolved_device(options.device) != "cpu":
+        found.append(f"learner.compile=yes is for device=cpu, not {options.device}: GPUs have learner.cuda_graph")
+    for name, value, needed in (
+        ("num_learners", options.num_learners, 1),
+        ("learner.replay_device", learner.replay_device, "cpu"),
+        ("learner.microbatch_on_oom", learner.microbatch_on_oom, False),
+    ):
+        if value != needed:
+            found.append(f"learner.compile=yes needs {name}={needed}, not {value}")
+    if reason := missing_compiler():
+        found.append(f"learner.compile=yes: {reason}; learner.compile=auto goes on without")
+    return found
+
+
+def _captured(options: Options) -> list[str]:
+    """Return why updates cannot be captured in a CUDA graph although learner.cuda_graph=on asks for it."""
+    learner, agent = options.learner, options.agent_class
+    if learner.cuda_graph != "on":
+        return []
+    found, count = [], learner.updates_per_graph_launch
+    if not agent.supports_cuda_graphs:
+        found.append(
+            f"learner.cuda_graph=on: updates of agent_type={options.agent_type} cannot be captured; "
+            + _could("agent_type", lambda other: other.supports_cuda_graphs)
+        )
+    elif (period := agent.update_cycle(options.agent)) and count % period:
+        found.append(
+            f"learner.cuda_graph=on: learner.updates_per_graph_launch={count} must be a multiple of {period}, after "
+            f"which updates of agent_type={options.agent_type} repeat"
+        )
+    if options.num_learners > 1:
+        found.append(
+            f"learner.cuda_graph=on is for one learner, and num_learners={options.num_learners}: what they tell each "
+            "other between two updates is not captured"
+        )
+    return found

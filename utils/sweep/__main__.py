@@ -21,7 +21,7 @@ from pathlib import Path
 
 from core.common.terminal import relay_output
 from utils.config.command_line import refuse, split
-from utils.config.dotted_settings import split_values
+from utils.config.rows import split_values
 from utils.errors import ConfigurationError
 from utils.options import PROJECT
 from utils.sweep.scheduler import Runner, claimed

@@ -14,7 +14,7 @@ from core.common.files import folder_lock
 from core.common.processes import die_with_parent
 from utils import run_registry
 from utils.config import command_line
-from utils.config.dotted_settings import flatten
+from utils.config.rows import flatten
 from utils.errors import ConfigurationError
 from utils.options import PROJECT, Options
 from utils.plot.curves import read_curve

@@ -6,7 +6,7 @@ low..high is a linear range, low..high:log a logarithmic one, and a,b,c a choice
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from utils.config.dotted_settings import changed, closest, declared, from_words, kinds, split_values
+from utils.config.rows import changed, closest, declared, from_words, kinds, split_values
 from utils.errors import ConfigurationError
 from utils.options import Options
 

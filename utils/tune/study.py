@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from utils.config.dotted_settings import flatten, split_values
-from utils.config.rows import CHOICES, from_row
+from utils.config.rows import CHOICES, class_defaults, flatten, split_values
 from utils.errors import ConfigurationError
 from utils.options import Options
 from utils.plot import figures
@@ -197,8 +196,7 @@ class Study:
         trained = self._child(self.best).options  # The trial's classes may have other options than the template's.
         evaluator = dataclasses.replace(trained.evaluator, steps=self._template.evaluator.steps)
         options = dataclasses.replace(trained, evaluator=evaluator)
-        plain, _ = from_row({"name": options.config, **{name: getattr(options, name) for name in CHOICES}})
-        defaults = flatten(plain)
+        defaults = class_defaults(options)
         row = {
             "name": f"{options.config}-tuned",
             **{name: getattr(options, name) for name in CHOICES},

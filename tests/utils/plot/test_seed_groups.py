@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from utils import run_registry
-from utils.config.dotted_settings import flatten
+from utils.config.rows import flatten
 from utils.errors import ConfigurationError
 from utils.options import Options
 from utils.plot.curves import SCORE, Curve, Run

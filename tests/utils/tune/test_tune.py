@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from utils.config.dotted_settings import flatten
-from utils.config.rows import from_row
+from utils.config.rows import flatten, from_row
 from utils.errors import ConfigurationError
 from utils.options import CONFIGS
 from utils.plot.curves import PERIOD, SCORE, late_score, read_curve

@@ -1,11 +1,13 @@
-"""Measure what a step and an update cost on this machine, without the replay buffer and without processes."""
+"""Measure what a step and an update cost on this machine, without the replay buffer and without processes.
+
+For num_envs_per_actor=0, try numbers of environments before any process starts.
+"""
 
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +25,7 @@ from core.trajectory.layout import STORAGE, Layout
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
 from core.types import Batch, SampleIds
-from utils.config import env_count_search, memory_budget, validation
+from utils.config import memory_budget, validation
 from utils.errors import ConfigurationError, describe_exception
 from utils.options import Options
 
@@ -32,6 +34,8 @@ FIRST_STEPS = 4  # Uncounted first steps, which include lazy initialisation and 
 FIRST_SECONDS = 1.0  # Limit of the uncounted steps.
 FILL_SECONDS = 1.5  # Extra time for completing a window; afterwards the last step is repeated.
 SLOW_STEP = 0.5  # Seconds of a step of all environments above which larger numbers are not tried.
+GAIN = 1.1  # Factor of agent steps a second that a larger number must bring.
+PATIENCE = 2  # Larger numbers in a row without that gain, after which the search ends.
 
 
 class StepCosts(NamedTuple):
@@ -74,27 +78,44 @@ def resolve_num_envs(options: Options, seconds: float = TRIAL_SECONDS) -> Option
     if options.num_envs_per_actor:
         return options
     spec = validation.environment_spec(options)
-    candidates = map(partial(env_count_search.with_count, options), env_count_search.counts(options))
 
     def rates() -> Iterator[tuple[int, float]]:
-        for candidate in candidates:
+        for count in validation.env_counts(options):
+            candidate = dataclasses.replace(options, num_envs_per_actor=count)
             if validation.problems(candidate):
                 continue
             cost = _acting(candidate, spec, seconds)
-            yield candidate.num_envs_per_actor, 1 / cost
-            if cost * candidate.num_envs_per_actor > SLOW_STEP:
+            yield count, 1 / cost
+            if cost * count > SLOW_STEP:
                 return
 
     try:
         with _threads(1):
-            best, measured = env_count_search.choose(rates())
+            best, measured = choose(rates())
     except Exception as error:  # User classes may raise anything.
         raise ConfigurationError(
             f"num_envs_per_actor=0: environments cannot be tried out: {describe_exception(error)}"
         ) from error
     listed = ", ".join(f"{count}: {rate:,.0f}" for count, rate in measured.items())
     log_to_stderr(f"num_envs_per_actor={best} of those tried out, with an actor's agent steps/s: {listed}")
-    return env_count_search.with_count(options, best)
+    return dataclasses.replace(options, num_envs_per_actor=best)
+
+
+def choose(rates: Iterable[tuple[int, float]]) -> tuple[int, dict[int, float]]:
+    """Return the smallest count that larger ones hardly beat, and all measured rates by count.
+
+    Args:
+        rates: counts and agent steps a second, taken one by one until the search ends.
+    """
+    measured: dict[int, float] = {}
+    best, without_gain = 0, 0
+    for count, rate in rates:
+        measured[count] = rate
+        better = not best or rate >= GAIN * measured[best]
+        best, without_gain = (count, 0) if better else (best, without_gain + 1)
+        if without_gain == PATIENCE:
+            break
+    return best, measured
 
 
 @contextmanager
