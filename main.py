@@ -31,10 +31,9 @@ from core.common.system import remove_empty_compile_caches
 from core.common.terminal import Terminal, relay_output
 from utils import run_registry
 from utils.config.command_line import import_known_classes, read_options, refuse, starts_local_processes
-from utils.elastic import ElasticRun
 from utils.errors import ConfigurationError
 from utils.factory import EnginesDict, ProcessesDict
-from utils.launch import create_context
+from utils.launch import ElasticRun, create_context
 from utils.options import Options
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ FLOORS = [  # lowest first; a room imports only from rooms of lower floors
     {"core.evaluation", "core.metrics", "core.agents.base", "core.models", "core.memories", "core.engines"},
     {"core.agents", "core.memories.unrolls", "core.engines.ray", "core.single_processes"},
     {"utils.options"},
-    {"utils.run_registry", "utils.elastic"},
+    {"utils.run_registry"},
     {"utils.config"},
     {"utils.plot"},
     {"utils.launch", "utils.sweep"},

@@ -1,6 +1,8 @@
-"""From Options to the Context that every process of the run receives."""
+"""From Options to the Context that every process of the run receives, and to the next part of an elastic run."""
 
+import dataclasses
 import os
+import time
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +15,7 @@ from core.checkpoint import model_file, run_checkpoint
 from core.checkpoint.run_checkpoint import CheckpointError
 from core.common.console import log_to_stderr
 from core.common.processes import open_file_shortage
+from core.engines.run_end import BAD_OPTIONS, DONE, resume_command_hint
 from core.memory import Memory
 from core.model import Model
 from core.runtime.context import Context
@@ -180,3 +183,53 @@ def _continue(options: Options, counters: RunCounters, rate_limiter: RateLimiter
             f"the counters of checkpoint {newest} are not of a run ({describe_exception(error)})"
         ) from None
     return newest
+
+
+class ElasticRun:
+    """The parts of an elastic run (supervisor.elastic).
+
+    Each continues the one before with as many learners as nodes have room for.
+    """
+
+    def __init__(self, options: Options):
+        self._begin, self._seconds = time.monotonic(), options.seconds
+        self._losses: list[float] = []  # monotonic seconds of those in the last supervisor.restart_window
+        self._learners = 0  # of the last part that started
+
+    def next_options(self, options: Options, exit_code: int, learners: int | None) -> Options | None:
+        """Return the options of the next part, or None if the run has ended.
+
+        Args:
+            options: Those of the part that ended.
+            exit_code: That of this part.
+            learners: Number with which the engine says that the run can go on, or None.
+        """
+        if learners is None:
+            return None
+        params, now = options.supervisor, time.monotonic()
+        if exit_code != DONE:
+            self._losses = [loss for loss in self._losses if now - loss < params.restart_window] + [now]
+        if len(self._losses) > params.max_restarts:
+            log_to_stderr(
+                f"supervisor: learners were lost {len(self._losses)} times within {params.restart_window:g} s "
+                "(supervisor.restart_window), more than supervisor.max_restarts; the run ends"
+            )
+        if len(self._losses) > params.max_restarts or not any(options.checkpoint_folder.glob("step_*")):
+            log_to_stderr(f"supervisor: {resume_command_hint(options)}")
+            return None
+        if exit_code != BAD_OPTIONS:
+            self._learners = options.num_learners
+        elif options.num_learners > self._learners > 0:
+            log_to_stderr("supervisor: the run takes in no more learners (supervisor.elastic)")
+            params = dataclasses.replace(params, elastic=self._learners)
+        actors = options.num_actors // options.num_learners * learners
+        log_to_stderr(f"supervisor: the run goes on with learners={learners} and actors={actors} from its checkpoint")
+        return dataclasses.replace(
+            options,
+            resume=options.signature,
+            model_file=None,
+            num_learners=learners,
+            num_actors=actors,
+            supervisor=params,
+            seconds=None if self._seconds is None else max(self._seconds - (now - self._begin), 0.001),
+        )

@@ -24,10 +24,8 @@ from core.metrics.aggregation import human_normalized
 from utils.config.command_line import refuse
 from utils.errors import ConfigurationError
 from utils.factory import EnvsDict
-from utils.plot.curves import COLUMNS, SCORE, Run, grouped, late_score, read, usable, write_csv
-from utils.plot.figures import AGGREGATES, AXES, CENTERS, draw_curves, draw_summary, save
-from utils.plot.seed_groups import alike
-from utils.plot.statistics import Array, bootstrap, interval
+from utils.plot.curves import COLUMNS, SCORE, Run, alike, grouped, late_score, read, usable, write_csv
+from utils.plot.figures import AGGREGATES, AXES, CENTERS, Array, bootstrap, draw_curves, draw_summary, interval, save
 
 
 def main(arguments: Sequence[str]) -> int:

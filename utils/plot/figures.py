@@ -1,25 +1,26 @@
-"""Draw curves of runs with bands over seeds, and human-normalised scores over games."""
+"""Draw curves of runs with bands over seeds, and human-normalised scores over games.
+
+The statistics over seeds and games are those that Agarwal et al. (2108.13264) recommend. Scores are strata: one array
+[..., runs] per game, whose last axis is resampled. The number of runs may differ between games. If it does not, every
+statistic equals that of rliable, the authors' library.
+"""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from core.common.console import log_to_stderr
 from utils.errors import ConfigurationError
-from utils.plot import statistics
 from utils.plot.curves import Curve, Run, on_grid
-from utils.plot.statistics import Array, Statistic, Strata, bootstrap, interval, performance_profile
 
-CENTERS: dict[str, Statistic] = {"mean": statistics.mean, "iqm": statistics.interquartile_mean}
-AGGREGATES: dict[str, Statistic] = {
-    "IQM": statistics.interquartile_mean,
-    "median": statistics.median,
-    "mean": statistics.mean,
-    "optimality gap": statistics.optimality_gap,
-}
+Array = NDArray[np.float64]
+Strata = Sequence[Array]  # One array [..., runs] per game.
+Statistic = Callable[[Strata], Array]  # Reduces runs and games to [...].
+
 AXES = {"steps": ("steps", 1, "agent steps"), "time": ("seconds", 60, "minutes")}  # Field of Curve, divisor, label.
 SIZE = (5.2, 3.7)  # Inches of a panel.
 MAX_INSIDE_LABELS = 4  # Labels up to which the legend stands inside the first panel.
@@ -27,19 +28,75 @@ MAX_INSIDE_LETTERS = 40  # Length of the longest label of such a legend.
 INCHES_PER_LETTER = 0.09
 LEGEND_MARGIN = 0.6  # Inches of a legend's line sample, and of the space between two columns.
 NUM_THRESHOLDS = 100
+REPETITIONS = 2_000  # Bootstrap resamples.
+CONFIDENCE = 0.95  # Probability mass of an interval.
 
 
-class Band:
-    """A curve over the runs of one group: `center` between `low` and `high` at the points `grid`, all [P]."""
-
-    def __init__(self, curves: Sequence[Curve], axis: str, statistic: str, generator: np.random.Generator):
-        field, unit, _ = AXES[axis]
-        points, values = on_grid(curves, field)
-        self.grid: Array = points / unit
-        self.center: Array = CENTERS[statistic]([values])
-        self.low, self.high = interval(bootstrap([values], CENTERS[statistic], generator))
+# statistics -----------------------------------------------------------------------------------------------------------
+def mean(strata: Strata) -> Array:
+    """Return the mean over games of the mean over runs."""
+    result: Array = _game_means(strata).mean(-1)
+    return result
 
 
+def median(strata: Strata) -> Array:
+    """Return the median over games of the mean over runs."""
+    return np.median(_game_means(strata), -1)
+
+
+def interquartile_mean(strata: Strata) -> Array:
+    """Return the mean of the middle half of all runs of all games; of fewer than four runs, the mean."""
+    scores = np.sort(np.concatenate(strata, -1), -1)
+    cut = scores.shape[-1] // 4
+    result: Array = scores[..., cut : scores.shape[-1] - cut].mean(-1)
+    return result
+
+
+def optimality_gap(strata: Strata) -> Array:
+    """Return the mean amount by which runs fall short of a score of 1; scores above 1 count as 1."""
+    return 1 - mean([np.minimum(scores, 1) for scores in strata])
+
+
+def performance_profile(strata: Strata, thresholds: Array) -> Array:
+    """Return the share of runs with a score above each threshold, averaged over games: [..., thresholds]."""
+    result: Array = np.mean([(scores[..., None, :] > thresholds[:, None]).mean(-1) for scores in strata], 0)
+    return result
+
+
+def bootstrap(
+    strata: Strata, statistic: Statistic, generator: np.random.Generator, repetitions: int = REPETITIONS
+) -> Array:
+    """Return the statistic of resampled strata: [..., repetitions], followed by the axes that the statistic adds.
+
+    The runs of each game are resampled with replacement, independently of the other games.
+    """
+    resampled = [
+        scores[..., generator.integers(scores.shape[-1], size=(repetitions, scores.shape[-1]))] for scores in strata
+    ]
+    return statistic(resampled)
+
+
+def interval(resampled: Array, axis: int = -1, confidence: float = CONFIDENCE) -> tuple[Array, Array]:
+    """Return the lower and upper bound of the percentile interval over the repetitions on `axis`."""
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(resampled, (tail, 1 - tail), axis=axis)
+    return low, high
+
+
+def _game_means(strata: Strata) -> Array:
+    return np.stack([scores.mean(-1) for scores in strata], -1)  # [..., games]
+
+
+CENTERS: dict[str, Statistic] = {"mean": mean, "iqm": interquartile_mean}
+AGGREGATES: dict[str, Statistic] = {
+    "IQM": interquartile_mean,
+    "median": median,
+    "mean": mean,
+    "optimality gap": optimality_gap,
+}
+
+
+# figures --------------------------------------------------------------------------------------------------------------
 def pyplot() -> Any:
     """Return matplotlib.pyplot, set up to work without a display.
 
@@ -105,15 +162,19 @@ def _draw_legend(figure: Any, panel: Any, num_panels: int) -> None:
 
 
 def _draw_group(panel: Any, curves: Sequence[Curve], axis: str, statistic: str, label: str, each: bool) -> None:
-    band = Band(curves, axis, statistic, np.random.default_rng(0))
-    label = f"{label} ({len(curves)} runs)" if len(curves) > 1 else label
-    if not band.grid.size:
-        log_to_stderr(f"{label}: no curve against {axis}, because no point lies within all runs")
-    (line,) = panel.plot(band.grid, band.center, label=label, marker=_marker(band.grid))
+    field, unit, _ = AXES[axis]
+    points, values = on_grid(curves, field)
     if len(curves) > 1:
-        panel.fill_between(band.grid, band.low, band.high, color=line.get_color(), alpha=0.2, linewidth=0)
-    for curve in curves if each and len(curves) > 1 else ():
-        field, unit, _ = AXES[axis]
+        label = f"{label} ({len(curves)} runs)"
+    if not points.size:
+        log_to_stderr(f"{label}: no curve against {axis}, because no point lies within all runs")
+    center = CENTERS[statistic]
+    (line,) = panel.plot(points / unit, center([values]), label=label, marker=_marker(points))
+    if len(curves) == 1:
+        return
+    low, high = interval(bootstrap([values], center, np.random.default_rng(0)))
+    panel.fill_between(points / unit, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    for curve in curves if each else ():
         points = getattr(curve, field) / unit
         panel.plot(points, curve.values, color=line.get_color(), alpha=0.35, linewidth=0.7, marker=_marker(points))
 

@@ -9,8 +9,7 @@ from utils import run_registry
 from utils.config.rows import flatten
 from utils.errors import ConfigurationError
 from utils.options import Options
-from utils.plot.curves import SCORE, Curve, Run
-from utils.plot.seed_groups import alike
+from utils.plot.curves import SCORE, Curve, Run, alike
 from utils.sweep.subprocess_run import ChildRun, named, options_of
 
 

@@ -18,8 +18,8 @@ from utils.plot.curves import PERIOD, SCORE, late_score, read_curve
 from utils.sweep import subprocess_run
 from utils.sweep.subprocess_run import options_of
 from utils.tune import __main__ as tune
+from utils.tune.__main__ import Study
 from utils.tune.ranges import ranges
-from utils.tune.study import Study
 
 
 def options(root, config="dqn-cartpole"):
