@@ -95,8 +95,13 @@ def why_not(setting: str, error: Exception) -> str:
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return ", did you mean ...?" with the closest known words, or an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=3)
-    return f", did you mean {' or '.join(close)}?" if close else ""
+    return did_you_mean(difflib.get_close_matches(word, list(known), n=3))
+
+
+def did_you_mean(candidates: Iterable[str], prefix: str = "") -> str:
+    """Return ", did you mean ...?" with these words, or an empty string if there are none."""
+    listed = " or ".join(f"{prefix}{candidate}" for candidate in candidates)
+    return f", did you mean {listed}?" if listed else ""
 
 
 @runtime_checkable

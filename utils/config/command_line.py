@@ -7,7 +7,7 @@ import dataclasses
 import os
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -31,58 +31,23 @@ from utils.config.rows import (
     with_lines,
 )
 from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, ConfigurationError
-from utils.factory import suggestion
+from utils.factory import did_you_mean, suggestion
 from utils.options import CONFIGS, RUN, Options
 
 HELP = ("-h", "--help")
+# fmt: off
 # Options that a saved run does not hand on: each start has its own.
-OF_THIS_START = (
-    "config",
-    "mode",
-    "machine",
-    "timestamp",
-    "device",
-    "actor.device",
-    "resume",
-    "model_file",
-    "render",
-    "record",
-    "profile",
-    "profile_trace",
-    "episodes",
-    "check",
-    "root",
-    "seconds",
-)
+OF_THIS_START = ("config", "mode", "machine", "timestamp", "device", "actor.device", "resume", "model_file", "render",
+                 "record", "profile", "profile_trace", "episodes", "check", "root", "seconds")
 # Options and sections that no continuation may change.
-FIXED = (
-    "config",
-    "agent_type",
-    "env_type",
-    "game",
-    "model_type",
-    "agent.optimizer",
-    "agent.rmsprop_centered",
-    "env",
-    "model",
-)
+FIXED = ("config", "agent_type", "env_type", "game", "model_type", "agent.optimizer", "agent.rmsprop_centered", "env",
+         "model")
 # Options that give the stored replay its size and shape.
-FIXED_WITH_REPLAY = (
-    "memory_type",
-    "memory.capacity",
-    "num_learners",
-    "num_actors",
-    "num_envs_per_actor",
-    "actor.chunk_length",
-    "agent.n_step",
-    "agent.unroll_length",
-    "agent.burn_in",
-    "agent.sequence_period",
-    "memory.replay_parameters",
-    "memory.on_full",
-    "memory.num_batches",
-    "memory.feature_dtype",
-)
+FIXED_WITH_REPLAY = ("memory_type", "memory.capacity", "num_learners", "num_actors", "num_envs_per_actor",
+                     "actor.chunk_length", "agent.n_step", "agent.unroll_length", "agent.burn_in",
+                     "agent.sequence_period", "memory.replay_parameters", "memory.on_full", "memory.num_batches",
+                     "memory.feature_dtype")
+# fmt: on
 OF_A_MODEL = tuple(name for name in CHOICES if name != "memory_type")  # choices that decide which weights fit
 
 Words = dict[str, list[str]]  # option -> the words behind it
@@ -111,13 +76,12 @@ def judge_words(arguments: Sequence[str]) -> None:
         return
     if any(":" in str(words.get(type_field, row.get(type_field))) for type_field, _ in SECTIONS.values()):
         return  # a class of a user may need anything
-    options, more = _without_words(row, words, None)
-    options, unknown, refused = _with_words(options, words)
+    options, more, _ = _chosen(row, words)
     if missing_classes(options):
         return
     if help_section is not None:
         _help(options, help_section)
-    if problems := [*problems, *more, *unknown, *refused.values()]:
+    if problems := problems + more:
         raise ConfigurationError(problems)
 
 
@@ -171,11 +135,10 @@ def read(arguments: Sequence[str]) -> Options:
             )
         else:
             row = find_row(saved.config)
-    options, more = _without_words(row, words, saved)
-    options, unknown, refused = _with_words(options, words)
+    options, more, refused = _chosen(row, words, saved)
     if help_section is not None:
         _help(options, help_section)
-    problems += [*more, *unknown, *refused.values()]
+    problems += more
     taken = options.timestamp  # given, and not made up below
     options = dataclasses.replace(options, config=row["name"], **_identity(options, saved))
     if taken is not None and options.mode == 1 and options.resume is None and os.path.exists(options.log_folder):
@@ -257,13 +220,16 @@ def _peek(words: Words) -> Options:
     )[0]
 
 
-def _with_words(options: Options, words: Words) -> tuple[Options, list[str], dict[str, str]]:
-    """Return the options with what the command line says.
+def _chosen(
+    row: Row, words: Words, saved: run_registry.SavedRun | None = None
+) -> tuple[Options, list[str], Iterable[str]]:
+    """Return the options of a row and a saved run, with what the command line says.
 
     Returns:
-        The options, a sentence for each unknown option, and one for each refused value by the option's name.
+        The options, a sentence for each problem, and the names of the command line's options whose values are refused.
     """
-    known, missing, settings, unknown = declared(options), missing_classes(options), dict[str, Any](), list[str]()
+    options, problems = _without_words(row, words, saved)
+    known, missing, settings = declared(options), missing_classes(options), dict[str, Any]()
     for name, texts in words.items():
         section, dot, last = name.rpartition(".")
         switch = f"{section}{dot}{last.removeprefix('no_')}"
@@ -272,15 +238,11 @@ def _with_words(options: Options, words: Words) -> tuple[Options, list[str], dic
         elif switch in known and not texts and bool in kinds(known[switch].annotation):
             settings[switch] = False
         elif section not in missing:  # why its class is missing was reported
-            near = [f"--{candidate}" for candidate in closest(name, known)]
             type_field = SECTIONS[section][0] if section in SECTIONS else None
-            unknown.append(
-                f"unknown option --{name}"
-                + (f" of {type_field}={getattr(options, type_field)}" if type_field else "")
-                + (f", did you mean {' or '.join(near)}?" if near else "")
-            )
+            owner = f" of {type_field}={getattr(options, type_field)}" if type_field else ""
+            problems.append(f"unknown option --{name}{owner}{did_you_mean(closest(name, known), '--')}")
     options, refused = changed(options, settings)
-    return options, unknown, refused
+    return options, [*problems, *refused.values()], refused
 
 
 def _help(options: Options, section: str) -> NoReturn:
@@ -293,8 +255,8 @@ def _help(options: Options, section: str) -> NoReturn:
     if section and section not in known:
         sections = [name for name in known if f"{name}." in "".join(known) or name == known[0]]
         raise ConfigurationError(
-            f"--help {section}: there is no such group or option; groups are "
-            f"{', '.join(sections)}{suggestion(section, known)}"
+            f"--help {section}: there is no such group or option; groups are {', '.join(sections)}"
+            f"{suggestion(section, known)}"
         )
     if not section:
         print(
@@ -339,8 +301,7 @@ def _wanted(row: Row, words: Words, sections: Sequence[str]) -> tuple[dict[str, 
     These options are the row, the choices that decide which weights fit, and what the command line says of these
     sections. The name is None if the environment cannot be made, which is reported later.
     """
-    options, _ = _without_words(row, words, None)
-    options, _, _ = _with_words(options, words)
+    options, _, _ = _chosen(row, words)
     known = run_registry.plain(flatten(options))
     wanted = {
         "config": row["name"],

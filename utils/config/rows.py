@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from core.common.settings import sentences
 from utils import run_registry
 from utils.errors import ConfigurationError
-from utils.factory import AgentsDict, EnvsDict, Factory, MemoriesDict, ModelsDict, suggestion, why_not
+from utils.factory import AgentsDict, EnvsDict, Factory, MemoriesDict, ModelsDict, did_you_mean, suggestion, why_not
 from utils.options import CONFIGS, RUN, Options
 
 if TYPE_CHECKING:
@@ -97,10 +97,7 @@ def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -
             continue
         if name not in known:
             if str(name).partition(".")[0] not in replaced | missing.keys():
-                near = closest(str(name), known)
-                problems.append(
-                    f"{where}: {name} is no option" + (f", did you mean {' or '.join(near)}?" if near else "")
-                )
+                problems.append(f"{where}: {name} is no option{did_you_mean(closest(str(name), known))}")
         elif "." not in name and name not in OPEN_LINES:
             problems.append(f"{where}: {name} is not a row's to set: edit its line in RUN of utils/options.py")
         elif RUN.get(name) is None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from utils.config.rows import changed, closest, declared, from_words, kinds, split_values
 from utils.errors import ConfigurationError
+from utils.factory import did_you_mean
 from utils.options import Options
 
 VALUES = {
@@ -99,10 +100,7 @@ def ranges(options: Options, wanted: Iterable[str]) -> list[Range]:
     errors, parsed = [], []
     for name, text in texts:
         if name not in known:
-            near = closest(name, known)
-            errors.append(
-                f"there is no setting {name} to tune" + (f", did you mean {' or '.join(near)}?" if near else "")
-            )
+            errors.append(f"there is no setting {name} to tune{did_you_mean(closest(name, known))}")
         elif not (text or name in ranges_of_row):
             errors.append(f"{name} has no declared range: write {name}=low..high, {name}=low..high:log or {name}=a,b,c")
         else:
