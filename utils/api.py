@@ -17,7 +17,6 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, ConfigurationError
 from utils.options import PROJECT, Options
 from utils.plot import curves
 from utils.plot.curves import Curve
-from utils.sweep.subprocess_run import MAIN, end_with
+from utils.sweep.subprocess_run import start_main
 
 RESERVED = ("config", "mode", "check")  # Options that `train` sets itself.
 INTERRUPTED = 130  # Exit code of a run that was interrupted and saved.
@@ -141,17 +140,7 @@ def _run_main(words: list[str], progress: bool) -> tuple[int, list[str], bool]:
         The exit code, the last lines of the output, and True if this process interrupted the run.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))}
-    process = subprocess.Popen(
-        [sys.executable, str(MAIN), *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=environment,
-        start_new_session=True,
-        preexec_fn=partial(end_with, os.getpid()),
-    )
+    process = start_main(words, subprocess.PIPE, text=True, errors="replace", env=environment)
     output: deque[str] = deque(maxlen=LAST_LINES)
     interrupted = False
     assert process.stdout is not None

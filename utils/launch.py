@@ -41,7 +41,7 @@ def create_context(options: Options) -> tuple[Context, Agent]:
     Raises:
         ConfigurationError: memory, weights, a checkpoint or files are missing or unusable. Nothing is left on the disk.
     """
-    if options.mode == 1:
+    if options.mode == 1 and options.num_envs_per_actor == 0:
         options = throughput.resolve_num_envs(options)
     spec = validation.environment_spec(options)
     if spec.warning:

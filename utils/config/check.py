@@ -53,7 +53,8 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
     Raises:
         ConfigurationError: problems were found; it lists all of them.
     """
-    options = throughput.resolve_num_envs(options)
+    if options.num_envs_per_actor == 0:
+        options = throughput.resolve_num_envs(options)
     console, problems = wide_console(), list[str]()
     console.print(_settings(options))
     spec = validation.environment_spec(options)

@@ -4,7 +4,6 @@ The replay must hold whole windows, fit into the free memory, and let actors and
 The devices of the options are those that "auto" means here.
 """
 
-import operator
 from typing import Any
 
 import torch
@@ -108,10 +107,9 @@ def problems(options: Options, spec: EnvSpec) -> list[str]:
         return [f"model_type={options.model_type} cannot be made for game={options.game}: {describe_exception(error)}"]
     if options.mode == 2:
         return _beside_the_replay(options, spec)
-    found = options.memory_class.problems(options.memory, options.batch_size)
-    return found or _ring(options, spec, agent) + _storage(options, spec, agent) + _limiter(
-        options, agent.samples_per_window
-    )
+    if found := options.memory_class.problems(options.memory, options.batch_size):
+        return found
+    return _ring(options, spec, agent) + _storage(options, spec, agent) + _limiter(options, agent.samples_per_window)
 
 
 def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
@@ -126,8 +124,7 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
         ]
     rings = layouts(options, spec, agent)
     streams = options.num_actors * options.num_envs_per_actor
-    chunk_length = rings[0].chunk_length
-    first = streams * next_multiple(length + 2 * in_steps, chunk_length)
+    first = streams * next_multiple(length + 2 * in_steps, rings[0].chunk_length)
     if rate_limiter.samples_per_insert is not None and rate_limiter.min_replay_size + rate_limiter.error_buffer < first:
         return [
             f"rate_limiter.min_replay_size={rate_limiter.min_replay_size} plus "
@@ -175,15 +172,11 @@ def _beside_the_replay(options: Options, spec: EnvSpec) -> list[str]:
     needed, free = needed_bytes(options, spec, 0), available_bytes()
     if needed <= free:
         return []
-    names = (
-        ("episodes", "evaluator.num_envs")
-        if options.mode == 2
-        else ("num_actors", "num_envs_per_actor", "evaluator.num_envs")
-    )
-    values = ", ".join(f"{name}={operator.attrgetter(name)(options)}" for name in names)
+    training = f"num_actors={options.num_actors}, num_envs_per_actor={options.num_envs_per_actor}"
     return [
         f"processes and environments need {needed:,} bytes beside the replay and {free:,} are free: lower one of "
-        f"{values}"
+        f"{training if options.mode == 1 else f'episodes={options.episodes}'}, "
+        f"evaluator.num_envs={options.evaluator.num_envs}"
     ]
 
 

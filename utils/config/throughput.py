@@ -67,7 +67,7 @@ def measure(options: Options, spec: EnvSpec, seconds: float) -> StepCosts:
 
 
 def resolve_num_envs(options: Options, seconds: float = TRIAL_SECONDS) -> Options:
-    """Return the options with a measured `num_envs_per_actor` if it is 0.
+    """Return the options with a measured `num_envs_per_actor`.
 
     The result is the smallest number of environments that is about as fast as the fastest for one actor alone. Numbers
     that the other options do not allow are not tried.
@@ -75,8 +75,6 @@ def resolve_num_envs(options: Options, seconds: float = TRIAL_SECONDS) -> Option
     Raises:
         ConfigurationError: the environments cannot be played.
     """
-    if options.num_envs_per_actor:
-        return options
     spec = validation.environment_spec(options)
 
     def rates() -> Iterator[tuple[int, float]]:
@@ -131,14 +129,11 @@ def _threads(number: int) -> Iterator[None]:
 
 def steps_per_second(options: Options, costs: StepCosts, samples_per_window: int) -> float:
     """Return the agent steps per second that actors, learners and their shared cores allow without any overhead."""
-    update = (
-        costs.update * options.samples_per_step / (options.batch_size * samples_per_window)
-    )  # Seconds per agent step.
+    # Seconds, and core seconds, per agent step.
+    update = costs.update * options.samples_per_step / (options.batch_size * samples_per_window)
+    busy = costs.act + (0 if options.device.startswith("cuda") else update * costs.threads)
     if options.engine == "inline":
         return 1 / (costs.act + update)
-    busy = costs.act + (
-        0 if options.device.startswith("cuda") else update * costs.threads
-    )  # Core seconds per agent step.
     if options.memory_class.on_policy:  # Actors and learners take turns.
         return min(1 / (costs.act / options.num_actors + update / options.num_learners), costs.cores / busy)
     return min(options.num_actors / costs.act, options.num_learners / update, costs.cores / busy)

@@ -239,14 +239,12 @@ def _draw_profiles(panel: Any, scores: Mapping[str, Strata], unit: str) -> None:
     panel.legend(fontsize="small")
 
 
-def draw_trials(
-    settings: Mapping[str, bool], trials: Sequence[tuple[bool, float, Mapping[str, Any]]], title: str
-) -> Any:
+def draw_trials(settings: Mapping[str, bool], trials: Sequence[Any], title: str) -> Any:
     """Return a figure of the scores of all trials, with a panel for each option.
 
     Args:
         settings: Option -> True if its axis is logarithmic.
-        trials: (complete, score, values by option) of each trial; an incomplete one was ended early.
+        trials: Complete and pruned trials of optuna.
         title: Title of the figure.
     """
     plots = pyplot()
@@ -256,9 +254,11 @@ def draw_trials(
         1, len(settings), figsize=(3.2 * len(settings), SIZE[1]), sharey=True, squeeze=False, layout="constrained"
     )
     for panel, (name, logarithmic) in zip(grid[0], settings.items()):
-        for complete, marker, label in ((True, "o", "complete"), (False, "x", "ended early")):
-            points = [(values[name], score) for ended, score, values in trials if ended is complete]
-            panel.scatter(*(zip(*points) if points else ([], [])), marker=marker, label=label)
+        for state, marker, label in (("COMPLETE", "o", "complete"), ("PRUNED", "x", "ended early")):
+            drawn = [trial for trial in trials if trial.state.name == state]
+            values = [trial.params[name] for trial in drawn]
+            texts = [value if isinstance(value, int | float) else str(value) for value in values]
+            panel.scatter(texts, [trial.value for trial in drawn], marker=marker, label=label)
         panel.set(xlabel=name)
         if logarithmic:
             panel.set_xscale("log")

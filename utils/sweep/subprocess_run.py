@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import IO, Any
 
 from core.common.files import folder_lock
 from core.common.processes import die_with_parent
@@ -20,15 +21,8 @@ from utils.errors import ConfigurationError
 from utils.options import PROJECT, Options
 from utils.plot.curves import METRICS, STOPS, differences, late_score, read_curve
 
-RESERVED = (
-    "config",
-    "seed",
-    "mode",
-    "machine",
-    "timestamp",
-    "resume",
-    "root",
-)  # Options that a sweep sets, not its user.
+# Options that a sweep sets, not its user.
+RESERVED = ("config", "seed", "mode", "machine", "timestamp", "resume", "root")
 PATIENT = ("--ray.placement_timeout", "none")  # On a shared cluster, runs wait for the room that others hold.
 MAIN = Path(PROJECT) / "main.py"
 INTERRUPTED = 128  # Exit code after a signal, minus the signal's number.
@@ -46,23 +40,8 @@ def options_of(config: str, words: Sequence[str], machine: str, root: str) -> Op
     if reserved := [f"--{name} is not yours to give here" for name in RESERVED if name in given]:
         raise ConfigurationError(reserved)
     try:
-        options = command_line.read(
-            [
-                *words,
-                "--config",
-                config,
-                "--root",
-                root,
-                "--mode",
-                "1",
-                "--resume",
-                "none",
-                "--machine",
-                machine,
-                "--timestamp",
-                "new.run",
-            ]
-        )
+        new = {"mode": 1, "resume": "none", "machine": machine, "timestamp": "new.run"}
+        options = command_line.read([*words, *words_of({"config": config, "root": root, **new})])
     except ConfigurationError as refused:
         raise ConfigurationError([f"{config}: {problem}" for problem in refused.problems], refused.code) from None
     if all(getattr(options, name) is None for name in STOPS):
@@ -70,6 +49,24 @@ def options_of(config: str, words: Sequence[str], machine: str, root: str) -> Op
             f"{config}: nothing says when its runs are done; give --{', --'.join(STOPS)} after --, as -- --steps 100000"
         )
     return options
+
+
+def words_of(settings: Mapping[str, object]) -> list[str]:
+    """Return options by their names as words of the command line."""
+    return [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+
+
+def start_main(words: Sequence[str], output: int | IO[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start main.py, which saves and ends if this process dies; Ctrl-C of a terminal does not reach it."""
+    return subprocess.Popen(
+        [sys.executable, str(MAIN), *words],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=partial(end_with, os.getpid()),
+        **options,
+    )
 
 
 class ChildRun:
@@ -85,7 +82,7 @@ class ChildRun:
     def __init__(self, options: Options, words: Sequence[str], output: Path, row: str | None = None):
         self.options, self.output, self._words = options, output, list(words)
         self.row = row or options.config
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[Any] | None = None
         self._interrupted = 0
 
     # state ----------------------------------------------------------------------------------------------------------
@@ -142,19 +139,11 @@ class ChildRun:
             os.replace(
                 self.options.log_folder, self.output.with_name(f"{self.output.stem}-begun-again-{time.time_ns()}")
             )
-        command = [sys.executable, str(MAIN), *self._command(resume)]
         before = os.sched_getaffinity(0)
         with self.output.open("a") as output:
             try:
                 os.sched_setaffinity(0, cores)  # Inherited by the child, whose engine counts its cores.
-                self.process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    preexec_fn=partial(end_with, os.getpid()),
-                )
+                self.process = start_main(self._command(resume), output)
             finally:
                 os.sched_setaffinity(0, before)
 
@@ -166,24 +155,11 @@ class ChildRun:
 
     def _command(self, resume: bool) -> list[str]:
         options = self.options  # A resumed run has its initial weights in its checkpoint and needs no model_file.
-        identity = (
-            ["--resume", options.signature, "--model_file", "none"]
-            if resume
-            else ["--resume", "none", "--machine", options.machine, "--timestamp", str(options.timestamp)]
-        )
-        return [
-            "--config",
-            options.config,
-            "--seed",
-            str(options.seed),
-            "--root",
-            options.root,
-            "--mode",
-            "1",
-            *PATIENT,
-            *self._words,
-            *identity,
-        ]
+        identity = {"resume": "none", "machine": options.machine, "timestamp": options.timestamp}
+        if resume:
+            identity = {"resume": options.signature, "model_file": "none"}
+        run = {"config": options.config, "seed": options.seed, "root": options.root, "mode": 1}
+        return [*words_of(run), *PATIENT, *self._words, *words_of(identity)]
 
 
 def named(options: Options, timestamp: str, seed: int) -> Options:

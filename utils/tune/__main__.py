@@ -27,7 +27,16 @@ from utils.errors import ConfigurationError
 from utils.options import PROJECT, Options
 from utils.plot import figures
 from utils.plot.curves import METRICS, STOPS, Curve, late_score, reached, read_curve, until
-from utils.sweep.subprocess_run import POLL, ChildRun, SignalForwarder, claimed, named, options_of, wait_until_idle
+from utils.sweep.subprocess_run import (
+    POLL,
+    ChildRun,
+    SignalForwarder,
+    claimed,
+    named,
+    options_of,
+    wait_until_idle,
+    words_of,
+)
 from utils.tune.ranges import Range, ranges
 
 LINES = (*STOPS, "num_envs_per_actor")  # Options without a dot that a printed row may have.
@@ -131,19 +140,12 @@ class Study:
             direction="maximize",
             pruner=self._optuna.pruners.MedianPruner(startup, warmup),
         )
-        num_trials = len(
-            self._study.get_trials(deepcopy=False)
-        )  # In the seed, so that a later start draws other values.
-        self._study.sampler = self._optuna.samplers.TPESampler(n_startup_trials=startup, seed=seed + num_trials)
+        # The number of trials is in the seed, so that a later start draws other values.
+        sampler_seed = seed + len(self.trials)
+        self._study.sampler = self._optuna.samplers.TPESampler(n_startup_trials=startup, seed=sampler_seed)
         self._seed, self._interrupts = seed, SignalForwarder(())
-        self._check_definition(
-            {
-                "config": template.config,
-                "words": self._words,
-                "seed": seed,
-                "ranges": {part.name: part.text for part in ranges},
-            }
-        )
+        texts = {part.name: part.text for part in ranges}
+        self._check_definition({"config": template.config, "words": self._words, "seed": seed, "ranges": texts})
 
     # trials ---------------------------------------------------------------------------------------------------------
     def run(self, trials: int) -> int:
@@ -209,12 +211,10 @@ class Study:
         A score is the late score of the curve up to that evaluation. Keys count evaluation periods, so that trials can
         be compared. Of several evaluations in one period the last one counts.
         """
-        curve, period = (
-            until(read_curve(run.options.log_folder / METRICS), self._template.steps),
-            run.options.evaluator.steps,
-        )
+        steps, period = self._template.steps, run.options.evaluator.steps
+        curve = until(read_curve(run.options.log_folder / METRICS), steps)
         return {
-            int(step // period): late_score(Curve(*(column[:count] for column in curve)), self._template.steps)
+            int(step // period): late_score(Curve(*(column[:count] for column in curve)), steps)
             for count, step in enumerate(curve.steps, 1)
         }
 
@@ -222,7 +222,7 @@ class Study:
         return reached(run.options.log_folder / METRICS) >= (self._template.steps or float("inf"))
 
     def _child(self, trial: Any) -> ChildRun:
-        words = [*self._words, *(word for name, value in trial.params.items() for word in (f"--{name}", str(value)))]
+        words = [*self._words, *words_of(trial.params)]
         options = options_of(self._template.config, words, self._template.machine, self._template.root)
         name = f"trial{trial.number}"
         return ChildRun(named(options, name, self._seed), words, self._folder / f"{name}.txt")
@@ -230,9 +230,8 @@ class Study:
     def _report(self, trial: Any, state: Any, scores: Mapping[int, float], remark: str) -> None:
         """Report scores and state to optuna, which keeps the last score as the value of a complete or pruned trial."""
         score = list(scores.values())[-1] if scores else None
-        reported = self.trials[
-            trial.number
-        ].intermediate_values  # Of a start that was killed before it reported the state.
+        # A start that was killed before it reported the state has reported some scores.
+        reported = self.trials[trial.number].intermediate_values
         for number, value in scores.items():
             if number not in reported:
                 trial.report(value, number)
@@ -289,36 +288,20 @@ class Study:
 
     def draw(self) -> Path:
         """Draw folder/trials.png, the score against each option, and return the file."""
-        trials = [
-            (
-                trial.state.name == "COMPLETE",
-                trial.value,
-                {
-                    name: value if isinstance(value, (int, float)) else str(value)
-                    for name, value in trial.params.items()
-                },
-            )
-            for trial in self.trials
-            if trial.state.name in ("COMPLETE", "PRUNED")
-        ]
-        figure = figures.draw_trials(
-            {part.name: part.kind == "log" for part in self._ranges}, trials, f"trials of {self._template.config}"
-        )
+        ended = [trial for trial in self.trials if trial.state.name in ("COMPLETE", "PRUNED")]
+        axes = {part.name: part.kind == "log" for part in self._ranges}
+        figure = figures.draw_trials(axes, ended, f"trials of {self._template.config}")
         return figures.save(figure, self._folder / "trials", ["png"])[0]
 
     # the study ------------------------------------------------------------------------------------------------------
     def _distribution(self, part: Range) -> Any:
         distributions = self._optuna.distributions
         if part.kind == "choice":
-            several = any(
-                isinstance(value, tuple) for value in part.values
-            )  # optuna stores no tuples, therefore the texts.
+            # optuna stores no tuples, therefore the texts.
+            several = any(isinstance(value, tuple) for value in part.values)
             return distributions.CategoricalDistribution(split_values(part.text) if several else part.values)
-        kind = (
-            distributions.IntDistribution
-            if all(type(value) is int for value in part.values)
-            else distributions.FloatDistribution
-        )
+        whole = all(type(value) is int for value in part.values)
+        kind = distributions.IntDistribution if whole else distributions.FloatDistribution
         return kind(*part.values, log=part.kind == "log")
 
     def _check_definition(self, definition: dict[str, Any]) -> None:
