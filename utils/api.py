@@ -252,11 +252,8 @@ class Policy:
                 raise ValueError(
                     f"state has {len(state)} parts, expected {len(initial)}: give what the last call returned"
                 )
-            parts = (
-                torch.as_tensor(part[None] if single else part, device=start.device)
-                for part, start in zip(state, initial)
-            )
-            recurrent = restart(tuple(parts), first, initial)
+            parts = [torch.as_tensor(part[None] if single else part) for part in state]
+            recurrent = restart(tuple(part.to(at.device) for part, at in zip(parts, initial)), first, initial)
         if count not in self._exploration:
             self._exploration[count] = self.agent.evaluation_exploration(count, self._generator)
         with torch.inference_mode():

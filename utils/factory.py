@@ -86,11 +86,9 @@ def why_not(setting: str, error: Exception) -> str:
     """
     if isinstance(error, UnknownNameError):
         return str(error)
-    return (
-        f"{setting}: {error}"
-        if isinstance(error, ImportError)
-        else f"{setting} cannot be had: {describe_exception(error)}"
-    )
+    if isinstance(error, ImportError):
+        return f"{setting}: {error}"
+    return f"{setting} cannot be had: {describe_exception(error)}"
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -97,16 +97,10 @@ def read(log_folder: Path) -> SavedRun | None:
     """Return the run with this log folder, or None if its settings are not readable."""
     try:
         saved = json.loads((log_folder / RUN_FILE).read_text())
-        config, options, file_settings = saved["config"], saved["options"], saved["file"]
-        if isinstance(config, str) and isinstance(options, dict) and isinstance(file_settings, dict):
-            return SavedRun(
-                log_folder.resolve().name,
-                config,
-                dotted(options),
-                file_settings,
-                saved.get("exit_code"),
-                saved.get("environment"),
-            )
+        config, options, file = saved["config"], saved["options"], saved["file"]
+        if isinstance(config, str) and isinstance(options, dict) and isinstance(file, dict):
+            ended = saved.get("exit_code"), saved.get("environment")
+            return SavedRun(log_folder.resolve().name, config, dotted(options), file, *ended)
     except (ValueError, KeyError, TypeError, OSError, RecursionError):
         pass
     return None

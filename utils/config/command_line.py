@@ -33,6 +33,7 @@ from utils.config.rows import (
 from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, ConfigurationError
 from utils.factory import did_you_mean, suggestion
 from utils.options import CONFIGS, RUN, Options
+from utils.run_registry import SavedRun
 
 HELP = ("-h", "--help")
 # fmt: off
@@ -157,9 +158,8 @@ def read(arguments: Sequence[str]) -> Options:
             from utils.config.check import print_refused
 
             print_refused(options)
-        raise ConfigurationError(
-            problems, missing.code if missing and len(problems) == len(missing.problems) else BAD_CONFIGURATION
-        )
+        no_run_only = missing is not None and len(problems) == len(missing.problems)
+        raise ConfigurationError(problems, missing.code if missing and no_run_only else BAD_CONFIGURATION)
     if saved is not None:
         print(
             f"{'continuing' if options.mode == 1 else 'testing'} run {saved.signature}: {options.config}, "
@@ -210,19 +210,11 @@ def _peek(words: Words) -> Options:
     """
     options, _ = with_lines(Options())
     known = declared(options)
-    return changed(
-        options,
-        {
-            name: from_words(words[name], known[name].annotation)
-            for name in OF_THIS_START
-            if name in words and name in known
-        },
-    )[0]
+    given = [name for name in OF_THIS_START if name in words and name in known]
+    return changed(options, {name: from_words(words[name], known[name].annotation) for name in given})[0]
 
 
-def _chosen(
-    row: Row, words: Words, saved: run_registry.SavedRun | None = None
-) -> tuple[Options, list[str], Iterable[str]]:
+def _chosen(row: Row, words: Words, saved: SavedRun | None = None) -> tuple[Options, list[str], Iterable[str]]:
     """Return the options of a row and a saved run, with what the command line says.
 
     Returns:
@@ -276,9 +268,7 @@ def _help(options: Options, section: str) -> NoReturn:
 
 
 # saved runs -----------------------------------------------------------------------------------------------------------
-def _saved_run(
-    start: Options, row: Row, words: Words
-) -> tuple[run_registry.SavedRun | None, ConfigurationError | None]:
+def _saved_run(start: Options, row: Row, words: Words) -> tuple[SavedRun | None, ConfigurationError | None]:
     """Return the run to continue or to test, or why there is none; (None, None) if no saved run is asked for."""
     training = start.mode == 1
     try:
@@ -314,7 +304,7 @@ def _wanted(row: Row, words: Words, sections: Sequence[str]) -> tuple[dict[str, 
         return wanted, None
 
 
-def _without_words(row: Row, words: Words, saved: run_registry.SavedRun | None) -> tuple[Options, list[str]]:
+def _without_words(row: Row, words: Words, saved: SavedRun | None) -> tuple[Options, list[str]]:
     """Return the options before the command line is applied, with the classes that it chooses, and their problems.
 
     A new run has the options of its row. A saved run keeps its own, except those that changed in
@@ -326,15 +316,10 @@ def _without_words(row: Row, words: Words, saved: run_registry.SavedRun | None) 
     choices = {name: words[name][0] for name in CHOICES if words.get(name)}
     if saved is None or saved.config is None:
         return from_row(row, choices)
-    since = {
-        name: value
-        for name, value in settings_on_file(row).items()
-        if name not in saved.file or saved.file[name] != value
-    }
+    since = {name: value for name, value in settings_on_file(row).items() if (name, value) not in saved.file.items()}
     settings = {name: value for name, value in {**saved.options, **since}.items() if name not in OF_THIS_START}
-    options, problems = from_row(
-        row, {**{name: str(settings[name]) for name in CHOICES if name in settings}, **choices}
-    )
+    saved_choices = {name: str(settings[name]) for name in CHOICES if name in settings}
+    options, problems = from_row(row, {**saved_choices, **choices})
     known = declared(options)
     other = {section for section, (field, _) in SECTIONS.items() if saved.options.get(field) != getattr(options, field)}
     other |= missing_classes(options).keys()
@@ -344,50 +329,46 @@ def _without_words(row: Row, words: Words, saved: run_registry.SavedRun | None) 
             f"({', '.join(renamed)}): use that version, or start a new run",
             BAD_CHECKPOINT,
         )
-    options, refused = changed(
-        options, {name: value for name, value in settings.items() if name in known and name not in CHOICES}
-    )
-    return options, problems + [
-        f"{run_registry.RUN_FILE} of run {saved.signature}: {sentence}" for sentence in refused.values()
-    ]
+    kept = {name: value for name, value in settings.items() if name in known and name not in CHOICES}
+    options, refused = changed(options, kept)
+    where = f"{run_registry.RUN_FILE} of run {saved.signature}"
+    return options, problems + [f"{where}: {sentence}" for sentence in refused.values()]
 
 
-def _identity(options: Options, saved: run_registry.SavedRun | None) -> dict[str, Any]:
+def _identity(options: Options, saved: SavedRun | None) -> dict[str, Any]:
     """Return machine and timestamp, which make the signature, and the absolute path of a model file."""
     if saved is not None:
         machine, timestamp = str(saved.options.get("machine")), str(saved.options.get("timestamp"))
         if f"{machine}_{timestamp}" != saved.signature:
             machine, _, timestamp = saved.signature.rpartition("_")
         return {"machine": machine, "timestamp": timestamp}
-    identity: dict[str, Any] = {
-        "timestamp": options.timestamp or run_registry.fresh_timestamp(options.root, options.machine)
-    }
-    if options.model_file is not None:
-        path = os.path.expanduser(options.model_file)
-        in_models = os.path.join(options.root, "models", path)
-        identity["model_file"] = os.path.realpath(
-            in_models if not os.path.exists(path) and os.path.exists(in_models) else path
-        )
-    return identity
+    timestamp = options.timestamp or run_registry.fresh_timestamp(options.root, options.machine)
+    if options.model_file is None:
+        return {"timestamp": timestamp}
+    path = os.path.expanduser(options.model_file)
+    in_models = os.path.join(options.root, "models", path)
+    if not os.path.exists(path) and os.path.exists(in_models):
+        path = in_models
+    return {"timestamp": timestamp, "model_file": os.path.realpath(path)}
 
 
-def _differences(options: Options, saved: run_registry.SavedRun) -> list[str]:
+def _differences(options: Options, saved: SavedRun) -> list[str]:
     """Return a problem for each difference that a continued run may not have, and print the other differences."""
     before, after = saved.options, run_registry.plain(flatten(options))
-    different = [
-        name for name in after if name in before and before[name] != after[name] and name not in OF_THIS_START[1:]
-    ]
+    may_differ = set(OF_THIS_START) - {"config"}
+    different = [name for name in after if name not in may_differ and name in before and before[name] != after[name]]
     if before.get("seconds") is not None and options.seconds is None:
         print(
             f"{saved.signature} continues without seconds={before['seconds']!r}: seconds count from one start; give "
             "--seconds again to stop by time"
         )
     fixed = FIXED + (FIXED_WITH_REPLAY if before.get("learner.checkpoint_replay") else ())
-    forbidden = [name for name in different if name in fixed or name.partition(".")[0] in fixed]
+    problems = []
     for name in different:
-        if name not in forbidden:
+        if name in fixed or name.partition(".")[0] in fixed:
+            problems.append(
+                f"{name}={after[name]!r} cannot continue run {saved.signature}, which has {name}={before[name]!r}"
+            )
+        else:
             print(f"{saved.signature} continues with {name}={after[name]!r} (was {before[name]!r})")
-    return [
-        f"{name}={after[name]!r} cannot continue run {saved.signature}, which has {name}={before[name]!r}"
-        for name in forbidden
-    ]
+    return problems

@@ -41,16 +41,12 @@ def find_row(config: str) -> dict[str, Any]:
         ConfigurationError: no such row, with those that exist in one line; or a row without a name of its own.
     """
     names: list[Any] = [row.get("name") if isinstance(row, dict) else None for row in CONFIGS]
-    faults = [
-        f"CONFIGS row {number} must be a dict with a name"
-        for number, name in enumerate(names)
-        if not isinstance(name, str)
-    ]
-    faults += [
-        f"CONFIGS row {number} must not be named {name!r} again"
-        for number, name in enumerate(names)
-        if name in names[:number]
-    ]
+    faults = []
+    for number, name in enumerate(names):
+        if not isinstance(name, str):
+            faults.append(f"CONFIGS row {number} must be a dict with a name")
+        elif name in names[:number]:
+            faults.append(f"CONFIGS row {number} must not be named {name!r} again")
     if faults:
         raise ConfigurationError(faults)
     if config in names:
@@ -71,22 +67,14 @@ def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -
     """
     where = f"CONFIGS row {row['name']!r}"
     problems = [f"{where} lacks {name}" for name in CHOICES if name not in row]
-    problems += [
-        f"{where}: {name}={row[name]!r} must be a valid string"
-        for name in CHOICES
-        if not isinstance(row.get(name, ""), str)
-    ]
+    no_names = {name: row[name] for name in CHOICES if not isinstance(row.get(name, ""), str)}
+    problems += [f"{where}: {name}={value!r} must be a valid string" for name, value in no_names.items()]
     chosen = {**{name: str(row.get(name, "")) for name in CHOICES}, **(choices or {})}
     options, _ = changed(Options(), {**chosen, "config": row["name"]})
     missing = missing_classes(options)
-    options, _ = changed(
-        options,
-        {
-            section: factory[chosen[type_field]].Params()
-            for section, (type_field, factory) in SECTIONS.items()
-            if section not in missing
-        },
-    )
+    found = {section: named for section, named in SECTIONS.items() if section not in missing}
+    params = {section: factory[chosen[type_field]].Params() for section, (type_field, factory) in found.items()}
+    options, _ = changed(options, params)
     options, wrong_lines = with_lines(options)
     problems += [*missing.values(), *wrong_lines]
 
@@ -118,10 +106,8 @@ def settings_on_file(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_lines(options: Options) -> tuple[Options, list[str]]:
     """Return the options with the lines of RUN that are not None, and a sentence for each line that is wrong."""
-    known, lines = (
-        declared(options),
-        {name: value for name, value in RUN.items() if value is not None and name != "config"},
-    )
+    known = declared(options)
+    lines = {name: value for name, value in RUN.items() if value is not None and name != "config"}
     unknown = [f"{name} is no option" + suggestion(name, known) for name in lines if name not in known]
     options, refused = changed(options, {name: value for name, value in lines.items() if name in known})
     return options, [f"RUN of utils/options.py: {sentence}" for sentence in (*unknown, *refused.values())]

@@ -122,15 +122,15 @@ class Study:
     def __init__(
         self,
         template: Options,
-        words: Sequence[str],
-        ranges: Sequence[Range],
+        words: list[str],
+        ranges: list[Range],
         folder: Path,
         startup: int,
         warmup: int,
         seed: int,
     ):
         self._optuna = library()
-        self._template, self._words, self._ranges, self._folder = template, list(words), ranges, folder
+        self._template, self._words, self._ranges, self._folder = template, words, ranges, folder
         journal = _without_partial_line(folder.resolve() / "study.log")  # optuna's lock is a link to this path.
         storage = self._optuna.storages.JournalStorage(self._optuna.storages.journal.JournalFileBackend(str(journal)))
         self._study = self._optuna.create_study(
@@ -266,15 +266,10 @@ class Study:
         evaluator = dataclasses.replace(trained.evaluator, steps=self._template.evaluator.steps)
         options = dataclasses.replace(trained, evaluator=evaluator)
         defaults = class_defaults(options)
-        row = {
-            "name": f"{options.config}-tuned",
-            **{name: getattr(options, name) for name in CHOICES},
-            **{
-                name: value
-                for name, value in flatten(options).items()
-                if value != defaults[name] and ("." in name or name in LINES)
-            },
-        }
+        row = {"name": f"{options.config}-tuned", **{name: getattr(options, name) for name in CHOICES}}
+        for name, value in flatten(options).items():
+            if value != defaults[name] and ("." in name or name in LINES):
+                row[name] = value
         return _wrapped([f'"{name}": {_literal(value)}' for name, value in row.items()])
 
     def write_table(self) -> None:
@@ -309,9 +304,7 @@ class Study:
         known = self._study.user_attrs.get("told", definition)
         if known != definition:
             different = ", ".join(
-                f"{name}: {known[name]} there, {definition[name]} here"
-                for name in definition
-                if known[name] != definition[name]
+                f"{name}: {known[name]} there, {now} here" for name, now in definition.items() if known[name] != now
             )
             raise ConfigurationError(
                 f"study {self._folder} exists with another definition ({different}): choose another name"
