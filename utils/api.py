@@ -181,9 +181,8 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> "Policy":
     try:
         spec = validation.environment_spec(options)
     except Exception as error:  # User classes may raise anything.
-        raise ConfigurationError(
-            f"game={options.game} (env_type={options.env_type}) of model file {file} cannot be made: {error}"
-        ) from error
+        game = f"game={options.game} (env_type={options.env_type}) of model file {file}"
+        raise ConfigurationError(f"{game} cannot be made: {error}") from error
     agent = options.make_agent(spec, validation.resolved_device(device))
     model_file.load_into(agent.model, weights, file)
     return Policy(options, spec, agent, {name: value for name, value in metadata.items() if name != "options"})
@@ -249,9 +248,8 @@ class Policy:
         recurrent = initial = self.agent.initial_state(count)
         if state is not None:
             if len(state) != len(initial):
-                raise ValueError(
-                    f"state has {len(state)} parts, expected {len(initial)}: give what the last call returned"
-                )
+                counts = f"state has {len(state)} parts, expected {len(initial)}"
+                raise ValueError(f"{counts}: give what the last call returned")
             parts = [torch.as_tensor(part[None] if single else part) for part in state]
             recurrent = restart(tuple(part.to(at.device) for part, at in zip(parts, initial)), first, initial)
         if count not in self._exploration:

@@ -72,9 +72,8 @@ class ActingNetwork(nn.Module):
         generator, dtype = np.random.default_rng(seed), np.dtype(spec.frame.dtype)
         stack = (spec.frame_stack,) if spec.frame_stack else ()
         shape = batch_size, *stack, *(spec.picture_shape if spec.is_image else spec.frame.shape)
-        observation = (
-            generator.integers(0, int(spec.max_value) + 1, shape) if dtype == np.uint8 else generator.normal(size=shape)
-        )
+        pixels = dtype == np.uint8
+        observation = generator.integers(0, int(spec.max_value) + 1, shape) if pixels else generator.normal(size=shape)
         inputs = {"picture" if spec.vector_size else "observation": torch.from_numpy(observation.astype(dtype))}
         if spec.vector_size:
             vector = generator.normal(size=(batch_size, *stack, spec.vector_size))
@@ -190,9 +189,8 @@ def differences(network: ActingNetwork, spec: EnvSpec, path: Path) -> list[str]:
         example = network.example(spec, batch_size, seed=batch_size)
         with torch.no_grad():
             expected = [tensor.numpy() for tensor in network(*example.values())]
-        outputs: list[Any] = session.run(
-            network.outputs, {name: tensor.numpy() for name, tensor in example.items() if name in names}
-        )
+        inputs = {name: tensor.numpy() for name, tensor in example.items() if name in names}
+        outputs: list[Any] = session.run(network.outputs, inputs)
         for name, ours, theirs in zip(network.outputs, expected, outputs):
             if ours.shape == theirs.shape and _close(ours, theirs, np.abs(ours).max()):
                 continue
@@ -215,9 +213,8 @@ def _tied(action: ActionSpec, scores: np.ndarray, ours: np.ndarray, theirs: np.n
 
 def main(arguments: Sequence[str]) -> int:
     """Export a model file and return the exit code: 0 written, 2 impossible, 3 no usable model file."""
-    parser = argparse.ArgumentParser(
-        prog="python -m utils.export", description="Export the acting network of a model file to ONNX."
-    )
+    description = "Export the acting network of a model file to ONNX."
+    parser = argparse.ArgumentParser(prog="python -m utils.export", description=description)
     parser.add_argument("model_file", type=Path, help="models/<signature>.pth")
     parser.add_argument("--output", type=Path, help="file to write; by default the model file's name with .onnx")
     options = parser.parse_args(arguments)

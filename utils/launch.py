@@ -64,9 +64,8 @@ def create_context(options: Options) -> tuple[Context, Agent]:
         if options.engine == "local" and (problem := open_file_shortage(len(roles))):
             raise ConfigurationError(problem)
         if options.mode == 1:
-            options = run_registry.claim(
-                options, SAVED_COPIES * sum(tensor.nbytes for tensor in agent.model.state_dict().values())
-            )
+            size = sum(tensor.nbytes for tensor in agent.model.state_dict().values())
+            options = run_registry.claim(options, SAVED_COPIES * size)
             try:
                 if options.resume is not None:
                     resume_from = _continue(options, counters, rate_limiter)

@@ -65,12 +65,11 @@ def newest(root: str, wanted: Mapping[str, Any], environment: str | None, suffix
             return run
     listed = ", ".join(f"{name}={value}" for name, value in wanted.items() if name != "config")
     other = next((run for run in candidates if run.config == wanted["config"]), None)
-    hint = (
-        ""
-        if other is None
-        else f"; its newest run, {other.signature}, has "
-        + ", ".join(f"{name}={other.options.get(name)}" for name in _differences(other, wanted, environment))
-    )
+    hint = ""
+    if other is not None:
+        different = _differences(other, wanted, environment)
+        others = ", ".join(f"{name}={other.options.get(name)}" for name in different)
+        hint = f"; its newest run, {other.signature}, has {others}"
     raise ConfigurationError(
         f"no run of {wanted['config']} with {listed} in {Path(root) / 'logs'} has left "
         f"models/<signature>{suffix}: train one first{hint}",
@@ -207,9 +206,8 @@ def save(options: Options, file_settings: Mapping[str, Any], environment: str | 
     try:
         _write(options.log_folder, content)
     except OSError as error:
-        raise ConfigurationError(
-            f"the run's folder cannot be written: {error}; make room, or name another place with --root"
-        ) from None
+        problem = f"the run's folder cannot be written: {error}; make room, or name another place with --root"
+        raise ConfigurationError(problem) from None
 
 
 def fresh_timestamp(root: str, machine: str) -> str:

@@ -86,9 +86,8 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
         console.print(f"warning: {warning}", markup=False)
     if problems:
         raise ConfigurationError(problems)
-    console.print(
-        f"{options.config}: no problem found" + (f", {len(warnings_found)} warnings" if warnings_found else "")
-    )
+    number = f", {len(warnings_found)} warnings" if warnings_found else ""
+    console.print(f"{options.config}: no problem found{number}")
 
 
 class Pace(NamedTuple):
@@ -196,9 +195,8 @@ def _speed(options: Options, agent: Agent, seconds: float, pace: Pace) -> tuple[
     """
     played = options
     if (num_envs := pace.num_envs(options)) != options.num_envs_per_actor:
-        played = dataclasses.replace(
-            options, num_envs_per_actor=num_envs, actor=dataclasses.replace(options.actor, num_env_splits=1)
-        )
+        actor = dataclasses.replace(options.actor, num_env_splits=1)
+        played = dataclasses.replace(options, num_envs_per_actor=num_envs, actor=actor)
     costs = throughput.measure(played, agent.spec, seconds)
     if not costs.sound:
         raise ValueError("the loss of the first updates was not finite, so they changed nothing")
@@ -224,9 +222,8 @@ def _budget(options: Options, costs: throughput.StepCosts, rate: float, agent: A
         times[f"{count(options.steps)} agent steps"] = seconds_of(options.steps)
     if options.updates is not None:
         samples = options.updates * options.batch_size * agent.samples_per_window
-        times[f"{count(options.updates)} updates"] = seconds_of(
-            options.rate_limiter.min_replay_size + samples / options.samples_per_step
-        )
+        steps = options.rate_limiter.min_replay_size + samples / options.samples_per_step
+        times[f"{count(options.updates)} updates"] = seconds_of(steps)
     if options.seconds is not None:
         times["as asked"] = options.seconds
     if not times:

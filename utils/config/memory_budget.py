@@ -145,9 +145,8 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
             "lower its capacities"
         ]
     fitting = max(int((free - (needed - stored)) / (stored / capacity)), 0)
-    return [
-        f"memory.capacity={capacity}{each} needs {needed:,} bytes and {free:,} are free; about {fitting:,} would fit"
-    ]
+    needs = f"memory.capacity={capacity}{each} needs {needed:,} bytes and {free:,} are free"
+    return [f"{needs}; about {fitting:,} would fit"]
 
 
 def _gpu(options: Options, copied: int, capacity: Any) -> list[str]:

@@ -91,9 +91,8 @@ def resolve_num_envs(options: Options, seconds: float = TRIAL_SECONDS) -> Option
         with _threads(1):
             best, measured = choose(rates())
     except Exception as error:  # User classes may raise anything.
-        raise ConfigurationError(
-            f"num_envs_per_actor=0: environments cannot be tried out: {describe_exception(error)}"
-        ) from error
+        problem = f"num_envs_per_actor=0: environments cannot be tried out: {describe_exception(error)}"
+        raise ConfigurationError(problem) from error
     listed = ", ".join(f"{count}: {rate:,.0f}" for count, rate in measured.items())
     log_to_stderr(f"num_envs_per_actor={best} of those tried out, with an actor's agent steps/s: {listed}")
     return dataclasses.replace(options, num_envs_per_actor=best)
@@ -185,9 +184,8 @@ def _acting(
 def _small(layout: Layout, agent: Agent) -> Layout:
     """Return the layout of one actor's ring buffer that holds one window, with raw frames."""
     chunks = -(-(agent.window.length + 1 + layout.frame_stack) // layout.chunk_length) + 4
-    return dataclasses.replace(
-        layout, num_actors=1, ring_length=chunks * layout.chunk_length, storage=STORAGE, arena_bytes=0
-    )
+    length = chunks * layout.chunk_length
+    return dataclasses.replace(layout, num_actors=1, ring_length=length, storage=STORAGE, arena_bytes=0)
 
 
 def _batch(trajectories: Trajectories, agent: Agent, batch_size: int) -> Batch:

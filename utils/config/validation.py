@@ -93,11 +93,9 @@ def _names(options: Options) -> Iterator[str]:
         yield why_not(f"engine={options.engine}", error)
     else:
         yield from engine.problems(options) if hasattr(engine, "problems") else ()
-    if options.num_envs_per_actor % options.actor.num_env_splits:
-        yield (
-            f"actor.num_env_splits={options.actor.num_env_splits} must divide "
-            f"num_envs_per_actor={options.num_envs_per_actor}"
-        )
+    count, splits = options.num_envs_per_actor, options.actor.num_env_splits
+    if count % splits:
+        yield f"actor.num_env_splits={splits} must divide num_envs_per_actor={count}"
 
 
 def _mode(options: Options) -> Iterator[str]:
@@ -371,13 +369,10 @@ def _compiled(options: Options) -> Iterator[str]:
 
 def _placement(options: Options) -> Iterator[str]:
     """Yield what does not go together with the device of the replay."""
-    learner = options.learner
+    learner, count = options.learner, options.learner.updates_per_graph_launch
     if learner.replay_device == "cpu":
-        if learner.updates_per_graph_launch > 1:
-            yield (
-                f"learner.updates_per_graph_launch={learner.updates_per_graph_launch} needs "
-                f"learner.replay_device=learner"
-            )
+        if count > 1:
+            yield f"learner.updates_per_graph_launch={count} needs learner.replay_device=learner"
         if learner.cuda_graph == "on" and learner.microbatch_on_oom:
             both = "learner.microbatch_on_oom=True does not go with learner.cuda_graph=on"
             yield f"{both}: captured batches have one size"

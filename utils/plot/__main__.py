@@ -94,28 +94,23 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     shape = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m utils.plot", description=__doc__, formatter_class=shape)
-    parser.add_argument("runs", nargs="+", type=Path, help="log folders, or CSV files")
-    parser.add_argument(
-        "--metric", nargs="+", default=[SCORE], help=f"names in metrics.jsonl, a panel each; default {SCORE}"
-    )
-    parser.add_argument("--x", nargs="+", choices=AXES, default=["steps"], help="x-axes, a panel each")
-    parser.add_argument("--statistic", choices=CENTERS, default="mean", help="statistic over the runs of a group")
-    parser.add_argument(
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, help="log folders, or CSV files")
+    add("--metric", nargs="+", default=[SCORE], help=f"names in metrics.jsonl, a panel each; default {SCORE}")
+    add("--x", nargs="+", choices=AXES, default=["steps"], help="x-axes, a panel each")
+    add("--statistic", choices=CENTERS, default="mean", help="statistic over the runs of a group")
+    add(
         "--group",
         nargs="+",
-        help="options that define a group, such as agent.learning_rate, or config, method "
-        "(the row without its game), run; default: all but the seed, and with --summary all but seed and game",
+        help="options that define a group, such as agent.learning_rate, or config, method (the row without its game), "
+        "run; default: all but the seed, and with --summary all but seed and game",
     )
-    parser.add_argument("--each", action="store_true", help="also draw thin lines of every run")
-    parser.add_argument(
-        "--summary", action="store_true", help="draw human-normalised scores over games in place of curves"
-    )
-    parser.add_argument("--title", help="title of the figure")
-    parser.add_argument("--output", type=Path, default=Path("curves"), help="path without extension; default: curves")
-    parser.add_argument(
-        "--formats", nargs="+", choices=("png", "svg", "pdf"), default=["png", "svg"], help="file formats"
-    )
-    parser.add_argument("--csv", action="store_true", help="also write the points: run, step, seconds and values")
+    add("--each", action="store_true", help="also draw thin lines of every run")
+    add("--summary", action="store_true", help="draw human-normalised scores over games in place of curves")
+    add("--title", help="title of the figure")
+    add("--output", type=Path, default=Path("curves"), help="path without extension; default: curves")
+    add("--formats", nargs="+", choices=("png", "svg", "pdf"), default=["png", "svg"], help="file formats")
+    add("--csv", action="store_true", help="also write the points: run, step, seconds and values")
     return parser
 
 

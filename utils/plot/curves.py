@@ -258,9 +258,8 @@ def grouped(runs: Iterable[Run], keys: Sequence[str]) -> dict[str, list[Run]]:
 
 def counts(setting: str) -> bool:
     """Return True if runs that differ in this option are different experiments."""
-    return setting in COUNTS or not (
-        setting in (*OF_THIS_START, *STOPS, "engine") or setting.partition(".")[0] in BESIDE
-    )
+    section = setting.partition(".")[0]
+    return setting in COUNTS or not (setting in (*OF_THIS_START, *STOPS, "engine") or section in BESIDE)
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -347,6 +346,5 @@ def write_csv(path: Path, runs: Sequence[Run]) -> None:
                 for step, seconds, value in zip(*curve):
                     points.setdefault((step, seconds), {})[metric] = float(value)
             for (step, seconds), values in sorted(points.items()):
-                writer.writerow(
-                    [run.name, int(step), round(seconds, 1), *(values.get(metric, "") for metric in metrics)]
-                )
+                cells = [values.get(metric, "") for metric in metrics]
+                writer.writerow([run.name, int(step), round(seconds, 1), *cells])

@@ -7,6 +7,7 @@ statistic equals that of rliable, the authors' library.
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,9 @@ def bootstrap(
 
     The runs of each game are resampled with replacement, independently of the other games.
     """
-    resampled = [
-        scores[..., generator.integers(scores.shape[-1], size=(repetitions, scores.shape[-1]))] for scores in strata
-    ]
-    return statistic(resampled)
+    sizes = [scores.shape[-1] for scores in strata]
+    draws = [generator.integers(size, size=(repetitions, size)) for size in sizes]
+    return statistic([scores[..., drawn] for scores, drawn in zip(strata, draws)])
 
 
 def interval(resampled: Array, axis: int = -1, confidence: float = CONFIDENCE) -> tuple[Array, Array]:
@@ -224,11 +224,9 @@ def _draw_profiles(panel: Any, scores: Mapping[str, Strata], unit: str) -> None:
     all_scores = np.concatenate([values for strata in scores.values() for values in strata])
     thresholds = np.linspace(min(all_scores.min(), 0), all_scores.max(), NUM_THRESHOLDS)
     for method, strata in scores.items():
-        (line,) = panel.plot(thresholds, performance_profile(strata, thresholds), label=method)
-        profiles = bootstrap(
-            strata, lambda resampled: performance_profile(resampled, thresholds), np.random.default_rng(0)
-        )
-        low, high = interval(profiles, axis=0)
+        profile = partial(performance_profile, thresholds=thresholds)
+        (line,) = panel.plot(thresholds, profile(strata), label=method)
+        low, high = interval(bootstrap(strata, profile, np.random.default_rng(0)), axis=0)
         panel.fill_between(thresholds, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     panel.set(xlabel=unit, ylabel="share of runs above", title="performance profile")
     panel.grid(alpha=0.3)

@@ -74,12 +74,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments[:end])
     folder = Path(options.root) / "logs" / options.name
     try:
-        runs = each_once(
-            run
-            for config in options.configs
-            for suffix, words in variants(options.vary, arguments[end + 1 :])
-            for run in of_row(config, suffix, options, words, folder)
-        )
+        runs = planned(options, variants(options.vary, arguments[end + 1 :]), folder)
         runner = Runner(runs, options.jobs)
         with claimed(folder), relay_output():
             exit_code = runner.run()
@@ -121,29 +116,27 @@ def variants(varied: Iterable[str], words: Sequence[str]) -> list[tuple[str, lis
     return expanded
 
 
-def of_row(config: str, suffix: str, options: argparse.Namespace, words: Sequence[str], folder: Path) -> list[ChildRun]:
-    """Return the runs of a row, one per seed."""
-    template = options_of(config, words, options.name, options.root)
-    row = f"{template.config}{suffix}"
-    names = {seed: f"{row}-seed{seed}" for seed in options.seeds}
-    return [ChildRun(named(template, name, seed), words, folder / f"{name}.txt", row) for seed, name in names.items()]
-
-
-def each_once(runs: Iterable[ChildRun]) -> list[ChildRun]:
-    """Return one run per signature.
+def planned(options: argparse.Namespace, variants: list[tuple[str, list[str]]], folder: Path) -> list[ChildRun]:
+    """Return the runs of every row, variant and seed, one per signature.
 
     Raises:
         ConfigurationError: runs of one signature would have different options.
     """
-    kept, twice = dict[str, ChildRun](), dict[str, None]()
-    for run in runs:
-        if kept.setdefault(run.options.signature, run).options != run.options:
-            twice[run.options.signature] = None
+    runs, twice = dict[str, ChildRun](), dict[str, None]()
+    for config in options.configs:
+        for suffix, words in variants:
+            template = options_of(config, words, options.name, options.root)
+            row = f"{template.config}{suffix}"
+            for seed in options.seeds:
+                name = f"{row}-seed{seed}"
+                run = ChildRun(named(template, name, seed), words, folder / f"{name}.txt", row)
+                if runs.setdefault(run.options.signature, run).options != run.options:
+                    twice[run.options.signature] = None
     if twice:
         raise ConfigurationError(
             [f"two different runs would both be named {name}: make them in sweeps of two names" for name in twice]
         )
-    return list(kept.values())
+    return list(runs.values())
 
 
 def tabulate(runs: Sequence[ChildRun], path: Path) -> str:
@@ -221,14 +214,13 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     shape = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m utils.sweep", description=__doc__, formatter_class=shape)
-    parser.add_argument("--configs", nargs="+", required=True, help="rows of CONFIGS")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1], help="one run per seed")
-    parser.add_argument(
-        "--vary", nargs="+", default=[], metavar="NAME=VALUE,VALUE", help="options of which every combination is run"
-    )
-    parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
-    parser.add_argument("--name", default="sweep", help="name of the sweep; take another one for other options")
-    parser.add_argument("--root", default=PROJECT, help="folder of models/ and logs/")
+    add = parser.add_argument
+    add("--configs", nargs="+", required=True, help="rows of CONFIGS")
+    add("--seeds", nargs="+", type=int, default=[1], help="one run per seed")
+    add("--vary", nargs="+", default=[], metavar="NAME=VALUE,VALUE", help="options of which every combination is run")
+    add("--jobs", type=int, default=1, help="number of runs at a time")
+    add("--name", default="sweep", help="name of the sweep; take another one for other options")
+    add("--root", default=PROJECT, help="folder of models/ and logs/")
     return parser
 
 

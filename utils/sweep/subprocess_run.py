@@ -102,9 +102,8 @@ class ChildRun:
             return False
         same = all(saved.options.get(name) == getattr(options, name) for name in STOPS)
         evaluated = read_curve(options.log_folder / METRICS).steps
-        return bool(
-            (saved.exit_code == 0 and same) or (options.steps and len(evaluated) and evaluated[-1] >= options.steps)
-        )
+        reached = options.steps and len(evaluated) and evaluated[-1] >= options.steps
+        return bool((saved.exit_code == 0 and same) or reached)
 
     def check(self) -> None:
         """Raise ConfigurationError if this run exists and was trained with other options."""
@@ -136,9 +135,8 @@ class ChildRun:
         self.output.parent.mkdir(parents=True, exist_ok=True)
         resume = any(self.options.checkpoint_folder.glob("step_*"))
         if not resume and self.options.log_folder.exists():
-            os.replace(
-                self.options.log_folder, self.output.with_name(f"{self.output.stem}-begun-again-{time.time_ns()}")
-            )
+            aside = self.output.with_name(f"{self.output.stem}-begun-again-{time.time_ns()}")
+            os.replace(self.options.log_folder, aside)
         before = os.sched_getaffinity(0)
         with self.output.open("a") as output:
             try:
@@ -233,30 +231,26 @@ class Runner:
 
     def run(self) -> int:
         """Run all to their end; return 0, or 128 plus the number of the signal that ended them."""
-        with self._interrupts:
-            self._run_all()
-        return self._interrupts.exit_code
-
-    def _run_all(self) -> None:
-        waiting = [run for run in self._runs if not run.complete]
-        if len(waiting) < len(self._runs):
-            print(f"{len(self._runs) - len(waiting)} of {len(self._runs)} runs are complete already", flush=True)
         free, active = list(range(len(self._shares))), dict[int, ChildRun]()
-        while active or (waiting and not self._interrupts):
-            while waiting and free and not self._interrupts:
-                share, run = free.pop(0), waiting.pop(0)
-                if not wait_until_idle(run, self._interrupts):
-                    self._print(run, "is being trained by somebody else and passed over")
-                    free.insert(0, share)
-                    continue
-                self._print(run, "runs")
-                run.start(self._shares[share])
-                active[share] = run
-                self._interrupts.forward()
-            time.sleep(POLL)
-            for share in [share for share, run in active.items() if run.exit_code is not None]:
-                free.append(share)
-                self._print(run := active.pop(share), self._outcome(run))
+        with self._interrupts:
+            waiting = [run for run in self._runs if not run.complete]
+            if len(waiting) < len(self._runs):
+                print(f"{len(self._runs) - len(waiting)} of {len(self._runs)} runs are complete already", flush=True)
+            while active or (waiting and not self._interrupts):
+                while waiting and free and not self._interrupts:
+                    share, run = free[0], waiting.pop(0)
+                    if not wait_until_idle(run, self._interrupts):
+                        self._print(run, "is being trained by somebody else and passed over")
+                        continue
+                    self._print(run, "runs")
+                    run.start(self._shares[share])
+                    active[free.pop(0)] = run
+                    self._interrupts.forward()
+                time.sleep(POLL)
+                for share in [share for share, run in active.items() if run.exit_code is not None]:
+                    free.append(share)
+                    self._print(run := active.pop(share), self._outcome(run))
+        return self._interrupts.exit_code
 
     @staticmethod
     def _outcome(run: ChildRun) -> str:

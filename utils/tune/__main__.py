@@ -81,23 +81,22 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     shape = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m utils.tune", description=__doc__, formatter_class=shape)
-    parser.add_argument("--config", required=True, help="row of CONFIGS")
-    parser.add_argument("--trials", type=int, default=20, help="trials of the study, including those of earlier starts")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--config", required=True, help="row of CONFIGS")
+    add("--trials", type=int, default=20, help="trials of the study, including those of earlier starts")
+    add(
         "--ranges",
         nargs="+",
         default=[],
         help="options to tune, with a range where none is declared; default: all declared",
     )
-    parser.add_argument(
-        "--startup", type=int, default=5, help="trials with random values, before any trial is ended early"
-    )
-    parser.add_argument("--warmup", type=int, help="evaluations before a run may be ended early; default: a quarter")
-    parser.add_argument("--evaluations", type=int, default=20, help="evaluations of a run, evenly over its steps")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the runs and of the sampler")
-    parser.add_argument("--plot", action="store_true", help="draw logs/<name>/trials.png; needs matplotlib")
-    parser.add_argument("--name", default="tune", help="name of the study and of its runs")
-    parser.add_argument("--root", default=PROJECT, help="folder of models/ and logs/")
+    add("--startup", type=int, default=5, help="trials with random values, before any trial is ended early")
+    add("--warmup", type=int, help="evaluations before a run may be ended early; default: a quarter")
+    add("--evaluations", type=int, default=20, help="evaluations of a run, evenly over its steps")
+    add("--seed", type=int, default=1, help="seed of the runs and of the sampler")
+    add("--plot", action="store_true", help="draw logs/<name>/trials.png; needs matplotlib")
+    add("--name", default="tune", help="name of the study and of its runs")
+    add("--root", default=PROJECT, help="folder of models/ and logs/")
     return parser
 
 
@@ -236,9 +235,8 @@ class Study:
             if number not in reported:
                 trial.report(value, number)
         self._study.tell(trial, score if state.name == "COMPLETE" else None, state=state)
-        settings = ", ".join(
-            f"{name}={f'{value:.4g}' if isinstance(value, float) else value}" for name, value in trial.params.items()
-        )
+        values = {name: f"{of:.4g}" if isinstance(of, float) else of for name, of in trial.params.items()}
+        settings = ", ".join(f"{name}={value}" for name, value in values.items())
         outcome = ", ".join(part for part in ("" if score is None else f"score {score:.2f}", remark) if part)
         print(f"trial {trial.number}: {settings}: {outcome}", flush=True)
 
