@@ -160,19 +160,14 @@ def _quiet() -> Iterator[None]:
 def _metadata(policy: Policy) -> dict[str, str]:
     """Return the metadata of the ONNX file."""
     options, action = policy.options, policy.spec.action
-    bounds: dict[str, Any]
-    if isinstance(action, Continuous):
-        bounds = {"low": action.low.tolist(), "high": action.high.tolist()}
-    elif isinstance(action, Mixed):
-        bounds = {"nvec": list(action.nvec), "low": action.low.tolist(), "high": action.high.tolist()}
-    else:
-        bounds = {"nvec": list(action.nvec)} if action.nvec else {}
-        bounds |= {"num_actions": action.num_actions} if isinstance(action, Discrete) else {}
+    nvec = () if isinstance(action, Continuous) else action.nvec
+    bounds: dict[str, Any] = {"nvec": list(nvec)} if nvec else {}
+    if isinstance(action, Continuous | Mixed):
+        bounds |= {"low": action.low.tolist(), "high": action.high.tolist()}
+    if isinstance(action, Discrete):
+        bounds["num_actions"] = action.num_actions
     return {
-        "config": options.config,
-        "agent_type": options.agent_type,
-        "model_type": options.model_type,
-        "env_type": options.env_type,
+        **{name: getattr(options, name) for name in ("config", "agent_type", "model_type", "env_type")},
         "game": policy.spec.name,
         "action": json.dumps(bounds),
         "metadata": json.dumps(policy.metadata, default=str),

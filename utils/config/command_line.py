@@ -31,7 +31,7 @@ from utils.config.rows import (
     with_lines,
 )
 from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, ConfigurationError
-from utils.factory import did_you_mean, suggestion
+from utils.factory import EnginesDict, ProcessesDict, did_you_mean, suggestion
 from utils.options import CONFIGS, RUN, Options
 from utils.run_registry import SavedRun
 
@@ -86,24 +86,28 @@ def judge_words(arguments: Sequence[str]) -> None:
         raise ConfigurationError(problems)
 
 
-def starts_local_processes(arguments: Sequence[str]) -> bool:
-    """Return True if a start with these words needs processes of the engine `local`, as far as words and RUN say."""
+def preload(arguments: Sequence[str]) -> bool:
+    """Import what the processes of a run need, and no class of a user, so that processes of the fork server have it.
+
+    Returns:
+        False, without imports, if the words and RUN say that the engine `local` starts no process.
+    """
     arguments, help_section = _without_help(arguments)
     words, _ = split(arguments)
-    engine = " ".join(words.get("engine", [str(RUN["engine"])]))
-    return help_section is None and engine == "local" and not _peek(words).check
-
-
-def import_known_classes(arguments: Sequence[str]) -> None:
-    """Import the project's classes that these words and the row name, and no class of a user."""
-    words, _ = split(arguments)
+    start, engine = _peek(words), " ".join(words.get("engine", [str(RUN["engine"])]))
+    if help_section is not None or engine != "local" or start.check:
+        return False
+    for role in ProcessesDict:
+        ProcessesDict[role]
+    EnginesDict["local"]
     with suppress(ConfigurationError):  # no such row, which is reported later
-        row = find_row(_peek(words).config)
+        row = find_row(start.config)
         for type_field, factory in SECTIONS.values():
             name = " ".join(words.get(type_field, [str(row.get(type_field))]))
             if name in factory:
                 with suppress(ImportError):
                     factory[name]
+    return True
 
 
 def refuse(error: ConfigurationError) -> NoReturn:
