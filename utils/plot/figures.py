@@ -124,6 +124,8 @@ def draw_curves(
         each: Also draw every run as a thin line.
     """
     plots = pyplot()
+    from matplotlib.ticker import EngFormatter
+
     metrics = list(next(iter(groups.values()))[0].curves)
     panels = [(metric, axis) for metric in metrics for axis in axes]
     figure, grid = plots.subplots(
@@ -135,7 +137,10 @@ def draw_curves(
     for panel, (metric, axis) in zip(grid[0], panels):
         for label, runs in groups.items():
             _draw_group(panel, [run.curves[metric] for run in runs], axis, statistic, label, each)
-        _finish(panel, axis, metric, subtitle)
+        panel.xaxis.set_major_formatter(EngFormatter() if axis == "steps" else panel.xaxis.get_major_formatter())
+        panel.set(xlabel=AXES[axis][2], ylabel=metric)
+        panel.set_title(subtitle, fontsize="small")
+        panel.grid(alpha=0.3)
     _draw_legend(figure, grid[0][0], len(panels))
     figure.suptitle(title)
     return figure
@@ -178,15 +183,6 @@ def _draw_group(panel: Any, curves: Sequence[Curve], axis: str, statistic: str, 
 def _marker(points: Array) -> str:
     """Return a dot for a single point, which would make no line."""
     return "o" if len(points) < 2 else ""
-
-
-def _finish(panel: Any, axis: str, metric: str, subtitle: str) -> None:
-    from matplotlib.ticker import EngFormatter
-
-    panel.xaxis.set_major_formatter(EngFormatter() if axis == "steps" else panel.xaxis.get_major_formatter())
-    panel.set(xlabel=AXES[axis][2], ylabel=metric)
-    panel.set_title(subtitle, fontsize="small")
-    panel.grid(alpha=0.3)
 
 
 def draw_summary(scores: Mapping[str, Strata], title: str, unit: str = "human-normalised score") -> Any:

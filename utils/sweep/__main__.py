@@ -163,40 +163,29 @@ def result(run: ChildRun) -> Result:
 
 def summaries(results: Sequence[Result]) -> list[Summary]:
     """Return one summary per row, in the order of the results."""
-    rows = dict.fromkeys(result.row for result in results)
-    return [_summary(row, [result for result in results if result.row == row]) for row in rows]
-
-
-def _summary(row: str, results: Sequence[Result]) -> Summary:
-    evaluated = [result for result in results if not math.isnan(result.late)]
-    late, final, best, minutes = (
-        float(np.mean([getattr(result, name) for result in evaluated])) if evaluated else math.nan
-        for name in ("late", "final", "best", "minutes")
-    )
-    incomplete = [
-        f"seed {result.seed}: {'killed or not begun' if result.exit_code is None else f'exit code {result.exit_code}'}"
-        for result in results
-        if not result.complete
-    ]
-    return Summary(
-        row,
-        f"{len(evaluated)} of {len(results)}",
-        late,
-        " ".join(f"{result.late:.2f}" for result in evaluated),
-        final,
-        best,
-        max((result.steps for result in results), default=0),
-        minutes,
-        ", ".join(incomplete),
-    )
+    found = []
+    for row in dict.fromkeys(result.row for result in results):
+        runs = [result for result in results if result.row == row]
+        evaluated = [result for result in runs if not math.isnan(result.late)]
+        late, final, best, minutes = (
+            float(np.mean([getattr(result, name) for result in evaluated])) if evaluated else math.nan
+            for name in ("late", "final", "best", "minutes")
+        )
+        seeds, late_of_each = f"{len(evaluated)} of {len(runs)}", " ".join(f"{result.late:.2f}" for result in evaluated)
+        steps = max(result.steps for result in runs)
+        incomplete = ", ".join(
+            f"seed {each.seed}: {'killed or not begun' if each.exit_code is None else f'exit code {each.exit_code}'}"
+            for each in runs
+            if not each.complete
+        )
+        found.append(Summary(row, seeds, late, late_of_each, final, best, steps, minutes, incomplete))
+    return found
 
 
 def write_csv(path: Path, lines: Sequence[Result] | Sequence[Summary]) -> None:
     """Write a column per field and a line per result or summary."""
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, lines[0]._fields)
-        writer.writeheader()
-        writer.writerows({name: _text(value) for name, value in line._asdict().items()} for line in lines)
+        csv.writer(file).writerows([lines[0]._fields, *(map(_text, line) for line in lines)])
 
 
 def markdown(lines: Iterable[Summary]) -> str:

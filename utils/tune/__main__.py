@@ -130,7 +130,10 @@ class Study:
     ):
         self._optuna = library()
         self._template, self._words, self._ranges, self._folder = template, words, ranges, folder
-        journal = _without_partial_line(folder.resolve() / "study.log")  # optuna's lock is a link to this path.
+        journal = folder.resolve() / "study.log"  # optuna's lock is a link to this path.
+        if journal.exists():  # After an incomplete last line further lines would be unreadable.
+            with journal.open("r+b") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
         storage = self._optuna.storages.JournalStorage(self._optuna.storages.journal.JournalFileBackend(str(journal)))
         self._study = self._optuna.create_study(
             study_name=folder.name,
@@ -318,14 +321,6 @@ def library() -> Any:
         raise ConfigurationError('tuning needs optuna, which is not installed: pip install -e ".[tune]"') from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
-
-
-def _without_partial_line(journal: Path) -> Path:
-    """Remove an incomplete last line, after which further lines would be unreadable, and return the path."""
-    if journal.exists():
-        with journal.open("r+b") as file:
-            file.truncate(file.read().rfind(b"\n") + 1)
-    return journal
 
 
 def _literal(value: Any) -> str:
