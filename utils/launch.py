@@ -52,10 +52,10 @@ def create_context(options: Options) -> tuple[Context, Agent]:
     roles = tuple((role, index) for role, count in table.roles for index in range(count))
     initial_weights = resume_from = None
     try:
-        memory_makers = _memory_makers(options, spec, agent)
-        memories = {learner: memory_makers[learner]() for learner in options.learners_at_home if memory_makers}
-        counters, run_state = RunCounters(options.num_actors, options.num_learners), RunState(len(roles))
-        rate_limiter = RateLimiter(options.rate_limiter, counters)
+        makers = _memory_makers(options, spec, agent)
+        memories = {learner: makers[learner]() for learner in options.learners_at_home if makers}
+        counters, state = RunCounters(options.num_actors, options.num_learners), RunState(len(roles))
+        limiter = RateLimiter(options.rate_limiter, counters)
         parameters, logs = ParameterStore(ParameterStore.size_of(agent.model)), LogRings(len(roles))
         if options.mode == 2 or options.model_file is not None:
             initial_weights = _initial_weights(options, agent.model, spec)
@@ -68,7 +68,7 @@ def create_context(options: Options) -> tuple[Context, Agent]:
             options = run_registry.claim(options, SAVED_COPIES * size)
             try:
                 if options.resume is not None:
-                    resume_from = _continue(options, counters, rate_limiter)
+                    resume_from = _continue(options, counters, limiter)
                 run_registry.save(options, settings_on_file(find_row(options.config)), spec.name)
             except BaseException:
                 run_registry.abandon(options)
@@ -81,18 +81,7 @@ def create_context(options: Options) -> tuple[Context, Agent]:
             instead = "name another model of this row with --model_file, or in mode 2 a run of it with --timestamp"
         raise ConfigurationError(f"{error}; {instead}", BAD_CHECKPOINT) from None
     context = Context(
-        options,
-        spec,
-        roles,
-        memories,
-        parameters,
-        counters,
-        rate_limiter,
-        run_state,
-        logs,
-        resume_from,
-        initial_weights,
-        memory_makers,
+        options, spec, roles, memories, parameters, counters, limiter, state, logs, resume_from, initial_weights, makers
     )
     if options.mode == 1:  # the folder is locked as long as the context lives
         weakref.finalize(context, os.close, run_registry.locks.pop(options.log_folder))

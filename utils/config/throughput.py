@@ -36,6 +36,7 @@ FILL_SECONDS = 1.5  # Extra time for completing a window; afterwards the last st
 SLOW_STEP = 0.5  # Seconds of a step of all environments above which larger numbers are not tried.
 GAIN = 1.1  # Factor of agent steps a second that a larger number must bring.
 PATIENCE = 2  # Larger numbers in a row without that gain, after which the search ends.
+HasEnough = Callable[[Trajectories, Agent], bool]
 
 
 class StepCosts(NamedTuple):
@@ -138,12 +139,7 @@ def steps_per_second(options: Options, costs: StepCosts, samples_per_window: int
     return min(options.num_actors / costs.act, options.num_learners / update, costs.cores / busy)
 
 
-def _acting(
-    options: Options,
-    spec: EnvSpec,
-    seconds: float,
-    has_enough: Callable[[Trajectories, Agent], bool] = lambda trajectories, agent: True,
-) -> float:
+def _acting(options: Options, spec: EnvSpec, seconds: float, has_enough: HasEnough = lambda *steps: True) -> float:
     """Return the seconds per agent step of one actor.
 
     The actor plays for `seconds`, and longer until `has_enough` steps are stored. FILL_SECONDS later, slow environments
