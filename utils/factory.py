@@ -47,9 +47,8 @@ class Factory(Mapping[str, Any]):
         module_name, _, attribute = self._contract.partition(":")
         contract = getattr(importlib.import_module(module_name), attribute)
         if not (isinstance(selected, type) and issubclass(selected, contract)):
-            raise UnknownNameError(
-                f"{self.kind}={name} is of the wrong kind: it is no subclass of {module_name}.{attribute}"
-            )
+            wrong = f"{self.kind}={name} is of the wrong kind"
+            raise UnknownNameError(f"{wrong}: it is no subclass of {module_name}.{attribute}")
         base, params = getattr(contract, "Params", None), getattr(selected, "Params", None)
         if base is not None and not (
             isinstance(params, type) and issubclass(params, base) and is_pydantic_dataclass(params)

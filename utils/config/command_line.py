@@ -367,12 +367,10 @@ def _differences(options: Options, saved: SavedRun) -> list[str]:
             "--seconds again to stop by time"
         )
     fixed = FIXED + (FIXED_WITH_REPLAY if before.get("learner.checkpoint_replay") else ())
-    problems = []
+    problems, run = [], saved.signature
     for name in different:
         if name in fixed or name.partition(".")[0] in fixed:
-            problems.append(
-                f"{name}={after[name]!r} cannot continue run {saved.signature}, which has {name}={before[name]!r}"
-            )
+            problems.append(f"{name}={after[name]!r} cannot continue run {run}, which has {name}={before[name]!r}")
         else:
-            print(f"{saved.signature} continues with {name}={after[name]!r} (was {before[name]!r})")
+            print(f"{run} continues with {name}={after[name]!r} (was {before[name]!r})")
     return problems

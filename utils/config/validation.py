@@ -155,22 +155,17 @@ def _video(options: Options) -> Iterator[str]:
 def _classes(options: Options) -> Iterator[str]:
     """Yield why the agent does not learn from the memory's batches or the environment's rewards."""
     kinds, held = options.agent_class.window_kinds, options.memory_class.window_kinds
+    agent, memory = f"agent_type={options.agent_type}", f"memory_type={options.memory_type}"
     if not set(held) & set(kinds):
         fitting = _could("memory_type", lambda memory: bool(set(memory.window_kinds) & set(kinds)))
-        yield (
-            f"memory_type={options.memory_type} holds {' and '.join(held)}, and agent_type={options.agent_type} learns "
-            f"from {' or '.join(kinds)}; {fitting}"
-        )
+        yield f"{memory} holds {' and '.join(held)}, and {agent} learns from {' or '.join(kinds)}; {fitting}"
     elif (together := options.learner.batches_per_sample) > 1 and issubclass(options.memory_class, UnrollMemory):
-        yield (
-            f"learner.batches_per_sample={together} must be 1 with memory_type={options.memory_type}, whose batches "
-            "have parts"
-        )
+        yield f"learner.batches_per_sample={together} must be 1 with {memory}, whose batches have parts"
     clipping = getattr(options.env, "reward_clipping", "none")
     if options.mode == 1 and clipping != "none" and options.agent_class.refuses_clipped_rewards(options.agent):
         yield (
-            f"env.reward_clipping={clipping} does not fit agent_type={options.agent_type}, which learns from raw "
-            "rewards: set env.reward_clipping=none or agent.allow_clipped_rewards=True"
+            f"env.reward_clipping={clipping} does not fit {agent}, which learns from raw rewards: set "
+            "env.reward_clipping=none or agent.allow_clipped_rewards=True"
         )
 
 
@@ -243,26 +238,21 @@ def _head(options: Options) -> Iterator[str]:
     given, needed = options.model_class.output_kind, options.agent_class.required_output
     if given != needed:
         fitting = _could("model_type", lambda other: other.output_kind == needed)
-        yield (
-            f"model_type={options.model_type} gives {given!r} and agent_type={options.agent_type} needs {needed!r}; "
-            f"{fitting}"
-        )
+        gives, needs = f"model_type={options.model_type} gives", f"agent_type={options.agent_type} needs"
+        yield f"{gives} {given!r} and {needs} {needed!r}; {fitting}"
 
 
 def _observations(options: Options, spec: EnvSpec) -> Iterator[str]:
     kind, model = "image" if spec.is_image else "vector", options.model_class
-    game = f"game={options.game} (env_type={options.env_type})"
+    network, game = f"model_type={options.model_type}", f"game={options.game} (env_type={options.env_type})"
     if model.observations != kind:
         wanted = options.agent_class.required_output, kind
         fitting = _could("model_type", lambda other: (other.output_kind, other.observations) == wanted)
-        yield (
-            f"model_type={options.model_type} takes {model.observations} observations and {game} gives {kind} ones; "
-            f"{fitting}"
-        )
+        yield f"{network} takes {model.observations} observations and {game} gives {kind} ones; {fitting}"
     elif spec.vector_size and not model.reads_vectors:
         yield (
-            f"model_type={options.model_type} reads pictures alone, and {game} has {spec.vector_size} numbers beside "
-            "them: keep the pictures with env.observation_keys"
+            f"{network} reads pictures alone, and {game} has {spec.vector_size} numbers beside them: keep the pictures "
+            "with env.observation_keys"
         )
 
 
@@ -328,10 +318,8 @@ def _captured(options: Options) -> Iterator[str]:
     if learner.cuda_graph != "on":
         return
     if not agent.supports_cuda_graphs:
-        yield (
-            f"learner.cuda_graph=on: updates of agent_type={options.agent_type} cannot be captured; "
-            + _could("agent_type", lambda other: other.supports_cuda_graphs)
-        )
+        able = _could("agent_type", lambda other: other.supports_cuda_graphs)
+        yield f"learner.cuda_graph=on: updates of agent_type={options.agent_type} cannot be captured; {able}"
     elif (period := agent.update_cycle(options.agent)) and count % period:
         yield (
             f"learner.cuda_graph=on: learner.updates_per_graph_launch={count} must be a multiple of {period}, after "
@@ -350,10 +338,8 @@ def _compiled(options: Options) -> Iterator[str]:
     if learner.compile != "yes" or options.mode != 1:
         return
     if not options.agent_class.supports_cuda_graphs:
-        yield (
-            f"learner.compile=yes: updates of agent_type={options.agent_type} cannot be recorded; "
-            + _could("agent_type", lambda other: other.supports_cuda_graphs)
-        )
+        able = _could("agent_type", lambda other: other.supports_cuda_graphs)
+        yield f"learner.compile=yes: updates of agent_type={options.agent_type} cannot be recorded; {able}"
     if resolved_device(options.device) != "cpu":
         yield f"learner.compile=yes is for device=cpu, not {options.device}: GPUs have learner.cuda_graph"
     for name, value, needed in (
@@ -378,10 +364,8 @@ def _placement(options: Options) -> Iterator[str]:
             yield f"{both}: captured batches have one size"
         return
     if options.memory_class.device_class is None:
-        yield (
-            f"memory_type={options.memory_type} cannot be on the learner's device; "
-            + _could("memory_type", lambda other: other.device_class is not None)
-        )
+        able = _could("memory_type", lambda other: other.device_class is not None)
+        yield f"memory_type={options.memory_type} cannot be on the learner's device; {able}"
     if learner.microbatch_on_oom:
         yield (
             "learner.microbatch_on_oom=True needs learner.replay_device=cpu: batches drawn on the learner's device "

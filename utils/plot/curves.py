@@ -175,11 +175,8 @@ def _read_csv(path: Path, metrics: Sequence[str]) -> list[Run]:
         with path.open(newline="") as file:
             reader = csv.DictReader(file)
             if missing := [name for name in POINT if name not in (reader.fieldnames or ())]:
-                columns = " or ".join(missing)
-                raise NoCurves(
-                    f"{path} holds no curves, it has no column {columns}: name log folders, or CSV files of --csv",
-                    "no curves",
-                )
+                problem = f"{path} holds no curves, it has no column {' or '.join(missing)}"
+                raise NoCurves(f"{problem}: name log folders, or CSV files of --csv", "no curves")
             for row in reader:
                 by_run.setdefault(row["run"], []).append(_csv_line(row))
     except OSError as error:
@@ -213,10 +210,8 @@ def _names(run: str, config: str | None = None, game: str | None = None) -> dict
 def _known(metric: str, known: set[str], source: Path) -> str:
     if metric in known:
         return metric
-    listed = ", ".join(sorted(known)) or "none yet"
-    raise NoCurves(
-        f"{source} has no values of {metric}{suggestion(metric, known)}; there are {listed}", f"no values of {metric}"
-    )
+    lacking, listed = f"no values of {metric}", ", ".join(sorted(known)) or "none yet"
+    raise NoCurves(f"{source} has {lacking}{suggestion(metric, known)}; there are {listed}", lacking)
 
 
 def _curve(lines: Iterable[dict[str, Any]], metric: str) -> Curve:
