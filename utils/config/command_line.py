@@ -255,17 +255,13 @@ def _help(options: Options, section: str) -> NoReturn:
             f"{suggestion(section, known)}"
         )
     if not section:
+        rows = "Rows: " + ", ".join(f"{number} {row['name']}" for number, row in enumerate(CONFIGS))
         print(
             "usage: python main.py [--name value ...]\n\n"
             "Train or test what RUN and CONFIGS in utils/options.py say; every option below overrides them.\n"
             "Values are those of the chosen row (--config). Hyphens and underscores are the same. --help agent "
             "shows one group.\n"
-            + textwrap.fill(
-                "Rows: " + ", ".join(f"{number} {row['name']}" for number, row in enumerate(CONFIGS)),
-                WIDTH,
-                break_on_hyphens=False,
-            )
-            + "\n"
+            f"{textwrap.fill(rows, WIDTH, break_on_hyphens=False)}\n"
         )
     print(help_text(options, section))
     sys.exit(0)

@@ -273,13 +273,8 @@ def alike(runs: Iterable[Run], title: str = "config") -> dict[str, list[Run]]:
     groups: dict[str, list[Run]] = {}
     for name, same_title in _split(runs, lambda run: run.settings[title]).items():
         known = [run for run in same_title if run.settings.keys() - {*NAMES}]
-        names = list(
-            dict.fromkeys(
-                setting
-                for same_row in _split(known, lambda run: run.settings["config"]).values()
-                for setting in _differing(same_row, ("game",) if title == "method" else ())
-            )
-        )
+        same_rows, ignored = _split(known, lambda run: run.settings["config"]), ("game",) if title == "method" else ()
+        names = dict.fromkeys(setting for same in same_rows.values() for setting in _differing(same, ignored))
         for run in same_title:
             parts = [f"{setting} {run.settings[setting]}" for setting in names if setting in run.settings]
             if known and run not in known:  # A CSV holds no settings.
