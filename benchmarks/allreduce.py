@@ -37,8 +37,8 @@ from core.distributed.torch_group import TorchGroup
 from core.learning import gradient_exchange
 from core.learning.gradient_exchange import GradientExchange
 from core.learning.precision import in_bf16
+from core.models.actor_critic import ImpalaResNet
 from core.models.dqn import DQNCNN
-from core.models.impala import ImpalaResNet
 
 LINKS = {"loopback": None, "10 Gbit/s": "10gbit", "1 Gbit/s": "1gbit"}
 SIZES = [1_000 * 4**power for power in range(9)]  # bytes: 1 kB to 66 MB

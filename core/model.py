@@ -44,7 +44,7 @@ class Model(nn.Module, ABC):
         """Let `class Mine(Family, torso=Kind)` have the options of Family.Params and of a kind of torso.
 
         Args:
-            torso: A class of core/models/layers/torso_options.py; None if the class has Params of its own.
+            torso: A class of core/models/layers/torsos.py; None if the class has Params of its own.
             defaults: Defaults of options that are not those of family or torso.
         """
         if torso is None:

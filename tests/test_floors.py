@@ -114,7 +114,7 @@ def test_the_imports_of_every_module_are_read(imports):
         "core.ops.returns",
         "core.engines.ray.engine",
     } <= imports.keys()
-    assert "core.agents.base.q_learning" in imports["core.agents.dqn"]
+    assert "core.agents.base.action_values" in imports["core.agents.dqn"]
 
 
 def test_every_room_has_one_floor_and_every_floor_real_rooms(files):

@@ -133,17 +133,13 @@ class Impact(SumLossAgent):
         self._updates.plan(count)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
+    def checkpoint_parts(self) -> dict[str, Any]:
+        return {**super().checkpoint_parts(), "target": self.target, "updates": self._updates}
+
     def state_dict(self) -> dict[str, Any]:
-        return {
-            **super().state_dict(),
-            "target": self.target.state_dict(),
-            "updates": self._updates.made,
-            "kl_coefficient": float(self._kl_coefficient),
-        }
+        return {**super().state_dict(), "kl_coefficient": float(self._kl_coefficient)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.target.load_state_dict(state["target"])
-        self._updates.restore(state["updates"])
         if self.params.kl_coefficient and state["kl_coefficient"]:  # else the adaptation begins here, or has ended
             self._kl_coefficient.fill_(state["kl_coefficient"])

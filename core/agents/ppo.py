@@ -248,19 +248,21 @@ class PPO(ActorCriticAgent):
         disable_host_sync(self.model)
         self._epochs.plan(count)
 
+    @classmethod
+    def compiled_calls(cls, params: PPOParams) -> int:
+        return params.steps_per_update
+
     def compile_parts(self, compiled: Compile) -> bool:
         self._epochs.compile_steps(compiled)
         return True
 
     # checkpoint -------------------------------------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, Any]:
-        returns = {} if self._returns is None else {"returns": self._returns.state_dict()}
-        return {**super().state_dict(), **returns}
+    def checkpoint_parts(self) -> dict[str, Any]:
+        return super().checkpoint_parts() | ({"returns": self._returns} if self._returns else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        if self._returns is not None and "returns" in state:
-            self._returns.load_state_dict(state["returns"])
+        # A continued run that did not normalise rewards so far has no statistics of returns.
+        super().load_state_dict(({"returns": self._returns.state_dict()} if self._returns else {}) | state)
 
 
 def _explained_variance(samples: Samples, residuals: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from core.agent import ActorOutput
-from core.agents.base.q_learning import QLearning, QLearningParams
+from core.agents.base.action_values import QLearning, QLearningParams
 from core.common.settings import frozen_dataclass
 from core.device.transfers import on_device
 from core.learning.optimizer import Loss

@@ -78,7 +78,10 @@ class UpdateCounter:
     def __init__(self) -> None:
         self.made = self._begun = 0
 
-    def restore(self, made: int) -> None:
+    def state_dict(self) -> int:
+        return self.made
+
+    def load_state_dict(self, made: int) -> None:
         self.made = self._begun = made
 
     def plan(self, count: int) -> None:

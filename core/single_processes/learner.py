@@ -1,6 +1,5 @@
 """Run a learner: sample, update, publish parameters, save checkpoints when asked."""
 
-import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
@@ -26,8 +25,8 @@ from core.single_processes.learner_checkpoint import load_initial, restore, save
 from core.specs import Discrete
 from core.types import Batch, Window, batch_size
 
-# With learner.compile auto, compiling, which takes up to a minute, is for runs of this many updates and more.
-MIN_COMPILED_UPDATES = 100_000
+# With learner.compile auto, compiling, which takes up to a minute, is for runs of this many compiled calls and more.
+MIN_COMPILED_CALLS = 100_000
 
 
 class TrainingDiverged(RuntimeError):
@@ -234,16 +233,16 @@ def _compiles(context: Context, agent: Agent) -> bool:
     options = context.options
     if options.learner.compile != "auto":
         return options.learner.compile == "yes"
-    samples = (options.steps or math.inf) * (options.rate_limiter.samples_per_insert or 1)
+    updates, calls = options.updates_of_run(agent.samples_per_window), agent.compiled_calls(agent.params)
+    is_measured = calls > 1 or (agent.samples_per_window == 1 and isinstance(context.spec.action, Discrete))
     pays = (
         options.engine != "inline"  # so that a resumed run equals one that was not stopped
         and options.num_learners == 1
         and not options.learner.microbatch_on_oom
         and type(agent).supports_cuda_graphs
-        and agent.samples_per_window == 1
-        and isinstance(context.spec.action, Discrete)
+        and is_measured
         and not has_large_images(context.spec)
-        and samples / options.batch_size >= MIN_COMPILED_UPDATES
+        and (updates is None or updates * calls >= MIN_COMPILED_CALLS)
     )
     if pays and (reason := missing_compiler()):
         log_to_stderr(f"updates are not compiled, which would be faster: {reason} (learner.compile no ends this line)")

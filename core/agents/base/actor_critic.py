@@ -210,12 +210,8 @@ class ActorCriticAgent(Agent):
         self._optimizer.plan(count)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
+    def checkpoint_parts(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self._optimizer}
 
 
 def _likeliest(policy: MultiCategorical, logits: Tensor) -> Tensor:

@@ -30,6 +30,10 @@ class RolloutAgentParams(AgentParams):
     """Rollouts that a schedule of the learning rate takes; for "step" those between two steps. None takes those of the
     whole run, which follow from steps or updates."""
 
+    @property
+    def steps_per_update(self) -> int:
+        return self.epochs * self.minibatches
+
 
 class Selectable(Protocol):
     """Samples of a rollout."""

@@ -10,8 +10,8 @@ import torch
 from core.agents.iqn import IQN
 from core.distributed.learner_group import SingleLearner, state_digest
 from core.learning import gradient_exchange
+from core.models.dqn import RainbowMLP
 from core.models.iqn import IQNMLP
-from core.models.rainbow import RainbowMLP
 from core.types import slice_batch
 from tests.core import resident_agents
 from tests.core.learning import test_staged_update
