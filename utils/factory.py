@@ -47,9 +47,8 @@ class Factory(Mapping[str, Any]):
         module_name, _, attribute = self._contract.partition(":")
         contract = getattr(importlib.import_module(module_name), attribute)
         if not (isinstance(selected, type) and issubclass(selected, contract)):
-            raise UnknownNameError(
-                f"{self.kind}={name} is of the wrong kind: it is no subclass of {module_name}.{attribute}"
-            )
+            wrong = f"{self.kind}={name} is of the wrong kind"
+            raise UnknownNameError(f"{wrong}: it is no subclass of {module_name}.{attribute}")
         base, params = getattr(contract, "Params", None), getattr(selected, "Params", None)
         if base is not None and not (
             isinstance(params, type) and issubclass(params, base) and is_pydantic_dataclass(params)
@@ -86,17 +85,20 @@ def why_not(setting: str, error: Exception) -> str:
     """
     if isinstance(error, UnknownNameError):
         return str(error)
-    return (
-        f"{setting}: {error}"
-        if isinstance(error, ImportError)
-        else f"{setting} cannot be had: {describe_exception(error)}"
-    )
+    if isinstance(error, ImportError):
+        return f"{setting}: {error}"
+    return f"{setting} cannot be had: {describe_exception(error)}"
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return ", did you mean ...?" with the closest known words, or an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=3)
-    return f", did you mean {' or '.join(close)}?" if close else ""
+    return did_you_mean(difflib.get_close_matches(word, list(known), n=3))
+
+
+def did_you_mean(candidates: Iterable[str], prefix: str = "") -> str:
+    """Return ", did you mean ...?" with these words, or an empty string if there are none."""
+    listed = " or ".join(f"{prefix}{candidate}" for candidate in candidates)
+    return f", did you mean {listed}?" if listed else ""
 
 
 @runtime_checkable

@@ -186,7 +186,7 @@ def test_other_batch_sizes_and_periodic_agents_are_refused():
 
 def test_a_run_with_staged_batches_trains_like_one_without(tmp_path, monkeypatch):
     # as if there were a GPU to capture for
-    monkeypatch.setattr("utils.config.device_validation.problems", lambda options: [])
+    monkeypatch.setattr("utils.config.validation.device_problems", lambda options: [])
     made, make = [], GraphedUpdate.__init__
     monkeypatch.setattr(
         GraphedUpdate, "__init__", lambda self, *rest, **settings: (made.append(self), make(self, *rest, **settings))[1]

@@ -16,9 +16,8 @@ from core.env import CLIPPINGS
 from core.envs.atari import PROTOCOLS
 from core.memories.unrolls.mixed import STRATEGIES
 from core.ops.distances import DISTANCES
-from utils.config.dotted_settings import declared
 from utils.config.options_page import LINES, descriptions, fixed_sections, page, table
-from utils.config.rows import SECTIONS, from_row
+from utils.config.rows import SECTIONS, declared, from_row
 from utils.options import CONFIGS, RUN, Options
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "options.md"

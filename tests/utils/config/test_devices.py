@@ -5,7 +5,7 @@ import re
 import pytest
 
 from core.agents.dqn import DQN
-from utils.config import device_validation
+from utils.config import memory_budget
 from utils.config.command_line import read_options
 
 RESIDENT = ("--learner.replay_device", "learner")
@@ -93,11 +93,11 @@ def test_other_options_run_without_cuda(root, no_cuda, words):
                 "--config",
                 "dqn-cartpole",
                 "--agent_type",
-                "tests.utils.config.test_device_validation:Own",
+                "tests.utils.config.test_devices:Own",
                 "--learner.cuda_graph",
                 "on",
             ),
-            "updates of agent_type=tests.utils.config.test_device_validation:Own cannot be "
+            "updates of agent_type=tests.utils.config.test_devices:Own cannot be "
             "captured; agent_type could be dqn or rainbow or",
         ),
         (
@@ -127,7 +127,7 @@ def test_incompatible_options_are_refused(refuse, words, told):
 def on_a_gpu(monkeypatch, free):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr(device_validation, "free_bytes", lambda device: free)
+    monkeypatch.setattr(memory_budget, "free_bytes", lambda device: free)
 
 
 def test_a_replay_that_does_not_fit_on_the_gpu_is_refused(refuse, monkeypatch):
@@ -139,7 +139,7 @@ def test_a_replay_that_does_not_fit_on_the_gpu_is_refused(refuse, monkeypatch):
     needed, free_told, fitting = (
         int(figure.replace(",", "")) for figure in re.findall(r"([\d,]+) (?:bytes|are free|would fit)", told)
     )
-    assert needed >= 10**6 * 84 * 84 + device_validation.RESERVED_BYTES > free == free_told
+    assert needed >= 10**6 * 84 * 84 + memory_budget.DEVICE_BYTES > free == free_told
     assert read_options([*words, "--memory.capacity", str(fitting - 5_000)]).memory.capacity == fitting - 5_000
     assert refuse(*words, "--memory.capacity", str(fitting + 20_000))
 
@@ -151,7 +151,7 @@ def test_the_fullest_gpu_of_several_learners_counts(refuse, monkeypatch):
     words = ("--config", "dqn-breakout", "--num_learners", "2", "--num_actors", "2", "--device", "cuda", *RESIDENT)
     for full in ("cuda:0", "cuda:1"):
         monkeypatch.setattr(
-            device_validation, "free_bytes", lambda device, full=full: (8 if str(device) == full else 100) << 30
+            memory_budget, "free_bytes", lambda device, full=full: (8 if str(device) == full else 100) << 30
         )
         assert f"{8 << 30:,} are free on {full}" in refuse(*words)
 
@@ -168,7 +168,7 @@ def test_on_a_cpu_the_device_replay_counts_as_main_memory(refuse, monkeypatch, n
     words = ("--config", "dqn-breakout", "--device", "cpu")
     assert read_options(words).memory.capacity == 1_000_000
     assert "would fit" in refuse(*words, *RESIDENT)
-    assert device_validation.copied_bytes(read_options(words), None, None) == 0
+    assert memory_budget.copied_bytes(read_options(words), None, None) == 0
 
 
 def test_learners_on_other_nodes_need_no_gpu_here(monkeypatch, refuse):

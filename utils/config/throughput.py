@@ -1,11 +1,13 @@
-"""Measure what a step and an update cost on this machine, without the replay buffer and without processes."""
+"""Measure what a step and an update cost on this machine, without the replay buffer and without processes.
+
+For num_envs_per_actor=0, try numbers of environments before any process starts.
+"""
 
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +24,7 @@ from core.specs import EnvSpec
 from core.trajectory.ring_buffer import STORAGE, Layout, Trajectories
 from core.trajectory.writer import ChunkWriter
 from core.types import Batch, SampleIds
-from utils.config import env_count_search, memory_budget, validation
+from utils.config import memory_budget, validation
 from utils.errors import ConfigurationError, describe_exception
 from utils.options import Options
 
@@ -31,6 +33,9 @@ FIRST_STEPS = 4  # Uncounted first steps, which include lazy initialisation and 
 FIRST_SECONDS = 1.0  # Limit of the uncounted steps.
 FILL_SECONDS = 1.5  # Extra time for completing a window; afterwards the last step is repeated.
 SLOW_STEP = 0.5  # Seconds of a step of all environments above which larger numbers are not tried.
+GAIN = 1.1  # Factor of agent steps a second that a larger number must bring.
+PATIENCE = 2  # Larger numbers in a row without that gain, after which the search ends.
+HasEnough = Callable[[Trajectories, Agent], bool]
 
 
 class StepCosts(NamedTuple):
@@ -62,7 +67,7 @@ def measure(options: Options, spec: EnvSpec, seconds: float) -> StepCosts:
 
 
 def resolve_num_envs(options: Options, seconds: float = TRIAL_SECONDS) -> Options:
-    """Return the options with a measured `num_envs_per_actor` if it is 0.
+    """Return the options with a measured `num_envs_per_actor`.
 
     The result is the smallest number of environments that is about as fast as the fastest for one actor alone. Numbers
     that the other options do not allow are not tried.
@@ -70,30 +75,44 @@ def resolve_num_envs(options: Options, seconds: float = TRIAL_SECONDS) -> Option
     Raises:
         ConfigurationError: the environments cannot be played.
     """
-    if options.num_envs_per_actor:
-        return options
     spec = validation.environment_spec(options)
-    candidates = map(partial(env_count_search.with_count, options), env_count_search.counts(options))
 
     def rates() -> Iterator[tuple[int, float]]:
-        for candidate in candidates:
+        for count in validation.env_counts(options):
+            candidate = dataclasses.replace(options, num_envs_per_actor=count)
             if validation.problems(candidate):
                 continue
             cost = _acting(candidate, spec, seconds)
-            yield candidate.num_envs_per_actor, 1 / cost
-            if cost * candidate.num_envs_per_actor > SLOW_STEP:
+            yield count, 1 / cost
+            if cost * count > SLOW_STEP:
                 return
 
     try:
         with _threads(1):
-            best, measured = env_count_search.choose(rates())
+            best, measured = choose(rates())
     except Exception as error:  # User classes may raise anything.
-        raise ConfigurationError(
-            [f"num_envs_per_actor=0: environments cannot be tried out: {describe_exception(error)}"]
-        ) from error
+        problem = f"num_envs_per_actor=0: environments cannot be tried out: {describe_exception(error)}"
+        raise ConfigurationError(problem) from error
     listed = ", ".join(f"{count}: {rate:,.0f}" for count, rate in measured.items())
     log_to_stderr(f"num_envs_per_actor={best} of those tried out, with an actor's agent steps/s: {listed}")
-    return env_count_search.with_count(options, best)
+    return dataclasses.replace(options, num_envs_per_actor=best)
+
+
+def choose(rates: Iterable[tuple[int, float]]) -> tuple[int, dict[int, float]]:
+    """Return the smallest count that larger ones hardly beat, and all measured rates by count.
+
+    Args:
+        rates: counts and agent steps a second, taken one by one until the search ends.
+    """
+    measured: dict[int, float] = {}
+    best, without_gain = 0, 0
+    for count, rate in rates:
+        measured[count] = rate
+        better = not best or rate >= GAIN * measured[best]
+        best, without_gain = (count, 0) if better else (best, without_gain + 1)
+        if without_gain == PATIENCE:
+            break
+    return best, measured
 
 
 @contextmanager
@@ -109,25 +128,17 @@ def _threads(number: int) -> Iterator[None]:
 
 def steps_per_second(options: Options, costs: StepCosts, samples_per_window: int) -> float:
     """Return the agent steps per second that actors, learners and their shared cores allow without any overhead."""
-    update = (
-        costs.update * options.samples_per_step / (options.batch_size * samples_per_window)
-    )  # Seconds per agent step.
+    # Seconds, and core seconds, per agent step.
+    update = costs.update * options.samples_per_step / (options.batch_size * samples_per_window)
+    busy = costs.act + (0 if options.device.startswith("cuda") else update * costs.threads)
     if options.engine == "inline":
         return 1 / (costs.act + update)
-    busy = costs.act + (
-        0 if options.device.startswith("cuda") else update * costs.threads
-    )  # Core seconds per agent step.
     if options.memory_class.on_policy:  # Actors and learners take turns.
         return min(1 / (costs.act / options.num_actors + update / options.num_learners), costs.cores / busy)
     return min(options.num_actors / costs.act, options.num_learners / update, costs.cores / busy)
 
 
-def _acting(
-    options: Options,
-    spec: EnvSpec,
-    seconds: float,
-    has_enough: Callable[[Trajectories, Agent], bool] = lambda trajectories, agent: True,
-) -> float:
+def _acting(options: Options, spec: EnvSpec, seconds: float, has_enough: HasEnough = lambda *steps: True) -> float:
     """Return the seconds per agent step of one actor.
 
     The actor plays for `seconds`, and longer until `has_enough` steps are stored. FILL_SECONDS later, slow environments
@@ -168,9 +179,8 @@ def _acting(
 def _small(layout: Layout, agent: Agent) -> Layout:
     """Return the layout of one actor's ring buffer that holds one window, with raw frames."""
     chunks = -(-(agent.window.length + 1 + layout.frame_stack) // layout.chunk_length) + 4
-    return dataclasses.replace(
-        layout, num_actors=1, ring_length=chunks * layout.chunk_length, storage=STORAGE, arena_bytes=0
-    )
+    length = chunks * layout.chunk_length
+    return dataclasses.replace(layout, num_actors=1, ring_length=length, storage=STORAGE, arena_bytes=0)
 
 
 def _batch(trajectories: Trajectories, agent: Agent, batch_size: int) -> Batch:

@@ -3,19 +3,21 @@
 Nothing is trained, and no file is written.
 """
 
-import contextlib
 import dataclasses
 import re
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.utils.env_checker import check_env
+from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from core.acting.validated_env import play_randomly, random_actions
 from core.agent import Agent
@@ -23,21 +25,23 @@ from core.common.foreign_code import foreign_code, text_of
 from core.common.system import available_bytes
 from core.env import Env
 from core.metrics.progress import count, duration
+from core.model import Model
+from core.models.layers.torsos import PictureAndVectorTorso
 from core.runtime.options import make_env
-from core.specs import ArraySpec, EnvSpec
-from utils.config import memory_budget, validation
-from utils.config.dotted_settings import flatten
-from utils.config.rows import from_row
-from utils.config.space_table import describe, table, wide_console
+from core.specs import ArraySpec, EnvSpec, ObservationPart, PartKind
+from utils.config import memory_budget, throughput, validation
+from utils.config.rows import class_defaults, flatten
 from utils.errors import ConfigurationError
 from utils.options import Options
-from utils.preflight import throughput
 
 PLAY_STEPS = 300  # Agent steps of random play.
 PROBE_SECONDS = 2.0  # Duration of acting, and of updates.
 PLAY_SECONDS = 3.0  # Limit of random play, and of gymnasium's checker.
 CHECKER_CALLS = 16  # Approximate number of resets and steps that gymnasium's checker makes.
 STEP_SECONDS = 0.5  # Limit of a step of all environments; fewer slow environments are played.
+WIDTH = 120  # Minimum columns of tables.
+TABLE: dict[str, Any] = {"title_justify": "left", "box": None, "padding": (0, 2, 0, 0)}
+MAX_LAYERS = 4  # Layers of one kind that are listed; more are counted.
 COLORS = re.compile(r"\x1b\[\d*m")
 
 
@@ -49,7 +53,8 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
     Raises:
         ConfigurationError: problems were found; it lists all of them.
     """
-    options = throughput.resolve_num_envs(options)
+    if options.num_envs_per_actor == 0:
+        options = throughput.resolve_num_envs(options)
     console, problems = wide_console(), list[str]()
     console.print(_settings(options))
     spec = validation.environment_spec(options)
@@ -63,7 +68,7 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
     console.print(table(spec, agent.model))
     for name, text in _parts(options, spec, agent):
         facts.add_row(name, text)
-    with contextlib.suppress(Exception), foreign_code("the environment", may_lack_packages=True):
+    with suppress(Exception), foreign_code("the environment", may_lack_packages=True):
         pace = _pace(options)  # The stages below report the error.
     for name, stage in stages:
         try:
@@ -81,9 +86,8 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
         console.print(f"warning: {warning}", markup=False)
     if problems:
         raise ConfigurationError(problems)
-    console.print(
-        f"{options.config}: no problem found" + (f", {len(warnings_found)} warnings" if warnings_found else "")
-    )
+    number = f", {len(warnings_found)} warnings" if warnings_found else ""
+    console.print(f"{options.config}: no problem found{number}")
 
 
 class Pace(NamedTuple):
@@ -117,22 +121,13 @@ def _environments(options: Options, count: int) -> Env:
 # description ----------------------------------------------------------------------------------------------------------
 def _settings(options: Options) -> Table:
     """Return a table of every option, with the default where it differs."""
-    table = Table(
-        "option",
-        "value",
-        "default, where it differs",
-        title=f"options of {options.config}",
-        title_justify="left",
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
-    choices = {name: getattr(options, name) for name in ("agent_type", "env_type", "memory_type", "model_type", "game")}
-    defaults = flatten(from_row({"name": options.config, **choices})[0])
+    table = Table("option", "value", "default, where it differs", title=f"options of {options.config}", **TABLE)
+    defaults = class_defaults(options)
     for name, value in flatten(options).items():
-        default = defaults.get(name, value)
-        table.add_row(
-            name, str(value), "" if default == value else str(default), style="" if default == value else "bold"
-        )
+        if (default := defaults.get(name, value)) == value:
+            table.add_row(name, str(value), "")
+        else:
+            table.add_row(name, str(value), str(default), style="bold")
     return table
 
 
@@ -143,9 +138,8 @@ def _parts(options: Options, spec: EnvSpec, agent: Agent) -> list[tuple[str, str
     return [
         (
             "environment",
-            f"observations {describe(ArraySpec(spec.observation_shape, spec.frame.dtype))}, "
-            f"frames per step: {spec.frames_per_step}; "
-            f"{options.num_actors} x {options.num_envs_per_actor} environments",
+            f"observations {describe(ArraySpec(spec.observation_shape, spec.frame.dtype))}, frames per step: "
+            f"{spec.frames_per_step}; {options.num_actors} x {options.num_envs_per_actor} environments",
         ),
         ("step", ", ".join(f"{name} {describe(array)}" for name, array in layout.fields.items())),
         ("recurrent state", ", ".join(map(describe, layout.states)) or "none"),
@@ -201,9 +195,8 @@ def _speed(options: Options, agent: Agent, seconds: float, pace: Pace) -> tuple[
     """
     played = options
     if (num_envs := pace.num_envs(options)) != options.num_envs_per_actor:
-        played = dataclasses.replace(
-            options, num_envs_per_actor=num_envs, actor=dataclasses.replace(options.actor, num_env_splits=1)
-        )
+        actor = dataclasses.replace(options.actor, num_env_splits=1)
+        played = dataclasses.replace(options, num_envs_per_actor=num_envs, actor=actor)
     costs = throughput.measure(played, agent.spec, seconds)
     if not costs.sound:
         raise ValueError("the loss of the first updates was not finite, so they changed nothing")
@@ -229,9 +222,8 @@ def _budget(options: Options, costs: throughput.StepCosts, rate: float, agent: A
         times[f"{count(options.steps)} agent steps"] = seconds_of(options.steps)
     if options.updates is not None:
         samples = options.updates * options.batch_size * agent.samples_per_window
-        times[f"{count(options.updates)} updates"] = seconds_of(
-            options.rate_limiter.min_replay_size + samples / options.samples_per_step
-        )
+        steps = options.rate_limiter.min_replay_size + samples / options.samples_per_step
+        times[f"{count(options.updates)} updates"] = seconds_of(steps)
     if options.seconds is not None:
         times["as asked"] = options.seconds
     if not times:
@@ -239,3 +231,70 @@ def _budget(options: Options, costs: throughput.StepCosts, rate: float, agent: A
         return f"no steps, updates or seconds say when to stop; a million agent steps take about {million}"
     budget, shortest = min(times.items(), key=lambda item: item[1])
     return f"time to the budget: about {duration(shortest)} ({budget})"
+
+
+# spaces ---------------------------------------------------------------------------------------------------------------
+def wide_console() -> Console:
+    """Return a console in which tables are readable, whatever the terminal's width."""
+    console = Console(highlight=False)
+    console.width = max(console.width, WIDTH)
+    return console
+
+
+def print_refused(options: Options) -> None:
+    """Print the table of an environment that can be made although these options are refused."""
+    with suppress(Exception):  # Why the environment cannot be made is one of the problems.
+        wide_console().print(table(validation.environment_spec(options), None))
+
+
+def table(spec: EnvSpec, model: Model | None) -> Table:
+    """Return a line for each part of an observation and one for the action.
+
+    Args:
+        spec: Environment.
+        model: Network that reads the observations; None leaves it out.
+    """
+    columns = ("part", "space", "kind", "stored", "network")
+    lines = Table(*columns, title=f"spaces of {spec.name}", **TABLE)
+    only = ObservationPart("observation", "", "picture" if spec.is_image else "vector", spec.frame.shape)
+    for part in spec.parts or [only]:
+        network = describe_torso(model, part.kind) if model is not None and part.shape else ""
+        lines.add_row(part.name, part.space, part.kind, _stored(part, spec), network)
+    chosen = spec.action.description + (", those that a mask allows" if spec.has_action_mask else "")
+    lines.add_row("action", "", type(spec.action).__name__.lower(), describe(spec.action.array), chosen)
+    return lines
+
+
+def describe(array: ArraySpec) -> str:
+    """Return dtype and shape of an array."""
+    return f"{array.dtype} {list(array.shape)}" if array.shape else array.dtype
+
+
+def describe_torso(model: Model, kind: PartKind) -> str:
+    """Return the layers of the model's first torso that parts of this kind pass, before they join others or a head."""
+    torsos = (getattr(module, "torso", None) for module in model.modules())
+    torso = next((torso for torso in torsos if isinstance(torso, nn.Module)), None)
+    if torso is None:  # A model of a user need not have one.
+        return type(model).__name__
+    if joined := next((layer for layer in torso.modules() if isinstance(layer, PictureAndVectorTorso)), None):
+        torso = joined.convolutions if kind == "picture" else joined.vector
+    layers = [layer for layer in torso.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    counts = Counter(map(type, layers))
+    listed = [_layer(layer) for layer in layers if counts[type(layer)] <= MAX_LAYERS]
+    counted = [f"{count} {kind.__name__}" for kind, count in counts.items() if count > MAX_LAYERS]
+    return ", ".join(counted + listed) or "none: the heads read the numbers"
+
+
+def _layer(layer: nn.Module) -> str:
+    if isinstance(layer, nn.Conv2d):
+        (height, width), stride = layer.kernel_size, layer.stride[0]
+        return f"Conv2d {layer.out_channels} {height}x{width}/{stride}"
+    return f"Linear {layer.out_features}"
+
+
+def _stored(part: ObservationPart, spec: EnvSpec) -> str:
+    if not part.shape:
+        return "not stored"
+    is_picture = part.kind == "picture"
+    array = ArraySpec(spec.picture_shape, spec.frame.dtype) if is_picture else ArraySpec(part.shape, "float32")
+    return describe(array) + (f", {spec.frame_stack} seen together" if spec.frame_stack else "")

@@ -6,7 +6,7 @@ import pytest
 from pydantic import Field
 
 from core.common.settings import JsonText, frozen_dataclass
-from utils.config.dotted_settings import changed, closest, declared, flatten, from_words, split_values
+from utils.config.rows import changed, closest, declared, flatten, from_words, split_values
 
 
 @frozen_dataclass

@@ -16,13 +16,12 @@ from core.models.dqn import DQNMinAtar
 from main import main
 from tests.rows import KINDS, skip_unless_installed
 from tests.selection import slow_except
-from utils.config import memory_budget, validation
+from utils.config import memory_budget, throughput, validation
+from utils.config.check import check
 from utils.config.command_line import read_options
+from utils.config.throughput import StepCosts
 from utils.errors import ConfigurationError
 from utils.options import CONFIGS
-from utils.preflight import throughput
-from utils.preflight.check import check
-from utils.preflight.throughput import StepCosts
 
 SMALL = (
     "--num_actors",
@@ -210,7 +209,7 @@ def test_an_imperfect_environment_passes_with_a_warning(options, monkeypatch, ca
     check(options("--config", "dqn-cartpole", "--game", "Unreproducible-v0", *SMALL), seconds=0)
     printed = capsys.readouterr().out
     assert "warning: gymnasium's checker: AssertionError: " in printed and "no problem found, 1 warnings" in printed
-    words = "--env_type", "tests.utils.preflight.test_check:Unlabelled", "--game", "catch"
+    words = "--env_type", "tests.utils.config.test_check:Unlabelled", "--game", "catch"
     check(options("--config", "dqn-minatar-breakout", *words, *SMALL), seconds=0)
     assert "warning: step 10 of random play: first is wrong in streams 0: " in capsys.readouterr().out
 

@@ -6,11 +6,10 @@ import json
 import pytest
 
 from main import main
-from utils.config import env_count_search
+from utils.config import throughput, validation
 from utils.config.command_line import read_options
 from utils.errors import ConfigurationError
 from utils.launch import create_context
-from utils.preflight import throughput
 from utils.sweep.subprocess_run import ChildRun
 
 ROW = (
@@ -56,14 +55,14 @@ def tried(monkeypatch):
     ],
 )
 def test_the_smallest_number_hardly_beaten_by_larger_is_taken(rates, best, needed):
-    taken = iter(zip(env_count_search.COUNTS, rates))
-    found, seen = env_count_search.choose(taken)
+    taken = iter(zip(validation.COUNTS, rates))
+    found, seen = throughput.choose(taken)
     assert found == best and list(seen.values()) == rates[:needed] and len(list(taken)) == len(rates) - needed
 
 
 def test_every_split_has_equally_many_environments(options):
-    assert env_count_search.counts(options("--actor.num_env_splits", "3")) == [6, 9, 18, 33, 66, 129, 258, 513]
-    assert env_count_search.counts(options("--actor.num_env_splits", "8")) == [8, 16, 32, 64, 128, 256, 512]
+    assert validation.env_counts(options("--actor.num_env_splits", "3")) == [6, 9, 18, 33, 66, 129, 258, 513]
+    assert validation.env_counts(options("--actor.num_env_splits", "8")) == [8, 16, 32, 64, 128, 256, 512]
 
 
 def test_a_run_takes_the_number_found_and_reports_the_others(options, tried, capsys):
@@ -114,7 +113,7 @@ def test_environments_that_cannot_be_played_are_refused(options, monkeypatch):
 
 
 def test_a_trial_plays_splits_as_an_actor_does_and_closes_them(options, monkeypatch):
-    monkeypatch.setattr(env_count_search, "COUNTS", (4, 8))
+    monkeypatch.setattr(validation, "COUNTS", (4, 8))
     made, closed = [], []
     original = throughput.DoubleBufferedEnvs.__init__
     monkeypatch.setattr(
@@ -142,7 +141,7 @@ def test_a_resumed_run_keeps_the_number_it_found(options, tried, root, monkeypat
     asked = dataclasses.replace(options("--timestamp", "two"), timestamp="one")
     ChildRun(asked, [], root / "output").check()
     with pytest.raises(ConfigurationError, match="num_envs_per_actor=32 there and 16 here"):
-        ChildRun(env_count_search.with_count(asked, 16), [], root / "output").check()
+        ChildRun(dataclasses.replace(asked, num_envs_per_actor=16), [], root / "output").check()
 
 
 def test_check_tries_numbers_too(options, tried, root, monkeypatch, capsys):
