@@ -131,8 +131,8 @@ GROUP_NORM = {"agent_type": "dqn", "env_type": "atari", "memory_type": "shared",
               "model.norm": "group", "agent.batch_size": 256, "agent.n_step": 1, "agent.learning_rate": 6.25e-5,
               "agent.weight_decay": 5e-5, "agent.target_update_period": 10_000, "agent.exploration_epsilon_end": 0.1,
               "agent.evaluation_epsilon": 0.001, "agent.exploration_epsilon_steps": 4_000_000,
-              "memory.capacity": 1_000_000, "replay.frame_compression": "lz4", "rate_limiter.min_replay_size": 100_000,
-              "steps": 200_000_000}
+              "memory.capacity": 1_000_000, "replay.frame_compression": "lz4",
+              "rate_limiter.min_replay_size": 100_000, "steps": 200_000_000}
 PRIORITIZED = {"memory_type": "prioritized", "memory.alpha": 0.5, "memory.beta_updates": 6_250_000,
                "agent.learning_rate": 1.5e-5}
 CONFIGS += [
@@ -186,10 +186,11 @@ CONFIGS += [
 # copies the target every 10,000 agent steps (2,500 updates), tuned double DQN every 30,000. Of these only dueling DQN
 # clips the norm of its gradient.
 NATURE = {"agent_type": "dqn", "env_type": "atari", "game": "breakout", "memory_type": "shared",
-          "model_type": "dqn-cnn", "agent.n_step": 1, "agent.double_q": False, "agent.optimizer": "rmsprop",
-          "agent.learning_rate": 2.5e-4, "agent.optimizer_eps": 0.01, "agent.rmsprop_decay": 0.95,
-          "agent.clip_norm": 0.0, "agent.exploration_epsilon_end": 0.1, "agent.evaluation_epsilon": 0.05,
-          "memory.capacity": 1_000_000, "rate_limiter.min_replay_size": 50_000, "steps": 50_000_000}
+          "model_type": "dqn-cnn",
+          "agent.n_step": 1, "agent.double_q": False, "agent.optimizer": "rmsprop", "agent.learning_rate": 2.5e-4,
+          "agent.optimizer_eps": 0.01, "agent.rmsprop_decay": 0.95, "agent.clip_norm": 0.0,
+          "agent.exploration_epsilon_end": 0.1, "agent.evaluation_epsilon": 0.05, "memory.capacity": 1_000_000,
+          "rate_limiter.min_replay_size": 50_000, "steps": 50_000_000}
 DOUBLE = {**NATURE, "agent.double_q": True, "agent.target_update_period": 7_500, "agent.exploration_epsilon_end": 0.01,
           "agent.evaluation_epsilon": 0.001}
 DUELING = {"model.dueling": True, "agent.learning_rate": 6.25e-5, "agent.clip_norm": 10.0}
@@ -264,8 +265,6 @@ SMALL_PONG = {"env_type": "atari", "game": "pong", "memory_type": "prioritized",
               "memory.beta_updates": 200_000, "rate_limiter.min_replay_size": 10_000,
               "rate_limiter.samples_per_insert": 16.0, "learner.threads": 1, "evaluator.period": 480.0,
               "evaluator.episodes": 30}
-# Rows of these games are written together: iqn-minatar-asterix, ..., iqn-minatar-space_invaders.
-MINATAR_GAMES = "asterix", "breakout", "freeway", "seaquest", "space_invaders"
 MINATAR = {"env_type": "minatar", "memory_type": "shared", "agent.n_step": 1, "agent.learning_rate": 2.5e-4,
            "agent.optimizer_eps": 1.5e-4, "agent.target_update_period": 1_000,
            "agent.exploration_epsilon_steps": 100_000, "agent.exploration_epsilon_end": 0.1, "memory.capacity": 100_000,
@@ -274,23 +273,46 @@ MINATAR = {"env_type": "minatar", "memory_type": "shared", "agent.n_step": 1, "a
 # step of all. The torso is that of the other MinAtar rows: BTR's would halve 10x10 three times and enlarge 2x2 to its
 # pool of 6x6. Periods are those of a run of 2 M steps. The target follows every 3,200 steps, about as in other rows.
 BTR_MINATAR = {**BTR, "env_type": "minatar", "model_type": "iqn-minatar", "agent.learning_rate": 2.5e-4,
-               "agent.target_update_period": 50, "agent.exploration_epsilon_steps": 100_000, "memory.capacity": 100_000,
-               "memory.beta_updates": 31_250, "rate_limiter.min_replay_size": 5_000, "learner.threads": 1,
-               "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 2_000_000}
+               "agent.target_update_period": 50, "agent.exploration_epsilon_steps": 100_000,
+               "memory.capacity": 100_000, "memory.beta_updates": 31_250, "rate_limiter.min_replay_size": 5_000,
+               "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 2_000_000}
 IQN = {"agent_type": "iqn"}
 MUNCHAUSEN_DQN: dict[str, Any] = {"agent_type": "dqn", **MUNCHAUSEN}
 MUNCHAUSEN_IQN: dict[str, Any] = {"agent_type": "iqn", **MUNCHAUSEN}
 CONFIGS += [
-    *({"name": f"iqn-minatar-{game}", "game": game, "model_type": "iqn-minatar", **MINATAR, **IQN}
-      for game in MINATAR_GAMES),
+    {"name": "iqn-minatar-asterix", "game": "asterix", "model_type": "iqn-minatar", **MINATAR, **IQN},
+    {"name": "iqn-minatar-breakout", "game": "breakout", "model_type": "iqn-minatar", **MINATAR, **IQN},
+    {"name": "iqn-minatar-freeway", "game": "freeway", "model_type": "iqn-minatar", **MINATAR, **IQN},
+    {"name": "iqn-minatar-seaquest", "game": "seaquest", "model_type": "iqn-minatar", **MINATAR, **IQN},
+    {"name": "iqn-minatar-space_invaders", "game": "space_invaders", "model_type": "iqn-minatar", **MINATAR, **IQN},
     {"name": "iqn-pong-small", "model_type": "iqn-small", **SMALL_PONG, **IQN},
-    *({"name": f"munchausen-dqn-minatar-{game}", "game": game, "model_type": "dqn-minatar", **MINATAR, **MUNCHAUSEN_DQN}
-      for game in MINATAR_GAMES),
+    {"name": "munchausen-dqn-minatar-asterix", "game": "asterix", "model_type": "dqn-minatar",
+     **MINATAR, **MUNCHAUSEN_DQN},
+    {"name": "munchausen-dqn-minatar-breakout", "game": "breakout", "model_type": "dqn-minatar",
+     **MINATAR, **MUNCHAUSEN_DQN},
+    {"name": "munchausen-dqn-minatar-freeway", "game": "freeway", "model_type": "dqn-minatar",
+     **MINATAR, **MUNCHAUSEN_DQN},
+    {"name": "munchausen-dqn-minatar-seaquest", "game": "seaquest", "model_type": "dqn-minatar",
+     **MINATAR, **MUNCHAUSEN_DQN},
+    {"name": "munchausen-dqn-minatar-space_invaders", "game": "space_invaders", "model_type": "dqn-minatar",
+     **MINATAR, **MUNCHAUSEN_DQN},
     {"name": "munchausen-dqn-pong-small", "model_type": "dqn-small", **SMALL_PONG, **MUNCHAUSEN_DQN},
-    *({"name": f"munchausen-iqn-minatar-{game}", "game": game, "model_type": "iqn-minatar", **MINATAR, **MUNCHAUSEN_IQN}
-      for game in MINATAR_GAMES),
+    {"name": "munchausen-iqn-minatar-asterix", "game": "asterix", "model_type": "iqn-minatar",
+     **MINATAR, **MUNCHAUSEN_IQN},
+    {"name": "munchausen-iqn-minatar-breakout", "game": "breakout", "model_type": "iqn-minatar",
+     **MINATAR, **MUNCHAUSEN_IQN},
+    {"name": "munchausen-iqn-minatar-freeway", "game": "freeway", "model_type": "iqn-minatar",
+     **MINATAR, **MUNCHAUSEN_IQN},
+    {"name": "munchausen-iqn-minatar-seaquest", "game": "seaquest", "model_type": "iqn-minatar",
+     **MINATAR, **MUNCHAUSEN_IQN},
+    {"name": "munchausen-iqn-minatar-space_invaders", "game": "space_invaders", "model_type": "iqn-minatar",
+     **MINATAR, **MUNCHAUSEN_IQN},
     {"name": "munchausen-iqn-pong-small", "model_type": "iqn-small", **SMALL_PONG, **MUNCHAUSEN_IQN},
-    *({"name": f"btr-minatar-{game}", "game": game, **BTR_MINATAR} for game in MINATAR_GAMES),
+    {"name": "btr-minatar-asterix", "game": "asterix", **BTR_MINATAR},
+    {"name": "btr-minatar-breakout", "game": "breakout", **BTR_MINATAR},
+    {"name": "btr-minatar-freeway", "game": "freeway", **BTR_MINATAR},
+    {"name": "btr-minatar-seaquest", "game": "seaquest", **BTR_MINATAR},
+    {"name": "btr-minatar-space_invaders", "game": "space_invaders", **BTR_MINATAR},
 ]
 CONFIGS += [{"name": "iqn-cartpole", "agent_type": "iqn", "env_type": "gym", "game": "CartPole-v1",
              "memory_type": "shared", "model_type": "iqn-mlp", "agent.n_step": 3, "agent.learning_rate": 1e-3,
@@ -354,7 +376,8 @@ ON_MINATAR = {**ADAM, "env_type": "minatar", "game": "breakout", "model_type": "
               "evaluator.episodes": 30, "steps": 500_000}
 ON_CARTPOLE = {**ADAM, "env_type": "gym", "game": "CartPole-v1", "model_type": "mlp-ac", "agent.unroll_length": 10,
                "agent.batch_size": 8, "agent.lr_schedule": "linear", "agent.lr_schedule_updates": None,
-               "num_envs_per_actor": 8, "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 1_000_000}
+               "num_envs_per_actor": 8, "evaluator.period": 10.0,
+               "evaluator.episodes": 20, "steps": 1_000_000}
 CLEAR = {**replay(0.5, "reservoir"), "agent.policy_cloning_cost": 0.01, "agent.value_cloning_cost": 0.005}
 LASER = {**replay(0.75, "standard"), "agent.relevance": "kl", "agent.relevance_threshold": 0.3}
 ELITE = {"sample_strategy": "elite_sampling", "lambda_batch_multiplier": 6, "alfa_annealing_factor": 2.0,
@@ -394,14 +417,15 @@ CONFIGS += [
 PPO = {"agent_type": "ppo", "memory_type": "rollouts", "agent.lr_schedule": "linear",
        "rate_limiter.samples_per_insert": None, "rate_limiter.min_replay_size": 1, "learner.publish_period": 1}
 PPO_CARTPOLE = {**PPO, "env_type": "gym", "game": "CartPole-v1", "model_type": "mlp-ac", "model.value_torso": True,
-                "num_envs_per_actor": 4, "learner.threads": 1, "evaluator.period": 10.0, "evaluator.episodes": 20,
-                "steps": 500_000}
-PPO_ATARI = {**PPO, "env_type": "atari", "model_type": "nature-ac", "agent.clip_epsilon": 0.1, "num_envs_per_actor": 8,
-             "steps": 10_000_000}
+                "num_envs_per_actor": 4,
+                "learner.threads": 1, "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 500_000}
+PPO_ATARI = {**PPO, "env_type": "atari", "model_type": "nature-ac", "agent.clip_epsilon": 0.1,
+             "num_envs_per_actor": 8, "steps": 10_000_000}
 # MinAtar's networks are small and its games fast, so there are more environments and larger steps.
 PPO_MINATAR = {**PPO, "env_type": "minatar", "model_type": "minatar-ac", "agent.clip_epsilon": 0.1,
-               "agent.learning_rate": 1e-3, "num_envs_per_actor": 16, "learner.threads": 1, "evaluator.period": 30.0,
-               "evaluator.episodes": 30, "steps": 5_000_000}
+               "agent.learning_rate": 1e-3,
+               "num_envs_per_actor": 16, "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 30,
+               "steps": 5_000_000}
 PPO_MUJOCO = {**PPO, "env_type": "gym", "model_type": "mlp-ac", "model.value_torso": True,
               "model.normalize_observations": True, "agent.normalize_rewards": True, "agent.unroll_length": 2_048,
               "agent.epochs": 10, "agent.minibatches": 32, "agent.entropy_cost": 0.0, "agent.learning_rate": 3e-4,
@@ -413,28 +437,34 @@ CONFIGS += [
      "evaluator.period": 480.0, "evaluator.episodes": 30},
     {"name": "ppo-pong", "game": "pong", **PPO_ATARI},
     {"name": "ppo-breakout", "game": "breakout", **PPO_ATARI},
-    *({"name": f"ppo-minatar-{game}", "game": game, **PPO_MINATAR} for game in MINATAR_GAMES),
+    {"name": "ppo-minatar-asterix", "game": "asterix", **PPO_MINATAR},
+    {"name": "ppo-minatar-breakout", "game": "breakout", **PPO_MINATAR},
+    {"name": "ppo-minatar-freeway", "game": "freeway", **PPO_MINATAR},
+    {"name": "ppo-minatar-seaquest", "game": "seaquest", **PPO_MINATAR},
+    {"name": "ppo-minatar-space_invaders", "game": "space_invaders", **PPO_MINATAR},
     {"name": "ppo-hopper", "game": "Hopper-v5", **PPO_MUJOCO},
     {"name": "ppo-halfcheetah", "game": "HalfCheetah-v5", **PPO_MUJOCO},
     {"name": "ppo-walker2d", "game": "Walker2d-v5", **PPO_MUJOCO},
     # Each joint has a choice of its own among 7 torques, 343 combinations in all (1901.10500).
     {"name": "ppo-hopper-multidiscrete", "game": "Hopper-v5", **PPO_MUJOCO,
      "env.wrappers": [["gymnasium.wrappers:DiscretizeAction", {"bins": 7, "multidiscrete": True}]]},
-    {"name": "ppo-lstm-recall", "game": "recall", **PPO, "env_type": "recall", "model_type": "mlp-ac", "model.lstm": 64,
-     "agent.unroll_length": 32, "agent.learning_rate": 1e-3, "num_envs_per_actor": 16, "learner.threads": 1,
-     "evaluator.steps": 20_000, "evaluator.episodes": 50, "steps": 300_000},
+    {"name": "ppo-lstm-recall", "game": "recall", **PPO, "env_type": "recall", "model_type": "mlp-ac",
+     "model.lstm": 64, "agent.unroll_length": 32, "agent.learning_rate": 1e-3,
+     "num_envs_per_actor": 16, "learner.threads": 1, "evaluator.steps": 20_000,
+     "evaluator.episodes": 50, "steps": 300_000},
     {"name": "ppo-tictactoe", "game": "tictactoe", **PPO, "env_type": "tictactoe", "model_type": "mlp-ac",
-     "model.hidden": 128, "agent.unroll_length": 64, "agent.learning_rate": 1e-3, "num_envs_per_actor": 32,
-     "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 500, "steps": 500_000},
+     "model.hidden": 128, "agent.unroll_length": 64, "agent.learning_rate": 1e-3,
+     "num_envs_per_actor": 32, "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 500,
+     "steps": 500_000},
     # A picture and a vector, with the settings of rl-starter-files (github.com/lcswillems/rl-starter-files, train.py),
     # where the learning rate does not fall and Adam's epsilon is 1e-8; needs pip install -e ".[minigrid]".
     {"name": "ppo-minigrid-doorkey", "game": "minigrid:MiniGrid-DoorKey-5x5-v0", **PPO, "env_type": "gym",
      "model_type": "minatar-ac", "env.max_byte": 10, "agent.learning_rate": 1e-3, "agent.minibatches": 8,
-     "num_envs_per_actor": 16, "learner.threads": 1, "evaluator.period": 10.0, "evaluator.episodes": 20,
-     "steps": 100_000},
+     "num_envs_per_actor": 16, "learner.threads": 1, "evaluator.period": 10.0,
+     "evaluator.episodes": 20, "steps": 100_000},
     # A2C as PPO with one epoch of one minibatch (2205.09123, table 1; stable-baselines3's defaults).
-    {"name": "a2c-cartpole", **PPO_CARTPOLE, "num_envs_per_actor": 8, "agent.unroll_length": 5, "agent.epochs": 1,
-     "agent.minibatches": 1, "agent.gae_lambda": 1.0, "agent.normalize_advantages": False,
+    {"name": "a2c-cartpole", **PPO_CARTPOLE, "num_envs_per_actor": 8, "agent.unroll_length": 5,
+     "agent.epochs": 1, "agent.minibatches": 1, "agent.gae_lambda": 1.0, "agent.normalize_advantages": False,
      "agent.value_clipping": False, "agent.optimizer": "rmsprop", "agent.optimizer_eps": 1e-5,
      "agent.learning_rate": 7e-4, "agent.entropy_cost": 0.0},
 ]
@@ -446,20 +476,26 @@ PQN = {"agent_type": "pqn", "memory_type": "rollouts", "model.norm": "layer", "n
        "rate_limiter.samples_per_insert": None, "rate_limiter.min_replay_size": 1, "learner.publish_period": 1}
 PQN_ATARI = {**PQN, "env_type": "atari", "model_type": "dqn-cnn", "steps": 10_000_000}
 PQN_MINATAR = {**PQN, "env_type": "minatar", "model_type": "dqn-minatar", "agent.learning_rate": 5e-4,
-               "agent.lr_schedule": "linear", "agent.exploration_epsilon_end": 0.05, "learner.threads": 1,
-               "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 10_000_000}
+               "agent.lr_schedule": "linear",
+               "agent.exploration_epsilon_end": 0.05, "learner.threads": 1, "evaluator.period": 30.0,
+               "evaluator.episodes": 30, "steps": 10_000_000}
 CONFIGS += [
     {"name": "pqn-cartpole", **PQN, "env_type": "gym", "game": "CartPole-v1", "model_type": "dqn-mlp",
      "model.hidden": 256, "agent.unroll_length": 64, "agent.epochs": 4, "agent.minibatches": 16,
      "agent.trace_lambda": 0.95, "agent.learning_rate": 1e-4, "agent.lr_schedule": "linear",
-     "agent.exploration_epsilon_end": 0.2, "agent.exploration_epsilon_steps": 100_000, "num_envs_per_actor": 32,
-     "learner.threads": 1, "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 500_000},
+     "agent.exploration_epsilon_end": 0.2,
+     "agent.exploration_epsilon_steps": 100_000, "num_envs_per_actor": 32, "learner.threads": 1,
+     "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 500_000},
     # The network of dqn-pong-small.
     {"name": "pqn-pong-small", "game": "pong", **PQN_ATARI, "model_type": "dqn-small", "env.resolution": 42,
      "learner.threads": 1, "evaluator.period": 480.0, "evaluator.episodes": 30},
     {"name": "pqn-pong", "game": "pong", **PQN_ATARI},
     {"name": "pqn-breakout", "game": "breakout", **PQN_ATARI},
-    *({"name": f"pqn-minatar-{game}", "game": game, **PQN_MINATAR} for game in MINATAR_GAMES),
+    {"name": "pqn-minatar-asterix", "game": "asterix", **PQN_MINATAR},
+    {"name": "pqn-minatar-breakout", "game": "breakout", **PQN_MINATAR},
+    {"name": "pqn-minatar-freeway", "game": "freeway", **PQN_MINATAR},
+    {"name": "pqn-minatar-seaquest", "game": "seaquest", **PQN_MINATAR},
+    {"name": "pqn-minatar-space_invaders", "game": "space_invaders", **PQN_MINATAR},
 ]
 
 # Continuous control: an update of 256 samples for each agent step, as is usual.
