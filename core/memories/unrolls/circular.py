@@ -49,7 +49,7 @@ class CircularStrategy(QueueStrategy):
     @classmethod
     def ring_unrolls(cls, params: Any, batch_size: int, num_actors: int) -> int:
         queued = super().ring_unrolls(params, batch_size, num_actors)
-        return queued + 2 * params.num_batches * batch_size * num_actors
+        return int(queued + 2 * params.num_batches * batch_size * num_actors)
 
     @classmethod
     def max_reuse(cls, params: CircularParams) -> int:
