@@ -111,10 +111,6 @@ _COMPILING = threading.Lock()  # because torch's compiler has settings of the wh
 _RECORDING: ContextVar[bool] = ContextVar("recording", default=False)
 
 
-class CompilationError(RuntimeError):
-    """Recorded work cannot be compiled on this machine."""
-
-
 def is_recording() -> bool:
     """Return True while work is recorded: everything that changes between its calls must then be computed in it."""
     return _RECORDING.get()
@@ -171,8 +167,9 @@ class CompiledCallable:
             try:
                 with _COMPILING:
                     result.set_result(_compile(graph, tensors, self._cache, threads))
-            except CompilationError as error:
-                log_to_stderr(f"updates are not compiled: {error}")
+            except Exception as error:
+                lines = str(error).strip().splitlines() or [""]
+                log_to_stderr(f"updates are not compiled: {type(error).__name__}: {lines[0]}")
                 result.set_result(self._work)
 
         threading.Thread(target=compile_work, name="compile", daemon=True).start()
@@ -238,17 +235,13 @@ def _compile(graph: GraphModule, tensors: list[Tensor], cache: Path, threads: in
         from tqdm import tqdm
 
         tqdm.set_lock(threading.RLock())  # its own is a semaphore that this process would leave behind
-    try:
-        from torch._inductor import config
-        from torch._inductor.compile_fx import compile_fx
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx
 
-        # Random numbers are those of the eager work, and no process of the compiler outlives this one.
-        settings = {"fallback_random": True, "compile_threads": 1, "cpp.threads": threads}
-        with torch.no_grad(), config.patch(settings):
-            function: Any = compile_fx(graph, tensors)
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        raise CompilationError(f"{type(error).__name__}: {lines[0]}") from error
+    # Random numbers are those of the eager work, and no process of the compiler outlives this one.
+    settings = {"fallback_random": True, "compile_threads": 1, "cpp.threads": threads}
+    with torch.no_grad(), config.patch(settings):
+        function: Any = compile_fx(graph, tensors)
 
     def run() -> None:
         with torch.no_grad():

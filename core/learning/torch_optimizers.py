@@ -74,7 +74,7 @@ class RAdam(_Capturable):
     - torch.optim.RAdam reads its step count in Python, except on CUDA.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], lr: float, eps: float, weight_decay: float):
+    def __init__(self, parameters: list[nn.Parameter], *, lr: float, eps: float, weight_decay: float):
         super().__init__(parameters, lr=lr, eps=eps, weight_decay=weight_decay)
         for parameter in parameters:
             self.state[parameter] = {
@@ -126,25 +126,9 @@ class RMSProp(_Capturable):
     - Deviation: n starts at 0, as Graves has it; TensorFlow's starts at 1.
     """
 
-    def __init__(
-        self,
-        parameters: list[nn.Parameter],
-        lr: float,
-        decay: float,
-        eps: float,
-        eps_in_root: bool,
-        centered: bool,
-        weight_decay: float,
-    ):
-        super().__init__(
-            parameters,
-            lr=lr,
-            decay=decay,
-            eps=eps,
-            eps_in_root=eps_in_root,
-            centered=centered,
-            weight_decay=weight_decay,
-        )
+    def __init__(self, parameters: list[nn.Parameter], *, centered: bool, **settings: Any):
+        """Bind the parameters; settings are lr, decay, eps, eps_in_root and weight_decay."""
+        super().__init__(parameters, centered=centered, **settings)
         for parameter in parameters:
             for name in ("square_avg", "grad_avg") if centered else ("square_avg",):
                 self.state[parameter][name] = torch.zeros_like(parameter, requires_grad=False)

@@ -84,34 +84,16 @@ class Layout:
         flag, number = ArraySpec((), "bool"), ArraySpec((), "float32")
         if spec.action_mask:
             extras = {**extras, ACTION_MASK: spec.action_mask}
-        fields = {
-            "frame": spec.frame,
-            "first": flag,
-            "last": flag,
-            "action": spec.action.array,
-            "reward": number,
-            "discount": number,
-            **extras,
-        }
+        fields = {"frame": spec.frame, "first": flag, "last": flag, "action": spec.action.array}
+        fields |= {"reward": number, "discount": number, **extras}
         if with_priority:
             fields["priority"] = number
         chunks = -(-capacity // (num_actors * num_envs * chunk_length)) + 2 + -(-spec.frame_stack // chunk_length)
-        ring_length, arena = chunks * chunk_length, 0
+        sizes, arena = (num_actors, num_envs, chunks * chunk_length, chunk_length), 0
         if storage.frame_compression != RAW:
             min_steps = 2 * chunk_length + spec.frame_stack + kept_steps_per_env
-            arena = arena_bytes(storage, spec.frame, num_actors, num_envs, ring_length, chunk_length, min_steps)
-        return Layout(
-            num_actors,
-            num_envs,
-            ring_length,
-            chunk_length,
-            spec.frame_stack,
-            fields,
-            tuple(extras),
-            states,
-            storage,
-            arena,
-        )
+            arena = arena_bytes(storage, spec.frame, *sizes, min_steps)
+        return Layout(*sizes, spec.frame_stack, fields, tuple(extras), states, storage, arena)
 
     @property
     def total_envs(self) -> int:
@@ -139,11 +121,8 @@ class Layout:
     @property
     def packed(self) -> PackedLayout | None:
         """Return the layout of compressed frames; if frames are raw, return None."""
-        if not self.arena_bytes:
-            return None
-        return PackedLayout(
-            self.num_actors, self.num_envs, self.ring_length, self.chunk_length, self.fields["frame"], self.arena_bytes
-        )
+        sizes = self.num_actors, self.num_envs, self.ring_length, self.chunk_length
+        return PackedLayout(*sizes, self.fields["frame"], self.arena_bytes) if self.arena_bytes else None
 
     def arrays(self) -> dict[str, ArraySpec]:
         """Return every array that is allocated, by name."""
@@ -229,20 +208,11 @@ class WindowGatherer(ABC, Generic[Array]):
             episode_end = library.amin(library.where(lasts, offsets, spec.length), 0)  # [B]
             positions = library.minimum(positions, episode_end)  # [P, B]
         observations = self._observations(env_ids, step_ids + positions)
-        first, action, reward, discount = (
-            self._tensor(self._take(name, slots)) for name in ("first", "action", "reward", "discount")
-        )
-        extras = {name: self._tensor(self._take(name, slots)) for name in self.layout.extras}
-        return Window(
-            self._tensor(observations),
-            first,
-            self._tensor(lasts),
-            action,
-            reward,
-            discount,
-            extras,
-            self.states(slots[0]),
-        )
+        names = ("first", "action", "reward", "discount", *self.layout.extras)
+        first, action, reward, discount, *extras = (self._tensor(self._take(name, slots)) for name in names)
+        fields = first, self._tensor(lasts), action, reward, discount
+        named = dict(zip(self.layout.extras, extras))
+        return Window(self._tensor(observations), *fields, named, self.states(slots[0]))
 
     def states(self, slots: Array) -> tuple[Tensor, ...]:
         """Return the recurrent states, each [B, ...], stored with the chunks of steps at flat indices [B]."""

@@ -101,7 +101,7 @@ class QueueStrategy(ReplayStrategy):
         if len(self._waiting) < (count if self._copies else 1):
             return None
         taken = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
-        self._leave(len(taken))
+        self.memory.shared["taken"][0] += len(taken)
         if self._copies:
             self._drawn_slots += [slot for slot, _ in taken]
         return DrawnUnrolls(SampleIds(*np.array(taken, np.int64).T), np.ones(len(taken), bool))
@@ -138,9 +138,6 @@ class QueueStrategy(ReplayStrategy):
 
     def _drop(self, count: int) -> None:
         self._dropped += count
-        self._leave(count)
-
-    def _leave(self, count: int) -> None:
         self.memory.shared["taken"][0] += count
 
     # checkpoint -------------------------------------------------------------------------------------------------------
